@@ -1,0 +1,66 @@
+"""Attention with relative positions over the memory and the segment."""
+
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.ops import rel_attention
+
+
+class RelAttention(nn.Module):
+    """Multi-head relative attention without the residual connection around it.
+
+    Projections have no bias; in their place stand ``u`` and ``v``, which the model hands in.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.n_head, self.d_head = config.n_head, config.head_width
+        width = self.n_head * self.d_head
+        self.qkv_proj = nn.Linear(config.d_model, 3 * width, bias=False)
+        self.r_proj = nn.Linear(config.d_model, width, bias=False)
+        self.o_proj = nn.Linear(width, config.d_model, bias=False)
+        self.attn_dropout = config.attn_dropout
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        k: Float[Tensor, "B S H K"],
+        v: Float[Tensor, "B S H K"],
+        r: Float[Tensor, "S H K"],
+        content_bias: Float[Tensor, "H K"],
+        position_bias: Float[Tensor, "H K"],
+        attn_len: int | None = None,
+        first_key: Int[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """Attend from ``x`` to the given keys and values."""
+        width = self.n_head * self.d_head
+        q = self._heads(F.linear(x, self.qkv_proj.weight[:width]))
+        attended = rel_attention(
+            q,
+            k.to(q.dtype),
+            v.to(q.dtype),
+            r.to(q.dtype),
+            content_bias.to(q.dtype),
+            position_bias.to(q.dtype),
+            attn_len=attn_len,
+            first_key=first_key,
+            dropout=self.attn_dropout if self.training else 0.0,
+        )
+        return self.o_proj(attended.flatten(2))
+
+    def keys_and_values(
+        self, x: Float[Tensor, "B S D"]
+    ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
+        """Project hidden states, of the memory or of the segment, to keys and values."""
+        width = self.n_head * self.d_head
+        k, v = F.linear(x, self.qkv_proj.weight[width:]).chunk(2, -1)
+        return self._heads(k), self._heads(v)
+
+    def positions(self, encoding: Float[Tensor, "S D"]) -> Float[Tensor, "S H K"]:
+        """Project position encodings."""
+        return self._heads(self.r_proj(encoding))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.n_head, self.d_head))

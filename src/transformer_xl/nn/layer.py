@@ -1,0 +1,86 @@
+"""One layer: attention over memory and segment, then a feed-forward network."""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.nn.attention import RelAttention
+from transformer_xl.nn.memory import KeptMemory
+
+
+class FeedForward(nn.Module):
+    """Two linear maps with a ReLU between them, applied to each position."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.inner = nn.Linear(config.d_model, config.d_inner)
+        self.outer = nn.Linear(config.d_inner, config.d_model)
+        self.dropout = config.dropout
+
+    def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Transform each position."""
+        inner = F.dropout(F.relu(self.inner(x)), self.dropout, self.training)
+        return self.outer(inner)
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward, each with its residual connection and normalization.
+
+    Post-norm, the paper's, normalizes the sum of what goes in and what comes out; pre-norm
+    normalizes what goes in and leaves the sum alone.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention = RelAttention(config)
+        self.attention_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.norm_first = config.norm_first
+        self.dropout = config.dropout
+
+    def forward(
+        self,
+        x: Float[Tensor, "B T D"],
+        memory: Float[Tensor, "B M D"] | tuple[KeptMemory, int],
+        r: Float[Tensor, "S H K"],
+        content_bias: Float[Tensor, "H K"],
+        position_bias: Float[Tensor, "H K"],
+        attn_len: int | None = None,
+        first_key: Int[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, "B T D"]:
+        """Transform the segment, given what the layer remembers of the text before it.
+
+        Args:
+            x: Hidden states of the segment.
+            memory: Hidden states this layer has read before. Or a memory of keys and values with
+                the number of this layer: it is read as it is, and the segment is written into it.
+            r: Projected encodings of all distances, farthest first.
+            content_bias: The bias ``u``.
+            position_bias: The bias ``v``.
+            attn_len: How many keys a query sees, counting its own.
+            first_key: For each stream, the first key that it sees.
+        """
+        if isinstance(memory, Tensor):
+            k, v = self.keys_and_values(torch.cat([memory.to(x.dtype), x], 1))
+        else:
+            kept, layer = memory
+            k, v = kept.write(layer, *self.keys_and_values(x))
+        query = self.attention_norm(x) if self.norm_first else x
+        attended = self.attention(query, k, v, r, content_bias, position_bias, attn_len, first_key)
+        x = x + F.dropout(attended, self.dropout, self.training)
+        if not self.norm_first:
+            x = self.attention_norm(x)
+
+        transformed = self.feed_forward(self.feed_forward_norm(x) if self.norm_first else x)
+        x = x + F.dropout(transformed, self.dropout, self.training)
+        return x if self.norm_first else self.feed_forward_norm(x)
+
+    def keys_and_values(
+        self, x: Float[Tensor, "B S D"]
+    ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
+        """Make keys and values from what the layer reads or has read."""
+        # A memory is normalized anew each time, as it is projected anew: the weights have moved.
+        return self.attention.keys_and_values(self.attention_norm(x) if self.norm_first else x)

@@ -1,0 +1,238 @@
+"""What each layer remembers of the segments before the present one.
+
+:class:`Memory` holds hidden states, as the paper does; :class:`KeptMemory` holds the keys and
+values made from them, for weights that do not change. Both are values: no operation changes one
+that was handed out before.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+Rows = Sequence[int] | Tensor
+
+
+class Memory:
+    """The last hidden states that each layer has read, detached from the graph.
+
+    Attributes:
+        states: For each layer its inputs, (B, M, D), oldest first.
+        forgotten: For each stream, how many of its oldest positions it does not see; None: sees
+            all. Streams that were reset have a shorter past than their neighbours.
+    """
+
+    def __init__(
+        self,
+        states: Sequence[Float[Tensor, "B M D"]],
+        forgotten: Int[Tensor, " B"] | None = None,
+    ) -> None:
+        self.states = tuple(states)
+        self.forgotten = forgotten
+
+    def __len__(self) -> int:
+        return self.states[0].shape[1]
+
+    @property
+    def batch_size(self) -> int:
+        """Number of streams."""
+        return self.states[0].shape[0]
+
+    def extend(self, states: Sequence[Float[Tensor, "B T D"]], mem_len: int) -> Self:
+        """Return the memory after another segment: its newest ``mem_len`` positions."""
+        S = len(self) + states[0].shape[1]
+        cut = max(S - mem_len, 0)
+        kept = tuple(
+            torch.cat([old.to(new.dtype), new.detach()], 1)[:, cut:]
+            for old, new in zip(self.states, states, strict=True)
+        )
+        return type(self)(kept, _shift(self.forgotten, cut))
+
+    def last(self, mem_len: int) -> Self:
+        """Return the newest ``mem_len`` positions."""
+        cut = max(len(self) - mem_len, 0)
+        return type(self)([x[:, cut:] for x in self.states], _shift(self.forgotten, cut))
+
+    def reset(self, rows: Rows) -> Self:
+        """Return a memory in which the streams ``rows`` see nothing of their past."""
+        return type(self)(self.states, _forget(self, rows))
+
+    def select(self, rows: Rows) -> Self:
+        """Return the memory of the streams ``rows``, in that order; repetition is allowed."""
+        index = torch.as_tensor(rows, device=self.states[0].device)
+        forgotten = None if self.forgotten is None else self.forgotten[index]
+        return type(self)([x[index] for x in self.states], forgotten)
+
+    def detach(self) -> Self:
+        """Return the memory cut from the graph; what a model returns is detached already."""
+        return type(self)([x.detach() for x in self.states], self.forgotten)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Return the memory on another device or in another precision."""
+        forgotten = None if self.forgotten is None else self.forgotten.to(device)
+        return type(self)([x.to(device=device, dtype=dtype) for x in self.states], forgotten)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory as plain tensors: ``states`` (N, B, M, D) and ``forgotten`` (B,)."""
+        return {"states": torch.stack(self.states), "forgotten": self.forgotten}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> Self:
+        """Rebuild a memory from what :meth:`state_dict` returned."""
+        return cls(state["states"].unbind(), state["forgotten"])
+
+
+class KeptMemory:
+    """Keys and values of the last positions, kept because the weights do not change.
+
+    Room is taken in blocks: most steps write their keys behind the last ones and move nothing;
+    when a block is full, a new one is begun with the newest ``mem_len`` positions. An older value
+    stays valid, because nothing that it sees is ever written again.
+
+    Attributes:
+        keys: For each layer, (H, B, room, K).
+        values: For each layer, (H, B, room, K).
+        start: The oldest place in that room which is remembered.
+        stop: The place behind the newest one.
+        forgotten: As in :class:`Memory`.
+        positions: Projected position encodings, farthest first, for each layer, by ``clamp_len``:
+            they depend on the weights alone and are shared by all memories that follow.
+    """
+
+    def __init__(
+        self,
+        keys: Sequence[Float[Tensor, "H B room K"]],
+        values: Sequence[Float[Tensor, "H B room K"]],
+        start: int,
+        stop: int,
+        forgotten: Int[Tensor, " B"] | None = None,
+    ) -> None:
+        self.keys, self.values = list(keys), list(values)
+        self.start, self.stop = start, stop
+        self.forgotten = forgotten
+        self.positions: dict[int | None, list[Tensor]] = {}
+        # Shared by all memories in the same room: how far it is in use.
+        self._written = [stop]
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def batch_size(self) -> int:
+        """Number of streams."""
+        return self.keys[0].shape[1]
+
+    def with_room(self, T: int, mem_len: int) -> Self:
+        """Return the same memory with free places behind it for ``T`` more positions."""
+        is_last_writer = self._written[0] == self.stop
+        if is_last_writer and self.stop + T <= self.keys[0].shape[2]:
+            return self
+        # Twice the memory: its positions are moved once in every mem_len tokens.
+        return self._moved(room=len(self) + T + max(len(self), mem_len))
+
+    def write(
+        self, layer: int, k: Float[Tensor, "B T H K"], v: Float[Tensor, "B T H K"]
+    ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
+        """Write a segment's keys and values behind the memory; return them all, memory first."""
+        stop = self.stop + k.shape[1]
+        self._written[0] = stop
+        for kept, new in ((self.keys, k), (self.values, v)):
+            if kept[layer].dtype != new.dtype:
+                kept[layer] = kept[layer].to(new.dtype)
+            kept[layer][:, :, self.stop : stop] = new.permute(2, 0, 1, 3)
+        k, v = (
+            kept[layer][:, :, self.start : stop].permute(1, 2, 0, 3)
+            for kept in (self.keys, self.values)
+        )
+        return k, v
+
+    def advance(self, T: int, mem_len: int) -> Self:
+        """Return the memory after a segment was written: its newest ``mem_len`` positions."""
+        stop = self.stop + T
+        start = max(self.start, stop - mem_len)
+        forgotten = _shift(self.forgotten, start - self.start)
+        return self._in_same_room(start, stop, forgotten)
+
+    def last(self, mem_len: int) -> Self:
+        """Return the newest ``mem_len`` positions."""
+        return self.advance(0, mem_len)
+
+    def reset(self, rows: Rows) -> Self:
+        """Return a memory in which the streams ``rows`` see nothing of their past."""
+        return self._in_same_room(self.start, self.stop, _forget(self, rows))
+
+    def select(self, rows: Rows) -> Self:
+        """Return the memory of the streams ``rows``, in that order; repetition is allowed."""
+        index = torch.as_tensor(rows, device=self.keys[0].device)
+        forgotten = None if self.forgotten is None else self.forgotten[index]
+        keys, values = ([x[:, index] for x in tensors] for tensors in self._remembered())
+        return self._like_this(keys, values, 0, len(self), forgotten)
+
+    def detach(self) -> Self:
+        """Return the memory itself: it is made without a graph."""
+        return self
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """Return the memory on another device or in another precision."""
+        forgotten = None if self.forgotten is None else self.forgotten.to(device)
+        keys, values = (
+            [x.to(device=device, dtype=dtype) for x in tensors] for tensors in self._remembered()
+        )
+        return type(self)(keys, values, 0, len(self), forgotten)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the memory as plain tensors, ``keys`` and ``values`` (N, H, B, M, K)."""
+        keys, values = (torch.stack(x) for x in self._remembered())
+        return {"keys": keys, "values": values, "forgotten": self.forgotten}
+
+    @classmethod
+    def from_state_dict(cls, state: dict[str, Any]) -> Self:
+        """Rebuild a memory from what :meth:`state_dict` returned."""
+        keys = state["keys"]
+        return cls(keys.unbind(), state["values"].unbind(), 0, keys.shape[3], state["forgotten"])
+
+    def _remembered(self) -> tuple[list[Tensor], list[Tensor]]:
+        keys, values = (
+            [x[:, :, self.start : self.stop] for x in tensors]
+            for tensors in (self.keys, self.values)
+        )
+        return keys, values
+
+    def _moved(self, room: int) -> Self:
+        tensors: tuple[list[Tensor], list[Tensor]] = ([], [])
+        for new, remembered in zip(tensors, self._remembered(), strict=True):
+            for x in remembered:
+                new.append(x.new_empty(*x.shape[:2], room, x.shape[3]))
+                new[-1][:, :, : len(self)] = x
+        return self._like_this(*tensors, 0, len(self), self.forgotten)
+
+    def _like_this(
+        self,
+        keys: list[Tensor],
+        values: list[Tensor],
+        start: int,
+        stop: int,
+        forgotten: Tensor | None,
+    ) -> Self:
+        memory = type(self)(keys, values, start, stop, forgotten)
+        memory.positions = self.positions
+        return memory
+
+    def _in_same_room(self, start: int, stop: int, forgotten: Tensor | None) -> Self:
+        memory = self._like_this(self.keys, self.values, start, stop, forgotten)
+        memory._written = self._written
+        return memory
+
+
+def _shift(forgotten: Tensor | None, cut: int) -> Tensor | None:
+    return forgotten if forgotten is None or cut == 0 else (forgotten - cut).clamp(min=0)
+
+
+def _forget(memory: Memory | KeptMemory, rows: Rows) -> Tensor:
+    device = memory.states[0].device if isinstance(memory, Memory) else memory.keys[0].device
+    forgotten = memory.forgotten
+    if forgotten is None:
+        forgotten = torch.zeros(memory.batch_size, dtype=torch.int64, device=device)
+    return forgotten.index_fill(0, torch.as_tensor(rows, device=device), len(memory))

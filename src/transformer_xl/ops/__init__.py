@@ -1,0 +1,117 @@
+"""Relative attention: one public operation, several ways to compute it.
+
+Dimension key of the package: B streams, T queries (this segment), M remembered positions,
+S keys (S = M + T), H heads, K head width, D model width, E embedding width, F feed-forward
+width, V vocabulary, N layers.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transformer_xl.ops import reference, skew
+
+__all__ = ["BACKENDS", "Backend", "chosen_backend", "rel_attention", "use_backend"]
+
+Backend = Literal["auto", "reference", "skew"]
+BACKENDS = {"reference": reference.rel_attention, "skew": skew.rel_attention}
+
+_backend: ContextVar[Backend] = ContextVar("backend", default="auto")
+
+
+def rel_attention(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B S H K"],
+    v: Float[Tensor, "B S H K"],
+    r: Float[Tensor, "S H K"],
+    content_bias: Float[Tensor, "H K"],
+    position_bias: Float[Tensor, "H K"],
+    *,
+    attn_len: int | None = None,
+    first_key: Int[Tensor, " B"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B T H K"]:
+    r"""Attend from the current segment to the memory and to itself.
+
+    The score of query ``i`` for key ``j`` is the sum of a content term and a position term, four
+    products in all (section 3.3 of the paper):
+
+    $$A_{ij} = (q_i + u) \cdot k_j + (q_i + v) \cdot r_{i-j}$$
+
+    The last ``T`` keys are the segment itself; the ``S - T`` before them are the memory. No query
+    sees a key of its future. Scores are divided by the root of the head width and normalized over
+    the keys that are seen.
+
+    Args:
+        q: Queries of the segment.
+        k: Keys of the memory, followed by those of the segment.
+        v: Values, in the order of the keys.
+        r: Projected position encodings, farthest first: ``r[n]`` belongs to distance ``S - 1 - n``.
+        content_bias: The bias ``u``.
+        position_bias: The bias ``v``.
+        attn_len: How many keys a query sees, counting its own. None: all.
+        first_key: For each stream, the first key that it sees at all, at most ``S - T``. None: 0.
+        dropout: Probability of dropping an attention weight.
+
+    Returns:
+        The attended values, heads still apart.
+
+    Raises:
+        ValueError: The lengths of queries, keys and positions do not belong together.
+
+    Example:
+        >>> B, T, M, H, K = 2, 3, 4, 2, 8
+        >>> q, k = torch.randn(B, T, H, K), torch.randn(B, M + T, H, K)
+        >>> r, bias = torch.randn(M + T, H, K), torch.zeros(H, K)
+        >>> rel_attention(q, k, k, r, bias, bias).shape
+        torch.Size([2, 3, 2, 8])
+    """
+    T, S = q.shape[1], k.shape[1]
+    if not 0 < T <= S:
+        raise ValueError(f"{T} queries and {S} keys: the queries must be the last of the keys")
+    if r.shape[0] != S or v.shape[1] != S:
+        raise ValueError(f"{S} keys need as many values and positions, not {v.shape[1]} and {r.shape[0]}")
+    if attn_len is not None:
+        if attn_len < 1:
+            raise ValueError(f"attn_len={attn_len} must be at least 1: a query sees its own key")
+        # Keys that even the first query does not reach take part in nothing.
+        unseen = S - T + 1 - attn_len
+        if unseen > 0:
+            k, v, r = k[:, unseen:], v[:, unseen:], r[unseen:]
+            first_key = None if first_key is None else (first_key - unseen).clamp(min=0)
+    return BACKENDS[chosen_backend()](
+        q, k, v, r, content_bias, position_bias,
+        attn_len=attn_len, first_key=first_key, dropout=dropout,
+    )  # fmt: skip
+
+
+@contextmanager
+def use_backend(backend: Backend) -> Iterator[None]:
+    """Compute the operation in a given way inside a ``with`` block.
+
+    Raises:
+        ValueError: There is no such way.
+    """
+    if backend != "auto" and backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r} is unknown; choose from auto, {', '.join(BACKENDS)}")
+    token = _backend.set(backend)
+    try:
+        yield
+    finally:
+        _backend.reset(token)
+
+
+def chosen_backend() -> str:
+    """Name the way in which the operation is computed at present.
+
+    ``auto`` is the copy-free one, except inside ``torch.compile``, which fuses the reference.
+    """
+    backend = _backend.get()
+    if backend != "auto":
+        return backend
+    return "reference" if torch.compiler.is_compiling() else "skew"

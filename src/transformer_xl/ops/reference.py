@@ -1,0 +1,68 @@
+"""Relative attention in plain PyTorch: the definition of the operation.
+
+Every other file in this folder computes the same function faster and is tested against this one.
+"""
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+def rel_attention(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B S H K"],
+    v: Float[Tensor, "B S H K"],
+    r: Float[Tensor, "S H K"],
+    content_bias: Float[Tensor, "H K"],
+    position_bias: Float[Tensor, "H K"],
+    *,
+    attn_len: int | None = None,
+    first_key: Int[Tensor, " B"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B T H K"]:
+    """Attend from the segment to the memory and to itself; see :mod:`transformer_xl.ops`."""
+    T, S, K = q.shape[1], k.shape[1], q.shape[3]
+    content_BHTS = torch.einsum("bthk,bshk->bhts", q + content_bias, k)
+    position_BHTS = rel_shift(torch.einsum("bthk,shk->bhts", q + position_bias, r))
+    score_BHTS = (content_BHTS + position_BHTS) * K**-0.5
+    hidden_TS = hidden_keys(T, S, attn_len, q.device)
+    score_BHTS = score_BHTS.masked_fill(hidden_TS, -torch.inf)
+    if first_key is not None:
+        hidden_BS = torch.arange(S, device=q.device) < first_key[:, None]
+        score_BHTS = score_BHTS.masked_fill(hidden_BS[:, None, None], -torch.inf)
+    # Half precision is normalized in float32, as the fused kernels do.
+    dtype = torch.promote_types(q.dtype, torch.float32)
+    weight_BHTS = score_BHTS.softmax(dim=-1, dtype=dtype).to(v.dtype)
+    weight_BHTS = F.dropout(weight_BHTS, dropout)
+    return torch.einsum("bhts,bshk->bthk", weight_BHTS, v)
+
+
+def rel_shift(x_BHTS: Float[Tensor, "B H T S"]) -> Float[Tensor, "B H T S"]:
+    """Turn columns that stand for distances into columns that stand for keys.
+
+    The position product of each query has its columns farthest distance first. The last query
+    is in place; each query before it is one token nearer to every key, so its row moves one
+    column further to the left. Three queries without memory, ``.`` for what lies in the future::
+
+        a2 a1 a0        a0  .  .
+        b2 b1 b0   ->   b1 b0  .
+        c2 c1 c0        c2 c1 c0
+
+    What stands in the future's places afterwards is meaningless; the caller hides it.
+    """
+    B, H, T, S = x_BHTS.shape
+    # One more column makes every row begin one place later than a row of S columns would:
+    # reading the same numbers in rows of T shifts each row by one against its neighbour.
+    wider = F.pad(x_BHTS, (1, 0)).view(B, H, S + 1, T)
+    return wider[:, :, 1:].reshape(B, H, T, S)
+
+
+def hidden_keys(T: int, S: int, attn_len: int | None, device: torch.device) -> Tensor:
+    """Mark, in a (T, S) table, the keys a query may not see: the future and beyond ``attn_len``."""
+    query = torch.arange(S - T, S, device=device)
+    distance_TS = query[:, None] - torch.arange(S, device=device)
+    hidden_TS = distance_TS < 0
+    if attn_len is not None:
+        hidden_TS |= distance_TS >= attn_len
+    return hidden_TS

@@ -1,0 +1,204 @@
+r"""Relative attention without a copy for the shift: the fast path in plain PyTorch.
+
+The product of the queries with the position keys has one row a query and one column a distance.
+Computed with one column more, (T, S + 1), and read with a row stride of S from offset T - 1, the
+same numbers *are* the shifted matrix: position (i, j) of the view is column T - 1 - i + j of row i.
+So the shift costs nothing, forward and backward, and what must be hidden is written before the
+view is taken: the future lies in the first T - 1 - i columns of row i and in the additional one,
+keys beyond ``attn_len`` in the first S - attn_len columns of every row.
+
+Queries are handled in blocks, so that keys which no query of a block sees are not computed, and
+heads in groups, so that the scores of a group stay in the cache. Only the attention weights are
+kept for the backward pass.
+"""
+
+from functools import lru_cache
+from typing import Any, NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+QUERY_BLOCK = 128
+"""Most queries of a block: smaller blocks skip more of the future, larger products run faster."""
+GROUP_BYTES = 2 << 20
+"""Size of the scores of a group of heads: about what the cache of a few cores holds."""
+
+
+def rel_attention(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B S H K"],
+    v: Float[Tensor, "B S H K"],
+    r: Float[Tensor, "S H K"],
+    content_bias: Float[Tensor, "H K"],
+    position_bias: Float[Tensor, "H K"],
+    *,
+    attn_len: int | None = None,
+    first_key: Int[Tensor, " B"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B T H K"]:
+    """Attend from the segment to the memory and to itself; as the reference does."""
+    scale = q.shape[3] ** -0.5
+    q_content, q_position, k, v = (
+        _heads_first(x) for x in ((q + content_bias) * scale, (q + position_bias) * scale, k, v)
+    )
+    r = r.transpose(0, 1)
+    if q.shape[1] > 1:
+        # The additional column of the position product comes from a row of zeros.
+        r = F.pad(r, (0, 0, 0, 1))
+    operands = (q_content, q_position, k, v, r)
+    if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
+        out = _SkewAttention.apply(*operands, attn_len, first_key, dropout)
+    else:
+        out, _ = _forward(*operands, attn_len, first_key, dropout, keep=False)
+    return cast(Tensor, out).permute(1, 2, 0, 3)
+
+
+def _heads_first(x: Float[Tensor, "B T H K"]) -> Float[Tensor, "H B T K"]:
+    # Heads outermost: the position keys are shared by the streams, so the position product of a
+    # head is one product over all streams, and the gradient of the keys needs no sum afterwards.
+    # Keys and values kept in a memory have this layout already and are not copied.
+    x = x.permute(2, 0, 1, 3)
+    return x if x.stride(0) == x.shape[1] * x.stride(1) else x.contiguous()
+
+
+class _Block(NamedTuple):
+    """Some heads and queries, the keys that any of these queries sees, and their weights."""
+
+    heads: slice
+    queries: slice
+    keys: slice
+    positions: slice
+    weight: Tensor
+    kept: Tensor | None
+
+    def dropped(self, x: Tensor, dropout: float) -> Tensor:
+        """Apply the block's dropout to its weights or to their gradient."""
+        return x if self.kept is None else (x * self.kept).div_(1 - dropout)
+
+
+class _SkewAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q_content: Tensor,
+        q_position: Tensor,
+        k: Tensor,
+        v: Tensor,
+        r: Tensor,
+        attn_len: int | None,
+        first_key: Tensor | None,
+        dropout: float,
+    ) -> Tensor:
+        operands = (q_content, q_position, k, v, r)
+        out, ctx.blocks = _forward(*operands, attn_len, first_key, dropout, keep=True)
+        ctx.save_for_backward(*operands)
+        ctx.dropout = dropout
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        q_content, q_position, k, v, r = ctx.saved_tensors
+        d_out = grad_outputs[0].contiguous()
+        dq_content, dq_position = torch.empty_like(q_content), torch.empty_like(q_position)
+        dk, dv, dr = torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(r)
+        for block in ctx.blocks:
+            queries = (block.heads, slice(None), block.queries)
+            keys = (block.heads, slice(None), block.keys)
+            positions = (block.heads, block.positions)
+            d_out_block = d_out[queries].flatten(0, 1)
+            d_weight = torch.bmm(d_out_block, v[keys].flatten(0, 1).mT)
+            weight = block.dropped(block.weight, ctx.dropout)
+            dv[keys].flatten(0, 1).baddbmm_(weight.mT, d_out_block)
+            d_score = torch._softmax_backward_data(
+                block.dropped(d_weight, ctx.dropout), block.weight, -1, d_weight.dtype
+            )
+            dq_content[queries] = torch.bmm(d_score, k[keys].flatten(0, 1)).view_as(
+                q_content[queries]
+            )
+            dk[keys].flatten(0, 1).baddbmm_(d_score.mT, q_content[queries].flatten(0, 1))
+            q_block = q_position[queries]
+            d_position = _unskew(d_score).view(q_block.shape[0], -1, r[positions].shape[1])
+            dq_position[queries] = torch.bmm(d_position, r[positions]).view_as(q_block)
+            dr[positions] += torch.bmm(d_position.mT, q_block.flatten(1, 2))
+        return dq_content, dq_position, dk, dv, dr, None, None, None
+
+
+def _forward(
+    q_content: Tensor,
+    q_position: Tensor,
+    k: Tensor,
+    v: Tensor,
+    r: Tensor,
+    attn_len: int | None,
+    first_key: Tensor | None,
+    dropout: float,
+    *,
+    keep: bool,
+) -> tuple[Tensor, list[_Block]]:
+    """Attend block by block; ``keep`` the weights that a backward pass needs."""
+    H, B, T, _ = q_content.shape
+    S = k.shape[2]
+    out = torch.empty_like(q_content)
+    blocks: list[_Block] = []
+    size = min(T, QUERY_BLOCK)
+    group = max(1, GROUP_BYTES // (B * size * S * q_content.element_size()))
+    for head in range(0, H, group):
+        heads = slice(head, min(head + group, H))
+        for first in range(0, T, size):
+            queries = slice(first, min(first + size, T))
+            end = S - T + queries.stop
+            keys = slice(0 if attn_len is None else max(0, S - T + first + 1 - attn_len), end)
+            positions = slice(S - (end - keys.start), r.shape[1])
+            q_block = q_position[heads, :, queries]
+            position = torch.bmm(q_block.flatten(1, 2), r[heads, positions].mT)
+            score = torch.baddbmm(
+                _skew(position.view(*q_block.shape[:3], -1).flatten(0, 1), attn_len),
+                q_content[heads, :, queries].flatten(0, 1),
+                k[heads, :, keys].flatten(0, 1).mT,
+            )
+            if first_key is not None:
+                key = torch.arange(keys.start, keys.stop, device=k.device)
+                hidden_BS = key < first_key[:, None]
+                score.unflatten(0, (-1, B)).masked_fill_(hidden_BS[:, None], -torch.inf)
+            weight = torch.softmax(score, -1, out=score)
+            kept = None if dropout == 0 else torch.empty_like(weight).bernoulli_(1 - dropout)
+            block = _Block(heads, queries, keys, positions, weight, kept)
+            values = torch.bmm(block.dropped(weight, dropout), v[heads, :, keys].flatten(0, 1))
+            out[heads, :, queries] = values.view_as(q_block)
+            if keep:
+                blocks.append(block)
+    return out, blocks
+
+
+def _skew(position: Tensor, attn_len: int | None) -> Tensor:
+    """See a position product of shape (N, T, S + 1) as (N, T, S) by keys, what is hidden -inf."""
+    N, T = position.shape[:2]
+    if T == 1:
+        # One query sees all that is left after the cut to attn_len, and its row need not move.
+        return position
+    S = position.shape[2] - 1
+    position[..., S] = -torch.inf
+    position[..., : T - 1].masked_fill_(_before_view(T, position.device), -torch.inf)
+    if attn_len is not None and attn_len < S:
+        position[..., : S - attn_len] = -torch.inf
+    return position.as_strided((N, T, S), (T * (S + 1), S, 1), T - 1)
+
+
+def _unskew(d_score: Tensor) -> Tensor:
+    """Bring the gradient of the scores, (N, T, S), into the layout of the position product."""
+    N, T, S = d_score.shape
+    if T == 1:
+        return d_score
+    flat = d_score.new_empty(N, T * (S + 1))
+    flat[:, : T - 1] = 0
+    flat[:, -1] = 0
+    flat.as_strided((N, T, S), (T * (S + 1), S, 1), T - 1).copy_(d_score)
+    return flat
+
+
+@lru_cache(maxsize=64)
+def _before_view(T: int, device: torch.device) -> Tensor:
+    # Row i of the view begins T - 1 - i columns into row i of the product.
+    return torch.ones(T, max(T - 1, 0), dtype=torch.bool, device=device).tril(-1).flip(0)
