@@ -1,0 +1,21 @@
+# Each command is sufficient on a fresh machine: it makes .venv from constraints.txt when needed.
+.PHONY: help setup demo test check
+
+help:
+	@echo "make demo    train on text that is here already, evaluate, write text, draw the curves"
+	@echo "make test    run the tests"
+	@echo "make check   lint, types, import layers, spelling, the house rules"
+	@echo "make setup   only make .venv, with the command .venv/bin/txl"
+	@echo "PYTHON=...   with any of these: the Python (3.11 or newer) to make .venv with"
+
+setup:
+	@scripts/setup
+
+demo: setup
+	.venv/bin/txl train demo --out runs/demo --json
+
+test: setup
+	@scripts/test
+
+check: setup
+	@scripts/check

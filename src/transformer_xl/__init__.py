@@ -1,0 +1,81 @@
+"""Transformer-XL: language models with a memory longer than their context.
+
+The public names are loaded when they are first used, so that importing the package is quick and
+the command line can answer without torch.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformer_xl.config import Config, ModelConfig
+    from transformer_xl.data.corpus import prepare
+    from transformer_xl.data.vocab import Vocab, load_vocab
+    from transformer_xl.evaluate import Result, evaluate
+    from transformer_xl.generate import generate
+    from transformer_xl.nn.memory import Memory
+    from transformer_xl.nn.model import TransformerXL
+    from transformer_xl.ops import rel_attention
+    from transformer_xl.train import train
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Config",
+    "Memory",
+    "ModelConfig",
+    "Result",
+    "TransformerXL",
+    "Vocab",
+    "__version__",
+    "evaluate",
+    "generate",
+    "load_vocab",
+    "prepare",
+    "rel_attention",
+    "train",
+]
+
+_HOME = {
+    "Config": "config",
+    "Memory": "nn.memory",
+    "ModelConfig": "config",
+    "Result": "evaluate",
+    "TransformerXL": "nn.model",
+    "Vocab": "data.vocab",
+    "evaluate": "evaluate",
+    "generate": "generate",
+    "load_vocab": "data.vocab",
+    "prepare": "data.corpus",
+    "rel_attention": "ops",
+    "train": "train",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Package(ModuleType):
+    """The package, in which `evaluate`, `generate` and `train` are functions, not their files.
+
+    Python binds a file to its package under the file's name when anybody imports it. Which of the
+    two a caller found would then depend on what was imported before.
+    """
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _HOME and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

@@ -1,0 +1,86 @@
+"""What all tests share: fixed seeds, tiny settings, and where the real texts are."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from transformer_xl.config import ModelConfig
+
+ROOT = Path(__file__).parents[1]
+SHARED = Path(os.environ.get("TXL_SHARED", ROOT.parent / "shared"))
+
+
+def pytest_report_header() -> list[str]:
+    shared = f"{SHARED}" if SHARED.is_dir() else f"no folder {SHARED}; what needs it is skipped"
+    return [
+        f"torch: {version('torch')}, {os.cpu_count()} CPU cores",
+        f"real texts and golden outputs (TXL_SHARED): {shared}",
+    ]
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    import torch
+
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    if item.get_closest_marker("compile") and not shutil.which(os.environ.get("CXX", "g++")):
+        pytest.skip("torch.compile needs a C++ compiler (CXX, or g++ on the PATH)")
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with real texts and golden outputs, which are too large for the repository."""
+    if not SHARED.is_dir():
+        pytest.skip(f"needs the folder {SHARED} (set TXL_SHARED to it)")
+    return SHARED
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    import torch
+
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    # No test reads or writes the token files of whoever runs it.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TXL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def tiny_config() -> "ModelConfig":
+    """A model that computes in milliseconds and has every part; no two widths are equal."""
+    from transformer_xl.config import ModelConfig
+
+    return ModelConfig(
+        vocab_size=31, n_layer=3, n_head=2, d_model=16, d_inner=32, mem_len=5, dropout=0.0
+    )
+
+
+@pytest.fixture
+def poison() -> Iterator[None]:
+    """New tensors start as NaN, so that an element nobody wrote cannot pass for a zero."""
+    import torch
+
+    was_on = torch.are_deterministic_algorithms_enabled()
+    was_filling = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = True
+    yield
+    torch.use_deterministic_algorithms(was_on)
+    torch.utils.deterministic.fill_uninitialized_memory = was_filling
+
+
+@pytest.fixture(autouse=True)
+def _poison_ops(request: pytest.FixtureRequest) -> None:
+    if request.path.is_relative_to(ROOT / "tests" / "ops"):
+        request.getfixturevalue("poison")

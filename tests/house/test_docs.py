@@ -1,0 +1,182 @@
+"""What the documents say is true: commands parse, links lead somewhere, the tree is drawn whole."""
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+import transformer_xl
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "transformer_xl"
+FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.M | re.S)
+
+
+def _documents() -> list[Path]:
+    folders = [ROOT / name for name in ("docs", "examples", "benchmarks", "tests")]
+    return sorted([*ROOT.glob("*.md"), *(path for f in folders for path in f.rglob("*.md"))])
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _commands(text: str) -> Iterator[str]:
+    """Command lines in shell blocks; in a console block, the lines with a prompt."""
+    for language, block in FENCE.findall(text):
+        if language not in ("", "sh", "bash", "shell", "console"):
+            continue
+        for line in block.replace("\\\n", " ").splitlines():
+            line = line.strip()
+            if line.startswith("$ "):
+                yield line[2:].strip()
+            elif language != "console":
+                yield line
+
+
+def _arguments(command: str) -> list[str] | None:
+    """What a command line hands to `txl`; None for other commands and for synopses."""
+    found = re.match(r"(?:\S*/)?(?:txl|python3? -m transformer_xl)(?:\s+(.*))?$", command)
+    if not found:
+        return None
+    words = shlex.split(re.split(r"\s(?:\||>|&&|&)", found[1] or "")[0], comments=True)
+    is_synopsis = any(re.match(r"[A-Z]{3,}|\[|…|\.\.\.$", word) for word in words)
+    return None if is_synopsis else words
+
+
+def _slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
+
+
+def _anchors(path: Path) -> set[str]:
+    return {_slug(line) for line in re.findall(r"^#+ +(.*)$", path.read_text("utf-8"), re.M)}
+
+
+def _links(text: str) -> Iterator[str]:
+    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", text))
+    yield from re.findall(r"\]\(([^()\s]+)(?:\s+\"[^\"]*\")?\)", text)
+    yield from re.findall(r"(?:src|href)=\"([^\"]+)\"", text)
+
+
+def _drawn(text: str) -> list[str]:
+    """Paths below the package, possibly patterns, as the tree in a README draws them."""
+    block = next(block for _, block in FENCE.findall(text) if "src/transformer_xl" in block)
+    above: list[tuple[int, str]] = []
+    paths = []
+    for line in block.splitlines():
+        entry = re.match(r"([\s│├└─]*)([^\s│├└─]\S*)", line)
+        if not entry:
+            continue
+        column, name = len(entry[1]), entry[2].rstrip("/")
+        above = [(at, folder) for at, folder in above if at < column]
+        above.append((column, name))
+        path = "/".join(folder for _, folder in above)
+        if "src/transformer_xl/" in path:
+            paths.append(path.split("src/transformer_xl/", 1)[1])
+    return paths
+
+
+DOCUMENTS = _documents()
+COMMANDS = sorted(
+    {
+        (_name(path), command)
+        for path in DOCUMENTS
+        for command in _commands(path.read_text("utf-8"))
+        if _arguments(command) is not None
+    }
+)
+
+
+@pytest.mark.parametrize(("document", "command"), COMMANDS)
+def test_every_command_in_the_documents_parses(document: str, command: str) -> None:
+    from transformer_xl.cli import parse
+
+    arguments = _arguments(command)
+    assert arguments is not None
+    code: object = 0
+    try:
+        parse(arguments)
+    except SystemExit as stop:
+        code = stop.code
+    # Help and version end the program with 0, and have done what they are for.
+    assert not code, f"{document}: `{command}` does not parse"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
+def test_every_make_target_in_the_documents_exists(path: Path) -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text("utf-8"), re.M))
+    text = path.read_text("utf-8")
+    named = {
+        found[1]
+        for command in [*_commands(text), *re.findall(r"`(make [^`\n]+)`", text)]
+        if (found := re.match(r"make ([a-z]+)\b", command))
+    }
+    assert named <= targets, f"{_name(path)}: no `make {' '.join(named - targets)}`"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
+def test_python_in_the_documents_uses_names_that_exist(path: Path) -> None:
+    for language, block in FENCE.findall(path.read_text("utf-8")):
+        if language not in ("python", "py"):
+            continue
+        for node in ast.walk(ast.parse(block)):
+            if isinstance(node, ast.ImportFrom) and node.module == "transformer_xl":
+                used = [alias.name for alias in node.names]
+            elif isinstance(node, ast.Attribute) and ast.unparse(node.value) == "txl":
+                used = [node.attr]
+            else:
+                used = []
+            unknown = [name for name in used if name not in transformer_xl.__all__]
+            assert not unknown, f"{_name(path)}: transformer_xl has no {unknown}"
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
+def test_every_local_link_leads_somewhere(path: Path) -> None:
+    for link in _links(path.read_text("utf-8")):
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        file = (path.parent / target).resolve() if target else path
+        assert file.exists(), f"{_name(path)}: {link} does not exist"
+        assert file.is_relative_to(ROOT), f"{_name(path)}: {link} is not part of the project"
+        if anchor and file.suffix == ".md":
+            assert anchor in _anchors(file), f"{_name(path)}: {link}: no such heading"
+
+
+def test_the_tree_in_the_readme_is_the_tree() -> None:
+    drawn = _drawn((ROOT / "README.md").read_text("utf-8"))
+    # The line of a room stands for its __init__.py.
+    files = [
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+        if path.name not in ("__init__.py", "py.typed") or path.parent == PACKAGE
+    ]
+    missing = [file for file in files if not any(fnmatch(file, pattern) for pattern in drawn)]
+    assert not missing, f"the tree in README.md lacks {missing}"
+    stale = [
+        pattern
+        for pattern in drawn
+        if not (PACKAGE / pattern).exists() and not any(fnmatch(file, pattern) for file in files)
+    ]
+    assert not stale, f"the tree in README.md draws {stale}, which do not exist"
+
+
+def test_the_readers_read_what_is_there() -> None:
+    text = (
+        "```sh\n.venv/bin/txl train demo \\\n  --out runs/x   # resumes\ntxl eval DIR\n"
+        "make demo\n```\n"
+        "```console\n$ txl doctor --json | tail\ntxl is not a command here\n```\n"
+        '[a](b.md#c) `[x](y)` ![p](docs/p.png "title") <img src="q.svg">\n'
+        "```\nroot/\n├── src/transformer_xl/   the package\n│   ├── config.py   settings\n"
+        "│   └── nn/\n│       └── model.py\n└── tests/\n```\n"
+    )
+    found = [words for command in _commands(text) if (words := _arguments(command)) is not None]
+    assert found == [["train", "demo", "--out", "runs/x"], ["doctor", "--json"]]
+    assert list(_links(text)) == ["b.md#c", "docs/p.png", "q.svg"]
+    assert _drawn(text) == ["config.py", "nn", "nn/model.py"]
+    assert _slug("Read these six files, in order") == "read-these-six-files-in-order"

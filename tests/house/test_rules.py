@@ -1,0 +1,186 @@
+"""The house rules that can be read off the files. CONTRIBUTING.md has the rest."""
+
+import ast
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import transformer_xl
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "transformer_xl"
+FOLDERS = ("src", "tests", "benchmarks", "scripts", "examples")
+LONGEST = 400
+DIMENSIONS = "BTMSHKDEFVN"
+SECTIONS = ("ModelConfig", "DataConfig", "TrainConfig", "EvalConfig", "GenerateConfig")
+
+
+def _files() -> list[Path]:
+    found = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))
+    return sorted(
+        path
+        for path in found
+        if path.is_file() and (path.suffix == ".py" or path.parent.name == "scripts")
+    )
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def _module_name(path: Path) -> str:
+    parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = _files()
+PYTHON = [path for path in FILES if path.suffix == ".py"]
+SOURCES = [path for path in PYTHON if path.is_relative_to(PACKAGE)]
+# The rooms in which names of tensors carry their shape.
+SHAPED = [path for path in SOURCES if path.relative_to(PACKAGE).parts[0] in ("ops", "nn")]
+
+
+def _comments(path: Path) -> Iterator[tuple[int, str]]:
+    for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string.lstrip("# ")
+
+
+def _names(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Names that code gives to values: variables, attributes, parameters."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.Attribute):
+            yield node.lineno, node.attr
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+
+
+def _bad_suffixes(source: str) -> list[tuple[int, str]]:
+    # All capitals is a constant, not a tensor.
+    return [
+        (line, name)
+        for line, name in _names(ast.parse(source))
+        if (suffix := re.fullmatch(r".*[a-z].*_([A-Z]+)", name)) and set(suffix[1]) - {*DIMENSIONS}
+    ]
+
+
+def _is_shape(comment: str) -> bool:
+    """Whether a comment gives a shape: `(B, T, H)`, `[B, S]` or nothing but dimensions."""
+    bracketed = rf"[(\[]\s*[{DIMENSIONS}]\s*,\s*[{DIMENSIONS}0-9][^a-z]*[)\]]"
+    bare = rf"[{DIMENSIONS}]([ ,x*]+[{DIMENSIONS}])+(\s*->.*)?"
+    return bool(re.search(bracketed, comment) or re.fullmatch(bare, comment.strip()))
+
+
+def _fields_without_help(source: str) -> list[str]:
+    """Settings with no docstring below. A section is described by the docstring of its class."""
+    missing = []
+    for class_ in (node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)):
+        for field, below in zip(class_.body, [*class_.body[1:], None], strict=True):
+            if not isinstance(field, ast.AnnAssign) or ast.unparse(field.annotation) in SECTIONS:
+                continue
+            is_helped = (
+                isinstance(below, ast.Expr)
+                and isinstance(below.value, ast.Constant)
+                and isinstance(below.value.value, str)
+                and bool(below.value.value.strip())
+            )
+            if not is_helped:
+                missing.append(f"{class_.name}.{ast.unparse(field.target)}")
+    return missing
+
+
+@pytest.mark.parametrize("path", FILES, ids=_name)
+def test_no_file_is_longer_than_an_evening_allows(path: Path) -> None:
+    lines = len(path.read_text("utf-8").splitlines())
+    assert lines <= LONGEST, f"{_name(path)} has {lines} lines: split it by what it is about"
+
+
+def test_no_file_is_a_drawer_for_odds_and_ends() -> None:
+    drawers = {"utils", "util", "helpers", "helper", "common", "misc"}
+    named = [
+        _name(path)
+        for path in FILES
+        if drawers & {path.stem, *path.relative_to(ROOT).parent.parts[1:]}
+    ]
+    assert not named, f"{named}: put each function into the lowest room that needs it"
+
+
+@pytest.mark.parametrize("path", PYTHON, ids=_name)
+def test_nothing_is_put_off_in_a_comment(path: Path) -> None:
+    found = [
+        f"{_name(path)}:{number}: {line.strip()}"
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if re.search(r"\b(TO[D]O|FIX[M]E|X[X]X)\b", line)
+    ]
+    assert not found, f"{found}: do it, or file an issue"
+
+
+@pytest.mark.parametrize("path", SHAPED, ids=_name)
+def test_shape_suffixes_come_from_the_alphabet(path: Path) -> None:
+    bad = _bad_suffixes(path.read_text("utf-8"))
+    assert not bad, f"{_name(path)}: {bad} use letters that are not in {DIMENSIONS}"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_name)
+def test_shapes_are_in_names_and_signatures_not_in_comments(path: Path) -> None:
+    found = [(line, text) for line, text in _comments(path) if _is_shape(text)]
+    assert not found, f"{_name(path)}: {found}: a comment can lie; put the shape into the name"
+
+
+def test_every_setting_has_its_help_below() -> None:
+    missing = _fields_without_help((PACKAGE / "config.py").read_text("utf-8"))
+    assert not missing, f"config.py: {missing} have no docstring, and so no help text"
+
+
+def test_the_public_names_are_those_that_can_be_imported() -> None:
+    names = set(transformer_xl.__all__)
+    assert names == {*transformer_xl._HOME, "__version__"}
+    assert names <= set(dir(transformer_xl))
+    for name in names:
+        value = getattr(transformer_xl, name)
+        assert not hasattr(value, "__path__"), f"{name} is a folder, not what is in it"
+
+
+def test_an_unknown_public_name_is_an_error_that_names_it() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'TransformerXXL'"):
+        transformer_xl.TransformerXXL  # noqa: B018
+
+
+@pytest.mark.parametrize("name", ["evaluate", "generate", "train"])
+def test_a_function_keeps_its_name_when_the_file_is_imported(name: str) -> None:
+    import_module(f"transformer_xl.{name}")
+    assert callable(getattr(transformer_xl, name))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_name)
+def test_all_lists_what_a_file_defines_for_others(path: Path) -> None:
+    module = import_module(_module_name(path)) if path.stem != "__main__" else None
+    public = getattr(module, "__all__", None)
+    if public is None:
+        return
+    assert len(public) == len(set(public))
+    missing = [name for name in public if not hasattr(module, name)]
+    assert not missing, f"{_name(path)}: __all__ names {missing}, which do not exist"
+    defined = {
+        node.name
+        for node in ast.parse(path.read_text("utf-8")).body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+    }
+    assert defined <= set(public), f"{_name(path)}: __all__ lacks {defined - set(public)}"
+
+
+def test_the_rules_find_what_they_forbid() -> None:
+    assert _bad_suffixes("score_BHXS = 1") == [(1, "score_BHXS")]
+    assert _bad_suffixes("def f(x_BQ): pass") == [(1, "x_BQ")]
+    assert not _bad_suffixes("score_BHTS = FORMAT_VERSION + x_T")
+    assert all(map(_is_shape, ["(B, T, H, K)", "now [B, S]", "B S D -> B S H D", "B, T"]))
+    assert not any(map(_is_shape, ["S = M + T", "For B streams, each with T queries.", "f(B, x)"]))
+    two = "class A:\n    x: int\n    '''Help.'''\n    y: int = 3\n    model: ModelConfig\n"
+    assert _fields_without_help(two) == ["A.y"]
