@@ -1,0 +1,98 @@
+"""Segments: B unbroken streams of a corpus, cut into pieces of T tokens.
+
+The corpus is a ring. Stream ``b`` begins at ``b * (length // B)`` and never breaks, so that what a
+model remembers of a stream is always the text right before the segment. The whole state is one
+number: how many segments were read.
+
+Dimension key: B streams, T tokens of a segment.
+"""
+
+from typing import TypedDict
+
+import numpy as np
+import torch
+from jaxtyping import Int64, Integer
+from torch import Tensor
+
+
+class SegmentsState(TypedDict):
+    """What :meth:`Segments.state_dict` saves; only ``segments_read`` changes."""
+
+    segments_read: int
+    n_tokens: int
+    batch_size: int
+    segment_len: int
+
+
+class Segments:
+    """Reads a corpus in segments, forever.
+
+    Args:
+        tokens: The corpus; may be memory-mapped.
+        batch_size: Streams read side by side.
+        segment_len: Tokens of each stream in a segment.
+
+    Raises:
+        ValueError: The corpus is shorter than one segment per stream.
+
+    Example:
+        >>> segments = Segments(np.arange(8), batch_size=2, segment_len=3)
+        >>> tokens, targets = segments.next_segment()
+        >>> tokens.tolist(), targets.tolist()
+        ([[0, 1, 2], [4, 5, 6]], [[1, 2, 3], [5, 6, 7]])
+        >>> segments.next_segment()[0].tolist()
+        [[3, 4, 5], [7, 0, 1]]
+    """
+
+    def __init__(
+        self, tokens: Integer[np.ndarray, " length"], batch_size: int, segment_len: int
+    ) -> None:
+        for name, value in (("batch_size", batch_size), ("segment_len", segment_len)):
+            if value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        needed = batch_size * segment_len
+        if len(tokens) < max(needed, 2):
+            raise ValueError(
+                f"the text has {len(tokens):,} tokens, fewer than one segment per stream: "
+                f"batch_size={batch_size} x segment_len={segment_len} needs {max(needed, 2):,}; "
+                "lower one of them or give more text"
+            )
+        self.batch_size = batch_size
+        self.segment_len = segment_len
+        self.segments_read = 0
+        self._tokens = tokens
+        starts = np.arange(batch_size, dtype=np.int64) * (len(tokens) // batch_size)
+        # One token more than a segment: the target of its last token.
+        self._offsets = starts[:, None] + np.arange(segment_len + 1, dtype=np.int64)
+
+    def next_segment(self) -> tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]]:
+        """Return the next tokens of each stream and the token that follows each of them."""
+        position = self.segments_read * self.segment_len % len(self._tokens)
+        places = self._offsets + position
+        window = torch.from_numpy(self._tokens[places % len(self._tokens)].astype(np.int64))
+        self.segments_read += 1
+        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+
+    def state_dict(self) -> SegmentsState:
+        """Return the position, and what it was counted in."""
+        return {
+            "segments_read": self.segments_read,
+            "n_tokens": len(self._tokens),
+            "batch_size": self.batch_size,
+            "segment_len": self.segment_len,
+        }
+
+    def load_state_dict(self, state: SegmentsState) -> None:
+        """Continue where the state was saved.
+
+        Raises:
+            ValueError: The state counts segments of another shape or of another text.
+        """
+        ours = self.state_dict()
+        for name in ("n_tokens", "batch_size", "segment_len"):
+            if state[name] != ours[name]:
+                raise ValueError(
+                    f"the saved position belongs to {name}={state[name]}, not {ours[name]}: "
+                    "resume with the text and the settings that the run began with"
+                )
+        self.segments_read = state["segments_read"]

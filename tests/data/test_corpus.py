@@ -1,0 +1,274 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_xl.config import DataConfig
+from transformer_xl.data import text as text_module
+from transformer_xl.data.corpus import Corpus, prepare, raw_split
+
+SAMPLE = "To be, or not to be:\n    that is the question — naïve?\n" * 40
+SPLITS = ("train", "valid", "test")
+
+
+@pytest.fixture
+def sample(tmp_path):
+    (tmp_path / "sample.txt").write_text(SAMPLE, encoding="utf-8")
+    return {"path": str(tmp_path / "sample.txt"), "cache_dir": str(tmp_path / "cache")}
+
+
+def corpora_in(cache):
+    return [folder for folder in cache.iterdir() if folder.name != "downloads"]
+
+
+@pytest.mark.parametrize("vocab", ["bytes", "chars", "bpe"])
+def test_the_splits_together_are_the_text(sample, vocab):
+    corpus = prepare(DataConfig(**sample, vocab=vocab, vocab_size=300))
+    parts = [raw_split(corpus, name) for name in SPLITS]
+    assert b"".join(parts) == SAMPLE.encode()
+    for name, part in zip(SPLITS, parts, strict=True):
+        tokens = corpus.split(name)
+        assert isinstance(tokens, np.memmap)
+        assert tokens.dtype == np.uint16
+        assert len(tokens) == corpus.n_tokens(name)
+        assert len(part) == corpus.n_bytes(name)
+        assert corpus.vocab.token_bytes[tokens].sum() == len(part)
+
+
+@settings(max_examples=20)
+@given(data=st.binary(min_size=1))
+def test_bytes_take_any_file(tmp_path_factory, data):
+    folder = tmp_path_factory.mktemp("binary")
+    (folder / "file").write_bytes(data)
+    config = DataConfig(
+        path=str(folder / "file"), cache_dir=str(folder), valid_fraction=0.0, test_fraction=0.0
+    )
+    assert raw_split(prepare(config), "train") == data
+
+
+def test_words_end_every_line_with_eos(sample):
+    corpus = prepare(DataConfig(**sample, vocab="words", valid_fraction=0.0, test_fraction=0.0))
+    tokens = corpus.split("train").tolist()
+    assert tokens.count(corpus.vocab.eos_id) == 80
+    assert corpus.vocab.decode(tokens[:13]).split() == SAMPLE.split()[:12]
+    with pytest.raises(ValueError, match="words do not restore the text"):
+        raw_split(corpus, "train")
+
+
+def test_what_only_the_held_out_text_has_is_unknown(tmp_path):
+    (tmp_path / "train").write_text("a b c\n")
+    (tmp_path / "valid").write_text("a x\n")
+    corpus = prepare(
+        DataConfig(
+            path=str(tmp_path / "train"),
+            valid_path=str(tmp_path / "valid"),
+            test_fraction=0.0,
+            vocab="words",
+        )
+    )
+    assert corpus.vocab.symbols == ["a", "b", "c", "<eos>", "<unk>"]
+    assert corpus.split("valid").tolist() == [0, 4, 3]
+
+
+def test_more_than_65536_symbols_take_32_bits(tmp_path):
+    text = " ".join(map(str, range(70_000)))
+    (tmp_path / "numbers.txt").write_text(text)
+    corpus = prepare(
+        DataConfig(
+            path=str(tmp_path / "numbers.txt"), vocab="words", valid_fraction=0.0, test_fraction=0.0
+        )
+    )
+    assert corpus.split("train").dtype == np.uint32
+    assert corpus.vocab.decode(corpus.split("train")).split() == text.split()
+
+
+def test_preparing_twice_is_preparing_once(sample):
+    said = []
+    first = prepare(DataConfig(**sample), said.append)
+    assert said
+    said.clear()
+    second = prepare(DataConfig(**sample), said.append)
+    assert (second.folder, said) == (first.folder, [])
+
+
+def test_other_settings_and_other_text_are_other_corpora(sample, tmp_path):
+    folders = [
+        prepare(DataConfig(**sample)).folder,
+        prepare(DataConfig(**sample, vocab="chars")).folder,
+        prepare(DataConfig(**sample, valid_fraction=0.2)).folder,
+    ]
+    (tmp_path / "sample.txt").write_text(SAMPLE + "more")
+    folders.append(prepare(DataConfig(**sample)).folder)
+    assert len(set(folders)) == 4
+
+
+def test_the_cache_can_be_named_by_a_variable(sample, tmp_path, monkeypatch):
+    monkeypatch.setenv("TXL_CACHE", str(tmp_path / "elsewhere"))
+    corpus = prepare(DataConfig(path=sample["path"]))
+    assert corpus.folder.parent == tmp_path / "elsewhere"
+
+
+def test_an_empty_split_is_named_when_it_is_read(sample):
+    corpus = prepare(DataConfig(**sample, test_fraction=0.0))
+    assert (corpus.n_tokens("test"), corpus.n_bytes("test")) == (0, 0)
+    with pytest.raises(ValueError, match=r"no test split.*data\.test_fraction"):
+        corpus.split("test")
+    with pytest.raises(ValueError, match="'dev' is none of train, valid, test"):
+        corpus.split("dev")
+
+
+@pytest.mark.parametrize("text", ["", "x"])
+def test_a_text_too_short_to_train_on_is_refused(tmp_path, text):
+    (tmp_path / "short.txt").write_text(text)
+    with pytest.raises(ValueError, match="there is no text to train on"):
+        prepare(DataConfig(path=str(tmp_path / "short.txt")))
+
+
+def test_a_file_that_is_no_text_is_refused_and_leaves_nothing(tmp_path):
+    (tmp_path / "latin.txt").write_bytes(b"abc\xe9")
+    cache = tmp_path / "cache"
+    config = DataConfig(path=str(tmp_path / "latin.txt"), vocab="chars", cache_dir=str(cache))
+    with pytest.raises(ValueError, match=r"latin\.txt is no UTF-8 text: byte 3 is 0xe9"):
+        prepare(config)
+    assert corpora_in(cache) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "damage"),
+    [
+        ("train.bin", lambda data: data[:-2]),
+        ("train.bin", lambda data: bytes([data[0] ^ 1]) + data[1:]),
+        ("valid.bin", lambda data: None),
+        ("manifest.json", lambda data: data[:100]),
+        ("manifest.json", lambda data: b"[]"),
+        ("manifest.json", lambda data: data.replace(b'"hash": "', b'"hash": "0')),
+        ("tokenizer.json", lambda data: data[:-10]),
+        ("vocab.json", lambda data: None),
+    ],
+)
+def test_a_damaged_corpus_is_named_with_the_remedy(sample, file, damage):
+    folder = prepare(DataConfig(**sample)).folder
+    data = damage((folder / file).read_bytes())
+    (folder / file).unlink() if data is None else (folder / file).write_bytes(data)
+    with pytest.raises(RuntimeError, match=rf"{file}.*Delete the folder .* and prepare it again"):
+        prepare(DataConfig(**sample))
+
+
+def test_a_corpus_of_a_newer_version_is_refused(sample):
+    folder = prepare(DataConfig(**sample)).folder
+    manifest = json.loads((folder / "manifest.json").read_text())
+    (folder / "manifest.json").write_text(json.dumps(manifest | {"format_version": 99}))
+    with pytest.raises(RuntimeError, match="update transformer_xl"):
+        Corpus(folder)
+
+
+def test_a_folder_without_a_corpus_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"holds no corpus: manifest\.json is missing"):
+        Corpus(tmp_path)
+
+
+def test_a_cache_that_cannot_be_written_is_named(sample, tmp_path):
+    (tmp_path / "file").write_text("no folder")
+    config = DataConfig(path=sample["path"], cache_dir=str(tmp_path / "file" / "cache"))
+    with pytest.raises(OSError, match=r"cannot write to the cache.*--data\.cache_dir"):
+        prepare(config)
+
+
+KILLED = """
+import os, signal, sys
+from transformer_xl.config import DataConfig
+from transformer_xl.data.corpus import prepare
+
+def die(line):
+    if line.startswith(sys.argv[3]):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+prepare(DataConfig(path=sys.argv[1], cache_dir=sys.argv[2]), die)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
+@pytest.mark.parametrize("moment", ["making", "writing valid", "test:"])
+def test_a_kill_leaves_nothing_or_a_whole_corpus(sample, tmp_path, moment):
+    arguments = [sys.executable, "-c", KILLED, sample["path"], sample["cache_dir"], moment]
+    assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
+    cache = tmp_path / "cache"
+    assert all(folder.name.startswith(".building-") for folder in corpora_in(cache))
+    corpus = prepare(DataConfig(**sample))
+    corpus.verify()
+    if sys.platform == "linux":
+        assert corpora_in(cache) == [corpus.folder]
+
+
+def test_leftovers_of_other_machines_are_removed_after_a_day(sample, tmp_path):
+    fresh, stale = (tmp_path / "cache" / f".building-other-{i}-x" for i in (1, 2))
+    for folder in (fresh, stale):
+        folder.mkdir(parents=True)
+    os.utime(stale, (0, 0))
+    prepare(DataConfig(**sample))
+    assert fresh.exists()
+    assert not stale.exists()
+
+
+@pytest.mark.parametrize("vocab", ["bytes", "chars", "words", "bpe"])
+def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch, vocab):
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", 1 << 14)
+    (tmp_path / "long.txt").write_text(SAMPLE * 1000, encoding="utf-8")
+    size = (tmp_path / "long.txt").stat().st_size
+    assert size > 2e6
+    config = DataConfig(path=str(tmp_path / "long.txt"), vocab=vocab, vocab_size=300)
+    tracemalloc.start()
+    prepare(config)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < size / 2
+
+
+def test_tiny_shakespeare_has_65_characters(shared):
+    path = str(shared / "data" / "tinyshakespeare" / "input.txt")
+    corpus = prepare(
+        DataConfig(
+            name="tiny-shakespeare", path=path, vocab="chars", valid_fraction=0.1, test_fraction=0.0
+        )
+    )
+    assert len(corpus.vocab) == 65
+    assert corpus.vocab.unk_id is None
+    assert corpus.n_tokens("train") == int(0.9 * 1_115_394)
+    assert corpus.n_tokens("valid") == 1_115_394 - int(0.9 * 1_115_394)
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "tokens"),
+    [
+        ("ptb-word", 10_000, (929_589, 73_760, 82_430)),
+        ("ptb-char", 50, (5_017_482, 393_042, 442_423)),
+    ],
+)
+def test_penn_treebank_has_the_published_counts(shared, name, size, tokens):
+    said = []
+    path = str(shared / "data" / "ptb")
+    corpus = prepare(DataConfig(name=name, path=path, vocab="words"), said.append)
+    assert len(corpus.vocab) == size
+    assert tuple(map(corpus.n_tokens, SPLITS)) == tokens
+    assert not any("warning" in line for line in said)
+
+
+def test_wikitext_2_has_the_published_counts(shared):
+    folder = shared / "data" / "wikitext-2"
+    corpus = prepare(
+        DataConfig(
+            path=str(folder / "train.shuffled-articles.txt"),
+            valid_path=str(folder / "valid.txt"),
+            test_path=str(folder / "test.txt"),
+            vocab="words",
+        )
+    )
+    assert len(corpus.vocab) == 33_278
+    assert tuple(map(corpus.n_tokens, SPLITS)) == (2_088_628, 217_646, 245_569)

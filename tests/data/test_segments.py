@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_xl.data.segments import Segments
+
+SHAPES = st.tuples(st.integers(1, 5), st.integers(1, 7), st.integers(0, 40))
+
+
+def read(segments, n):
+    pairs = [segments.next_segment() for _ in range(n)]
+    return [torch.cat(part, dim=1).numpy() for part in zip(*pairs, strict=True)]
+
+
+def corpus_for(batch_size, segment_len, extra):
+    return np.arange(max(batch_size * segment_len, 2) + extra, dtype=np.uint16)
+
+
+@given(SHAPES)
+def test_streams_are_unbroken_and_the_corpus_is_a_ring(shape):
+    batch_size, segment_len, _ = shape
+    corpus = corpus_for(*shape)
+    tokens, targets = read(Segments(corpus, batch_size, segment_len), 12)
+    for b in range(batch_size):
+        start = b * (len(corpus) // batch_size)
+        expected = (start + np.arange(12 * segment_len + 1)) % len(corpus)
+        assert np.array_equal(tokens[b], expected[:-1])
+        assert np.array_equal(targets[b], expected[1:])
+
+
+@given(SHAPES, st.integers(0, 20))
+def test_resuming_changes_nothing(shape, n_read):
+    corpus = corpus_for(*shape)
+    first = Segments(corpus, *shape[:2])
+    read(first, n_read + 1)
+    second = Segments(corpus, *shape[:2])
+    second.load_state_dict(first.state_dict())
+    for ours, theirs in zip(read(first, 3), read(second, 3), strict=True):
+        assert np.array_equal(ours, theirs)
+
+
+def test_segments_are_contiguous_tensors_of_int64():
+    for tensor in Segments(np.arange(100, dtype=np.uint32), 4, 8).next_segment():
+        assert tensor.shape == (4, 8)
+        assert tensor.dtype == torch.int64
+        assert tensor.is_contiguous()
+
+
+def test_a_position_far_away_is_reached_at_once():
+    segments = Segments(np.arange(10, dtype=np.uint16), 2, 3)
+    segments.load_state_dict(segments.state_dict() | {"segments_read": 10**15})
+    assert segments.next_segment()[0][0, 0] == 3 * 10**15 % 10
+
+
+def test_a_corpus_shorter_than_one_segment_per_stream_is_refused():
+    message = "99 tokens, .* batch_size=10 x segment_len=10 needs 100; lower one"
+    with pytest.raises(ValueError, match=message):
+        Segments(np.arange(99, dtype=np.uint16), 10, 10)
+    Segments(np.arange(100, dtype=np.uint16), 10, 10).next_segment()
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+def test_a_shape_without_tokens_is_refused(shape):
+    with pytest.raises(ValueError, match="must be at least 1"):
+        Segments(np.arange(9, dtype=np.uint16), *shape)
+
+
+@pytest.mark.parametrize("other", [(2, 5, 100), (4, 6, 100), (4, 5, 101)])
+def test_a_position_in_other_streams_is_refused(other):
+    state = Segments(np.arange(100, dtype=np.uint16), 4, 5).state_dict()
+    batch_size, segment_len, length = other
+    with pytest.raises(ValueError, match="the saved position belongs to"):
+        Segments(np.arange(length, dtype=np.uint16), batch_size, segment_len).load_state_dict(state)

@@ -1,0 +1,206 @@
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from transformer_xl.data.vocab import VocabKind, load_vocab, split_point, train_vocab
+
+SAMPLE = (
+    "def add(self, name):\n    return self.name + name\n\n\nclass Wörter:\n    def f(self):\n"
+    "        if self.add(1):\n            return None\n"
+) * 20
+TEXTS = st.text(alphabet=st.characters(exclude_categories=["Cs"]))
+# Spaces, marks and letters as they follow each other in source code, and what breaks naive code.
+CODE = st.text(
+    alphabet=st.sampled_from("  \t\n\n\r\x1c\x85\xa0ab_1٣é漢.,()=\N{COMBINING ACUTE ACCENT}")
+)
+BYTES = train_vocab("bytes", [])
+BPE = train_vocab("bpe", [SAMPLE], 400)
+KINDS: tuple[VocabKind, ...] = ("bytes", "chars", "words", "bpe")
+
+
+def tokenizer_of(vocab):
+    return Tokenizer.from_str(vocab.definition)
+
+
+@given(TEXTS | CODE)
+def test_bytes_and_bpe_restore_any_text(text):
+    for vocab in (BYTES, BPE):
+        ids = vocab.encode(text)
+        assert vocab.decode(ids) == text
+        assert vocab.decode_bytes(ids) == text.encode()
+        assert vocab.token_bytes[ids].sum() == len(text.encode())
+
+
+@given(TEXTS)
+def test_characters_restore_the_text_they_were_counted_on(text):
+    vocab = train_vocab("chars", [text])
+    assert vocab.symbols == sorted(set(text))
+    assert vocab.decode(vocab.encode(text)) == text
+    assert vocab.unk_id is None
+
+
+@given(TEXTS | CODE)
+def test_words_restore_the_words_and_the_lines(text):
+    vocab = train_vocab("words", [text])
+    restored = vocab.decode(vocab.encode(text))
+    assert [line.split() for line in restored.split("\n")] == [
+        line.split() for line in text.split("\n")
+    ]
+
+
+@given(TEXTS | CODE)
+def test_the_tokenizers_file_alone_gives_the_same_numbers(text):
+    for kind in ("chars", "words"):
+        vocab = train_vocab(kind, [text])
+        assert tokenizer_of(vocab).encode(text).ids == vocab.encode(text)
+    for vocab in (BYTES, BPE):
+        assert tokenizer_of(vocab).encode(text).ids == vocab.encode(text)
+        assert tokenizer_of(vocab).decode(vocab.encode(text)) == text
+
+
+@given(CODE | TEXTS, CODE | TEXTS)
+def test_text_cut_at_a_split_point_keeps_its_symbols(first, second):
+    text = first + second
+    for kind, vocab in (("bytes", BYTES), ("bpe", BPE), ("words", train_vocab("words", [text]))):
+        # The place is found without knowing what follows.
+        cut = split_point(kind, first)
+        assert vocab.encode(text[:cut]) + vocab.encode(text[cut:]) == vocab.encode(text)
+
+
+def test_a_byte_is_its_own_number():
+    assert len(BYTES) == 256
+    assert BYTES.encode("aé\n") == list("aé\n".encode())
+    assert BYTES.decode_bytes(range(256)) == bytes(range(256))
+    assert BYTES.encode(b"\xff\xfe".decode(errors="surrogateescape")) == [255, 254]
+
+
+def test_bytes_that_are_no_text_are_shown_as_replacement_characters():
+    assert BYTES.decode([0x61, 0xFF, 0x62]) == "a\ufffdb"
+
+
+@given(TEXTS)
+def test_a_stream_decoder_writes_whole_characters_and_nothing_else(text):
+    for vocab in (BYTES, BPE, train_vocab("chars", [text])):
+        decoder = vocab.stream_decoder()
+        written = [decoder.push(token) for token in vocab.encode(text)]
+        if "\ufffd" not in text:
+            assert "\ufffd" not in "".join(written)
+        assert "".join(written) + decoder.flush() == text
+
+
+def test_a_stream_decoder_ends_an_unfinished_character():
+    decoder = BYTES.stream_decoder()
+    assert decoder.push(0xC3) == ""
+    assert decoder.flush() == "\ufffd"
+
+
+def test_words_are_numbered_by_frequency_and_eos_is_counted():
+    vocab = train_vocab("words", ["b a b\n", "a\tc  b\n", "x\n"])
+    assert vocab.symbols == ["b", "<eos>", "a", "c", "x"]
+    assert vocab.eos_id == 1
+    assert vocab.unk_id is None
+    assert vocab.token_bytes is None
+    assert vocab.encode("a b\nc") == [2, 0, 1, 3]
+    assert vocab.decode([2, 0, 1, 3, 0]) == "a b\nc b"
+    with pytest.raises(ValueError, match="do not restore"):
+        vocab.decode_bytes([0])
+
+
+def test_a_smaller_vocabulary_keeps_the_most_frequent_words():
+    vocab = train_vocab("words", ["a a a b b c d\n"], vocab_size=4)
+    assert vocab.symbols == ["a", "b", "<eos>", "<unk>"]
+    assert vocab.encode("a c z") == [0, 3, 3]
+    with pytest.raises(ValueError, match="vocab_size=2 leaves no room for a word"):
+        train_vocab("words", ["a b c\n"], vocab_size=2)
+
+
+@pytest.mark.parametrize("kind", ["chars", "words"])
+def test_unk_is_there_only_when_something_needs_it(kind):
+    assert train_vocab(kind, ["a b\n"], held_out=["b a\n"]).unk_id is None
+    vocab = train_vocab(kind, ["a b\n"], held_out=["c\n"])
+    assert vocab.unk_id is not None
+    assert vocab.encode("c") == [vocab.unk_id]
+
+
+def test_an_unknown_character_counts_no_bytes_and_restores_nothing():
+    vocab = train_vocab("chars", ["ab"], held_out=["c"])
+    assert vocab.token_bytes is not None
+    assert vocab.token_bytes[vocab.unk_id] == 0
+    assert vocab.decode(vocab.encode("axb")) == "a\ufffdb"
+    assert vocab.decode_bytes(vocab.encode("ab")) == b"ab"
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        vocab.decode_bytes(vocab.encode("axb"))
+
+
+@pytest.mark.parametrize(("kind", "text"), [("chars", "a!b?"), ("words", "a ! b ?")])
+def test_what_the_vocabulary_lacks_is_named(kind, text):
+    with pytest.raises(ValueError, match=r"not in the vocabulary of \d \w+: '!', '\?'"):
+        train_vocab(kind, ["a b\n"]).encode(text)
+
+
+def test_bpe_learns_indentation_as_one_unit():
+    assert len(BPE.encode("):\n            ")) == 1
+    assert len(BPE.encode("\n\n\n")) == 1
+
+
+def test_bpe_has_at_most_as_many_units_as_asked_for():
+    assert len(train_vocab("bpe", [SAMPLE], 280)) == 280
+    assert 256 < len(train_vocab("bpe", ["abc abc"], 280)) < 280
+
+
+def test_bpe_training_is_deterministic():
+    assert train_vocab("bpe", [SAMPLE], 400).hash == BPE.hash
+
+
+def test_bpe_needs_room_for_every_byte():
+    with pytest.raises(ValueError, match="vocab_size=100 must be at least 256"):
+        train_vocab("bpe", ["abc"], 100)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_saving_and_loading_changes_nothing(kind, tmp_path):
+    vocab = train_vocab(kind, [SAMPLE], 300, held_out=["\N{SNOWMAN}"])
+    vocab.save(tmp_path)
+    loaded = load_vocab(tmp_path)
+    assert (loaded.kind, loaded.hash, loaded.symbols) == (kind, vocab.hash, vocab.symbols)
+    assert (loaded.eos_id, loaded.unk_id) == (vocab.eos_id, vocab.unk_id)
+    assert np.array_equal(loaded.token_bytes, vocab.token_bytes)
+    assert loaded.encode(SAMPLE) == vocab.encode(SAMPLE)
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).get_vocab_size() == len(vocab)
+
+
+def test_a_missing_vocabulary_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"vocab\.json is missing"):
+        load_vocab(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda about: about | {"format_version": 99}, "update transformer_xl"),
+        (lambda about: about | {"kind": "tokens"}, "names the kind 'tokens'"),
+        (lambda about: about | {"hash": "0"}, "does not match the hash"),
+        (lambda about: {}, "is damaged"),
+        (lambda about: 3, "is damaged"),
+    ],
+)
+def test_a_damaged_vocabulary_is_refused(change, message, tmp_path):
+    BPE.save(tmp_path)
+    path = tmp_path / "vocab.json"
+    path.write_text(json.dumps(change(json.loads(path.read_text()))))
+    with pytest.raises(RuntimeError, match=message):
+        load_vocab(tmp_path)
+
+
+@settings(max_examples=20)
+@given(st.binary(max_size=200))
+def test_a_vocabulary_file_of_noise_is_refused(tmp_path_factory, noise):
+    folder = tmp_path_factory.mktemp("noise")
+    BPE.save(folder)
+    (folder / "tokenizer.json").write_bytes(noise)
+    with pytest.raises(RuntimeError, match="damaged or was edited"):
+        load_vocab(folder)
