@@ -156,6 +156,8 @@ class TrainConfig:
 
     steps: int = 10_000
     """Number of steps."""
+    minutes: float | None = None
+    """Train no longer than this: the cooldown begins early enough. Needs constant_cooldown."""
     batch_size: int = 32
     """Streams of text read side by side; each keeps its own memory."""
     segment_len: int = 128
@@ -184,8 +186,8 @@ class TrainConfig:
     """Share of the steps in which constant_cooldown falls."""
     min_lr_ratio: float = 0.0
     """Learning rate at the end (inverse_sqrt: at the least), as a share of the peak."""
-    clip_norm: float | None = 0.25
-    """Largest norm of the gradient; larger ones are scaled down. None: no clipping."""
+    clip_norm: float = 0.25
+    """Largest norm of the gradient; larger ones are scaled down. 0: no clipping."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Arithmetic of the products; auto: bfloat16 where the hardware computes it faster."""
     compile: bool = False
@@ -204,9 +206,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "segment_len", "accumulate", "lr", "muon_lr", "eps"):
             _require_positive(name, getattr(self, name))
-        for name in ("log_every", "keep_checkpoints", "clip_norm"):
+        for name in ("log_every", "keep_checkpoints", "minutes"):
             _require_positive(name, getattr(self, name))
-        for name in ("warmup_steps", "eval_every", "save_every", "weight_decay"):
+        for name in ("warmup_steps", "eval_every", "save_every", "weight_decay", "clip_norm"):
             _require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must be at least 0")
         for name in ("beta1", "beta2"):
             _require_fraction(name, getattr(self, name))
@@ -216,6 +218,12 @@ class TrainConfig:
         _require(
             self.batch_size % self.accumulate == 0,
             f"accumulate={self.accumulate} must divide batch_size={self.batch_size}",
+        )
+        _require(
+            self.minutes is None
+            or (self.schedule == "constant_cooldown" and self.cooldown_fraction > 0),
+            f"minutes={self.minutes} needs schedule=constant_cooldown and a cooldown_fraction above "
+            "0: only then can the end be chosen while the training runs",
         )
         _require(
             self.warmup_steps <= self.steps,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
@@ -224,6 +225,30 @@ class KeptMemory:
         memory = self._like_this(self.keys, self.values, start, stop, forgotten)
         memory._written = self._written
         return memory
+
+
+def join(memories: Sequence[KeptMemory]) -> KeptMemory:
+    """Put the streams of several memories side by side; shorter pasts stay shorter.
+
+    What the shorter ones lack is filled up in front and marked as forgotten.
+    """
+    M = max(len(memory) for memory in memories)
+    keys: list[list[Tensor]] = []
+    values: list[list[Tensor]] = []
+    forgotten = []
+    for memory in memories:
+        lack = M - len(memory)
+        for kept, remembered in zip((keys, values), memory._remembered(), strict=True):
+            kept.append([F.pad(x, (0, 0, lack, 0)) for x in remembered])
+        own = memory.forgotten
+        if own is None:
+            own = torch.zeros(memory.batch_size, dtype=torch.int64, device=keys[0][0].device)
+        forgotten.append(own + lack)
+    joined_keys, joined_values = (
+        [torch.cat(layer, 1) for layer in zip(*tensors, strict=True)] for tensors in (keys, values)
+    )
+    hidden = torch.cat(forgotten)
+    return KeptMemory(joined_keys, joined_values, 0, M, hidden if hidden.any() else None)
 
 
 def _shift(forgotten: Tensor | None, cut: int) -> Tensor | None:

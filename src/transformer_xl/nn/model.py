@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -12,6 +14,14 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.nn.embedding import Embedding, relative_positions
 from transformer_xl.nn.layer import DecoderLayer
 from transformer_xl.nn.memory import KeptMemory, Memory
+from transformer_xl.nn.pretrained import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    find_model_folder,
+    load_config,
+    load_weights,
+    save_model,
+)
 from transformer_xl.nn.softmax import Softmax
 
 
@@ -165,6 +175,24 @@ class TransformerXL(nn.Module):
         if isinstance(mems, KeptMemory):
             return hidden, mems.advance(T, mem_len)
         return hidden, mems.extend(states, mem_len)
+
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Write ``config.json`` and ``model.safetensors`` into a folder."""
+        save_model(self, Path(folder))
+
+    @classmethod
+    def from_pretrained(cls, folder: Path | str) -> Self:
+        """Read a model folder, or the best model of a run folder; in evaluation mode.
+
+        Raises:
+            FileNotFoundError: There is no model.
+            RuntimeError: A file is damaged.
+            ValueError: The settings are wrong.
+        """
+        folder = find_model_folder(folder)
+        model = cls(load_config(folder / CONFIG_FILE))
+        load_weights(model, folder / WEIGHTS_FILE)
+        return model.eval()
 
     def start_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
         """Return the memory at the start of a text: empty, or zeros, as configured."""
