@@ -1,0 +1,151 @@
+"""How well a model predicts a text, with any memory length."""
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Integer
+from torch import Tensor
+
+from transformer_xl.nn import KeptMemory, TransformerXL
+from transformer_xl.nn.memory import join
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What an evaluation measured, and with which lengths."""
+
+    nll: float
+    """Mean of -log p, nats per token."""
+    ppl: float
+    """Perplexity, exp(nll)."""
+    bpc: float
+    """Bits per token: per character or byte where these are the tokens."""
+    bits_per_byte: float | None
+    """Bits per byte of text; None where tokens do not stand for bytes."""
+    tokens: int
+    """Predicted tokens: all but the first, each once."""
+    segment_len: int
+    mem_len: int
+    attn_len: int | None
+    clamp_len: int | None
+    batch_size: int
+    seconds: float
+    tokens_per_second: float
+
+
+@torch.no_grad()
+def evaluate(
+    model: TransformerXL,
+    ids: Integer[np.ndarray | Tensor, " length"],
+    *,
+    segment_len: int = 128,
+    mem_len: int | None = None,
+    attn_len: int | None = None,
+    clamp_len: int | None = None,
+    batch_size: int = 1,
+    token_bytes: Integer[np.ndarray, " V"] | None = None,
+) -> Result:
+    """Predict every token of a text but the first, once, with the memory carried along.
+
+    With ``batch_size`` B the text is divided into B parts that are read side by side. Each part
+    first reads, uncounted, the ``mem_len`` tokens before it, so that its memory is warm.
+
+    Args:
+        model: The model; its mode is restored afterwards.
+        ids: The text in tokens.
+        segment_len: Tokens read at once. With enough memory it changes the speed alone.
+        mem_len: Remembered positions. None: as the model is configured.
+        attn_len: Keys a query sees, counting its own. None: as the model is configured.
+        clamp_len: Largest distance told apart. None: as the model is configured.
+        batch_size: Parts read side by side.
+        token_bytes: For each token the bytes of text it stands for; gives ``bits_per_byte``.
+
+    Raises:
+        ValueError: The text has fewer than two tokens, or one outside the vocabulary; a length
+            is out of range.
+    """
+    config = model.config
+    mem_len = config.mem_len if mem_len is None else mem_len
+    for name, value, least in (
+        ("segment_len", segment_len, 1),
+        ("mem_len", mem_len, 0),
+        ("batch_size", batch_size, 1),
+    ):
+        if value < least:
+            raise ValueError(f"{name}={value} must be at least {least}")
+    text = torch.as_tensor(np.asarray(ids, dtype=np.int64))
+    n = len(text) - 1
+    if n < 1:
+        raise ValueError(f"a text of {len(text)} tokens: at least 2 are needed to predict one")
+    if text.max() >= config.vocab_size or text.min() < 0:
+        raise ValueError(
+            f"the text has tokens from {text.min()} to {text.max()}, the model knows 0 to "
+            f"{config.vocab_size - 1}: it was made with another vocabulary"
+        )
+
+    device = model.content_bias.device
+    B = min(batch_size, n)
+    starts = [b * n // B for b in range(B + 1)]
+    lengths = dict(mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
+    was_training = model.training
+    model.eval()
+    began = time.perf_counter()
+    mems = _warm_memory(model, text, starts[:-1], segment_len, lengths)
+    # Parts differ by one token at most; the shorter ones end in a repeated, uncounted token.
+    longest = max(stop - start for start, stop in zip(starts, starts[1:], strict=False))
+    nll = torch.zeros((), dtype=torch.float64, device=device)
+    for offset in range(0, longest, segment_len):
+        T = min(segment_len, longest - offset)
+        place = torch.tensor(starts[:-1])[:, None] + offset + torch.arange(T)
+        counted = (place < torch.tensor(starts[1:])[:, None]).to(device)
+        tokens, targets = text[place].to(device), text[(place + 1).clamp(max=n)].to(device)
+        out = model(tokens, mems, targets, **lengths)
+        mems = out.mems
+        nll += (out.nll.double() * counted).sum()
+    mean = nll.item() / n
+    seconds = time.perf_counter() - began
+    model.train(was_training)
+
+    bits = mean / math.log(2)
+    n_bytes = None if token_bytes is None else int(np.asarray(token_bytes)[text[1:]].sum())
+    return Result(
+        nll=mean,
+        ppl=math.exp(mean) if mean < 700 else math.inf,
+        bpc=bits,
+        bits_per_byte=None if not n_bytes else bits * n / n_bytes,
+        tokens=n,
+        segment_len=segment_len,
+        mem_len=mem_len,
+        attn_len=config.attn_len if attn_len is None else attn_len,
+        clamp_len=config.clamp_len if clamp_len is None else clamp_len,
+        batch_size=B,
+        seconds=seconds,
+        tokens_per_second=n / seconds,
+    )
+
+
+def _warm_memory(
+    model: TransformerXL,
+    text: Tensor,
+    starts: list[int],
+    segment_len: int,
+    lengths: dict[str, int | None],
+) -> KeptMemory:
+    """Return the memory with which each part of the text begins."""
+    mem_len = lengths["mem_len"]
+    device = model.content_bias.device
+    first = model.keep(model.start_memory(1, mem_len))
+    if len(starts) == 1:
+        return first
+    others = torch.tensor(starts[1:])
+    # Where the text before a part is shorter than the memory, all parts warm up on less.
+    W = min(mem_len or 0, starts[1])
+    mems = model.keep(model.start_memory(len(others), mem_len))
+    for offset in range(0, W, segment_len):
+        T = min(segment_len, W - offset)
+        place = others[:, None] - W + offset + torch.arange(T)
+        _, mems = model.read(text[place].to(device), mems, **lengths)
+    return join([first, mems])

@@ -1,0 +1,167 @@
+"""Writing text: one token at a time, at a cost that does not grow."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transformer_xl.data import Vocab
+from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+
+# Reading a prompt in pieces bounds the memory it takes, whatever its length.
+_PROMPT_SEGMENT = 512
+
+
+class Generation(Iterator[int]):
+    """Tokens drawn from a model, and the memory behind them.
+
+    Iterating draws token after token. At any moment ``mems`` has read the prompt and all tokens
+    drawn so far but the last, which is ``last_token``: ``generate(model, [g.last_token],
+    mems=g.mems)`` goes on where this one is.
+    """
+
+    def __init__(
+        self,
+        model: TransformerXL,
+        ids: Sequence[int],
+        length: int | None,
+        mems: Memory | KeptMemory | None,
+        sampler: "Sampler",
+        mem_len: int | None,
+    ) -> None:
+        self._model, self._left, self._sampler, self._mem_len = model, length, sampler, mem_len
+        if mems is None:
+            mems = model.start_memory(1, mem_len)
+        self.mems = model.keep(mems) if isinstance(mems, Memory) else mems
+        self._unread = list(ids)
+        self.last_token = self._unread[-1]
+
+    def __next__(self) -> int:
+        if self._left == 0:
+            raise StopIteration
+        hidden = self._read()
+        token = self._sampler(self._model.softmax.log_probs(hidden[0, -1]))
+        self._unread = [token]
+        self.last_token = token
+        if self._left is not None:
+            self._left -= 1
+        return token
+
+    @torch.no_grad()
+    def _read(self) -> Float[Tensor, "1 T D"]:
+        device = self._model.content_bias.device
+        hidden = None
+        for start in range(0, len(self._unread), _PROMPT_SEGMENT):
+            segment = torch.tensor([self._unread[start : start + _PROMPT_SEGMENT]], device=device)
+            hidden, self.mems = self._model.read(segment, self.mems, mem_len=self._mem_len)
+        assert hidden is not None
+        return hidden
+
+
+class Sampler:
+    """Draws a token from a distribution."""
+
+    def __init__(
+        self, temperature: float, top_k: int | None, top_p: float | None, seed: int | None
+    ) -> None:
+        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+        # Drawn on the processor, so that a seed gives the same text wherever the model runs.
+        self.generator = torch.Generator()
+        if seed is None:
+            self.generator.seed()
+        else:
+            self.generator.manual_seed(seed)
+
+    def __call__(self, log_probs: Float[Tensor, " V"]) -> int:
+        if self.temperature == 0:
+            return int(log_probs.argmax())
+        log_probs = log_probs.float().cpu() / self.temperature
+        keep = self.top_k if self.top_k is not None else len(log_probs)
+        values, tokens = log_probs.topk(min(keep, len(log_probs)))
+        probs = values.softmax(-1)
+        if self.top_p is not None:
+            # A token stays while those likelier than it do not reach top_p together.
+            probs = probs * (probs.cumsum(-1) - probs < self.top_p)
+        return int(tokens[torch.multinomial(probs, 1, generator=self.generator)])
+
+
+def generate(
+    model: TransformerXL,
+    ids: Sequence[int] | Int[Tensor, " length"],
+    *,
+    length: int | None = None,
+    mems: Memory | KeptMemory | None = None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    mem_len: int | None = None,
+) -> Generation:
+    """Continue a text, token by token.
+
+    Time and memory for each token stay the same for as long as one goes on.
+
+    Args:
+        model: The model; it should be in evaluation mode.
+        ids: The prompt in tokens, at least one.
+        length: How many tokens to draw. None: without end.
+        mems: The memory of one stream to begin with. None: as at the start of a text.
+        temperature: Below 1 safer, above 1 wilder; 0 takes the likeliest token.
+        top_k: Draw from the ``top_k`` likeliest tokens only.
+        top_p: Draw from the fewest likeliest tokens that have this probability together.
+        seed: Seed of the draw. None: a different one each time.
+        mem_len: Remembered positions. None: as the model is configured.
+
+    Returns:
+        An iterator over the new tokens, with the memory in its ``mems``.
+
+    Raises:
+        ValueError: The prompt is empty or has unknown tokens, or a setting is out of range.
+    """
+    ids = [int(token) for token in ids]
+    if not ids:
+        raise ValueError("the prompt is empty: give at least one token to continue")
+    unknown = [token for token in ids if not 0 <= token < model.config.vocab_size]
+    if unknown:
+        raise ValueError(
+            f"token {unknown[0]} of the prompt is outside the vocabulary of "
+            f"{model.config.vocab_size}"
+        )
+    if mems is not None and mems.batch_size != 1:
+        raise ValueError(f"mems holds {mems.batch_size} streams; select one: mems.select([0])")
+    if temperature < 0:
+        raise ValueError(f"temperature={temperature} must be at least 0")
+    if top_k is not None and top_k < 1:
+        raise ValueError(f"top_k={top_k} must be at least 1")
+    if top_p is not None and not 0 < top_p <= 1:
+        raise ValueError(f"top_p={top_p} must be above 0 and at most 1")
+    sampler = Sampler(temperature, top_k, top_p, seed)
+    return Generation(model, ids, length, mems, sampler, mem_len)
+
+
+def text_pieces(tokens: Iterator[int], vocab: Vocab, stop: Sequence[str] = ()) -> Iterator[str]:
+    """Turn tokens into text as they come; end before the first of the ``stop`` strings.
+
+    What might be the beginning of a stop string is held back until it is decided.
+    """
+    decoder = vocab.stream_decoder()
+    waiting = ""
+    for token in tokens:
+        waiting += decoder.push(token)
+        found = [waiting.index(s) for s in stop if s in waiting]
+        if found:
+            yield waiting[: min(found)]
+            return
+        held = max((_overlap(waiting, s) for s in stop), default=0)
+        ready = len(waiting) - held
+        if ready:
+            yield waiting[:ready]
+            waiting = waiting[ready:]
+    yield waiting + decoder.flush()
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Return the length of the longest end of the text that begins ``stop``."""
+    lengths = range(min(len(text), len(stop) - 1), 0, -1)
+    return next((n for n in lengths if text.endswith(stop[:n])), 0)
