@@ -1,0 +1,222 @@
+"""The run folder: where a training run keeps what it needs to go on, and what it made.
+
+::
+
+    recipe.toml            the settings
+    environment.json       versions and hardware
+    metrics.jsonl          what was measured
+    checkpoints/step_…/    model.safetensors, state.pt, checksums.json
+    model/best, model/last model folders
+    results.json, sample.json, report.html
+
+A checkpoint is written under a temporary name and renamed when it is whole, so that a kill at any
+moment leaves the one before it. Its files are read after their checksums were compared.
+"""
+
+import json
+import os
+import platform
+import shutil
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transformer_xl.config import FORMAT_VERSION, Config
+from transformer_xl.data import Vocab
+from transformer_xl.files import checksum, replace_file, require_space, sync
+from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.pretrained import WEIGHTS_FILE, load_weights, save_model, save_weights
+from transformer_xl.recipes import differences, dump_recipe, load_recipe
+
+RECIPE_FILE = "recipe.toml"
+ENVIRONMENT_FILE = "environment.json"
+METRICS_FILE = "metrics.jsonl"
+_STATE_FILE = "state.pt"
+_CHECKSUMS_FILE = "checksums.json"
+_UNFINISHED = ".unfinished-"
+
+# Settings that may change between the parts of a run: no weight depends on them.
+_MAY_DIFFER = ("eval.", "generate.", "train.log_every", "train.save_every", "train.keep_", "data.")
+
+
+class RunFolder:
+    """The folder of one training run.
+
+    Args:
+        path: Where it lies; made by :meth:`begin`.
+    """
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run was begun here."""
+        return (self.path / RECIPE_FILE).is_file()
+
+    def check(self, config: Config) -> None:
+        """Check that a run with these settings may begin or go on here.
+
+        Raises:
+            FileExistsError: The folder holds something else.
+            ValueError: The folder holds the run of another recipe.
+        """
+        if not self.holds_run:
+            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+                raise FileExistsError(
+                    f"{self.path} exists and is no run folder: nothing in it was touched; "
+                    "give another --out"
+                )
+            return
+        other = load_recipe(self.path / RECIPE_FILE)
+        wrong = [
+            line for line in differences(other, config) if not line.startswith(_MAY_DIFFER)
+        ]
+        if wrong:
+            raise ValueError(
+                f"{self.path} holds a run of another recipe (there, here): {'; '.join(wrong)}. "
+                "Give another --out, or the same settings to go on with that run"
+            )
+
+    def begin(self, config: Config, n_parameters: int) -> None:
+        """Make the folder of a new run; leave that of a run as it is.
+
+        Raises:
+            OSError: The folder cannot be written, or its disk has too little room.
+        """
+        if self.holds_run:
+            return
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"cannot make the run folder {self.path}: {error.strerror}") from error
+        # Weights, and for a checkpoint two more numbers for each of them; one more while writing.
+        copies = 2 + 3 * (config.train.keep_checkpoints + 1)
+        require_space(self.path, 4 * n_parameters * copies, "this run")
+        environment = json.dumps(_environment(), indent=2) + "\n"
+        replace_file(self.path / ENVIRONMENT_FILE, environment.encode())
+        replace_file(self.path / RECIPE_FILE, dump_recipe(config).encode())
+
+    def save(self, step: int, model: TransformerXL, state: dict[str, Any], keep: int) -> None:
+        """Write a checkpoint, then remove all but the newest ``keep``.
+
+        Raises:
+            OSError: It could not be written; the checkpoints before it are intact.
+        """
+        folder = self.path / "checkpoints"
+        final = folder / f"step_{step:08d}"
+        temporary = folder / f"{_UNFINISHED}{os.getpid()}"
+        try:
+            folder.mkdir(exist_ok=True)
+            for left in folder.glob(f"{_UNFINISHED}*"):
+                shutil.rmtree(left)
+            temporary.mkdir()
+            save_weights(model, temporary / WEIGHTS_FILE)
+            torch.save({"format_version": FORMAT_VERSION, **state}, temporary / _STATE_FILE)
+            sync(temporary / _STATE_FILE)
+            sums = {name: checksum(temporary / name) for name in (WEIGHTS_FILE, _STATE_FILE)}
+            replace_file(temporary / _CHECKSUMS_FILE, json.dumps(sums).encode())
+            sync(temporary)
+            if final.exists():
+                shutil.rmtree(final)
+            temporary.rename(final)
+            sync(folder)
+        except (OSError, RuntimeError) as error:
+            # torch reports a full disk as a RuntimeError.
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise OSError(
+                f"the checkpoint of step {step} could not be written to {folder}: {error}. "
+                "The ones before it are intact; make room and start the same command again"
+            ) from error
+        for old in self._checkpoints()[keep:]:
+            shutil.rmtree(old)
+
+    def load(self, model: TransformerXL, say: Any = print) -> dict[str, Any] | None:
+        """Read the newest intact checkpoint into the model; return its state, None without one.
+
+        Raises:
+            RuntimeError: There are checkpoints and all of them are damaged.
+        """
+        checkpoints = self._checkpoints()
+        for folder in checkpoints:
+            if damaged := _damaged_file(folder):
+                say(f"{damaged} is damaged; going back to the checkpoint before it")
+                continue
+            load_weights(model, folder / WEIGHTS_FILE)
+            return torch.load(folder / _STATE_FILE, weights_only=True, map_location="cpu")
+        if checkpoints:
+            raise RuntimeError(f"every checkpoint in {self.path / 'checkpoints'} is damaged")
+        return None
+
+    def save_model(self, name: str, model: TransformerXL, vocab: Vocab) -> None:
+        """Write the model folder ``model/best`` or ``model/last``, weights last."""
+        folder = self.path / "model" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "tokenizer.json").exists():
+            vocab.save(folder)
+        replace_file(folder / "README.md", _model_card(model, vocab, name).encode())
+        save_model(model, folder)
+
+    def write_json(self, name: str, values: dict[str, Any]) -> None:
+        """Write a JSON file of the folder."""
+        content = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+        replace_file(self.path / name, content.encode("utf-8", "surrogateescape"))
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.path / "checkpoints").glob("step_*"), reverse=True)
+
+
+def _damaged_file(folder: Path) -> Path | None:
+    try:
+        sums = json.loads((folder / _CHECKSUMS_FILE).read_text())
+        for name in (WEIGHTS_FILE, _STATE_FILE):
+            if checksum(folder / name) != sums[name]:
+                return folder / name
+    except (OSError, ValueError, KeyError, TypeError):
+        return folder / _CHECKSUMS_FILE
+    return None
+
+
+def _environment() -> dict[str, Any]:
+    packages = ("transformer-xl", "torch", "numpy", "safetensors", "tokenizers")
+    return {
+        "format_version": FORMAT_VERSION,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "command": " ".join(sys.argv),
+        "packages": {name: version(name) for name in packages},
+    }
+
+
+def _model_card(model: TransformerXL, vocab: Vocab, name: str) -> str:
+    config = model.config
+    n_parameters = sum(p.numel() for p in model.parameters())
+    return f"""---
+library_name: transformer-xl
+pipeline_tag: text-generation
+---
+
+# Transformer-XL, the {name} model of a run
+
+{n_parameters:,} parameters: {config.n_layer} layers, d_model {config.d_model}, {config.n_head} heads
+of {config.head_width}, d_inner {config.d_inner}, memory {config.mem_len}.
+Vocabulary: {len(vocab):,} {vocab.kind}.
+
+```
+txl eval FOLDER
+txl generate FOLDER --prompt "..."
+```
+
+```python
+import transformer_xl as txl
+model = txl.TransformerXL.from_pretrained("FOLDER")
+vocab = txl.load_vocab("FOLDER")
+```
+"""

@@ -1,0 +1,251 @@
+"""Figures of a run: its records as series, and the series as pictures.
+
+Needs matplotlib when something is drawn, and not before.
+"""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Records = Sequence[dict[str, Any]]
+"""Records of ``metrics.jsonl`` or evaluation results, in order."""
+
+# In a page each color stands for the CSS variable of its name, so that figures go dark with it.
+_COLORS = {
+    "ink": "#1f2429",
+    "soft": "#5b6570",
+    "line": "#dfe3e7",
+    "train": "#2463b8",
+    "valid": "#c4501b",
+    "memory": "#0f7b6c",
+    "gzip": "#8a5a00",
+    "xz": "#7b3fa0",
+}
+_STYLE: dict[str, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "transformer_xl",
+    "font.size": 9,
+    "legend.frameon": False,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.edgecolor": _COLORS["soft"],
+    "axes.labelcolor": _COLORS["ink"],
+    "grid.color": _COLORS["line"],
+    "grid.linewidth": 0.7,
+    "text.color": _COLORS["ink"],
+    "xtick.color": _COLORS["soft"],
+    "ytick.color": _COLORS["soft"],
+}
+_SIZE = (5.2, 3.5)
+_POINTS = 800
+
+
+def number(record: dict[str, Any], name: str) -> float | None:
+    """A finite number of a record, or None; ``bits`` (per token) also from nll or bpc."""
+    value = record.get(name)
+    if name == "bits" and value is None:
+        nats = number(record, "nll")
+        return number(record, "bpc") if nats is None else nats / math.log(2)
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    # Not isfinite: it fails on an int beyond the floats, which JSON can hold.
+    return float(value) if -1e300 < value < 1e300 else None
+
+
+def has(records: Records, *names: str) -> bool:
+    """Whether one of the numbers is in one of the records."""
+    return any(number(record, name) is not None for record in records for name in names)
+
+
+def series(records: Records, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and values of a number, where it is finite."""
+    pairs = [(record["step"], number(record, name)) for record in records]
+    pairs = [(step, value) for step, value in pairs if value is not None]
+    return np.array([step for step, _ in pairs]), np.array([value for _, value in pairs])
+
+
+def smoothed(values: np.ndarray) -> np.ndarray:
+    """Mean over the neighbors of each value: 4 % of the series, fewer towards its ends."""
+    n = len(values)
+    index = np.arange(n)
+    # Both sides shrink at the start, where the loss is steep, but only one at the noisy end.
+    before = np.minimum(index, max(1, n // 50))
+    after = np.minimum(before, n - 1 - index)
+    total = np.concatenate([[0.0], np.cumsum(values)])
+    return (total[index + after + 1] - total[index - before]) / (before + after + 1)
+
+
+def thinned(n: int, most: int) -> np.ndarray:
+    """Indices of at most ``most`` of ``n`` things, evenly spread, the last one among them."""
+    return np.unique(np.linspace(n - 1, 0, min(n, most)).round().astype(int))
+
+
+def draw_loss(axes: "Axes", train: Records, valid: Records) -> None:
+    """Draw bits per token over the steps: each record faint, their mean, the validation."""
+    steps, bits = series(train, "bits")
+    shown: list[np.ndarray] = []
+    if len(bits):
+        mean = smoothed(bits)
+        few = thinned(len(bits), _POINTS)
+        axes.plot(steps[few], bits[few], color=_COLORS["train"], alpha=0.3, linewidth=0.8)
+        axes.plot(steps[few], mean[few], color=_COLORS["train"], label="training")
+        # The first steps fall from so high that the rest would be a flat line below them.
+        shown.append(mean[len(mean) // 40 :])
+    valid_steps, valid_bits = series(valid, "bits")
+    if len(valid_bits):
+        style = {"marker": "o", "linewidth": 1.0, "label": "validation"}
+        axes.plot(valid_steps, valid_bits, color=_COLORS["valid"], **style)
+        shown.append(valid_bits[len(valid_bits) // 10 :])
+    if shown:
+        values = np.concatenate(shown)
+        low, high = values.min(), values.max()
+        margin = 0.08 * (high - low) or 0.1
+        axes.set_ylim(low - margin, high + margin)
+        axes.legend(loc="upper right")
+    axes.set_ylabel("bits per token")
+    _count_steps(axes)
+
+
+def draw_pace(figure: "Figure", train: Records) -> None:
+    """Draw learning rate and tokens per second over the steps, one above the other."""
+    names = {"lr": "learning rate", "tokens_per_second": "tokens per second"}
+    there = [name for name in names if has(train, name)]
+    panels = figure.subplots(len(there), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, name in zip(panels, there, strict=True):
+        steps, values = series(train, name)
+        few = thinned(len(values), _POINTS)
+        axes.plot(steps[few], values[few], color=_COLORS["train"])
+        axes.set_ylabel(names[name])
+        axes.set_ylim(0, (values.max() * 1.08) or 1.0)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+        axes.locator_params(axis="y", nbins=5)
+    for axes in panels:
+        _count_steps(axes, last=axes is panels[-1])
+
+
+def draw_memory(
+    axes: "Axes", curve: Records, baselines: dict[str, float], trained: float | None
+) -> None:
+    """Draw bits over the memory length at evaluation.
+
+    Args:
+        axes: Where to draw.
+        curve: Evaluation results with growing ``mem_len``.
+        baselines: Bits per byte of compressors, by name; drawn where the results have bytes too.
+        trained: Memory length in training, if known.
+    """
+    unit = memory_unit(curve)
+    lengths = [row["mem_len"] for row in curve]
+    bits = np.array([number(row, unit) for row in curve], dtype=float)
+    axes.plot(lengths, bits, color=_COLORS["memory"], marker="o", clip_on=False, zorder=3)
+    ticks = sorted({*lengths, trained} if trained is not None else {*lengths})
+    positive = [length for length in ticks if length > 0]
+    if positive:
+        # Logarithmic, with room for no memory at all.
+        axes.set_xscale("symlog", base=2, linthresh=positive[0], linscale=1)
+    axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks], minor=False)
+    axes.set_xticks([], minor=True)
+    if len(ticks) > 6:
+        axes.tick_params(axis="x", labelrotation=45)
+    if trained is not None:
+        axes.axvline(trained, color=_COLORS["soft"], linestyle=":", linewidth=1.2)
+        # Beside the line, on the side where there is room.
+        at_right = trained < ticks[len(ticks) // 2]
+        axes.annotate(
+            "memory in training",
+            (trained, 0.985),
+            xycoords=axes.get_xaxis_transform(),
+            xytext=(4 if at_right else -4, 0),
+            textcoords="offset points",
+            ha="left" if at_right else "right",
+            va="top",
+            color=_COLORS["soft"],
+        )
+    if unit == "bits_per_byte":
+        for name, value in baselines.items():
+            color = _COLORS[name.split()[0]]
+            axes.axhline(value, color=color, linestyle="--", linewidth=1.2)
+            axes.annotate(
+                name,
+                (0.01, value),
+                xycoords=axes.get_yaxis_transform(),
+                xytext=(0, 2),
+                textcoords="offset points",
+                va="bottom",
+                color=color,
+            )
+    axes.margins(y=0.14)
+    axes.set_xlabel("positions remembered at evaluation")
+    axes.set_ylabel("bits per byte" if unit == "bits_per_byte" else "bits per token")
+
+
+def memory_unit(curve: Records) -> str:
+    """``bits_per_byte`` where all results have it, else ``bits`` (per token)."""
+    whole = all(number(row, "bits_per_byte") is not None for row in curve)
+    return "bits_per_byte" if whole else "bits"
+
+
+def as_svg(name: str, label: str, draw: Callable[["Figure"], object]) -> str:
+    """Draw a figure for a page, to be put into its HTML.
+
+    Args:
+        name: A word that keeps the figure's ids apart from those of the others on the page.
+        label: What a screen reader says.
+        draw: Draws into the figure that it is given.
+
+    Raises:
+        ImportError: matplotlib is missing.
+    """
+    svg = _rendered("svg", draw, _SIZE).decode()
+    svg = svg[svg.index("<svg") :]
+    for color, value in _COLORS.items():
+        svg = svg.replace(value, f"var(--{color})")
+    svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
+
+
+def as_png(draws: Sequence[Callable[["Axes"], object]]) -> bytes:
+    """Draw figures side by side in one picture.
+
+    Raises:
+        ImportError: matplotlib is missing.
+    """
+
+    def draw_all(figure: "Figure") -> None:
+        for axes, draw in zip(figure.subplots(1, len(draws), squeeze=False)[0], draws, strict=True):
+            draw(axes)
+
+    return _rendered("png", draw_all, (_SIZE[0] * len(draws), _SIZE[1]))
+
+
+def _rendered(form: str, draw: Callable[["Figure"], object], size: tuple[float, float]) -> bytes:
+    # Without pyplot nothing here touches the display or another figure of the process.
+    import matplotlib.style
+    from matplotlib.figure import Figure
+
+    picture = BytesIO()
+    metadata = dict.fromkeys(["Date", "Creator", "Format", "Type"]) if form == "svg" else {}
+    with matplotlib.style.context(["default", _STYLE]):
+        figure = Figure(figsize=size, layout="constrained")
+        draw(figure)
+        figure.savefig(picture, format=form, dpi=160, transparent=form == "svg", metadata=metadata)
+    return picture.getvalue()
+
+
+def _count_steps(axes: "Axes", last: bool = True) -> None:
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    axes.locator_params(axis="x", integer=True, nbins=6)
+    if last:
+        axes.set_xlabel("step")

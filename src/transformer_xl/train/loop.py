@@ -1,0 +1,287 @@
+"""The training loop: read a segment, learn, and once in a while log, evaluate and save."""
+
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from transformer_xl.checkpoint import RunFolder
+from transformer_xl.config import Config
+from transformer_xl.data import Corpus, Segments, prepare
+from transformer_xl.device import autocast, pick_device, pick_precision
+from transformer_xl.evaluate import Result, evaluate
+from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.train.finish import finish
+from transformer_xl.train.metrics import MetricsLog, Progress
+from transformer_xl.train.optim import Optimizer
+
+
+class Interrupted(Exception):  # noqa: N818  (it is no error)
+    """The run was asked to stop and has saved all it needs to go on."""
+
+    def __init__(self, signal_number: int, step: int) -> None:
+        super().__init__(f"stopped at step {step} and saved; the same command goes on from there")
+        self.signal_number = signal_number
+
+
+@dataclass
+class TrainState:
+    """Everything that training changes."""
+
+    model: TransformerXL
+    optimizer: Optimizer
+    segments: Segments
+    mems: list[Memory | KeptMemory | None]
+    """The memory of the streams, one for each part of an accumulated step."""
+    total_steps: int
+    step: int = 0
+    """Updates made so far."""
+    seconds: float = 0.0
+    """Time spent in steps, over all parts of the run."""
+    end_is_fixed: bool = True
+    """False while a run with a time limit may still move ``total_steps``."""
+    best: float = math.inf
+    """Lowest validation loss so far."""
+    losses: list[float] = field(default_factory=list)
+    """Losses since the last line of the log."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all but the weights, as tensors and numbers."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "segments": self.segments.state_dict(),
+            "mems": [None if m is None else m.state_dict() for m in self.mems],
+            "random": torch.get_rng_state(),
+            "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            **{name: getattr(self, name) for name in self._NUMBERS},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned."""
+        device = self.model.content_bias.device
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.segments.load_state_dict(state["segments"])
+        self.mems = [
+            None if m is None else Memory.from_state_dict(m).to(device) for m in state["mems"]
+        ]
+        torch.set_rng_state(state["random"])
+        if state["random_cuda"] and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(state["random_cuda"])
+        for name in self._NUMBERS:
+            setattr(self, name, state[name])
+
+    _NUMBERS = ("total_steps", "step", "seconds", "end_is_fixed", "best", "losses")
+
+
+def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[str, Any]:
+    """Train a model, or go on with a run that was stopped; then evaluate and report.
+
+    Args:
+        config: The recipe.
+        run_dir: The run folder; one that holds a run of the same recipe is resumed.
+        quiet: Print nothing.
+
+    Returns:
+        The contents of ``results.json``: the evaluation, also at other memory lengths, and the
+        same text under gzip and xz.
+
+    Raises:
+        ValueError: The recipe does not fit the corpus or the run folder.
+        OSError: A file cannot be read or written.
+        RuntimeError: The loss is not a number any more, or a file is damaged.
+        Interrupted: SIGINT or SIGTERM came, and the run was saved.
+    """
+    folder = RunFolder(run_dir)
+    device = pick_device()
+    with Progress(config.train.steps, quiet=quiet) as progress:
+        corpus = prepare(config.data, progress.say)
+        config = _with_vocabulary(config, corpus)
+        folder.check(config)
+        state = _new_state(config, corpus, device)
+        n_parameters = sum(p.numel() for p in state.model.parameters())
+        folder.begin(config, n_parameters)
+        if saved := folder.load(state.model, progress.say):
+            state.load_state_dict(saved)
+            progress.say(f"going on at step {state.step} of {state.total_steps}")
+        precision = pick_precision(config.train.precision, device)
+        progress.say(
+            f"{n_parameters:,} parameters on {device.type} in {precision}; "
+            f"{corpus.n_tokens('train'):,} tokens to train on"
+        )
+        with MetricsLog(folder.path, state.step) as log, _interrupts(progress.say) as interrupts:
+            _run(config, folder, corpus, state, log, progress, interrupts)
+        return finish(config, folder, corpus, device, progress.say)
+
+
+def train_step(
+    config: Config, state: TrainState, model: Callable[..., Any], device: torch.device
+) -> tuple[Tensor, float]:
+    """Make one update; return its loss (nats per token) and learning rate."""
+    tokens, targets = (x.to(device) for x in state.segments.next_segment())
+    parts = config.train.accumulate
+    loss = torch.zeros((), device=device)
+    for i, (part, part_targets) in enumerate(
+        zip(tokens.chunk(parts), targets.chunk(parts), strict=True)
+    ):
+        with autocast(config.train.precision, device):
+            out = model(part, state.mems[i], part_targets)
+            part_loss = out.nll.mean() / parts
+        part_loss.backward()
+        state.mems[i] = out.mems
+        loss += part_loss.detach()
+    if config.train.clip_norm:
+        torch.nn.utils.clip_grad_norm_(state.model.parameters(), config.train.clip_norm)
+    lr = state.optimizer.step(state.step, state.total_steps)
+    state.step += 1
+    return loss, lr
+
+
+def _run(
+    config: Config,
+    folder: RunFolder,
+    corpus: Corpus,
+    state: TrainState,
+    log: MetricsLog,
+    progress: Progress,
+    interrupts: list[int],
+) -> None:
+    settings = config.train
+    device = state.model.content_bias.device
+    model = torch.compile(state.model) if settings.compile else state.model
+    state.model.train()
+    while state.step < state.total_steps:
+        began = time.perf_counter()
+        loss, lr = train_step(config, state, model, device)
+        state.losses.append(loss.item())
+        state.seconds += time.perf_counter() - began
+        _fix_end(config, state, progress)
+        if not math.isfinite(state.losses[-1]):
+            raise RuntimeError(
+                f"the loss of step {state.step} is {state.losses[-1]}: lower train.lr or "
+                "train.clip_norm; the checkpoints before it are intact"
+            )
+        is_last = state.step == state.total_steps
+
+        if is_last or state.step % settings.log_every == 0:
+            bits = sum(state.losses) / len(state.losses) / math.log(2)
+            n_tokens = len(state.losses) * settings.batch_size * settings.segment_len
+            state.losses.clear()
+            speed = n_tokens / max(time.perf_counter() - log.since, 1e-9)
+            log.log("train", state.step, bits=bits, lr=lr, tokens_per_second=speed)
+            progress.update(state.step, bits, speed)
+
+        if is_last or (settings.eval_every and state.step % settings.eval_every == 0):
+            result = _validate(config, corpus, state.model, device)
+            log.log("valid", state.step, bits=result.bpc, nll=result.nll)
+            progress.say(_validation_line(state.step, result))
+            if result.nll < state.best:
+                state.best = result.nll
+                folder.save_model("best", state.model, corpus.vocab)
+
+        if is_last or interrupts or (settings.save_every and state.step % settings.save_every == 0):
+            folder.save(state.step, state.model, state.state_dict(), settings.keep_checkpoints)
+            folder.save_model("last", state.model, corpus.vocab)
+
+        if interrupts and not is_last:
+            raise Interrupted(interrupts[0], state.step)
+
+
+def _with_vocabulary(config: Config, corpus: Corpus) -> Config:
+    size = config.model.vocab_size
+    if size not in (0, len(corpus.vocab)):
+        raise ValueError(
+            f"model.vocab_size={size} is not the size of the corpus's vocabulary, "
+            f"{len(corpus.vocab)}; leave it out to take that"
+        )
+    return replace(config, model=replace(config.model, vocab_size=len(corpus.vocab)))
+
+
+def _new_state(config: Config, corpus: Corpus, device: torch.device) -> TrainState:
+    settings = config.train
+    segments = Segments(corpus.split("train"), settings.batch_size, settings.segment_len)
+    corpus.split("valid")
+    torch.manual_seed(settings.seed)
+    model = TransformerXL(config.model).to(device)
+    return TrainState(
+        model=model,
+        optimizer=Optimizer(model, settings),
+        segments=segments,
+        mems=[None] * settings.accumulate,
+        total_steps=settings.steps,
+        end_is_fixed=settings.minutes is None,
+    )
+
+
+def _fix_end(config: Config, state: TrainState, progress: Progress) -> None:
+    """Choose the last step of a run with a time limit once its cooldown has to begin."""
+    settings = config.train
+    if state.end_is_fixed or settings.minutes is None:
+        return
+    before_cooldown = 1 - settings.cooldown_fraction
+    if state.step >= before_cooldown * settings.steps:
+        state.end_is_fixed = True
+    elif state.seconds >= before_cooldown * settings.minutes * 60:
+        state.end_is_fixed = True
+        state.total_steps = max(state.step + 1, round(state.step / before_cooldown))
+    if state.total_steps != settings.steps or not state.end_is_fixed:
+        pace = state.step / state.seconds
+        expected = min(settings.steps, round(settings.minutes * 60 * pace))
+        progress.total = state.total_steps if state.end_is_fixed else max(expected, state.step)
+
+
+def _validate(
+    config: Config, corpus: Corpus, model: TransformerXL, device: torch.device
+) -> Result:
+    settings = config.eval
+    with autocast(config.train.precision, device):
+        return evaluate(
+            model,
+            corpus.split("valid"),
+            segment_len=settings.segment_len or config.train.segment_len,
+            mem_len=settings.mem_len,
+            attn_len=settings.attn_len,
+            clamp_len=settings.clamp_len,
+            batch_size=settings.batch_size,
+            token_bytes=corpus.vocab.token_bytes,
+        )
+
+
+def _validation_line(step: int, result: Result) -> str:
+    line = f"step {step}: validation {result.nll:.4f} nats, {result.bpc:.4f} bits per token"
+    if result.bits_per_byte is not None and result.bits_per_byte != result.bpc:
+        line += f", {result.bits_per_byte:.4f} bits per byte"
+    return line
+
+
+@contextmanager
+def _interrupts(say: Callable[[str], None]) -> Iterator[list[int]]:
+    """Collect the first SIGINT or SIGTERM instead of dying of it; a second one is as usual."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+        for each in numbers:
+            signal.signal(each, before[each])
+        say("stopping after this step and saving; once more stops at once")
+
+    for number in numbers:
+        signal.signal(number, note)
+    try:
+        yield caught
+    finally:
+        for number in numbers:
+            signal.signal(number, before[number])

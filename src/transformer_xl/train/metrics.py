@@ -1,0 +1,269 @@
+"""What a run reports while it trains: a log that survives a kill, and a display of the progress.
+
+``metrics.jsonl`` holds one flat JSON object in a line::
+
+    {"kind": "train", "step": 120, "bits": 2.31, "lr": 0.00025, "tokens_per_second": 10240.0}
+    {"kind": "valid", "step": 120, "bits": 2.40}
+
+JSON has no word for numbers that are not finite, so these are written as the strings ``"NaN"``,
+``"Infinity"`` and ``"-Infinity"``, and read back as numbers.
+"""
+
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from importlib.util import find_spec
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from transformer_xl.files import replace_file
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_LINE_SECONDS = 10.0
+_REFRESH_SECONDS = 0.1
+# Columns of a terminal below which the numbers leave no room for a bar.
+_BAR_WIDTH = 72
+
+
+class MetricsLog:
+    """Appends records to ``metrics.jsonl`` and mirrors their numbers to TensorBoard.
+
+    TensorBoard gets them in ``folder/tensorboard`` where its package is installed; nothing is
+    missing from the JSON lines where it is not.
+
+    Args:
+        folder: The run folder; made when it does not exist.
+        step: The step the run goes on from. Later records of an earlier session are cut off, and
+            so is a line that a killed process left unfinished. 0: a new run.
+
+    Raises:
+        ValueError: A line before the last one is damaged.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "metrics.jsonl"
+        resumes = path.exists()
+        if resumes:
+            _cut(path, step)
+        self._file = path.open("ab")
+        self._tensorboard = _tensorboard(folder / "tensorboard", step + 1 if resumes else None)
+
+    def log(self, kind: str, step: int, **values: float | str | None) -> None:
+        """Write one record; it is in the file when this returns.
+
+        Args:
+            kind: What was measured: "train", "valid" or another name.
+            step: The step after which it was measured.
+            values: Numbers, or anything ``float`` takes; text and None go to the JSON lines only.
+        """
+        plain = {
+            name: value if value is None or isinstance(value, int | str) else float(value)
+            for name, value in values.items()
+        }
+        record = {"kind": kind, "step": step}
+        record |= {name: _spelled(value) for name, value in plain.items()}
+        self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
+        self._file.flush()
+        if self._tensorboard:
+            for name, value in plain.items():
+                if isinstance(value, int | float):
+                    self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._file.close()
+        if self._tensorboard:
+            self._tensorboard.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """Read the records of a ``metrics.jsonl``, also while a run is writing it.
+
+    A last line that is unfinished is left out.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A line before the last one is damaged.
+    """
+    return [record for _, record in _lines(path)]
+
+
+def _spelled(value: float | str | None) -> float | str | None:
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    lines = path.read_bytes().rstrip().split(b"\n")
+    for number, line in enumerate(lines, start=1):
+        record = _parsed(line)
+        if record is not None:
+            yield line, record
+        elif line.strip() and number < len(lines):
+            raise ValueError(
+                f"line {number} of {path} is not a record with a step: {line[:60]!r}; "
+                "delete this line to go on without it"
+            )
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+        return None
+    return {
+        name: _NOT_FINITE.get(value, value) if isinstance(value, str) else value
+        for name, value in record.items()
+    }
+
+
+def _cut(path: Path, step: int) -> None:
+    kept = b"".join(line + b"\n" for line, record in _lines(path) if record["step"] <= step)
+    if kept != path.read_bytes():
+        replace_file(path, kept)
+
+
+def _tensorboard(folder: Path, purge_step: int | None) -> "SummaryWriter | None":
+    if find_spec("tensorboard") is None:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    # An old tensorboard beside a new numpy or protobuf fails on import in all of these ways.
+    except (ImportError, AttributeError, TypeError) as error:
+        logging.getLogger(__name__).warning("TensorBoard is installed but broken: %s", error)
+        return None
+    return SummaryWriter(str(folder), purge_step=purge_step)
+
+
+class Progress:
+    """Shows on stderr how far a run is: a live bar on a terminal, now and then a line elsewhere.
+
+    Use it as a context manager.
+
+    Args:
+        total_steps: The step at which the run ends.
+        step: The step it goes on from.
+        description: What is going on, in a word.
+        quiet: Show nothing at all.
+    """
+
+    def __init__(
+        self,
+        total_steps: int,
+        step: int = 0,
+        *,
+        description: str = "training",
+        quiet: bool = False,
+    ) -> None:
+        self._total = total_steps
+        self._first_step = step
+        self._description = description
+        self._console = Console(stderr=True, quiet=quiet)
+        # Rich calls a pipe a terminal when FORCE_COLOR is set, as many build servers do.
+        live = sys.stderr.isatty() and not self._console.is_dumb_terminal and not quiet
+        self._bar = self._new_bar() if live else None
+        self._start = self._shown_at = -math.inf
+        self._waiting: str | None = None
+
+    def _new_bar(self) -> Bar:
+        drawn = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=None)]
+        bar = Bar(
+            *(drawn if self._console.width >= _BAR_WIDTH else []),
+            *(
+                TextColumn(f"{{task.fields[{name}]}}")
+                for name in ("steps", "bits", "speed", "left")
+            ),
+            console=self._console,
+            expand=True,
+            auto_refresh=False,
+            # Rich would swallow the results that go to stdout, also where that is a pipe.
+            redirect_stdout=False,
+        )
+        bar.add_task(
+            self._description,
+            total=self._total,
+            completed=self._first_step,
+            steps=self._steps(self._first_step),
+            bits="",
+            speed="",
+            left="",
+        )
+        return bar
+
+    def __enter__(self) -> Self:
+        self._start = monotonic()
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar:
+            self._bar.stop()
+        elif self._waiting:
+            self.say(self._waiting)
+
+    def update(self, step: int, bits: float, tokens_per_second: float) -> None:
+        """Show a new state; cheap, so that each step may call it.
+
+        Args:
+            step: Steps done.
+            bits: Training loss in bits per token.
+            tokens_per_second: Speed.
+        """
+        fields: dict[str, Any] = {
+            "steps": self._steps(step),
+            "bits": f"{bits:.3f} bits/token",
+            "speed": f"{tokens_per_second:,.0f} tokens/s",
+            "left": self._left(step),
+        }
+        now = monotonic()
+        due = step >= self._total
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], completed=step, **fields)
+            if due or now - self._shown_at >= _REFRESH_SECONDS:
+                self._bar.refresh()
+                self._shown_at = now
+            return
+        self._waiting = f"{self._description}  " + "  ".join(filter(None, fields.values()))
+        if due or now - self._shown_at >= _LINE_SECONDS:
+            self.say(self._waiting)
+            self._waiting = None
+            self._shown_at = now
+
+    def say(self, text: str) -> None:
+        """Print a line, above the bar where there is one."""
+        self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+    def _steps(self, step: int) -> str:
+        return f"{step:,}/{self._total:,}"
+
+    def _left(self, step: int) -> str:
+        # The mean over the whole session counts evaluations and checkpoints too.
+        if step <= self._first_step:
+            return ""
+        step_seconds = (monotonic() - self._start) / (step - self._first_step)
+        return f"{timedelta(seconds=round(step_seconds * max(0, self._total - step)))} left"

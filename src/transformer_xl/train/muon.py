@@ -1,0 +1,89 @@
+"""Muon: momentum whose update is made orthogonal, for the matrices inside the layers.
+
+Follows Jordan et al., https://kellerjordan.github.io/posts/muon. ``torch.optim.Muon`` does the
+same one matrix at a time and always in bfloat16, which many processors only emulate; this one
+takes all matrices of a shape at once and computes in float32 where that is faster.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+# The quintic polynomial of the reference: it lifts small singular values fastest and ends with
+# all of them between about 0.7 and 1.2.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+
+class Muon(torch.optim.Optimizer):
+    """Nesterov momentum, orthogonalized by Newton-Schulz iterations, with decoupled decay.
+
+    Args:
+        params: Matrices, or groups of them. A group's ``parts`` says how many matrices are stacked
+            in each parameter along its rows (3 for queries, keys and values); 1 by default.
+        lr: Step length: the largest singular value of an update, for a square matrix.
+        momentum: Decay of the mean gradient.
+        weight_decay: Decoupled decay; the weights shrink by ``lr * weight_decay`` in each step.
+        iterations: Newton-Schulz iterations.
+        dtype: Precision of the iterations.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        iterations: int = 5,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1}
+        super().__init__(params, defaults)
+        self._iterations, self._dtype = iterations, dtype
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Update every matrix that has a gradient."""
+        loss = closure() if closure is not None else None
+        by_shape: dict[torch.Size, list[tuple[Tensor, Tensor, float]]] = defaultdict(list)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["momentum"] = torch.zeros_like(parameter)
+                mean = state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
+                ahead = parameter.grad.lerp(mean, group["momentum"])
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                for matrix, update in zip(
+                    parameter.chunk(group["parts"]), ahead.chunk(group["parts"]), strict=True
+                ):
+                    by_shape[matrix.shape].append((matrix, update, group["lr"]))
+        for (rows, columns), entries in by_shape.items():
+            updates = torch.stack([update for _, update, _ in entries]).to(self._dtype)
+            updates = orthogonalize(updates, self._iterations)
+            # A map to more dimensions than it comes from needs longer columns for the same change.
+            scale = max(1.0, rows / columns) ** 0.5
+            for (matrix, _, lr), update in zip(entries, updates, strict=True):
+                matrix.add_(update.to(matrix.dtype), alpha=-lr * scale)
+        return loss
+
+
+def orthogonalize(
+    x: Float[Tensor, "matrices rows columns"], iterations: int
+) -> Float[Tensor, "matrices rows columns"]:
+    """Bring all singular values of each matrix near 1 and keep its singular vectors."""
+    a, b, c = COEFFICIENTS
+    tall = x.shape[1] > x.shape[2]
+    if tall:
+        x = x.mT
+    # The iteration converges for singular values up to 1, and none exceeds the Frobenius norm.
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(iterations):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x

@@ -1,0 +1,250 @@
+"""The log loses nothing and resumes exactly; the display works with and without a terminal."""
+
+import json
+import logging
+import math
+import os
+import sys
+from io import StringIO
+
+import numpy as np
+import pytest
+
+from transformer_xl.train import metrics
+from transformer_xl.train.metrics import MetricsLog, Progress, read_metrics
+
+
+@pytest.fixture(autouse=True)
+def without_tensorboard(monkeypatch, request):
+    if "with_tensorboard" not in request.fixturenames:
+        monkeypatch.setattr(metrics, "find_spec", lambda name: None)
+
+
+@pytest.fixture
+def with_tensorboard():
+    pytest.importorskip("torch")
+    pytest.importorskip("tensorboard", reason="TensorBoard is optional")
+
+
+def write_run(folder, steps, resumed_at=0):
+    with MetricsLog(folder, resumed_at) as log:
+        for step in steps:
+            log.log("train", step, bits=1 / step, lr=1e-3)
+    return folder / "metrics.jsonl"
+
+
+def test_what_is_logged_is_read_back(tmp_path):
+    with MetricsLog(tmp_path / "new" / "run", 0) as log:
+        log.log("train", 3, bits=2.5, lr=np.float32(0.5), tokens=7)
+        log.log("valid", 3, bits=2.75, split="valid", bits_per_byte=None)
+    assert read_metrics(tmp_path / "new" / "run" / "metrics.jsonl") == [
+        {"kind": "train", "step": 3, "bits": 2.5, "lr": 0.5, "tokens": 7},
+        {"kind": "valid", "step": 3, "bits": 2.75, "split": "valid", "bits_per_byte": None},
+    ]
+
+
+def test_a_record_is_in_the_file_when_log_returns(tmp_path):
+    log = MetricsLog(tmp_path, 0)
+    log.log("train", 1, bits=2.0)
+    assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
+    log.close()
+
+
+def test_numbers_that_are_not_finite_stay_json_and_come_back(tmp_path):
+    with MetricsLog(tmp_path, 0) as log:
+        log.log("train", 1, bits=math.nan, ppl=math.inf, low=-math.inf)
+
+    def refuse(word):
+        raise AssertionError(f"{word} is not JSON")
+
+    line = (tmp_path / "metrics.jsonl").read_text()
+    assert json.loads(line, parse_constant=refuse)["bits"] == "NaN"
+    (record,) = read_metrics(tmp_path / "metrics.jsonl")
+    assert math.isnan(record["bits"])
+    assert (record["ppl"], record["low"]) == (math.inf, -math.inf)
+
+
+def test_a_file_torn_at_any_byte_reads_as_its_whole_records(tmp_path):
+    path = write_run(tmp_path, range(1, 5))
+    content, records = path.read_bytes(), read_metrics(path)
+    for size in range(len(content) + 1):
+        path.write_bytes(content[:size])
+        whole = content[: size + 1].count(b"\n")
+        assert read_metrics(path) == records[:whole]
+
+
+def test_a_damaged_line_in_the_middle_is_named(tmp_path):
+    path = write_run(tmp_path, [1, 2, 3])
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], "{oops", lines[2]]))
+    with pytest.raises(ValueError, match=r"line 2 of .*metrics\.jsonl.*oops.*delete this line"):
+        read_metrics(path)
+
+
+def test_resuming_at_any_step_gives_the_file_of_a_run_that_never_stopped(tmp_path):
+    expected = write_run(tmp_path / "whole", range(1, 10)).read_bytes()
+    for resumed_at in range(10):
+        folder = tmp_path / str(resumed_at)
+        path = write_run(folder, range(1, 8))
+        path.write_bytes(path.read_bytes() + b'{"kind": "train", "st')
+        write_run(folder, range(min(resumed_at, 7) + 1, 10), resumed_at)
+        assert path.read_bytes() == expected
+
+
+def test_a_last_record_without_its_line_end_is_kept(tmp_path):
+    path = write_run(tmp_path, [1, 2])
+    path.write_bytes(path.read_bytes()[:-1])
+    write_run(tmp_path, [3], resumed_at=2)
+    assert [record["step"] for record in read_metrics(path)] == [1, 2, 3]
+
+
+def test_a_cut_that_fails_loses_nothing(tmp_path, monkeypatch):
+    path = write_run(tmp_path, range(1, 6))
+    content = path.read_bytes()
+
+    def fail(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        MetricsLog(tmp_path, 2)
+    assert path.read_bytes() == content
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_replace_file_replaces_the_whole_content(tmp_path):
+    path = tmp_path / "file"
+    for content in (b"a longer first content", b"second"):
+        replace_file(path, content)
+        assert path.read_bytes() == content
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]
+
+
+def test_without_tensorboard_there_are_the_json_lines_only(tmp_path):
+    write_run(tmp_path, [1])
+    assert [file.name for file in tmp_path.iterdir()] == ["metrics.jsonl"]
+
+
+def test_a_broken_tensorboard_is_said_and_does_not_stop_the_run(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(metrics, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with caplog.at_level(logging.WARNING):
+        path = write_run(tmp_path, [1])
+    assert "TensorBoard is installed but broken" in caplog.text
+    assert len(read_metrics(path)) == 1
+
+
+@pytest.mark.usefixtures("with_tensorboard")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    write_run(tmp_path, [1, 2, 3])
+    write_run(tmp_path, [3, 4], resumed_at=2)
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert events.Tags()["scalars"] == ["train/bits", "train/lr"]
+    assert [event.step for event in events.Scalars("train/bits")] == [1, 2, 3, 4]
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self):
+        self.now = 1000.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(metrics, "monotonic", clock)
+    return clock
+
+
+class Terminal(StringIO):
+    def isatty(self):
+        return True
+
+
+def use_terminal(monkeypatch, columns=80):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    return terminal
+
+
+def test_without_a_terminal_a_line_comes_every_ten_seconds_and_at_the_end(capsys, clock):
+    with Progress(100) as progress:
+        for step in range(1, 41):
+            clock.now += 1
+            progress.update(step, 2.0, 12345.6)
+    out, err = capsys.readouterr()
+    steps = [line.split()[1] for line in err.splitlines()]
+    assert out == ""
+    assert steps == ["1/100", "11/100", "21/100", "31/100", "40/100"]
+    assert err.splitlines()[0] == (
+        "training  1/100  2.000 bits/token  12,346 tokens/s  0:01:39 left"
+    )
+
+
+def test_the_last_step_is_shown_once(capsys, clock):
+    with Progress(2) as progress:
+        progress.update(1, 2.0, 1.0)
+        progress.update(2, 2.0, 1.0)
+    assert [line.split()[1] for line in capsys.readouterr().err.splitlines()] == ["1/2", "2/2"]
+
+
+def test_the_time_left_of_a_resumed_run_counts_its_own_steps_only(capsys, clock):
+    with Progress(1000, 900) as progress:
+        clock.now += 20
+        progress.update(910, math.nan, 1.0)
+    assert "910/1,000  nan bits/token  1 tokens/s  0:03:00 left" in capsys.readouterr().err
+
+
+def test_what_is_said_is_printed_as_it_is(capsys):
+    text = "[bold]not markup[/bold] :smile: " + "long " * 60
+    with Progress(10) as progress:
+        progress.say(text)
+    assert capsys.readouterr().err == text + "\n"
+
+
+def test_a_quiet_progress_shows_nothing(monkeypatch, capsys):
+    terminal = use_terminal(monkeypatch)
+    with Progress(10, quiet=True) as progress:
+        progress.update(5, 2.0, 1.0)
+        progress.say("hello")
+    assert terminal.getvalue() == ""
+    assert capsys.readouterr().out == ""
+
+
+def test_a_terminal_gets_a_bar_and_lines_above_it(monkeypatch, capsys):
+    terminal = use_terminal(monkeypatch)
+    with Progress(100, description="tuning") as progress:
+        progress.update(50, 1.25, 1000.0)
+        progress.say("saved [x]")
+        print("{}")  # noqa: T201
+        progress.update(100, 1.125, 2000.0)
+    shown = terminal.getvalue()
+    for part in ("tuning", "50/100", "1.250 bits/token", "1,000 tokens/s", "left", "saved [x]"):
+        assert part in shown
+    assert shown.index("saved [x]") < shown.index("1.125 bits/token")
+    assert shown.endswith("\x1b[?25h")
+    assert capsys.readouterr().out == "{}\n"
+
+
+def test_a_narrow_terminal_shows_the_numbers_whole(monkeypatch):
+    terminal = use_terminal(monkeypatch, columns=60)
+    with Progress(12345) as progress:
+        progress.update(12345, 1.25, 123456.0)
+    for part in ("12,345/12,345", "1.250 bits/token", "123,456 tokens/s", "0:00:00 left"):
+        assert part in terminal.getvalue()
+
+
+def test_a_pipe_is_no_terminal_whatever_the_environment_says(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    with Progress(10) as progress:
+        progress.update(5, 2.0, 1.0)
+    assert capsys.readouterr().err.count("\n") == 1
