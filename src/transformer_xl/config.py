@@ -143,11 +143,6 @@ class DataConfig:
             held_out < 1,
             f"valid_fraction + test_fraction = {held_out} leaves no text to train on",
         )
-        _require(
-            bool(self.name or self.path),
-            "data.name and data.path are both empty: name a known corpus "
-            "(`txl prepare --help` lists them) or give a file with --data.path",
-        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

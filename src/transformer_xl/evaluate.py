@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -149,3 +150,30 @@ def _warm_memory(
         place = others[:, None] - W + offset + torch.arange(T)
         _, mems = model.read(text[place].to(device), mems, **lengths)
     return join([first, mems])
+
+
+@torch.no_grad()
+def score(
+    model: TransformerXL,
+    ids: Sequence[int],
+    *,
+    segment_len: int = 128,
+    mem_len: int | None = None,
+) -> Iterator[float | None]:
+    """Yield the log-probability of each token given all before it, in nats; None for the first.
+
+    Raises:
+        ValueError: A token is outside the vocabulary.
+    """
+    device = model.content_bias.device
+    mems = model.keep(model.start_memory(1, mem_len))
+    yield from [None] * bool(len(ids))
+    for start in range(0, len(ids) - 1, segment_len):
+        window = torch.tensor([ids[start : start + segment_len + 1]], device=device)
+        if window.max() >= model.config.vocab_size:
+            raise ValueError(
+                f"token {int(window.max())} is outside the vocabulary of {model.config.vocab_size}"
+            )
+        out = model(window[:, :-1], mems, window[:, 1:], mem_len=mem_len)
+        mems = out.mems
+        yield from (-out.nll[0]).tolist()

@@ -1,12 +1,17 @@
 """Writing text: one token at a time, at a cost that does not grow."""
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import torch
 from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
+from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.data import Vocab
+from transformer_xl.files import checksum, write_atomically
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 
 # Reading a prompt in pieces bounds the memory it takes, whatever its length.
@@ -140,12 +145,17 @@ def generate(
     return Generation(model, ids, length, mems, sampler, mem_len)
 
 
-def text_pieces(tokens: Iterator[int], vocab: Vocab, stop: Sequence[str] = ()) -> Iterator[str]:
+def text_pieces(
+    tokens: Iterator[int], vocab: Vocab, stop: Sequence[str] = (), prompt: Sequence[int] = ()
+) -> Iterator[str]:
     """Turn tokens into text as they come; end before the first of the ``stop`` strings.
 
-    What might be the beginning of a stop string is held back until it is decided.
+    What might be the beginning of a stop string is held back until it is decided. The ``prompt``
+    is not repeated; it decides what stands between it and the first word.
     """
     decoder = vocab.stream_decoder()
+    for token in prompt:
+        decoder.push(token)
     waiting = ""
     for token in tokens:
         waiting += decoder.push(token)
@@ -159,6 +169,44 @@ def text_pieces(tokens: Iterator[int], vocab: Vocab, stop: Sequence[str] = ()) -
             yield waiting[:ready]
             waiting = waiting[ready:]
     yield waiting + decoder.flush()
+
+
+def save_state(path: Path, generation: Generation, weights: Path) -> None:
+    """Write the memory behind a text to a safetensors file, atomically.
+
+    Args:
+        path: The file.
+        generation: What was written so far.
+        weights: The weights file of the model, to which the memory belongs.
+    """
+    state = generation.mems.state_dict()
+    tensors = {name: x.contiguous() for name, x in state.items() if x is not None}
+    about = {
+        "format_version": str(FORMAT_VERSION),
+        "last_token": str(generation.last_token),
+        "weights": checksum(weights),
+    }
+    write_atomically(path, lambda temporary: save_file(tensors, temporary, about))
+
+
+def load_state(path: Path, weights: Path) -> tuple[KeptMemory, int]:
+    """Read a memory and the last token behind it, which the memory has not read yet.
+
+    Raises:
+        RuntimeError: The file is damaged.
+        ValueError: The memory belongs to another model.
+    """
+    try:
+        with safe_open(path, "pt") as file:
+            about = file.metadata() or {}
+            state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        belongs_to, last_token = about["weights"], int(about["last_token"])
+        memory = KeptMemory.from_state_dict({"forgotten": None, **state})
+    except (SafetensorError, KeyError, ValueError, IndexError) as error:
+        raise RuntimeError(f"{path} is damaged or holds no memory: {error}") from error
+    if belongs_to != checksum(weights):
+        raise ValueError(f"the memory in {path} was made by another model than {weights}")
+    return memory, last_token
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -113,6 +113,11 @@ def find_text(config: DataConfig, downloads: Path, progress: Progress) -> TextFi
         FileNotFoundError: A file is missing.
         OSError: A download failed.
     """
+    if not (config.name or config.path):
+        raise ValueError(
+            "data.name and data.path are both empty: give a file or folder with --data.path, or "
+            f"name one of the known corpora: {', '.join(KNOWN_CORPORA)}"
+        )
     if config.name and config.name not in KNOWN_CORPORA:
         raise ValueError(
             f"data.name={config.name!r} is no known corpus; there are "

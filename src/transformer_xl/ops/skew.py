@@ -150,7 +150,8 @@ def _forward(
             queries = slice(first, min(first + size, T))
             end = S - T + queries.stop
             keys = slice(0 if attn_len is None else max(0, S - T + first + 1 - attn_len), end)
-            positions = slice(S - (end - keys.start), r.shape[1])
+            # The row of a single query need not move: it does without the additional column.
+            positions = slice(S - (end - keys.start), S + (queries.stop - first > 1))
             q_block = q_position[heads, :, queries]
             position = torch.bmm(q_block.flatten(1, 2), r[heads, positions].mT)
             score = torch.baddbmm(

@@ -112,6 +112,7 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
         if saved := folder.load(state.model, progress.say):
             state.load_state_dict(saved)
             progress.say(f"going on at step {state.step} of {state.total_steps}")
+        progress.expect(state.total_steps, state.step)
         precision = pick_precision(config.train.precision, device)
         progress.say(
             f"{n_parameters:,} parameters on {device.type} in {precision}; "
@@ -158,6 +159,7 @@ def _run(
     device = state.model.content_bias.device
     model = torch.compile(state.model) if settings.compile else state.model
     state.model.train()
+    logged_at = state.seconds
     while state.step < state.total_steps:
         began = time.perf_counter()
         loss, lr = train_step(config, state, model, device)
@@ -174,8 +176,9 @@ def _run(
         if is_last or state.step % settings.log_every == 0:
             bits = sum(state.losses) / len(state.losses) / math.log(2)
             n_tokens = len(state.losses) * settings.batch_size * settings.segment_len
+            speed = n_tokens / max(state.seconds - logged_at, 1e-9)
             state.losses.clear()
-            speed = n_tokens / max(time.perf_counter() - log.since, 1e-9)
+            logged_at = state.seconds
             log.log("train", state.step, bits=bits, lr=lr, tokens_per_second=speed)
             progress.update(state.step, bits, speed)
 
@@ -235,7 +238,7 @@ def _fix_end(config: Config, state: TrainState, progress: Progress) -> None:
     if state.total_steps != settings.steps or not state.end_is_fixed:
         pace = state.step / state.seconds
         expected = min(settings.steps, round(settings.minutes * 60 * pace))
-        progress.total = state.total_steps if state.end_is_fixed else max(expected, state.step)
+        progress.expect(state.total_steps if state.end_is_fixed else max(expected, state.step))
 
 
 def _validate(

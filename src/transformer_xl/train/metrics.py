@@ -226,6 +226,15 @@ class Progress:
         elif self._waiting:
             self.say(self._waiting)
 
+    def expect(self, total_steps: int, first_step: int | None = None) -> None:
+        """Correct what is expected: the last step, or where a resumed run begins."""
+        self._total = total_steps
+        if first_step is not None:
+            self._first_step, self._start = first_step, monotonic()
+        if self._bar:
+            done = self._first_step if first_step is not None else None
+            self._bar.update(self._bar.task_ids[0], total=total_steps, completed=done)
+
     def update(self, step: int, bits: float, tokens_per_second: float) -> None:
         """Show a new state; cheap, so that each step may call it.
 

@@ -1,0 +1,101 @@
+"""What a finished run shows: how well the model predicts, what it writes, and the report."""
+
+import gzip
+import lzma
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from transformer_xl.checkpoint import RunFolder
+from transformer_xl.config import Config
+from transformer_xl.data import Corpus, raw_split
+from transformer_xl.device import autocast
+from transformer_xl.evaluate import Result, evaluate
+from transformer_xl.generate import generate, text_pieces
+from transformer_xl.nn import TransformerXL
+from transformer_xl.train.report import write_report
+
+
+def finish(
+    config: Config,
+    folder: RunFolder,
+    corpus: Corpus,
+    device: torch.device,
+    say: Callable[[str], None],
+) -> dict[str, Any]:
+    """Evaluate the best model of a run at every memory length, let it write, draw the report.
+
+    Returns:
+        The contents of ``results.json``.
+    """
+    model = TransformerXL.from_pretrained(folder.path / "model" / "best").to(device)
+    split = "test" if corpus.n_tokens("test") else "valid"
+    say(f"evaluating the best model on all of the {split} text")
+
+    def measure(mem_len: int | None) -> dict[str, Any]:
+        with autocast(config.train.precision, device):
+            result = evaluate(
+                model,
+                corpus.split(split),
+                segment_len=config.eval.segment_len or config.train.segment_len,
+                mem_len=mem_len,
+                attn_len=config.eval.attn_len,
+                clamp_len=config.eval.clamp_len,
+                batch_size=config.eval.batch_size,
+                token_bytes=corpus.vocab.token_bytes,
+            )
+        return describe(split, result)
+
+    longest = [] if config.eval.mem_len is None else [config.eval.mem_len]
+    mem_lens = sorted({*config.eval.mem_lens, *longest, config.model.mem_len})
+    curve = []
+    for mem_len in mem_lens:
+        curve.append(measure(mem_len))
+        say(_line(curve[-1]))
+    chosen = config.model.mem_len if config.eval.mem_len is None else config.eval.mem_len
+    results: dict[str, Any] = {
+        "test": next(row for row in curve if row["mem_len"] == chosen),
+        "memory_curve": curve,
+    }
+    if corpus.vocab.token_bytes is not None:
+        text = raw_split(corpus, split)
+        results |= {
+            "gzip_bits_per_byte": 8 * len(gzip.compress(text, 9)) / len(text),
+            "xz_bits_per_byte": 8
+            * len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
+            / len(text),
+        }
+        say("".join(f"{key.split('_')[0]}: {value:.4f} bits per byte   "
+            for key, value in results.items() if key.endswith("bits_per_byte")))  # fmt: skip
+    folder.write_json("results.json", results)
+    folder.write_json("sample.json", _sample(config, corpus, model))
+    say(f"report: {write_report(folder.path)}")
+    return results
+
+
+def describe(split: str, result: Result) -> dict[str, Any]:
+    """Return a result as it is printed and stored; what is not known is left out."""
+    values = {"split": split, **asdict(result)}
+    return {
+        key: value
+        for key, value in values.items()
+        if value is not None or key in ("attn_len", "clamp_len")
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    line = f"memory {row['mem_len']:>5,}: {row['nll']:.4f} nats, perplexity {row['ppl']:,.2f}"
+    if "bits_per_byte" in row:
+        line += f", {row['bits_per_byte']:.4f} bits per byte"
+    return line + f"   ({row['tokens']:,} tokens, {row['tokens_per_second']:,.0f} a second)"
+
+
+def _sample(config: Config, corpus: Corpus, model: TransformerXL) -> dict[str, Any]:
+    settings = config.generate
+    draw = {"temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
+    prompt = corpus.vocab.encode(settings.prompt)
+    tokens = generate(model, prompt, length=settings.length, seed=settings.seed, **draw)
+    text = "".join(text_pieces(tokens, corpus.vocab, prompt=prompt))
+    return {"prompt": settings.prompt, "text": text, "settings": {**draw, "seed": settings.seed}}

@@ -1,0 +1,279 @@
+"""Whatever is faster than the reference gives the numbers of the reference."""
+
+from inspect import unwrap
+
+import pytest
+import torch
+
+from transformer_xl.ops import BACKENDS, chosen_backend, rel_attention, skew, use_backend
+
+NAMES = ("output", "dq", "dk", "dv", "dr", "du", "dv of positions")
+# Streams, queries, remembered, heads, width.
+SHAPES = [(1, 1, 0, 1, 1), (2, 1, 6, 3, 4), (2, 7, 0, 3, 5), (2, 5, 9, 2, 3), (1, 9, 3, 3, 2)]
+# Most queries of a block, bytes of a group: one block and group; blocks with a rest of one, of
+# two; every head alone; three heads as two and one.
+BLOCKS = [(128, 2 << 20), (4, 2 << 20), (3, 2 << 20), (2, 1), (3, 2 * 2 * 3 * 14 * 8)]
+
+
+@pytest.fixture(params=BLOCKS, ids=str)
+def blocks(request, monkeypatch):
+    monkeypatch.setattr(skew, "QUERY_BLOCK", request.param[0])
+    monkeypatch.setattr(skew, "GROUP_BYTES", request.param[1])
+
+
+def operands(B, T, M, H, K, dtype=torch.float64):
+    S = M + T
+    shapes = [(B, T, H, K), (B, S, H, K), (B, S, H, K), (S, H, K), (H, K), (H, K)]
+    # Drawn in one precision: in every other one they are the same numbers, rounded.
+    return [torch.randn(shape).to(dtype) for shape in shapes]
+
+
+def output_and_gradients(backend, inputs, **options):
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    with use_backend(backend):
+        out = rel_attention(*leaves, **options)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape)
+    out.backward(weights.to(out.dtype))
+    return [out.detach(), *(x.grad for x in leaves)]
+
+
+def assert_equal_to_reference(inputs, **options):
+    expected = output_and_gradients("reference", inputs, **options)
+    ours = output_and_gradients("skew", inputs, **options)
+    for name, one, other in zip(NAMES, ours, expected, strict=True):
+        torch.testing.assert_close(
+            one, other, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def first_keys(B, M):
+    return torch.linspace(0, M, B).round().long()
+
+
+def test_memory_nobody_wrote_reads_as_nan_in_this_folder():
+    assert torch.empty(3).isnan().all()
+
+
+@pytest.mark.parametrize("attn_len", [None, 1, 2, 6, 100])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.usefixtures("blocks")
+def test_output_and_gradients_are_those_of_the_reference(shape, attn_len):
+    assert_equal_to_reference(operands(*shape), attn_len=attn_len)
+
+
+@pytest.mark.parametrize("attn_len", [None, 3])
+@pytest.mark.parametrize("shape", [(3, 1, 6, 2, 4), (2, 4, 0, 2, 3), (4, 7, 5, 3, 2)], ids=str)
+@pytest.mark.usefixtures("blocks")
+def test_streams_with_a_shorter_past_are_those_of_the_reference(shape, attn_len):
+    first_key = first_keys(shape[0], shape[2])
+    assert_equal_to_reference(operands(*shape), attn_len=attn_len, first_key=first_key)
+
+
+@pytest.mark.parametrize("attn_len", [None, 50, 140])
+@pytest.mark.parametrize("T", [127, 128, 129, 130, 257])
+def test_no_length_around_the_blocks_is_special(T, attn_len):
+    assert_equal_to_reference(operands(1, T, 20, 2, 3), attn_len=attn_len)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("attn_len", [None, 1, 30, 150])
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 67, 2, 16), (2, 37, 0, 2, 16), (2, 53, 41, 3, 8), (1, 301, 99, 2, 32)], ids=str
+)
+def test_the_error_is_at_most_twice_that_of_the_reference(shape, attn_len, dtype):
+    inputs = operands(*shape, dtype=dtype)
+    options = dict(attn_len=attn_len, first_key=first_keys(shape[0], shape[2]))
+    exact = output_and_gradients("reference", [x.double() for x in inputs], **options)
+    plain = output_and_gradients("reference", inputs, **options)
+    fast = output_and_gradients("skew", inputs, **options)
+    for name, truth, one, other in zip(NAMES, exact, fast, plain, strict=True):
+        assert one.dtype == dtype
+        error, allowed = ((x.double() - truth).norm() for x in (one, other))
+        assert error <= 2 * allowed, f"{name}: {error:.3g}, the reference {allowed:.3g}"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_keys_beyond_the_attention_length_take_part_in_nothing(backend):
+    q, k, v, r, u, w = operands(2, 3, 6, 2, 4)
+    expected = output_and_gradients(backend, [q, k, v, r, u, w], attn_len=4)
+    # The first query sees the keys from the third on.
+    for x in (k[:, :3], v[:, :3], r[:3]):
+        x.fill_(torch.nan)
+    found = output_and_gradients(backend, [q, k, v, r, u, w], attn_len=4)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+    assert not found[2][:, :3].any()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("T", [1, 7])
+@pytest.mark.usefixtures("blocks")
+def test_without_gradients_the_result_is_the_same(backend, T):
+    inputs = operands(2, T, 6, 3, 4)
+    expected, *_ = output_and_gradients(backend, inputs, attn_len=5)
+    for x in inputs:
+        x.requires_grad_()
+    with use_backend(backend), torch.no_grad():
+        out = rel_attention(*inputs, attn_len=5)
+    assert not out.requires_grad
+    assert torch.equal(out, expected)
+
+
+@pytest.mark.parametrize("T", [1, 7])
+@pytest.mark.usefixtures("blocks")
+def test_the_layout_of_the_inputs_does_not_matter(T):
+    inputs = operands(2, T, 6, 3, 4)
+    # As a memory keeps its keys (heads first, in a longer room), reversed, with gaps, expanded.
+    heads_first = torch.zeros(3, 2, T + 12, 4, dtype=torch.float64)[:, :, 3 : T + 9]
+    heads_first.copy_(inputs[1].permute(2, 0, 1, 3))
+    gaps = torch.zeros(2, T + 6, 3, 8, dtype=torch.float64)[..., ::2].copy_(inputs[2])
+    strided = [
+        inputs[0].transpose(0, 1).contiguous().transpose(0, 1),
+        heads_first.permute(1, 2, 0, 3),
+        gaps,
+        inputs[3].permute(1, 2, 0).contiguous().permute(2, 0, 1),
+        inputs[4][:1].expand(3, 4),
+        inputs[5].T.contiguous().T,
+    ]
+    inputs[4] = strided[4].contiguous()
+    for options in ({}, {"attn_len": 4}):
+        with use_backend("skew"), torch.no_grad():
+            found = rel_attention(*strided, **options)
+            torch.testing.assert_close(found, rel_attention(*inputs, **options))
+        leaves = [x.detach().requires_grad_() for x in strided]
+        with use_backend("skew"):
+            rel_attention(*leaves, **options).sum().backward()
+        with use_backend("reference"):
+            expected = torch.autograd.grad(rel_attention(*leaves, **options).sum(), leaves)
+        for leaf, gradient in zip(leaves, expected, strict=True):
+            torch.testing.assert_close(leaf.grad, gradient)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("T", [1, 5])
+def test_the_inputs_are_left_as_they_were(backend, T):
+    inputs = [x.requires_grad_() for x in operands(2, T, 3, 2, 4)]
+    before = [x.detach().clone() for x in inputs]
+    with use_backend(backend):
+        out = rel_attention(*inputs, attn_len=3, first_key=torch.tensor([0, 2]), dropout=0.5)
+    out.sum().backward()
+    for x, y in zip(inputs, before, strict=True):
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_some_inputs_may_need_no_gradient(backend):
+    inputs = operands(1, 3, 2, 2, 3)
+    expected = output_and_gradients(backend, inputs)
+    inputs[1].requires_grad_()
+    with use_backend(backend):
+        weights = torch.linspace(-1, 1, expected[0].numel()).view(expected[0].shape)
+        rel_attention(*inputs).backward(weights.double())
+    torch.testing.assert_close(inputs[1].grad, expected[2], rtol=1e-6, atol=1e-6)
+    assert all(x.grad is None for n, x in enumerate(inputs) if n != 1)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dropout_gradients_are_those_of_what_was_computed(backend, monkeypatch):
+    monkeypatch.setattr(skew, "QUERY_BLOCK", 2)
+    inputs = [x.requires_grad_() for x in operands(1, 3, 1, 2, 2)]
+
+    def attend(*inputs):
+        torch.manual_seed(3)
+        with use_backend(backend):
+            return rel_attention(*inputs, attn_len=3, dropout=0.4)
+
+    assert torch.autograd.gradcheck(attend, inputs)
+    assert not torch.equal(attend(*inputs), rel_attention(*inputs, attn_len=3))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_dropout_hides_single_weights_and_scales_the_others(backend):
+    B, M, p = 3000, 3, 0.25
+    q, k, _, r, u, w = operands(1, 1, M, 2, M + 1)
+    # Values that are the unit vectors make the output the weights themselves.
+    v = torch.eye(M + 1, dtype=torch.float64)[None, :, None].repeat(B, 1, 2, 1).requires_grad_()
+    q, k = q.expand(B, -1, -1, -1), k.expand(B, -1, -1, -1)
+    with use_backend(backend):
+        weights = rel_attention(q, k, v, r, u, w)[:1].detach()
+        dropped = rel_attention(q, k, v, r, u, w, dropout=p)
+    is_kept = dropped > 0
+    torch.testing.assert_close(dropped[is_kept], (weights / (1 - p)).expand_as(dropped)[is_kept])
+    # Five standard deviations of a share, and of a mean.
+    n = is_kept.numel()
+    assert abs(is_kept.double().mean() - (1 - p)) < 5 * (p * (1 - p) / n) ** 0.5
+    deviation = weights * (p / (1 - p) / B) ** 0.5
+    assert ((dropped.mean(0, keepdim=True) - weights).abs() < 5 * deviation).all()
+
+    dropped.sum().backward()
+    expected = dropped.detach().permute(0, 3, 2, 1).expand_as(v)
+    torch.testing.assert_close(v.grad, expected)
+    assert (v.grad[~is_kept.permute(0, 3, 2, 1).expand_as(v)] == 0).all()
+
+
+def test_a_second_derivative_is_refused_rather_than_wrong():
+    inputs = [x.requires_grad_() for x in operands(1, 3, 2, 1, 2)]
+    with use_backend("skew"):
+        out = rel_attention(*inputs)
+    (gradient,) = torch.autograd.grad(out.square().sum(), inputs[0], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
+
+
+def test_the_fast_way_is_chosen_except_where_a_compiler_fuses_the_reference(monkeypatch):
+    assert chosen_backend() == "skew"
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert chosen_backend() == "reference"
+
+
+def test_a_chosen_backend_holds_inside_its_block():
+    with use_backend("reference"):
+        assert chosen_backend() == "reference"
+        with pytest.raises(KeyError), use_backend("skew"):
+            assert chosen_backend() == "skew"
+            raise KeyError
+        assert chosen_backend() == "reference"
+        with use_backend("auto"):
+            assert chosen_backend() == "skew"
+    assert chosen_backend() == "skew"
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_chosen_backend_is_the_one_that_computes(backend, monkeypatch):
+    monkeypatch.setitem(BACKENDS, backend, lambda *inputs, **options: inputs[0])
+    inputs = operands(1, 2, 1, 1, 2)
+    with use_backend(backend):
+        assert rel_attention(*inputs) is inputs[0]
+    other = next(name for name in BACKENDS if name != backend)
+    with use_backend(other):
+        assert rel_attention(*inputs) is not inputs[0]
+
+
+def test_an_unknown_backend_is_named():
+    # Unwrapped: the check of types in signatures, where it is on, refuses it before we can.
+    with pytest.raises(ValueError, match="'flash' is unknown; choose from auto, reference, skew"):
+        next(unwrap(use_backend)("flash"))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({0: (1, 6, 1, 2)}, "6 queries and 5 keys: the queries must be the last of the keys"),
+        ({0: (1, 0, 1, 2)}, "0 queries and 5 keys"),
+        ({3: (4, 1, 2)}, "5 keys need as many values and positions, not 5 and 4"),
+        ({2: (1, 3, 1, 2)}, "5 keys need as many values and positions, not 3 and 5"),
+    ],
+    ids=["more queries than keys", "no query", "positions", "values"],
+)
+def test_a_wrong_shape_is_named(wrong, message):
+    inputs = operands(1, 2, 3, 1, 2)
+    for place, shape in wrong.items():
+        inputs[place] = torch.zeros(shape)
+    with pytest.raises(ValueError, match=message):
+        unwrap(rel_attention)(*inputs)
+
+
+@pytest.mark.parametrize("attn_len", [0, -1])
+def test_an_attention_length_below_one_is_named(attn_len):
+    with pytest.raises(ValueError, match=f"attn_len={attn_len} must be at least 1"):
+        rel_attention(*operands(1, 2, 3, 1, 2), attn_len=attn_len)
