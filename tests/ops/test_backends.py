@@ -1,5 +1,6 @@
 """Whatever is faster than the reference gives the numbers of the reference."""
 
+from contextlib import suppress
 from inspect import unwrap
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 
 from transformer_xl.ops import BACKENDS, chosen_backend, rel_attention, skew, use_backend
 
-NAMES = ("output", "dq", "dk", "dv", "dr", "du", "dv of positions")
+NAMES = ("output", "q", "k", "v", "r", "content_bias", "position_bias")
 # Streams, queries, remembered, heads, width.
 SHAPES = [(1, 1, 0, 1, 1), (2, 1, 6, 3, 4), (2, 7, 0, 3, 5), (2, 5, 9, 2, 3), (1, 9, 3, 3, 2)]
 # Most queries of a block, bytes of a group: one block and group; blocks with a rest of one, of
@@ -82,7 +83,7 @@ def test_no_length_around_the_blocks_is_special(T, attn_len):
 )
 def test_the_error_is_at_most_twice_that_of_the_reference(shape, attn_len, dtype):
     inputs = operands(*shape, dtype=dtype)
-    options = dict(attn_len=attn_len, first_key=first_keys(shape[0], shape[2]))
+    options = {"attn_len": attn_len, "first_key": first_keys(shape[0], shape[2])}
     exact = output_and_gradients("reference", [x.double() for x in inputs], **options)
     plain = output_and_gradients("reference", inputs, **options)
     fast = output_and_gradients("skew", inputs, **options)
@@ -229,7 +230,7 @@ def test_the_fast_way_is_chosen_except_where_a_compiler_fuses_the_reference(monk
 def test_a_chosen_backend_holds_inside_its_block():
     with use_backend("reference"):
         assert chosen_backend() == "reference"
-        with pytest.raises(KeyError), use_backend("skew"):
+        with suppress(KeyError), use_backend("skew"):
             assert chosen_backend() == "skew"
             raise KeyError
         assert chosen_backend() == "reference"

@@ -30,7 +30,8 @@ def pair_by_pair(q, k, v, r, u, w, attn_len=None, first_key=None):
                 scores = []
                 for j in seen:
                     r_ij = r[S - 1 - (i - j), h]
-                    four = q[b, t, h] @ k[b, j, h], q[b, t, h] @ r_ij, u[h] @ k[b, j, h], w[h] @ r_ij
+                    query, key = q[b, t, h], k[b, j, h]
+                    four = query @ key, query @ r_ij, u[h] @ key, w[h] @ r_ij
                     scores.append(float(sum(four)) / math.sqrt(K))
                 total = sum(math.exp(score) for score in scores)
                 for j, score in zip(seen, scores, strict=True):
@@ -52,7 +53,7 @@ def test_the_reference_is_the_papers_sum_pair_by_pair(shape, attn_len):
 def test_each_stream_sees_the_keys_from_its_first_one_on(attn_len):
     inputs = operands(4, 3, 5, 2, 3)
     first_key = torch.tensor([0, 1, 4, 5])
-    options = dict(attn_len=attn_len, first_key=first_key)
+    options = {"attn_len": attn_len, "first_key": first_key}
     torch.testing.assert_close(rel_attention(*inputs, **options), pair_by_pair(*inputs, **options))
 
 

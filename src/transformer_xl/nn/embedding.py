@@ -38,7 +38,9 @@ def relative_positions(
     (section 3.3 of the paper). Distances above ``clamp_len`` count as ``clamp_len``.
     """
     # The table grows in powers of two, so that a memory that fills up does not rebuild it.
-    table = _sinusoids(1 << (S - 1).bit_length(), d_model, dtype, device)
+    # Compiled code makes it anew, fused with what reads it: tracing does not see through caches.
+    sinusoids = _sinusoids.__wrapped__ if torch.compiler.is_compiling() else _sinusoids
+    table = sinusoids(1 << (S - 1).bit_length(), d_model, dtype, device)
     if clamp_len is None or clamp_len >= S:
         return table[:S].flip(0)
     distance = torch.arange(S - 1, -1, -1, device=device)

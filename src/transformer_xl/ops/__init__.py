@@ -7,7 +7,6 @@ width, V vocabulary, N layers.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Literal
 
 import torch
@@ -21,7 +20,8 @@ __all__ = ["BACKENDS", "Backend", "chosen_backend", "rel_attention", "use_backen
 Backend = Literal["auto", "reference", "skew"]
 BACKENDS = {"reference": reference.rel_attention, "skew": skew.rel_attention}
 
-_backend: ContextVar[Backend] = ContextVar("backend", default="auto")
+# A plain variable, which torch.compile can see through; a ContextVar would break its graphs.
+_backend: Backend = "auto"
 
 
 def rel_attention(
@@ -99,11 +99,12 @@ def use_backend(backend: Backend) -> Iterator[None]:
     """
     if backend != "auto" and backend not in BACKENDS:
         raise ValueError(f"backend={backend!r} is unknown; choose from auto, {', '.join(BACKENDS)}")
-    token = _backend.set(backend)
+    global _backend
+    before, _backend = _backend, backend
     try:
         yield
     finally:
-        _backend.reset(token)
+        _backend = before
 
 
 def chosen_backend() -> str:
@@ -111,7 +112,6 @@ def chosen_backend() -> str:
 
     ``auto`` is the copy-free one, except inside ``torch.compile``, which fuses the reference.
     """
-    backend = _backend.get()
-    if backend != "auto":
-        return backend
+    if _backend != "auto":
+        return _backend
     return "reference" if torch.compiler.is_compiling() else "skew"

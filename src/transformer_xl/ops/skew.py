@@ -12,6 +12,7 @@ heads in groups, so that the scores of a group stay in the cache. Only the atten
 kept for the backward pass.
 """
 
+import math
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -19,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 QUERY_BLOCK = 128
 """Most queries of a block: smaller blocks skip more of the future, larger products run faster."""
@@ -51,7 +53,7 @@ def rel_attention(
     if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
         out = _SkewAttention.apply(*operands, attn_len, first_key, dropout)
     else:
-        out, _ = _forward(*operands, attn_len, first_key, dropout, keep=False)
+        out = _forward(*operands, attn_len, first_key, dropout, keep=False)[0]
     return cast(Tensor, out).permute(1, 2, 0, 3)
 
 
@@ -70,12 +72,33 @@ class _Block(NamedTuple):
     queries: slice
     keys: slice
     positions: slice
-    weight: Tensor
-    kept: Tensor | None
+    weights: slice
+    """Where the attention weights of the block lie among all of them."""
+    shape: tuple[int, int, int]
+    """Heads times streams, queries, keys."""
 
-    def dropped(self, x: Tensor, dropout: float) -> Tensor:
-        """Apply the block's dropout to its weights or to their gradient."""
-        return x if self.kept is None else (x * self.kept).div_(1 - dropout)
+
+def _blocks(H: int, B: int, T: int, S: int, attn_len: int | None, itemsize: int) -> list[_Block]:
+    """Divide the work."""
+    blocks = []
+    size = min(T, QUERY_BLOCK)
+    group = max(1, GROUP_BYTES // (B * size * S * itemsize))
+    weights = 0
+    for head in range(0, H, group):
+        heads = slice(head, min(head + group, H))
+        for first in range(0, T, size):
+            queries = slice(first, min(first + size, T))
+            end = S - T + queries.stop
+            keys = slice(0 if attn_len is None else max(0, S - T + first + 1 - attn_len), end)
+            n_keys = end - keys.start
+            # Behind the encoding of distance 0 lies the row of zeros, if the block has to be skewed.
+            positions = slice(S - n_keys, S + (queries.stop - first > 1))
+            shape = ((heads.stop - head) * B, queries.stop - first, n_keys)
+            n_weights = shape[0] * shape[1] * shape[2]
+            place = slice(weights, weights + n_weights)
+            blocks.append(_Block(heads, queries, keys, positions, place, shape))
+            weights += n_weights
+    return blocks
 
 
 class _SkewAttention(torch.autograd.Function):
@@ -92,14 +115,18 @@ class _SkewAttention(torch.autograd.Function):
         dropout: float,
     ) -> Tensor:
         operands = (q_content, q_position, k, v, r)
-        out, ctx.blocks = _forward(*operands, attn_len, first_key, dropout, keep=True)
-        ctx.save_for_backward(*operands)
+        out, ctx.blocks, weights, kept = _forward(
+            *operands, attn_len, first_key, dropout, keep=True
+        )
+        # All weights are one tensor that autograd releases as soon as it has been used.
+        ctx.save_for_backward(*operands, weights, kept)
         ctx.dropout = dropout
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        q_content, q_position, k, v, r = ctx.saved_tensors
+        q_content, q_position, k, v, r, weights, kept = ctx.saved_tensors
         d_out = grad_outputs[0].contiguous()
         dq_content, dq_position = torch.empty_like(q_content), torch.empty_like(q_position)
         dk, dv, dr = torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(r)
@@ -108,12 +135,12 @@ class _SkewAttention(torch.autograd.Function):
             keys = (block.heads, slice(None), block.keys)
             positions = (block.heads, block.positions)
             d_out_block = d_out[queries].flatten(0, 1)
-            d_weight = torch.bmm(d_out_block, v[keys].flatten(0, 1).mT)
-            weight = block.dropped(block.weight, ctx.dropout)
-            dv[keys].flatten(0, 1).baddbmm_(weight.mT, d_out_block)
-            d_score = torch._softmax_backward_data(
-                block.dropped(d_weight, ctx.dropout), block.weight, -1, d_weight.dtype
-            )
+            weight = weights[block.weights].view(block.shape)
+            dropped = _dropped(weight, block, kept, ctx.dropout)
+            dv[keys].flatten(0, 1).baddbmm_(dropped.mT, d_out_block)
+            d_dropped = torch.bmm(d_out_block, v[keys].flatten(0, 1).mT)
+            d_weight = _dropped(d_dropped, block, kept, ctx.dropout)
+            d_score = torch._softmax_backward_data(d_weight, weight, -1, weight.dtype)
             dq_content[queries] = torch.bmm(d_score, k[keys].flatten(0, 1)).view_as(
                 q_content[queries]
             )
@@ -136,41 +163,44 @@ def _forward(
     dropout: float,
     *,
     keep: bool,
-) -> tuple[Tensor, list[_Block]]:
-    """Attend block by block; ``keep`` the weights that a backward pass needs."""
+) -> tuple[Tensor, list[_Block], Tensor, Tensor | None]:
+    """Attend block by block; ``keep`` the weights, and which of them dropout left."""
     H, B, T, _ = q_content.shape
-    S = k.shape[2]
+    blocks = _blocks(H, B, T, k.shape[2], attn_len, q_content.element_size())
     out = torch.empty_like(q_content)
-    blocks: list[_Block] = []
-    size = min(T, QUERY_BLOCK)
-    group = max(1, GROUP_BYTES // (B * size * S * q_content.element_size()))
-    for head in range(0, H, group):
-        heads = slice(head, min(head + group, H))
-        for first in range(0, T, size):
-            queries = slice(first, min(first + size, T))
-            end = S - T + queries.stop
-            keys = slice(0 if attn_len is None else max(0, S - T + first + 1 - attn_len), end)
-            # The row of a single query need not move: it does without the additional column.
-            positions = slice(S - (end - keys.start), S + (queries.stop - first > 1))
-            q_block = q_position[heads, :, queries]
-            position = torch.bmm(q_block.flatten(1, 2), r[heads, positions].mT)
-            score = torch.baddbmm(
-                _skew(position.view(*q_block.shape[:3], -1).flatten(0, 1), attn_len),
-                q_content[heads, :, queries].flatten(0, 1),
-                k[heads, :, keys].flatten(0, 1).mT,
-            )
-            if first_key is not None:
-                key = torch.arange(keys.start, keys.stop, device=k.device)
-                hidden_BS = key < first_key[:, None]
-                score.unflatten(0, (-1, B)).masked_fill_(hidden_BS[:, None], -torch.inf)
-            weight = torch.softmax(score, -1, out=score)
-            kept = None if dropout == 0 else torch.empty_like(weight).bernoulli_(1 - dropout)
-            block = _Block(heads, queries, keys, positions, weight, kept)
-            values = torch.bmm(block.dropped(weight, dropout), v[heads, :, keys].flatten(0, 1))
-            out[heads, :, queries] = values.view_as(q_block)
-            if keep:
-                blocks.append(block)
-    return out, blocks
+    # Without a backward pass each block takes the place of the one before it.
+    n_weights = blocks[-1].weights.stop if keep else max(math.prod(b.shape) for b in blocks)
+    weights = q_content.new_empty(n_weights)
+    kept = None
+    if dropout:
+        kept = torch.empty(n_weights, dtype=torch.bool, device=k.device).bernoulli_(1 - dropout)
+    for block in blocks:
+        if not keep:
+            block = block._replace(weights=slice(0, math.prod(block.shape)))
+        q_block = q_position[block.heads, :, block.queries]
+        position = torch.bmm(q_block.flatten(1, 2), r[block.heads, block.positions].mT)
+        weight = torch.baddbmm(
+            _skew(position.view(*block.shape[:2], -1), attn_len),
+            q_content[block.heads, :, block.queries].flatten(0, 1),
+            k[block.heads, :, block.keys].flatten(0, 1).mT,
+            out=weights[block.weights].view(block.shape),
+        )
+        if first_key is not None:
+            key = torch.arange(block.keys.start, block.keys.stop, device=k.device)
+            hidden_BS = key < first_key[:, None]
+            weight.unflatten(0, (-1, B)).masked_fill_(hidden_BS[:, None], -torch.inf)
+        torch.softmax(weight, -1, out=weight)
+        dropped = _dropped(weight, block, kept, dropout)
+        values = torch.bmm(dropped, v[block.heads, :, block.keys].flatten(0, 1))
+        out[block.heads, :, block.queries] = values.view_as(q_block)
+    return out, blocks, weights, kept
+
+
+def _dropped(x: Tensor, block: _Block, kept: Tensor | None, dropout: float) -> Tensor:
+    """Apply dropout to the weights of a block, or to their gradient."""
+    if kept is None:
+        return x
+    return (x * kept[block.weights].view(block.shape)).div_(1 - dropout)
 
 
 def _skew(position: Tensor, attn_len: int | None) -> Tensor:
