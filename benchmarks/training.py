@@ -140,7 +140,9 @@ def measure(shape: str, dtype: str, rounds: int) -> dict:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--shape", choices=SHAPES, default="base")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES))

@@ -1,16 +1,18 @@
 """What all tests share: fixed seeds, tiny settings, and where the real texts are."""
 
 import os
+import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from transformer_xl.config import ModelConfig
+    from transformer_xl.config import Config, ModelConfig
 
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TXL_SHARED", ROOT.parent / "shared"))
@@ -64,6 +66,72 @@ def tiny_config() -> "ModelConfig":
     return ModelConfig(
         vocab_size=31, n_layer=3, n_head=2, d_model=16, d_inner=32, mem_len=5, dropout=0.0
     )
+
+
+@pytest.fixture(scope="session")
+def toy_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text of 4,000 characters in which there is something to learn."""
+    words = ("the", "cat", "saw", "a", "dog", "and", "ran", "to", "sea")
+    draw = random.Random(0)
+    path = tmp_path_factory.mktemp("toy") / "toy.txt"
+    lines = (" ".join(draw.choices(words, k=8)) for _ in range(150))
+    path.write_text("".join(f"{line}.\n" for line in lines))
+    return path
+
+
+@pytest.fixture(scope="session")
+def toy_recipe(toy_text: Path) -> Callable[..., "Config"]:
+    """Makes recipes that train in half a second: `toy_recipe(train={"steps": 3})`."""
+    from transformer_xl.config import (
+        Config,
+        DataConfig,
+        EvalConfig,
+        GenerateConfig,
+        ModelConfig,
+        TrainConfig,
+    )
+
+    config = Config(
+        model=ModelConfig(
+            n_layer=2, n_head=2, d_model=16, d_inner=32, mem_len=8, dropout=0.1, attn_dropout=0.1
+        ),
+        data=DataConfig(path=str(toy_text), vocab="chars"),
+        train=TrainConfig(
+            steps=12,
+            batch_size=4,
+            segment_len=8,
+            accumulate=2,
+            lr=1e-2,
+            log_every=2,
+            eval_every=4,
+            save_every=3,
+        ),
+        eval=EvalConfig(segment_len=64),
+        generate=GenerateConfig(length=20),
+    )
+
+    def make(**sections: dict[str, Any]) -> Config:
+        changed = {name: replace(getattr(config, name), **sections[name]) for name in sections}
+        return replace(config, **changed)
+
+    return make
+
+
+@pytest.fixture
+def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """For training tiny models: on one thread, and without TensorBoard, slow to import.
+
+    On a busy machine, threads wait for each other longer than such models take to compute.
+    """
+    import torch
+
+    from transformer_xl.train import metrics
+
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    monkeypatch.setattr(metrics, "find_spec", lambda name: None)
+    yield
+    torch.set_num_threads(n_threads)
 
 
 @pytest.fixture

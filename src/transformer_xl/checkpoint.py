@@ -18,6 +18,8 @@ import os
 import platform
 import shutil
 import sys
+import tempfile
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,16 @@ import torch
 
 from transformer_xl.config import FORMAT_VERSION, Config
 from transformer_xl.data import Vocab
-from transformer_xl.files import checksum, replace_file, require_space, sync
+from transformer_xl.files import checksum, is_disk_full, replace_file, require_space, sync
 from transformer_xl.nn import TransformerXL
 from transformer_xl.nn.pretrained import WEIGHTS_FILE, load_weights, save_model, save_weights
 from transformer_xl.recipes import differences, dump_recipe, load_recipe
+
+try:
+    import fcntl
+except ImportError:
+    # Windows locks in another way; there, nobody guards a folder against a second run.
+    fcntl = None
 
 RECIPE_FILE = "recipe.toml"
 ENVIRONMENT_FILE = "environment.json"
@@ -37,9 +45,14 @@ METRICS_FILE = "metrics.jsonl"
 _STATE_FILE = "state.pt"
 _CHECKSUMS_FILE = "checksums.json"
 _UNFINISHED = ".unfinished-"
+_LOCK_FILE = ".lock"
 
-# Settings that may change between the parts of a run: no weight depends on them.
-_MAY_DIFFER = ("eval.", "generate.", "train.log_every", "train.save_every", "train.keep_", "data.")
+# Settings that may change between the parts of a run: no weight depends on them. Text may move,
+# and its checksum is compared.
+_MAY_DIFFER = (
+    *("eval.", "generate.", "train.log_every", "train.save_every", "train.keep_checkpoints"),
+    *("data.path", "data.valid_path", "data.test_path", "data.cache_dir"),
+)
 
 
 class RunFolder:
@@ -51,6 +64,7 @@ class RunFolder:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        self._locked: int | None = None
 
     @property
     def holds_run(self) -> bool:
@@ -65,16 +79,17 @@ class RunFolder:
             ValueError: The folder holds the run of another recipe.
         """
         if not self.holds_run:
-            if self.path.exists() and (not self.path.is_dir() or any(self.path.iterdir())):
+            if self.path.exists() and (not self.path.is_dir() or self._holds_something()):
                 raise FileExistsError(
                     f"{self.path} exists and is no run folder: nothing in it was touched; "
                     "give another --out"
                 )
             return
         other = load_recipe(self.path / RECIPE_FILE)
-        wrong = [
-            line for line in differences(other, config) if not line.startswith(_MAY_DIFFER)
-        ]
+        if not config.model.vocab_size:
+            # The corpus that decides it has not been read yet.
+            other = replace(other, model=replace(other.model, vocab_size=0))
+        wrong = [line for line in differences(other, config) if not line.startswith(_MAY_DIFFER)]
         if wrong:
             raise ValueError(
                 f"{self.path} holds a run of another recipe (there, here): {'; '.join(wrong)}. "
@@ -82,26 +97,63 @@ class RunFolder:
             )
 
     def begin(self, config: Config, n_parameters: int) -> None:
-        """Make the folder of a new run; leave that of a run as it is.
+        """Make the folder of a new run; remove from an old one what a killed program left.
+
+        Until the program ends or :meth:`close` is called, nobody else can train in it.
 
         Raises:
             OSError: The folder cannot be written, or its disk has too little room.
+            RuntimeError: Another program is training in it.
         """
-        if self.holds_run:
-            return
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._lock()
         except OSError as error:
-            raise OSError(f"cannot make the run folder {self.path}: {error.strerror}") from error
-        # Weights, and for a checkpoint two more numbers for each of them; one more while writing.
-        copies = 2 + 3 * (config.train.keep_checkpoints + 1)
-        require_space(self.path, 4 * n_parameters * copies, "this run")
-        environment = json.dumps(_environment(), indent=2) + "\n"
-        replace_file(self.path / ENVIRONMENT_FILE, environment.encode())
-        replace_file(self.path / RECIPE_FILE, dump_recipe(config).encode())
+            raise OSError(
+                f"cannot write to the run folder {self.path}: {error.strerror}"
+            ) from error
+        for left in self.path.rglob(f"{_UNFINISHED}*"):
+            shutil.rmtree(left)
+        if not self.holds_run:
+            # Weights, for a checkpoint two more numbers for each, and one more while writing.
+            copies = 2 + 3 * (config.train.keep_checkpoints + 1)
+            require_space(self.path, 4 * n_parameters * copies, "this run")
+            # The recipe makes it a run folder, so it comes first.
+            replace_file(self.path / RECIPE_FILE, dump_recipe(config).encode())
+        if not (self.path / ENVIRONMENT_FILE).exists():
+            self.write_json(ENVIRONMENT_FILE, _environment())
+
+    def close(self) -> None:
+        """Let others train in the folder."""
+        if self._locked is not None:
+            os.close(self._locked)
+            self._locked = None
+
+    def _lock(self) -> None:
+        if fcntl is None:
+            return
+        self.close()
+        self._locked = os.open(self.path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            raise RuntimeError(
+                f"another program is training in {self.path}: wait for it, or give another --out"
+            ) from None
+        except OSError:
+            # Some network disks have no locks.
+            self.close()
+
+    def _holds_something(self) -> bool:
+        # What a kill in `begin` leaves is ours.
+        ours = (_LOCK_FILE, f".{RECIPE_FILE}.")
+        return any(not path.name.startswith(ours) for path in self.path.iterdir())
 
     def save(self, step: int, model: TransformerXL, state: dict[str, Any], keep: int) -> None:
-        """Write a checkpoint, then remove all but the newest ``keep``.
+        """Write a checkpoint, then remove all but the newest ``keep`` up to it.
+
+        Later ones, to which the run did not come back, were damaged; they are removed too.
 
         Raises:
             OSError: It could not be written; the checkpoints before it are intact.
@@ -111,28 +163,31 @@ class RunFolder:
         temporary = folder / f"{_UNFINISHED}{os.getpid()}"
         try:
             folder.mkdir(exist_ok=True)
-            for left in folder.glob(f"{_UNFINISHED}*"):
-                shutil.rmtree(left)
             temporary.mkdir()
             save_weights(model, temporary / WEIGHTS_FILE)
-            torch.save({"format_version": FORMAT_VERSION, **state}, temporary / _STATE_FILE)
+            # Given a path, torch does not say that the disk is full.
+            with (temporary / _STATE_FILE).open("wb") as file:
+                torch.save({"format_version": FORMAT_VERSION, **state}, file)
             sync(temporary / _STATE_FILE)
             sums = {name: checksum(temporary / name) for name in (WEIGHTS_FILE, _STATE_FILE)}
             replace_file(temporary / _CHECKSUMS_FILE, json.dumps(sums).encode())
             sync(temporary)
             if final.exists():
-                shutil.rmtree(final)
+                _remove(final)
             temporary.rename(final)
             sync(folder)
         except (OSError, RuntimeError) as error:
-            # torch reports a full disk as a RuntimeError.
             shutil.rmtree(temporary, ignore_errors=True)
+            reason = "the disk is full" if is_disk_full(error) else str(error)
             raise OSError(
-                f"the checkpoint of step {step} could not be written to {folder}: {error}. "
+                f"the checkpoint of step {step} could not be written to {folder}: {reason}. "
                 "The ones before it are intact; make room and start the same command again"
             ) from error
-        for old in self._checkpoints()[keep:]:
-            shutil.rmtree(old)
+        checkpoints = self._checkpoints()
+        kept = [path for path in checkpoints if path.name <= final.name][:keep]
+        for other in checkpoints:
+            if other not in kept:
+                _remove(other)
 
     def load(self, model: TransformerXL, say: Any = print) -> dict[str, Any] | None:
         """Read the newest intact checkpoint into the model; return its state, None without one.
@@ -145,18 +200,28 @@ class RunFolder:
             if damaged := _damaged_file(folder):
                 say(f"{damaged} is damaged; going back to the checkpoint before it")
                 continue
+            state = torch.load(folder / _STATE_FILE, weights_only=True, map_location="cpu")
+            if state["format_version"] > FORMAT_VERSION:
+                raise RuntimeError(
+                    f"{folder} has format {state['format_version']}; this version reads up to "
+                    f"{FORMAT_VERSION}: update transformer_xl"
+                )
             load_weights(model, folder / WEIGHTS_FILE)
-            return torch.load(folder / _STATE_FILE, weights_only=True, map_location="cpu")
+            return state
         if checkpoints:
-            raise RuntimeError(f"every checkpoint in {self.path / 'checkpoints'} is damaged")
+            raise RuntimeError(
+                f"every checkpoint in {self.path / 'checkpoints'} is damaged: restore one from a "
+                "copy, or delete that folder to train from the beginning"
+            )
         return None
 
     def save_model(self, name: str, model: TransformerXL, vocab: Vocab) -> None:
         """Write the model folder ``model/best`` or ``model/last``, weights last."""
         folder = self.path / "model" / name
         folder.mkdir(parents=True, exist_ok=True)
-        if not (folder / "tokenizer.json").exists():
-            vocab.save(folder)
+        # Its last file; where it is, the vocabulary is whole.
+        if not (folder / "vocab.json").exists():
+            _save_vocab(vocab, folder)
         replace_file(folder / "README.md", _model_card(model, vocab, name).encode())
         save_model(model, folder)
 
@@ -169,15 +234,33 @@ class RunFolder:
         return sorted((self.path / "checkpoints").glob("step_*"), reverse=True)
 
 
+def _remove(folder: Path) -> None:
+    # Half of a checkpoint must not pass for a damaged one.
+    doomed = folder.rename(folder.with_name(f"{_UNFINISHED}{folder.name}"))
+    shutil.rmtree(doomed)
+
+
 def _damaged_file(folder: Path) -> Path | None:
+    names = (WEIGHTS_FILE, _STATE_FILE)
     try:
         sums = json.loads((folder / _CHECKSUMS_FILE).read_text())
-        for name in (WEIGHTS_FILE, _STATE_FILE):
-            if checksum(folder / name) != sums[name]:
-                return folder / name
+        expected = {name: sums[name] for name in names}
     except (OSError, ValueError, KeyError, TypeError):
         return folder / _CHECKSUMS_FILE
+    for name in names:
+        try:
+            if checksum(folder / name) != expected[name]:
+                return folder / name
+        except OSError:
+            return folder / name
     return None
+
+
+def _save_vocab(vocab: Vocab, folder: Path) -> None:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=_UNFINISHED) as temporary:
+        vocab.save(Path(temporary))
+        for name in ("tokenizer.json", "vocab.json"):
+            replace_file(folder / name, (Path(temporary) / name).read_bytes())
 
 
 def _environment() -> dict[str, Any]:
@@ -205,8 +288,8 @@ pipeline_tag: text-generation
 
 # Transformer-XL, the {name} model of a run
 
-{n_parameters:,} parameters: {config.n_layer} layers, d_model {config.d_model}, {config.n_head} heads
-of {config.head_width}, d_inner {config.d_inner}, memory {config.mem_len}.
+{n_parameters:,} parameters: {config.n_layer} layers, d_model {config.d_model},
+{config.n_head} heads of {config.head_width}, d_inner {config.d_inner}, memory {config.mem_len}.
 Vocabulary: {len(vocab):,} {vocab.kind}.
 
 ```

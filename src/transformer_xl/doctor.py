@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from transformer_xl.config import DataConfig
 from transformer_xl.data.corpus import cache_folder
 from transformer_xl.device import pick_device, pick_precision
 from transformer_xl.ops import chosen_backend
@@ -40,15 +41,9 @@ def diagnose() -> dict[str, Any]:
         "precision": f"{precision}: the {device.type} "
         f"{'has' if has_bfloat16 else 'has no'} bfloat16 arithmetic",
         "relative attention": f"{backend}: {reasons[backend]}",
-        "cache": str(_cache()),
+        "cache": str(cache_folder(DataConfig())),
         "packages": {name: _version(name) for name in _PACKAGES},
     }
-
-
-def _cache() -> Any:
-    from transformer_xl.config import DataConfig
-
-    return cache_folder(DataConfig(name="any"))
 
 
 def _version(name: str) -> str:

@@ -87,28 +87,17 @@ def evaluate(
             f"{config.vocab_size - 1}: it was made with another vocabulary"
         )
 
-    device = model.content_bias.device
     B = min(batch_size, n)
     starts = [b * n // B for b in range(B + 1)]
-    lengths = dict(mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
+    lengths = {"mem_len": mem_len, "attn_len": attn_len, "clamp_len": clamp_len}
     was_training = model.training
     model.eval()
     began = time.perf_counter()
-    mems = _warm_memory(model, text, starts[:-1], segment_len, lengths)
-    # Parts differ by one token at most; the shorter ones end in a repeated, uncounted token.
-    longest = max(stop - start for start, stop in zip(starts, starts[1:], strict=False))
-    nll = torch.zeros((), dtype=torch.float64, device=device)
-    for offset in range(0, longest, segment_len):
-        T = min(segment_len, longest - offset)
-        place = torch.tensor(starts[:-1])[:, None] + offset + torch.arange(T)
-        counted = (place < torch.tensor(starts[1:])[:, None]).to(device)
-        tokens, targets = text[place].to(device), text[(place + 1).clamp(max=n)].to(device)
-        out = model(tokens, mems, targets, **lengths)
-        mems = out.mems
-        nll += (out.nll.double() * counted).sum()
-    mean = nll.item() / n
+    try:
+        mean = _total_nll(model, text, starts, segment_len, lengths) / n
+    finally:
+        model.train(was_training)
     seconds = time.perf_counter() - began
-    model.train(was_training)
 
     bits = mean / math.log(2)
     n_bytes = None if token_bytes is None else int(np.asarray(token_bytes)[text[1:]].sum())
@@ -126,6 +115,30 @@ def evaluate(
         seconds=seconds,
         tokens_per_second=n / seconds,
     )
+
+
+def _total_nll(
+    model: TransformerXL,
+    text: Tensor,
+    starts: list[int],
+    segment_len: int,
+    lengths: dict[str, int | None],
+) -> float:
+    """Add up -log p of all tokens but the first; ``starts`` ends with the end of the text."""
+    device = model.content_bias.device
+    mems = _warm_memory(model, text, starts[:-1], segment_len, lengths)
+    first, end = (torch.tensor(places)[:, None] for places in (starts[:-1], starts[1:]))
+    # Parts differ by one token at most; the shorter ones end in a repeated, uncounted token.
+    longest = int((end - first).max())
+    nll = torch.zeros((), dtype=torch.float64, device=device)
+    for offset in range(0, longest, segment_len):
+        place = first + offset + torch.arange(min(segment_len, longest - offset))
+        counted = (place < end).to(device)
+        targets = text[(place + 1).clamp(max=len(text) - 1)].to(device)
+        out = model(text[place].to(device), mems, targets, **lengths)
+        mems = out.mems
+        nll += (out.nll.double() * counted).sum()
+    return nll.item()
 
 
 def _warm_memory(
@@ -152,7 +165,6 @@ def _warm_memory(
     return join([first, mems])
 
 
-@torch.no_grad()
 def score(
     model: TransformerXL,
     ids: Sequence[int],
@@ -170,10 +182,13 @@ def score(
     yield from [None] * bool(len(ids))
     for start in range(0, len(ids) - 1, segment_len):
         window = torch.tensor([ids[start : start + segment_len + 1]], device=device)
-        if window.max() >= model.config.vocab_size:
-            raise ValueError(
-                f"token {int(window.max())} is outside the vocabulary of {model.config.vocab_size}"
-            )
-        out = model(window[:, :-1], mems, window[:, 1:], mem_len=mem_len)
+        for token in (int(window.min()), int(window.max())):
+            if not 0 <= token < model.config.vocab_size:
+                raise ValueError(
+                    f"token {token} is outside the vocabulary of {model.config.vocab_size}"
+                )
+        # Not around the yield: between two values the switch is the caller's.
+        with torch.no_grad():
+            out = model(window[:, :-1], mems, window[:, 1:], mem_len=mem_len)
         mems = out.mems
         yield from (-out.nll[0]).tolist()

@@ -3,34 +3,55 @@
 import errno
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file beside ``path``, then move it there.
 
+    What killed processes left beside ``path`` is removed.
+
     Raises:
         OSError: The file cannot be written; what was at ``path`` is still there.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(path)
         write(temporary)
         sync(temporary)
         temporary.replace(path)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
+    except Exception as error:
+        if is_disk_full(error):
             raise OSError(f"the disk is full: {path} was not written") from error
+        if isinstance(error, OSError):
+            raise OSError(f"cannot write {path}: {error.strerror or error}") from error
         raise
     finally:
-        temporary.unlink(missing_ok=True)
+        # The folder may be what cannot be written.
+        with suppress(OSError):
+            temporary.unlink()
 
 
 def replace_file(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path`` atomically."""
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an error was caused by a full disk, also where a library gave it another name."""
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        # safetensors passes on the words of the system alone.
+        if os.strerror(errno.ENOSPC) in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def sync(path: Path) -> None:
@@ -60,3 +81,20 @@ def require_space(folder: Path, n_bytes: int, what: str) -> None:
             f"{what} needs {n_bytes / 1e6:,.0f} MB and {folder} has {free / 1e6:,.0f} MB free; "
             "make room or choose a folder on another disk"
         )
+
+
+def _remove_leftovers(path: Path) -> None:
+    for left in path.parent.iterdir():
+        match = re.fullmatch(rf"\.{re.escape(path.name)}\.(\d+)\.tmp", left.name)
+        if match and not _is_running(int(match[1])):
+            left.unlink(missing_ok=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

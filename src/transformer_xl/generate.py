@@ -42,6 +42,7 @@ class Generation(Iterator[int]):
         self._unread = list(ids)
         self.last_token = self._unread[-1]
 
+    @torch.no_grad()
     def __next__(self) -> int:
         if self._left == 0:
             raise StopIteration
@@ -53,7 +54,6 @@ class Generation(Iterator[int]):
             self._left -= 1
         return token
 
-    @torch.no_grad()
     def _read(self) -> Float[Tensor, "1 T D"]:
         device = self._model.content_bias.device
         hidden = None
@@ -79,6 +79,7 @@ class Sampler:
             self.generator.manual_seed(seed)
 
     def __call__(self, log_probs: Float[Tensor, " V"]) -> int:
+        """Draw a token."""
         if self.temperature == 0:
             return int(log_probs.argmax())
         log_probs = log_probs.float().cpu() / self.temperature
@@ -135,6 +136,8 @@ def generate(
         )
     if mems is not None and mems.batch_size != 1:
         raise ValueError(f"mems holds {mems.batch_size} streams; select one: mems.select([0])")
+    if length is not None and length < 0:
+        raise ValueError(f"length={length} must be at least 0, or None for no end")
     if temperature < 0:
         raise ValueError(f"temperature={temperature} must be at least 0")
     if top_k is not None and top_k < 1:
@@ -193,17 +196,23 @@ def load_state(path: Path, weights: Path) -> tuple[KeptMemory, int]:
     """Read a memory and the last token behind it, which the memory has not read yet.
 
     Raises:
-        RuntimeError: The file is damaged.
+        RuntimeError: The file is damaged or of a newer version.
         ValueError: The memory belongs to another model.
     """
     try:
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        belongs_to, last_token = about["weights"], int(about["last_token"])
+        version, belongs_to = int(about["format_version"]), about["weights"]
+        last_token = int(about["last_token"])
         memory = KeptMemory.from_state_dict({"forgotten": None, **state})
     except (SafetensorError, KeyError, ValueError, IndexError) as error:
         raise RuntimeError(f"{path} is damaged or holds no memory: {error}") from error
+    if version > FORMAT_VERSION:
+        raise RuntimeError(
+            f"{path} has format {version}; this version reads up to {FORMAT_VERSION}: "
+            "update transformer_xl"
+        )
     if belongs_to != checksum(weights):
         raise ValueError(f"the memory in {path} was made by another model than {weights}")
     return memory, last_token

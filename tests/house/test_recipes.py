@@ -1,6 +1,7 @@
 """What ships is tried: every recipe file is a valid, complete recipe."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ FILES = sorted(FOLDER.glob("*.toml"))
 
 
 def test_every_recipe_file_has_a_name() -> None:
-    assert sorted(recipe_names()) == [path.stem for path in FILES]
+    assert recipe_names() == sorted(path.stem for path in FILES)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
@@ -28,3 +29,57 @@ def test_every_recipe_says_at_its_head_what_it_is(path: Path) -> None:
         f"{path.name}: begin with `# {path.name}`, then why"
     )
     assert {"model", "data", "train"} <= tomllib.loads(text).keys()
+
+
+def _tiny(config: Config, folder: Path) -> Config:
+    """The same options on little text, with small widths and lengths."""
+    folder.mkdir()
+    for number in range(8):
+        text = f"{config.generate.prompt} it is said, {number} times.\n"
+        (folder / f"{number}.txt").write_text(text * 60)
+    model, train = config.model, config.train
+    length = 6
+
+    def at_most_length(value: int | None) -> int | None:
+        return None if value is None else min(value, length)
+
+    return Config(
+        model=replace(
+            model,
+            n_layer=2,
+            d_model=4 * model.n_head,
+            d_head=model.d_head and 3,
+            d_embed=model.d_embed and 6,
+            d_inner=10,
+            mem_len=min(model.mem_len, length),
+            attn_len=at_most_length(model.attn_len),
+            clamp_len=at_most_length(model.clamp_len),
+        ),
+        data=replace(config.data, name="", path=str(folder), test_path=None, valid_path=None),
+        train=replace(
+            train,
+            steps=2,
+            batch_size=2 * train.accumulate,
+            segment_len=length,
+            warmup_steps=min(train.warmup_steps, 1),
+            # A minute for each recipe; tests of compiled code are in tests/nn.
+            compile=False,
+        ),
+        eval=replace(
+            config.eval,
+            segment_len=config.eval.segment_len and 64,
+            mem_len=at_most_length(config.eval.mem_len),
+            mem_lens=config.eval.mem_lens and (0, 2 * length),
+        ),
+        generate=replace(config.generate, length=5),
+    )
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_recipe_trains_two_steps(path: Path, tmp_path: Path) -> None:
+    from transformer_xl.train import train
+
+    results = train(_tiny(load_recipe(path.stem), tmp_path / "text"), tmp_path / "run", quiet=True)
+    assert 0 < results["test"]["nll"] < 10
+    assert load_recipe(tmp_path / "run" / "recipe.toml").train.steps == 2

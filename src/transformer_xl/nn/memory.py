@@ -6,7 +6,7 @@ that was handed out before.
 """
 
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +41,7 @@ class Memory:
         """Number of streams."""
         return self.states[0].shape[0]
 
-    def extend(self, states: Sequence[Float[Tensor, "B T D"]], mem_len: int) -> Self:
+    def extend(self, states: Sequence[Float[Tensor, "B T D"]], mem_len: int) -> "Memory":
         """Return the memory after another segment: its newest ``mem_len`` positions."""
         S = len(self) + states[0].shape[1]
         cut = max(S - mem_len, 0)
@@ -51,26 +51,28 @@ class Memory:
         )
         return type(self)(kept, _shift(self.forgotten, cut))
 
-    def last(self, mem_len: int) -> Self:
+    def last(self, mem_len: int) -> "Memory":
         """Return the newest ``mem_len`` positions."""
         cut = max(len(self) - mem_len, 0)
         return type(self)([x[:, cut:] for x in self.states], _shift(self.forgotten, cut))
 
-    def reset(self, rows: Rows) -> Self:
+    def reset(self, rows: Rows) -> "Memory":
         """Return a memory in which the streams ``rows`` see nothing of their past."""
         return type(self)(self.states, _forget(self, rows))
 
-    def select(self, rows: Rows) -> Self:
+    def select(self, rows: Rows) -> "Memory":
         """Return the memory of the streams ``rows``, in that order; repetition is allowed."""
-        index = torch.as_tensor(rows, device=self.states[0].device)
+        index = _index(rows, self.states[0].device)
         forgotten = None if self.forgotten is None else self.forgotten[index]
         return type(self)([x[index] for x in self.states], forgotten)
 
-    def detach(self) -> Self:
+    def detach(self) -> "Memory":
         """Return the memory cut from the graph; what a model returns is detached already."""
         return type(self)([x.detach() for x in self.states], self.forgotten)
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> "Memory":
         """Return the memory on another device or in another precision."""
         forgotten = None if self.forgotten is None else self.forgotten.to(device)
         return type(self)([x.to(device=device, dtype=dtype) for x in self.states], forgotten)
@@ -80,7 +82,7 @@ class Memory:
         return {"states": torch.stack(self.states), "forgotten": self.forgotten}
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> Self:
+    def from_state_dict(cls, state: dict[str, Any]) -> "Memory":
         """Rebuild a memory from what :meth:`state_dict` returned."""
         return cls(state["states"].unbind(), state["forgotten"])
 
@@ -125,11 +127,12 @@ class KeptMemory:
         """Number of streams."""
         return self.keys[0].shape[1]
 
-    def with_room(self, T: int, mem_len: int) -> Self:
+    def with_room(self, T: int, mem_len: int) -> "KeptMemory":
         """Return the same memory with free places behind it for ``T`` more positions."""
         is_last_writer = self._written[0] == self.stop
         if is_last_writer and self.stop + T <= self.keys[0].shape[2]:
-            return self
+            # A value of its own, because writing in another precision replaces its tensors.
+            return self._in_same_room(self.start, self.stop, self.forgotten)
         # Twice the memory: its positions are moved once in every mem_len tokens.
         return self._moved(room=len(self) + T + max(len(self), mem_len))
 
@@ -149,33 +152,35 @@ class KeptMemory:
         )
         return k, v
 
-    def advance(self, T: int, mem_len: int) -> Self:
+    def advance(self, T: int, mem_len: int) -> "KeptMemory":
         """Return the memory after a segment was written: its newest ``mem_len`` positions."""
         stop = self.stop + T
         start = max(self.start, stop - mem_len)
         forgotten = _shift(self.forgotten, start - self.start)
         return self._in_same_room(start, stop, forgotten)
 
-    def last(self, mem_len: int) -> Self:
+    def last(self, mem_len: int) -> "KeptMemory":
         """Return the newest ``mem_len`` positions."""
         return self.advance(0, mem_len)
 
-    def reset(self, rows: Rows) -> Self:
+    def reset(self, rows: Rows) -> "KeptMemory":
         """Return a memory in which the streams ``rows`` see nothing of their past."""
         return self._in_same_room(self.start, self.stop, _forget(self, rows))
 
-    def select(self, rows: Rows) -> Self:
+    def select(self, rows: Rows) -> "KeptMemory":
         """Return the memory of the streams ``rows``, in that order; repetition is allowed."""
-        index = torch.as_tensor(rows, device=self.keys[0].device)
+        index = _index(rows, self.keys[0].device)
         forgotten = None if self.forgotten is None else self.forgotten[index]
         keys, values = ([x[:, index] for x in tensors] for tensors in self._remembered())
         return self._like_this(keys, values, 0, len(self), forgotten)
 
-    def detach(self) -> Self:
+    def detach(self) -> "KeptMemory":
         """Return the memory itself: it is made without a graph."""
         return self
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+    def to(
+        self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> "KeptMemory":
         """Return the memory on another device or in another precision."""
         forgotten = None if self.forgotten is None else self.forgotten.to(device)
         keys, values = (
@@ -189,7 +194,7 @@ class KeptMemory:
         return {"keys": keys, "values": values, "forgotten": self.forgotten}
 
     @classmethod
-    def from_state_dict(cls, state: dict[str, Any]) -> Self:
+    def from_state_dict(cls, state: dict[str, Any]) -> "KeptMemory":
         """Rebuild a memory from what :meth:`state_dict` returned."""
         keys = state["keys"]
         return cls(keys.unbind(), state["values"].unbind(), 0, keys.shape[3], state["forgotten"])
@@ -201,7 +206,7 @@ class KeptMemory:
         )
         return keys, values
 
-    def _moved(self, room: int) -> Self:
+    def _moved(self, room: int) -> "KeptMemory":
         tensors: tuple[list[Tensor], list[Tensor]] = ([], [])
         for new, remembered in zip(tensors, self._remembered(), strict=True):
             for x in remembered:
@@ -216,12 +221,12 @@ class KeptMemory:
         start: int,
         stop: int,
         forgotten: Tensor | None,
-    ) -> Self:
+    ) -> "KeptMemory":
         memory = type(self)(keys, values, start, stop, forgotten)
         memory.positions = self.positions
         return memory
 
-    def _in_same_room(self, start: int, stop: int, forgotten: Tensor | None) -> Self:
+    def _in_same_room(self, start: int, stop: int, forgotten: Tensor | None) -> "KeptMemory":
         memory = self._like_this(self.keys, self.values, start, stop, forgotten)
         memory._written = self._written
         return memory
@@ -260,4 +265,10 @@ def _forget(memory: Memory | KeptMemory, rows: Rows) -> Tensor:
     forgotten = memory.forgotten
     if forgotten is None:
         forgotten = torch.zeros(memory.batch_size, dtype=torch.int64, device=device)
-    return forgotten.index_fill(0, torch.as_tensor(rows, device=device), len(memory))
+    return forgotten.index_fill(0, _index(rows, device), len(memory))
+
+
+def _index(rows: Rows, device: torch.device) -> Tensor:
+    index = torch.as_tensor(rows, device=device)
+    # A mask names the streams where it is true. No rows at all are an empty list of real numbers.
+    return index.nonzero()[:, 0] if index.dtype == torch.bool else index.long()

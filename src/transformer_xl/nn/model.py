@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -109,7 +108,7 @@ class TransformerXL(nn.Module):
             clamp_len: Distances above it count as it. None: as configured.
 
         Raises:
-            ValueError: The shapes do not fit each other or the memory.
+            ValueError: The shapes do not fit each other or the memory; a length is out of range.
         """
         if targets is not None and targets.shape != tokens.shape:
             raise ValueError(
@@ -144,6 +143,9 @@ class TransformerXL(nn.Module):
             raise ValueError(
                 f"tokens of shape {tuple(tokens.shape)} must be (streams, length) and not empty"
             )
+        for name, value in (("mem_len", mem_len), ("clamp_len", clamp_len)):
+            if value is not None and value < 0:
+                raise ValueError(f"{name}={value} must be at least 0")
         B, T = tokens.shape
         if mems is None:
             mems = self.start_memory(B, mem_len=mem_len)
@@ -181,7 +183,7 @@ class TransformerXL(nn.Module):
         save_model(self, Path(folder))
 
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> Self:
+    def from_pretrained(cls, folder: Path | str) -> "TransformerXL":
         """Read a model folder, or the best model of a run folder; in evaluation mode.
 
         Raises:

@@ -84,8 +84,11 @@ def load_config(path: Path) -> ModelConfig:
 
     Raises:
         RuntimeError: The file is damaged, of another kind of model or of a newer version.
-        ValueError: A setting is unknown or out of range.
+        ValueError: A setting is unknown, of a wrong type or out of range.
     """
+    # Only needed here, and not by those who build a model themselves.
+    import msgspec
+
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         kind, version = values.pop("model_type"), values.pop("format_version")
@@ -102,6 +105,6 @@ def load_config(path: Path) -> ModelConfig:
     if unknown := sorted(values.keys() - known):
         raise ValueError(f"{path} has unknown settings: {', '.join(unknown)}")
     try:
-        return ModelConfig(**values)
-    except TypeError as error:
-        raise ValueError(f"{path} has a setting of a wrong type: {error}") from error
+        return msgspec.convert(values, ModelConfig)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{path} has a setting that cannot be: {error}") from error

@@ -75,7 +75,9 @@ def rel_attention(
     if not 0 < T <= S:
         raise ValueError(f"{T} queries and {S} keys: the queries must be the last of the keys")
     if r.shape[0] != S or v.shape[1] != S:
-        raise ValueError(f"{S} keys need as many values and positions, not {v.shape[1]} and {r.shape[0]}")
+        raise ValueError(
+            f"{S} keys need as many values and positions, not {v.shape[1]} and {r.shape[0]}"
+        )
     if attn_len is not None:
         if attn_len < 1:
             raise ValueError(f"attn_len={attn_len} must be at least 1: a query sees its own key")

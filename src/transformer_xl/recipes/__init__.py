@@ -5,7 +5,7 @@ import difflib
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from transformer_xl.config import Config
 
@@ -45,9 +45,12 @@ def load_recipe(recipe: str | Path) -> Config:
     if not path.is_file():
         raise FileNotFoundError(f"the recipe file {path} does not exist")
     try:
-        text = path.read_text(encoding="utf-8")
+        # Some editors begin a file with a byte order mark.
+        text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not a recipe: it is not text ({error})") from error
+    except OSError as error:
+        raise OSError(f"cannot read the recipe {path}: {error.strerror}") from error
     return parse_recipe(text, str(path))
 
 
@@ -66,8 +69,9 @@ def parse_recipe(text: str, source: str) -> Config:
     except msgspec.ValidationError as error:
         # "Expected `int`, got `str` - at `$.model.n_layer`" becomes "model.n_layer: expected ..."
         what, _, where = str(error).partition(" - at `$.")
-        place = f"{where.rstrip('`')}: " if where else ""
-        raise ValueError(f"{source}: {place}{what[:1].lower()}{what[1:]}") from error
+        where = where.rstrip("`")
+        what = f"{what[:1].lower()}{what[1:]}{_choices(where)}"
+        raise ValueError(f"{source}: {where}{': ' if where else ''}{what}") from error
 
 
 def dump_recipe(config: Config) -> str:
@@ -101,6 +105,21 @@ def _check_keys(values: dict[str, Any], kind: type, source: str, where: tuple[st
             if not isinstance(value, dict):
                 raise ValueError(f"{source}: {name} is a section: write [{name}] and keys below it")
             _check_keys(value, fields[key], source, (*where, key))
+
+
+def _choices(setting: str) -> str:
+    """Return what a setting may be, if that is one of a few words."""
+    kind: Any = Config
+    for key in setting.split("."):
+        fields = {f.name: f.type for f in dataclasses.fields(kind)}
+        if key not in fields:
+            return ""
+        kind = fields[key]
+        if not dataclasses.is_dataclass(kind):
+            break
+    if get_origin(kind) is not Literal:
+        return ""
+    return f"; expected one of {', '.join(map(repr, get_args(kind)))}"
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

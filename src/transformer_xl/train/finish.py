@@ -1,6 +1,7 @@
 """What a finished run shows: how well the model predicts, what it writes, and the report."""
 
 import gzip
+import json
 import lzma
 from collections.abc import Callable
 from dataclasses import asdict
@@ -17,6 +18,9 @@ from transformer_xl.generate import generate, text_pieces
 from transformer_xl.nn import TransformerXL
 from transformer_xl.train.report import write_report
 
+RESULTS_FILE = "results.json"
+REPORT_FILE = "report.html"
+
 
 def finish(
     config: Config,
@@ -27,11 +31,18 @@ def finish(
 ) -> dict[str, Any]:
     """Evaluate the best model of a run at every memory length, let it write, draw the report.
 
+    What an earlier call with the same settings has written is returned as it is.
+
     Returns:
         The contents of ``results.json``.
     """
+    if (results := _read_results(config, folder)) is not None:
+        say(f"the run is finished; report: {folder.path / REPORT_FILE}")
+        for row in results["memory_curve"]:
+            say(_line(row))
+        return results
     model = TransformerXL.from_pretrained(folder.path / "model" / "best").to(device)
-    split = "test" if corpus.n_tokens("test") else "valid"
+    split = "test" if corpus.n_tokens("test") > 1 else "valid"
     say(f"evaluating the best model on all of the {split} text")
 
     def measure(mem_len: int | None) -> dict[str, Any]:
@@ -55,24 +66,55 @@ def finish(
         curve.append(measure(mem_len))
         say(_line(curve[-1]))
     chosen = config.model.mem_len if config.eval.mem_len is None else config.eval.mem_len
-    results: dict[str, Any] = {
+    results = {
+        "settings": _settings(config),
         "test": next(row for row in curve if row["mem_len"] == chosen),
         "memory_curve": curve,
     }
     if corpus.vocab.token_bytes is not None:
-        text = raw_split(corpus, split)
-        results |= {
-            "gzip_bits_per_byte": 8 * len(gzip.compress(text, 9)) / len(text),
-            "xz_bits_per_byte": 8
-            * len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME))
-            / len(text),
-        }
-        say("".join(f"{key.split('_')[0]}: {value:.4f} bits per byte   "
-            for key, value in results.items() if key.endswith("bits_per_byte")))  # fmt: skip
-    folder.write_json("results.json", results)
-    folder.write_json("sample.json", _sample(config, corpus, model))
+        results |= _compressed(corpus, split, say)
+    # The report is written last: where it is, the rest is, too.
+    (folder.path / REPORT_FILE).unlink(missing_ok=True)
+    folder.write_json(RESULTS_FILE, results)
+    sample = _sample(config, corpus, model)
+    folder.write_json("sample.json", sample)
+    say(f"what it writes after {sample['prompt']!r}:\n\n{sample['prompt']}{sample['text']}\n")
     say(f"report: {write_report(folder.path)}")
     return results
+
+
+def _settings(config: Config) -> dict[str, Any]:
+    # By way of JSON, to be compared with what was read from a file.
+    return json.loads(
+        json.dumps({"eval": asdict(config.eval), "generate": asdict(config.generate)})
+    )
+
+
+def _read_results(config: Config, folder: RunFolder) -> dict[str, Any] | None:
+    """Return the results of a run that was finished before with these settings."""
+    if not (folder.path / REPORT_FILE).is_file():
+        return None
+    try:
+        results = json.loads((folder.path / RESULTS_FILE).read_text(encoding="utf-8"))
+        return results if results["settings"] == _settings(config) else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _compressed(corpus: Corpus, split: str, say: Callable[[str], None]) -> dict[str, float]:
+    """Return what general compressors make of the text."""
+    try:
+        text = raw_split(corpus, split)
+    except ValueError as error:
+        say(f"no comparison with gzip and xz: {error}")
+        return {}
+    sizes = {
+        "gzip": len(gzip.compress(text, 9)),
+        "xz": len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)),
+    }
+    found = {f"{name}_bits_per_byte": 8 * size / len(text) for name, size in sizes.items()}
+    say("   ".join(f"{name.split('_')[0]}: {x:.4f} bits per byte" for name, x in found.items()))
+    return found
 
 
 def describe(split: str, result: Result) -> dict[str, Any]:

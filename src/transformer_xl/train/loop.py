@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -43,6 +43,8 @@ class TrainState:
     mems: list[Memory | KeptMemory | None]
     """The memory of the streams, one for each part of an accumulated step."""
     total_steps: int
+    corpus: dict[str, str]
+    """Checksums of the vocabulary and the tokens."""
     step: int = 0
     """Updates made so far."""
     seconds: float = 0.0
@@ -60,14 +62,24 @@ class TrainState:
             "optimizer": self.optimizer.state_dict(),
             "segments": self.segments.state_dict(),
             "mems": [None if m is None else m.state_dict() for m in self.mems],
+            "corpus": self.corpus,
             "random": torch.get_rng_state(),
             "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
             **{name: getattr(self, name) for name in self._NUMBERS},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
+        """Restore what :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: The state belongs to a run on another text.
+        """
         device = self.model.content_bias.device
+        if state["corpus"] != self.corpus:
+            raise ValueError(
+                "the text is not the one that the run began with: its tokens have another "
+                "checksum. Give that text, or another --out"
+            )
         self.optimizer.load_state_dict(state["optimizer"])
         self.segments.load_state_dict(state["segments"])
         self.mems = [
@@ -100,9 +112,12 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
         RuntimeError: The loss is not a number any more, or a file is damaged.
         Interrupted: SIGINT or SIGTERM came, and the run was saved.
     """
-    folder = RunFolder(run_dir)
     device = pick_device()
-    with Progress(config.train.steps, quiet=quiet) as progress:
+    with (
+        Progress(config.train.steps, quiet=quiet) as progress,
+        closing(RunFolder(run_dir)) as folder,
+    ):
+        folder.check(config)
         corpus = prepare(config.data, progress.say)
         config = _with_vocabulary(config, corpus)
         folder.check(config)
@@ -111,15 +126,17 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
         folder.begin(config, n_parameters)
         if saved := folder.load(state.model, progress.say):
             state.load_state_dict(saved)
-            progress.say(f"going on at step {state.step} of {state.total_steps}")
         progress.expect(state.total_steps, state.step)
         precision = pick_precision(config.train.precision, device)
         progress.say(
             f"{n_parameters:,} parameters on {device.type} in {precision}; "
             f"{corpus.n_tokens('train'):,} tokens to train on"
         )
-        with MetricsLog(folder.path, state.step) as log, _interrupts(progress.say) as interrupts:
-            _run(config, folder, corpus, state, log, progress, interrupts)
+        if state.step:
+            progress.say(f"going on after step {state.step} of {state.total_steps}")
+        if state.step < state.total_steps:
+            with MetricsLog(folder.path, state.step) as log, _interrupts(progress.say) as caught:
+                _run(config, folder, corpus, state, log, progress, caught)
         return finish(config, folder, corpus, device, progress.say)
 
 
@@ -167,10 +184,7 @@ def _run(
         state.seconds += time.perf_counter() - began
         _fix_end(config, state, progress)
         if not math.isfinite(state.losses[-1]):
-            raise RuntimeError(
-                f"the loss of step {state.step} is {state.losses[-1]}: lower train.lr or "
-                "train.clip_norm; the checkpoints before it are intact"
-            )
+            raise _diverged(state, f"the loss is {state.losses[-1]}")
         is_last = state.step == state.total_steps
 
         if is_last or state.step % settings.log_every == 0:
@@ -182,7 +196,8 @@ def _run(
             log.log("train", state.step, bits=bits, lr=lr, tokens_per_second=speed)
             progress.update(state.step, bits, speed)
 
-        if is_last or (settings.eval_every and state.step % settings.eval_every == 0):
+        if is_last or _every(settings.eval_every, state.step):
+            _require_finite_weights(state)
             result = _validate(config, corpus, state.model, device)
             log.log("valid", state.step, bits=result.bpc, nll=result.nll)
             progress.say(_validation_line(state.step, result))
@@ -190,12 +205,31 @@ def _run(
                 state.best = result.nll
                 folder.save_model("best", state.model, corpus.vocab)
 
-        if is_last or interrupts or (settings.save_every and state.step % settings.save_every == 0):
-            folder.save(state.step, state.model, state.state_dict(), settings.keep_checkpoints)
+        if is_last or interrupts or _every(settings.save_every, state.step):
+            _require_finite_weights(state)
+            # The checkpoint comes last: a run that goes on from it finds the rest as it should be.
             folder.save_model("last", state.model, corpus.vocab)
+            folder.save(state.step, state.model, state.state_dict(), settings.keep_checkpoints)
 
-        if interrupts and not is_last:
+        if interrupts:
             raise Interrupted(interrupts[0], state.step)
+
+
+def _every(n: int, step: int) -> bool:
+    return n > 0 and step % n == 0
+
+
+def _require_finite_weights(state: TrainState) -> None:
+    # The gradient of a finite loss may not be finite; the next loss tells, which may be too late.
+    if not all(bool(p.isfinite().all()) for p in state.model.parameters()):
+        raise _diverged(state, "the weights are not finite")
+
+
+def _diverged(state: TrainState, what: str) -> RuntimeError:
+    return RuntimeError(
+        f"{what} after step {state.step}: lower train.lr or train.clip_norm, or raise "
+        "train.warmup_steps; the checkpoints before it are intact"
+    )
 
 
 def _with_vocabulary(config: Config, corpus: Corpus) -> Config:
@@ -211,7 +245,17 @@ def _with_vocabulary(config: Config, corpus: Corpus) -> Config:
 def _new_state(config: Config, corpus: Corpus, device: torch.device) -> TrainState:
     settings = config.train
     segments = Segments(corpus.split("train"), settings.batch_size, settings.segment_len)
-    corpus.split("valid")
+    # What is needed at the end had better be right at the beginning.
+    if len(corpus.split("valid")) < 2:
+        raise ValueError("the validation text has one token; to predict one, at least 2 are needed")
+    try:
+        prompt = corpus.vocab.encode(config.generate.prompt)
+    except ValueError as error:
+        raise ValueError(f"generate.prompt={config.generate.prompt!r}: {error}") from error
+    if not prompt:
+        raise ValueError(
+            "generate.prompt is empty: the sample at the end needs a token to continue"
+        )
     torch.manual_seed(settings.seed)
     model = TransformerXL(config.model).to(device)
     return TrainState(
@@ -221,6 +265,10 @@ def _new_state(config: Config, corpus: Corpus, device: torch.device) -> TrainSta
         mems=[None] * settings.accumulate,
         total_steps=settings.steps,
         end_is_fixed=settings.minutes is None,
+        corpus={
+            "vocab": corpus.vocab.hash,
+            **{name: corpus.manifest["splits"][name]["sha256"] for name in ("train", "valid")},
+        },
     )
 
 
@@ -241,9 +289,7 @@ def _fix_end(config: Config, state: TrainState, progress: Progress) -> None:
         progress.expect(state.total_steps if state.end_is_fixed else max(expected, state.step))
 
 
-def _validate(
-    config: Config, corpus: Corpus, model: TransformerXL, device: torch.device
-) -> Result:
+def _validate(config: Config, corpus: Corpus, model: TransformerXL, device: torch.device) -> Result:
     settings = config.eval
     with autocast(config.train.precision, device):
         return evaluate(
@@ -260,7 +306,7 @@ def _validate(
 
 def _validation_line(step: int, result: Result) -> str:
     line = f"step {step}: validation {result.nll:.4f} nats, {result.bpc:.4f} bits per token"
-    if result.bits_per_byte is not None and result.bits_per_byte != result.bpc:
+    if result.bits_per_byte is not None and not math.isclose(result.bits_per_byte, result.bpc):
         line += f", {result.bits_per_byte:.4f} bits per byte"
     return line
 

@@ -19,7 +19,7 @@ from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
@@ -88,7 +88,7 @@ class MetricsLog:
         if self._tensorboard:
             self._tensorboard.close()
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "MetricsLog":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -214,7 +214,7 @@ class Progress:
         )
         return bar
 
-    def __enter__(self) -> Self:
+    def __enter__(self) -> "Progress":
         self._start = monotonic()
         if self._bar:
             self._bar.start()

@@ -1,0 +1,184 @@
+"""The command `txl`: one verb for each thing one does with a model."""
+
+import dataclasses
+import difflib
+import inspect
+import io
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from transformer_xl.cli.output import say
+from transformer_xl.files import is_disk_full
+
+
+class Command(Protocol):
+    """A parsed command line."""
+
+    def run(self) -> int | None:
+        """Do it; return the exit code, None for 0."""
+        ...
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; return 0 for done, 1 for failed, 2 for misused, 130 for Ctrl-C."""
+    if argv is None:
+        argv = sys.argv[1:]
+        _write_anything()
+    return _guarded(lambda: _run(list(argv)))
+
+
+def parse(argv: list[str]) -> Command:
+    """Turn a command line into a command.
+
+    Raises:
+        SystemExit: Help was asked for (0) or the line is wrong (2).
+        ValueError: The recipe is wrong.
+        OSError: The recipe cannot be read.
+    """
+    # The rest of the file must be ready for Ctrl-C before this takes its time.
+    import tyro
+
+    verbs = _verbs()
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_overview(verbs))
+        raise SystemExit(0 if argv else 2)
+    verb, rest = argv[0], argv[1:]
+    if verb == "--version":
+        from transformer_xl import __version__
+
+        print(__version__)
+        raise SystemExit(0)
+    if verb not in verbs:
+        near = difflib.get_close_matches(verb, verbs, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(verbs)}"
+        say(f"txl: {verb!r} is no command; {hint}")
+        raise SystemExit(2)
+    kind = verbs[verb]
+    prog, subject = f"txl {verb}", None
+    if takes := getattr(kind, "takes", None):
+        asks_help = rest[:1] in (["-h"], ["--help"])
+        if not asks_help:
+            if not rest or rest[0].startswith("-"):
+                say(f"{prog} {takes}: {takes} comes first; {prog} --help says more")
+                raise SystemExit(2)
+            subject = rest.pop(0)
+        prog += f" {subject or takes}"
+    default = _defaults(kind, takes, subject, rest) if takes else None
+    description = f"{inspect.getdoc(kind)}\n\nExamples:\n" + "\n".join(
+        f"  {example}" for example in kind.examples
+    )
+    return tyro.cli(
+        kind,
+        prog=prog,
+        description=description,
+        args=rest,
+        default=default,
+        use_underscores=True,
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+
+
+def _verbs() -> dict[str, Any]:
+    from transformer_xl.cli.models import Eval, Generate, Score
+    from transformer_xl.cli.runs import Doctor, Prepare, Recipes, Train
+
+    kinds = (Recipes, Prepare, Train, Eval, Score, Generate, Doctor)
+    return {kind.__name__.lower(): kind for kind in kinds}
+
+
+def _defaults(kind: Any, takes: str, subject: str | None, rest: list[str]) -> Any:
+    """Return a command with the settings of its recipe or run folder."""
+    import tyro
+
+    from transformer_xl.cli.models import recipe_of
+    from transformer_xl.config import Config
+    from transformer_xl.recipes import load_recipe
+
+    if takes == "RECIPE":
+        config = load_recipe(subject or "demo")
+    else:
+        config = recipe_of(Path(subject)) if subject else None
+    values: dict[str, Any] = {}
+    for section in dataclasses.fields(Config) if config else ():
+        if section.name in kind.__annotations__:
+            values[section.name] = getattr(config, section.name)
+    if takes == "DIR":
+        values["dir"] = Path(subject or "DIR")
+    if "settings" in kind.__annotations__:
+        values["prompt_is_given"] = any(word.split("=")[0] == "--prompt" for word in rest)
+        if config:
+            values["settings"] = config.generate
+    for required in dataclasses.fields(kind):
+        if required.default is required.default_factory is dataclasses.MISSING:
+            values.setdefault(required.name, tyro.MISSING)
+    return kind(**values)
+
+
+def _overview(verbs: dict[str, Any]) -> str:
+    lines = [
+        "usage: txl COMMAND ...",
+        "",
+        "Transformer-XL: train a language model that remembers, measure it, let it write.",
+        "",
+        *(f"  {verb:10}{(inspect.getdoc(kind) or '').splitlines()[0]}"
+          for verb, kind in verbs.items()),
+        "",
+        "txl COMMAND --help says more. To begin: txl train demo --out runs/demo",
+        "exit codes: 0 done, 1 failed, 2 misused, 130 stopped by Ctrl-C",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _run(argv: list[str]) -> int:
+    try:
+        return parse(argv).run() or 0
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+
+
+def _guarded(run: Callable[[], int]) -> int:
+    try:
+        code = run()
+        # Later nobody could be told that the reader has left or the disk is full.
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        say("\ninterrupted; what was saved before is intact")
+        return 130
+    except BrokenPipeError:
+        _drop_output()
+        return 1
+    except (ValueError, OSError, RuntimeError) as error:
+        if os.environ.get("TXL_TRACEBACK"):
+            raise
+        _drop_output()
+        is_unexplained = is_disk_full(error) and "disk is full" not in str(error)
+        say(f"txl: {'the disk is full: ' * is_unexplained}{error}")
+        return 2 if isinstance(error, ValueError) else 1
+    except Exception as error:
+        # A run that was stopped by a signal; the class is not here before torch is.
+        number = getattr(error, "signal_number", None)
+        if number is None:
+            raise
+        say(str(error))
+        return 130 if number == signal.SIGINT else 0
+    return code
+
+
+def _write_anything() -> None:
+    """Let text pass that the terminal has no characters for, or that is no text."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            is_utf8 = stream.encoding.lower().replace("-", "") == "utf8"
+            stream.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
+
+
+def _drop_output() -> None:
+    """Forget what cannot be written; Python would complain of it once more when it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

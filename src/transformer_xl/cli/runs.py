@@ -1,0 +1,153 @@
+"""The commands that make models: recipes, prepare, train, and doctor."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import tyro
+
+from transformer_xl.cli.output import say, show
+from transformer_xl.config import (
+    Config,
+    DataConfig,
+    EvalConfig,
+    GenerateConfig,
+    ModelConfig,
+    TrainConfig,
+)
+from transformer_xl.recipes import load_recipe, recipe_names, recipe_text
+
+# What a section of a recipe looks like on the command line: --section.key value, also for bool.
+Value = tyro.conf.FlagConversionOff
+
+
+@dataclass(kw_only=True)
+class Recipes:
+    """List the recipes that come with the package, show one, or copy one to change it."""
+
+    examples: ClassVar = ("txl recipes", "txl recipes demo", "txl recipes demo --copy mine.toml")
+
+    name: Annotated[str, tyro.conf.Positional] = ""
+    """The recipe to show or copy."""
+    copy: Path | None = None
+    """Write the recipe to this new file."""
+    json: bool = False
+    """Print one JSON object: the summaries of all recipes, or the settings of the named one."""
+
+    def run(self) -> None:
+        """Print or copy."""
+        if self.copy:
+            if not self.name:
+                raise ValueError("--copy needs the name of a recipe: txl recipes NAME --copy FILE")
+            self._copy(self.copy)
+        elif self.name and self.json:
+            show(asdict(load_recipe(self.name)), as_json=True)
+        elif self.name:
+            print(recipe_text(self.name), end="")
+        else:
+            summaries = {
+                name: recipe_text(name).splitlines()[1].removeprefix("# ")
+                for name in recipe_names()
+            }
+            show(summaries, as_json=self.json)
+
+    def _copy(self, path: Path) -> None:
+        text = recipe_text(self.name)
+        try:
+            with path.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            raise FileExistsError(
+                f"{path} exists already and was left as it is; give --copy another name"
+            ) from None
+        except OSError as error:
+            raise OSError(f"cannot write {path}: {error.strerror}") from error
+        say(f"wrote {path}; train it with: txl train {path} --out runs/mine")
+        if self.json:
+            show({"file": str(path)}, as_json=True)
+
+
+@dataclass(kw_only=True)
+class Prepare:
+    """Fetch the text of a recipe, cut it into tokens and keep them; training does so by itself."""
+
+    examples: ClassVar = (
+        "txl prepare demo",
+        "txl prepare shakespeare-char-cpu --data.path input.txt",
+        "txl prepare my.toml --data.vocab bpe",
+    )
+    takes: ClassVar = "RECIPE"
+
+    json: bool = False
+    """Print the result as one JSON object on the last line."""
+    data: Annotated[DataConfig, Value]
+
+    def run(self) -> None:
+        """Build the corpus."""
+        from transformer_xl.data import prepare
+
+        corpus = prepare(self.data, say)
+        splits = {name: corpus.n_tokens(name) for name in ("train", "valid", "test")}
+        about = {"folder": str(corpus.folder), "vocab": len(corpus.vocab), **splits}
+        show(about, as_json=self.json)
+
+
+@dataclass(kw_only=True)
+class Train:
+    """Train a model by a recipe; the same command goes on with a run that was stopped.
+
+    Any setting of the recipe can be changed here. Ctrl-C saves and stops.
+    """
+
+    examples: ClassVar = (
+        "txl train demo --out runs/demo",
+        "txl train shakespeare-char-cpu --out runs/bard --train.seed 2",
+        "txl train mine.toml --out runs/mine --model.mem_len 256 --data.path corpus/",
+    )
+    takes: ClassVar = "RECIPE"
+
+    out: Path
+    """The run folder: made when it is new, resumed when it holds a run of the same recipe."""
+    json: bool = False
+    """Print the result as one JSON object on the last line."""
+    quiet: bool = False
+    """Say nothing but the result."""
+    model: Annotated[ModelConfig, Value]
+    data: Annotated[DataConfig, Value]
+    train: Annotated[TrainConfig, Value]
+    eval: Annotated[EvalConfig, Value]
+    generate: Annotated[GenerateConfig, Value]
+
+    def run(self) -> None:
+        """Train, evaluate, report."""
+        from transformer_xl.train import train
+
+        config = Config(
+            model=self.model,
+            data=self.data,
+            train=self.train,
+            eval=self.eval,
+            generate=self.generate,
+        )
+        results = train(config, self.out, quiet=self.quiet)
+        flat = results["test"] | {k: x for k, x in results.items() if k.endswith("per_byte")}
+        if not self.quiet:
+            say(f"now try: txl generate {self.out} --prompt 'some text to continue'")
+        # The result is the last line, also where both streams go to the same place.
+        show(flat, as_json=self.json)
+
+
+@dataclass(kw_only=True)
+class Doctor:
+    """Say what this machine offers and what would be used of it, and why."""
+
+    examples: ClassVar = ("txl doctor", "txl doctor --json")
+
+    json: bool = False
+    """Print one JSON object."""
+
+    def run(self) -> None:
+        """Print the diagnosis."""
+        from transformer_xl.doctor import diagnose
+
+        show(diagnose(), as_json=self.json)

@@ -1,0 +1,62 @@
+"""A trained run, and `txl` as a function."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from transformer_xl.cli import main
+from transformer_xl.recipes import dump_recipe
+
+
+class Ended(NamedTuple):
+    """What a command line left behind."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON object on stdout; an error when there is anything else."""
+        (line,) = self.out.splitlines()
+        return json.loads(line)
+
+
+@pytest.fixture
+def txl(capsys: pytest.CaptureFixture[str]) -> Callable[..., Ended]:
+    """Run a command line in this process."""
+
+    def run(*words: object) -> Ended:
+        capsys.readouterr()
+        code = main([str(word) for word in words])
+        return Ended(code, *capsys.readouterr())
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def toy_toml(tmp_path_factory: pytest.TempPathFactory, toy_recipe: Callable) -> Path:
+    """A recipe file that trains in half a second."""
+    path = tmp_path_factory.mktemp("recipes") / "toy.toml"
+    path.write_text(dump_recipe(toy_recipe(generate={"prompt": "the ", "length": 20})))
+    return path
+
+
+@pytest.fixture(scope="session")
+def trained(tmp_path_factory: pytest.TempPathFactory, toy_toml: Path) -> Path:
+    """The folder of a finished run."""
+    import torch
+
+    from transformer_xl.train import metrics
+
+    folder = tmp_path_factory.mktemp("runs") / "toy"
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(metrics, "find_spec", lambda name: None)
+        assert main(["train", str(toy_toml), "--out", str(folder), "--quiet"]) == 0
+    torch.set_num_threads(n_threads)
+    return folder

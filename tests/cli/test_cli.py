@@ -1,0 +1,226 @@
+"""The door: help, versions, exit codes, and errors instead of tracebacks."""
+
+import errno
+import inspect
+import json
+import os
+import signal
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+import transformer_xl
+from transformer_xl import cli
+from transformer_xl.cli import main, parse
+from transformer_xl.cli.output import show
+from transformer_xl.cli.runs import Train
+
+VERBS = ("recipes", "prepare", "train", "eval", "score", "generate", "doctor")
+
+
+def test_help_lists_every_command_and_the_exit_codes(txl):
+    ended = txl("--help")
+    assert ended.code == 0
+    listed = [line.split()[0] for line in ended.out.splitlines() if line.startswith("  ")]
+    assert listed == [*VERBS]
+    assert "exit codes: 0 done, 1 failed, 2 misused, 130 stopped by Ctrl-C" in ended.out
+    assert txl("-h") == ended
+
+
+def test_no_command_at_all_is_a_misuse_that_is_helped(txl):
+    ended = txl()
+    assert ended.code == 2
+    assert "usage: txl COMMAND" in ended.out
+
+
+def test_the_version_is_that_of_the_package(txl):
+    assert txl("--version") == (0, transformer_xl.__version__ + "\n", "")
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_help_of_a_command_says_what_it_does_and_shows_examples(txl, verb):
+    ended = txl(verb, "--help")
+    assert ended.code == 0
+    kind = cli._verbs()[verb]
+    text = " ".join(ended.out.split())
+    assert " ".join((inspect.getdoc(kind) or "").split()) in text
+    for example in kind.examples:
+        assert f"  {example}"[:70] in ended.out
+    assert ended.err == ""
+
+
+def test_the_help_of_train_is_not_indented_like_its_source(txl):
+    lines = txl("train", "--help").out.splitlines()
+    assert "Any setting of the recipe can be changed here. Ctrl-C saves and stops." in lines
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_the_examples_in_the_help_parse(verb, toy_toml):
+    for example in cli._verbs()[verb].examples:
+        words = example.split("|")[-1].split()[1:]
+        words = [str(toy_toml) if word.endswith(".toml") else word.strip("'") for word in words]
+        if verb == "generate" and "'" in example:
+            words = [word for word in words if word not in ("main", "A")]
+        known = {"shakespeare-char-cpu", "demo"} - {*transformer_xl.recipes.recipe_names()}
+        words = [str(toy_toml) if word in known else word for word in words]
+        assert type(parse(words)).__name__.lower() == verb
+
+
+def test_the_help_of_a_recipe_shows_its_values(txl, toy_toml):
+    out = txl("train", toy_toml, "--help").out
+    assert "--model.d-inner" not in out
+    row = out[out.index("--model.d_inner") :][:300]
+    assert "32" in row
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["trian"], "'trian' is no command; did you mean train?"),
+        (["xyzzy"], "'xyzzy' is no command; there are recipes, prepare"),
+        (["--json"], "'--json' is no command"),
+        (["train"], "txl train RECIPE: RECIPE comes first; txl train --help says more"),
+        (["train", "--out", "x"], "RECIPE comes first"),
+        (["eval"], "txl eval DIR: DIR comes first"),
+        (["train", "demo"], "--out"),
+        (["train", "demo", "--out", "x", "--train.setps", "3"], "--train.steps"),
+        (["train", "demo", "--out", "x", "--train.steps", "three"], "three"),
+        (["train", "demo", "--out", "x", "--train.optimizer", "adam"], "adamw"),
+        (["train", "demo", "--out", "x", "--model.n_head", "7"], "n_head=7 must divide d_model"),
+        (["train", "demo", "--out", "x", "more"], "more"),
+        (["train", "dmeo", "--out", "x"], "called 'dmeo'; did you mean demo?"),
+        (["generate", "x", "--top_p", "2"], "top_p=2.0 must be above 0 and at most 1"),
+        (["doctor", "--verbose"], "--verbose"),
+    ],
+)
+def test_a_wrong_command_line_is_a_misuse_that_is_explained(txl, words, message):
+    ended = txl(*words)
+    assert ended.code == 2
+    assert message in ended.err
+    assert "Traceback" not in ended.err
+    assert ended.out == ""
+
+
+@pytest.mark.parametrize(
+    ("content", "code", "message"),
+    [
+        (b"[model\n", 2, "is not valid TOML"),
+        (b"", 2, "missing required field `model`"),
+        (
+            b"[model]\nn_layers = 3\n[data]\n",
+            2,
+            "model.n_layers: no such setting; did you mean n_layer",
+        ),
+        (b"[model]\nn_layer = 'x'\n[data]\n", 2, "model.n_layer: expected `int`, got `str`"),
+        (b"[model]\nn_head = 7\n[data]\n", 2, "n_head=7 must divide d_model=512"),
+        (b"\x80\x04\x95", 2, "is not a recipe: it is not text"),
+        (None, 1, "does not exist"),
+    ],
+)
+def test_a_wrong_recipe_is_named_with_what_is_wrong(txl, tmp_path, content, code, message):
+    path = tmp_path / "mine.toml"
+    if content is not None:
+        path.write_bytes(content)
+    ended = txl("train", path, "--out", tmp_path / "run")
+    assert (ended.code, ended.out) == (code, "")
+    assert ended.err.startswith("txl: ")
+    assert str(path) in ended.err
+    assert message in ended.err
+    assert not (tmp_path / "run").exists()
+
+
+def failing(monkeypatch, error):
+    def run(self):
+        raise error
+
+    monkeypatch.setattr(cli, "parse", lambda argv: SimpleNamespace(run=lambda: run(None)))
+
+
+class Stopped(Exception):  # noqa: N818  (as the one of the training loop)
+    def __init__(self, number):
+        super().__init__("stopped at step 3 and saved")
+        self.signal_number = number
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (ValueError("n=1 is wrong"), 2, "txl: n=1 is wrong"),
+        (FileNotFoundError("no a.txt"), 1, "txl: no a.txt"),
+        (RuntimeError("the loss is nan"), 1, "txl: the loss is nan"),
+        (KeyboardInterrupt(), 130, "interrupted; what was saved before is intact"),
+        (Stopped(signal.SIGINT), 130, "stopped at step 3 and saved"),
+        (Stopped(signal.SIGTERM), 0, "stopped at step 3 and saved"),
+        (OSError(errno.ENOSPC, "No space left"), 1, "txl: the disk is full: [Errno 28]"),
+        (OSError("the disk is full: a was not"), 1, "txl: the disk is full: a was not"),
+    ],
+)
+def test_how_it_ended_is_the_exit_code(monkeypatch, capsys, error, code, message):
+    failing(monkeypatch, error)
+    assert main([]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.strip().startswith(message)
+    assert "Traceback" not in err
+
+
+def test_a_bug_is_not_hidden(monkeypatch):
+    failing(monkeypatch, TypeError("ours"))
+    with pytest.raises(TypeError, match="ours"):
+        main([])
+
+
+def test_who_wants_the_traceback_gets_it(monkeypatch):
+    failing(monkeypatch, ValueError("n=1 is wrong"))
+    monkeypatch.setenv("TXL_TRACEBACK", "1")
+    with pytest.raises(ValueError, match="n=1"):
+        main([])
+
+
+def test_without_arguments_it_reads_those_of_the_process(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["txl", "--version"])
+    assert main() == 0
+    assert capsys.readouterr().out.strip() == transformer_xl.__version__
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("utf-8", b"\xff \xce\xa9"), ("ascii", b"\\udcff \\u03a9")]
+)
+def test_a_terminal_gets_any_text(monkeypatch, tmp_path, encoding, shown):
+    with (tmp_path / "out").open("w", encoding=encoding) as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        cli._write_anything()
+        stream.write(os.fsdecode(b"\xff") + " Ω")
+    assert (tmp_path / "out").read_bytes() == shown
+
+
+def test_a_result_is_a_table_or_json_without_infinities(capsys):
+    values = {"ppl": float("inf"), "nll": 0.123456, "n": 3, "of": {"a": 1, "b": float("nan")}}
+    show(values, as_json=False)
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split(maxsplit=1) for line in table] == [
+        ["ppl", "inf"],
+        ["nll", "0.1235"],
+        ["n", "3"],
+        ["of", "a 1, b nan"],
+    ]
+    show(values, as_json=True)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert json.loads(line) == {"ppl": None, "nll": 0.123456, "n": 3, "of": {"a": 1, "b": None}}
+
+
+def test_a_command_line_changes_single_settings(toy_toml):
+    command = parse(
+        [
+            *("train", str(toy_toml), "--out", "x", "--model.norm_first", "True"),
+            *("--eval.mem_lens", "0", "5", "--train.minutes", "None"),
+            *("--data.path", "text with blanks.txt"),
+        ]
+    )
+    assert isinstance(command, Train)
+    assert command.model.norm_first
+    assert command.model.d_inner == 32
+    assert command.eval.mem_lens == (0, 5)
+    assert command.train.minutes is None
+    assert command.data.path == "text with blanks.txt"

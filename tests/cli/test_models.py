@@ -1,0 +1,305 @@
+"""eval, score and generate, as a user types them."""
+
+import io
+import json
+import math
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.data import load_vocab, train_vocab
+from transformer_xl.evaluate import evaluate
+from transformer_xl.nn import TransformerXL
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TEXT = "the cat saw a dog.\nthe dog ran to sea.\n"
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def alone(trained, tmp_path):
+    """A model folder that was taken out of its run."""
+    return shutil.copytree(trained / "model" / "best", tmp_path / "alone")
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    def give(content):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+    return give
+
+
+@pytest.fixture
+def of_bytes(tmp_path):
+    """A model of bytes."""
+    folder = tmp_path / "bytes"
+    folder.mkdir()
+    vocab = train_vocab("bytes", [])
+    vocab.save(folder)
+    config = ModelConfig(vocab_size=256, n_layer=1, n_head=1, d_model=8, d_inner=8, mem_len=4)
+    TransformerXL(config).save_pretrained(folder)
+    return folder
+
+
+def test_eval_repeats_the_result_of_the_run(txl, trained):
+    results = json.loads((trained / "results.json").read_text())["test"]
+    ended = txl("eval", trained, "--eval.split", "test", "--json")
+    assert (ended.code, ended.err) == (0, "")
+    speed = ("seconds", "tokens_per_second")
+    assert {k: x for k, x in ended.json.items() if k not in speed} == {
+        k: x for k, x in results.items() if k not in speed
+    }
+
+
+def test_eval_takes_other_lengths_and_other_text(txl, trained, text):
+    words = ["--eval.mem_len", 3, "--eval.segment_len", 2, "--eval.attn_len", 4]
+    found = txl("eval", trained, "--file", text, *words, "--eval.clamp_len", 2, "--json").json
+    vocab = load_vocab(trained / "model" / "best")
+    expected = evaluate(
+        TransformerXL.from_pretrained(trained),
+        torch.tensor(vocab.encode(TEXT)),
+        mem_len=3,
+        segment_len=2,
+        attn_len=4,
+        clamp_len=2,
+    )
+    assert found["nll"] == pytest.approx(expected.nll)
+    assert (found["split"], found["tokens"]) == (str(text), len(TEXT) - 1)
+    assert [found[key] for key in ("mem_len", "segment_len", "attn_len", "clamp_len")] == [
+        3,
+        2,
+        4,
+        2,
+    ]
+
+
+def test_eval_prints_a_table_without_json(txl, trained, text):
+    table = txl("eval", trained, "--file", text).out.splitlines()
+    assert table[0].split() == ["split", str(text)]
+    assert [line.split()[0] for line in table[1:4]] == ["nll", "ppl", "bpc"]
+
+
+def test_eval_knows_the_recipe_of_the_run_around_a_model(txl, trained):
+    found = txl("eval", trained / "model" / "last", "--json")
+    assert found.code == 0
+    assert (found.json["split"], found.json["segment_len"]) == ("valid", 64)
+
+
+def test_eval_of_a_model_alone_asks_for_a_text(txl, alone, text):
+    code, out, err = txl("eval", alone, "--json")
+    assert (code, out) == (2, "")
+    assert "alone is a model without the recipe of its run" in err
+    assert "give any text with --file" in err
+    assert txl("eval", alone, "--file", text).code == 0
+
+
+def test_eval_refuses_a_corpus_with_another_vocabulary(txl, trained, text):
+    text.write_text("another text with other characters\n" * 40)
+    code, out, err = txl("eval", trained, "--data.path", text, "--json")
+    assert (code, out) == (2, "")
+    assert f"the vocabulary of the corpus is not the one of the model in {trained}" in err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "a text of 0 tokens: at least 2 are needed"),
+        (b"t", "a text of 1 tokens"),
+        ("Ω".encode(), "not in the vocabulary"),
+        (
+            b"the \xff",
+            "is no UTF-8 text: character 4 is the byte 0xff, and the model knows only chars",
+        ),
+    ],
+)
+def test_a_text_that_the_model_cannot_read_is_explained(txl, trained, text, content, message):
+    text.write_bytes(content)
+    code, out, err = txl("eval", trained, "--file", text)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+@pytest.mark.parametrize("verb", [["eval"], ["generate"], ["score", "x"]], ids=lambda verb: verb[0])
+@pytest.mark.parametrize("folder", ["missing", "empty"])
+def test_a_folder_without_a_model_is_named(txl, tmp_path, verb, folder):
+    (tmp_path / "empty").mkdir()
+    verb, *more = verb
+    code, out, err = txl(verb, tmp_path / folder, *more)
+    assert (code, out) == (1, "")
+    assert str(tmp_path / folder) in err
+    assert ("does not exist" if folder == "missing" else "neither a model folder") in err
+
+
+def test_a_model_and_a_vocabulary_that_do_not_belong_together_are_refused(txl, alone):
+    train_vocab("chars", ["abc"]).save(alone)
+    code, _, err = txl("generate", alone)
+    assert code == 2
+    assert "has 3 symbols and the model 15: they do not belong together" in err
+
+
+def test_a_damaged_model_is_named(txl, alone):
+    weights = alone / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-40])
+    code, _, err = txl("generate", alone)
+    assert code == 1
+    assert f"{weights} is damaged" in err
+
+
+def test_score_gives_each_token_what_evaluate_counts(txl, trained, text, stdin):
+    ended = txl("score", trained, text)
+    assert (ended.code, ended.err) == (0, "")
+    records = [json.loads(line) for line in ended.out.splitlines()]
+    assert "".join(record["text"] for record in records) == TEXT
+    assert records[0]["log_prob"] is None
+    nll = -sum(record["log_prob"] for record in records[1:]) / (len(TEXT) - 1)
+    assert nll == pytest.approx(
+        txl("eval", trained, "--file", text, "--json").json["nll"], rel=1e-5
+    )
+    found = txl("score", trained, text, "--json").json
+    assert found["log_probs"] == [record["log_prob"] for record in records]
+    assert found["ids"] == [record["id"] for record in records]
+    assert (found["tokens"], found["nll"]) == (len(TEXT) - 1, pytest.approx(nll))
+    stdin(TEXT.encode())
+    assert txl("score", trained, "-") == ended
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["missing.txt"], 1, "cannot read missing.txt: No such file or directory"),
+        (["-", "--segment_len", "0"], 2, "segment_len=0 must be at least 1"),
+        (["-", "--mem_len", "-1"], 2, "mem_len=-1 must be at least 0"),
+    ],
+)
+def test_score_explains_what_it_cannot_do(txl, trained, stdin, words, code, message):
+    stdin(b"the")
+    ended = txl("score", trained, *words)
+    assert (ended.code, ended.out) == (code, "")
+    assert message in ended.err
+
+
+def test_score_of_an_empty_text_is_empty(txl, trained, stdin):
+    stdin(b"")
+    assert txl("score", trained, "-") == (0, "", "")
+    assert txl("score", trained, "-", "--json").json["nll"] is None
+
+
+def test_generate_writes_the_prompt_and_goes_on(txl, trained):
+    code, out, err = txl("generate", trained, "--prompt", "a dog ", "--length", 15)
+    assert (code, err) == (0, "")
+    assert out.startswith("a dog ")
+    assert len(out) == len("a dog ") + 15 + 1
+    assert txl("generate", trained, "--prompt", "a dog ", "--length", 15).out == out
+    assert txl("generate", trained, "--prompt", "a dog ", "--length", 15, "--seed", 2).out != out
+    found = txl("generate", trained, "--prompt", "a dog ", "--length", 15, "--json").json
+    assert found["prompt"] + found["text"] + "\n" == out
+
+
+def test_generate_uses_the_settings_of_the_recipe(txl, trained):
+    found = txl("generate", trained, "--json").json
+    assert (found["prompt"], len(found["text"])) == ("the ", 20)
+
+
+def test_generate_ends_before_a_stop_string(txl, trained):
+    words = ["--length", 300, "--seed", 3, "--json"]
+    text = txl("generate", trained, *words).json["text"]
+    stop = text[40:43]
+    cut = txl("generate", trained, *words, "--stop", stop, "never").json["text"]
+    assert cut == text[: text.index(stop)]
+
+
+@pytest.mark.parametrize("lengths", [(12, 18), (1, 28, 1)])
+def test_generate_in_parts_writes_what_it_writes_in_one(txl, trained, tmp_path, lengths):
+    def text(state, length):
+        words = ["--temperature", 0, "--json", "--state", tmp_path / state, "--length", length]
+        return txl("generate", trained, *words).json["text"]
+
+    parts = [text("parts", length) for length in lengths]
+    assert "".join(parts) == text("whole", 30)
+    torch.testing.assert_close(load_file(tmp_path / "parts"), load_file(tmp_path / "whole"))
+
+
+def test_generate_goes_on_without_the_prompt_of_the_recipe(txl, trained, tmp_path):
+    state = tmp_path / "state.safetensors"
+    words = ["generate", trained, "--length", 5, "--state", state]
+    first = txl(*words)
+    assert first.out.startswith("the ")
+    assert f"the memory is in {state}; the same command goes on from there" in first.err
+    saved = state.read_bytes()
+    assert len(txl(*words).out) == 5 + 1
+    # What was typed is read, also where it is what the recipe says.
+    state.write_bytes(saved)
+    assert txl(*words, "--prompt", "the ", "--json").json["prompt"] == "the "
+    state.write_bytes(saved)
+    assert txl(*words, "--prompt=a", "--json").json["prompt"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--prompt", "Ωmega"], "not in the vocabulary of 15 chars: 'Ω', 'm'"),
+        (["--prompt", ""], "the prompt is empty: give at least one token"),
+        (
+            ["--prompt", os.fsdecode(b"a\xff")],
+            "the prompt is no UTF-8 text: character 1 is the byte",
+        ),
+        (["--mem_len", -1], "mem_len=-1 must be at least 0"),
+        (["--length", 0, "--json"], "length=0 writes without end: --json needs a length"),
+    ],
+)
+def test_generate_explains_what_it_cannot_do(txl, trained, words, message):
+    ended = txl("generate", trained, *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in ended.err
+
+
+@pytest.mark.parametrize(
+    ("content", "message"), [(b"", "is damaged or holds no memory"), (b"xyz" * 9, "is damaged")]
+)
+def test_a_damaged_state_is_named_and_left(txl, trained, tmp_path, content, message):
+    state = tmp_path / "state"
+    state.write_bytes(content)
+    code, out, err = txl("generate", trained, "--state", state)
+    assert (code, out) == (1, "")
+    assert message in err
+    assert state.read_bytes() == content
+
+
+def test_the_state_of_another_model_is_refused(txl, trained, of_bytes, tmp_path):
+    state = tmp_path / "state"
+    assert txl("generate", trained, "--state", state, "--length", 1).code == 0
+    code, _, err = txl("generate", of_bytes, "--state", state, "--length", 1)
+    assert code == 2
+    assert "was made by another model" in err
+
+
+def test_a_model_of_bytes_reads_anything(txl, of_bytes, tmp_path):
+    path = tmp_path / "any"
+    path.write_bytes(bytes(range(256)))
+    found = txl("eval", of_bytes, "--file", path, "--json").json
+    assert (found["tokens"], found["bits_per_byte"]) == (
+        255,
+        pytest.approx(math.log2(256), abs=0.5),
+    )
+    assert txl("score", of_bytes, path, "--json").json["ids"] == [*range(256)]
+    prompt = os.fsdecode(b"\xff\x00"[:1])
+    assert txl("generate", of_bytes, "--prompt", prompt, "--length", 3, "--json").code == 0
+
+
+def test_paths_may_hold_blanks_and_letters(txl, alone, text, tmp_path):
+    odd = Path(shutil.copytree(alone, tmp_path / "mein Modell ö"))
+    assert txl("eval", odd, "--file", text, "--json").code == 0

@@ -1,0 +1,143 @@
+"""What only a process of its own can show: signals, pipes and full disks."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+TXL = [sys.executable, "-m", "transformer_xl"]
+
+
+@pytest.fixture
+def start():
+    """Start `txl`; what still runs at the end of the test is killed."""
+    started = []
+
+    def begin(*words, **options):
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True} | options
+        # Tiny models are fastest on one thread.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen([*TXL, *map(str, words)], env=environment, **options)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        # Closes the pipes and waits.
+        process.__exit__(None, None, None)
+
+
+def read_until(stream, beginning):
+    """Read lines until one begins like this."""
+    lines = []
+    for line in stream:
+        lines.append(line)
+        if line.startswith(beginning):
+            return lines
+    raise AssertionError(f"no line began with {beginning!r}: {lines}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_saves_and_the_same_command_goes_on(start, toy_toml, tmp_path, number, code):
+    command = ["train", toy_toml, "--out", tmp_path / "run", "--json"]
+    rest = ["--train.save_every", 0, "--train.eval_every", 0, "--train.steps", 1_000_000]
+    process = start(*command, *rest)
+    read_until(process.stderr, "training")
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (code, "")
+    assert "stopping after this step and saving" in err
+    assert err.splitlines()[-1].endswith("and saved; the same command goes on from there")
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    step = int(checkpoint.name.removeprefix("step_"))
+    process = start(*command, *rest)
+    lines = read_until(process.stderr, "going on after step")
+    assert lines[-1] == f"going on after step {step} of 1000000\n"
+
+
+def test_ctrl_c_while_it_writes_keeps_the_memory(start, trained, tmp_path):
+    state = tmp_path / "state"
+    process = start("generate", trained, "--length", 0, "--state", state)
+    assert process.stdout.read(100).startswith("the ")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "the memory is in" in err
+    assert "Traceback" not in err
+    assert load_file(state)["keys"].isfinite().all()
+
+
+def test_a_reader_that_leaves_ends_the_writing(start, trained):
+    process = start("generate", trained, "--length", 0)
+    assert len(process.stdout.read(50)) == 50
+    process.stdout.close()
+    assert process.wait(timeout=60) == 1
+    assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["recipes"], ["recipes", "--help"]])
+def test_a_reader_that_has_left_is_no_traceback(start, words):
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = start(*words, stdout=writer)
+    os.close(writer)
+    assert process.wait(timeout=60) == 1
+    assert process.stderr.read() == ""
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")  # noqa: PTH110
+def test_a_full_disk_behind_stdout_is_an_error(start):
+    with open("/dev/full", "w") as full:  # noqa: PTH123
+        process = start("recipes", stdout=full)
+    assert process.wait(timeout=60) == 1
+    assert process.stderr.read() == "txl: the disk is full: [Errno 28] No space left on device\n"
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_during_a_run_loses_no_checkpoint(start, toy_toml, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        # Each checkpoint is kept, and they are more than the disk holds.
+        words = ["--train.keep_checkpoints", 3, "--train.steps", 400, "--train.log_every", 1]
+        words += ["--train.save_every", 10, "--train.eval_every", 10]
+        (disk / "filler").write_bytes(bytes(700_000))
+        process = start("train", toy_toml, "--out", disk / "run", *words)
+        read_until(process.stderr, "step 20: validation")
+        free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+        (disk / "more").write_bytes(bytes(free))
+        out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (1, "")
+        assert "the disk is full" in err.splitlines()[-1]
+        assert "Traceback" not in err
+        # With room again, the run goes on to its end.
+        (disk / "filler").unlink()
+        (disk / "more").unlink()
+        process = start("train", toy_toml, "--out", disk / "run", *words, "--json")
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert "going on after step" in err
+        assert "damaged" not in err
+        assert json.loads(out)["tokens"] > 0
+        state = torch.load(next(disk.glob("run/checkpoints/step_00000400/state.pt")))
+        assert state["step"] == 400
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_bytes_that_are_no_text_pass_through_the_command_line(tmp_path):
+    command = [*TXL, "recipes", b"\xff\xfe"]
+    result = subprocess.run(command, capture_output=True)
+    assert result.returncode == 2
+    assert b"Traceback" not in result.stderr
+    assert b"no recipe and no file is called" in result.stderr

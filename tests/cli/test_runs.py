@@ -1,0 +1,188 @@
+"""recipes, prepare, train and doctor, as a user types them."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from transformer_xl.cli import runs
+from transformer_xl.recipes import load_recipe, recipe_names, recipe_text
+from transformer_xl.train import loop
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_recipes_lists_each_with_its_summary(txl):
+    code, out, err = txl("recipes")
+    assert (code, err) == (0, "")
+    listed = dict(line.split(maxsplit=1) for line in out.splitlines())
+    assert [*listed] == recipe_names()
+    assert txl("recipes", "--json").json == listed
+    assert all(f"# {summary}" in recipe_text(name) for name, summary in listed.items())
+
+
+def test_recipes_shows_one(txl):
+    assert txl("recipes", "demo") == (0, recipe_text("demo"), "")
+    assert txl("recipes", "demo", "--json").json["data"]["name"] == "python-stdlib"
+
+
+def test_recipes_copies_one_that_can_be_trained(txl, tmp_path):
+    ended = txl("recipes", "demo", "--copy", tmp_path / "mine.toml")
+    assert (ended.code, ended.out) == (0, "")
+    assert f"txl train {tmp_path / 'mine.toml'}" in ended.err
+    assert load_recipe(tmp_path / "mine.toml") == load_recipe("demo")
+    ended = txl("recipes", "demo", "--copy", tmp_path / "other.toml", "--json")
+    assert ended.json == {"file": str(tmp_path / "other.toml")}
+
+
+def test_recipes_copies_over_nothing(txl, tmp_path):
+    (tmp_path / "mine.toml").write_text("mine")
+    code, out, err = txl("recipes", "demo", "--copy", tmp_path / "mine.toml")
+    assert (code, out) == (1, "")
+    assert "mine.toml exists already and was left as it is; give --copy another name" in err
+    assert (tmp_path / "mine.toml").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["dmeo", "--copy", "mine.toml"], 2, "did you mean demo"),
+        (["--copy", "mine.toml"], 2, "--copy needs the name of a recipe"),
+        (["demo", "--copy", "no/folder.toml"], 1, "cannot write no/folder.toml: No such file"),
+    ],
+)
+def test_recipes_leaves_nothing_behind_when_it_fails(
+    txl, tmp_path, monkeypatch, words, code, message
+):
+    monkeypatch.chdir(tmp_path)
+    ended = txl("recipes", *words)
+    assert (ended.code, ended.out) == (code, "")
+    assert message in ended.err
+    assert not [*tmp_path.iterdir()]
+
+
+def test_prepare_says_where_the_tokens_are(txl, toy_toml, toy_text):
+    ended = txl("prepare", toy_toml, "--data.vocab", "bytes", "--json")
+    assert ended.code == 0
+    found = ended.json
+    n_tokens = found["train"] + found["valid"] + found["test"]
+    assert (n_tokens, found["vocab"]) == (toy_text.stat().st_size, 256)
+    assert Path(found["folder"], "manifest.json").exists()
+    table = dict(line.split(maxsplit=1) for line in txl("prepare", toy_toml).out.splitlines())
+    assert int(table["train"]) == found["train"]
+
+
+def test_train_prints_its_result_on_stdout_and_the_rest_on_stderr(txl, toy_toml, tmp_path):
+    ended = txl("train", toy_toml, "--out", tmp_path / "run", "--train.steps", 2, "--json")
+    assert ended.code == 0
+    assert {"split", "tokens", "nll", "ppl", "bpc", "bits_per_byte", "mem_len", "attn_len"} <= {
+        *ended.json
+    }
+    assert ended.json["gzip_bits_per_byte"] > 0
+    assert "step 2: validation" in ended.err
+    assert f"now try: txl generate {tmp_path / 'run'}" in ended.err
+    assert load_recipe(tmp_path / "run" / "recipe.toml").train.steps == 2
+
+
+def test_train_goes_on_and_a_finished_run_is_not_trained_again(txl, toy_toml, trained, monkeypatch):
+    monkeypatch.setattr(loop, "train_step", None)
+    ended = txl("train", toy_toml, "--out", trained, "--json", "--quiet")
+    assert (ended.code, ended.err) == (0, "")
+    results = json.loads((trained / "results.json").read_text())
+    assert ended.json["nll"] == results["test"]["nll"]
+
+
+def test_quiet_says_nothing_but_the_result(txl, toy_toml, tmp_path):
+    code, out, err = txl("train", toy_toml, "--out", tmp_path / "r", "--train.steps", 1, "--quiet")
+    assert (code, err) == (0, "")
+    assert out.startswith("split                test\n")
+
+
+def test_train_refuses_a_folder_of_another_recipe_and_of_other_things(txl, toy_toml, trained):
+    before = {path: path.stat().st_mtime_ns for path in trained.rglob("*")}
+    code, out, err = txl("train", toy_toml, "--out", trained, "--model.n_layer", 1)
+    assert (code, out) == (2, "")
+    assert "run of another recipe (there, here): model.n_layer: 2, 1. Give another --out" in err
+    code, out, err = txl("train", toy_toml, "--out", trained / "model")
+    assert (code, out) == (1, "")
+    assert "exists and is no run folder: nothing in it was touched" in err
+    assert {path: path.stat().st_mtime_ns for path in trained.rglob("*")} == before
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--data.path", "missing.txt"], 1, "there is no file or folder missing.txt"),
+        (["--data.path", "empty.txt"], 2, "there is no text to train on in text at empty.txt"),
+        (["--data.path", "binary"], 2, "binary is no UTF-8 text: byte 0 is 0xff. Convert"),
+        (["--data.path", "binary", "--data.vocab", "words"], 2, "is no UTF-8 text"),
+        (["--data.path", "binary", "--data.vocab", "bpe"], 2, "is no UTF-8 text"),
+        (
+            ["--data.path", "short.txt"],
+            2,
+            "tokens, fewer than one segment per stream: batch_size=4",
+        ),
+        (["--data.path", "None"], 2, "data.name and data.path are both empty"),
+        (["--data.path", "None", "--data.name", "shakespeare"], 2, "is no known corpus; there are"),
+        (["--model.vocab_size", "7"], 2, "model.vocab_size=7 is not the size"),
+        (["--model.n_head", "3"], 2, "n_head=3 must divide d_model=16"),
+        (["--train.accumulate", "3"], 2, "accumulate=3 must divide batch_size=4"),
+        (["--generate.prompt", "Ω"], 2, "generate.prompt='Ω': not in the vocabulary"),
+        (["--data.cache_dir", "short.txt"], 1, "cannot write to the cache short.txt"),
+    ],
+)
+def test_what_cannot_be_trained_is_explained_and_leaves_nothing(
+    txl, toy_toml, tmp_path, monkeypatch, words, code, message
+):
+    monkeypatch.chdir(tmp_path)
+    Path("empty.txt").write_text("")
+    Path("short.txt").write_text("the cat\n" * 3)
+    Path("binary").write_bytes(b"\xff\xfe\x00\x80" * 2000)
+    ended = txl("train", toy_toml, "--out", "run", *words)
+    assert (ended.code, ended.out) == (code, "")
+    assert message in ended.err
+    assert "Traceback" not in ended.err
+    assert not Path("run").exists()
+
+
+def test_any_file_can_be_trained_on_byte_by_byte(txl, toy_toml, tmp_path):
+    path = tmp_path / "binary"
+    path.write_bytes(bytes(range(256)) * 20)
+    words = ["--data.path", path, "--data.vocab", "bytes", "--train.steps", 1, "--quiet", "--json"]
+    assert txl("train", toy_toml, "--out", tmp_path / "run", *words).json["bits_per_byte"] > 0
+
+
+def test_a_loss_that_is_no_number_is_a_failure_that_says_what_to_do(txl, toy_toml, tmp_path):
+    words = ["--train.lr", "1e30", "--train.clip_norm", "0"]
+    code, out, err = txl("train", toy_toml, "--out", tmp_path / "run", *words)
+    assert (code, out) == (1, "")
+    assert "lower train.lr or train.clip_norm" in err
+
+
+def test_doctor_says_what_would_be_used_and_why(txl, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = txl("doctor", "--json").json
+    assert found["device"] == "cpu"
+    assert found["precision"].split(":")[0] in ("float32", "bfloat16")
+    assert found["relative attention"].startswith("skew: ")
+    assert found["packages"]["torch"] == str(torch.__version__)
+    table = txl("doctor").out
+    assert all(key in table for key in found)
+
+
+def test_doctor_names_the_command_that_installs_what_is_missing(txl, monkeypatch):
+    from transformer_xl import doctor
+
+    def version(name):
+        raise doctor.PackageNotFoundError
+
+    monkeypatch.setattr(doctor, "version", version)
+    packages = txl("doctor", "--json").json["packages"]
+    assert "pip install 'transformer-xl[plot]'" in packages["matplotlib"]
+    assert "pip install torch" in packages["torch"]
+
+
+def test_sections_of_a_recipe_are_those_of_train():
+    sections = load_recipe("demo").__dataclass_fields__
+    assert {*sections} <= {*runs.Train.__dataclass_fields__}

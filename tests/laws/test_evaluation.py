@@ -1,0 +1,77 @@
+"""What an evaluation measures does not depend on how it is carried out."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl.evaluate import evaluate, score
+from transformer_xl.nn import TransformerXL
+
+
+@pytest.fixture
+def text():
+    return np.random.default_rng(0).integers(0, 23, 31).astype(np.uint16)
+
+
+def with_layers(model, n_layer):
+    return TransformerXL(replace(model.config, n_layer=n_layer)).double().eval()
+
+
+@torch.no_grad()
+def bigram_nll(model, text):
+    """What each token costs a model that knows the one before it alone."""
+    tokens = torch.from_numpy(text.astype(np.int64))
+    return model(tokens[:-1, None], targets=tokens[1:, None], mem_len=0).nll[:, 0]
+
+
+@pytest.mark.parametrize("n", [2, 3, 17, 31])
+@pytest.mark.parametrize("batch_size", [1, 2, 7, 30, 100])
+def test_every_token_but_the_first_is_counted_once(paper, text, batch_size, n):
+    text = text[:n]
+    result = evaluate(paper, text, segment_len=1, mem_len=0, batch_size=batch_size)
+    assert result.tokens == n - 1
+    assert result.nll == pytest.approx(bigram_nll(paper, text).mean().item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("lengths", [{"mem_len": 8, "attn_len": 9}, {"mem_len": 31}], ids=str)
+def test_one_stream_does_not_depend_on_the_segments(model, text, lengths):
+    if model.config.start_memory == "zeros" and "attn_len" not in lengths:
+        pytest.skip("how many zeros a token sees depends on where its segment begins")
+    # The first is longer than the text.
+    first, *others = (evaluate(model, text, segment_len=T, **lengths).nll for T in (100, 30, 7, 1))
+    assert others == pytest.approx([first] * 3, abs=1e-6)
+
+
+def test_a_short_memory_makes_the_segments_count(model, text):
+    short, long = (evaluate(model, text, segment_len=T, mem_len=2).nll for T in (5, 30))
+    assert abs(short - long) > 1e-4
+
+
+def test_an_evaluation_is_the_mean_of_the_scores(model, text):
+    scores = list(score(model, text.tolist(), segment_len=7, mem_len=5))
+    assert scores[0] is None
+    assert len(scores) == len(text)
+    expected = evaluate(model, text, segment_len=7, mem_len=5).nll
+    assert -np.mean(scores[1:]) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("n_layer", [1, 3])
+@pytest.mark.parametrize("batch_size", [3])
+def test_streams_warmed_by_all_that_matters_say_what_one_stream_says(
+    model, text, batch_size, n_layer
+):
+    # Each layer hands on attn_len - 1 = 3 positions; what is warmed up holds all of them.
+    model = with_layers(model, n_layer)
+    lengths = {"segment_len": 6, "mem_len": 3 * n_layer, "attn_len": 4}
+    one = evaluate(model, text, **lengths).nll
+    several = evaluate(model, text, **lengths, batch_size=batch_size).nll
+    assert several == pytest.approx(one, rel=1e-12)
+
+
+def test_a_second_stream_warmed_by_all_before_it_says_what_one_stream_says(model, text):
+    if model.config.start_memory == "zeros":
+        pytest.skip("how many zeros a token sees depends on where its segment begins")
+    one, two = (evaluate(model, text, mem_len=31, batch_size=B).nll for B in (1, 2))
+    assert two == pytest.approx(one, rel=1e-12)

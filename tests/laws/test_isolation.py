@@ -1,0 +1,94 @@
+"""What must not reach what: gradients the memory, the future a query, one stream another."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transformer_xl.nn import TransformerXL
+
+EXACT = {"rtol": 0, "atol": 1e-12}
+
+
+def some_text(B=3, length=9):
+    return torch.randint(23, (B, length))
+
+
+def test_no_gradient_enters_the_memory(model):
+    mems = model(some_text()).mems
+    assert not any(state.requires_grad for state in mems.states)
+    for state in mems.states:
+        state.requires_grad_()
+    model(some_text(), mems, some_text()).loss.backward()
+    assert all(state.grad is None for state in mems.states)
+    assert model.layers[0].attention.qkv_proj.weight.grad.any()
+
+
+def test_words_of_earlier_segments_learn_nothing(model):
+    # Untied: the softmax of the present segment would teach all words.
+    model = TransformerXL(replace(model.config, tie_embeddings=False)).double()
+    earlier, present = torch.randint(10, (3, 5)), torch.randint(10, 23, (3, 9))
+    model(present, model(earlier).mems, some_text()).loss.backward()
+    learned = model.embedding.weight.grad.any(1)
+    assert not learned[:10].any()
+    assert learned[present.unique()].all()
+
+
+@pytest.mark.parametrize("place", [0, 4, 8])
+@torch.no_grad()
+def test_no_query_sees_its_future(model, place):
+    mems, text = model(some_text()).mems, some_text()
+    changed = text.clone()
+    changed[:, place] = (text[:, place] + 1) % 23
+    for before in (model.start_memory(3), mems):
+        one, other = model(text, before), model(changed, before)
+        difference = (one.log_probs - other.log_probs).abs().amax(-1)
+        assert (difference[:, :place] < 1e-12).all()
+        assert (difference[:, place] > 1e-6).all()
+        for old, new in zip(one.mems.states, other.mems.states, strict=True):
+            # Of nine positions the memory holds the last six.
+            untouched = max(0, place + len(one.mems) - 9)
+            torch.testing.assert_close(new[:, :untouched], old[:, :untouched], **EXACT)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@torch.no_grad()
+def test_streams_never_mix(model, is_kept):
+    segments, order = [some_text() for _ in range(3)], [2, 0, 1]
+
+    def read(segments):
+        mems, hidden = model.start_memory(3), []
+        mems = model.keep(mems) if is_kept else mems
+        for segment in segments:
+            out = model(segment, mems)
+            mems = out.mems
+            hidden.append(out.hidden)
+        return torch.cat(hidden, 1)
+
+    expected = read(segments)
+    permuted = read([segment[order] for segment in segments])
+    torch.testing.assert_close(permuted, expected[order], **EXACT)
+
+    changed = [segment.clone() for segment in segments]
+    changed[0][1] = (changed[0][1] + 1) % 23
+    found = read(changed)
+    assert torch.equal(found[[0, 2]], expected[[0, 2]])
+    assert (found[1] - expected[1]).abs().amax(-1).min() > 1e-9 or model.config.attn_len
+
+
+@torch.no_grad()
+def test_a_stream_alone_says_what_it_says_in_company(model):
+    mems, text = model(some_text()).mems, some_text()
+    together = model(text, mems).hidden
+    for row in range(3):
+        alone = model(text[row : row + 1], mems.select([row])).hidden
+        torch.testing.assert_close(alone[0], together[row], **EXACT)
+
+
+@torch.no_grad()
+def test_probabilities_sum_to_one_and_are_those_of_the_loss(model):
+    mems, text, targets = model(some_text()).mems, some_text(), some_text()
+    log_probs = model(text, mems).log_probs
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(3, 9).double(), **EXACT)
+    expected = -log_probs.gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(model(text, mems, targets).nll, expected, **EXACT)

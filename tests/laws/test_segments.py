@@ -1,0 +1,141 @@
+"""How a text is cut and where its memory is kept changes nothing that the model says."""
+
+import pytest
+import torch
+
+EXACT = {"rtol": 0, "atol": 1e-12}
+
+
+def some_text(B=2, length=11):
+    return torch.randint(23, (B, length))
+
+
+def read(model, text, segment_lens, mems, **lengths):
+    """Read a text in segments; return its hidden states and losses and the memory."""
+    hidden, nll, start = [], [], 0
+    for T in segment_lens:
+        segment = text[:, start : start + T + 1]
+        start += T
+        out = model(segment[:, :-1], mems, segment[:, 1:], **lengths)
+        mems = out.mems
+        hidden.append(out.hidden)
+        nll.append(out.nll)
+    return torch.cat(hidden, 1), torch.cat(nll, 1), mems
+
+
+def cut(length, T):
+    return [T] * (length // T) + ([length % T] if length % T else [])
+
+
+@pytest.mark.parametrize("T", [1, 4, 5])
+@torch.no_grad()
+def test_segments_are_invisible(model, T):
+    text, start = some_text(), model.start_memory(2, mem_len=6)
+    hidden, nll, mems = read(model, text, [10], start, mem_len=100)
+    cut_hidden, cut_nll, cut_mems = read(model, text, cut(10, T), start, mem_len=100)
+    torch.testing.assert_close(cut_hidden, hidden, **EXACT)
+    torch.testing.assert_close(cut_nll, nll, **EXACT)
+    assert len(cut_mems) == len(mems) == 10 + len(start)
+    for state, expected in zip(cut_mems.states, mems.states, strict=True):
+        torch.testing.assert_close(state, expected, **EXACT)
+
+
+@torch.no_grad()
+def test_a_memory_that_is_too_short_is_visible(model):
+    text, start = some_text(), model.start_memory(2, mem_len=2)
+    hidden, *_ = read(model, text, [10], start)
+    short, *_ = read(model, text, cut(10, 4), start, mem_len=2)
+    torch.testing.assert_close(short[:, :4], hidden[:, :4], **EXACT)
+    assert (short - hidden)[:, 4:].abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("T", [1, 3])
+@torch.no_grad()
+def test_memory_beyond_the_attention_length_is_unused(model, T):
+    text, start = some_text(), model.start_memory(2, mem_len=9)
+
+    def hidden(mem_len, T):
+        found, *_ = read(model, text, cut(10, T), start.last(mem_len), mem_len=mem_len, attn_len=4)
+        return found
+
+    torch.testing.assert_close(hidden(3, T), hidden(100, T), **EXACT)
+    assert (hidden(2, 3) - hidden(3, 3)).abs().max() > 1e-3
+
+
+@torch.no_grad()
+def test_positions_are_relative(model):
+    # Two layers that see two tokens back know four; what is before them may be anything.
+    body = some_text(length=9)
+    texts = [torch.cat([some_text(length=n), body], 1) for n in (0, 5, 11)]
+    first, *others = (model(text, attn_len=3).hidden[:, -5:] for text in texts)
+    for other in others:
+        torch.testing.assert_close(other, first, **EXACT)
+    one, other = (model(text).hidden[:, -5:] for text in texts[1:])
+    assert (one - other).abs().max() > 1e-3 or model.config.attn_len
+
+
+@pytest.mark.parametrize("lengths", [{}, {"mem_len": 0}], ids=str)
+@torch.no_grad()
+def test_kept_keys_and_values_give_the_numbers_of_the_hidden_states(model, lengths):
+    mems = model.start_memory(3)
+    kept = model.keep(mems)
+    for step, T in enumerate([3, 1, 5, 2, 9, 1, 1, 4]):
+        segment = some_text(3, T)
+        expected, out = model(segment, mems, **lengths), model(segment, kept, **lengths)
+        torch.testing.assert_close(out.hidden, expected.hidden, **EXACT)
+        torch.testing.assert_close(out.log_probs, expected.log_probs, **EXACT)
+        mems, kept = expected.mems, out.mems
+        assert len(kept) == len(mems)
+        if step % 3 == 2:
+            mems, kept = mems.reset([step % 3]), kept.reset([step % 3])
+        if step % 4 == 3:
+            mems, kept = mems.select([2, 0, 0]), kept.select([2, 0, 0])
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@torch.no_grad()
+def test_a_memory_can_be_continued_as_often_as_one_likes(model, is_kept):
+    mems = model(some_text(2, 5)).mems
+    mems = model.keep(mems) if is_kept else mems
+    # A memory of keys and values has room behind it after its first segment.
+    mems = model(some_text(2, 2), mems).mems
+    one, other = some_text(2, 3), some_text(2, 1)
+    before = [model(segment, mems) for segment in (one, other)]
+    further = model(other, before[0].mems).hidden
+    after = [model(segment, mems) for segment in (one, other)]
+    for old, new in zip(before, after, strict=True):
+        torch.testing.assert_close(new.hidden, old.hidden, **EXACT)
+    torch.testing.assert_close(model(other, before[0].mems).hidden, further, **EXACT)
+    torch.testing.assert_close(model(other, after[0].mems).hidden, further, **EXACT)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@torch.no_grad()
+def test_a_memory_saved_and_resumed_goes_on_identically(model, is_kept, tmp_path):
+    mems = model(some_text(3, 8)).mems.reset([1])
+    mems = model.keep(mems) if is_kept else mems
+    mems = model(some_text(3, 2), mems).mems
+    torch.save(mems.state_dict(), tmp_path / "memory")
+    resumed = type(mems).from_state_dict(torch.load(tmp_path / "memory", weights_only=True))
+    for T in (1, 4, 1):
+        segment = some_text(3, T)
+        out, again = model(segment, mems), model(segment, resumed)
+        assert torch.equal(again.hidden, out.hidden)
+        mems, resumed = out.mems, again.mems
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@torch.no_grad()
+def test_a_stream_that_was_reset_is_like_one_that_begins(model, is_kept):
+    old, text = some_text(3, 6), some_text(3, 5)
+    nothing = model.start_memory(3).last(0)
+    mems = model(old).mems
+    if is_kept:
+        nothing, mems = model.keep(nothing), model.keep(mems)
+    expected = {True: model(text, nothing), False: model(text, mems)}
+    out = model(text, mems.reset([0, 2]))
+    again = model(text, out.mems).hidden
+    for row, is_reset in enumerate([True, False, True]):
+        torch.testing.assert_close(out.hidden[row], expected[is_reset].hidden[row], **EXACT)
+        further = model(text, expected[is_reset].mems).hidden[row]
+        torch.testing.assert_close(again[row], further, **EXACT)

@@ -1,0 +1,99 @@
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from transformer_xl.nn import DecoderLayer, FeedForward, KeptMemory
+from transformer_xl.ops import reference
+
+B, T, M, H, K, D = 2, 3, 4, 2, 8, 16
+
+
+def filled(module):
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_(0, 0.4)
+    return module.eval()
+
+
+def surroundings(M=M):
+    """What a layer is given besides its segment: memory, positions, biases."""
+    return torch.randn(B, M, D), torch.randn(M + T, H, K), torch.randn(H, K), torch.randn(H, K)
+
+
+def attended(layer, query, keys, r, u, w):
+    """Relative attention as the paper writes it, before the residual connection."""
+    q_weight, k_weight, v_weight = layer.attention.qkv_proj.weight.chunk(3)
+    q, k, v = (
+        (x @ weight.T).unflatten(-1, (H, K))
+        for x, weight in ((query, q_weight), (keys, k_weight), (keys, v_weight))
+    )
+    values = reference.rel_attention(q, k, v, r, u, w)
+    return values.flatten(2) @ layer.attention.o_proj.weight.T
+
+
+def norm(module, x):
+    return F.layer_norm(x, (D,), module.weight, module.bias, module.eps)
+
+
+def test_the_feed_forward_layer_is_two_maps_with_a_relu_between(tiny_config):
+    module = filled(FeedForward(tiny_config))
+    x = torch.randn(B, T, D)
+    inner = (x @ module.inner.weight.T + module.inner.bias).clamp(min=0)
+    assert inner.shape[-1] == 32
+    torch.testing.assert_close(module(x), inner @ module.outer.weight.T + module.outer.bias)
+
+
+def test_post_norm_normalizes_the_sums(tiny_config):
+    layer = filled(DecoderLayer(tiny_config))
+    x, (memory, r, u, w) = torch.randn(B, T, D), surroundings()
+    keys = torch.cat([memory, x], 1)
+    o = norm(layer.attention_norm, x + attended(layer, x, keys, r, u, w))
+    expected = norm(layer.feed_forward_norm, o + layer.feed_forward(o))
+    torch.testing.assert_close(layer(x, memory, r, u, w), expected)
+
+
+def test_pre_norm_normalizes_what_is_read_and_the_memory_too(tiny_config):
+    layer = filled(DecoderLayer(replace(tiny_config, norm_first=True)))
+    x, (memory, r, u, w) = torch.randn(B, T, D), surroundings()
+    keys = norm(layer.attention_norm, torch.cat([memory, x], 1))
+    o = x + attended(layer, keys[:, M:], keys, r, u, w)
+    expected = o + layer.feed_forward(norm(layer.feed_forward_norm, o))
+    torch.testing.assert_close(layer(x, memory, r, u, w), expected)
+
+
+def test_the_constant_of_the_normalization_is_a_setting(tiny_config):
+    layer = DecoderLayer(replace(tiny_config, norm_eps=0.5))
+    assert layer.attention_norm.eps == layer.feed_forward_norm.eps == 0.5
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize("M", [0, 4])
+@torch.no_grad()
+def test_a_memory_of_keys_and_values_gives_the_same_and_takes_the_segment(
+    tiny_config, norm_first, M
+):
+    layer = filled(DecoderLayer(replace(tiny_config, norm_first=norm_first)))
+    x, (memory, r, u, w) = torch.randn(B, T, D), surroundings(M)
+    first_key = torch.tensor([0, M // 2])
+    k, v = layer.keys_and_values(memory)
+    kept = KeptMemory([k.permute(2, 0, 1, 3)], [v.permute(2, 0, 1, 3)], 0, M).with_room(T, M + T)
+    expected = layer(x, memory, r, u, w, 3, first_key)
+    torch.testing.assert_close(layer(x, (kept, 0), r, u, w, 3, first_key), expected)
+    k, _ = layer.keys_and_values(torch.cat([memory, x], 1))
+    found = kept.advance(T, M + T).state_dict()["keys"][0]
+    torch.testing.assert_close(found, k.permute(2, 0, 1, 3))
+
+
+@pytest.mark.parametrize("setting", ["attn_len", "first_key"])
+def test_what_a_query_sees_is_handed_on(tiny_config, setting):
+    layer = filled(DecoderLayer(tiny_config))
+    x, (memory, r, u, w) = torch.randn(B, T, D), surroundings()
+    options = {"attn_len": 2} if setting == "attn_len" else {"first_key": torch.tensor([M, M])}
+    changed = memory.clone()
+    changed[:, 0] += 1
+    torch.testing.assert_close(
+        layer(x, memory, r, u, w, **options), layer(x, changed, r, u, w, **options)
+    )
+    assert not torch.allclose(layer(x, memory, r, u, w), layer(x, changed, r, u, w))

@@ -1,0 +1,265 @@
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+from transformer_xl.nn import KeptMemory, Memory
+from transformer_xl.nn.memory import join
+
+B, H, K, D, N = 3, 2, 4, 6, 2
+
+
+def states(T, rows=B):
+    return [torch.randn(rows, T, D) for _ in range(N)]
+
+
+def memory(M, forgotten=None):
+    return Memory(states(M), None if forgotten is None else torch.tensor(forgotten))
+
+
+def kept(M, rows=B):
+    shape = (H, rows, M, K)
+    keys, values = ([torch.randn(shape) for _ in range(N)] for _ in range(2))
+    return KeptMemory(keys, values, 0, M)
+
+
+def write(memory, T, mem_len):
+    """Continue a memory with random keys and values, as the model does; return those too."""
+    roomy = memory.with_room(T, mem_len)
+    new = torch.randn(2, N, memory.batch_size, T, H, K)
+    for n in range(N):
+        roomy.write(n, new[0, n], new[1, n])
+    return roomy.advance(T, mem_len), new.permute(0, 1, 4, 2, 3, 5)
+
+
+def contents(memory):
+    """The keys and values that a memory holds, (2, N, H, B, M, K), as a copy."""
+    state = memory.state_dict()
+    return torch.stack([state["keys"], state["values"]])
+
+
+def test_a_memory_knows_its_length_and_its_streams():
+    for one in (memory(5), kept(5)):
+        assert (len(one), one.batch_size) == (5, B)
+    assert len(memory(0)) == len(kept(0)) == 0
+
+
+@pytest.mark.parametrize("mem_len", [0, 1, 4, 5, 7, 100])
+@pytest.mark.parametrize(("M", "T"), [(0, 3), (4, 1), (4, 3), (2, 9)])
+def test_a_memory_is_the_newest_positions_of_all_that_was_read(M, T, mem_len):
+    old, new = memory(M), states(T)
+    extended = old.extend(new, mem_len)
+    assert len(extended) == min(M + T, mem_len)
+    for state, before, segment in zip(extended.states, old.states, new, strict=True):
+        everything = torch.cat([before, segment], 1)
+        assert torch.equal(state, everything[:, max(M + T - mem_len, 0) :])
+    assert len(old) == M
+
+
+def test_what_a_stream_forgot_moves_out_with_the_oldest_positions():
+    old = memory(4, [0, 2, 4])
+    assert old.extend(states(1), 6).forgotten.tolist() == [0, 2, 4]
+    assert old.extend(states(3), 4).forgotten.tolist() == [0, 0, 1]
+    assert old.extend(states(9), 4).forgotten.tolist() == [0, 0, 0]
+    assert old.last(3).forgotten.tolist() == [0, 1, 3]
+    assert old.forgotten.tolist() == [0, 2, 4]
+
+
+def test_the_memory_is_cut_from_the_graph():
+    segment = [x.requires_grad_() for x in states(2)]
+    extended = memory(3).extend(segment, 5)
+    assert all(x.grad_fn is None and not x.requires_grad for x in extended.states)
+    attached = Memory(segment)
+    assert all(not x.requires_grad for x in attached.detach().states)
+    assert kept(3).detach().state_dict()["keys"].requires_grad is False
+
+
+@pytest.mark.parametrize("mem_len", [0, 2, 5, 9])
+def test_last_is_the_newest_positions(mem_len):
+    one, other = memory(5), kept(5)
+    M = min(mem_len, 5)
+    assert len(one.last(mem_len)) == len(other.last(mem_len)) == M
+    for short, full in zip(one.last(mem_len).states, one.states, strict=True):
+        assert torch.equal(short, full[:, 5 - M :])
+    assert torch.equal(contents(other.last(mem_len)), contents(other)[..., 5 - M :, :])
+
+
+@pytest.mark.parametrize("make", [memory, kept])
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [
+        ([], [0, 0, 0]),
+        ([1], [0, 4, 0]),
+        ([0, 2], [4, 0, 4]),
+        (torch.tensor([2, 0]), [4, 0, 4]),
+        (torch.tensor([True, False, True]), [4, 0, 4]),
+        (torch.tensor([False, False, False]), [0, 0, 0]),
+    ],
+    ids=str,
+)
+def test_reset_hides_the_past_of_these_streams_alone(make, rows, expected):
+    before = make(4)
+    after = before.reset(rows)
+    assert after.forgotten.tolist() == expected
+    assert before.forgotten is None
+    again = after.reset([1])
+    assert again.forgotten.tolist() == [expected[0], 4, expected[2]]
+    assert after.forgotten.tolist() == expected
+
+
+@pytest.mark.parametrize("make", [memory, kept])
+def test_reset_of_a_stream_that_does_not_exist_is_an_error(make):
+    with pytest.raises(IndexError):
+        make(4).reset([B])
+
+
+@pytest.mark.parametrize("rows", [[2, 0, 1], [1, 1, 0, 2], [1], [], torch.tensor([2, 2])])
+def test_select_takes_streams_in_any_order_and_number(rows):
+    one, other = memory(4).reset([1]), kept(4).reset([1])
+    index = torch.as_tensor(rows).long()
+    for chosen in (one.select(rows), other.select(rows)):
+        assert chosen.batch_size == len(rows)
+        assert chosen.forgotten.tolist() == [4 * (int(row) == 1) for row in rows]
+    for chosen, full in zip(one.select(rows).states, one.states, strict=True):
+        assert torch.equal(chosen, full[index])
+    assert torch.equal(contents(other.select(rows)), contents(other)[:, :, :, index])
+
+
+def test_a_selected_memory_goes_its_own_way():
+    before = kept(4)
+    expected = contents(before)
+    chosen = before.select([0, 1, 2])
+    for x in (*chosen.keys, *chosen.values):
+        x.zero_()
+    assert torch.equal(contents(before), expected)
+
+
+@pytest.mark.parametrize("make", [memory, kept])
+def test_a_memory_moves_to_another_precision(make):
+    before = make(4).reset([1])
+    after = before.to(dtype=torch.float64)
+    assert after.forgotten.dtype == torch.int64
+    assert len(after) == 4
+    for name, x in after.state_dict().items():
+        assert torch.equal(x, before.state_dict()[name].to(x.dtype))
+        assert name == "forgotten" or x.dtype == torch.float64
+    assert after.to("meta").state_dict()["forgotten"].device.type == "meta"
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+@pytest.mark.parametrize("M", [0, 4])
+@pytest.mark.parametrize("make", [memory, kept])
+def test_a_memory_is_the_same_after_saving(make, M, is_reset, tmp_path):
+    before = make(M).reset([1]) if is_reset else make(M)
+    torch.save(before.state_dict(), tmp_path / "memory")
+    after = type(before).from_state_dict(torch.load(tmp_path / "memory", weights_only=True))
+    assert len(after) == M
+    for name, x in before.state_dict().items():
+        y = after.state_dict()[name]
+        assert (x is None and y is None) or torch.equal(x, y)
+
+
+def test_a_memory_that_is_part_of_a_room_is_saved_as_that_part():
+    short = kept(9).last(4)
+    assert torch.equal(contents(KeptMemory.from_state_dict(short.state_dict())), contents(short))
+
+
+def test_written_positions_stand_behind_the_memory():
+    before = kept(3)
+    roomy = before.with_room(2, 5)
+    k, v = torch.randn(2, B, 2, H, K)
+    all_k, all_v = roomy.write(1, k, v)
+    old_k, old_v = contents(before)[:, 1]
+    assert torch.equal(all_k, torch.cat([old_k.permute(1, 2, 0, 3), k], 1))
+    assert torch.equal(all_v, torch.cat([old_v.permute(1, 2, 0, 3), v], 1))
+
+
+@dataclass
+class Twin:
+    """A memory, and plain copies of what it should hold."""
+
+    memory: KeptMemory
+    expected: torch.Tensor
+    forgotten: list[int]
+
+
+def grown(twin, draw):
+    """One random operation, done to the memory and, naively, to the copies."""
+    M, rows = len(twin.memory), twin.memory.batch_size
+    kind = draw.choice(["write"] * 6 + ["last", "reset", "select", "to", "reload"])
+    if kind in ("write", "last"):
+        mem_len, T = draw.choice([0, 3, 6, 50]), draw.choice([1, 1, 2, 7])
+        if kind == "last":
+            T, after, expected = 0, twin.memory.last(mem_len), twin.expected
+        else:
+            after, new = write(twin.memory, T, mem_len)
+            expected = torch.cat([twin.expected, new], -2)
+        cut = max(M + T - mem_len, 0)
+        return Twin(after, expected[..., cut:, :], [max(f - cut, 0) for f in twin.forgotten])
+    if kind == "reset":
+        row = draw.randrange(rows)
+        forgotten = [M if n == row else f for n, f in enumerate(twin.forgotten)]
+        return Twin(twin.memory.reset([row]), twin.expected, forgotten)
+    if kind == "select":
+        chosen = [draw.randrange(rows) for _ in range(draw.choice([1, 2, 3]))]
+        forgotten = [twin.forgotten[row] for row in chosen]
+        return Twin(twin.memory.select(chosen), twin.expected[:, :, :, chosen], forgotten)
+    if kind == "to":
+        return replace(twin, memory=twin.memory.to("cpu"))
+    return replace(twin, memory=KeptMemory.from_state_dict(twin.memory.state_dict()))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_operation_changes_a_memory_that_was_handed_out(seed):
+    draw = random.Random(seed)
+    first = kept(draw.choice([0, 5]))
+    twins = [Twin(first, contents(first), [0] * B)]
+    for _ in range(60):
+        # From any of them, so that several memories continue the same one.
+        twins.append(grown(draw.choice(twins[-8:]), draw))
+    for twin in twins:
+        assert torch.equal(contents(twin.memory), twin.expected)
+        found = twin.memory.forgotten
+        assert (found.tolist() if found is not None else [0] * len(twin.forgotten)) == (
+            twin.forgotten
+        )
+
+
+def test_another_precision_leaves_the_older_memory_as_it_was():
+    before, _ = write(kept(2), 1, 8)
+    expected = contents(before)
+    roomy = before.with_room(1, 8)
+    for n in range(N):
+        roomy.write(n, *torch.randn(2, B, 1, H, K).bfloat16())
+    after = roomy.advance(1, 8)
+    assert after.keys[0].dtype == torch.bfloat16
+    assert torch.equal(contents(before), expected)
+
+
+def test_most_steps_move_nothing_and_the_room_stays_bounded():
+    mem_len, moves, memory = 16, 0, kept(0)
+    for _ in range(10 * mem_len):
+        places = {x.data_ptr() for x in memory.keys}
+        memory, _ = write(memory, 1, mem_len)
+        moves += places != {x.data_ptr() for x in memory.keys}
+        assert memory.keys[0].shape[2] <= 2 * mem_len + 1
+    assert moves <= 10 + 4
+
+
+def test_joined_streams_keep_what_each_had():
+    long, short, none = kept(5, 2).reset([1]), kept(3, 1), kept(0, 1)
+    joined = join([long, short, none])
+    assert (len(joined), joined.batch_size) == (5, 4)
+    assert joined.forgotten.tolist() == [0, 5, 2, 5]
+    found = contents(joined)
+    assert torch.equal(found[:, :, :, :2], contents(long))
+    assert torch.equal(found[:, :, :, 2:3, 2:], contents(short))
+    assert joined.keys[0].isfinite().all()
+
+
+def test_joined_streams_of_equal_length_have_forgotten_nothing():
+    one, other = kept(4, 1), kept(9, 2).last(4)
+    joined = join([one, other])
+    assert joined.forgotten is None
+    assert torch.equal(contents(joined), torch.cat([contents(one), contents(other)], 3))

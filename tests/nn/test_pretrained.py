@@ -1,0 +1,220 @@
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.pretrained import (
+    find_model_folder,
+    load_config,
+    load_weights,
+    save_model,
+    save_weights,
+)
+
+VARIANTS = {
+    "plain": {},
+    "everything else": {
+        "d_head": 5,
+        "d_embed": 6,
+        "tie_embeddings": False,
+        "tie_biases": False,
+        "norm_first": True,
+        "final_norm": True,
+        "start_memory": "zeros",
+        "attn_len": 4,
+        "clamp_len": 3,
+        "attn_dropout": 0.25,
+        "norm_eps": 1e-12,
+    },
+    "tied projections": {"d_embed": 6, "tie_projections": True},
+}
+
+
+@pytest.fixture
+def folder(tiny_config, tmp_path):
+    """A saved model."""
+    TransformerXL(tiny_config).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def edit_config(folder, **changes):
+    path = folder / "config.json"
+    values = json.loads(path.read_text()) | changes
+    path.write_text(json.dumps({key: x for key, x in values.items() if x is not ...}))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_saved_model_comes_back_bit_for_bit(tiny_config, variant, tmp_path):
+    model = TransformerXL(replace(tiny_config, **VARIANTS[variant]))
+    # Not what any initialization would give again.
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    model.save_pretrained(tmp_path / "new" / "folder")
+    again = TransformerXL.from_pretrained(tmp_path / "new" / "folder")
+    assert again.config == model.config
+    assert not again.training
+    ours, theirs = dict(model.named_parameters()), dict(again.named_parameters())
+    assert ours.keys() == theirs.keys()
+    for name, parameter in ours.items():
+        assert torch.equal(parameter, theirs[name]), name
+    tokens = torch.randint(31, (2, 4))
+    assert torch.equal(model.eval()(tokens).log_probs, again(tokens).log_probs)
+
+
+def test_what_is_tied_is_saved_once_and_tied_again(tiny_config, tmp_path):
+    model = TransformerXL(replace(tiny_config, **VARIANTS["tied projections"]))
+    model.save_pretrained(tmp_path)
+    saved = load_file(tmp_path / "model.safetensors")
+    assert {name for name in saved if "layers" not in name} == {
+        "embedding.weight",
+        "embedding.proj.weight",
+        "content_bias",
+        "position_bias",
+        "softmax.bias",
+    }
+    again = TransformerXL.from_pretrained(tmp_path)
+    assert again.softmax.weight is again.embedding.weight
+    assert again.softmax.proj.weight is again.embedding.proj.weight
+
+
+def test_saving_again_replaces_the_model_and_leaves_nothing_else(tiny_config, folder):
+    model = TransformerXL(replace(tiny_config, n_layer=1))
+    model.save_pretrained(str(folder))
+    assert TransformerXL.from_pretrained(str(folder)).config.n_layer == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "model.safetensors"]
+
+
+def test_a_model_of_half_precision_is_saved_and_read_in_full(tiny_config, tmp_path):
+    model = TransformerXL(tiny_config).bfloat16()
+    model.save_pretrained(tmp_path)
+    again = TransformerXL.from_pretrained(tmp_path)
+    assert again.content_bias.dtype == torch.float32
+    assert torch.equal(again.embedding.weight, model.embedding.weight.float())
+
+
+def test_a_run_folder_gives_its_best_model_or_else_its_last(tiny_config, tmp_path):
+    save_model(TransformerXL(tiny_config), tmp_path / "model" / "last")
+    assert find_model_folder(tmp_path) == tmp_path / "model" / "last"
+    save_model(TransformerXL(replace(tiny_config, n_layer=1)), tmp_path / "model" / "best")
+    assert find_model_folder(str(tmp_path)) == tmp_path / "model" / "best"
+    assert TransformerXL.from_pretrained(tmp_path).config.n_layer == 1
+
+
+@pytest.mark.parametrize("missing", ["config.json", "model.safetensors"])
+def test_half_a_model_is_none(folder, missing):
+    (folder / missing).unlink()
+    with pytest.raises(FileNotFoundError, match=r"neither a model folder .* nor a run folder"):
+        TransformerXL.from_pretrained(folder)
+
+
+def test_no_folder_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist: give a model folder"):
+        TransformerXL.from_pretrained(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("damage", ["empty", "cut", "cut in the header", "pickle", "folder"])
+def test_damaged_weights_are_an_error_that_names_the_file(folder, damage):
+    path = folder / "model.safetensors"
+    content = path.read_bytes()
+    damaged = {"empty": b"", "cut": content[:-4], "cut in the header": content[:50]}
+    path.unlink()
+    if damage == "pickle":
+        torch.save({"content_bias": torch.zeros(1)}, path)
+    elif damage == "folder":
+        path.mkdir()
+    else:
+        path.write_bytes(damaged[damage])
+    error = FileNotFoundError if damage == "folder" else RuntimeError
+    with pytest.raises(error, match=r"model.safetensors"):
+        TransformerXL.from_pretrained(folder)
+
+
+def test_weights_of_another_model_are_an_error_that_names_some(tiny_config, folder):
+    edit_config(folder, n_layer=2)
+    with pytest.raises(RuntimeError, match=r"does not fit config.json: layers\.2\..* and \d+ more"):
+        TransformerXL.from_pretrained(folder)
+    edit_config(folder, n_layer=3, vocab_size=30)
+    with pytest.raises(
+        RuntimeError, match=r"embedding.weight of shape \(31, 16\) instead of \(30, 16\)"
+    ):
+        TransformerXL.from_pretrained(folder)
+
+
+def test_a_refused_file_leaves_the_model_as_it_was(tiny_config, tmp_path):
+    weights = TransformerXL(replace(tiny_config, n_layer=2))
+    save_weights(weights, tmp_path / "weights.safetensors")
+    model = TransformerXL(tiny_config)
+    before = {name: x.clone() for name, x in model.state_dict().items()}
+    with pytest.raises(RuntimeError):
+        load_weights(model, tmp_path / "weights.safetensors")
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+
+
+def test_a_file_of_other_tensors_is_an_error(folder):
+    save_file({"wte.weight": torch.zeros(3, 4)}, folder / "model.safetensors")
+    with pytest.raises(RuntimeError, match="does not fit"):
+        TransformerXL.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"3", b"null", b'"x"', b"{}", b"\xff\xfe", b'{"vocab_size": 3}']
+)
+def test_settings_that_are_none_are_an_error_that_names_the_file(folder, content):
+    (folder / "config.json").write_bytes(content)
+    with pytest.raises(RuntimeError, match=r"config.json is no settings file of a model"):
+        TransformerXL.from_pretrained(folder)
+
+
+def test_a_model_of_another_kind_is_named(folder):
+    edit_config(folder, model_type="gpt2")
+    with pytest.raises(RuntimeError, match="model of type 'gpt2', not 'transformer-xl'"):
+        TransformerXL.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("version", [2, 99, "1", None])
+def test_a_newer_or_senseless_format_is_an_error_with_its_remedy(folder, version):
+    edit_config(folder, format_version=version)
+    with pytest.raises(RuntimeError, match=r"reads up to 1: update transformer_xl"):
+        TransformerXL.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_layers": 3}, "unknown settings: n_layers"),
+        ({"n_head": 3}, "n_head=3 must divide d_model=16"),
+        ({"vocab_size": -1}, "vocab_size=-1 must be at least 0"),
+        ({"n_layer": "3"}, r"`int`.* `str`.* `\$\.n_layer`"),
+        ({"n_layer": 2.5}, r"`int`.* `float`.* `\$\.n_layer`"),
+        ({"n_layer": None}, r"`int`.* `null`.* `\$\.n_layer`"),
+        ({"norm_first": "no"}, r"`bool`.* `str`.* `\$\.norm_first`"),
+        ({"start_memory": "ones"}, "'ones'"),
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_is_named_with_its_file(folder, changes, message):
+    edit_config(folder, **changes)
+    with pytest.raises(ValueError, match=r"config\.json .*" + message):
+        load_config(folder / "config.json")
+
+
+def test_settings_that_are_left_out_have_their_defaults(folder):
+    edit_config(folder, attn_dropout=..., norm_eps=...)
+    assert load_config(folder / "config.json").norm_eps == 1e-5
+
+
+def test_a_disk_error_leaves_the_old_model(tiny_config, folder, monkeypatch):
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+
+    def fail(tensors, path, metadata):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("transformer_xl.nn.pretrained.save_file", fail)
+    with pytest.raises(OSError, match=r"model\.safetensors"):
+        TransformerXL(tiny_config).save_pretrained(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

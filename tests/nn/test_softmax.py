@@ -1,0 +1,66 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transformer_xl.nn import Embedding, Softmax
+
+WIDTHS = [{}, {"d_embed": 6}, {"d_embed": 6, "tie_projections": True}]
+
+
+def made(config):
+    embedding = Embedding(config)
+    softmax = Softmax(config, embedding)
+    with torch.no_grad():
+        for parameter in {*embedding.parameters(), *softmax.parameters()}:
+            parameter.normal_()
+    return embedding, softmax
+
+
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+@pytest.mark.parametrize("widths", WIDTHS, ids=str)
+def test_the_distribution_is_that_of_its_formula(tiny_config, widths, tie_embeddings):
+    config = replace(tiny_config, tie_embeddings=tie_embeddings, **widths)
+    embedding, softmax = made(config)
+    hidden = torch.randn(2, 3, 16)
+    weight = embedding.weight if tie_embeddings else softmax.weight
+    projected = hidden
+    if widths:
+        proj = embedding.proj if config.tie_projections else softmax.proj
+        projected = hidden @ proj.weight
+    expected = (projected @ weight.T + softmax.bias).softmax(-1)
+    torch.testing.assert_close(softmax.log_probs(hidden).exp(), expected)
+    torch.testing.assert_close(softmax.log_probs(hidden).exp().sum(-1), torch.ones(2, 3))
+
+
+@pytest.mark.parametrize("widths", WIDTHS, ids=str)
+def test_what_is_tied_is_the_same_and_what_is_not_is_not(tiny_config, widths):
+    embedding, softmax = made(replace(tiny_config, **widths))
+    assert softmax.weight is embedding.weight
+    apart, alone = made(replace(tiny_config, tie_embeddings=False, **widths))
+    assert alone.weight is not apart.weight
+    assert alone.weight.shape == apart.weight.shape
+    if not widths:
+        assert softmax.proj is None
+        return
+    is_tied = "tie_projections" in widths
+    assert (softmax.proj.weight is embedding.proj.weight) == is_tied
+    assert (alone.proj.weight is apart.proj.weight) == is_tied
+
+
+@pytest.mark.parametrize("batch", [(4,), (2, 3)])
+def test_the_loss_is_minus_the_log_of_the_probability_in_order(tiny_config, batch):
+    _, softmax = made(tiny_config)
+    hidden, targets = torch.randn(*batch, 16), torch.randint(31, batch)
+    expected = -softmax.log_probs(hidden).gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(softmax.nll(hidden, targets), expected)
+
+
+def test_half_precision_is_summed_in_float32(tiny_config):
+    _, softmax = made(tiny_config)
+    hidden, targets = torch.randn(2, 3, 16), torch.randint(31, (2, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        log_probs, nll = softmax.log_probs(hidden), softmax.nll(hidden, targets)
+    assert log_probs.dtype == nll.dtype == torch.float32
+    # In bfloat16 the sum of the probabilities would miss 1 by about 2 ** -9.
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 3))

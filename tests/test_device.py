@@ -1,0 +1,57 @@
+"""The device and the precision are chosen by what the hardware computes."""
+
+import pytest
+import torch
+
+from transformer_xl.device import autocast, pick_device, pick_precision
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize("has_cuda", [True, False])
+def test_the_accelerator_is_taken_where_there_is_one(monkeypatch, has_cuda):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
+    assert pick_device() == (CUDA if has_cuda else CPU)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("device", [CPU, CUDA])
+def test_a_precision_that_was_chosen_is_kept(precision, device):
+    assert pick_precision(precision, device) == precision
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "expected"),
+    [
+        ({"avx2": True, "avx512_bf16": False}, "float32"),
+        ({"avx512_bf16": True}, "bfloat16"),
+        ({"amx_bf16": True}, "bfloat16"),
+        ({}, "float32"),
+    ],
+)
+def test_a_processor_computes_in_bfloat16_only_where_it_has_the_instructions(
+    monkeypatch, capabilities, expected
+):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    assert pick_precision("auto", CPU) == expected
+
+
+@pytest.mark.parametrize(("supported", "expected"), [(True, "bfloat16"), (False, "float32")])
+def test_a_gpu_that_only_emulates_bfloat16_computes_in_float32(monkeypatch, supported, expected):
+    def is_supported(including_emulation):
+        return supported or including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", is_supported)
+    assert pick_precision("auto", CUDA) == expected
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_products_are_computed_in_the_precision_and_weights_stay(precision):
+    x = torch.randn(4, 4, requires_grad=True)
+    with autocast(precision, CPU):
+        product = x @ x
+    assert product.dtype == getattr(torch, precision)
+    product.float().sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype == x.dtype == torch.float32
+    assert (x @ x).dtype == torch.float32

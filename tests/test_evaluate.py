@@ -1,0 +1,173 @@
+import math
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.evaluate import evaluate, score
+from transformer_xl.nn import TransformerXL
+
+
+@pytest.fixture
+def model(tiny_config):
+    return TransformerXL(replace(tiny_config, init_std=0.3)).eval()
+
+
+@pytest.fixture
+def text():
+    return np.random.default_rng(0).integers(0, 31, 60)
+
+
+def with_topics(n, seed):
+    """A text whose every third token is its topic, for a while: what was long ago tells."""
+    draw = np.random.default_rng(seed)
+    begins = np.where(draw.random(n) < 1 / 60, np.arange(n), 0)
+    topics = draw.integers(0, 4, n)[np.maximum.accumulate(begins)]
+    return np.where(draw.random(n) < 0.3, topics, draw.integers(4, 12, n))
+
+
+def trained_on_topics():
+    """Make a model that has learned to use its memory."""
+    widths = {"n_layer": 2, "n_head": 2, "d_model": 16, "d_inner": 32, "mem_len": 24}
+    model = TransformerXL(ModelConfig(vocab_size=12, dropout=0.0, **widths))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    streams = torch.from_numpy(with_topics(16 * 2401, seed=1)).view(16, -1)
+    mems = None
+    for start in range(0, 2400, 16):
+        segment = streams[:, start : start + 17]
+        out = model(segment[:, :-1], mems, segment[:, 1:])
+        mems = out.mems
+        optimizer.zero_grad()
+        out.loss.backward()
+        optimizer.step()
+    return model.eval()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_streams_are_warmed_by_the_text_before_them():
+    """Several streams say what one says, but for a small part of what a cold start costs.
+
+    MEASURED
+    """
+    model, text = trained_on_topics(), with_topics(1001, seed=2)
+    one, several = (evaluate(model, text, batch_size=B).nll for B in (1, 20))
+    parts = [text[start : start + 51] for start in range(0, 1000, 50)]
+    cold = sum(evaluate(model, part).nll for part in parts) / 20
+    assert cold - one > 0.01
+    assert abs(several - one) < 0.1 * (cold - one)
+
+
+def test_the_result_says_what_was_measured_and_how(model, text):
+    result = evaluate(model, text, segment_len=7, batch_size=3)
+    assert result.tokens == 59
+    assert result.ppl == pytest.approx(math.exp(result.nll))
+    assert result.bpc == pytest.approx(result.nll / math.log(2))
+    assert result.bits_per_byte is None
+    assert (result.segment_len, result.mem_len, result.batch_size) == (7, 5, 3)
+    assert (result.attn_len, result.clamp_len) == (None, None)
+    assert result.seconds > 0
+    assert result.tokens_per_second == pytest.approx(59 / result.seconds)
+    given = {"segment_len": 7, "mem_len": 9, "attn_len": 4, "clamp_len": 3, "batch_size": 2}
+    assert given.items() <= asdict(evaluate(model, text, **given)).items()
+
+
+@pytest.mark.parametrize("name", ["mem_len", "attn_len", "clamp_len"])
+def test_a_length_that_is_not_given_is_that_of_the_model(model, text, name):
+    other = TransformerXL(replace(model.config, **{name: 3})).eval()
+    other.load_state_dict(model.state_dict())
+    result = evaluate(other, text, segment_len=4)
+    assert getattr(result, name) == 3
+    assert result.nll == evaluate(model, text, segment_len=4, **{name: 3}).nll
+    assert result.nll != evaluate(model, text, segment_len=4).nll
+
+
+def test_bits_per_byte_are_bits_over_the_bytes_that_were_predicted(model, text):
+    token_bytes = np.arange(31, dtype=np.int32)
+    result = evaluate(model, text, token_bytes=token_bytes)
+    n_bytes = sum(int(token) for token in text[1:])
+    assert result.bits_per_byte == pytest.approx(result.bpc * 59 / n_bytes)
+    one_each = evaluate(model, text, token_bytes=np.ones(31, dtype=np.int32))
+    assert one_each.bits_per_byte == pytest.approx(one_each.bpc)
+    assert evaluate(model, text, token_bytes=np.zeros(31, dtype=np.int32)).bits_per_byte is None
+
+
+def test_the_text_may_come_as_it_lies_on_the_disk(model, text, tmp_path):
+    expected = evaluate(model, text).nll
+    for ids in (text.astype(np.uint16), text.astype(np.uint32), torch.from_numpy(text)):
+        assert evaluate(model, ids).nll == expected
+    text.astype(np.uint16).tofile(tmp_path / "tokens")
+    assert evaluate(model, np.memmap(tmp_path / "tokens", np.uint16, "r")).nll == expected
+
+
+def test_a_perplexity_beyond_all_numbers_is_infinite(model, text):
+    with torch.no_grad():
+        model.softmax.bias[text] = -2000
+    result = evaluate(model, text)
+    assert result.nll > 700
+    assert result.ppl == math.inf
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_the_mode_of_the_model_is_restored(tiny_config, text, is_training):
+    model = TransformerXL(replace(tiny_config, dropout=0.5, attn_dropout=0.5)).train(is_training)
+    assert evaluate(model, text).nll == evaluate(model, text).nll
+    assert model.training == is_training
+    with pytest.raises(ValueError, match="attn_len"):
+        evaluate(model, text, attn_len=0)
+    assert model.training == is_training
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ({"segment_len": 0}, "segment_len=0 must be at least 1"),
+        ({"mem_len": -1}, "mem_len=-1 must be at least 0"),
+        ({"batch_size": 0}, "batch_size=0 must be at least 1"),
+        ({"attn_len": -1}, "attn_len=-1 must be at least 1"),
+        ({"clamp_len": -1}, "clamp_len=-1 must be at least 0"),
+    ],
+    ids=str,
+)
+def test_a_length_out_of_range_is_named(model, text, lengths, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate(model, text, **lengths)
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_a_text_without_anything_to_predict_is_an_error(model, text, n):
+    with pytest.raises(ValueError, match=f"a text of {n} tokens: at least 2"):
+        evaluate(model, text[:n])
+
+
+@pytest.mark.parametrize("wrong", [31, -1])
+@pytest.mark.parametrize("place", [0, 59])
+def test_a_text_of_another_vocabulary_is_an_error(model, text, place, wrong):
+    text[place] = wrong
+    with pytest.raises(ValueError, match="the model knows 0 to 30: it was made with another vocab"):
+        evaluate(model, text)
+    with pytest.raises(ValueError, match=f"token {wrong} is outside the vocabulary of 31"):
+        list(score(model, text.tolist(), segment_len=8))
+
+
+@torch.no_grad()
+def test_scores_are_the_log_probabilities_given_all_before(model, text):
+    ids = text[:20].tolist()
+    log_probs = model(torch.tensor([ids])).log_probs[0]
+    expected = [float(log_probs[n, token]) for n, token in enumerate(ids[1:])]
+    for segment_len in (1, 7, 19, 100):
+        first, *scores = score(model, ids, segment_len=segment_len, mem_len=50)
+        assert first is None
+        assert scores == pytest.approx(expected, abs=1e-5)
+
+
+def test_a_text_of_one_token_or_none_has_nothing_to_score(model):
+    assert list(score(model, [3])) == [None]
+    assert list(score(model, [])) == []
+
+
+def test_scoring_leaves_the_callers_gradients_as_they_were(model):
+    for _ in score(model, [1, 2, 3], segment_len=1):
+        assert torch.is_grad_enabled()

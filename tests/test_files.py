@@ -1,0 +1,154 @@
+"""Files are there as a whole or not at all."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+from transformer_xl import files
+from transformer_xl.files import (
+    checksum,
+    is_disk_full,
+    replace_file,
+    require_space,
+    sync,
+    write_atomically,
+)
+
+
+def full(*about):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.fixture
+def ended_process():
+    """The number of a process that is no more."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 100 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_what_is_written_is_there_and_nothing_else(tmp_path):
+    replace_file(tmp_path / "new" / "a.txt", b"one")
+    replace_file(tmp_path / "new" / "a.txt", b"two")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.txt"]
+    assert (tmp_path / "new" / "a.txt").read_bytes() == b"two"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_writer_that_fails_leaves_what_was_there(tmp_path, error):
+    path = tmp_path / "a.txt"
+    path.write_text("before")
+
+    def write(temporary):
+        temporary.write_text("half")
+        raise error("stop")
+
+    with pytest.raises(error):
+        write_atomically(path, write)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a.txt", "before")]
+
+
+def test_the_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    path = tmp_path / "a.txt"
+    seen = []
+    monkeypatch.setattr(files, "sync", lambda temporary: seen.append((temporary, path.exists())))
+    replace_file(path, b"x")
+    assert [is_there for _, is_there in seen] == [False]
+
+
+def test_what_killed_writers_left_is_removed(tmp_path, ended_process):
+    left = tmp_path / f".a.txt.{ended_process}.tmp"
+    others = [
+        # A writer that is at work, and files that are none of ours.
+        tmp_path / f".a.txt.{os.getppid()}.tmp",
+        tmp_path / f".b.txt.{ended_process}.tmp",
+        tmp_path / ".a.txt.tmp",
+        tmp_path / f"a.txt.{ended_process}.tmp",
+    ]
+    for path in (left, *others):
+        path.write_text("half")
+    replace_file(tmp_path / "a.txt", b"x")
+    assert not left.exists()
+    assert all(path.exists() for path in others)
+
+
+def test_a_name_with_signs_of_patterns_is_a_name(tmp_path, ended_process):
+    path = tmp_path / "a[1]*.txt"
+    left = tmp_path / f".{path.name}.{ended_process}.tmp"
+    left.write_text("half")
+    replace_file(path, b"x")
+    assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_full_disk_is_named_and_leaves_what_was_there(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("before")
+    with pytest.raises(OSError, match=r"the disk is full: .*a\.txt was not written"):
+        write_atomically(path, full)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("a.txt", "before")]
+
+
+@pytest.mark.parametrize("writer", ["bytes", "safetensors"])
+def test_a_disk_that_is_really_full_is_named(small_disk, writer):
+    path = small_disk / "a.bin"
+    replace_file(path, b"before")
+    write = {
+        "bytes": lambda temporary: temporary.write_bytes(bytes(200_000)),
+        "safetensors": lambda temporary: save_file({"x": torch.zeros(50_000)}, temporary),
+    }[writer]
+    with pytest.raises(OSError, match=r"the disk is full: .*a\.bin was not written"):
+        write_atomically(path, write)
+    assert [(p.name, p.read_bytes()) for p in small_disk.iterdir()] == [("a.bin", b"before")]
+
+
+def test_a_file_in_the_way_is_an_error_that_names_the_file(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"cannot write .*file/a\.txt: (File exists|Not a directory)"):
+        replace_file(tmp_path / "file" / "a.txt", b"x")
+
+
+def test_a_full_disk_is_recognized_through_what_libraries_make_of_it():
+    words = os.strerror(errno.ENOSPC)
+    assert is_disk_full(OSError(errno.ENOSPC, words))
+    assert is_disk_full(SafetensorError(f"Error while serializing: I/O error: {words}"))
+    caused = RuntimeError("unexpected pos 576 vs 534")
+    caused.__context__ = OSError(errno.ENOSPC, words)
+    assert is_disk_full(caused)
+    assert not is_disk_full(OSError(errno.EACCES, os.strerror(errno.EACCES)))
+    assert not is_disk_full(RuntimeError("unexpected pos 576 vs 534"))
+
+
+def test_a_checksum_is_that_of_the_content(tmp_path):
+    path = tmp_path / "a"
+    path.write_bytes(b"abc")
+    assert checksum(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+
+
+def test_room_is_asked_for_before_it_is_needed(tmp_path):
+    require_space(tmp_path, 1, "a byte")
+    with pytest.raises(OSError, match=r"this run needs 1,000,000,000,000 MB and .* MB free; make"):
+        require_space(tmp_path, 10**18, "this run")
+
+
+def test_files_and_folders_can_be_synced(tmp_path):
+    (tmp_path / "a").write_text("x")
+    sync(tmp_path / "a")
+    sync(tmp_path)

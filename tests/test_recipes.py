@@ -1,0 +1,126 @@
+"""Recipes are read as they were written, and what is wrong with one is said where it is."""
+
+import dataclasses
+
+import pytest
+
+from transformer_xl.config import (
+    Config,
+    DataConfig,
+    EvalConfig,
+    GenerateConfig,
+    ModelConfig,
+    TrainConfig,
+)
+from transformer_xl.recipes import (
+    differences,
+    dump_recipe,
+    load_recipe,
+    parse_recipe,
+    recipe_names,
+    recipe_text,
+)
+
+SMALL = "[model]\nn_layer = 2\n[data]\npath = 'a.txt'\n"
+
+
+def test_a_recipe_is_read():
+    config = parse_recipe(SMALL + "[train]\nlr = 1\n[eval]\nmem_lens = [0, 5]\n", "a.toml")
+    assert config == Config(
+        model=ModelConfig(n_layer=2),
+        data=DataConfig(path="a.txt"),
+        train=TrainConfig(lr=1.0),
+        eval=EvalConfig(mem_lens=(0, 5)),
+    )
+
+
+def test_a_recipe_that_is_written_is_read_back():
+    config = Config(
+        model=ModelConfig(n_layer=3, d_model=64, n_head=3, d_head=20, clamp_len=0, norm_first=True),
+        data=DataConfig(path="C:\\text \"ö\" \n 'x'", vocab="words", valid_fraction=0.1),
+        train=TrainConfig(lr=1 / 3, minutes=0.1, schedule="constant_cooldown"),
+        eval=EvalConfig(mem_lens=(0, 1, 2), mem_len=0),
+        generate=GenerateConfig(prompt='\n\t"""\\', temperature=1e-9),
+    )
+    assert parse_recipe(dump_recipe(config), "a.toml") == config
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_shipped_recipe_survives_writing_and_reading(name):
+    assert parse_recipe(dump_recipe(load_recipe(name)), name) == load_recipe(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[model\n", "a.toml is not valid TOML: .*line 1"),
+        ("", "a.toml: .*missing required field `model`"),
+        ("[model]\n", "a.toml: .*missing required field `data`"),
+        ("[modle]\nn_layer = 2\n", "a.toml: modle: no such setting; did you mean model"),
+        ("[xyz]\n", "a.toml: xyz: no such setting; there are model, data, train, eval, generate"),
+        (SMALL + "[train]\nlearning_rate = 1\n", "train.learning_rate: no such setting; there are"),
+        (SMALL + "[train]\nstep = 1\n", "train.step: no such setting; did you mean steps"),
+        ("model = 3\n", r"a.toml: model is a section: write \[model\]"),
+        ("[[model]]\n", r"a.toml: model is a section: write \[model\]"),
+        ("[model]\nn_layer = '2'\n[data]\n", "a.toml: model.n_layer: expected `int`, got `str`"),
+        ("[model]\nn_layer = 2.5\n[data]\n", "a.toml: model.n_layer: expected `int`, got `float`"),
+        ("[model]\nn_layer = true\n[data]\n", "model.n_layer: expected `int`, got `bool`"),
+        ("[model]\nnorm_first = 1\n[data]\n", "model.norm_first: expected `bool`, got `int`"),
+        ("[model]\nd_head = 'x'\n[data]\n", "model.d_head: expected `int | null`, got `str`"),
+        ("[model]\n[data]\npath = 3\n", "data.path: expected `str | null`, got `int`"),
+        (SMALL + "[eval]\nmem_lens = [1, 'x']\n", "eval.mem_lens.*: expected `int`, got `str`"),
+        (SMALL + "[train]\noptimizer = 'adam'\n", "train.optimizer: .*one of 'adamw', 'muon'"),
+        ("[model]\nn_head = 7\n[data]\n", "a.toml: model: n_head=7 must divide d_model=512"),
+        (SMALL + "[train]\nsteps = 0\n", "a.toml: train: steps=0 must be above 0"),
+    ],
+)
+def test_what_is_wrong_is_named_with_file_key_and_rule(text, message):
+    with pytest.raises(ValueError, match=message.replace("|", r"\|")):
+        parse_recipe(text, "a.toml")
+
+
+def test_a_file_is_read_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.toml", "no-ending"):
+        (tmp_path / name).write_text(SMALL)
+        assert load_recipe(name) == load_recipe(tmp_path / name) == parse_recipe(SMALL, "")
+
+
+def test_a_byte_order_mark_is_no_error(tmp_path):
+    (tmp_path / "a.toml").write_text(SMALL, encoding="utf-8-sig")
+    assert load_recipe(tmp_path / "a.toml").model.n_layer == 2
+
+
+def test_a_binary_file_is_no_recipe(tmp_path):
+    (tmp_path / "a.toml").write_bytes(b"\x80\x04\x95")
+    with pytest.raises(ValueError, match=r"a\.toml is not a recipe: it is not text"):
+        load_recipe(tmp_path / "a.toml")
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"the recipe file .*b\.toml does not exist"):
+        load_recipe(tmp_path / "b.toml")
+
+
+def test_an_unknown_name_gets_a_suggestion():
+    with pytest.raises(
+        ValueError, match="no recipe and no file is called 'dmeo'; did you mean demo"
+    ):
+        load_recipe("dmeo")
+    with pytest.raises(ValueError, match="'xyzzy'; `txl recipes` lists"):
+        recipe_text("xyzzy")
+
+
+def test_differences_name_the_settings_and_both_values():
+    one = parse_recipe(SMALL, "")
+    other = dataclasses.replace(
+        one,
+        model=dataclasses.replace(one.model, n_layer=3),
+        train=dataclasses.replace(one.train, seed=2, lr=0.1),
+    )
+    assert differences(one, one) == []
+    assert differences(one, other) == [
+        "model.n_layer: 2, 3",
+        "train.lr: 0.00025, 0.1",
+        "train.seed: 1, 2",
+    ]

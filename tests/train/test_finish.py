@@ -1,0 +1,152 @@
+"""The end of a run: results that can be computed again, and no work that was done before."""
+
+import gzip
+import json
+import lzma
+
+import pytest
+
+from transformer_xl.data import prepare
+from transformer_xl.evaluate import evaluate
+from transformer_xl.generate import generate
+from transformer_xl.nn import TransformerXL
+from transformer_xl.train import finish, loop, train
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def short(toy_recipe):
+    """A recipe of two steps."""
+
+    def make(**sections):
+        sections.setdefault("train", {})
+        return toy_recipe(**sections | {"train": {"steps": 2, **sections["train"]}})
+
+    return make
+
+
+@pytest.fixture
+def no_work(monkeypatch):
+    """From here on, training and evaluating are errors."""
+
+    def forbid():
+        for module, name in ((loop, "train_step"), (finish, "evaluate"), (finish, "generate")):
+            monkeypatch.setattr(module, name, None)
+
+    return forbid
+
+
+def read(folder, name):
+    return json.loads((folder / name).read_text())
+
+
+def test_the_result_is_what_evaluate_says_of_the_best_model(tmp_path, short):
+    config = short(eval={"mem_lens": (0, 30), "segment_len": 16})
+    results = train(config, tmp_path, quiet=True)
+    assert results == read(tmp_path, "results.json")
+    assert [row["mem_len"] for row in results["memory_curve"]] == [0, 8, 30]
+    assert results["test"] == results["memory_curve"][1]
+    model = TransformerXL.from_pretrained(tmp_path / "model" / "best")
+    test = prepare(config.data).split("test")
+    for row in results["memory_curve"]:
+        found = evaluate(model, test, segment_len=16, mem_len=row["mem_len"])
+        assert row["nll"] == pytest.approx(found.nll, rel=1e-6)
+        assert (row["tokens"], row["segment_len"], row["split"]) == (len(test) - 1, 16, "test")
+        assert "attn_len" in row
+
+
+def test_the_memory_to_report_may_be_chosen(tmp_path, short):
+    results = train(short(eval={"mem_lens": (0,), "mem_len": 21}), tmp_path, quiet=True)
+    assert [row["mem_len"] for row in results["memory_curve"]] == [0, 8, 21]
+    assert results["test"]["mem_len"] == 21
+
+
+def test_compressors_get_the_very_bytes_of_the_held_out_text(tmp_path, short, toy_text):
+    results = train(short(data={"test_fraction": 0.1}), tmp_path, quiet=True)
+    text = toy_text.read_bytes()
+    held_out = text[int(len(text) * 0.9) :]
+    bits = 8 / len(held_out)
+    assert results["gzip_bits_per_byte"] == len(gzip.compress(held_out, 9)) * bits
+    extreme = lzma.compress(held_out, preset=9 | lzma.PRESET_EXTREME)
+    assert results["xz_bits_per_byte"] == len(extreme) * bits
+
+
+def test_words_have_no_bytes_to_count(tmp_path, short):
+    results = train(short(data={"vocab": "words"}), tmp_path, quiet=True)
+    assert not [key for key in results if "bits_per_byte" in key]
+    assert "bits_per_byte" not in results["test"]
+    assert results["test"]["ppl"] > 1
+
+
+def test_an_unknown_character_costs_the_comparison_and_not_the_run(
+    tmp_path, short, toy_text, capsys
+):
+    path = tmp_path / "text.txt"
+    path.write_text(toy_text.read_text() + "Ω")
+    results = train(short(data={"path": str(path)}), tmp_path / "run")
+    assert "no comparison with gzip and xz: the text holds characters" in capsys.readouterr().err
+    assert "gzip_bits_per_byte" not in results
+    assert results["test"]["bits_per_byte"] > 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.0002], ids=["no", "one"])
+def test_the_validation_text_stands_in_for_a_test_text_of_too_few_tokens(tmp_path, short, share):
+    config = short(data={"test_fraction": share})
+    assert prepare(config.data).n_tokens("test") == bool(share)
+    assert train(config, tmp_path, quiet=True)["test"]["split"] == "valid"
+
+
+def test_the_sample_is_what_generate_writes_with_these_settings(tmp_path, short):
+    settings = {"prompt": "the ", "length": 30, "temperature": 0.7, "top_k": 5, "seed": 3}
+    config = short(generate=settings)
+    train(config, tmp_path, quiet=True)
+    model = TransformerXL.from_pretrained(tmp_path)
+    vocab = prepare(config.data).vocab
+    draw = {key: settings[key] for key in ("length", "temperature", "top_k", "seed")}
+    expected = vocab.decode([*generate(model, vocab.encode("the "), **draw)])
+    assert read(tmp_path, "sample.json") == {
+        "prompt": "the ",
+        "text": expected,
+        "settings": {"temperature": 0.7, "top_k": 5, "top_p": None, "seed": 3},
+    }
+    assert len(expected) == 30
+
+
+def test_a_finished_run_only_repeats_its_results(tmp_path, short, no_work, capsys):
+    config = short(eval={"mem_lens": (0,)})
+    results = train(config, tmp_path, quiet=True)
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
+    no_work()
+    assert train(config, tmp_path) == results
+    said = capsys.readouterr().err
+    assert "the run is finished" in said
+    assert f"{results['memory_curve'][0]['nll']:.4f} nats" in said
+    assert times == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*")}
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder: (folder / "report.html").unlink(),
+        lambda folder: (folder / "results.json").unlink(),
+        lambda folder: (folder / "results.json").write_text('{"settings"'),
+        lambda folder: (folder / "results.json").write_text("[]"),
+    ],
+    ids=["no report", "no results", "half of the results", "other results"],
+)
+def test_an_end_that_was_cut_short_is_made_up_for(tmp_path, short, monkeypatch, spoil):
+    results = train(short(), tmp_path, quiet=True)
+    spoil(tmp_path)
+    monkeypatch.setattr(loop, "train_step", None)
+    again = train(short(), tmp_path, quiet=True)
+    assert again["test"]["nll"] == results["test"]["nll"]
+    assert (tmp_path / "report.html").exists()
+    assert read(tmp_path, "results.json") == again
+
+
+def test_other_lengths_are_evaluated_without_training_again(tmp_path, short, monkeypatch):
+    train(short(), tmp_path, quiet=True)
+    monkeypatch.setattr(loop, "train_step", None)
+    results = train(short(eval={"mem_lens": (1, 2)}), tmp_path, quiet=True)
+    assert [row["mem_len"] for row in results["memory_curve"]] == [1, 2, 8]

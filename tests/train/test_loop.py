@@ -1,0 +1,323 @@
+"""Training: a run that is stopped and started again ends as one that never was."""
+
+import itertools
+import math
+import signal
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from transformer_xl.checkpoint import RunFolder
+from transformer_xl.data import prepare
+from transformer_xl.device import pick_device
+from transformer_xl.evaluate import evaluate
+from transformer_xl.nn import TransformerXL
+from transformer_xl.train import Interrupted, loop, train
+from transformer_xl.train.metrics import read_metrics
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def unfinished(monkeypatch):
+    """Leave out what comes after the last step."""
+    monkeypatch.setattr(loop, "finish", lambda *about: {})
+
+
+@pytest.fixture
+def at_step(monkeypatch):
+    """Do something right after the update of a step, before anything is logged or saved."""
+
+    def hook(step, action):
+        before = loop.train_step
+
+        def train_step(config, state, model, device):
+            found = before(config, state, model, device)
+            return (action(state) or found) if state.step == step else found
+
+        monkeypatch.setattr(loop, "train_step", train_step)
+
+    return hook
+
+
+def interrupt(state):
+    signal.raise_signal(signal.SIGINT)
+
+
+def last_state(folder):
+    """All that the newest checkpoint holds, but for how long the steps took."""
+    path = max((folder / "checkpoints").iterdir())
+    state = torch.load(path / "state.pt", weights_only=True)
+    assert state.pop("seconds") > 0
+    return state | {"weights": (path / "model.safetensors").read_bytes()}
+
+
+def measured(folder):
+    """The log, but for how long the steps took."""
+    records = read_metrics(folder / "metrics.jsonl")
+    return [{k: x for k, x in r.items() if k != "tokens_per_second"} for r in records]
+
+
+def same(one, other):
+    """Whether two states are equal, bit for bit."""
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and one == other
+
+
+@pytest.mark.usefixtures("unfinished")
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"optimizer": "muon"},
+        {"precision": "bfloat16"},
+        {"schedule": "constant_cooldown", "minutes": 60.0, "accumulate": 1},
+    ],
+    ids=["adamw", "muon", "bfloat16", "minutes"],
+)
+def test_resuming_changes_nothing(tmp_path, toy_recipe, at_step, settings):
+    config = toy_recipe(train=settings)
+    train(config, tmp_path / "whole", quiet=True)
+    # Between saves, with a saved step, in the middle of a line of the log, with an evaluation.
+    for step in (1, 6, 7, 8):
+        at_step(step, interrupt)
+        with pytest.raises(Interrupted, match=f"step {step} and saved"):
+            train(config, tmp_path / "parts", quiet=True)
+    train(config, tmp_path / "parts", quiet=True)
+
+    assert same(last_state(tmp_path / "whole"), last_state(tmp_path / "parts"))
+    assert measured(tmp_path / "whole") == measured(tmp_path / "parts")
+    for name in ("best", "last"):
+        weights = [
+            tmp_path / run / "model" / name / "model.safetensors" for run in ("whole", "parts")
+        ]
+        assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_the_comparison_sees_a_single_different_draw(tmp_path, toy_recipe, at_step):
+    config = toy_recipe(train={"steps": 4})
+    train(config, tmp_path / "one", quiet=True)
+    at_step(2, lambda state: torch.rand(1) and None)
+    train(config, tmp_path / "other", quiet=True)
+    assert not same(last_state(tmp_path / "one"), last_state(tmp_path / "other"))
+    assert measured(tmp_path / "one") != measured(tmp_path / "other")
+
+
+def test_a_signal_at_the_last_step_stops_before_the_evaluation(tmp_path, toy_recipe, at_step):
+    config = toy_recipe(train={"steps": 3})
+    at_step(3, interrupt)
+    with pytest.raises(Interrupted, match="step 3"):
+        train(config, tmp_path, quiet=True)
+    assert not (tmp_path / "results.json").exists()
+    assert train(config, tmp_path, quiet=True)["test"]["tokens"] > 0
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_a_second_signal_stops_at_once_and_handlers_are_put_back(tmp_path, toy_recipe, at_step):
+    def twice(state):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    at_step(4, twice)
+    with pytest.raises(KeyboardInterrupt):
+        train(toy_recipe(), tmp_path, quiet=True)
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000003"]
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_a_run_needs_no_main_thread(tmp_path, toy_recipe):
+    config = toy_recipe(train={"steps": 2})
+    thread = threading.Thread(target=train, args=(config, tmp_path), kwargs={"quiet": True})
+    thread.start()
+    thread.join()
+    assert last_state(tmp_path)["step"] == 2
+
+
+def updated(config, parts, steps=3):
+    """Weights, memory and losses after some updates made in a number of parts."""
+    corpus = prepare(config.data)
+    config = loop._with_vocabulary(config, corpus)
+    config = loop.replace(config, train=loop.replace(config.train, accumulate=parts))
+    state = loop._new_state(config, corpus, torch.device("cpu"))
+    losses = [
+        loop.train_step(config, state, state.model, torch.device("cpu"))[0] for _ in range(steps)
+    ]
+    memory = torch.cat([torch.stack(mems.states) for mems in state.mems], dim=1)
+    return [*state.model.parameters()], memory, torch.stack(losses)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_accumulated_parts_make_the_update_of_the_whole(toy_recipe, parts):
+    # With an eps this large, the direction of an update does not hang on the rounding of a
+    # gradient that is all but zero.
+    config = toy_recipe(model={"dropout": 0.0, "attn_dropout": 0.0}, train={"eps": 1e-3})
+    torch.testing.assert_close(updated(config, parts), updated(config, 1))
+
+
+def test_accumulation_is_not_without_effect_on_one_part_alone(toy_recipe):
+    config = toy_recipe(model={"dropout": 0.0, "attn_dropout": 0.0}, train={"eps": 1e-3})
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(updated(config, 2, steps=2), updated(config, 2, steps=3))
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_a_line_of_the_log_is_the_mean_since_the_line_before(tmp_path, toy_recipe):
+    for log_every in (1, 5):
+        config = toy_recipe(train={"log_every": log_every, "steps": 11})
+        train(config, tmp_path / str(log_every), quiet=True)
+    each, mean = (
+        [r["bits"] for r in measured(tmp_path / name) if r["kind"] == "train"] for name in "15"
+    )
+    assert mean == pytest.approx([sum(each[:5]) / 5, sum(each[5:10]) / 5, each[10]])
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(tmp_path, toy_recipe, at_step):
+    at_step(5, lambda state: (torch.tensor(math.nan), 0.0))
+    with pytest.raises(RuntimeError, match=r"the loss is nan after step 5: lower train\.lr"):
+        train(toy_recipe(), tmp_path, quiet=True)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000003"]
+
+
+@pytest.mark.usefixtures("unfinished")
+@pytest.mark.parametrize("step", [4, 6], ids=["evaluated", "saved"])
+def test_weights_that_are_no_numbers_are_never_kept(tmp_path, toy_recipe, at_step, step):
+    def spoil(state):
+        with torch.no_grad():
+            state.model.layers[0].attention.o_proj.weight[0, 0] = math.inf
+
+    at_step(step, spoil)
+    with pytest.raises(RuntimeError, match=f"weights are not finite after step {step}"):
+        train(toy_recipe(), tmp_path, quiet=True)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000003"]
+    kept = [*tmp_path.rglob("model.safetensors")]
+    assert all(x.isfinite().all() for path in kept for x in load_file(path).values())
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_the_best_model_is_that_of_the_lowest_validation_loss(tmp_path, toy_recipe, monkeypatch):
+    weights = []
+    losses = iter([3.0, 1.0, 2.0])
+
+    def validate(config, corpus, model, device):
+        weights.append(model.content_bias.detach().clone())
+        result = evaluate(model, corpus.split("valid")[:20])
+        return loop.replace(result, nll=next(losses))
+
+    monkeypatch.setattr(loop, "_validate", validate)
+    train(toy_recipe(), tmp_path, quiet=True)
+    best = TransformerXL.from_pretrained(tmp_path / "model" / "best")
+    assert torch.equal(best.content_bias, weights[1])
+    last = TransformerXL.from_pretrained(tmp_path / "model" / "last")
+    assert torch.equal(last.content_bias, weights[2])
+    assert not torch.equal(weights[1], weights[2])
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Set how many seconds each step takes."""
+
+    def set_pace(seconds):
+        ticks = itertools.count(step=seconds)
+        monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
+
+    return set_pace
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_the_end_is_fixed_when_the_cooldown_begins_and_stays(tmp_path, toy_recipe, clock, at_step):
+    config = toy_recipe(
+        train={
+            "steps": 1000,
+            "minutes": 20 / 60,
+            "schedule": "constant_cooldown",
+            "cooldown_fraction": 0.5,
+            "log_every": 1,
+        }
+    )
+    clock(1)
+    at_step(13, interrupt)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path, quiet=True)
+    # Half of the time was over after 10 steps, so 10 are left, however fast the rest may be.
+    clock(0.001)
+    train(config, tmp_path, quiet=True)
+    rates = [r["lr"] for r in measured(tmp_path) if r["kind"] == "train"]
+    assert rates == pytest.approx([0.01] * 10 + [0.001 * left for left in range(10, 0, -1)])
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_a_time_limit_that_is_not_reached_changes_nothing(tmp_path, toy_recipe, clock):
+    settings = {"schedule": "constant_cooldown", "steps": 6}
+    train(toy_recipe(train=settings), tmp_path / "without", quiet=True)
+    clock(1)
+    train(toy_recipe(train={**settings, "minutes": 1.0}), tmp_path / "with", quiet=True)
+    assert measured(tmp_path / "without") == measured(tmp_path / "with")
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"train": {"batch_size": 4000}}, "batch_size=4000 x segment_len=8 needs 32,000"),
+        ({"model": {"vocab_size": 99}}, "vocab_size=99 is not the size .* leave it out"),
+        ({"data": {"valid_fraction": 0.0}}, "no valid split"),
+        ({"data": {"valid_fraction": 0.0002}}, "validation text has one token"),
+        ({"generate": {"prompt": "Ω"}}, r"generate\.prompt='Ω': not in the vocabulary"),
+        ({"generate": {"prompt": ""}}, r"generate\.prompt is empty"),
+    ],
+)
+def test_what_cannot_work_is_said_before_anything_is_written(
+    tmp_path, toy_recipe, sections, message
+):
+    with pytest.raises(ValueError, match=message):
+        train(toy_recipe(**sections), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_another_text_under_the_same_name_is_noticed(tmp_path, toy_recipe, toy_text, at_step):
+    path = tmp_path / "text.txt"
+    path.write_text(toy_text.read_text())
+    config = toy_recipe(data={"path": str(path)})
+    at_step(4, interrupt)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", quiet=True)
+    # As long as before and with the same characters.
+    path.write_text(toy_text.read_text()[::-1])
+    with pytest.raises(ValueError, match="the text is not the one that the run began with"):
+        train(config, tmp_path / "run", quiet=True)
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_two_programs_do_not_train_in_one_folder(tmp_path, toy_recipe):
+    config = loop._with_vocabulary(toy_recipe(), prepare(toy_recipe().data))
+    other = RunFolder(tmp_path)
+    other.begin(config, 1)
+    with pytest.raises(RuntimeError, match="another program is training in"):
+        train(config, tmp_path, quiet=True)
+    other.close()
+    train(config, tmp_path, quiet=True)
+    train(config, tmp_path, quiet=True)
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_quiet_prints_nothing_and_otherwise_results_stay_off_stdout(tmp_path, toy_recipe, capfd):
+    config = toy_recipe(train={"steps": 2})
+    train(config, tmp_path / "quiet", quiet=True)
+    assert capfd.readouterr() == ("", "")
+    train(config, tmp_path / "loud")
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert "step 2: validation" in err
+    assert f"parameters on {pick_device().type}" in err

@@ -1,0 +1,121 @@
+"""Muon: orthogonal updates, the same as torch's but for its precision."""
+
+import pytest
+import torch
+from torch import nn
+
+from transformer_xl.train.muon import COEFFICIENTS, Muon, orthogonalize
+
+
+def step(optimizer_class, weight, gradients, **settings):
+    """Weights after some updates."""
+    parameter = nn.Parameter(weight.clone())
+    optimizer = optimizer_class([parameter], **settings)
+    for gradient in gradients:
+        parameter.grad = gradient.clone()
+        optimizer.step()
+    return parameter.detach()
+
+
+def polynomial(x, iterations=5):
+    """What the iteration makes of a singular value."""
+    a, b, c = COEFFICIENTS
+    for _ in range(iterations):
+        x = a * x + b * x**3 + c * x**5
+    return x
+
+
+def test_singular_values_above_a_500th_of_the_norm_come_near_one():
+    found = polynomial(torch.logspace(-2.7, 0, 10_000, dtype=torch.float64))
+    assert found.min() > 0.6
+    assert found.max() < 1.3
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (24, 8), (8, 24), (1, 5)])
+def test_updates_are_orthogonal(shape):
+    u, _, v = torch.linalg.svd(torch.randn(3, *shape), full_matrices=False)
+    values = torch.logspace(-1.5, 1, min(shape)).flip(0)
+    singular = torch.linalg.svdvals(orthogonalize(u * values @ v, 5))
+    assert singular.max() < 1.3
+    assert singular.min() > 0.6
+    expected = polynomial(values / values.norm()).sort(descending=True).values
+    torch.testing.assert_close(singular, expected.expand(3, -1), rtol=1e-4, atol=1e-5)
+
+
+def test_orthogonal_matrices_keep_their_direction():
+    q, _ = torch.linalg.qr(torch.randn(2, 16, 16))
+    x = orthogonalize(q * 7, 5)
+    cosine = nn.functional.cosine_similarity(x.flatten(1), q.flatten(1))
+    torch.testing.assert_close(cosine, torch.ones(2))
+
+
+def test_matrices_of_a_batch_do_not_touch_each_other():
+    x = torch.randn(3, 6, 10)
+    one_by_one = torch.cat([orthogonalize(matrix[None], 5) for matrix in x])
+    torch.testing.assert_close(orthogonalize(x, 5), one_by_one)
+
+
+@pytest.mark.parametrize("shape", [(32, 32), (48, 16), (16, 48)])
+def test_it_agrees_with_torch_within_the_precision_of_bfloat16(shape):
+    weight = torch.randn(shape)
+    gradients = [torch.randn(shape) for _ in range(3)]
+    settings = {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.2}
+    ours = step(Muon, weight, gradients, **settings)
+    theirs = step(torch.optim.Muon, weight, gradients, **settings)
+    exact = step(
+        Muon, weight.double(), [g.double() for g in gradients], dtype=torch.float64, **settings
+    )
+    # Each of three updates may be off by what the iterations in bfloat16 lose, measured on torch's.
+    error = (theirs - exact).norm()
+    assert (ours - exact).norm() < error / 100
+    assert error < 0.1 * (exact - weight).norm()
+
+
+def test_torch_would_disagree_with_another_momentum():
+    weight, gradients = torch.randn(32, 32), [torch.randn(32, 32) for _ in range(3)]
+    ours = step(Muon, weight, gradients, lr=0.1, momentum=0.5)
+    theirs = step(torch.optim.Muon, weight, gradients, lr=0.1, momentum=0.95, weight_decay=0.0)
+    assert (ours - theirs).norm() > 0.2 * (theirs - weight).norm()
+
+
+def test_stacked_parts_are_updated_as_matrices_of_their_own():
+    weight = torch.randn(24, 8)
+    gradients = [torch.randn(24, 8) for _ in range(2)]
+    stacked = nn.Parameter(weight.clone())
+    optimizer = Muon([{"params": [stacked], "parts": 3}])
+    for gradient in gradients:
+        stacked.grad = gradient
+        optimizer.step()
+    single = [
+        step(Muon, part, [gradient.chunk(3)[i] for gradient in gradients])
+        for i, part in enumerate(weight.chunk(3))
+    ]
+    torch.testing.assert_close(stacked.detach(), torch.cat(single))
+    whole = step(Muon, weight, gradients)
+    assert not torch.allclose(stacked.detach(), whole, atol=1e-3)
+
+
+def test_decay_shrinks_the_weights_by_its_share_of_the_rate():
+    weight, gradient = torch.randn(4, 4), torch.randn(4, 4)
+    plain = step(Muon, weight, [gradient], lr=0.1)
+    decayed = step(Muon, weight, [gradient], lr=0.1, weight_decay=0.5)
+    torch.testing.assert_close(plain - decayed, weight * 0.05)
+
+
+def test_a_matrix_without_gradient_is_left_alone():
+    still, moved = nn.Parameter(torch.ones(2, 2)), nn.Parameter(torch.ones(2, 2))
+    moved.grad = torch.eye(2)
+    Muon([still, moved], weight_decay=0.5).step()
+    assert torch.equal(still, torch.ones(2, 2))
+    assert not torch.equal(moved, torch.ones(2, 2))
+
+
+def test_a_gradient_of_zeros_is_no_division_by_zero():
+    after = step(Muon, torch.ones(3, 3), [torch.zeros(3, 3)])
+    assert torch.equal(after, torch.ones(3, 3))
+
+
+def test_the_scale_of_the_gradient_does_not_matter():
+    weight, gradient = torch.randn(6, 6), torch.randn(6, 6)
+    small, large = (step(Muon, weight, [gradient * scale]) for scale in (1e-3, 1e3))
+    torch.testing.assert_close(small, large)

@@ -1,0 +1,142 @@
+"""Learning rates are functions of the step; each parameter belongs to the right optimizer."""
+
+import copy
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from transformer_xl.config import ModelConfig, TrainConfig
+from transformer_xl.nn import TransformerXL
+from transformer_xl.train.optim import Optimizer, lr_scale
+
+
+def scales(total=100, **settings):
+    config = TrainConfig(steps=total, **settings)
+    return [lr_scale(config, step, total) for step in range(total)]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant_cooldown"])
+def test_the_warm_up_rises_in_equal_steps_to_the_peak(schedule):
+    found = scales(schedule=schedule, warmup_steps=4)
+    assert found[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
+    assert max(found) == pytest.approx(1.0)
+    assert found[-1] < 1
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "inverse_sqrt", "constant_cooldown"])
+def test_without_warm_up_the_peak_is_first_and_nothing_rises_later(schedule):
+    found = scales(schedule=schedule)
+    assert found[0] == pytest.approx(1.0)
+    assert all(later <= earlier for earlier, later in pairwise(found))
+    assert all(scale > 0 for scale in found)
+
+
+def test_the_cosine_is_half_down_in_the_middle_and_ends_at_the_floor():
+    found = scales(schedule="cosine", warmup_steps=20, min_lr_ratio=0.1)
+    assert found[60] == pytest.approx(0.55)
+    assert found[40] == pytest.approx(0.1 + 0.9 * (1 + math.cos(math.pi / 4)) / 2)
+    assert found[-1] == pytest.approx(0.1, abs=1e-3)
+    assert min(found[20:]) > 0.1
+
+
+def test_the_inverse_square_root_halves_when_the_step_is_fourfold():
+    found = scales(schedule="inverse_sqrt", warmup_steps=5, min_lr_ratio=0.25)
+    assert found[20] == pytest.approx(found[5] / 2)
+    assert found[45] == pytest.approx(found[5] / 3)
+    # The floor is reached at the sixteenfold step.
+    assert found[79] > 0.25
+    assert found[81:] == [0.25] * 19
+
+
+@pytest.mark.parametrize("floor", [0.0, 0.2])
+def test_the_cooldown_is_a_line_from_the_peak_to_the_floor(floor):
+    found = scales(schedule="constant_cooldown", cooldown_fraction=0.4, min_lr_ratio=floor)
+    assert found[:61] == [1.0] * 61
+    fall = (1 - floor) / 40
+    assert found[61:] == pytest.approx([1 - fall * step for step in range(1, 40)])
+
+
+def test_without_cooldown_the_rate_is_constant():
+    assert scales(schedule="constant_cooldown", cooldown_fraction=0.0) == [1.0] * 100
+
+
+@pytest.fixture
+def model():
+    return TransformerXL(
+        ModelConfig(vocab_size=11, n_layer=2, n_head=2, d_model=8, d_inner=12, d_embed=6)
+    )
+
+
+def with_gradients(model, value=None):
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter) if value is None else value * parameter
+    return model
+
+
+def moved(model, config):
+    """How each parameter changes when its gradient is zero: by the decay alone."""
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    Optimizer(with_gradients(model, 0.0), config).step(0, config.steps)
+    return {name: p.detach() - before[name] for name, p in model.named_parameters()}, before
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_decay_touches_matrices_only(model, optimizer):
+    config = TrainConfig(optimizer=optimizer, weight_decay=0.1, lr=0.5, muon_lr=0.25)
+    found, before = moved(model, config)
+    kinds = set()
+    for name, change in found.items():
+        is_muon = optimizer == "muon" and name.startswith("layers.")
+        rate = config.muon_lr if is_muon else config.lr
+        share = rate * config.weight_decay if change.ndim == 2 else 0.0
+        torch.testing.assert_close(change, -share * before[name], msg=name)
+        kinds.add((is_muon, change.ndim))
+    assert {(False, 1), (False, 2), (False, 3)} <= kinds
+
+
+def test_muon_takes_the_matrices_of_the_layers_and_adamw_the_rest(model):
+    optimizer = Optimizer(model, TrainConfig(optimizer="muon"))
+    adamw, muon = (part for part, _ in optimizer._parts)
+    names = {id(p): name for name, p in model.named_parameters()}
+    of_muon = {names[id(p)] for group in muon.param_groups for p in group["params"]}
+    of_adamw = {names[id(p)] for group in adamw.param_groups for p in group["params"]}
+    assert of_muon | of_adamw == {*names.values()}
+    assert not of_muon & of_adamw
+    # Queries, keys and values; positions; output; two of the feed-forward layer.
+    assert len(of_muon) == 5 * model.config.n_layer
+    assert {group["parts"] for group in muon.param_groups} == {1, 3}
+    thirds = next(group for group in muon.param_groups if group["parts"] == 3)
+    assert {p.shape for p in thirds["params"]} == {(24, 8)}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_both_rates_follow_the_schedule_and_gradients_are_cleared(model, optimizer):
+    config = TrainConfig(optimizer=optimizer, lr=0.1, muon_lr=0.3, warmup_steps=3)
+    found = Optimizer(with_gradients(model), config)
+    assert found.step(1, 100) == pytest.approx(0.1 * 2 / 4)
+    rates = [group["lr"] for part, _ in found._parts for group in part.param_groups]
+    assert rates == pytest.approx([0.05, 0.05] + [0.15, 0.15] * (optimizer == "muon"))
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_optimizer_goes_on_from_its_state(model, optimizer):
+    config = TrainConfig(optimizer=optimizer, weight_decay=0.1)
+    first = Optimizer(with_gradients(model), config)
+    first.step(0, 10)
+    state = copy.deepcopy(first.state_dict())
+    twin = TransformerXL(model.config)
+    twin.load_state_dict(model.state_dict())
+    second = Optimizer(twin, config)
+    second.load_state_dict(state)
+    fresh = TransformerXL(model.config)
+    fresh.load_state_dict(model.state_dict())
+    for each, found in ((model, first), (twin, second), (fresh, Optimizer(fresh, config))):
+        torch.manual_seed(1)
+        with_gradients(each)
+        found.step(1, 10)
+    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert not all(map(torch.equal, model.parameters(), fresh.parameters()))
