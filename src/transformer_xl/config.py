@@ -217,8 +217,8 @@ class TrainConfig:
         _require(
             self.minutes is None
             or (self.schedule == "constant_cooldown" and self.cooldown_fraction > 0),
-            f"minutes={self.minutes} needs schedule=constant_cooldown and a cooldown_fraction above "
-            "0: only then can the end be chosen while the training runs",
+            f"minutes={self.minutes} needs schedule=constant_cooldown and a cooldown_fraction "
+            "above 0: only then can the end be chosen while the training runs",
         )
         _require(
             self.warmup_steps <= self.steps,

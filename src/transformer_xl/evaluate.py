@@ -162,6 +162,7 @@ def _warm_memory(
         T = min(segment_len, W - offset)
         place = others[:, None] - W + offset + torch.arange(T)
         _, mems = model.read(text[place].to(device), mems, **lengths)
+    assert isinstance(mems, KeptMemory)
     return join([first, mems])
 
 

@@ -1,4 +1,4 @@
-"""The authors' PyTorch code and ours give the same numbers, with the reference and the fast operation.
+"""The authors' PyTorch code and ours give the same numbers, with every attention backend.
 
 The files are described in ``goldens/README.md`` of the shared folder. Names of parameters are
 theirs on the left. Only what ``torch.load(weights_only=True)`` accepts is read.
@@ -142,7 +142,7 @@ def test_every_number_of_the_authors_code_is_ours(shared, name, file, backend, d
 
 
 def test_the_authors_state_dict_loads_as_it_is(shared):
-    config, golden, parameters = load_golden(shared / "goldens", "pt_01_base", "golden.safetensors")
+    config, _, parameters = load_golden(shared / "goldens", "pt_01_base", "golden.safetensors")
     state = torch.load(shared / "goldens/pt_01_base/state_dict.pt", weights_only=True)
     model = build(config, our_parameters(state, config), torch.float64)
     for name, parameter in build(config, parameters, torch.float64).state_dict().items():

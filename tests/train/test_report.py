@@ -7,8 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from transformer_xl.train import report
 from transformer_xl.files import replace_file
+from transformer_xl.train import report
 from transformer_xl.train.report import plot_curves, write_report
 
 HOSTILE = "</pre><script>alert('1')</script> & \x00\x1b[31m \ud800 $body {x}"

@@ -9,12 +9,13 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from transformer_xl.cli.output import say
 from transformer_xl.files import is_disk_full
 
 
+@runtime_checkable
 class Command(Protocol):
     """A parsed command line."""
 
@@ -112,10 +113,16 @@ def _defaults(kind: Any, takes: str, subject: str | None, rest: list[str]) -> An
         values["prompt_is_given"] = any(word.split("=")[0] == "--prompt" for word in rest)
         if config:
             values["settings"] = config.generate
-    for required in dataclasses.fields(kind):
-        if required.default is required.default_factory is dataclasses.MISSING:
-            values.setdefault(required.name, tyro.MISSING)
-    return kind(**values)
+    # What is required is still missing, which the constructor would not take.
+    command = object.__new__(kind)
+    for field in dataclasses.fields(kind):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        is_required = default is dataclasses.MISSING
+        missing = tyro.MISSING if is_required else default
+        setattr(command, field.name, values.get(field.name, missing))
+    return command
 
 
 def _overview(verbs: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """Transformer-XL: embedding, layers with memory, softmax."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -59,7 +60,10 @@ class TransformerXL(nn.Module):
             raise ValueError(f"vocab_size={config.vocab_size} must be the size of a vocabulary")
         self.config = config
         self.embedding = Embedding(config)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.n_layer))
+        # A ModuleList does not say of what; this does.
+        self.layers: Sequence[DecoderLayer] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
+            DecoderLayer(config) for _ in range(config.n_layer)
+        )
         # One pair of biases for all layers, or a pair for each.
         n_biases = 1 if config.tie_biases else config.n_layer
         self.content_bias = nn.Parameter(torch.empty(n_biases, config.n_head, config.head_width))

@@ -21,7 +21,7 @@ class Softmax(nn.Module):
         self.bias = nn.Parameter(torch.empty(config.vocab_size))
         self.proj = None
         if config.embed_width != config.d_model:
-            # Kept in the embedding's orientation, (D, E), so that it can be the same matrix.
+            # Kept in the embedding's orientation, so that it can be the same matrix.
             self.proj = nn.Linear(config.embed_width, config.d_model, bias=False)
             if config.tie_projections and embedding.proj is not None:
                 self.proj.weight = embedding.proj.weight

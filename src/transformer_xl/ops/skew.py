@@ -91,7 +91,7 @@ def _blocks(H: int, B: int, T: int, S: int, attn_len: int | None, itemsize: int)
             end = S - T + queries.stop
             keys = slice(0 if attn_len is None else max(0, S - T + first + 1 - attn_len), end)
             n_keys = end - keys.start
-            # Behind the encoding of distance 0 lies the row of zeros, if the block has to be skewed.
+            # A block that has to be skewed takes the row of zeros, too.
             positions = slice(S - n_keys, S + (queries.stop - first > 1))
             shape = ((heads.stop - head) * B, queries.stop - first, n_keys)
             n_weights = shape[0] * shape[1] * shape[2]
@@ -125,7 +125,9 @@ class _SkewAttention(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
         q_content, q_position, k, v, r, weights, kept = ctx.saved_tensors
         d_out = grad_outputs[0].contiguous()
         dq_content, dq_position = torch.empty_like(q_content), torch.empty_like(q_position)
@@ -140,7 +142,7 @@ class _SkewAttention(torch.autograd.Function):
             dv[keys].flatten(0, 1).baddbmm_(dropped.mT, d_out_block)
             d_dropped = torch.bmm(d_out_block, v[keys].flatten(0, 1).mT)
             d_weight = _dropped(d_dropped, block, kept, ctx.dropout)
-            d_score = torch._softmax_backward_data(d_weight, weight, -1, weight.dtype)
+            d_score = torch.ops.aten._softmax_backward_data(d_weight, weight, -1, weight.dtype)
             dq_content[queries] = torch.bmm(d_score, k[keys].flatten(0, 1)).view_as(
                 q_content[queries]
             )

@@ -94,7 +94,7 @@ def differences(one: Config, other: Config) -> list[str]:
 
 
 def _check_keys(values: dict[str, Any], kind: type, source: str, where: tuple[str, ...]) -> None:
-    fields = {field.name: field.type for field in dataclasses.fields(kind)}
+    fields: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(kind)}
     for key, value in values.items():
         name = ".".join((*where, key))
         if key not in fields:

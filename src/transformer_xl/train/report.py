@@ -25,9 +25,9 @@ from typing import Any
 
 import numpy as np
 
+from transformer_xl.files import replace_file
 from transformer_xl.train import figures
 from transformer_xl.train.figures import Records, has, number
-from transformer_xl.files import replace_file
 from transformer_xl.train.metrics import read_metrics
 
 _INSTALL = "pip install 'transformer-xl[plot]'"
