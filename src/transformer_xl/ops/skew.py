@@ -170,7 +170,9 @@ def _forward(
     H, B, T, _ = q_content.shape
     blocks = _blocks(H, B, T, k.shape[2], attn_len, q_content.element_size())
     out = torch.empty_like(q_content)
-    # Without a backward pass each block takes the place of the one before it.
+    # Without a backward pass each block takes the place of the one before it, unless they are
+    # dropped: one mask for all blocks would not be chance.
+    keep = keep or dropout > 0
     n_weights = blocks[-1].weights.stop if keep else max(math.prod(b.shape) for b in blocks)
     weights = q_content.new_empty(n_weights)
     kept = None
