@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import version
@@ -26,13 +27,18 @@ def pytest_report_header() -> list[str]:
     ]
 
 
+def _can_compile() -> bool:
+    compiler = shutil.which(os.environ.get("CXX", "g++"))
+    return bool(compiler) and Path(sysconfig.get_path("include"), "Python.h").is_file()
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     import torch
 
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
-    if item.get_closest_marker("compile") and not shutil.which(os.environ.get("CXX", "g++")):
-        pytest.skip("torch.compile needs a C++ compiler (CXX, or g++ on the PATH)")
+    if item.get_closest_marker("compile") and not _can_compile():
+        pytest.skip("torch.compile needs a C++ compiler (CXX, or g++) and the headers of Python")
 
 
 @pytest.fixture(scope="session")

@@ -49,7 +49,12 @@ def trained_on_topics():
 def test_streams_are_warmed_by_the_text_before_them():
     """Several streams say what one says, but for a small part of what a cold start costs.
 
-    MEASURED
+    Measured here: 0.0004 nats of the 0.041 that a cold start costs (seeds 0 to 2: at most 0.0011
+    of 0.027 to 0.048). Measured with the model that shakespeare-char-cpu trains, memory 128, on the
+    first 20,000 characters of its validation text, 1.5466 nats in one stream: 4, 16 and 64 streams
+    differ by +0.00004, -0.00024 and +0.00021, cold ones by 0.0004, 0.0057 and 0.0263. On all of it,
+    111,540 characters and 1.6058 nats, 8 and 32 streams differ by -0.00013 and -0.00014. The
+    difference is zero where the memory holds n_layer * (attn_len - 1) positions; that is a law.
     """
     model, text = trained_on_topics(), with_topics(1001, seed=2)
     one, several = (evaluate(model, text, batch_size=B).nll for B in (1, 20))

@@ -13,6 +13,7 @@ A checkpoint is written under a temporary name and renamed when it is whole, so 
 moment leaves the one before it. Its files are read after their checksums were compared.
 """
 
+import fcntl
 import json
 import os
 import platform
@@ -32,12 +33,6 @@ from transformer_xl.files import checksum, is_disk_full, replace_file, require_s
 from transformer_xl.nn import TransformerXL
 from transformer_xl.nn.pretrained import WEIGHTS_FILE, load_weights, save_model, save_weights
 from transformer_xl.recipes import differences, dump_recipe, load_recipe
-
-try:
-    import fcntl
-except ImportError:
-    # Windows locks in another way; there, nobody guards a folder against a second run.
-    fcntl = None
 
 RECIPE_FILE = "recipe.toml"
 ENVIRONMENT_FILE = "environment.json"
@@ -93,7 +88,7 @@ class RunFolder:
         if wrong:
             raise ValueError(
                 f"{self.path} holds a run of another recipe (there, here): {'; '.join(wrong)}. "
-                "Give another --out, or the same settings to go on with that run"
+                "Give another --out, or the same settings to go on with that run, or delete the folder"
             )
 
     def begin(self, config: Config, n_parameters: int) -> None:
@@ -112,8 +107,9 @@ class RunFolder:
             raise OSError(
                 f"cannot write to the run folder {self.path}: {error.strerror}"
             ) from error
-        for left in self.path.rglob(f"{_UNFINISHED}*"):
-            shutil.rmtree(left)
+        for place in ("checkpoints", "model/*"):
+            for left in self.path.glob(f"{place}/{_UNFINISHED}*"):
+                shutil.rmtree(left)
         if not self.holds_run:
             # Weights, for a checkpoint two more numbers for each, and one more while writing.
             copies = 2 + 3 * (config.train.keep_checkpoints + 1)
@@ -130,8 +126,6 @@ class RunFolder:
             self._locked = None
 
     def _lock(self) -> None:
-        if fcntl is None:
-            return
         self.close()
         self._locked = os.open(self.path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:

@@ -49,17 +49,17 @@ class ModelConfig:
     mem_len: int = 512
     """How many past positions each layer remembers. 0: no recurrence."""
     attn_len: int | None = None
-    """How many keys a query sees, counting its own; None: the whole memory and segment."""
+    """How far back a token looks, in tokens, itself included; None: all of memory and segment."""
     clamp_len: int | None = None
     """Distances above this one count as this one; None: no clamping."""
     start_memory: Literal["empty", "zeros"] = "empty"
     """What the first segment finds: nothing, or mem_len zero states that it attends to."""
     norm_first: bool = False
-    """Pre-norm: normalize what a block reads instead of what it writes. The paper: post-norm."""
+    """Pre-norm: each block normalizes its input. False, the paper: it normalizes its output."""
     final_norm: bool = False
     """A last normalization after the layers; for pre-norm. The authors' pre-norm has none."""
     tie_biases: bool = True
-    """One pair of attention biases u, v for all layers; False: a pair in each layer."""
+    """All layers share the two attention biases (u and v of the paper); False: each its own."""
     tie_embeddings: bool = True
     """The softmax uses the word embeddings as its weights."""
     tie_projections: bool = False
@@ -166,7 +166,7 @@ class TrainConfig:
     muon_lr: float = 0.02
     """Peak learning rate of Muon."""
     weight_decay: float = 0.0
-    """Decoupled weight decay of the matrices."""
+    """How fast matrices shrink without a gradient, as a share of lr (decoupled weight decay)."""
     beta1: float = 0.9
     """AdamW's decay of the mean gradient."""
     beta2: float = 0.999
@@ -184,9 +184,9 @@ class TrainConfig:
     clip_norm: float = 0.25
     """Largest norm of the gradient; larger ones are scaled down. 0: no clipping."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Arithmetic of the products; auto: bfloat16 where the hardware computes it faster."""
+    """Number format of the matrix products; auto: bfloat16 where the hardware has it."""
     compile: bool = False
-    """Compile the model with torch.compile; pays on a GPU."""
+    """Compile the model with torch.compile: slow to begin, meant for long runs on a GPU."""
     seed: int = 1
     """Seed of the initial weights and of dropout."""
     log_every: int = 10
@@ -216,9 +216,9 @@ class TrainConfig:
         )
         _require(
             self.minutes is None
-            or (self.schedule == "constant_cooldown" and self.cooldown_fraction > 0),
+            or (self.schedule == "constant_cooldown" and 0 < self.cooldown_fraction < 1),
             f"minutes={self.minutes} needs schedule=constant_cooldown and a cooldown_fraction "
-            "above 0: only then can the end be chosen while the training runs",
+            "above 0 and below 1: only then can the end be chosen while the training runs",
         )
         _require(
             self.warmup_steps <= self.steps,
@@ -237,9 +237,9 @@ class EvalConfig:
     mem_len: int | None = None
     """Remembered positions; None: as the model was trained."""
     attn_len: int | None = None
-    """Keys a query sees, counting its own; None: as the model was trained."""
+    """How far back a token looks, itself included; None: as trained. A large one: no limit."""
     clamp_len: int | None = None
-    """Largest distance that is told apart; None: as the model was trained."""
+    """Distances above it count as it; None: as the model was trained. A large one: no limit."""
     batch_size: int = 1
     """Parts of the text read side by side, each warmed up on the text before it."""
     mem_lens: tuple[int, ...] = ()
@@ -262,7 +262,7 @@ class GenerateConfig:
     prompt: str = "\n"
     """Text to continue."""
     length: int = 500
-    """Tokens to write."""
+    """Tokens to write; 0: without end on the command line, none in the report."""
     temperature: float = 1.0
     """Below 1 safer, above 1 wilder; 0 always takes the likeliest token."""
     top_k: int | None = None

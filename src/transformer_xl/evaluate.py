@@ -40,7 +40,7 @@ class Result:
 @torch.no_grad()
 def evaluate(
     model: TransformerXL,
-    ids: Integer[np.ndarray | Tensor, " length"],
+    ids: Sequence[int] | Integer[np.ndarray | Tensor, " length"],
     *,
     segment_len: int = 128,
     mem_len: int | None = None,
@@ -77,7 +77,8 @@ def evaluate(
     ):
         if value < least:
             raise ValueError(f"{name}={value} must be at least {least}")
-    text = torch.as_tensor(np.asarray(ids, dtype=np.int64))
+    text = ids.cpu() if isinstance(ids, Tensor) else torch.from_numpy(np.array(ids))
+    text = text.to(torch.int64)
     n = len(text) - 1
     if n < 1:
         raise ValueError(f"a text of {len(text)} tokens: at least 2 are needed to predict one")

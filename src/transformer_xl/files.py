@@ -9,6 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file beside ``path``, then move it there.
@@ -28,8 +30,10 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     except Exception as error:
         if is_disk_full(error):
             raise OSError(f"the disk is full: {path} was not written") from error
-        if isinstance(error, OSError):
-            raise OSError(f"cannot write {path}: {error.strerror or error}") from error
+        if isinstance(error, OSError | SafetensorError):
+            raise OSError(
+                f"cannot write {path}: {getattr(error, 'strerror', None) or error}"
+            ) from error
         raise
     finally:
         # The folder may be what cannot be written.

@@ -46,22 +46,22 @@ class Generation(Iterator[int]):
     def __next__(self) -> int:
         if self._left == 0:
             raise StopIteration
-        hidden = self._read()
+        hidden, mems = self._read()
         token = self._sampler(self._model.softmax.log_probs(hidden[0, -1]))
-        self._unread = [token]
-        self.last_token = token
+        # All at once: an interrupt before this line leaves a memory that can be gone on from.
+        self.mems, self._unread, self.last_token = mems, [token], token
         if self._left is not None:
             self._left -= 1
         return token
 
-    def _read(self) -> Float[Tensor, "1 T D"]:
+    def _read(self) -> tuple[Float[Tensor, "1 T D"], Memory | KeptMemory]:
         device = self._model.content_bias.device
-        hidden = None
+        hidden, mems = None, self.mems
         for start in range(0, len(self._unread), _PROMPT_SEGMENT):
             segment = torch.tensor([self._unread[start : start + _PROMPT_SEGMENT]], device=device)
-            hidden, self.mems = self._model.read(segment, self.mems, mem_len=self._mem_len)
+            hidden, mems = self._model.read(segment, mems, mem_len=self._mem_len)
         assert hidden is not None
-        return hidden
+        return hidden, mems
 
 
 class Sampler:
@@ -71,7 +71,7 @@ class Sampler:
         self, temperature: float, top_k: int | None, top_p: float | None, seed: int | None
     ) -> None:
         self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
-        # Drawn on the processor, so that a seed gives the same text wherever the model runs.
+        # Drawn on the processor: the same distribution gives the same token wherever it was made.
         self.generator = torch.Generator()
         if seed is None:
             self.generator.seed()

@@ -215,7 +215,7 @@ def test_generate_uses_the_settings_of_the_recipe(txl, trained):
 
 
 def test_generate_ends_before_a_stop_string(txl, trained):
-    words = ["--length", 300, "--seed", 3, "--json"]
+    words = ["--length", 80, "--seed", 3, "--json"]
     text = txl("generate", trained, *words).json["text"]
     stop = text[40:43]
     cut = txl("generate", trained, *words, "--stop", stop, "never").json["text"]

@@ -92,6 +92,17 @@ def test_kept_keys_and_values_give_the_numbers_of_the_hidden_states(model, lengt
             mems, kept = mems.select([2, 0, 0]), kept.select([2, 0, 0])
 
 
+@torch.no_grad()
+def test_lengths_may_change_from_one_call_to_the_next(model):
+    mems = model.start_memory(2)
+    kept = model.keep(mems)
+    for lengths in ({}, {"clamp_len": 1}, {"attn_len": 2}, {"mem_len": 20}, {"clamp_len": 4}, {}):
+        segment = some_text(2, 3)
+        expected, out = model(segment, mems, **lengths), model(segment, kept, **lengths)
+        torch.testing.assert_close(out.hidden, expected.hidden, **EXACT)
+        mems, kept = expected.mems, out.mems
+
+
 @pytest.mark.parametrize("is_kept", [False, True])
 @torch.no_grad()
 def test_a_memory_can_be_continued_as_often_as_one_likes(model, is_kept):

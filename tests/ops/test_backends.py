@@ -107,15 +107,18 @@ def test_keys_beyond_the_attention_length_take_part_in_nothing(backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("T", [1, 7])
 @pytest.mark.usefixtures("blocks")
-def test_without_gradients_the_result_is_the_same(backend, T):
+def test_without_gradients_the_result_is_the_same(backend, T, dropout):
     inputs = operands(2, T, 6, 3, 4)
-    expected, *_ = output_and_gradients(backend, inputs, attn_len=5)
+    torch.manual_seed(7)
+    expected, *_ = output_and_gradients(backend, inputs, attn_len=5, dropout=dropout)
     for x in inputs:
         x.requires_grad_()
+    torch.manual_seed(7)
     with use_backend(backend), torch.no_grad():
-        out = rel_attention(*inputs, attn_len=5)
+        out = rel_attention(*inputs, attn_len=5, dropout=dropout)
     assert not out.requires_grad
     assert torch.equal(out, expected)
 

@@ -15,6 +15,17 @@ from transformer_xl.train import finish, loop, train
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
+@pytest.fixture(autouse=True)
+def without_figures(monkeypatch):
+    """The pictures take most of the time and are not what is asked here."""
+
+    def write_report(folder):
+        (folder / "report.html").write_text("")
+        return folder / "report.html"
+
+    monkeypatch.setattr(finish, "write_report", write_report)
+
+
 @pytest.fixture
 def short(toy_recipe):
     """A recipe of two steps."""

@@ -2,7 +2,9 @@
 
 import itertools
 import math
+import os
 import signal
+import subprocess
 import threading
 from types import SimpleNamespace
 
@@ -31,9 +33,9 @@ def unfinished(monkeypatch):
 def at_step(monkeypatch):
     """Do something right after the update of a step, before anything is logged or saved."""
 
-    def hook(step, action):
-        before = loop.train_step
+    before = loop.train_step
 
+    def hook(step, action):
         def train_step(config, state, model, device):
             found = before(config, state, model, device)
             return (action(state) or found) if state.step == step else found
@@ -100,6 +102,15 @@ def test_resuming_changes_nothing(tmp_path, toy_recipe, at_step, settings):
             tmp_path / run / "model" / name / "model.safetensors" for run in ("whole", "parts")
         ]
         assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_either_signal_is_passed_on(tmp_path, toy_recipe, at_step):
+    for number in (signal.SIGINT, signal.SIGTERM):
+        at_step(1, lambda state, number=number: signal.raise_signal(number))
+        with pytest.raises(Interrupted) as stopped:
+            train(toy_recipe(), tmp_path / str(number), quiet=True)
+        assert stopped.value.signal_number == number
 
 
 @pytest.mark.usefixtures("unfinished")
@@ -183,11 +194,53 @@ def test_a_line_of_the_log_is_the_mean_since_the_line_before(tmp_path, toy_recip
 
 
 @pytest.mark.usefixtures("unfinished")
+def test_the_speed_in_the_log_is_that_of_the_steps_since(tmp_path, toy_recipe, clock, at_step):
+    config = toy_recipe(train={"log_every": 4})
+    # A step of 4 streams of 8 tokens in two seconds; after two steps, in half a second.
+    clock(2)
+    at_step(2, interrupt)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path, quiet=True)
+    clock(0.5)
+    train(config, tmp_path, quiet=True)
+    records = read_metrics(tmp_path / "metrics.jsonl")
+    assert [r["tokens_per_second"] for r in records if r["kind"] == "train"] == [64, 64, 64]
+
+
+@pytest.mark.usefixtures("unfinished")
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(tmp_path, toy_recipe, at_step):
     at_step(5, lambda state: (torch.tensor(math.nan), 0.0))
     with pytest.raises(RuntimeError, match=r"the loss is nan after step 5: lower train\.lr"):
         train(toy_recipe(), tmp_path, quiet=True)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step_00000003"]
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_a_disk_that_fills_up_costs_no_checkpoint(tmp_path, toy_recipe, at_step):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        config = toy_recipe()
+        train(config, tmp_path / "whole", quiet=True)
+
+        def fill(state):
+            free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+            (disk / "filler").write_bytes(bytes(free))
+
+        at_step(5, fill)
+        with pytest.raises(OSError, match=r"disk is full|No space left"):
+            train(config, disk / "run", quiet=True)
+        assert [path.name for path in (disk / "run" / "checkpoints").iterdir()] == ["step_00000003"]
+        # With room again, the same command goes on.
+        (disk / "filler").unlink()
+        at_step(5, lambda state: None)
+        train(config, disk / "run", quiet=True)
+        assert same(last_state(tmp_path / "whole"), last_state(disk / "run"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
 
 
 @pytest.mark.usefixtures("unfinished")

@@ -75,9 +75,7 @@ class Eval:
 
     def _tokens(self, vocab: "Vocab") -> Any:
         if self.file:
-            import numpy as np
-
-            return np.array(vocab.encode(_read_text(self.file, vocab)), dtype=np.int64)
+            return vocab.encode(_read_text(self.file, vocab))
         if not (self.data.name or self.data.path):
             raise ValueError(
                 f"{self.dir} is a model without the recipe of its run, which says on what text it "

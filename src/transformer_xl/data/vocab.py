@@ -207,13 +207,15 @@ def split_point(kind: VocabKind, text: str) -> int:
 
 
 def load_vocab(folder: Path | str) -> Vocab:
-    """Read the vocabulary of a corpus, run or model folder.
+    """Read the vocabulary of a corpus or model folder, or of the models of a run folder.
 
     Raises:
         FileNotFoundError: The folder holds no vocabulary.
         RuntimeError: The files are damaged or from a newer version.
     """
     folder = Path(folder)
+    within = (folder, folder / "model" / "best", folder / "model" / "last")
+    folder = next((x for x in within if (x / "vocab.json").is_file()), folder)
     for name in ("vocab.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise FileNotFoundError(f"{folder} holds no vocabulary: {name} is missing")

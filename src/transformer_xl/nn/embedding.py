@@ -25,7 +25,8 @@ class Embedding(nn.Module):
         """Embed the tokens."""
         embedded = F.embedding(tokens, self.weight)
         if self.proj is not None:
-            embedded = self.proj(embedded)
+            # Under autocast too, what the layers add up stays in the precision of the weights.
+            embedded = self.proj(embedded).to(self.weight.dtype)
         return embedded * self.scale
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,14 @@ from transformer_xl.nn.pretrained import (
     save_model,
 )
 from transformer_xl.nn.softmax import Softmax
+
+
+class SavesItself(Protocol):
+    """A vocabulary, as far as the network needs to know it."""
+
+    def save(self, folder: Path) -> None:
+        """Write itself into a folder."""
+        ...
 
 
 @dataclass(kw_only=True)
@@ -182,9 +191,11 @@ class TransformerXL(nn.Module):
             return hidden, mems.advance(T, mem_len)
         return hidden, mems.extend(states, mem_len)
 
-    def save_pretrained(self, folder: Path | str) -> None:
-        """Write ``config.json`` and ``model.safetensors`` into a folder."""
+    def save_pretrained(self, folder: Path | str, vocab: "SavesItself | None" = None) -> None:
+        """Write ``config.json`` and ``model.safetensors`` into a folder, and the vocabulary."""
         save_model(self, Path(folder))
+        if vocab is not None:
+            vocab.save(Path(folder))
 
     @classmethod
     def from_pretrained(cls, folder: Path | str) -> "TransformerXL":

@@ -86,10 +86,16 @@ def rel_attention(
         if unseen > 0:
             k, v, r = k[:, unseen:], v[:, unseen:], r[unseen:]
             first_key = None if first_key is None else (first_key - unseen).clamp(min=0)
-    return BACKENDS[chosen_backend()](
-        q, k, v, r, content_bias, position_bias,
-        attn_len=attn_len, first_key=first_key, dropout=dropout,
-    )  # fmt: skip
+    operands = (q, k, v, r, content_bias, position_bias)
+    device = q.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        operands = tuple(x.to(dtype) for x in operands)
+    # Each way takes care of its precision itself.
+    with torch.autocast(device, enabled=False):
+        return BACKENDS[chosen_backend()](
+            *operands, attn_len=attn_len, first_key=first_key, dropout=dropout
+        )
 
 
 @contextmanager

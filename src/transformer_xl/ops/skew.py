@@ -77,12 +77,20 @@ class _Block(NamedTuple):
     shape: tuple[int, int, int]
     """Heads times streams, queries, keys."""
 
+    @property
+    def room(self) -> int:
+        """Numbers in the position product of the block."""
+        return self.shape[0] * self.shape[1] * (self.shape[2] + 1)
 
-def _blocks(H: int, B: int, T: int, S: int, attn_len: int | None, itemsize: int) -> list[_Block]:
-    """Divide the work."""
+
+def _blocks(q: Tensor, S: int, attn_len: int | None) -> list[_Block]:
+    """Divide the work; only a processor's cache asks for groups of heads."""
+    H, B, T, _ = q.shape
     blocks = []
     size = min(T, QUERY_BLOCK)
-    group = max(1, GROUP_BYTES // (B * size * S * itemsize))
+    group = H
+    if q.device.type == "cpu":
+        group = max(1, GROUP_BYTES // (B * size * S * q.element_size()))
     weights = 0
     for head in range(0, H, group):
         heads = slice(head, min(head + group, H))
@@ -132,6 +140,9 @@ class _SkewAttention(torch.autograd.Function):
         d_out = grad_outputs[0].contiguous()
         dq_content, dq_position = torch.empty_like(q_content), torch.empty_like(q_position)
         dk, dv, dr = torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(r)
+        # Two rooms that all blocks use in turn: the weights' gradient, then the positions' in its
+        # place; and the scores' gradient. The allocator would not find the same places again.
+        room, score_room = weights.new_empty(2, max(b.room for b in ctx.blocks))
         for block in ctx.blocks:
             queries = (block.heads, slice(None), block.queries)
             keys = (block.heads, slice(None), block.keys)
@@ -140,15 +151,18 @@ class _SkewAttention(torch.autograd.Function):
             weight = weights[block.weights].view(block.shape)
             dropped = _dropped(weight, block, kept, ctx.dropout)
             dv[keys].flatten(0, 1).baddbmm_(dropped.mT, d_out_block)
-            d_dropped = torch.bmm(d_out_block, v[keys].flatten(0, 1).mT)
+            d_dropped = _product(d_out_block, v[keys].flatten(0, 1).mT, room)
             d_weight = _dropped(d_dropped, block, kept, ctx.dropout)
-            d_score = torch.ops.aten._softmax_backward_data(d_weight, weight, -1, weight.dtype)
+            d_score = score_room[: weight.numel()].view(block.shape)
+            torch.ops.aten._softmax_backward_data.out(
+                d_weight, weight, -1, weight.dtype, grad_input=d_score
+            )
             dq_content[queries] = torch.bmm(d_score, k[keys].flatten(0, 1)).view_as(
                 q_content[queries]
             )
             dk[keys].flatten(0, 1).baddbmm_(d_score.mT, q_content[queries].flatten(0, 1))
             q_block = q_position[queries]
-            d_position = _unskew(d_score).view(q_block.shape[0], -1, r[positions].shape[1])
+            d_position = _unskew(d_score, room).view(q_block.shape[0], -1, r[positions].shape[1])
             dq_position[queries] = torch.bmm(d_position, r[positions]).view_as(q_block)
             dr[positions] += torch.bmm(d_position.mT, q_block.flatten(1, 2))
         return dq_content, dq_position, dk, dv, dr, None, None, None
@@ -167,8 +181,8 @@ def _forward(
     keep: bool,
 ) -> tuple[Tensor, list[_Block], Tensor, Tensor | None]:
     """Attend block by block; ``keep`` the weights, and which of them dropout left."""
-    H, B, T, _ = q_content.shape
-    blocks = _blocks(H, B, T, k.shape[2], attn_len, q_content.element_size())
+    B = q_content.shape[1]
+    blocks = _blocks(q_content, k.shape[2], attn_len)
     out = torch.empty_like(q_content)
     # Without a backward pass each block takes the place of the one before it, unless they are
     # dropped: one mask for all blocks would not be chance.
@@ -178,11 +192,12 @@ def _forward(
     kept = None
     if dropout:
         kept = torch.empty(n_weights, dtype=torch.bool, device=k.device).bernoulli_(1 - dropout)
+    room = q_content.new_empty(max(block.room for block in blocks))
     for block in blocks:
         if not keep:
             block = block._replace(weights=slice(0, math.prod(block.shape)))
         q_block = q_position[block.heads, :, block.queries]
-        position = torch.bmm(q_block.flatten(1, 2), r[block.heads, block.positions].mT)
+        position = _product(q_block.flatten(1, 2), r[block.heads, block.positions].mT, room)
         weight = torch.baddbmm(
             _skew(position.view(*block.shape[:2], -1), attn_len),
             q_content[block.heads, :, block.queries].flatten(0, 1),
@@ -221,12 +236,18 @@ def _skew(position: Tensor, attn_len: int | None) -> Tensor:
     return position.as_strided((N, T, S), (T * (S + 1), S, 1), T - 1)
 
 
-def _unskew(d_score: Tensor) -> Tensor:
+def _product(a: Tensor, b: Tensor, room: Tensor) -> Tensor:
+    """Multiply batches of matrices into a room that is large enough."""
+    shape = (a.shape[0], a.shape[1], b.shape[2])
+    return torch.bmm(a, b, out=room[: math.prod(shape)].view(shape))
+
+
+def _unskew(d_score: Tensor, room: Tensor) -> Tensor:
     """Bring the gradient of the scores, (N, T, S), into the layout of the position product."""
     N, T, S = d_score.shape
     if T == 1:
         return d_score
-    flat = d_score.new_empty(N, T * (S + 1))
+    flat = room[: N * T * (S + 1)].view(N, T * (S + 1))
     flat[:, : T - 1] = 0
     flat[:, -1] = 0
     flat.as_strided((N, T, S), (T * (S + 1), S, 1), T - 1).copy_(d_score)

@@ -20,6 +20,7 @@ from transformer_xl.data import Corpus, Segments, prepare
 from transformer_xl.device import autocast, pick_device, pick_precision
 from transformer_xl.evaluate import Result, evaluate
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.ops import chosen_backend
 from transformer_xl.train.finish import finish
 from transformer_xl.train.metrics import MetricsLog, Progress
 from transformer_xl.train.optim import Optimizer
@@ -58,13 +59,14 @@ class TrainState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all but the weights, as tensors and numbers."""
+        device = self.model.content_bias.device
         return {
             "optimizer": self.optimizer.state_dict(),
             "segments": self.segments.state_dict(),
             "mems": [None if m is None else m.state_dict() for m in self.mems],
             "corpus": self.corpus,
             "random": torch.get_rng_state(),
-            "random_cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "random_cuda": None if device.type == "cpu" else torch.cuda.get_rng_state(device),
             **{name: getattr(self, name) for name in self._NUMBERS},
         }
 
@@ -86,8 +88,8 @@ class TrainState:
             None if m is None else Memory.from_state_dict(m).to(device) for m in state["mems"]
         ]
         torch.set_rng_state(state["random"])
-        if state["random_cuda"] and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(state["random_cuda"])
+        if state["random_cuda"] is not None and device.type == "cuda":
+            torch.cuda.set_rng_state(state["random_cuda"], device)
         for name in self._NUMBERS:
             setattr(self, name, state[name])
 
@@ -129,7 +131,8 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
         progress.expect(state.total_steps, state.step)
         precision = pick_precision(config.train.precision, device)
         progress.say(
-            f"{n_parameters:,} parameters on {device.type} in {precision}; "
+            f"{n_parameters:,} parameters on {device.type} in {precision}, "
+            f"{'compiled' if config.train.compile else chosen_backend()} attention; "
             f"{corpus.n_tokens('train'):,} tokens to train on"
         )
         if state.step:
@@ -174,9 +177,10 @@ def _run(
 ) -> None:
     settings = config.train
     device = state.model.content_bias.device
-    model = torch.compile(state.model) if settings.compile else state.model
+    # Without dynamic shapes, a resumed run compiles what the first one did, to the same bits.
+    model = torch.compile(state.model, dynamic=False) if settings.compile else state.model
     state.model.train()
-    logged_at = state.seconds
+    logged_at = state.step, state.seconds
     while state.step < state.total_steps:
         began = time.perf_counter()
         loss, lr = train_step(config, state, model, device)
@@ -189,10 +193,10 @@ def _run(
 
         if is_last or state.step % settings.log_every == 0:
             bits = sum(state.losses) / len(state.losses) / math.log(2)
-            n_tokens = len(state.losses) * settings.batch_size * settings.segment_len
-            speed = n_tokens / max(state.seconds - logged_at, 1e-9)
+            n_tokens = (state.step - logged_at[0]) * settings.batch_size * settings.segment_len
+            speed = n_tokens / max(state.seconds - logged_at[1], 1e-9)
             state.losses.clear()
-            logged_at = state.seconds
+            logged_at = state.step, state.seconds
             log.log("train", state.step, bits=bits, lr=lr, tokens_per_second=speed)
             progress.update(state.step, bits, speed)
 
@@ -209,6 +213,7 @@ def _run(
             _require_finite_weights(state)
             # The checkpoint comes last: a run that goes on from it finds the rest as it should be.
             folder.save_model("last", state.model, corpus.vocab)
+            log.sync()
             folder.save(state.step, state.model, state.state_dict(), settings.keep_checkpoints)
 
         if interrupts:

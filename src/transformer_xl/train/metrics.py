@@ -81,6 +81,10 @@ class MetricsLog:
                 if isinstance(value, int | float):
                     self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
 
+    def sync(self) -> None:
+        """Wait until all lines are on the disk."""
+        os.fsync(self._file.fileno())
+
     def close(self) -> None:
         """Close the files."""
         self._file.close()

@@ -1,0 +1,31 @@
+"""A compiled model is the model."""
+
+import copy
+
+import pytest
+import torch
+
+from transformer_xl.nn import TransformerXL
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+def test_a_compiled_model_gives_the_same_losses_memories_and_gradients(tiny_config):
+    model = TransformerXL(tiny_config)
+    other = copy.deepcopy(model)
+    compiled = torch.compile(other, dynamic=False, fullgraph=True)
+    tokens = torch.randint(tiny_config.vocab_size, (2, 3 * 4 + 1))
+    mems = compiled_mems = None
+    # The memory grows from nothing to its full length: three shapes.
+    for start in range(0, 12, 4):
+        segment, targets = tokens[:, start : start + 4], tokens[:, start + 1 : start + 5]
+        out = model(segment, mems, targets)
+        compiled_out = compiled(segment, compiled_mems, targets)
+        mems, compiled_mems = out.mems, compiled_out.mems
+        torch.testing.assert_close(compiled_out.nll, out.nll)
+        for state, compiled_state in zip(mems.states, compiled_mems.states, strict=True):
+            torch.testing.assert_close(compiled_state, state)
+        out.nll.mean().backward()
+        compiled_out.nll.mean().backward()
+    for parameter, compiled_parameter in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(compiled_parameter.grad, parameter.grad)
