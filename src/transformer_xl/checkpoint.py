@@ -88,7 +88,7 @@ class RunFolder:
         if wrong:
             raise ValueError(
                 f"{self.path} holds a run of another recipe (there, here): {'; '.join(wrong)}. "
-                "Give another --out, or the same settings to go on with that run, or delete the folder"
+                "Give another --out, or the same settings to go on there, or delete the folder"
             )
 
     def begin(self, config: Config, n_parameters: int) -> None:

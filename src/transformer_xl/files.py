@@ -9,8 +9,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file beside ``path``, then move it there.
@@ -30,7 +28,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     except Exception as error:
         if is_disk_full(error):
             raise OSError(f"the disk is full: {path} was not written") from error
-        if isinstance(error, OSError | SafetensorError):
+        # By name: loading safetensors would make the command line slow to answer.
+        if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
             raise OSError(
                 f"cannot write {path}: {getattr(error, 'strerror', None) or error}"
             ) from error

@@ -57,7 +57,7 @@ class Memory:
         return type(self)([x[:, cut:] for x in self.states], _shift(self.forgotten, cut))
 
     def reset(self, rows: Rows) -> "Memory":
-        """Return a memory in which the streams ``rows`` see nothing of their past, nor any zeros."""
+        """Return a memory in which the streams ``rows`` see no past, nor any zeros."""
         return type(self)(self.states, _forget(self, rows))
 
     def select(self, rows: Rows) -> "Memory":
@@ -164,7 +164,7 @@ class KeptMemory:
         return self.advance(0, mem_len)
 
     def reset(self, rows: Rows) -> "KeptMemory":
-        """Return a memory in which the streams ``rows`` see nothing of their past, nor any zeros."""
+        """Return a memory in which the streams ``rows`` see no past, nor any zeros."""
         return self._in_same_room(self.start, self.stop, _forget(self, rows))
 
     def select(self, rows: Rows) -> "KeptMemory":

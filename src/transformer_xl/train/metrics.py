@@ -12,6 +12,7 @@ JSON has no word for numbers that are not finite, so these are written as the st
 import json
 import logging
 import math
+import os
 import sys
 from collections.abc import Iterator
 from datetime import timedelta
