@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ from transformer_xl.nn.pretrained import (
 from transformer_xl.nn.softmax import Softmax
 
 
+@runtime_checkable
 class SavesItself(Protocol):
     """A vocabulary, as far as the network needs to know it."""
 
