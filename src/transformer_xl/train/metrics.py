@@ -19,7 +19,7 @@ from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
@@ -61,7 +61,7 @@ class MetricsLog:
         self._file = path.open("ab")
         self._tensorboard = _tensorboard(folder / "tensorboard", step + 1 if resumes else None)
 
-    def log(self, kind: str, step: int, **values: float | str | None) -> None:
+    def log(self, kind: str, step: int, **values: SupportsFloat | str | None) -> None:
         """Write one record; it is in the file when this returns.
 
         Args:
