@@ -84,6 +84,17 @@ def test_what_was_saved_is_loaded(run, model):
     assert loaded(run) == (12, [])
 
 
+def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(run, model, monkeypatch):
+    seen = []
+
+    def sync(path):
+        seen.append((path.name.split("-")[0], names(run)[-1][:4]))
+
+    monkeypatch.setattr(checkpoint, "sync", sync)
+    save(run, model, 1)
+    assert seen == [("state.pt", ".unf"), (".unfinished", ".unf"), ("checkpoints", "step")]
+
+
 def test_only_the_newest_are_kept(run, model):
     save(run, model, 5, 10, 100, 1000, keep=2)
     assert names(run) == ["step_00000100", "step_00001000"]
