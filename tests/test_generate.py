@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from transformer_xl.config import ModelConfig
 from transformer_xl.data.vocab import train_vocab
 from transformer_xl.generate import Sampler, generate, load_state, save_state, text_pieces
-from transformer_xl.nn import TransformerXL
+from transformer_xl.nn import AdaptiveSoftmax, Embedding, Softmax, TransformerXL
 
 BYTES = train_vocab("bytes", [])
 PROBS = torch.tensor([0.05, 0.4, 0.1, 0.25, 0.2])
@@ -30,20 +31,41 @@ def weights(model, tmp_path):
     return tmp_path / "model" / "model.safetensors"
 
 
-def sampler(temperature=1.0, top_k=None, top_p=None, seed=1):
-    return Sampler(temperature, top_k, top_p, seed)
+@torch.no_grad()
+def made(kind):
+    """A distribution that is PROBS whatever the hidden state is."""
+    config = ModelConfig(vocab_size=5, d_model=2, n_head=1)
+    if kind == "full":
+        softmax = Softmax(config, Embedding(config))
+    else:
+        config = replace(config, cutoffs=(1, 3))
+        softmax = AdaptiveSoftmax(config, Embedding(config))
+        softmax.cluster_weight.zero_()
+        softmax.cluster_bias.copy_(torch.stack([PROBS[1:3].sum(), PROBS[3:].sum()]).log())
+    softmax.weight.zero_()
+    softmax.bias.copy_(PROBS.log())
+    return softmax
 
 
+def draws(kind, temperature=1.0, top_k=None, top_p=None, seed=1):
+    """Tokens without end."""
+    sampler, softmax = Sampler(temperature, top_k, top_p, seed), made(kind)
+    with torch.no_grad():
+        while True:
+            yield sampler(softmax, torch.ones(2))
+
+
+@pytest.mark.parametrize("kind", ["full", "adaptive"])
 @pytest.mark.parametrize(
     "settings",
     [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-4}, {"top_p": 0.39}],
     ids=str,
 )
-def test_the_safest_settings_take_the_likeliest_token(settings):
-    draw = sampler(**settings)
-    assert {draw(PROBS.log()) for _ in range(50)} == {1}
+def test_the_safest_settings_take_the_likeliest_token(settings, kind):
+    assert set(islice(draws(kind, **settings), 50)) == {1}
 
 
+@pytest.mark.parametrize("kind", ["full", "adaptive"])
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -62,9 +84,8 @@ def test_the_safest_settings_take_the_likeliest_token(settings):
     ],
     ids=str,
 )
-def test_tokens_come_as_often_as_their_distribution_says(settings, expected):
-    draw = sampler(**settings)
-    count = Counter(draw(PROBS.log()) for _ in range(DRAWS))
+def test_tokens_come_as_often_as_their_distribution_says(settings, expected, kind):
+    count = Counter(islice(draws(kind, **settings), DRAWS))
     expected = [DRAWS * p / sum(expected) for p in expected]
     possible = [token for token, often in enumerate(expected) if often]
     assert count.keys() <= set(possible)
@@ -109,10 +130,10 @@ def test_the_memory_given_is_read_and_left_as_it_was(model):
         kept = model.keep(mems)
     before = kept.state_dict()["keys"]
     first, second, third = (
-        list(generate(model, [1], length=8, mems=given, seed=2)) for given in (mems, kept, kept)
+        list(generate(model, [1], length=60, mems=given, seed=2)) for given in (mems, kept, kept)
     )
     assert first == second == third
-    assert first != list(generate(model, [1], length=8, seed=2))
+    assert first != list(generate(model, [1], length=60, seed=2))
     assert torch.equal(kept.state_dict()["keys"], before)
     assert len(kept) == len(mems) == 3
 

@@ -5,7 +5,8 @@ A recipe file is one :class:`Config`; the command line overrides single fields a
 """
 
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import pairwise
+from typing import Literal, NamedTuple
 
 FORMAT_VERSION = 1
 """Version of the model folder, the run folder and the corpus folder; older ones keep loading."""
@@ -22,6 +23,32 @@ def _require_fraction(name: str, value: float) -> None:
 
 def _require_positive(name: str, value: float | None) -> None:
     _require(value is None or value > 0, f"{name}={value} must be above 0")
+
+
+class Cluster(NamedTuple):
+    """Neighbouring words that share the width of their embeddings."""
+
+    start: int
+    """Its first word."""
+    stop: int
+    """The first word behind it."""
+    width: int
+    """Width of its embeddings."""
+    has_proj: bool
+    """Its embeddings are projected to the width of the model."""
+    ties_proj: bool
+    """The softmax uses that projection too."""
+
+
+Quirk = Literal["stored_positions", "swapped_ext_len", "raw_queries"]
+"""Where the authors' code departs from what it means to do.
+
+* ``stored_positions`` (attn_type 2 and 3): the memory is stored with its positions added, and
+  they are added again each time that it is read.
+* ``swapped_ext_len``: while the memory is shorter than ``ext_len``, it also keeps tokens that are
+  going to be read again.
+* ``raw_queries`` (attn_type 2 and 3, pre-norm): keys and values are normalized, queries are not.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +73,18 @@ class ModelConfig:
     """Width of the feed-forward layer."""
     d_embed: int | None = None
     """Width of the word embeddings; None: d_model. Another width adds a projection."""
+    attn_type: Literal[0, 1, 2, 3] = 0
+    """Positions: 0 relative (the paper), 1 learned relative (Shaw), 2 sinusoids, 3 learned."""
+    n_positions: int | None = None
+    """Rows of the table of attn_type 1 and 3, usually segment_len + mem_len; beyond: the last."""
+    cutoffs: tuple[int, ...] = ()
+    """Adaptive softmax: where, among words sorted by frequency, each further cluster begins."""
+    div_val: int = 1
+    """Embeddings of each further cluster are narrower by this factor."""
     mem_len: int = 512
     """How many past positions each layer remembers. 0: no recurrence."""
+    ext_len: int = 0
+    """Positions before each segment that are read again with it instead of being remembered."""
     attn_len: int | None = None
     """How far back a token looks, in tokens, itself included; None: all of memory and segment."""
     clamp_len: int | None = None
@@ -62,8 +99,12 @@ class ModelConfig:
     """All layers share the two attention biases (u and v of the paper); False: each its own."""
     tie_embeddings: bool = True
     """The softmax uses the word embeddings as its weights."""
-    tie_projections: bool = False
-    """With d_embed != d_model: the softmax uses the projection of the embeddings too."""
+    tie_projections: bool | tuple[bool, ...] = False
+    """The softmax uses the projections of the embeddings too; one answer, or one per cluster."""
+    proj_same_dim: bool = True
+    """With div_val > 1: a projection also for a cluster as wide as the model."""
+    sample_softmax: int = 0
+    """Train against this many words drawn log-uniformly instead of all; 0: against all."""
     dropout: float = 0.1
     """Dropout on embeddings, positions, block outputs, feed-forward units and the last layer."""
     attn_dropout: float = 0.0
@@ -74,14 +115,25 @@ class ModelConfig:
     """Standard deviation of the initial embedding projections."""
     norm_eps: float = 1e-5
     """Constant of the layer normalization."""
+    quirks: tuple[Quirk, ...] = ()
+    """Deviations of the authors' code on which a converted checkpoint depends."""
 
     def __post_init__(self) -> None:
         _require(self.vocab_size >= 0, f"vocab_size={self.vocab_size} must be at least 0")
         for name in ("n_layer", "n_head", "d_model", "d_head", "d_inner", "d_embed", "attn_len"):
             _require_positive(name, getattr(self, name))
+        for name in ("n_positions", "div_val"):
+            _require_positive(name, getattr(self, name))
         for name in ("init_std", "proj_init_std", "norm_eps"):
             _require_positive(name, getattr(self, name))
-        _require(self.mem_len >= 0, f"mem_len={self.mem_len} must be at least 0")
+        for name in ("mem_len", "ext_len", "sample_softmax"):
+            _require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must be at least 0")
+        _require(
+            (self.n_positions is not None) == (self.attn_type in (1, 3)),
+            f"attn_type={self.attn_type} with n_positions={self.n_positions}: attn_type 1 and 3 "
+            "need it, usually segment_len + mem_len, and the others have no table",
+        )
+        self._check_clusters()
         _require(
             self.clamp_len is None or self.clamp_len >= 0,
             f"clamp_len={self.clamp_len} must be at least 0, or None for no clamping",
@@ -92,11 +144,50 @@ class ModelConfig:
             "change one of them or set d_head",
         )
         _require(
-            self.d_model % 2 == 0,
+            self.d_model % 2 == 0 or self.attn_type in (1, 3),
             f"d_model={self.d_model} must be even: position encodings are pairs of sine and cosine",
         )
         _require_fraction("dropout", self.dropout)
         _require_fraction("attn_dropout", self.attn_dropout)
+
+    def _check_clusters(self) -> None:
+        ends = (0, *self.cutoffs, *([self.vocab_size] if self.vocab_size else []))
+        _require(
+            all(a < b for a, b in pairwise(ends)),
+            f"cutoffs={self.cutoffs} must rise from above 0 to below vocab_size={self.vocab_size}",
+        )
+        last = self.embed_width // self.div_val ** len(self.cutoffs)
+        _require(
+            last > 0,
+            f"div_val={self.div_val} leaves nothing of d_embed={self.embed_width} for the last of "
+            f"{len(self.cutoffs) + 1} clusters",
+        )
+        ties = self.tie_projections
+        _require(
+            isinstance(ties, bool) or len(ties) == len(self.cutoffs) + 1,
+            f"tie_projections={ties} must be one answer, or one for each of the "
+            f"{len(self.cutoffs) + 1} clusters that cutoffs={self.cutoffs} make",
+        )
+        _require(
+            not (self.sample_softmax and (self.cutoffs or self.div_val > 1)),
+            f"sample_softmax={self.sample_softmax} and cutoffs={self.cutoffs} are two ways to the "
+            "same end: choose one",
+        )
+
+    @property
+    def clusters(self) -> tuple[Cluster, ...]:
+        """The clusters of the vocabulary; a single one without ``cutoffs``."""
+        ties = self.tie_projections
+        ties = (ties,) * (len(self.cutoffs) + 1) if isinstance(ties, bool) else ties
+        ends = (0, *self.cutoffs, self.vocab_size)
+        found = []
+        for i, (start, stop) in enumerate(pairwise(ends)):
+            width = self.embed_width // self.div_val**i
+            same = width == self.d_model
+            # With one table for all clusters, a projection of the same width is never there.
+            has_proj = not same or (self.div_val > 1 and self.proj_same_dim)
+            found.append(Cluster(start, stop, width, has_proj, has_proj and ties[i]))
+        return tuple(found)
 
     @property
     def head_width(self) -> int:
@@ -159,6 +250,8 @@ class TrainConfig:
     """Tokens of each stream in a step."""
     accumulate: int = 1
     """Parts into which the streams of a step are divided to save memory; the sum is the same."""
+    loss: Literal["full", "half"] = "full"
+    """Learn from all tokens of a segment, or from its second half only (Table 6 of the paper)."""
     optimizer: Literal["adamw", "muon"] = "adamw"
     """AdamW for everything, or Muon for the matrices in the layers and AdamW for the rest."""
     lr: float = 2.5e-4
@@ -240,6 +333,8 @@ class EvalConfig:
     """How far back a token looks, itself included; None: as trained. A large one: no limit."""
     clamp_len: int | None = None
     """Distances above it count as it; None: as the model was trained. A large one: no limit."""
+    ext_len: int | None = None
+    """Positions before each segment that are read again with it; None: as the model was trained."""
     batch_size: int = 1
     """Parts of the text read side by side, each warmed up on the text before it."""
     mem_lens: tuple[int, ...] = ()
@@ -248,11 +343,17 @@ class EvalConfig:
     def __post_init__(self) -> None:
         for name in ("segment_len", "attn_len", "batch_size"):
             _require_positive(name, getattr(self, name))
-        for name in ("mem_len", "clamp_len"):
+        for name in ("mem_len", "clamp_len", "ext_len"):
             value = getattr(self, name)
             _require(value is None or value >= 0, f"{name}={value} must be at least 0")
         for length in self.mem_lens:
             _require(length >= 0, f"mem_lens holds {length}; each must be at least 0")
+
+    @property
+    def lengths(self) -> dict[str, int | None]:
+        """What overrides the lengths of the model, by name."""
+        names = ("mem_len", "attn_len", "clamp_len", "ext_len")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

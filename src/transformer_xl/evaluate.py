@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Integer
 from torch import Tensor
 
-from transformer_xl.nn import KeptMemory, TransformerXL
+from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.nn.memory import join
 
 
@@ -32,6 +32,7 @@ class Result:
     mem_len: int
     attn_len: int | None
     clamp_len: int | None
+    ext_len: int
     batch_size: int
     seconds: float
     tokens_per_second: float
@@ -46,6 +47,7 @@ def evaluate(
     mem_len: int | None = None,
     attn_len: int | None = None,
     clamp_len: int | None = None,
+    ext_len: int | None = None,
     batch_size: int = 1,
     token_bytes: Integer[np.ndarray, " V"] | None = None,
 ) -> Result:
@@ -61,6 +63,8 @@ def evaluate(
         mem_len: Remembered positions. None: as the model is configured.
         attn_len: Keys a query sees, counting its own. None: as the model is configured.
         clamp_len: Largest distance told apart. None: as the model is configured.
+        ext_len: Tokens before each segment that are read again with it, instead of being
+            remembered. None: as the model is configured.
         batch_size: Parts read side by side.
         token_bytes: For each token the bytes of text it stands for; gives ``bits_per_byte``.
 
@@ -70,9 +74,11 @@ def evaluate(
     """
     config = model.config
     mem_len = config.mem_len if mem_len is None else mem_len
+    ext_len = config.ext_len if ext_len is None else ext_len
     for name, value, least in (
         ("segment_len", segment_len, 1),
         ("mem_len", mem_len, 0),
+        ("ext_len", ext_len, 0),
         ("batch_size", batch_size, 1),
     ):
         if value < least:
@@ -95,7 +101,7 @@ def evaluate(
     model.eval()
     began = time.perf_counter()
     try:
-        mean = _total_nll(model, text, starts, segment_len, lengths) / n
+        mean = _total_nll(model, text, starts, segment_len, ext_len, lengths) / n
     finally:
         model.train(was_training)
     seconds = time.perf_counter() - began
@@ -112,6 +118,7 @@ def evaluate(
         mem_len=mem_len,
         attn_len=config.attn_len if attn_len is None else attn_len,
         clamp_len=config.clamp_len if clamp_len is None else clamp_len,
+        ext_len=ext_len,
         batch_size=B,
         seconds=seconds,
         tokens_per_second=n / seconds,
@@ -123,20 +130,25 @@ def _total_nll(
     text: Tensor,
     starts: list[int],
     segment_len: int,
+    ext_len: int,
     lengths: dict[str, int | None],
 ) -> float:
     """Add up -log p of all tokens but the first; ``starts`` ends with the end of the text."""
-    device = model.content_bias.device
+    device = model.device
     mems = _warm_memory(model, text, starts[:-1], segment_len, lengths)
     first, end = (torch.tensor(places)[:, None] for places in (starts[:-1], starts[1:]))
     # Parts differ by one token at most; the shorter ones end in a repeated, uncounted token.
     longest = int((end - first).max())
     nll = torch.zeros((), dtype=torch.float64, device=device)
     for offset in range(0, longest, segment_len):
-        place = first + offset + torch.arange(min(segment_len, longest - offset))
-        counted = (place < end).to(device)
-        targets = text[(place + 1).clamp(max=len(text) - 1)].to(device)
-        out = model(text[place].to(device), mems, targets, **lengths)
+        # At the beginning of a part all is in the memory that was warmed up.
+        context = min(ext_len, offset)
+        place = first + offset + torch.arange(-context, min(segment_len, longest - offset))
+        counted = (place[:, context:] < end).to(device)
+        targets = text[(place[:, context:] + 1).clamp(max=len(text) - 1)].to(device)
+        out = model(
+            text[place].to(device), mems, targets, ext_len=ext_len, context=context, **lengths
+        )
         mems = out.mems
         nll += (out.nll.double() * counted).sum()
     return nll.item()
@@ -148,10 +160,10 @@ def _warm_memory(
     starts: list[int],
     segment_len: int,
     lengths: dict[str, int | None],
-) -> KeptMemory:
+) -> Memory | KeptMemory:
     """Return the memory with which each part of the text begins."""
     mem_len = lengths["mem_len"]
-    device = model.content_bias.device
+    device = model.device
     first = model.keep(model.start_memory(1, mem_len))
     if len(starts) == 1:
         return first
@@ -162,9 +174,8 @@ def _warm_memory(
     for offset in range(0, W, segment_len):
         T = min(segment_len, W - offset)
         place = others[:, None] - W + offset + torch.arange(T)
-        _, mems = model.read(text[place].to(device), mems, **lengths)
-    assert isinstance(mems, KeptMemory)
-    return join([first, mems])
+        _, mems = model.read(text[place].to(device), mems, ext_len=0, **lengths)
+    return join([first, mems])  # pyright: ignore[reportArgumentType]
 
 
 def score(
@@ -179,7 +190,7 @@ def score(
     Raises:
         ValueError: A token is outside the vocabulary.
     """
-    device = model.content_bias.device
+    device = model.device
     mems = model.keep(model.start_memory(1, mem_len))
     yield from [None] * bool(len(ids))
     for start in range(0, len(ids) - 1, segment_len):
@@ -191,6 +202,6 @@ def score(
                 )
         # Not around the yield: between two values the switch is the caller's.
         with torch.no_grad():
-            out = model(window[:, :-1], mems, window[:, 1:], mem_len=mem_len)
+            out = model(window[:, :-1], mems, window[:, 1:], mem_len=mem_len, ext_len=0)
         mems = out.mems
         yield from (-out.nll[0]).tolist()

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.data import Vocab
 from transformer_xl.files import checksum, write_atomically
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import AdaptiveSoftmax, KeptMemory, Memory, Softmax, TransformerXL
 
 # Reading a prompt in pieces bounds the memory it takes, whatever its length.
 _PROMPT_SEGMENT = 512
@@ -47,7 +47,7 @@ class Generation(Iterator[int]):
         if self._left == 0:
             raise StopIteration
         hidden, mems = self._read()
-        token = self._sampler(self._model.softmax.log_probs(hidden[0, -1]))
+        token = self._sampler(self._model.softmax, hidden[0, -1])
         # All at once: an interrupt before this line leaves a memory that can be gone on from.
         self.mems, self._unread, self.last_token = mems, [token], token
         if self._left is not None:
@@ -55,11 +55,12 @@ class Generation(Iterator[int]):
         return token
 
     def _read(self) -> tuple[Float[Tensor, "1 T D"], Memory | KeptMemory]:
-        device = self._model.content_bias.device
+        device = self._model.device
         hidden, mems = None, self.mems
         for start in range(0, len(self._unread), _PROMPT_SEGMENT):
             segment = torch.tensor([self._unread[start : start + _PROMPT_SEGMENT]], device=device)
-            hidden, mems = self._model.read(segment, mems, mem_len=self._mem_len)
+            # What is read is remembered; nothing is read again.
+            hidden, mems = self._model.read(segment, mems, mem_len=self._mem_len, ext_len=0)
         assert hidden is not None
         return hidden, mems
 
@@ -78,14 +79,17 @@ class Sampler:
         else:
             self.generator.manual_seed(seed)
 
-    def __call__(self, log_probs: Float[Tensor, " V"]) -> int:
-        """Draw a token."""
+    def __call__(self, softmax: Softmax | AdaptiveSoftmax, hidden: Float[Tensor, " D"]) -> int:
+        """Draw a token; of an adaptive softmax, most often without its rarer clusters."""
         if self.temperature == 0:
-            return int(log_probs.argmax())
-        log_probs = log_probs.float().cpu() / self.temperature
-        keep = self.top_k if self.top_k is not None else len(log_probs)
-        values, tokens = log_probs.topk(min(keep, len(log_probs)))
-        probs = values.softmax(-1)
+            return int(softmax.top_k(hidden, 1)[1])
+        if self.top_k is not None:
+            values, tokens = softmax.top_k(hidden, self.top_k)
+        elif self.temperature == 1 and self.top_p is None:
+            return softmax.draw(hidden, self.generator)
+        else:
+            values, tokens = softmax.log_probs(hidden).sort(descending=True)
+        probs = (values.float().cpu() / self.temperature).softmax(-1)
         if self.top_p is not None:
             # A token stays while those likelier than it do not reach top_p together.
             probs = probs * (probs.cumsum(-1) - probs < self.top_p)
@@ -155,7 +159,12 @@ def text_pieces(
 
     What might be the beginning of a stop string is held back until it is decided. The ``prompt``
     is not repeated; it decides what stands between it and the first word.
+
+    Raises:
+        ValueError: A ``stop`` string is empty: every text would end before it begins.
     """
+    if not all(stop):
+        raise ValueError("a stop string is empty: every text would end before it begins")
     decoder = vocab.stream_decoder()
     for token in prompt:
         decoder.push(token)
@@ -192,7 +201,7 @@ def save_state(path: Path, generation: Generation, weights: Path) -> None:
     write_atomically(path, lambda temporary: save_file(tensors, temporary, about))
 
 
-def load_state(path: Path, weights: Path) -> tuple[KeptMemory, int]:
+def load_state(path: Path, weights: Path) -> tuple[Memory | KeptMemory, int]:
     """Read a memory and the last token behind it, which the memory has not read yet.
 
     Raises:
@@ -205,7 +214,8 @@ def load_state(path: Path, weights: Path) -> tuple[KeptMemory, int]:
             state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         version, belongs_to = int(about["format_version"]), about["weights"]
         last_token = int(about["last_token"])
-        memory = KeptMemory.from_state_dict({"forgotten": None, **state})
+        kind = Memory if "states" in state else KeptMemory
+        memory = kind.from_state_dict({"forgotten": None, **state})
     except (SafetensorError, KeyError, ValueError, IndexError) as error:
         raise RuntimeError(f"{path} is damaged or holds no memory: {error}") from error
     if version > FORMAT_VERSION:

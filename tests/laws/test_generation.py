@@ -19,7 +19,7 @@ def from_scratch(model, prompt, length, start, settings):
     sampler, text = Sampler(**({"top_k": None, "top_p": None, "seed": None} | settings)), [*prompt]
     for _ in range(length):
         out = model(torch.tensor([text]), start, mem_len=0)
-        text.append(sampler(out.log_probs[0, -1]))
+        text.append(sampler(model.softmax, out.hidden[0, -1]))
     return text[len(prompt) :]
 
 

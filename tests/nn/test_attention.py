@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import torch
 
-from transformer_xl.nn import RelAttention, attention
+from transformer_xl.nn import Positions, RelAttention, attention
 from transformer_xl.ops import reference
 
 
@@ -37,7 +37,7 @@ def test_the_output_is_the_operation_between_its_projections(tiny_config):
     q = (x @ module.qkv_proj.weight[:16].T).view(2, 3, 2, 8)
     attended = reference.rel_attention(q, k, v, r, u, w, attn_len=4, first_key=first_key)
     expected = attended.reshape(2, 3, 16) @ module.o_proj.weight.T
-    found = module(x, k, v, r, u, w, 4, first_key)
+    found = module(x, k, v, Positions(r, u, w), 4, first_key)
     torch.testing.assert_close(found, expected)
 
 
@@ -60,13 +60,14 @@ def test_attention_weights_are_dropped_in_training_alone(tiny_config, monkeypatc
 
     monkeypatch.setattr(attention, "rel_attention", spy)
     module = made(replace(tiny_config, attn_dropout=0.3, dropout=0.9))
-    module.train()(*operands(module))
-    module.eval()(*operands(module))
+    x, k, v, *positions = operands(module)
+    module.train()(x, k, v, Positions(*positions))
+    module.eval()(x, k, v, Positions(*positions))
     assert asked == [0.3, 0.0]
 
 
 def test_a_memory_of_another_precision_is_read_in_that_of_the_query(tiny_config):
     module = made(tiny_config)
     x, k, v, r, u, w = operands(module)
-    expected = module(x, k.bfloat16().float(), v.bfloat16().float(), r, u, w)
-    torch.testing.assert_close(module(x, k.bfloat16(), v.bfloat16(), r, u, w), expected)
+    expected = module(x, k.bfloat16().float(), v.bfloat16().float(), Positions(r, u, w))
+    torch.testing.assert_close(module(x, k.bfloat16(), v.bfloat16(), Positions(r, u, w)), expected)

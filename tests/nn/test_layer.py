@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from transformer_xl.nn import DecoderLayer, FeedForward, KeptMemory
+from transformer_xl.nn import DecoderLayer, FeedForward, KeptMemory, Positions
 from transformer_xl.ops import reference
 
 B, T, M, H, K, D = 2, 3, 4, 2, 8, 16
@@ -51,7 +51,7 @@ def test_post_norm_normalizes_the_sums(tiny_config):
     keys = torch.cat([memory, x], 1)
     o = norm(layer.attention_norm, x + attended(layer, x, keys, r, u, w))
     expected = norm(layer.feed_forward_norm, o + layer.feed_forward(o))
-    torch.testing.assert_close(layer(x, memory, r, u, w), expected)
+    torch.testing.assert_close(layer(x, memory, Positions(r, u, w)), expected)
 
 
 def test_pre_norm_normalizes_what_is_read_and_the_memory_too(tiny_config):
@@ -60,7 +60,7 @@ def test_pre_norm_normalizes_what_is_read_and_the_memory_too(tiny_config):
     keys = norm(layer.attention_norm, torch.cat([memory, x], 1))
     o = x + attended(layer, keys[:, M:], keys, r, u, w)
     expected = o + layer.feed_forward(norm(layer.feed_forward_norm, o))
-    torch.testing.assert_close(layer(x, memory, r, u, w), expected)
+    torch.testing.assert_close(layer(x, memory, Positions(r, u, w)), expected)
 
 
 def test_the_constant_of_the_normalization_is_a_setting(tiny_config):
@@ -79,8 +79,8 @@ def test_a_memory_of_keys_and_values_gives_the_same_and_takes_the_segment(
     first_key = torch.tensor([0, M // 2])
     k, v = layer.keys_and_values(memory)
     kept = KeptMemory([k.permute(2, 0, 1, 3)], [v.permute(2, 0, 1, 3)], 0, M).with_room(T, M + T)
-    expected = layer(x, memory, r, u, w, 3, first_key)
-    torch.testing.assert_close(layer(x, (kept, 0), r, u, w, 3, first_key), expected)
+    expected = layer(x, memory, Positions(r, u, w), 3, first_key)
+    torch.testing.assert_close(layer(x, (kept, 0), Positions(r, u, w), 3, first_key), expected)
     k, _ = layer.keys_and_values(torch.cat([memory, x], 1))
     found = kept.advance(T, M + T).state_dict()["keys"][0]
     torch.testing.assert_close(found, k.permute(2, 0, 1, 3))
@@ -94,6 +94,9 @@ def test_what_a_query_sees_is_handed_on(tiny_config, setting):
     changed = memory.clone()
     changed[:, 0] += 1
     torch.testing.assert_close(
-        layer(x, memory, r, u, w, **options), layer(x, changed, r, u, w, **options)
+        layer(x, memory, Positions(r, u, w), **options),
+        layer(x, changed, Positions(r, u, w), **options),
     )
-    assert not torch.allclose(layer(x, memory, r, u, w), layer(x, changed, r, u, w))
+    assert not torch.allclose(
+        layer(x, memory, Positions(r, u, w)), layer(x, changed, Positions(r, u, w))
+    )

@@ -65,11 +65,9 @@ class Eval:
                 model.to(device),
                 self._tokens(vocab),
                 segment_len=segment_len,
-                mem_len=self.eval.mem_len,
-                attn_len=self.eval.attn_len,
-                clamp_len=self.eval.clamp_len,
                 batch_size=self.eval.batch_size,
                 token_bytes=vocab.token_bytes,
+                **self.eval.lengths,
             )
         show(describe(split, result), as_json=self.json)
 

@@ -31,6 +31,7 @@ class Segments:
         tokens: The corpus; may be memory-mapped.
         batch_size: Streams read side by side.
         segment_len: Tokens of each stream in a segment.
+        ext_len: Tokens before each segment that come with it once more, for context.
 
     Raises:
         ValueError: The corpus is shorter than one segment per stream.
@@ -45,7 +46,11 @@ class Segments:
     """
 
     def __init__(
-        self, tokens: Integer[np.ndarray, " length"], batch_size: int, segment_len: int
+        self,
+        tokens: Integer[np.ndarray, " length"],
+        batch_size: int,
+        segment_len: int,
+        ext_len: int = 0,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("segment_len", segment_len)):
             if value < 1:
@@ -59,19 +64,23 @@ class Segments:
             )
         self.batch_size = batch_size
         self.segment_len = segment_len
+        self.ext_len = ext_len
         self.segments_read = 0
         self._tokens = tokens
         starts = np.arange(batch_size, dtype=np.int64) * (len(tokens) // batch_size)
         # One token more than a segment: the target of its last token.
-        self._offsets = starts[:, None] + np.arange(segment_len + 1, dtype=np.int64)
+        self._offsets = starts[:, None] + np.arange(-ext_len, segment_len + 1)
 
-    def next_segment(self) -> tuple[Int64[Tensor, "B T"], Int64[Tensor, "B T"]]:
-        """Return the next tokens of each stream and the token that follows each of them."""
+    def next_segment(self) -> tuple[Int64[Tensor, "B T"], Int64[Tensor, "B predicted"]]:
+        """Return the next tokens of each stream and the token that follows each of them.
+
+        The tokens begin with the ``ext_len`` before the segment; these have no targets.
+        """
         position = self.segments_read * self.segment_len % len(self._tokens)
         places = self._offsets + position
         window = torch.from_numpy(self._tokens[places % len(self._tokens)].astype(np.int64))
         self.segments_read += 1
-        return window[:, :-1].contiguous(), window[:, 1:].contiguous()
+        return window[:, :-1].contiguous(), window[:, self.ext_len + 1 :].contiguous()
 
     def state_dict(self) -> SegmentsState:
         """Return the position, and what it was counted in."""

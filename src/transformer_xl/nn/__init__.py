@@ -1,19 +1,24 @@
 """The network: every module that the paper's model consists of."""
 
+from transformer_xl.nn.adaptive import AdaptiveSoftmax
 from transformer_xl.nn.attention import RelAttention
-from transformer_xl.nn.embedding import Embedding, relative_positions
+from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.nn.layer import DecoderLayer, FeedForward
 from transformer_xl.nn.memory import KeptMemory, Memory
 from transformer_xl.nn.model import Output, TransformerXL
+from transformer_xl.nn.positions import Positions, relative_positions
 from transformer_xl.nn.softmax import Softmax
 
 __all__ = [
+    "AdaptiveEmbedding",
+    "AdaptiveSoftmax",
     "DecoderLayer",
     "Embedding",
     "FeedForward",
     "KeptMemory",
     "Memory",
     "Output",
+    "Positions",
     "RelAttention",
     "Softmax",
     "TransformerXL",

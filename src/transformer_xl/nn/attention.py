@@ -1,17 +1,19 @@
-"""Attention with relative positions over the memory and the segment."""
+"""Attention over the memory and the segment, with relative positions or without."""
 
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.ops import rel_attention
+from transformer_xl.nn.positions import Positions
+from transformer_xl.ops import attention, rel_attention
 
 
 class RelAttention(nn.Module):
     """Multi-head relative attention without the residual connection around it.
 
-    Projections have no bias; in their place stand ``u`` and ``v``, which the model hands in.
+    Projections have no bias; in their place stand ``u`` and ``v``, which the model hands in with
+    the positions. Absolute positions are part of what is read already; then there are none.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -19,7 +21,8 @@ class RelAttention(nn.Module):
         self.n_head, self.d_head = config.n_head, config.head_width
         width = self.n_head * self.d_head
         self.qkv_proj = nn.Linear(config.d_model, 3 * width, bias=False)
-        self.r_proj = nn.Linear(config.d_model, width, bias=False)
+        if config.attn_type == 0:
+            self.r_proj = nn.Linear(config.d_model, width, bias=False)
         self.o_proj = nn.Linear(width, config.d_model, bias=False)
         self.attn_dropout = config.attn_dropout
 
@@ -28,26 +31,25 @@ class RelAttention(nn.Module):
         x: Float[Tensor, "B T D"],
         k: Float[Tensor, "B S H K"],
         v: Float[Tensor, "B S H K"],
-        r: Float[Tensor, "S H K"],
-        content_bias: Float[Tensor, "H K"],
-        position_bias: Float[Tensor, "H K"],
+        positions: Positions | None,
         attn_len: int | None = None,
         first_key: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Attend from ``x`` to the given keys and values."""
+        """Attend from ``x`` to the given keys and values, by content alone without positions."""
         width = self.n_head * self.d_head
         q = self._heads(F.linear(x, self.qkv_proj.weight[:width]))
-        attended = rel_attention(
-            q,
-            k.to(q.dtype),
-            v.to(q.dtype),
-            r.to(q.dtype),
-            content_bias.to(q.dtype),
-            position_bias.to(q.dtype),
-            attn_len=attn_len,
-            first_key=first_key,
-            dropout=self.attn_dropout if self.training else 0.0,
-        )
+        k, v = k.to(q.dtype), v.to(q.dtype)
+        dropout = self.attn_dropout if self.training else 0.0
+        seen = {"attn_len": attn_len, "first_key": first_key, "dropout": dropout}
+        if positions is None:
+            attended = attention(q, k, v, **seen)
+        else:
+            r, content_bias, position_bias = (x.to(q.dtype) for x in positions[:3])
+            bias = positions.distance_bias
+            bias = None if bias is None else bias.to(q.dtype)
+            attended = rel_attention(
+                q, k, v, r, content_bias, position_bias, distance_bias=bias, **seen
+            )
         return self.o_proj(attended.flatten(2))
 
     def keys_and_values(

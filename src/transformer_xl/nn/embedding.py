@@ -1,6 +1,6 @@
-"""Word embeddings and the encodings of relative positions."""
+"""Word embeddings: one table, or one for each cluster of an adaptive vocabulary."""
 
-from functools import lru_cache
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -30,28 +30,34 @@ class Embedding(nn.Module):
         return embedded * self.scale
 
 
-def relative_positions(
-    S: int, d_model: int, clamp_len: int | None, dtype: torch.dtype, device: torch.device
-) -> Float[Tensor, "S D"]:
-    r"""Encode the distances ``S - 1, ..., 1, 0``, farthest first.
+class AdaptiveEmbedding(nn.Module):
+    """Word embeddings that are narrower for rarer words (Baevski and Auli, 2019).
 
-    $R_d = [\sin(d w), \cos(d w)]$ with $w_m = 10000^{-2m / D}$, all sines before all cosines
-    (section 3.3 of the paper). Distances above ``clamp_len`` count as ``clamp_len``.
+    Each cluster of the vocabulary has a table of its own width and a projection to the model's.
     """
-    # The table grows in powers of two, so that a memory that fills up does not rebuild it.
-    # Compiled code makes it anew, fused with what reads it: tracing does not see through caches.
-    sinusoids = _sinusoids.__wrapped__ if torch.compiler.is_compiling() else _sinusoids
-    table = sinusoids(1 << (S - 1).bit_length(), d_model, dtype, device)
-    if clamp_len is None or clamp_len >= S:
-        return table[:S].flip(0)
-    distance = torch.arange(S - 1, -1, -1, device=device)
-    return table[distance.clamp(max=clamp_len)]
 
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.clusters = config.clusters
+        self.weights = nn.ParameterList(
+            torch.empty(cluster.stop - cluster.start, cluster.width) for cluster in self.clusters
+        )
+        self.projs: Sequence[nn.Module] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
+            nn.Linear(cluster.width, config.d_model, bias=False)
+            if cluster.has_proj
+            else nn.Identity()
+            for cluster in self.clusters
+        )
+        self.scale = config.d_model**0.5
 
-@lru_cache(maxsize=32)
-def _sinusoids(S: int, d_model: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    # Frequencies are rounded to float32, as they are in every published checkpoint; the angles
-    # are not, because a distance above 256 is not even a number in bfloat16.
-    frequency = 1 / (10_000 ** (torch.arange(0, d_model, 2, dtype=torch.float32) / d_model))
-    angle = torch.outer(torch.arange(S, dtype=torch.float64), frequency.double())
-    return torch.cat([angle.sin(), angle.cos()], 1).to(device, dtype)
+    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """Embed the tokens."""
+        flat = tokens.flatten()
+        places, parts = [], []
+        for cluster, weight, proj in zip(self.clusters, self.weights, self.projs, strict=True):
+            own = ((flat >= cluster.start) & (flat < cluster.stop)).nonzero()[:, 0]
+            places.append(own)
+            parts.append(proj(F.embedding(flat[own] - cluster.start, weight)).to(weight.dtype))
+        # Sorted by cluster; the inverse of that order brings the tokens back to their places.
+        back = torch.cat(places).argsort()
+        return torch.cat(parts)[back].unflatten(0, tokens.shape) * self.scale

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn.attention import RelAttention
 from transformer_xl.nn.memory import KeptMemory
+from transformer_xl.nn.positions import Positions
 
 
 class FeedForward(nn.Module):
@@ -39,15 +40,14 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
         self.norm_first = config.norm_first
+        self.normalizes_queries = config.norm_first and "raw_queries" not in config.quirks
         self.dropout = config.dropout
 
     def forward(
         self,
         x: Float[Tensor, "B T D"],
         memory: Float[Tensor, "B M D"] | tuple[KeptMemory, int],
-        r: Float[Tensor, "S H K"],
-        content_bias: Float[Tensor, "H K"],
-        position_bias: Float[Tensor, "H K"],
+        positions: Positions | None,
         attn_len: int | None = None,
         first_key: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T D"]:
@@ -57,9 +57,7 @@ class DecoderLayer(nn.Module):
             x: Hidden states of the segment.
             memory: Hidden states this layer has read before. Or a memory of keys and values with
                 the number of this layer: it is read as it is, and the segment is written into it.
-            r: Projected encodings of all distances, farthest first.
-            content_bias: The bias ``u``.
-            position_bias: The bias ``v``.
+            positions: The relative positions of the keys. None: by content alone.
             attn_len: How many keys a query sees, counting its own.
             first_key: For each stream, the first key that it sees.
         """
@@ -68,8 +66,8 @@ class DecoderLayer(nn.Module):
         else:
             kept, layer = memory
             k, v = kept.write(layer, *self.keys_and_values(x))
-        query = self.attention_norm(x) if self.norm_first else x
-        attended = self.attention(query, k, v, r, content_bias, position_bias, attn_len, first_key)
+        query = self.attention_norm(x) if self.normalizes_queries else x
+        attended = self.attention(query, k, v, positions, attn_len, first_key)
         x = x + F.dropout(attended, self.dropout, self.training)
         if not self.norm_first:
             x = self.attention_norm(x)

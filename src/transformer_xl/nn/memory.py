@@ -5,7 +5,7 @@ values made from them, for weights that do not change. Both are values: no opera
 that was handed out before.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -100,8 +100,9 @@ class KeptMemory:
         start: The oldest place in that room which is remembered.
         stop: The place behind the newest one.
         forgotten: As in :class:`Memory`.
-        positions: Projected position encodings, farthest first, for each layer, by ``clamp_len``:
-            they depend on the weights alone and are shared by all memories that follow.
+        positions: Projected position encodings, farthest first, for each layer, by ``clamp_len``
+            and by whether autocast is on: they depend on the weights alone and are shared by all
+            memories that follow.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class KeptMemory:
         self.keys, self.values = list(keys), list(values)
         self.start, self.stop = start, stop
         self.forgotten = forgotten
-        self.positions: dict[int | None, list[Tensor]] = {}
+        self.positions: dict[tuple[int | None, bool], list[Tensor]] = {}
         # Shared by all memories in the same room: how far it is in use.
         self._written = [stop]
 
@@ -232,28 +233,34 @@ class KeptMemory:
         return memory
 
 
-def join(memories: Sequence[KeptMemory]) -> KeptMemory:
-    """Put the streams of several memories side by side; shorter pasts stay shorter.
+def join(memories: Sequence[Memory | KeptMemory]) -> Memory | KeptMemory:
+    """Put the streams of several memories of one kind side by side; shorter pasts stay shorter.
 
     What the shorter ones lack is filled up in front and marked as forgotten.
     """
     M = max(len(memory) for memory in memories)
-    keys: list[list[Tensor]] = []
-    values: list[list[Tensor]] = []
     forgotten = []
     for memory in memories:
-        lack = M - len(memory)
-        for kept, remembered in zip((keys, values), memory._remembered(), strict=True):
-            kept.append([F.pad(x, (0, 0, lack, 0)) for x in remembered])
         own = memory.forgotten
         if own is None:
-            own = torch.zeros(memory.batch_size, dtype=torch.int64, device=keys[0][0].device)
-        forgotten.append(own + lack)
-    joined_keys, joined_values = (
-        [torch.cat(layer, 1) for layer in zip(*tensors, strict=True)] for tensors in (keys, values)
-    )
+            own = torch.zeros(memory.batch_size, dtype=torch.int64, device=_device(memory))
+        forgotten.append(own + M - len(memory))
     hidden = torch.cat(forgotten)
-    return KeptMemory(joined_keys, joined_values, 0, M, hidden if hidden.any() else None)
+    hidden = hidden if hidden.any() else None
+
+    def side_by_side(tensors: Iterable[Sequence[Tensor]], streams: int) -> list[Tensor]:
+        # Positions are the last dimension but one.
+        return [
+            torch.cat([F.pad(x, (0, 0, M - x.shape[-2], 0)) for x in layer], streams)
+            for layer in zip(*tensors, strict=True)
+        ]
+
+    states = [m.states for m in memories if isinstance(m, Memory)]
+    if states:
+        return Memory(side_by_side(states, 0), hidden)
+    kept = [m._remembered() for m in memories if isinstance(m, KeptMemory)]
+    keys, values = zip(*kept, strict=True)
+    return KeptMemory(side_by_side(keys, 1), side_by_side(values, 1), 0, M, hidden)
 
 
 def _shift(forgotten: Tensor | None, cut: int) -> Tensor | None:
@@ -261,11 +268,15 @@ def _shift(forgotten: Tensor | None, cut: int) -> Tensor | None:
 
 
 def _forget(memory: Memory | KeptMemory, rows: Rows) -> Tensor:
-    device = memory.states[0].device if isinstance(memory, Memory) else memory.keys[0].device
+    device = _device(memory)
     forgotten = memory.forgotten
     if forgotten is None:
         forgotten = torch.zeros(memory.batch_size, dtype=torch.int64, device=device)
     return forgotten.index_fill(0, _index(rows, device), len(memory))
+
+
+def _device(memory: Memory | KeptMemory) -> torch.device:
+    return memory.states[0].device if isinstance(memory, Memory) else memory.keys[0].device
 
 
 def _index(rows: Rows, device: torch.device) -> Tensor:

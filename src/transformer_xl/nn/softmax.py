@@ -1,45 +1,98 @@
 """The distribution over the vocabulary."""
 
+import math
+
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn.embedding import Embedding
+from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
+from transformer_xl.ops import linear_nll
 
 
 class Softmax(nn.Module):
     """Softmax over the whole vocabulary; its weights can be those of the embedding."""
 
-    def __init__(self, config: ModelConfig, embedding: Embedding) -> None:
+    def __init__(self, config: ModelConfig, embedding: Embedding | AdaptiveEmbedding) -> None:
         super().__init__()
+        assert isinstance(embedding, Embedding)
         if config.tie_embeddings:
             self.weight = embedding.weight
         else:
             self.weight = nn.Parameter(torch.empty(config.vocab_size, config.embed_width))
         self.bias = nn.Parameter(torch.empty(config.vocab_size))
+        self.n_samples = config.sample_softmax
         self.proj = None
         if config.embed_width != config.d_model:
             # Kept in the embedding's orientation, so that it can be the same matrix.
             self.proj = nn.Linear(config.embed_width, config.d_model, bias=False)
-            if config.tie_projections and embedding.proj is not None:
+            if config.clusters[0].ties_proj and embedding.proj is not None:
                 self.proj.weight = embedding.proj.weight
 
     def log_probs(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
         """Return the logarithm of the probability of each symbol, in natural units."""
-        return F.log_softmax(self._logits(hidden), -1)
+        logits = F.linear(self._projected(hidden), self.weight, self.bias)
+        # Sums over a vocabulary need more digits than half precision has.
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
     def nll(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
-        """Return -log p of each target in nats."""
-        logits = self._logits(hidden).flatten(0, -2)
-        return F.cross_entropy(logits, targets.flatten(), reduction="none").view(targets.shape)
+        """Return -log p of each target in nats; of the sampled softmax while training with one."""
+        x, flat = self._projected(hidden).flatten(0, -2), targets.flatten()
+        if self.training and self.n_samples:
+            words = log_uniform_words(self.n_samples, len(self.weight), flat.device)
+            nll = sampled_nll(x, self.weight, self.bias, flat, words)
+        else:
+            nll = linear_nll(x, self.weight, self.bias, flat)
+        return nll.view(targets.shape)
 
-    def _logits(self, hidden: Tensor) -> Tensor:
-        if self.proj is not None:
-            hidden = F.linear(hidden, self.proj.weight.T)
-        logits = F.linear(hidden, self.weight, self.bias)
-        # Sums over a vocabulary need more digits than half precision has.
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+    def top_k(
+        self, hidden: Float[Tensor, " D"], k: int
+    ) -> tuple[Float[Tensor, " k"], Int[Tensor, " k"]]:
+        """Return the log-probabilities of the ``k`` likeliest symbols, falling, and the symbols."""
+        values, tokens = self.log_probs(hidden).topk(min(k, len(self.weight)))
+        return values, tokens
+
+    def draw(self, hidden: Float[Tensor, " D"], generator: torch.Generator) -> int:
+        """Draw a symbol from the distribution."""
+        probs = self.log_probs(hidden).float().cpu().exp()
+        return int(torch.multinomial(probs, 1, generator=generator))
+
+    def _projected(self, hidden: Tensor) -> Tensor:
+        return hidden if self.proj is None else F.linear(hidden, self.proj.weight.T)
+
+
+def log_uniform_words(n: int, vocab_size: int, device: torch.device) -> Int[Tensor, " n"]:
+    """Draw words, with repetition, of a vocabulary sorted by falling frequency.
+
+    Word ``w`` has the probability log((w + 2) / (w + 1)) / log(V + 1), about what Zipf's law says.
+    """
+    power = torch.rand(n, dtype=torch.float64, device=device) * math.log(vocab_size + 1)
+    return power.exp().long().sub_(1).clamp_(0, vocab_size - 1)
+
+
+def sampled_nll(
+    x: Float[Tensor, "n E"],
+    weight: Float[Tensor, "V E"],
+    bias: Float[Tensor, " V"],
+    targets: Int[Tensor, " n"],
+    words: Int[Tensor, " samples"],
+) -> Float[Tensor, " n"]:
+    r"""Estimate -log p of each target from a sample of the other words (Jean et al., 2015).
+
+    With $q$ the log-uniform probabilities and $w_1 ... w_n$ drawn from them, the sum over the
+    vocabulary, $e^{s_t} + \sum_{w \neq t} e^{s_w}$, is estimated without bias by
+    $e^{s_t} + \frac{1}{n} \sum_{w_i \neq t} e^{s_{w_i}} / q_{w_i}$.
+    """
+    V, n = len(weight), len(words)
+    own = (x * F.embedding(targets, weight)).sum(-1) + bias[targets]
+    q = ((words + 2).double() / (words + 1)).log() / math.log(V + 1)
+    others = F.linear(x, F.embedding(words, weight), bias[words])
+    dtype = torch.promote_types(others.dtype, torch.float32)
+    others = others.to(dtype) - (n * q).log().to(dtype)
+    others = others.masked_fill(words == targets[:, None], -torch.inf)
+    own = own.to(dtype)
+    return torch.cat([own[:, None], others], 1).logsumexp(1) - own

@@ -10,12 +10,22 @@ from contextlib import contextmanager
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.ops import reference, skew
+from transformer_xl.ops.nll import linear_nll
 
-__all__ = ["BACKENDS", "Backend", "chosen_backend", "rel_attention", "use_backend"]
+__all__ = [
+    "BACKENDS",
+    "Backend",
+    "attention",
+    "chosen_backend",
+    "linear_nll",
+    "rel_attention",
+    "use_backend",
+]
 
 Backend = Literal["auto", "reference", "skew"]
 BACKENDS = {"reference": reference.rel_attention, "skew": skew.rel_attention}
@@ -32,6 +42,7 @@ def rel_attention(
     content_bias: Float[Tensor, "H K"],
     position_bias: Float[Tensor, "H K"],
     *,
+    distance_bias: Float[Tensor, "S H"] | None = None,
     attn_len: int | None = None,
     first_key: Int[Tensor, " B"] | None = None,
     dropout: float = 0.0,
@@ -54,6 +65,8 @@ def rel_attention(
         r: Projected position encodings, farthest first: ``r[n]`` belongs to distance ``S - 1 - n``.
         content_bias: The bias ``u``.
         position_bias: The bias ``v``.
+        distance_bias: What each distance adds to the scores, in the order of ``r``; for learned
+            relative positions. None: nothing.
         attn_len: How many keys a query sees, counting its own. None: all.
         first_key: For each stream, the first key that it sees at all, at most ``S - T``. None: 0.
         dropout: Probability of dropping an attention weight.
@@ -85,17 +98,42 @@ def rel_attention(
         unseen = S - T + 1 - attn_len
         if unseen > 0:
             k, v, r = k[:, unseen:], v[:, unseen:], r[unseen:]
+            distance_bias = None if distance_bias is None else distance_bias[unseen:]
             first_key = None if first_key is None else (first_key - unseen).clamp(min=0)
     operands = (q, k, v, r, content_bias, position_bias)
     device = q.device.type
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)
         operands = tuple(x.to(dtype) for x in operands)
+        distance_bias = None if distance_bias is None else distance_bias.to(dtype)
     # Each way takes care of its precision itself.
     with torch.autocast(device, enabled=False):
         return BACKENDS[chosen_backend()](
-            *operands, attn_len=attn_len, first_key=first_key, dropout=dropout
+            *operands,
+            distance_bias=distance_bias,
+            attn_len=attn_len,
+            first_key=first_key,
+            dropout=dropout,
         )
+
+
+def attention(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B S H K"],
+    v: Float[Tensor, "B S H K"],
+    *,
+    attn_len: int | None = None,
+    first_key: Int[Tensor, " B"] | None = None,
+    dropout: float = 0.0,
+) -> Float[Tensor, "B T H K"]:
+    """Attend as :func:`rel_attention` does, by content alone: for absolute positions."""
+    hidden_BHTS = reference.hidden_keys(q.shape[1], k.shape[1], attn_len, q.device)[None, None]
+    if first_key is not None:
+        hidden_BS = torch.arange(k.shape[1], device=q.device) < first_key[:, None]
+        hidden_BHTS = hidden_BHTS | hidden_BS[:, None, None]
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=~hidden_BHTS, dropout_p=dropout)
+    return out.transpose(1, 2)
 
 
 @contextmanager

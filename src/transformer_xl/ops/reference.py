@@ -17,6 +17,7 @@ def rel_attention(
     content_bias: Float[Tensor, "H K"],
     position_bias: Float[Tensor, "H K"],
     *,
+    distance_bias: Float[Tensor, "S H"] | None = None,
     attn_len: int | None = None,
     first_key: Int[Tensor, " B"] | None = None,
     dropout: float = 0.0,
@@ -24,7 +25,10 @@ def rel_attention(
     """Attend from the segment to the memory and to itself; see :mod:`transformer_xl.ops`."""
     T, S, K = q.shape[1], k.shape[1], q.shape[3]
     content_BHTS = torch.einsum("bthk,bshk->bhts", q + content_bias, k)
-    position_BHTS = rel_shift(torch.einsum("bthk,shk->bhts", q + position_bias, r))
+    position_BHTS = torch.einsum("bthk,shk->bhts", q + position_bias, r)
+    if distance_bias is not None:
+        position_BHTS = position_BHTS + distance_bias.T[:, None]
+    position_BHTS = rel_shift(position_BHTS)
     score_BHTS = (content_BHTS + position_BHTS) * K**-0.5
     hidden_TS = hidden_keys(T, S, attn_len, q.device)
     score_BHTS = score_BHTS.masked_fill(hidden_TS, -torch.inf)

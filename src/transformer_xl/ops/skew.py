@@ -36,6 +36,7 @@ def rel_attention(
     content_bias: Float[Tensor, "H K"],
     position_bias: Float[Tensor, "H K"],
     *,
+    distance_bias: Float[Tensor, "S H"] | None = None,
     attn_len: int | None = None,
     first_key: Int[Tensor, " B"] | None = None,
     dropout: float = 0.0,
@@ -46,6 +47,10 @@ def rel_attention(
         _heads_first(x) for x in ((q + content_bias) * scale, (q + position_bias) * scale, k, v)
     )
     r = r.transpose(0, 1)
+    if distance_bias is not None:
+        # One more number in each position key, and what the product multiplies it with.
+        q_position = F.pad(q_position, (0, 1), value=scale)
+        r = torch.cat([r, distance_bias.T[..., None]], -1)
     if q.shape[1] > 1:
         # The additional column of the position product comes from a row of zeros.
         r = F.pad(r, (0, 0, 0, 1))
@@ -211,7 +216,7 @@ def _forward(
         torch.softmax(weight, -1, out=weight)
         dropped = _dropped(weight, block, kept, dropout)
         values = torch.bmm(dropped, v[block.heads, :, block.keys].flatten(0, 1))
-        out[block.heads, :, block.queries] = values.view_as(q_block)
+        out[block.heads, :, block.queries] = values.view(*q_block.shape[:3], -1)
     return out, blocks, weights, kept
 
 

@@ -51,11 +51,9 @@ def finish(
                 model,
                 corpus.split(split),
                 segment_len=config.eval.segment_len or config.train.segment_len,
-                mem_len=mem_len,
-                attn_len=config.eval.attn_len,
-                clamp_len=config.eval.clamp_len,
                 batch_size=config.eval.batch_size,
                 token_bytes=corpus.vocab.token_bytes,
+                **{**config.eval.lengths, "mem_len": mem_len},
             )
         return describe(split, result)
 

@@ -59,7 +59,7 @@ class TrainState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return all but the weights, as tensors and numbers."""
-        device = self.model.content_bias.device
+        device = self.model.device
         return {
             "optimizer": self.optimizer.state_dict(),
             "segments": self.segments.state_dict(),
@@ -76,7 +76,7 @@ class TrainState:
         Raises:
             ValueError: The state belongs to a run on another text.
         """
-        device = self.model.content_bias.device
+        device = self.model.device
         if state["corpus"] != self.corpus:
             raise ValueError(
                 "the text is not the one that the run began with: its tokens have another "
@@ -148,13 +148,16 @@ def train_step(
 ) -> tuple[Tensor, float]:
     """Make one update; return its loss (nats per token) and learning rate."""
     tokens, targets = (x.to(device) for x in state.segments.next_segment())
+    if config.train.loss == "half":
+        targets = targets[:, config.train.segment_len // 2 :]
+    context = tokens.shape[1] - targets.shape[1]
     parts = config.train.accumulate
     loss = torch.zeros((), device=device)
     for i, (part, part_targets) in enumerate(
         zip(tokens.chunk(parts), targets.chunk(parts), strict=True)
     ):
         with autocast(config.train.precision, device):
-            out = model(part, state.mems[i], part_targets)
+            out = model(part, state.mems[i], part_targets, context=context)
             part_loss = out.nll.mean() / parts
         part_loss.backward()
         state.mems[i] = out.mems
@@ -176,7 +179,7 @@ def _run(
     interrupts: list[int],
 ) -> None:
     settings = config.train
-    device = state.model.content_bias.device
+    device = state.model.device
     # Without dynamic shapes, a resumed run compiles what the first one did, to the same bits.
     model = torch.compile(state.model, dynamic=False) if settings.compile else state.model
     state.model.train()
@@ -249,7 +252,9 @@ def _with_vocabulary(config: Config, corpus: Corpus) -> Config:
 
 def _new_state(config: Config, corpus: Corpus, device: torch.device) -> TrainState:
     settings = config.train
-    segments = Segments(corpus.split("train"), settings.batch_size, settings.segment_len)
+    segments = Segments(
+        corpus.split("train"), settings.batch_size, settings.segment_len, config.model.ext_len
+    )
     # What is needed at the end had better be right at the beginning.
     if len(corpus.split("valid")) < 2:
         raise ValueError("the validation text has one token; to predict one, at least 2 are needed")
@@ -301,11 +306,9 @@ def _validate(config: Config, corpus: Corpus, model: TransformerXL, device: torc
             model,
             corpus.split("valid"),
             segment_len=settings.segment_len or config.train.segment_len,
-            mem_len=settings.mem_len,
-            attn_len=settings.attn_len,
-            clamp_len=settings.clamp_len,
             batch_size=settings.batch_size,
             token_bytes=corpus.vocab.token_bytes,
+            **settings.lengths,
         )
 
 

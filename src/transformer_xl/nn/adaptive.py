@@ -1,0 +1,153 @@
+"""The adaptive softmax: a distribution over a large vocabulary, in two steps.
+
+Words are sorted by frequency and divided into clusters (Grave et al., 2017). The head is a
+distribution over the words of the first cluster and one symbol for each further cluster; a word
+of such a tail has the probability of its cluster times its own within it. Rarer clusters may have
+narrower weights, as in :class:`~transformer_xl.nn.embedding.AdaptiveEmbedding`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
+from transformer_xl.ops import linear_nll
+
+
+class AdaptiveSoftmax(nn.Module):
+    """Softmax over clusters of words; its weights can be those of the embedding.
+
+    No table of all words for all tokens is ever made but by :meth:`log_probs`, which returns one.
+    """
+
+    def __init__(self, config: ModelConfig, embedding: Embedding | AdaptiveEmbedding) -> None:
+        super().__init__()
+        self.clusters = config.clusters
+        sizes = [(cluster.stop - cluster.start, cluster.width) for cluster in self.clusters]
+        self.weight = None
+        if isinstance(embedding, Embedding):
+            # One table for all clusters, as the embedding has.
+            self.weight = embedding.weight
+            if not config.tie_embeddings:
+                self.weight = nn.Parameter(torch.empty(config.vocab_size, config.embed_width))
+        else:
+            self.weights = nn.ParameterList(
+                embedding.weights if config.tie_embeddings else [torch.empty(*x) for x in sizes]
+            )
+        self.bias = nn.Parameter(torch.empty(config.vocab_size))
+        if n_tails := len(self.clusters) - 1:
+            self.cluster_weight = nn.Parameter(torch.empty(n_tails, config.embed_width))
+            self.cluster_bias = nn.Parameter(torch.empty(n_tails))
+        # Kept in the embedding's orientation, so that they can be the same matrices.
+        self.projs: Sequence[nn.Module] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
+            nn.Linear(cluster.width, config.d_model, bias=False)
+            if cluster.has_proj
+            else nn.Identity()
+            for cluster in self.clusters
+        )
+        for i, cluster in enumerate(self.clusters):
+            if cluster.ties_proj:
+                tied = embedding.proj if isinstance(embedding, Embedding) else embedding.projs[i]
+                assert isinstance(tied, nn.Linear)
+                self.projs[i].weight = tied.weight
+
+    def log_probs(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
+        """Return the logarithm of the probability of each symbol, in natural units."""
+        tables = self._tables()
+        head = self._log_softmax(hidden, 0, *self._head(tables))
+        parts = [head[..., : self.clusters[0].stop]]
+        for i, (weight, bias) in enumerate(tables[1:], 1):
+            own = self._log_softmax(hidden, i, weight, bias)
+            parts.append(own + head[..., self._symbol(i), None])
+        return torch.cat(parts, -1)
+
+    def nll(
+        self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
+    ) -> Float[Tensor, "*batch"]:
+        """Return -log p of each target in nats, in the order of the targets."""
+        x, target = hidden.flatten(0, -2), targets.flatten()
+        tables = self._tables()
+        symbol = target
+        tails = []
+        for i, cluster in enumerate(self.clusters[1:], 1):
+            is_in = (target >= cluster.start) & (target < cluster.stop)
+            symbol = torch.where(is_in, self._symbol(i), symbol)
+            tails.append(is_in.nonzero()[:, 0])
+        nll = linear_nll(self._projected(x, 0), *self._head(tables), symbol)
+        for i, rows in enumerate(tails, 1):
+            # Without any row, too: every weight has a gradient, if only zeros.
+            own = target[rows] - self.clusters[i].start
+            tail = linear_nll(self._projected(x[rows], i), *tables[i], own)
+            nll = nll.index_add(0, rows, tail)
+        return nll.view(targets.shape)
+
+    def top_k(
+        self, hidden: Float[Tensor, " D"], k: int
+    ) -> tuple[Float[Tensor, " k"], Int[Tensor, " k"]]:
+        """Return the log-probabilities of the ``k`` likeliest symbols, falling, and the symbols.
+
+        No word is likelier than its cluster: a cluster less likely than ``k`` words found before
+        is not looked into.
+        """
+        tables = self._tables()
+        k = min(k, self.clusters[-1].stop)
+        head = self._log_softmax(hidden, 0, *self._head(tables))
+        n_head = self.clusters[0].stop
+        values, tokens = head[:n_head].topk(min(k, n_head))
+        for symbol in head[n_head:].argsort(descending=True).tolist():
+            cluster_log_prob = head[n_head + symbol]
+            if len(values) == k and cluster_log_prob <= values[-1]:
+                break
+            i = symbol + 1
+            own = self._log_softmax(hidden, i, *tables[i]) + cluster_log_prob
+            best, place = own.topk(min(k, len(own)))
+            values, order = torch.cat([values, best]).sort(descending=True)
+            tokens = torch.cat([tokens, place + self.clusters[i].start])[order]
+            values, tokens = values[:k], tokens[:k]
+        return values, tokens
+
+    def draw(self, hidden: Float[Tensor, " D"], generator: torch.Generator) -> int:
+        """Draw a symbol from the distribution: from the head, then if need be within a cluster."""
+        tables = self._tables()
+        head = self._log_softmax(hidden, 0, *self._head(tables))
+        symbol = _draw(head, generator)
+        i = symbol - self.clusters[0].stop + 1
+        if i < 1:
+            return symbol
+        within = self._log_softmax(hidden, i, *tables[i])
+        return self.clusters[i].start + _draw(within, generator)
+
+    def _symbol(self, i: int) -> int:
+        """The symbol by which the head names a further cluster."""
+        return self.clusters[0].stop + i - 1
+
+    def _tables(self) -> list[tuple[Tensor, Tensor]]:
+        """Weights and biases of each cluster."""
+        sizes = [cluster.stop - cluster.start for cluster in self.clusters]
+        # Cut at once: the gradient of the whole is then put together once.
+        weights = list(self.weights) if self.weight is None else self.weight.split(sizes)
+        return list(zip(weights, self.bias.split(sizes), strict=True))
+
+    def _head(self, tables: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        weight, bias = tables[0]
+        if len(tables) == 1:
+            return weight, bias
+        return torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
+
+    def _projected(self, hidden: Tensor, i: int) -> Tensor:
+        proj = self.projs[i]
+        return F.linear(hidden, proj.weight.T) if isinstance(proj, nn.Linear) else hidden
+
+    def _log_softmax(self, hidden: Tensor, i: int, weight: Tensor, bias: Tensor) -> Tensor:
+        logits = F.linear(self._projected(hidden, i), weight, bias)
+        # Sums over a vocabulary need more digits than half precision has.
+        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+
+
+def _draw(log_probs: Tensor, generator: torch.Generator) -> int:
+    probs = log_probs.float().cpu().exp()
+    return int(torch.multinomial(probs, 1, generator=generator))

@@ -1,0 +1,129 @@
+r"""-log p of targets under a softmax over a linear map, without a table of all logits.
+
+The logits of all tokens would be an (n, V) table, and its gradient another one. Here tokens are
+taken in chunks, and the gradients are made while the probabilities of a chunk are at hand: with
+$P$ the probabilities and $Y$ the targets one-hot, -log p of row $i$ has the gradient
+$(P - Y)_i W$ for $x_i$ and contributes $(P - Y)_i^T x_i$ to that of $W$. A loss that is a mean
+weights all rows alike, and then the backward pass only has to scale what is there. For any other
+weights it goes through the chunks once more.
+"""
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CHUNK = 16 << 20
+"""Logits of a chunk: 64 MB in float32."""
+LEAST_ROWS = 256
+"""Tokens of a chunk at least: each chunk adds to the whole gradient of the weights."""
+
+
+def linear_nll(
+    x: Float[Tensor, "n E"],
+    weight: Float[Tensor, "V E"],
+    bias: Float[Tensor, " V"],
+    targets: Int[Tensor, " n"],
+) -> Float[Tensor, " n"]:
+    """Return -log p of each target, in nats, where p is the softmax of ``x weight^T + bias``.
+
+    Logits are summed up in float32 at least, whatever the precision of the product.
+    """
+    if torch.compiler.is_compiling():
+        # The compiler fuses what it can see.
+        logits = _at_least_float32(F.linear(x, weight, bias))
+        return F.cross_entropy(logits, targets, reduction="none")
+    device = x.device.type
+    is_cast = torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if is_cast else x.dtype
+    with torch.autocast(device, enabled=False):
+        if not torch.is_grad_enabled():
+            return _pass(x, weight, bias, targets, dtype, None, (False, False, False))[0]
+        return cast(Tensor, _LinearNLL.apply(x, weight, bias, targets, dtype))
+
+
+class _LinearNLL(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        needed = ctx.needs_input_grad[:3]
+        nll, ctx.gradients = _pass(x, weight, bias, targets, dtype, None, needed)
+        ctx.save_for_backward(x, weight, bias, targets)
+        ctx.dtype = dtype
+        return nll
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        scale = grad_outputs[0]
+        # Given away: who gets a gradient may change it. A second backward pass makes them anew.
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is not None and bool((scale == scale[:1]).all()):
+            for gradient in gradients:
+                if gradient is not None and len(scale):
+                    gradient.mul_(scale[0])
+        else:
+            x, weight, bias, targets = ctx.saved_tensors
+            needed = ctx.needs_input_grad[:3]
+            _, gradients = _pass(x, weight, bias, targets, ctx.dtype, scale, needed)
+        return *gradients, None, None
+
+
+def _pass(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    targets: Tensor,
+    dtype: torch.dtype,
+    scale: Tensor | None,
+    needed: tuple[bool, ...],
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Return -log p, and the needed gradients of its sum weighted by ``scale``.
+
+    Products are made in ``dtype`` and added up in the precision of the operands.
+    """
+    nll = x.new_empty(len(x), dtype=torch.promote_types(x.dtype, torch.float32))
+    gradients = [
+        torch.zeros_like(y) if is_needed else None
+        for y, is_needed in zip((x, weight, bias), needed, strict=True)
+    ]
+    dx, dw, db = gradients
+    w, b = weight.to(dtype), bias.to(dtype)
+    rows = max(LEAST_ROWS, CHUNK // len(weight))
+    for start in range(0, len(x), rows):
+        part = slice(start, start + rows)
+        x_part, target = x[part].to(dtype), targets[part, None]
+        logits = _at_least_float32(torch.addmm(b, x_part, w.T))
+        log_probs = torch.log_softmax(logits, -1, out=logits)
+        nll[part] = -log_probs.gather(1, target)[:, 0]
+        if not any(needed):
+            continue
+        d_logits = log_probs.exp_()
+        d_logits.scatter_add_(1, target, d_logits.new_full((), -1).expand_as(target))
+        if scale is not None:
+            d_logits *= scale[part, None]
+        if db is not None:
+            db += d_logits.sum(0)
+        d_logits = d_logits.to(dtype)
+        if dx is not None:
+            _add_product(dx[part], d_logits, w)
+        if dw is not None:
+            _add_product(dw, d_logits.T, x_part)
+    return nll, gradients
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    if total.dtype == a.dtype:
+        total.addmm_(a, b)
+    else:
+        total += a @ b
+
+
+def _at_least_float32(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
