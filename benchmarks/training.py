@@ -11,22 +11,23 @@ one large matrix product, measured in the same run.
 
 import argparse
 import json
-import platform
-import resource
 import statistics
-import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from datetime import date
 from pathlib import Path
+from typing import Any
 
 import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+from turns import circumstances, take_turns, work
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.device import autocast
 from transformer_xl.nn import TransformerXL
-from transformer_xl.ops import BACKENDS, use_backend
+from transformer_xl.ops import BACKENDS, Backend, use_backend
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ SHAPES = {
 DTYPES = ("float32", "bfloat16")
 
 
-def work(shape: Shape, backend: str, dtype: str) -> None:
-    """Make a step for each line of the standard input; print its seconds, at the end the peak."""
+def prepare(shape: Shape, backend: Backend, dtype: str) -> Callable[[], object]:
+    """Build a model and its optimizer; return a function that makes a training step."""
     torch.manual_seed(0)
     config = ModelConfig(
         vocab_size=shape.vocab,
@@ -66,45 +67,17 @@ def work(shape: Shape, backend: str, dtype: str) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     tokens = torch.randint(shape.vocab, (shape.batch, shape.length + 1))
     mems = None
-    for _ in sys.stdin:
-        began = time.perf_counter()
+
+    def step() -> None:
+        nonlocal mems
         with use_backend(backend), autocast(dtype, torch.device("cpu")):
             out = model(tokens[:, :-1], mems, tokens[:, 1:])
         out.loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         mems = out.mems
-        print(time.perf_counter() - began, flush=True)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, flush=True)
 
-
-class Worker:
-    """A process that makes steps in one way."""
-
-    def __init__(self, shape: str, backend: str, dtype: str) -> None:
-        command = [sys.executable, __file__, "--worker", shape, backend, dtype]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-
-    def step(self) -> float:
-        """Make a step; return its seconds."""
-        assert self.process.stdin
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
-        return self._number()
-
-    def peak(self) -> float:
-        """End the process; return its peak memory in MB."""
-        assert self.process.stdin
-        self.process.stdin.close()
-        peak = self._number()
-        self.process.wait()
-        return peak
-
-    def _number(self) -> float:
-        assert self.process.stdout
-        return float(self.process.stdout.readline())
+    return step
 
 
 def ceiling(dtype: str) -> float:
@@ -118,24 +91,12 @@ def ceiling(dtype: str) -> float:
     return 2 * 2048**3 / statistics.median(seconds) / 1e9
 
 
-def measure(shape: str, dtype: str, rounds: int) -> dict:
+def measure(shape: str, dtype: str, rounds: int) -> dict[str, Any]:
     """Let the ways take turns; return medians, ratios and peaks."""
-    workers = {backend: Worker(shape, backend, dtype) for backend in BACKENDS}
-    for worker in workers.values():
-        # The first step fills the memory, the second is the first of the full size.
-        worker.step()
-        worker.step()
-    turns = [{name: worker.step() for name, worker in workers.items()} for _ in range(rounds)]
-    ratios = sorted(turn["reference"] / turn["skew"] for turn in turns)
-    peaks = {name: worker.peak() for name, worker in workers.items()}
-    return {
-        "dtype": dtype,
-        "seconds": {name: statistics.median(t[name] for t in turns) for name in workers},
-        "ratio": statistics.median(ratios),
-        "ratio_range": [ratios[0], ratios[-1]],
-        "peak_mb": peaks,
-        "ceiling_gflops": ceiling(dtype),
-    }
+    ways = {backend: [shape, backend, dtype] for backend in BACKENDS}
+    # The first step fills the memory, the second is the first of the full size.
+    measured = take_turns(__file__, ways, "skew", rounds=rounds, warm=2)
+    return {"dtype": dtype, **measured, "ceiling_gflops": ceiling(dtype)}
 
 
 def main() -> None:
@@ -151,21 +112,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.worker:
         shape, backend, dtype = arguments.worker
-        work(SHAPES[shape], backend, dtype)
+        work(prepare(SHAPES[shape], backend, dtype))
         return
     rows = [measure(arguments.shape, dtype, arguments.rounds) for dtype in arguments.dtypes]
-    capabilities = torch.cpu.get_capabilities()
-    report = {
-        "date": date.today().isoformat(),
-        "command": " ".join(["python", *sys.argv]),
+    report = circumstances() | {
         "shape": {"name": arguments.shape, **asdict(SHAPES[arguments.shape])},
-        "processor": capabilities.get("cpu_name"),
-        "bfloat16_instructions": bool(
-            capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
-        ),
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
         "rows": rows,
     }
     if arguments.json:
@@ -174,10 +125,11 @@ def main() -> None:
     print("| dtype | reference | copy-free | ratio (range) | peak memory | product ceiling |")
     print("|---|---|---|---|---|---|")
     for row in rows:
-        seconds, peak, (low, high) = row["seconds"], row["peak_mb"], row["ratio_range"]
+        seconds, peak = row["seconds"], row["peak_mb"]
+        ratio, (low, high) = row["ratio"]["reference"], row["ratio_range"]["reference"]
         print(
             f"| {row['dtype']} | {seconds['reference']:.3f} s | {seconds['skew']:.3f} s "
-            f"| {row['ratio']:.2f} ({low:.2f} to {high:.2f}) "
+            f"| {ratio:.2f} ({low:.2f} to {high:.2f}) "
             f"| {peak['reference']:.0f} -> {peak['skew']:.0f} MB "
             f"| {row['ceiling_gflops']:.0f} GFLOP/s |"
         )
