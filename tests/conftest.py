@@ -111,6 +111,8 @@ def toy_recipe(toy_text: Path) -> Callable[..., "Config"]:
             log_every=2,
             eval_every=4,
             save_every=3,
+            # The same numbers on every machine.
+            precision="float32",
         ),
         eval=EvalConfig(segment_len=64),
         generate=GenerateConfig(length=20),

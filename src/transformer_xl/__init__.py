@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformer_xl.config import Config, ModelConfig
+    from transformer_xl.convert import convert
     from transformer_xl.data.corpus import prepare
     from transformer_xl.data.vocab import Vocab, load_vocab
     from transformer_xl.evaluate import Result, evaluate
@@ -30,6 +31,7 @@ __all__ = [
     "TransformerXL",
     "Vocab",
     "__version__",
+    "convert",
     "evaluate",
     "generate",
     "load_vocab",
@@ -45,6 +47,7 @@ _HOME = {
     "Result": "evaluate",
     "TransformerXL": "nn.model",
     "Vocab": "data.vocab",
+    "convert": "convert",
     "evaluate": "evaluate",
     "generate": "generate",
     "load_vocab": "data.vocab",
@@ -67,7 +70,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """The package, in which `evaluate`, `generate` and `train` are functions, not their files.
+    """The package, in which `convert`, `evaluate`, `generate` and `train` are functions, not their files.
 
     Python binds a file to its package under the file's name when anybody imports it. Which of the
     two a caller found would then depend on what was imported before.

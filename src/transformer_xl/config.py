@@ -40,7 +40,7 @@ class Cluster(NamedTuple):
     """The softmax uses that projection too."""
 
 
-Quirk = Literal["stored_positions", "swapped_ext_len", "raw_queries"]
+Quirk = Literal["stored_positions", "swapped_ext_len", "raw_queries", "exact_frequencies"]
 """Where the authors' code departs from what it means to do.
 
 * ``stored_positions`` (attn_type 2 and 3): the memory is stored with its positions added, and
@@ -48,6 +48,8 @@ Quirk = Literal["stored_positions", "swapped_ext_len", "raw_queries"]
 * ``swapped_ext_len``: while the memory is shorter than ``ext_len``, it also keeps tokens that are
   going to be read again.
 * ``raw_queries`` (attn_type 2 and 3, pre-norm): keys and values are normalized, queries are not.
+* ``exact_frequencies``: the frequencies of the sinusoids are not rounded to float32, as
+  TensorFlow does not when it computes in float64.
 """
 
 

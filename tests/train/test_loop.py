@@ -172,12 +172,12 @@ def updated(config, parts, steps=3):
 def test_accumulated_parts_make_the_update_of_the_whole(toy_recipe, parts):
     # With an eps this large, the direction of an update does not hang on the rounding of a
     # gradient that is all but zero.
-    config = toy_recipe(model={"dropout": 0.0, "attn_dropout": 0.0}, train={"eps": 1e-3, "precision": "float32"})
+    config = toy_recipe(model={"dropout": 0.0, "attn_dropout": 0.0}, train={"eps": 1e-3})
     torch.testing.assert_close(updated(config, parts), updated(config, 1))
 
 
 def test_accumulation_is_not_without_effect_on_one_part_alone(toy_recipe):
-    config = toy_recipe(model={"dropout": 0.0, "attn_dropout": 0.0}, train={"eps": 1e-3, "precision": "float32"})
+    config = toy_recipe(model={"dropout": 0.0, "attn_dropout": 0.0}, train={"eps": 1e-3})
     with pytest.raises(AssertionError):
         torch.testing.assert_close(updated(config, 2, steps=2), updated(config, 2, steps=3))
 

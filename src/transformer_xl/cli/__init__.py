@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -85,9 +86,9 @@ def parse(argv: list[str]) -> Command:
 
 def _verbs() -> dict[str, Any]:
     from transformer_xl.cli.models import Eval, Generate, Score
-    from transformer_xl.cli.runs import Doctor, Prepare, Recipes, Train
+    from transformer_xl.cli.runs import Convert, Doctor, Prepare, Recipes, Train
 
-    kinds = (Recipes, Prepare, Train, Eval, Score, Generate, Doctor)
+    kinds = (Recipes, Prepare, Train, Eval, Score, Generate, Convert, Doctor)
     return {kind.__name__.lower(): kind for kind in kinds}
 
 
@@ -95,22 +96,25 @@ def _defaults(kind: Any, takes: str, subject: str | None, rest: list[str]) -> An
     """Return a command with the settings of its recipe or run folder."""
     import tyro
 
-    from transformer_xl.cli.models import recipe_of
+    from transformer_xl.cli.models import evaluation_of, recipe_of
     from transformer_xl.config import Config
     from transformer_xl.recipes import load_recipe
 
     if takes == "RECIPE":
         config = load_recipe(subject or "demo")
     else:
-        config = recipe_of(Path(subject)) if subject else None
+        config = recipe_of(Path(subject)) if subject and takes == "DIR" else None
     values: dict[str, Any] = {}
     for section in dataclasses.fields(Config) if config else ():
         if section.name in kind.__annotations__:
             values[section.name] = getattr(config, section.name)
-    if takes == "DIR":
-        values["dir"] = Path(subject or "DIR")
+    if takes != "RECIPE":
+        values[takes.lower()] = Path(subject or takes)
+    if "eval" in kind.__annotations__ and takes == "DIR" and subject:
+        preset = _value_of("--preset", rest)
+        values["eval"] = evaluation_of(Path(subject), config, preset)
     if "settings" in kind.__annotations__:
-        values["prompt_is_given"] = any(word.split("=")[0] == "--prompt" for word in rest)
+        values["prompt_is_given"] = _value_of("--prompt", rest) is not None
         if config:
             values["settings"] = config.generate
     # What is required is still missing, which the constructor would not take.
@@ -123,6 +127,15 @@ def _defaults(kind: Any, takes: str, subject: str | None, rest: list[str]) -> An
         missing = tyro.MISSING if is_required else default
         setattr(command, field.name, values.get(field.name, missing))
     return command
+
+
+def _value_of(flag: str, words: list[str]) -> str | None:
+    """Find what is given for a flag, of which others take their defaults."""
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        if name == flag:
+            return value if equals else following
+    return None
 
 
 def _overview(verbs: dict[str, Any]) -> str:

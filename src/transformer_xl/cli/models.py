@@ -29,6 +29,33 @@ def recipe_of(folder: Path) -> Config | None:
     return next((load_recipe(recipe) for recipe in recipes if recipe.is_file()), None)
 
 
+def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> EvalConfig:
+    """Return how a model is evaluated: as a preset says, its recipe, or its settings file.
+
+    Raises:
+        ValueError: There is no such preset, or the settings file is wrong.
+    """
+    if not preset and recipe:
+        return recipe.eval
+    from transformer_xl.nn.pretrained import (
+        CONFIG_FILE,
+        find_model_folder,
+        load_eval_config,
+        read_config,
+    )
+    from transformer_xl.presets import preset_eval
+
+    try:
+        config = find_model_folder(folder) / CONFIG_FILE
+    except FileNotFoundError:
+        # Said when the model is loaded.
+        config = None
+    if not preset:
+        return config and load_eval_config(config) or EvalConfig()
+    origin = read_config(config).get("origin", {}).get("format") if config else None
+    return preset_eval(preset, keys_beyond_memory=int(origin in ("tensorflow", "nvidia")))
+
+
 @dataclass(kw_only=True)
 class Eval:
     """Measure how well a model predicts a text, with any memory length."""
@@ -37,10 +64,13 @@ class Eval:
         "txl eval runs/demo --eval.split test",
         "txl eval runs/demo --eval.mem_len 1024 --json",
         "txl eval runs/demo --file notes.txt",
+        "txl eval models/wt103 --preset wt103-large --file wiki.test.tokens",
     )
     takes: ClassVar = "DIR"
 
     dir: tyro.conf.Suppress[Path] = Path()
+    preset: str | None = None
+    """The lengths with which a model was published, such as wt103-large; see the documentation."""
     file: Path | None = None
     """Evaluate this text instead of the corpus of the run; - reads the standard input."""
     json: bool = False
@@ -73,7 +103,7 @@ class Eval:
 
     def _tokens(self, vocab: "Vocab") -> Any:
         if self.file:
-            return vocab.encode(_read_text(self.file, vocab))
+            return vocab.encode_lines(_read_text(self.file, vocab))
         if not (self.data.name or self.data.path):
             raise ValueError(
                 f"{self.dir} is a model without the recipe of its run, which says on what text it "
@@ -119,7 +149,7 @@ class Score:
             if value is not None and value < least:
                 raise ValueError(f"{name}={value} must be at least {least}")
         model, vocab = _load(self.dir)
-        ids = vocab.encode(_read_text(self.file, vocab))
+        ids = vocab.encode_lines(_read_text(self.file, vocab))
         log_probs = score(
             model.to(pick_device()), ids, segment_len=self.segment_len, mem_len=self.mem_len
         )

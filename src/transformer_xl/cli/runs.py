@@ -1,8 +1,9 @@
 """The commands that make models: recipes, prepare, train, and doctor."""
 
 from dataclasses import asdict, dataclass
+from json import loads
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import tyro
 
@@ -135,6 +136,67 @@ class Train:
             say(f"now try: txl generate {self.out} --prompt 'some text to continue'")
         # The result is the last line, also where both streams go to the same place.
         show(flat, as_json=self.json)
+
+
+@dataclass(kw_only=True)
+class Convert:
+    """Turn an old checkpoint into a model folder, or a model into an old checkpoint.
+
+    SOURCE is a model.pt or state dict of the authors, a TensorFlow checkpoint, a checkpoint of
+    NVIDIA's, a Hugging Face folder, or a model folder. Nothing in it is executed.
+    """
+
+    examples: ClassVar = (
+        "txl convert LM-TFM-wt103/model.pt models/wt103",
+        "txl convert transfo-xl-wt103 models/wt103",
+        "txl convert tf_wt103/model models/wt103 --mem_len 384 --same_length True",
+        "txl convert runs/demo demo-hf --to huggingface",
+    )
+    takes: ClassVar = "SOURCE"
+
+    source: tyro.conf.Suppress[Path] = Path()
+    folder: Annotated[Path, tyro.conf.Positional]
+    """Where the result goes: a new folder."""
+    to: Literal["txl", "authors", "huggingface"] = "txl"
+    """A model folder; a state dict for the authors' code; a folder for transformers up to 4.37."""
+    vocab: Path | None = None
+    """The vocabulary, where it does not lie beside the checkpoint."""
+    n_head: int | None = None
+    """What the checkpoint does not say of itself: attention heads."""
+    mem_len: int | None = None
+    """How many positions each layer remembers."""
+    tgt_len: int | None = None
+    """Tokens of a segment."""
+    ext_len: int | None = None
+    """Tokens before each segment that are read again with it."""
+    clamp_len: int | None = None
+    """Largest distance; 0 or less: no limit."""
+    same_length: bool | None = None
+    """Each token sees equally many others."""
+    pre_lnorm: bool | None = None
+    """The layers normalize what they read instead of what they write."""
+    cutoffs: tuple[int, ...] | None = None
+    """Where each further cluster of the vocabulary begins."""
+    layer_norm_epsilon: float | None = None
+    """Constant of the layer normalization."""
+    json: bool = False
+    """Print the settings of the converted model as one JSON object."""
+
+    def run(self) -> None:
+        """Convert."""
+        from transformer_xl.convert import SETTABLE, convert
+
+        settings = {name: getattr(self, name) for name in SETTABLE}
+        folder = convert(
+            self.source,
+            self.folder,
+            to=self.to,
+            settings={name: x for name, x in settings.items() if x is not None},
+            vocab=self.vocab,
+            say=say,
+        )
+        if self.json:
+            show(loads((folder / "config.json").read_text(encoding="utf-8")), as_json=True)
 
 
 @dataclass(kw_only=True)

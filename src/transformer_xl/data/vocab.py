@@ -7,6 +7,7 @@ that names its kind:
 * ``chars``: the characters of the training text, sorted. Exact.
 * ``words``: what whitespace separates, most frequent first; ``<eos>`` ends each line.
 * ``bpe``: byte-pair units learned from the training text. Any text; exact.
+* ``imported``: what another program's vocabulary held, cut as that program did (`imported`).
 
 A ``<unk>`` is there only when something needs it. Dimension key: V symbols.
 """
@@ -26,7 +27,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from transformer_xl.config import FORMAT_VERSION
 
-VocabKind = Literal["bytes", "chars", "words", "bpe"]
+VocabKind = Literal["bytes", "chars", "words", "bpe", "imported"]
 
 EOS = "<eos>"
 UNK = "<unk>"
@@ -90,7 +91,7 @@ class Vocab:
             return None
         if self.kind == "chars":
             return [b"" if symbol == UNK else symbol.encode() for symbol in self.symbols]
-        byte_of = {character: byte for byte, character in enumerate(_byte_characters())}
+        byte_of = {character: byte for byte, character in enumerate(byte_characters())}
         return [bytes(byte_of[character] for character in symbol) for symbol in self.symbols]
 
     def encode(self, text: str) -> list[int]:
@@ -119,6 +120,13 @@ class Vocab:
                 + "; it has no <unk>, because its training text needed none: leave them out"
             ) from None
 
+    def encode_lines(self, text: str) -> list[int]:
+        """Cut the text of a file into symbols; where there is an ``<eos>``, it ends each line.
+
+        The same as `encode` but for some imported vocabularies.
+        """
+        return self.encode(text)
+
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
         """Write symbols as text. Bytes that are no UTF-8 become U+FFFD."""
         decoder = self.stream_decoder()
@@ -139,6 +147,10 @@ class Vocab:
             raise ValueError("the text holds characters outside the vocabulary, written as <unk>")
         return b"".join([self._bytes[token] for token in ids])
 
+    def _about(self) -> dict[str, object]:
+        """Return what ``vocab.json`` says besides."""
+        return {}
+
     def stream_decoder(self) -> "StreamDecoder":
         """Return a decoder that takes one symbol at a time, at the beginning of a line."""
         return StreamDecoder(self.kind, self.symbols, self._bytes)
@@ -150,6 +162,7 @@ class Vocab:
             "kind": self.kind,
             "size": len(self),
             "hash": self.hash,
+            **self._about(),
         }
         (folder / "tokenizer.json").write_text(self.definition, encoding="utf-8", newline="")
         (folder / "vocab.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
@@ -188,6 +201,8 @@ def split_point(kind: VocabKind, text: str) -> int:
 
     0 when there is none.
     """
+    if kind == "imported":
+        return 0  # Some of their rules look far ahead.
     if kind in ("bytes", "chars"):
         return len(text)
     if kind == "words":
@@ -234,6 +249,10 @@ def load_vocab(folder: Path | str) -> Vocab:
         raise RuntimeError(f"{path} names the kind {kind!r}, not one of {get_args(VocabKind)}")
     path = folder / "tokenizer.json"
     definition = path.read_bytes()
+    if kind == "imported":
+        from transformer_xl.data.imported import ImportedVocab
+
+        return ImportedVocab.load(folder, definition, about)
     if hashlib.sha256(f"{kind}\n".encode() + definition).hexdigest() != expected:
         raise RuntimeError(
             f"{path} is damaged or was edited: it does not match the hash in vocab.json; "
@@ -258,11 +277,13 @@ def train_vocab(
         held_out: Further text, from which nothing is learned but whether ``<unk>`` is needed.
 
     Raises:
-        ValueError: ``vocab_size`` is too small.
+        ValueError: ``vocab_size`` is too small, or ``kind`` is ``imported``.
     """
+    if kind == "imported":
+        raise ValueError("an imported vocabulary is read, not trained: choose another kind")
     if kind == "bytes":
         tokenizer = Tokenizer(
-            models.BPE(vocab={c: byte for byte, c in enumerate(_byte_characters())}, merges=[])
+            models.BPE(vocab={c: byte for byte, c in enumerate(byte_characters())}, merges=[])
         )
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -274,7 +295,7 @@ def train_vocab(
 
 
 def _train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    alphabet = _byte_characters()
+    alphabet = byte_characters()
     if vocab_size < len(alphabet):
         raise ValueError(
             f"data.vocab_size={vocab_size} must be at least 256 for bpe: every byte is a unit"
@@ -343,7 +364,7 @@ def _words(text: str) -> list[str]:
     return text.replace("\n", f" {EOS} ").split()
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """Return the character by which ``tokenizers`` writes each byte: itself where it is visible."""
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))

@@ -356,4 +356,7 @@ class TransformerXL(nn.Module):
         return [layer.attention.positions(encoding) for layer in self.layers]
 
     def _encoding(self, S: int, clamp_len: int | None) -> Float[Tensor, "S D"]:
-        return relative_positions(S, self.config.d_model, clamp_len, self.dtype, self.device)
+        is_exact = "exact_frequencies" in self.config.quirks
+        precision = torch.float64 if is_exact else torch.float32
+        d_model = self.config.d_model
+        return relative_positions(S, d_model, clamp_len, self.dtype, self.device, precision)

@@ -22,17 +22,23 @@ class Positions(NamedTuple):
 
 
 def relative_positions(
-    S: int, d_model: int, clamp_len: int | None, dtype: torch.dtype, device: torch.device
+    S: int,
+    d_model: int,
+    clamp_len: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+    precision: torch.dtype = torch.float32,
 ) -> Float[Tensor, "S D"]:
     r"""Encode the distances ``S - 1, ..., 1, 0``, farthest first.
 
     $R_d = [\sin(d w), \cos(d w)]$ with $w_m = 10000^{-2m / D}$, all sines before all cosines
     (section 3.3 of the paper). Distances above ``clamp_len`` count as ``clamp_len``.
+    The frequencies are rounded to ``precision``: to float32 in every published PyTorch checkpoint.
     """
     # The table grows in powers of two, so that a memory that fills up does not rebuild it.
     # Compiled code makes it anew, fused with what reads it: tracing does not see through caches.
     sinusoids = _sinusoids.__wrapped__ if torch.compiler.is_compiling() else _sinusoids
-    table = sinusoids(1 << (S - 1).bit_length(), d_model, dtype, device)
+    table = sinusoids(1 << (S - 1).bit_length(), d_model, dtype, device, precision)
     if clamp_len is None or clamp_len >= S:
         return table[:S].flip(0)
     return table[distances(S, clamp_len, device)]
@@ -45,13 +51,15 @@ def distances(S: int, largest: int | None, device: torch.device) -> Int[Tensor, 
 
 
 @lru_cache(maxsize=32)
-def _sinusoids(S: int, d_model: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    # Frequencies are rounded to float32, as they are in every published checkpoint; the angles
-    # are not, because a distance above 256 is not even a number in bfloat16.
-    angle = torch.outer(torch.arange(S, dtype=torch.float64), frequencies(d_model).double())
+def _sinusoids(
+    S: int, d_model: int, dtype: torch.dtype, device: torch.device, precision: torch.dtype
+) -> Tensor:
+    # Angles are exact, because a distance above 256 is not even a number in bfloat16.
+    frequency = frequencies(d_model, precision).double()
+    angle = torch.outer(torch.arange(S, dtype=torch.float64), frequency)
     return torch.cat([angle.sin(), angle.cos()], 1).to(device, dtype)
 
 
-def frequencies(d_model: int) -> Float[Tensor, " half"]:
-    """Return the frequency of each pair of sine and cosine, in float32."""
-    return 1 / (10_000 ** (torch.arange(0, d_model, 2, dtype=torch.float32) / d_model))
+def frequencies(d_model: int, precision: torch.dtype = torch.float32) -> Float[Tensor, " half"]:
+    """Return the frequency of each pair of sine and cosine."""
+    return 1 / (10_000 ** (torch.arange(0, d_model, 2, dtype=precision) / d_model))

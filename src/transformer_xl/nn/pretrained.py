@@ -2,14 +2,16 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
-from transformer_xl.config import FORMAT_VERSION, ModelConfig
+from transformer_xl.config import FORMAT_VERSION, EvalConfig, ModelConfig
 from transformer_xl.files import replace_file, write_atomically
 
 if TYPE_CHECKING:
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 MODEL_TYPE = "transformer-xl"
+_ABOUT = ("origin", "eval")
+
+_Settings = TypeVar("_Settings")
 
 
 def find_model_folder(path: Path | str) -> Path:
@@ -38,11 +43,19 @@ def find_model_folder(path: Path | str) -> Path:
     )
 
 
+def model_weights(model: "TransformerXL") -> dict[str, Tensor]:
+    """Return the weights by name, each once."""
+    # named_parameters leaves out the second name of a tied weight.
+    return {name: x.detach().cpu().contiguous() for name, x in model.named_parameters()}
+
+
 def save_weights(model: "TransformerXL", path: Path) -> None:
     """Write the weights, each once, to a safetensors file, atomically."""
-    # named_parameters leaves out the second name of a tied weight.
-    weights = {name: x.detach().cpu().contiguous() for name, x in model.named_parameters()}
-    write_atomically(path, lambda temporary: save_file(weights, temporary, {"format": "pt"}))
+    _write_weights(model_weights(model), path)
+
+
+def _write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    write_atomically(path, lambda temporary: save_file(dict(weights), temporary, {"format": "pt"}))
 
 
 def load_weights(model: "TransformerXL", path: Path) -> None:
@@ -73,22 +86,35 @@ def load_weights(model: "TransformerXL", path: Path) -> None:
 
 def save_model(model: "TransformerXL", folder: Path) -> None:
     """Write a model folder; each file is replaced atomically, the weights last."""
-    config = {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION}
-    config |= dataclasses.asdict(model.config)
-    replace_file(folder / CONFIG_FILE, (json.dumps(config, indent=2) + "\n").encode())
-    save_weights(model, folder / WEIGHTS_FILE)
+    write_model(model.config, model_weights(model), folder)
 
 
-def load_config(path: Path) -> ModelConfig:
-    """Read the settings of a model.
+def write_model(
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    folder: Path,
+    about: Mapping[str, Any] | None = None,
+) -> None:
+    """Write settings and weights as a model folder.
+
+    Args:
+        config: The settings.
+        weights: The weights by name, each once.
+        folder: The folder.
+        about: What else is known of the model: ``origin``, and ``eval``, how it is evaluated.
+    """
+    content = {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION}
+    content |= dataclasses.asdict(config) | dict(about or {})
+    replace_file(folder / CONFIG_FILE, (json.dumps(content, indent=2) + "\n").encode())
+    _write_weights(weights, folder / WEIGHTS_FILE)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read the settings file of a model as it is.
 
     Raises:
         RuntimeError: The file is damaged, of another kind of model or of a newer version.
-        ValueError: A setting is unknown, of a wrong type or out of range.
     """
-    # Only needed here, and not by those who build a model themselves.
-    import msgspec
-
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         kind, version = values.pop("model_type"), values.pop("format_version")
@@ -101,10 +127,41 @@ def load_config(path: Path) -> ModelConfig:
             f"{path} has format {version!r}; this version reads up to {FORMAT_VERSION}: "
             "update transformer_xl"
         )
+    return values
+
+
+def load_config(path: Path) -> ModelConfig:
+    """Read the settings of a model.
+
+    Raises:
+        RuntimeError: The file is damaged, of another kind of model or of a newer version.
+        ValueError: A setting is unknown, of a wrong type or out of range.
+    """
+    values = read_config(path)
+    for name in _ABOUT:
+        values.pop(name, None)
     known = {field.name for field in dataclasses.fields(ModelConfig)}
     if unknown := sorted(values.keys() - known):
         raise ValueError(f"{path} has unknown settings: {', '.join(unknown)}")
+    return _converted(path, values, ModelConfig)
+
+
+def load_eval_config(path: Path) -> EvalConfig | None:
+    """Read how a model is evaluated from its settings file; None where it does not say.
+
+    Raises:
+        RuntimeError: The file is damaged, of another kind of model or of a newer version.
+        ValueError: A setting is of a wrong type or out of range.
+    """
+    values = read_config(path).get("eval")
+    return None if values is None else _converted(path, values, EvalConfig)
+
+
+def _converted(path: Path, values: Any, kind: type[_Settings]) -> _Settings:
+    # Only needed here, and not by those who build a model themselves.
+    import msgspec
+
     try:
-        return msgspec.convert(values, ModelConfig)
+        return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
         raise ValueError(f"{path} has a setting that cannot be: {error}") from error

@@ -1,0 +1,319 @@
+"""Vocabularies of other programs, which cut and join text by those programs' rules.
+
+How text is cut stands in the ``tokenizers`` file itself. How it is joined, and which symbols have
+a part to play, stands in ``vocab.json`` as `Rules`.
+"""
+
+import dataclasses
+import hashlib
+import json
+import re
+import unicodedata
+from collections import Counter
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from transformer_xl.data.vocab import StreamDecoder, Vocab, byte_characters
+
+Join = Literal["bytes", "chars", "words", "moses"]
+LineEnds = Literal["none", "after", "around"]
+
+_LISTED_UNKNOWN = 5
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Rules:
+    """What a ``tokenizers`` file does not say."""
+
+    join: Join
+    """How symbols become text: as bytes or characters one after another, as words with a space
+    between them, or by the Moses rules for English."""
+    line_ends: LineEnds = "none"
+    """Where ``eos`` stands: after each line, around each line, or not for a line break at all."""
+    eos: str | None = None
+    """The symbol that ends a line."""
+    unk: str | None = None
+    """The symbol for what the vocabulary lacks; without one, that is an error."""
+    apart: tuple[str, ...] = ()
+    """Moses: symbols that stand alone, the words on each side of them joined by themselves."""
+    clean_up: bool = False
+    """Moses: whether spaces before marks and short forms are removed once more."""
+
+    def __post_init__(self) -> None:
+        texts = (self.eos, self.unk)
+        right = self.join in get_args(Join) and self.line_ends in get_args(LineEnds)
+        right = right and all(x is None or isinstance(x, str) for x in texts)
+        right = right and all(isinstance(x, str) for x in self.apart)
+        if not right or not isinstance(self.clean_up, bool):
+            raise ValueError(f"these are no rules of a vocabulary: {self}")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what ``vocab.json`` holds."""
+        return dataclasses.asdict(self) | {"apart": list(self.apart)}
+
+
+class ImportedVocab(Vocab):
+    """The vocabulary of another program.
+
+    Attributes:
+        rules: How symbols become text.
+    """
+
+    def __init__(self, definition: str, rules: Rules) -> None:
+        """Read the text of a ``tokenizer.json``.
+
+        Raises:
+            ValueError: The rules name symbols that the vocabulary lacks.
+        """
+        self.rules = rules
+        super().__init__("imported", definition)
+        self.hash = _hash(definition.encode(), rules.to_json())
+        self.eos_id, self.unk_id = self._id("eos", rules.eos), self._id("unk", rules.unk)
+        if self.token_bytes is not None and self.unk_id is not None:
+            self.token_bytes[self.unk_id] = 0
+        if rules.line_ends != "none" and self.eos_id is None:
+            raise ValueError(f"line_ends={rules.line_ends!r} needs an eos symbol, and eos is None")
+
+    @staticmethod
+    def load(folder: Path, definition: bytes, about: dict[str, Any]) -> "ImportedVocab":
+        """Read the vocabulary of a folder, whose ``vocab.json`` holds ``about``.
+
+        Raises:
+            RuntimeError: The files are damaged.
+        """
+        problem = f"{folder / 'tokenizer.json'} or vocab.json beside it is damaged or was edited"
+        rules = about.get("rules")
+        if not isinstance(rules, dict) or _hash(definition, rules) != about["hash"]:
+            raise RuntimeError(f"{problem}: they do not match the hash; restore them from a copy")
+        try:
+            apart = tuple(rules.get("apart", ()))
+            settings: dict[str, Any] = {**rules, "apart": apart}
+            return ImportedVocab(definition.decode(), Rules(**settings))
+        except (TypeError, ValueError) as error:
+            raise RuntimeError(f"{problem} ({error}); restore them from a copy") from error
+
+    def _id(self, role: str, symbol: str | None) -> int | None:
+        if symbol is not None and symbol not in self._ids:
+            raise ValueError(f"{role}={symbol!r} is no symbol of the vocabulary")
+        return None if symbol is None else self._ids[symbol]
+
+    def _symbol_bytes(self) -> list[bytes] | None:
+        if self.rules.join == "bytes":
+            byte_of = {character: byte for byte, character in enumerate(byte_characters())}
+            return [bytes(byte_of[c] for c in symbol) for symbol in self.symbols]
+        if self.rules.join == "chars":
+            return [symbol.encode() for symbol in self.symbols]
+        return None
+
+    def _about(self) -> dict[str, object]:
+        return {"rules": self.rules.to_json()}
+
+    def encode(self, text: str) -> list[int]:
+        """Cut a text into symbols as the other program did.
+
+        Raises:
+            ValueError: The text holds something that the vocabulary has no symbol for.
+        """
+        if self.unk_id is not None:
+            return self._tokenizer.encode(text).ids
+        try:
+            return self._tokenizer.encode(text).ids
+        except Exception:  # tokenizers has no class of its own for this.
+            unknown = self._unknown(text)
+            if not unknown:
+                raise
+        listed = ", ".join(map(repr, unknown[:_LISTED_UNKNOWN]))
+        more = len(unknown) - _LISTED_UNKNOWN
+        raise ValueError(
+            f"not in the imported vocabulary of {len(self):,} symbols: {listed}"
+            + (f" and {more} more" if more > 0 else "")
+            + "; it has no symbol for the unknown: leave them out"
+        )
+
+    def _unknown(self, text: str) -> list[str]:
+        normalizer, cutter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
+        if normalizer is not None:
+            text = normalizer.normalize_str(text)
+        symbols = [text] if cutter is None else [x for x, _ in cutter.pre_tokenize_str(text)]
+        unknown = list(dict.fromkeys(x for x in symbols if x not in self._ids))
+        if self.rules.join != "bytes":
+            return unknown
+        return [repr(bytes([byte_characters().index(x)])) for x in unknown]
+
+    def encode_lines(self, text: str) -> list[int]:
+        """Cut the text of a file into symbols; the symbol for the end of a line ends each line."""
+        if self.rules.line_ends != "none" or self.eos_id is None:
+            return self.encode(text)
+        lines = re.split(r"\r\n?|\n", text)
+        if not lines[-1]:
+            lines.pop()
+        return [token for line in lines for token in (*self.encode(line), self.eos_id)]
+
+    def stream_decoder(self) -> StreamDecoder:
+        """Return a decoder that takes one symbol at a time, at the beginning of a line."""
+        if self._bytes is not None:
+            return super().stream_decoder()
+        return WordDecoder(self.symbols, self.rules)
+
+
+def _hash(definition: bytes, rules: dict[str, Any]) -> str:
+    about = json.dumps(rules, sort_keys=True)
+    return hashlib.sha256(f"imported\n{about}\n".encode() + definition).hexdigest()
+
+
+class WordDecoder(StreamDecoder):
+    """Writes words as text one by one."""
+
+    def __init__(self, symbols: list[str], rules: Rules) -> None:
+        super().__init__("imported", symbols, None)
+        self._rules = rules
+        self._joiner = _Moses(rules) if rules.join == "moses" else _Spaces()
+        self._is_open = False
+
+    def push(self, token: int) -> str:
+        """Take one symbol; return the text that it completes."""
+        symbol = self._symbols[token]
+        if symbol != self._rules.eos or self._rules.line_ends == "none":
+            self._is_open = True
+            return self._joiner.push(symbol)
+        if self._rules.line_ends == "around" and not self._is_open:
+            self._is_open = True
+            return ""
+        self._is_open = False
+        return self._joiner.end() + "\n"
+
+    def flush(self) -> str:
+        """End the text."""
+        return self._joiner.end()
+
+
+class _Spaces:
+    """Joins words by spaces."""
+
+    def __init__(self) -> None:
+        self._space = ""
+
+    def push(self, symbol: str) -> str:
+        text, self._space = self._space + symbol, " "
+        return text
+
+    def end(self) -> str:
+        self._space = ""
+        return ""
+
+
+_ENTITIES = {
+    "&bar;": "|",
+    "&#124;": "|",
+    "&lt;": "<",
+    "&gt;": ">",
+    "&bra;": "[",
+    "&ket;": "]",
+    "&quot;": '"',
+    "&apos;": "'",
+    "&#91;": "[",
+    "&#93;": "]",
+    "&amp;": "&",
+}
+_SHORT_FORMS = (" .", " ?", " !", " ,", " n't", " 'm", " 's", " 've", " 're")
+_MARKS = re.compile(r"[,.?!:;\\%})\]]+")
+_QUOTES = re.compile(r"""['"„“`]+""")
+_IN_NUMBERS = {"@,@": ",", "@.@": "."}
+# Characters written without spaces between words.
+_SPACELESS = re.compile(
+    "[\u1100-\u11ff\u2e80-\ua4cf\ua840-\ua87f\uac00-\ud7af\uf900-\ufaff\ufe30-\ufe4f\uff65-\uffdc"
+    "\U00017000-\U00018aff\U0001b000-\U0001b12f\U0001b170-\U0001b2ff\U00020000-\U0002ffff]"
+)
+
+
+class _Moses:
+    """Joins words by the Moses rules for English, and the parts of numbers.
+
+    A word is written at once. What the original joins by looking at the whole text comes out the
+    same, unless ``@-@`` follows a mark, which the rules that set it apart never do.
+    """
+
+    def __init__(self, rules: Rules) -> None:
+        self._apart = frozenset(rules.apart)
+        self._clean_up = rules.clean_up
+        self._line = ""
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget the words before: the next one begins a part of the line."""
+        self._word = ""
+        self._space = " "
+        self._quotes: Counter[str] = Counter()
+        self._glued = False
+        self._held = ""
+
+    def end(self) -> str:
+        """End a line; return what waited for the word after it."""
+        held, self._line = self._held, ""
+        self._begin()
+        return held
+
+    def push(self, symbol: str) -> str:
+        """Take one symbol; return the text that it completes."""
+        if symbol in self._apart:
+            held = self._held
+            self._begin()
+            return held + self._write(f" {symbol}")
+        if "&" in symbol:
+            for entity, character in _ENTITIES.items():
+                symbol = symbol.replace(entity, character)
+        return "".join([self._push_word(word) for word in symbol.split()])
+
+    def _push_word(self, word: str) -> str:
+        if self._glued or word == "@-@":
+            # The hyphen and what follows it belong to the word before.
+            joint = word if self._glued else "-"
+            self._glued = not self._glued
+            begins = not self._word
+            self._word += joint
+            self._space = " "
+            return self._write((" " if begins else "") + joint)
+        text = self._shift(word)
+        begins, self._word = not self._word, word
+        if begins:
+            text = " " + text.lstrip()
+        elif word in _IN_NUMBERS and text[0] == " " and not self._held:
+            self._held = text
+            return ""
+        return self._write(text)
+
+    def _write(self, text: str) -> str:
+        """Return a piece of text as it stands behind what was written."""
+        if self._held:
+            held, self._held = self._held, ""
+            text = _IN_NUMBERS[held[1:]] + text[1:] if text[0] == " " else held + text
+        elif not self._line:
+            text = text.removeprefix(" ")
+        if self._clean_up and self._line and text.startswith(_SHORT_FORMS):
+            text = text[1:]
+        self._line = self._line or text
+        return text
+
+    def _shift(self, word: str) -> str:
+        """Put a space before a word, or not, and decide on the one behind it."""
+        space, self._space = self._space, " "
+        if _SPACELESS.match(word):
+            follows = self._word and _SPACELESS.match(self._word[-1])
+            return word if follows else space + word
+        if all(c in "([{¿¡" or unicodedata.category(c) == "Sc" for c in word):
+            self._space = ""
+            return space + word
+        is_short_form = self._word and word[0] == "'" and word[1:2].isalpha()
+        if _MARKS.fullmatch(word) or is_short_form:
+            return word
+        if not _QUOTES.fullmatch(word):
+            return space + word
+        quote = '"' if set(word) <= set("„“") else word
+        if self._quotes[quote] % 2 == 0:
+            if word == "'" and self._word.endswith("s"):
+                return word
+            self._space = ""
+            self._quotes[quote] += 1
+            return space + word
+        self._quotes[quote] += 1
+        return word

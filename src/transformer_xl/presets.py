@@ -1,0 +1,74 @@
+"""How the published models are evaluated (the authors' scripts; Table 1 to 4 of the paper)."""
+
+from typing import NamedTuple
+
+from transformer_xl.config import EvalConfig, ModelConfig
+
+
+class Preset(NamedTuple):
+    """Lengths of an evaluation, and the widths by which a model is recognized."""
+
+    segment_len: int
+    mem_len: int
+    clamp_len: int | None
+    same_length: bool
+    """Each token sees equally many others."""
+    n_layer: int
+    d_model: int
+    d_inner: int
+    vocab_sizes: range
+    """Of the vocabulary that the model was published with."""
+
+
+_ENWIK8, _TEXT8 = range(204, 206), range(27, 29)
+_WIKITEXT_103, _LM1B = range(267_735, 267_745), range(790_000, 800_000)
+
+PRESETS = {
+    "enwik8-base": Preset(80, 2100, 820, True, 12, 512, 2048, _ENWIK8),
+    "enwik8-large": Preset(128, 3800, 1000, True, 24, 1024, 3072, _ENWIK8),
+    "text8-base": Preset(80, 2100, 820, True, 12, 512, 2048, _TEXT8),
+    "text8-large": Preset(128, 3800, 1000, True, 24, 1024, 3072, _TEXT8),
+    "wt103-base": Preset(64, 640, 400, True, 16, 410, 2100, _WIKITEXT_103),
+    "wt103-base-nvidia": Preset(64, 640, 400, True, 16, 512, 2048, _WIKITEXT_103),
+    "wt103-large": Preset(128, 1600, 1000, True, 18, 1024, 4096, _WIKITEXT_103),
+    "lm1b-base": Preset(32, 128, None, True, 18, 1024, 4096, _LM1B),
+    "lm1b-large": Preset(32, 128, None, True, 24, 1280, 8192, _LM1B),
+}
+
+
+def recognize(config: ModelConfig) -> str | None:
+    """Return the name of the published model that has these widths, if there is one."""
+    widths = (config.n_layer, config.d_model, config.d_inner)
+    for name, preset in PRESETS.items():
+        is_it = widths == (preset.n_layer, preset.d_model, preset.d_inner)
+        if is_it and config.vocab_size in preset.vocab_sizes:
+            return name
+    return None
+
+
+def preset_eval(name: str, *, keys_beyond_memory: int = 0) -> EvalConfig:
+    """Return the settings of a published evaluation.
+
+    Args:
+        name: The model.
+        keys_beyond_memory: How many more keys than ``mem_len`` a token sees, itself included:
+            1 with the authors' TensorFlow code and NVIDIA's, 0 with their PyTorch code.
+
+    Raises:
+        ValueError: No such model was published.
+    """
+    if name not in PRESETS:
+        raise ValueError(f"{name!r} is no preset; there are {', '.join(PRESETS)}")
+    preset = PRESETS[name]
+    # A length that no text reaches stands for no limit, so that it overrides the model's own.
+    return EvalConfig(
+        split="test",
+        segment_len=preset.segment_len,
+        mem_len=preset.mem_len,
+        attn_len=preset.mem_len + keys_beyond_memory if preset.same_length else NO_LIMIT,
+        clamp_len=NO_LIMIT if preset.clamp_len is None else preset.clamp_len,
+    )
+
+
+NO_LIMIT = 1 << 30
+"""An ``attn_len`` or ``clamp_len`` that limits nothing."""

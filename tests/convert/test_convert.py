@@ -1,0 +1,315 @@
+import json
+import shutil
+from argparse import Namespace
+from collections import OrderedDict
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import transformer_xl as txl
+from transformer_xl.convert import SETTABLE, UnreadableFile
+from transformer_xl.convert.checkpoints import from_tensorflow, open_checkpoint
+from transformer_xl.convert.export import write_authors, write_huggingface
+from transformer_xl.nn.pretrained import load_eval_config
+
+
+def save_model(config, folder):
+    """Write one of our models with random weights; return its weights."""
+    model = txl.TransformerXL(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3)
+    model.save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.fixture
+def adaptive(tiny_config):
+    return replace(
+        tiny_config, cutoffs=(5, 12), div_val=2, tie_projections=(False, True, True), d_embed=16
+    )
+
+
+VARIANTS = {
+    "paper": {},
+    "untied biases": {"tie_biases": False, "start_memory": "zeros"},
+    "narrow": {"d_embed": 6, "tie_projections": True},
+    "untied": {"tie_embeddings": False, "norm_first": True},
+    "one table": {"cutoffs": (5, 12), "d_embed": 6, "tie_projections": (False, True, False)},
+    "adaptive": {"cutoffs": (5, 12), "div_val": 2, "tie_embeddings": False},
+    "adaptive, tied": {"cutoffs": (5, 12), "div_val": 2, "tie_projections": (False, True, True)},
+    "shaw": {"attn_type": 1, "n_positions": 20, "tie_biases": False, "clamp_len": 7},
+    "sinusoids": {"attn_type": 2, "quirks": ("stored_positions",)},
+    "learned": {"attn_type": 3, "n_positions": 20, "quirks": ("stored_positions",)},
+    "limits": {"clamp_len": 7, "ext_len": 3, "quirks": ("swapped_ext_len",)},
+}
+FORMATS = {"authors": write_authors, "huggingface": write_huggingface}
+
+
+def is_expressible(to, settings):
+    if to == "huggingface":
+        return settings.get("attn_type", 0) == 0
+    return settings.get("tie_biases", True) or settings.get("attn_type") == 1
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_model_converted_there_and_back_is_the_same_bit_for_bit(tiny_config, tmp_path, to, name):
+    settings = VARIANTS[name]
+    config = replace(tiny_config, **settings)
+    before = save_model(config, tmp_path / "ours")
+    if not is_expressible(to, settings):
+        with pytest.raises(ValueError, match=r"attn_type|tie_biases"):
+            txl.convert(tmp_path / "ours", tmp_path / "theirs", to=to)
+        assert not (tmp_path / "theirs").exists()
+        return
+    txl.convert(tmp_path / "ours", tmp_path / "theirs", to=to)
+    txl.convert(tmp_path / "theirs", tmp_path / "again")
+    after = load_file(tmp_path / "again" / "model.safetensors")
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[key], before[key]) for key in before)
+    again = txl.TransformerXL.from_pretrained(tmp_path / "again").config
+    # What the format cannot say is chosen as its own code computes.
+    start = "zeros" if to == "huggingface" else "empty"
+    expected = replace(
+        config,
+        start_memory=start,
+        d_head=config.head_width,
+        d_embed=config.embed_width,
+        tie_projections=tuple(cluster.ties_proj for cluster in config.clusters),
+        tie_biases=config.tie_biases and config.attn_type == 0,
+        quirks=config.quirks if to == "authors" else (),
+        init_std=config.init_std if to == "huggingface" else 0.02,
+    )
+    assert again == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attn_type": 2}, "without the quirk stored_positions"),
+        ({"attn_type": 2, "mem_len": 0, "norm_first": True}, "without the quirk raw_queries"),
+        ({"final_norm": True}, "no normalization after the layers"),
+        ({"cutoffs": (5,), "div_val": 2, "proj_same_dim": False}, "cluster 0 has no projection"),
+    ],
+    ids=str,
+)
+def test_what_the_authors_code_would_compute_otherwise_is_refused(
+    tiny_config, tmp_path, settings, message
+):
+    save_model(replace(tiny_config, **settings), tmp_path / "ours")
+    with pytest.raises(ValueError, match=message):
+        txl.convert(tmp_path / "ours", tmp_path / "theirs", to="authors")
+
+
+def nvidia_checkpoint(shared, tmp_path):
+    """The authors' adaptive checkpoint, in the clothes of NVIDIA's."""
+    folder = shared / "goldens/pt_03_adaptive_div1"
+    state = torch.load(folder / "state_dict.pt", weights_only=True)
+    arguments = json.loads((folder / "config.json").read_text())["model_kwargs"]
+    theirs = OrderedDict()
+    for name, x in state.items():
+        if name.startswith("crit.out_layers"):
+            if name.endswith("bias"):
+                theirs["module.crit.out_layers_biases.0"] = x
+        else:
+            theirs[f"module.{name}"] = x
+    content = {
+        "args": Namespace(work_dir="LM-TFM", n_layer=99),
+        "model_config": arguments | {"dtype": None, "same_length": True},
+        "model_state": theirs,
+        "optimizer_state": {"state": {0: {"exp_avg": torch.zeros(3)}}},
+        "epoch": 1,
+        "best_val_loss": 3.2,
+    }
+    torch.save(content, tmp_path / "checkpoint_best.pt")
+    return tmp_path / "checkpoint_best.pt"
+
+
+def test_a_checkpoint_of_nvidia_is_the_authors_model(shared, tmp_path):
+    source = nvidia_checkpoint(shared, tmp_path)
+    txl.convert(source, tmp_path / "nvidia")
+    txl.convert(shared / "goldens/pt_03_adaptive_div1/model.pt", tmp_path / "authors")
+    ours, theirs = (load_file(tmp_path / x / "model.safetensors") for x in ("nvidia", "authors"))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    # Its mask shows one key more.
+    assert txl.TransformerXL.from_pretrained(tmp_path / "nvidia").config.attn_len == 10
+
+
+def bare(shared, tmp_path, name="pt_01_base"):
+    """A state dict with nothing beside it."""
+    return shutil.copy(shared / "goldens" / name / "state_dict.pt", tmp_path / "weights.pt")
+
+
+def test_what_a_state_dict_does_not_say_is_asked_for(shared, tmp_path):
+    source = bare(shared, tmp_path)
+    with pytest.raises(ValueError, match=r"does not say mem_len.* give --mem_len"):
+        txl.convert(source, tmp_path / "out")
+    with pytest.raises(
+        ValueError, match=r"does not say pre_lnorm.* give --pre_lnorm True or False"
+    ):
+        txl.convert(source, tmp_path / "out", settings={"mem_len": 9})
+    assert not (tmp_path / "out").exists()
+    txl.convert(source, tmp_path / "out", settings={"mem_len": 9, "pre_lnorm": False})
+    txl.convert(shared / "goldens/pt_01_base/model.pt", tmp_path / "module")
+    ours, theirs = (txl.TransformerXL.from_pretrained(tmp_path / x) for x in ("out", "module"))
+    assert replace(ours.config, dropout=0.1, attn_dropout=0.05) == theirs.config
+
+
+def test_where_clusters_begin_is_asked_for(shared, tmp_path):
+    source = bare(shared, tmp_path, "pt_03_adaptive_div1")
+    given = {"mem_len": 9, "pre_lnorm": False}
+    with pytest.raises(ValueError, match="3 clusters and does not say where they begin"):
+        txl.convert(source, tmp_path / "out", settings=given)
+    with pytest.raises(ValueError, match="do not make the 3 clusters"):
+        txl.convert(source, tmp_path / "out", settings=given | {"cutoffs": [11]})
+    txl.convert(source, tmp_path / "out", settings=given | {"cutoffs": [11, 31]})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mem_len": -1}, "mem_len=-1 must be at least 0"),
+        ({"mem_len": 1 << 40}, "more than"),
+        ({"mem_len": "many"}, "must be a whole number"),
+        ({"same_length": 7}, "must be true or false"),
+        ({"n_heads": 3}, "settings has 'n_heads'"),
+        ({"n_head": 5}, "n_head=5, but the tensors of the checkpoint say 3"),
+        ({"layer_norm_epsilon": "small"}, "must be a number"),
+        ({"mem_len": 0, "same_length": True}, "hides every key"),
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_be_are_refused(shared, tmp_path, settings, message):
+    with pytest.raises(ValueError, match=message):
+        txl.convert(shared / "goldens/pt_01_base/model.pt", tmp_path / "out", settings=settings)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_holds_something_is_left_alone(shared, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/mine.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="is not empty: choose another folder"):
+        txl.convert(shared / "goldens/pt_01_base/model.pt", tmp_path / "out")
+    assert [x.name for x in (tmp_path / "out").iterdir()] == ["mine.txt"]
+
+
+def test_what_a_killed_conversion_left_behind_does_not_matter(shared, tmp_path):
+    (tmp_path / ".out.unfinished").mkdir()
+    (tmp_path / ".out.unfinished/config.json").write_text("half")
+    txl.convert(shared / "goldens/pt_01_base/model.pt", tmp_path / "out")
+    assert [x.name for x in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("name", ["malicious_model.pt", "truncated_model.pt"])
+def test_hostile_and_broken_files_end_in_one_error(shared, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UnreadableFile, match=name):
+        txl.convert(shared / "goldens/security" / name, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def spoiled(folder, tmp_path, change):
+    state = dict(torch.load(folder / "state_dict.pt", weights_only=True))
+    change(state)
+    torch.save(state, tmp_path / "state_dict.pt")
+    shutil.copy(folder / "config.json", tmp_path)
+    return tmp_path / "state_dict.pt"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("layers.1.pos_ff.CoreNet.3.bias"), "lacks layers.1.pos_ff.CoreNet.3.bias"),
+        (lambda s: s.update(surprise=torch.zeros(2)), "holds surprise, which a model with"),
+        (lambda s: s.update(r_w_bias=torch.zeros(3, 9)), "have the shape|d_head"),
+        (lambda s: s.update({"layers.2.dec_attn.o_net.weight": torch.zeros(24, 23)}), "the shape"),
+        (lambda s: s.update({"crit.out_layers.0.weight": torch.zeros(61, 24)}), "not the same as"),
+        (lambda s: s.update(r_w_bias=torch.zeros(3, 8, dtype=torch.int64)), "real numbers"),
+        (lambda s: s.clear(), "is empty"),
+        (lambda s: s.update(epoch=3), "holds 'epoch' of type int"),
+    ],
+)
+def test_a_checkpoint_that_is_not_whole_is_refused(shared, tmp_path, change, message):
+    source = spoiled(shared / "goldens/pt_01_base", tmp_path, change)
+    with pytest.raises(ValueError, match=message):
+        txl.convert(source, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_tensor_named_a_thousand_times_takes_no_room(shared, tmp_path):
+    def repeat(state):
+        layer = {k: x for k, x in state.items() if k.startswith("layers.0.")}
+        for n in range(3, 1000):
+            state.update({k.replace("layers.0.", f"layers.{n}."): x for k, x in layer.items()})
+
+    source = spoiled(shared / "goldens/pt_01_base", tmp_path, repeat)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(UnreadableFile, match="weights: it is damaged"):
+        txl.convert(source, tmp_path / "out", settings={"mem_len": 9, "pre_lnorm": False})
+
+
+def test_the_optimizers_variables_of_tensorflow_are_left_out():
+    variables = {
+        "transformer/r_w_bias": torch.ones(2, 3),
+        "transformer/r_w_bias/Adam": torch.ones(2, 3),
+        "transformer/r_w_bias/Adam_1": torch.ones(2, 3),
+        "global_step": torch.zeros((), dtype=torch.int64),
+        "beta1_power": torch.zeros(()),
+    }
+    assert list(from_tensorflow(variables)[0]) == ["r_w_bias"]
+    with pytest.raises(ValueError, match="holds transformer/lstm, which no Transformer-XL has"):
+        from_tensorflow({"transformer/lstm": torch.ones(2)})
+
+
+def test_one_table_of_tensorflow_says_where_its_clusters_begin():
+    biases = [torch.full((n,), float(n)) for n in (3, 2, 4)]
+    variables = {f"transformer/adaptive_softmax/cutoff_{i}/b": b for i, b in enumerate(biases)}
+    variables["transformer/adaptive_embed/lookup_table"] = torch.ones(9, 4)
+    tensors, cutoffs = from_tensorflow(variables)
+    assert cutoffs == [3, 5]
+    assert torch.equal(tensors["crit.out_layers.0.bias"], torch.cat(biases))
+
+
+def test_how_a_model_is_evaluated_comes_with_it(shared, tmp_path):
+    txl.convert(shared / "goldens/pt_09_mem20_tgt5/model.pt", tmp_path / "out")
+    settings = load_eval_config(tmp_path / "out/config.json")
+    assert (settings.segment_len, settings.mem_len) == (5, None)
+    about = json.loads((tmp_path / "out/config.json").read_text())["origin"]
+    assert about["format"] == "authors"
+    assert about["settings"]["mem_len"] == 20
+
+
+@pytest.mark.parametrize(
+    ("folder", "files", "origin"),
+    [
+        ("pt_01_base", ["model.pt"], "authors"),
+        ("hf_div2", ["config.json", "model.safetensors"], "huggingface"),
+        ("hf_div2", ["config.json", "pytorch_model.bin"], "huggingface"),
+        (
+            "tf_wt103_like",
+            ["model.ckpt-0.index", "model.ckpt-0.data-00000-of-00001"],
+            "tensorflow",
+        ),
+    ],
+)
+def test_a_folder_is_enough(shared, tmp_path, folder, files, origin):
+    for name in files:
+        shutil.copy(shared / "goldens" / folder / name, tmp_path)
+    assert open_checkpoint(tmp_path).origin == origin
+
+
+def test_a_folder_without_a_checkpoint_says_what_it_should_hold(tmp_path):
+    with pytest.raises(ValueError, match=r"should hold one checkpoint .* and holds none"):
+        txl.convert(tmp_path, tmp_path / "out")
+    with pytest.raises(FileNotFoundError, match="does not exist: give a checkpoint"):
+        txl.convert(tmp_path / "nothing.pt", tmp_path / "out")
+
+
+def test_the_command_line_offers_what_a_checkpoint_may_not_say():
+    from transformer_xl.cli.runs import Convert
+
+    assert set(SETTABLE) <= set(Convert.__annotations__)
