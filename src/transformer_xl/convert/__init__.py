@@ -149,7 +149,7 @@ def _weights(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Tensor]:
     table = entries(
         config,
         clusters="reversed" if checkpoint.origin in ("authors", "nvidia") else "natural",
-        biases_in_layers="layers.0.dec_attn.r_w_bias" in checkpoint.tensors,
+        biases_in_layers=any(name.endswith("dec_attn.r_w_bias") for name in checkpoint.tensors),
     )
     # A small file may name one tensor a million times.
     prefix = checkpoint.path.name.removesuffix(".index")

@@ -185,8 +185,9 @@ def _nvidia(path: Path, content: dict[Any, Any]) -> Checkpoint:
     for name, x in _named_tensors(path, content["model_state"]).items():
         name = re.sub(r"^crit\.out_layers_biases\.(\d+)$", r"crit.out_layers.\1.bias", name)
         name = re.sub(r"^crit\.out_layers_weights\.(\d+)$", r"crit.out_layers.\1.weight", name)
-        name = re.sub(r"^crit\.shared_out_projs\.(\d+)$", r"crit.out_projs.\1", name)
-        tensors.setdefault(name, x)
+        # The projections of the embeddings under another name, whether the softmax uses them or not.
+        if not name.startswith("crit.shared_out_projs."):
+            tensors[name] = x
     settings = content.get("model_config")
     arguments = content.get("args")
     if not isinstance(settings, dict):
@@ -201,11 +202,15 @@ def _nvidia(path: Path, content: dict[Any, Any]) -> Checkpoint:
 
 
 def _huggingface(path: Path, tensors: Mapping[str, Tensor]) -> Checkpoint:
-    return Checkpoint(
-        path=path,
-        origin="huggingface",
-        tensors={name.removeprefix("transformer."): x for name, x in tensors.items()},
-    )
+    named = {name.removeprefix("transformer."): x for name, x in tensors.items()}
+    for bias in ("r_w_bias", "r_r_bias"):
+        in_layers = [
+            name for name in named if re.fullmatch(rf"layers\.\d+\.dec_attn\.{bias}", name)
+        ]
+        # safetensors keeps one name of a bias that all layers share, whichever that is.
+        if len(in_layers) == 1 and "layers.1.dec_attn.o_net.weight" in named:
+            named.setdefault(bias, named.pop(in_layers[0]))
+    return Checkpoint(path=path, origin="huggingface", tensors=named)
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

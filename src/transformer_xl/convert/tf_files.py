@@ -215,7 +215,7 @@ def _block(content: bytes, start: int, size: int) -> bytes:
     if content[end]:
         raise UnreadableFile("its table is compressed, which TensorFlow does not do")
     masked = (int.from_bytes(content[end + 1 : end + 5], "little") - 0xA282EAD8) % 2**32
-    if _crc32c(content[start : end + 1]) != (masked >> 17 | masked << 15) % 2**32:
+    if crc32c(content[start : end + 1]) != (masked >> 17 | masked << 15) % 2**32:
         raise UnreadableFile("its table is damaged, its checksum is another: get a fresh copy")
     return content[start:end]
 
@@ -290,7 +290,8 @@ def _crc_table() -> list[int]:
 _CRC_TABLE = _crc_table()
 
 
-def _crc32c(content: bytes) -> int:
+def crc32c(content: bytes) -> int:
+    """Return the checksum that TensorFlow uses."""
     value = 0xFFFFFFFF
     for byte in content:
         value = _CRC_TABLE[(value ^ byte) & 255] ^ value >> 8

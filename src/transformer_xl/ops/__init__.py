@@ -92,8 +92,7 @@ def rel_attention(
             f"{S} keys need as many values and positions, not {v.shape[1]} and {r.shape[0]}"
         )
     if attn_len is not None:
-        if attn_len < 1:
-            raise ValueError(f"attn_len={attn_len} must be at least 1: a query sees its own key")
+        _check_attn_len(attn_len)
         # Keys that even the first query does not reach take part in nothing.
         unseen = S - T + 1 - attn_len
         if unseen > 0:
@@ -126,7 +125,13 @@ def attention(
     first_key: Int[Tensor, " B"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B T H K"]:
-    """Attend as :func:`rel_attention` does, by content alone: for absolute positions."""
+    """Attend as :func:`rel_attention` does, by content alone: for absolute positions.
+
+    Raises:
+        ValueError: ``attn_len`` is below 1.
+    """
+    if attn_len is not None:
+        _check_attn_len(attn_len)
     hidden_BHTS = reference.hidden_keys(q.shape[1], k.shape[1], attn_len, q.device)[None, None]
     if first_key is not None:
         hidden_BS = torch.arange(k.shape[1], device=q.device) < first_key[:, None]
@@ -134,6 +139,11 @@ def attention(
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=~hidden_BHTS, dropout_p=dropout)
     return out.transpose(1, 2)
+
+
+def _check_attn_len(attn_len: int) -> None:
+    if attn_len < 1:
+        raise ValueError(f"attn_len={attn_len} must be at least 1: a query sees its own key")
 
 
 @contextmanager
