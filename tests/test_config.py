@@ -6,6 +6,7 @@ import typing
 
 import pytest
 
+from transformer_xl.cli import parse
 from transformer_xl.config import (
     Config,
     DataConfig,
@@ -14,7 +15,14 @@ from transformer_xl.config import (
     ModelConfig,
     TrainConfig,
 )
+from transformer_xl.recipes import dump_recipe, parse_recipe
 
+ADAPTIVE = {
+    "cutoffs": (5, 9),
+    "tie_projections": (True, False, False),
+    "div_val": 2,
+    "proj_same_dim": False,
+}
 SECTIONS = (ModelConfig, DataConfig, TrainConfig, EvalConfig, GenerateConfig)
 
 
@@ -33,6 +41,46 @@ SECTIONS = (ModelConfig, DataConfig, TrainConfig, EvalConfig, GenerateConfig)
         (ModelConfig, {"dropout": 1.0}, "dropout=1.0 must be at least 0 and below 1"),
         (ModelConfig, {"attn_dropout": -0.1}, "attn_dropout=-0.1 must be"),
         (ModelConfig, {"norm_eps": 0.0}, "norm_eps=0.0 must be above 0"),
+        (ModelConfig, {"ext_len": -1}, "ext_len=-1 must be at least 0"),
+        (ModelConfig, {"sample_softmax": -1}, "sample_softmax=-1 must be at least 0"),
+        (ModelConfig, {"div_val": 0}, "div_val=0 must be above 0"),
+        (ModelConfig, {"cutoffs": (5, 5)}, r"cutoffs=\(5, 5\) must rise from above 0"),
+        (ModelConfig, {"cutoffs": (9, 5)}, r"cutoffs=\(9, 5\) must rise"),
+        (ModelConfig, {"cutoffs": (0, 5)}, r"cutoffs=\(0, 5\) must rise from above 0"),
+        (ModelConfig, {"cutoffs": (5, 9), "vocab_size": 9}, "must rise .* to below vocab_size=9"),
+        (
+            ModelConfig,
+            {"cutoffs": (5, 9), "div_val": 4, "d_embed": 15},
+            "div_val=4 leaves nothing of d_embed=15 for the last of 3 clusters",
+        ),
+        (
+            ModelConfig,
+            {"cutoffs": (5, 9), "tie_projections": (True, False)},
+            r"tie_projections=\(True, False\) must be one answer, or one for each of the 3 "
+            r"clusters that cutoffs=\(5, 9\) make",
+        ),
+        (
+            ModelConfig,
+            {"tie_projections": ()},
+            r"tie_projections=\(\) must be .* of the 1 clusters",
+        ),
+        (
+            ModelConfig,
+            {"sample_softmax": 7, "cutoffs": (5,)},
+            r"sample_softmax=7 and cutoffs=\(5,\) are two ways .* choose one",
+        ),
+        (ModelConfig, {"sample_softmax": 7, "div_val": 2}, "are two ways to the same end"),
+        (
+            ModelConfig,
+            {"attn_type": 1},
+            "attn_type=1 with n_positions=None: attn_type 1 and 3 need",
+        ),
+        (ModelConfig, {"attn_type": 3}, "attn_type=3 with n_positions=None"),
+        (ModelConfig, {"n_positions": 9}, "attn_type=0 with n_positions=9: .* have no table"),
+        (ModelConfig, {"attn_type": 2, "n_positions": 9}, "attn_type=2 with n_positions=9"),
+        (ModelConfig, {"attn_type": 1, "n_positions": 0}, "n_positions=0 must be above 0"),
+        (ModelConfig, {"d_model": 7, "n_head": 7, "attn_type": 2}, "d_model=7 must be even"),
+        (EvalConfig, {"ext_len": -1}, "ext_len=-1 must be at least 0"),
         (DataConfig, {"vocab_size": 0}, "vocab_size=0 must be above 0"),
         (DataConfig, {"valid_fraction": 1.0}, "valid_fraction=1.0 must be"),
         (DataConfig, {"valid_fraction": 0.5, "test_fraction": 0.5}, "leaves no text to train on"),
@@ -78,7 +126,11 @@ def test_a_wrong_value_is_named_with_its_rule(kind, settings, message):
         (DataConfig, {"valid_fraction": 0.0, "test_fraction": 0.0}),
         (TrainConfig, {"warmup_steps": 10, "steps": 10, "eval_every": 0, "save_every": 0}),
         (TrainConfig, {"minutes": 1.0, "schedule": "constant_cooldown", "clip_norm": 0.0}),
-        (EvalConfig, {"mem_len": 0, "mem_lens": (0,)}),
+        (ModelConfig, {"cutoffs": (1, 2), "vocab_size": 3, "div_val": 16, "d_embed": 256}),
+        (ModelConfig, {"cutoffs": (5,), "tie_projections": (False, True), "vocab_size": 0}),
+        (ModelConfig, {"attn_type": 1, "n_positions": 1, "d_model": 7, "n_head": 7}),
+        (ModelConfig, {"attn_type": 3, "n_positions": 1, "ext_len": 0, "sample_softmax": 0}),
+        (EvalConfig, {"mem_len": 0, "mem_lens": (0,), "ext_len": 0}),
         (GenerateConfig, {"length": 0, "temperature": 0.0, "top_p": 1.0, "top_k": 1}),
     ],
 )
@@ -116,3 +168,63 @@ def test_a_recipe_needs_a_model_and_a_text():
     with pytest.raises(TypeError, match="data"):
         Config(model=ModelConfig())
     assert Config(model=ModelConfig(), data=DataConfig()).train == TrainConfig()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ADAPTIVE,
+        {"tie_projections": True, "cutoffs": (5,)},
+        {"attn_type": 1, "n_positions": 9, "ext_len": 3},
+        {"attn_type": 2, "quirks": ("stored_positions", "raw_queries")},
+        {"attn_type": 3, "n_positions": 9, "sample_softmax": 8},
+        {"ext_len": 4, "quirks": ("swapped_ext_len", "exact_frequencies")},
+    ],
+    ids=str,
+)
+def test_a_recipe_with_the_settings_of_old_models_survives_writing_and_reading(settings):
+    config = Config(
+        model=ModelConfig(**settings),
+        data=DataConfig(path="a.txt"),
+        train=TrainConfig(loss="half"),
+        eval=EvalConfig(ext_len=2),
+    )
+    again = parse_recipe(dump_recipe(config), "a.toml")
+    assert again == config
+    assert {name: getattr(again.model, name) for name in settings} == settings
+
+
+def parsed(*words):
+    return parse(["train", "demo", "--out", "nowhere", *words])
+
+
+def test_settings_of_old_models_may_come_from_the_command_line():
+    line = "--model.cutoffs 5 9 --model.div_val 2 --model.proj_same_dim False"
+    model = parsed(*line.split(), "--model.tie_projections", "True", "False", "False").model
+    assert {name: getattr(model, name) for name in ADAPTIVE} == ADAPTIVE
+    line = "--model.attn_type 3 --model.n_positions 40 --model.ext_len 4 --train.loss half"
+    command = parsed(*line.split(), "--eval.ext_len", "2", "--model.quirks", "stored_positions")
+    assert (command.model.attn_type, command.model.n_positions) == (3, 40)
+    assert (command.model.ext_len, command.eval.ext_len) == (4, 2)
+    assert command.model.quirks == ("stored_positions",)
+    assert command.train.loss == "half"
+
+
+@pytest.mark.parametrize("answer", [True, False])
+def test_one_answer_may_stand_for_all_projections(answer):
+    assert parsed("--model.tie_projections", str(answer)).model.tie_projections is answer
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--model.attn_type", "4"],
+        ["--model.quirks", "wings"],
+        ["--model.cutoffs", "9", "5"],
+        ["--train.loss", "quarter"],
+    ],
+    ids=str,
+)
+def test_a_wrong_setting_on_the_command_line_ends_it(words, capsys):
+    with pytest.raises((SystemExit, ValueError)):
+        parsed(*words)

@@ -74,11 +74,13 @@ def test_the_result_says_what_was_measured_and_how(model, text):
     assert (result.attn_len, result.clamp_len) == (None, None)
     assert result.seconds > 0
     assert result.tokens_per_second == pytest.approx(59 / result.seconds)
+    assert result.ext_len == 0
     given = {"segment_len": 7, "mem_len": 9, "attn_len": 4, "clamp_len": 3, "batch_size": 2}
+    given["ext_len"] = 2
     assert given.items() <= asdict(evaluate(model, text, **given)).items()
 
 
-@pytest.mark.parametrize("name", ["mem_len", "attn_len", "clamp_len"])
+@pytest.mark.parametrize("name", ["mem_len", "attn_len", "clamp_len", "ext_len"])
 def test_a_length_that_is_not_given_is_that_of_the_model(model, text, name):
     other = TransformerXL(replace(model.config, **{name: 3})).eval()
     other.load_state_dict(model.state_dict())
@@ -133,6 +135,7 @@ def test_the_mode_of_the_model_is_restored(tiny_config, text, is_training):
         ({"batch_size": 0}, "batch_size=0 must be at least 1"),
         ({"attn_len": -1}, "attn_len=-1 must be at least 1"),
         ({"clamp_len": -1}, "clamp_len=-1 must be at least 0"),
+        ({"ext_len": -1}, "ext_len=-1 must be at least 0"),
     ],
     ids=str,
 )
@@ -176,3 +179,19 @@ def test_a_text_of_one_token_or_none_has_nothing_to_score(model):
 def test_scoring_leaves_the_callers_gradients_as_they_were(model):
     for _ in score(model, [1, 2, 3], segment_len=1):
         assert torch.is_grad_enabled()
+
+
+@torch.no_grad()
+def test_training_settings_do_not_touch_the_evaluation(tiny_config, text):
+    sampled = TransformerXL(replace(tiny_config, sample_softmax=4, init_std=0.3)).train()
+    full = TransformerXL(replace(tiny_config, init_std=0.3))
+    full.load_state_dict(sampled.state_dict())
+    assert evaluate(sampled, text).nll == evaluate(full, text).nll
+
+
+def test_an_adaptive_model_is_measured_by_its_distribution(tiny_config, text):
+    model = TransformerXL(replace(tiny_config, cutoffs=(6, 14), div_val=2, init_std=0.3)).eval()
+    with torch.no_grad():
+        log_probs = model(torch.from_numpy(text[None, :-1])).log_probs[0]
+    expected = -log_probs[range(59), text[1:]].mean().item()
+    assert evaluate(model, text, segment_len=59).nll == pytest.approx(expected, abs=1e-5)

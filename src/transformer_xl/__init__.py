@@ -70,7 +70,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """The package, in which `convert`, `evaluate`, `generate` and `train` are functions, not their files.
+    """The package: `convert`, `evaluate`, `generate` and `train` are functions in it, not files.
 
     Python binds a file to its package under the file's name when anybody imports it. Which of the
     two a caller found would then depend on what was imported before.

@@ -95,7 +95,8 @@ def evaluate(
         )
 
     B = min(batch_size, n)
-    starts = [b * n // B for b in range(B + 1)]
+    # Rounded up, so that no part is longer than the first.
+    starts = [-(-b * n // B) for b in range(B + 1)]
     lengths = {"mem_len": mem_len, "attn_len": attn_len, "clamp_len": clamp_len}
     was_training = model.training
     model.eval()
@@ -135,17 +136,20 @@ def _total_nll(
 ) -> float:
     """Add up -log p of all tokens but the first; ``starts`` ends with the end of the text."""
     device = model.device
-    mems = _warm_memory(model, text, starts[:-1], segment_len, lengths)
-    first, end = (torch.tensor(places)[:, None] for places in (starts[:-1], starts[1:]))
-    # Parts differ by one token at most; the shorter ones end in a repeated, uncounted token.
-    longest = int((end - first).max())
+    # Parts differ by one token at most. A shorter one begins with the last token of the part before
+    # it, uncounted, so that all end together: absolute positions are counted from the end.
+    longest = starts[1]
+    firsts = [end - longest for end in starts[1:]]
+    mems = _warm_memory(model, text, firsts, segment_len, lengths)
+    start, first = (torch.tensor(places)[:, None] for places in (starts[:-1], firsts))
     nll = torch.zeros((), dtype=torch.float64, device=device)
     for offset in range(0, longest, segment_len):
         # At the beginning of a part all is in the memory that was warmed up.
         context = min(ext_len, offset)
         place = first + offset + torch.arange(-context, min(segment_len, longest - offset))
-        counted = (place[:, context:] < end).to(device)
-        targets = text[(place[:, context:] + 1).clamp(max=len(text) - 1)].to(device)
+        predicting = place[:, context:]
+        counted = (predicting >= start).to(device)
+        targets = text[predicting + 1].to(device)
         out = model(
             text[place].to(device), mems, targets, ext_len=ext_len, context=context, **lengths
         )
@@ -157,7 +161,7 @@ def _total_nll(
 def _warm_memory(
     model: TransformerXL,
     text: Tensor,
-    starts: list[int],
+    firsts: list[int],
     segment_len: int,
     lengths: dict[str, int | None],
 ) -> Memory | KeptMemory:
@@ -165,11 +169,11 @@ def _warm_memory(
     mem_len = lengths["mem_len"]
     device = model.device
     first = model.keep(model.start_memory(1, mem_len))
-    if len(starts) == 1:
+    if len(firsts) == 1:
         return first
-    others = torch.tensor(starts[1:])
+    others = torch.tensor(firsts[1:])
     # Where the text before a part is shorter than the memory, all parts warm up on less.
-    W = min(mem_len or 0, starts[1])
+    W = min(mem_len or 0, firsts[1])
     mems = model.keep(model.start_memory(len(others), mem_len))
     for offset in range(0, W, segment_len):
         T = min(segment_len, W - offset)

@@ -73,3 +73,32 @@ def test_a_position_in_other_streams_is_refused(other):
     batch_size, segment_len, length = other
     with pytest.raises(ValueError, match="the saved position belongs to"):
         Segments(np.arange(length, dtype=np.uint16), batch_size, segment_len).load_state_dict(state)
+
+
+@given(SHAPES, st.integers(0, 9))
+def test_the_tokens_before_a_segment_come_with_it_once_more(shape, ext_len):
+    batch_size, segment_len, _ = shape
+    corpus = corpus_for(*shape)
+    plain = Segments(corpus, batch_size, segment_len)
+    longer = Segments(corpus, batch_size, segment_len, ext_len)
+    for n in range(5):
+        (tokens, targets), (more, same) = plain.next_segment(), longer.next_segment()
+        assert torch.equal(same, targets)
+        assert torch.equal(more[:, ext_len:], tokens)
+        for b in range(batch_size):
+            start = b * (len(corpus) // batch_size) + n * segment_len
+            # The corpus is a ring: its end stands before its beginning.
+            before = (start + np.arange(-ext_len, 0)) % len(corpus)
+            assert np.array_equal(more[b, :ext_len], before)
+    assert more.is_contiguous()
+    assert same.is_contiguous()
+
+
+def test_the_position_counts_no_context():
+    corpus = corpus_for(2, 5, 7)
+    first = Segments(corpus, 2, 5, 3)
+    first.next_segment()
+    second = Segments(corpus, 2, 5, 3)
+    second.load_state_dict(first.state_dict())
+    for ours, theirs in zip(first.next_segment(), second.next_segment(), strict=True):
+        assert torch.equal(ours, theirs)

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transformer_xl.nn import Embedding, relative_positions
+from transformer_xl.nn import AdaptiveEmbedding, Embedding, relative_positions
 
 CPU = torch.device("cpu")
 
@@ -14,7 +14,7 @@ def encodings(S, d_model=8, clamp_len=None, dtype=torch.float64):
 
 
 def filled(config):
-    embedding = Embedding(config)
+    embedding = (AdaptiveEmbedding if config.div_val > 1 else Embedding)(config)
     with torch.no_grad():
         for parameter in embedding.parameters():
             parameter.normal_()
@@ -36,6 +36,69 @@ def test_a_narrow_embedding_is_projected_first(tiny_config):
     assert embedding.proj.bias is None
     expected = embedding.weight[tokens] @ embedding.proj.weight.T * 4
     torch.testing.assert_close(embedding(tokens), expected)
+
+
+ADAPTIVE = {
+    "equal widths projected": {"cutoffs": (3, 9), "div_val": 2},
+    "equal widths as they are": {"cutoffs": (3, 9), "div_val": 2, "proj_same_dim": False},
+    "much narrower": {"cutoffs": (3, 9, 30), "div_val": 4, "d_embed": 64},
+    "one cluster": {"div_val": 2},
+}
+
+
+@pytest.fixture(params=ADAPTIVE)
+def adaptive(request, tiny_config):
+    return filled(replace(tiny_config, **ADAPTIVE[request.param]))
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [[[0, 30, 7, 2], [3, 29, 8, 9]], [[1]], [[30], [30], [30]], [[5, 2, 7, 5]], [[], []]],
+    ids=str,
+)
+def test_an_adaptive_embedding_is_the_row_of_its_cluster_projected(adaptive, tokens):
+    tokens = torch.tensor(tokens, dtype=torch.int64)
+    expected = torch.empty(*tokens.shape, 16)
+    for place in torch.cartesian_prod(*map(torch.arange, tokens.shape)).tolist():
+        word = int(tokens[tuple(place)])
+        i = next(i for i, c in enumerate(adaptive.clusters) if word < c.stop)
+        row, proj = adaptive.weights[i][word - adaptive.clusters[i].start], adaptive.projs[i]
+        row = proj.weight @ row if isinstance(proj, torch.nn.Linear) else row
+        expected[tuple(place)] = row * 4
+    torch.testing.assert_close(adaptive(tokens), expected)
+
+
+def test_the_tables_of_an_adaptive_embedding_have_the_shapes_of_their_clusters(tiny_config):
+    embedding = filled(replace(tiny_config, **ADAPTIVE["equal widths as they are"]))
+    assert [tuple(x.shape) for x in embedding.weights] == [(3, 16), (6, 8), (22, 4)]
+    first, *others = embedding.projs
+    assert [tuple(proj.weight.shape) for proj in others] == [(16, 8), (16, 4)]
+    assert not [*first.parameters()]
+    assert all(proj.bias is None for proj in others)
+
+
+def test_each_word_teaches_its_row_and_its_projection_and_no_other(adaptive):
+    adaptive(torch.tensor([[30, 1], [30, 4]])).square().sum().backward()
+    for cluster, table, proj in zip(
+        adaptive.clusters, adaptive.weights, adaptive.projs, strict=True
+    ):
+        words = [
+            word - cluster.start for word in (1, 4, 30) if cluster.start <= word < cluster.stop
+        ]
+        assert table.grad.any(1).nonzero()[:, 0].tolist() == words
+        for weight in proj.parameters():
+            assert weight.grad.any() == bool(words)
+
+
+def test_half_precision_ends_behind_the_projection(adaptive):
+    with torch.autocast("cpu", torch.bfloat16):
+        assert adaptive(torch.tensor([[0, 30]])).dtype == torch.float32
+
+
+@pytest.mark.parametrize("wrong", [31, -1])
+def test_a_token_outside_the_vocabulary_is_an_error(adaptive, wrong):
+    with pytest.raises((RuntimeError, IndexError)):
+        adaptive(torch.tensor([[0, wrong]]))
 
 
 @pytest.mark.parametrize("S", [1, 2, 3, 7, 64, 65])

@@ -263,3 +263,27 @@ def test_joined_streams_of_equal_length_have_forgotten_nothing():
     joined = join([one, other])
     assert joined.forgotten is None
     assert torch.equal(contents(joined), torch.cat([contents(one), contents(other)], 3))
+
+
+def test_joined_hidden_states_keep_what_each_stream_had():
+    long = Memory(states(5, rows=2)).reset([1])
+    short, none = Memory(states(3, rows=1), torch.tensor([1])), Memory(states(0, rows=1))
+    joined = join([long, short, none])
+    assert isinstance(joined, Memory)
+    assert (len(joined), joined.batch_size) == (5, 4)
+    assert joined.forgotten.tolist() == [0, 5, 3, 5]
+    for state, one, other in zip(joined.states, long.states, short.states, strict=True):
+        assert torch.equal(state[:2], one)
+        assert torch.equal(state[2:3, 2:], other)
+        assert state.isfinite().all()
+
+
+def test_joined_hidden_states_of_equal_length_have_forgotten_nothing():
+    one, other = Memory(states(4, rows=1)), Memory(states(9, rows=2)).last(4)
+    joined = join([one, other])
+    assert joined.forgotten is None
+    for state, *parts in zip(joined.states, one.states, other.states, strict=True):
+        assert torch.equal(state, torch.cat(parts))
+    alone = join([one])
+    assert all(map(torch.equal, alone.states, one.states))
+    assert join([Memory(states(0)), Memory(states(0))]).forgotten is None

@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from inspect import unwrap
 from itertools import product
@@ -18,9 +19,32 @@ OPTIONS = {
     "final_norm": (True, False),
 }
 COMBINATIONS = [dict(zip(OPTIONS, values, strict=True)) for values in product(*OPTIONS.values())]
+TYPES = [
+    {"attn_type": 1, "n_positions": 7, "tie_biases": False},
+    {"attn_type": 2},
+    {"attn_type": 3, "n_positions": 7, "norm_first": True},
+]
+ADAPTIVE = [
+    {"cutoffs": (40, 90)},
+    {"cutoffs": (40, 90), "div_val": 2, "tie_projections": (False, True, False)},
+    {"cutoffs": (40, 90), "d_embed": 6, "tie_embeddings": False},
+    {"div_val": 2, "proj_same_dim": False, "tie_embeddings": False},
+]
 TEXT8, ENWIK8 = {"vocab_size": 27}, {"vocab_size": 204}
 BASE = {"n_layer": 12, "n_head": 8, "d_model": 512, "d_head": 64, "d_inner": 2048}
 LARGE = {"n_layer": 24, "n_head": 8, "d_model": 1024, "d_head": 128, "d_inner": 3072}
+WT103 = {
+    "vocab_size": 267_735,
+    "cutoffs": (20_000, 40_000, 200_000),
+    "tie_projections": (False, True, True, True),
+}
+WT103_BASE = WT103 | {"n_layer": 16, "n_head": 10, "d_model": 410, "d_inner": 2100}
+WT103_LARGE = WT103 | {"n_layer": 18, "n_head": 16, "d_inner": 4096, "div_val": 4, "d_model": 1024}
+NVIDIA = WT103 | {"n_layer": 16, "cutoffs": (19_997, 39_997, 199_997)}
+LM1B = {"vocab_size": 793_471, "cutoffs": (60_000, 100_000, 640_000), "div_val": 4}
+LM1B_BASE = LM1B | {"n_layer": 18, "d_model": 1024, "d_inner": 4096}
+LM1B_LARGE = LM1B | {"n_layer": 24, "n_head": 16, "d_model": 1280, "d_inner": 8192}
+UNTIED = {"tie_biases": False}
 
 
 @pytest.fixture
@@ -40,13 +64,40 @@ def tokens(B=2, T=4):
         (ENWIK8 | LARGE, 277_231_820),
         (TEXT8 | BASE, 40_964_635),
         (TEXT8 | LARGE, 277_050_395),
+        (WT103_BASE, 151_107_538),
+        (WT103_BASE | UNTIED, 151_119_838),
+        # As fairseq prints it, with its own vocabulary.
+        (WT103_BASE | UNTIED | {"vocab_size": 267_744}, 151_123_537),
+        (WT103_LARGE, 285_170_506),
+        (WT103_LARGE | UNTIED, 285_205_322),
+        (NVIDIA, 191_950_298),
+        (NVIDIA | UNTIED, 191_965_658),
     ],
-    ids=["enwik8 base", "enwik8 large", "text8 base", "text8 large"],
+    ids=lambda value: "" if isinstance(value, dict) else f"{value:_}",
 )
 def test_the_published_models_have_the_published_numbers_of_parameters(settings, count):
     with torch.device("meta"):
         model = TransformerXL(ModelConfig(**settings))
     assert sum(parameter.numel() for parameter in model.parameters()) == count
+
+
+@pytest.mark.parametrize(
+    ("settings", "millions"),
+    [
+        (LM1B_BASE, 357.8),
+        (LM1B_BASE | {"n_layer": 20, "d_inner": 6144}, 469.0),
+        (LM1B_LARGE, 841.3),
+    ],
+    ids=lambda value: "" if isinstance(value, dict) else str(value),
+)
+def test_the_largest_have_about_as_many_as_they_are_said_to_have(settings, millions):
+    # The size of their vocabulary was not published to the word.
+    with torch.device("meta"):
+        model, untied = (TransformerXL(ModelConfig(**settings | more)) for more in ({}, UNTIED))
+    count, more = (sum(x.numel() for x in m.parameters()) for m in (model, untied))
+    assert abs(count / 1e6 - millions) < 0.05
+    n_layer, d_model = settings["n_layer"], settings["d_model"]
+    assert more - count == 2 * (n_layer - 1) * d_model
 
 
 def test_a_pair_of_biases_for_each_layer_is_the_only_difference(tiny_config):
@@ -68,7 +119,11 @@ def test_each_layer_has_the_biases_of_its_own(tiny_config):
     assert not torch.allclose(before[2], after[2])
 
 
-@pytest.mark.parametrize("options", COMBINATIONS, ids=lambda options: str([*options.values()]))
+@pytest.mark.parametrize(
+    "options",
+    [*COMBINATIONS, *TYPES, *ADAPTIVE],
+    ids=lambda options: str([*options.values()]),
+)
 def test_every_parameter_has_its_line_in_the_table_of_initial_weights(tiny_config, options):
     model = TransformerXL(
         replace(tiny_config, **options, vocab_size=400, init_std=0.5, proj_init_std=0.1)
@@ -78,11 +133,11 @@ def test_every_parameter_has_its_line_in_the_table_of_initial_weights(tiny_confi
             parameter.fill_(torch.nan)
     model.init_weights()
     for name, parameter in model.named_parameters():
-        if name.endswith("bias") and "_bias" not in name:
+        if name.endswith("bias") and name not in ("content_bias", "position_bias"):
             assert not parameter.any(), name
             continue
         mean = 1.0 if "norm" in name else 0.0
-        std = 0.1 if name in ("embedding.proj.weight", "softmax.proj.weight") else 0.5
+        std = 0.1 if re.match(r"(embedding|softmax)\.projs?\.", name) else 0.5
         # Six standard deviations of what is measured on so many draws.
         n = parameter.numel()
         assert abs(parameter.mean() - mean) < 6 * std / n**0.5, name
@@ -208,6 +263,18 @@ def test_dropout_is_where_the_paper_has_it(tiny_config, monkeypatch):
     assert {p for _, p in places} == {0.0}
 
 
+@pytest.mark.parametrize(("settings", "positions"), [*zip(TYPES, [0, 1, 0], strict=True)])
+def test_sinusoids_are_dropped_and_learned_positions_are_not(
+    tiny_config, monkeypatch, settings, positions
+):
+    shapes = []
+    monkeypatch.setattr(F, "dropout", lambda x, *about: shapes.append(tuple(x.shape)) or x)
+    model = TransformerXL(replace(tiny_config, **settings))
+    model(tokens(), model.start_memory(2).extend([torch.zeros(2, 5, 16)] * 3, 5))
+    assert shapes.count((9, 16)) == positions
+    assert len(shapes) == 3 * 3 + 2 + positions
+
+
 def test_dropout_changes_the_training_and_nothing_else(tiny_config):
     model = TransformerXL(replace(tiny_config, dropout=0.2, attn_dropout=0.2))
     segment = tokens()
@@ -245,11 +312,42 @@ def test_wrong_shapes_are_named(model):
     forward = unwrap(TransformerXL.forward)
     with pytest.raises(ValueError, match=r"targets of shape \(2, 3\) .* the tokens, \(2, 4\)"):
         forward(model, tokens(), targets=tokens(T=3))
+    with pytest.raises(ValueError, match=r"targets of shape \(2, 5\) must have the shape"):
+        forward(model, tokens(), targets=tokens(T=5), ext_len=1)
     read = unwrap(TransformerXL.read)
     with pytest.raises(ValueError, match=r"tokens of shape \(4,\) must be \(streams, length\)"):
         read(model, tokens()[0])
     with pytest.raises(ValueError, match=r"tokens of shape \(2, 0\) .* not empty"):
         model.read(tokens(T=0))
+
+
+@pytest.mark.parametrize(
+    ("T", "lengths", "most"),
+    [
+        (3, {}, ""),
+        (5, {}, ""),
+        (0, {"ext_len": 4}, ", but for the first 4"),
+        (1, {"ext_len": 2}, ", but for the first 2"),
+        (4, {"context": 1}, ", but for the first 1"),
+        (2, {"context": 1}, ", but for the first 1"),
+        (3, {"context": 0, "ext_len": 4}, ""),
+    ],
+    ids=str,
+)
+def test_targets_of_another_length_are_named_with_what_may_be_missing(model, T, lengths, most):
+    message = re.escape(
+        f"targets of shape (2, {T}) must have the shape of the tokens, (2, 4){most}"
+    )
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        model(tokens(), targets=tokens(T=T), **lengths)
+
+
+@pytest.mark.parametrize("lengths", [{"ext_len": 2}, {"ext_len": 1}, {"context": 1}], ids=str)
+def test_targets_are_those_of_the_last_tokens(model, lengths):
+    segment, targets = tokens(), tokens(T=3)
+    found = model(segment, targets=targets, **lengths).nll
+    expected = -model(segment).log_probs[:, 1:].gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_memory_of_other_streams_is_named(model):

@@ -1,14 +1,22 @@
 """Whatever is faster than the reference gives the numbers of the reference."""
 
+import itertools
 from contextlib import suppress
 from inspect import unwrap
 
 import pytest
 import torch
 
-from transformer_xl.ops import BACKENDS, chosen_backend, rel_attention, skew, use_backend
+from transformer_xl.ops import (
+    BACKENDS,
+    attention,
+    chosen_backend,
+    rel_attention,
+    skew,
+    use_backend,
+)
 
-NAMES = ("output", "q", "k", "v", "r", "content_bias", "position_bias")
+NAMES = ("output", "q", "k", "v", "r", "content_bias", "position_bias", "distance_bias")
 # Streams, queries, remembered, heads, width.
 SHAPES = [(1, 1, 0, 1, 1), (2, 1, 6, 3, 4), (2, 7, 0, 3, 5), (2, 5, 9, 2, 3), (1, 9, 3, 3, 2)]
 # Most queries of a block, bytes of a group: one block and group; blocks with a rest of one, of
@@ -31,8 +39,10 @@ def operands(B, T, M, H, K, dtype=torch.float64):
 
 def output_and_gradients(backend, inputs, **options):
     leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    if len(leaves) > 6:
+        options["distance_bias"] = leaves[6]
     with use_backend(backend):
-        out = rel_attention(*leaves, **options)
+        out = rel_attention(*leaves[:6], **options)
     weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape)
     out.backward(weights.to(out.dtype))
     return [out.detach(), *(x.grad for x in leaves)]
@@ -41,7 +51,7 @@ def output_and_gradients(backend, inputs, **options):
 def assert_equal_to_reference(inputs, **options):
     expected = output_and_gradients("reference", inputs, **options)
     ours = output_and_gradients("skew", inputs, **options)
-    for name, one, other in zip(NAMES, ours, expected, strict=True):
+    for name, one, other in zip(NAMES[: len(ours)], ours, expected, strict=True):
         torch.testing.assert_close(
             one, other, rtol=1e-12, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}"
         )
@@ -70,6 +80,81 @@ def test_streams_with_a_shorter_past_are_those_of_the_reference(shape, attn_len)
     assert_equal_to_reference(operands(*shape), attn_len=attn_len, first_key=first_key)
 
 
+@pytest.mark.parametrize("attn_len", [None, 1, 6])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.usefixtures("blocks")
+def test_biases_of_the_distances_are_those_of_the_reference(shape, attn_len):
+    B, T, M, H, _ = shape
+    inputs = [*operands(*shape), torch.randn(M + T, H, dtype=torch.float64)]
+    assert_equal_to_reference(inputs, attn_len=attn_len, first_key=first_keys(B, M))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("attn_len", [None, 4])
+def test_a_bias_of_a_distance_is_added_to_every_score_at_that_distance(backend, attn_len):
+    B, T, M, H, K = 2, 3, 4, 2, 5
+    q, k, v, r, u, w = operands(B, T, M, H, K)
+    bias = torch.randn(M + T, H, dtype=torch.float64)
+    expected = torch.empty_like(q)
+    for b, t, h in itertools.product(range(B), range(T), range(H)):
+        seen = range(0 if attn_len is None else M + t + 1 - attn_len, M + t + 1)
+        scores = []
+        for s in seen:
+            row = s + T - 1 - t
+            content, place = (q[b, t, h] + u[h]) @ k[b, s, h], (q[b, t, h] + w[h]) @ r[row, h]
+            scores.append((content + place + bias[row, h]) / K**0.5)
+        expected[b, t, h] = torch.stack(scores).softmax(0) @ v[b, seen.start : seen.stop, h]
+    with use_backend(backend):
+        found = rel_attention(q, k, v, r, u, w, distance_bias=bias, attn_len=attn_len)
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+        zero = torch.zeros_like(bias)
+        torch.testing.assert_close(
+            rel_attention(q, k, v, r, u, w, distance_bias=zero, attn_len=attn_len),
+            rel_attention(q, k, v, r, u, w, attn_len=attn_len),
+        )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_under_autocast_biases_of_the_distances_are_cast_with_the_rest(backend):
+    inputs = operands(2, 3, 4, 2, 8, dtype=torch.float32)
+    bias = torch.randn(7, 2)
+    with use_backend(backend):
+        exact = rel_attention(*inputs, distance_bias=bias)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = rel_attention(*inputs, distance_bias=bias)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), exact, rtol=0.05, atol=0.05)
+
+
+@pytest.mark.parametrize("attn_len", [None, 1, 3, 100])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("some_are_shorter", [False, True])
+def test_without_positions_attention_is_by_content_alone(shape, attn_len, some_are_shorter):
+    first_key = first_keys(shape[0], shape[2]) if some_are_shorter else None
+    q, k, v, *positions = (x.requires_grad_() for x in operands(*shape))
+    nothing = [torch.zeros_like(x) for x in positions]
+    with use_backend("reference"):
+        expected = rel_attention(q, k, v, *nothing, attn_len=attn_len, first_key=first_key)
+    found = attention(q, k, v, attn_len=attn_len, first_key=first_key)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    weights = torch.randn_like(found)
+    gradients = (torch.autograd.grad(out, (q, k, v), weights) for out in (found, expected))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_dropout_by_content_alone_hides_single_weights():
+    B, S, p = 2000, 4, 0.25
+    q, k = (torch.randn(1, n, 1, S).expand(B, -1, -1, -1) for n in (1, S))
+    v = torch.eye(S)[None, :, None].expand(B, -1, -1, -1)
+    weights, dropped = attention(q, k, v)[0], attention(q, k, v, dropout=p)
+    is_kept = dropped > 0
+    torch.testing.assert_close(dropped[is_kept], (weights / (1 - p)).expand_as(dropped)[is_kept])
+    # Five standard deviations of a share.
+    n = is_kept.numel()
+    assert abs(is_kept.float().mean() - (1 - p)) < 5 * (p * (1 - p) / n) ** 0.5
+
+
 @pytest.mark.parametrize("attn_len", [None, 50, 140])
 @pytest.mark.parametrize("T", [127, 128, 129, 130, 257])
 def test_no_length_around_the_blocks_is_special(T, attn_len):
@@ -87,7 +172,7 @@ def test_the_error_is_at_most_twice_that_of_the_reference(shape, attn_len, dtype
     exact = output_and_gradients("reference", [x.double() for x in inputs], **options)
     plain = output_and_gradients("reference", inputs, **options)
     fast = output_and_gradients("skew", inputs, **options)
-    for name, truth, one, other in zip(NAMES, exact, fast, plain, strict=True):
+    for name, truth, one, other in zip(NAMES[:7], exact, fast, plain, strict=True):
         assert one.dtype == dtype
         error, allowed = ((x.double() - truth).norm() for x in (one, other))
         assert error <= 2 * allowed, f"{name}: {error:.3g}, the reference {allowed:.3g}"
@@ -279,5 +364,8 @@ def test_a_wrong_shape_is_named(wrong, message):
 
 @pytest.mark.parametrize("attn_len", [0, -1])
 def test_an_attention_length_below_one_is_named(attn_len):
+    inputs = operands(1, 2, 3, 1, 2)
     with pytest.raises(ValueError, match=f"attn_len={attn_len} must be at least 1"):
-        rel_attention(*operands(1, 2, 3, 1, 2), attn_len=attn_len)
+        rel_attention(*inputs, attn_len=attn_len)
+    with pytest.raises(ValueError, match=f"attn_len={attn_len} must be at least 1"):
+        attention(*inputs[:3], attn_len=attn_len)

@@ -21,6 +21,7 @@ from transformer_xl.train import Interrupted, loop, train
 from transformer_xl.train.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -76,17 +77,18 @@ def same(one, other):
 
 @pytest.mark.usefixtures("unfinished")
 @pytest.mark.parametrize(
-    "settings",
+    "sections",
     [
         {},
-        {"optimizer": "muon"},
-        {"precision": "bfloat16"},
-        {"schedule": "constant_cooldown", "minutes": 60.0, "accumulate": 1},
+        {"train": {"optimizer": "muon"}},
+        {"train": {"precision": "bfloat16"}},
+        {"train": {"schedule": "constant_cooldown", "minutes": 60.0, "accumulate": 1}},
+        {"model": {"ext_len": 3, "sample_softmax": 5}, "train": {"loss": "half"}},
     ],
-    ids=["adamw", "muon", "bfloat16", "minutes"],
+    ids=["adamw", "muon", "bfloat16", "minutes", "ext_len, samples, half"],
 )
-def test_resuming_changes_nothing(tmp_path, toy_recipe, at_step, settings):
-    config = toy_recipe(train=settings)
+def test_resuming_changes_nothing(tmp_path, toy_recipe, at_step, sections):
+    config = toy_recipe(**sections)
     train(config, tmp_path / "whole", quiet=True)
     # Between saves, with a saved step, in the middle of a line of the log, with an evaluation.
     for step in (1, 6, 7, 8):
@@ -155,15 +157,17 @@ def test_a_run_needs_no_main_thread(tmp_path, toy_recipe):
     assert last_state(tmp_path)["step"] == 2
 
 
-def updated(config, parts, steps=3):
-    """Weights, memory and losses after some updates made in a number of parts."""
+def begun(config):
     corpus = prepare(config.data)
     config = loop._with_vocabulary(config, corpus)
+    return config, loop._new_state(config, corpus, CPU)
+
+
+def updated(config, parts, steps=3):
+    """Weights, memory and losses after some updates made in a number of parts."""
     config = loop.replace(config, train=loop.replace(config.train, accumulate=parts))
-    state = loop._new_state(config, corpus, torch.device("cpu"))
-    losses = [
-        loop.train_step(config, state, state.model, torch.device("cpu"))[0] for _ in range(steps)
-    ]
+    config, state = begun(config)
+    losses = [loop.train_step(config, state, state.model, CPU)[0] for _ in range(steps)]
     memory = torch.cat([torch.stack(mems.states) for mems in state.mems], dim=1)
     return [*state.model.parameters()], memory, torch.stack(losses)
 
@@ -180,6 +184,24 @@ def test_accumulation_is_not_without_effect_on_one_part_alone(toy_recipe):
     config = toy_recipe(model={"dropout": 0.0, "attn_dropout": 0.0}, train={"eps": 1e-3})
     with pytest.raises(AssertionError):
         torch.testing.assert_close(updated(config, 2, steps=2), updated(config, 2, steps=3))
+
+
+@pytest.mark.parametrize("ext_len", [0, 3])
+def test_half_a_loss_is_that_of_the_second_half_and_learns_from_it_alone(toy_recipe, ext_len):
+    model = {"dropout": 0.0, "attn_dropout": 0.0, "ext_len": ext_len}
+
+    def weights(wrong):
+        config, state = begun(toy_recipe(model=model, train={"loss": "half"}))
+        tokens, targets = state.segments.next_segment()
+        targets[:, wrong] = 0
+        expected = state.model(tokens, targets=targets, context=ext_len).nll[:, 4:].mean()
+        state.segments.next_segment = lambda: (tokens, targets)
+        loss, _ = loop.train_step(config, state, state.model, CPU)
+        torch.testing.assert_close(loss, expected.detach())
+        return [*state.model.parameters()]
+
+    assert same(weights([]), weights(range(4)))
+    assert not same(weights([]), weights([4]))
 
 
 @pytest.mark.usefixtures("unfinished")

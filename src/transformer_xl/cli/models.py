@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from transformer_xl.data import Vocab
     from transformer_xl.nn import TransformerXL
 
+_KNOWN = {"imported": "the symbols of its vocabulary"}
 _Unprefixed = tyro.conf.OmitArgPrefixes
 
 
@@ -51,7 +52,7 @@ def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> Ev
         # Said when the model is loaded.
         config = None
     if not preset:
-        return config and load_eval_config(config) or EvalConfig()
+        return (config and load_eval_config(config)) or EvalConfig()
     origin = read_config(config).get("origin", {}).get("format") if config else None
     return preset_eval(preset, keys_beyond_memory=int(origin in ("tensorflow", "nvidia")))
 
@@ -70,7 +71,9 @@ class Eval:
 
     dir: tyro.conf.Suppress[Path] = Path()
     preset: str | None = None
-    """The lengths with which a model was published, such as wt103-large; see the documentation."""
+    """The lengths with which a model was published, such as wt103-large, on prepared text."""
+    prepared: bool = False
+    """The text of --file is cut into words by spaces already, as wiki.test.tokens is."""
     file: Path | None = None
     """Evaluate this text instead of the corpus of the run; - reads the standard input."""
     json: bool = False
@@ -103,7 +106,8 @@ class Eval:
 
     def _tokens(self, vocab: "Vocab") -> Any:
         if self.file:
-            return vocab.encode_lines(_read_text(self.file, vocab))
+            text = _read_text(self.file, vocab)
+            return vocab.encode_lines(text, prepared=self.prepared or bool(self.preset))
         if not (self.data.name or self.data.path):
             raise ValueError(
                 f"{self.dir} is a model without the recipe of its run, which says on what text it "
@@ -271,6 +275,6 @@ def _checked(text: str, vocab: "Vocab", name: str) -> str:
             byte = ord(text[error.start]) - 0xDC00
             raise ValueError(
                 f"{name} is no UTF-8 text: character {error.start:,} is the byte 0x{byte:02x}, "
-                f"and the model knows only {vocab.kind}"
+                f"and the model knows only {_KNOWN.get(vocab.kind, vocab.kind)}"
             ) from None
     return text

@@ -150,7 +150,7 @@ class Convert:
         "txl convert LM-TFM-wt103/model.pt models/wt103",
         "txl convert transfo-xl-wt103 models/wt103",
         "txl convert tf_wt103/model models/wt103 --mem_len 384 --same_length True",
-        "txl convert runs/demo demo-hf --to huggingface",
+        "txl convert models/wt103 wt103-hf --to huggingface",
     )
     takes: ClassVar = "SOURCE"
 

@@ -84,7 +84,7 @@ def convert(
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir()
     try:
-        _write(model, unfinished, to)
+        _write(model, unfinished, to, say)
         unfinished.replace(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -232,12 +232,12 @@ def _open_ours(source: Path) -> _Model:
     )
 
 
-def _write(model: _Model, folder: Path, to: Format) -> None:
+def _write(model: _Model, folder: Path, to: Format, say: Callable[[str], None]) -> None:
     settings = model.about.get("origin", {}).get("settings", {})
     if to == "authors":
-        write_authors(model.config, model.weights, folder)
+        write_authors(model.config, model.weights, folder, say)
     elif to == "huggingface":
-        write_huggingface(model.config, model.weights, model.vocab, settings, folder)
+        write_huggingface(model.config, model.weights, model.vocab, settings, folder, say)
     else:
         write_model(model.config, model.weights, folder, model.about)
         if model.vocab is not None:

@@ -11,6 +11,9 @@ from transformer_xl.convert.storages import MAX_DIMS
 Spend = Callable[[int], None]
 """Pays for making a copy of so many things; refuses when a file asks for too much."""
 
+COST = 40
+"""What a tensor or an array takes of it, each of which needs more bytes in a proper file."""
+
 Make = Callable[[tuple, Spend], object]
 
 
@@ -70,6 +73,7 @@ def _shape(shape: object) -> tuple[int, ...]:
 
 def make_reconstruct(args: tuple, spend: Spend) -> np.ndarray:
     """Make an array whose shape, type and numbers are set later."""
+    spend(COST)
     return np.empty(0, np.uint8)
 
 

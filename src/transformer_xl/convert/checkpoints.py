@@ -185,7 +185,7 @@ def _nvidia(path: Path, content: dict[Any, Any]) -> Checkpoint:
     for name, x in _named_tensors(path, content["model_state"]).items():
         name = re.sub(r"^crit\.out_layers_biases\.(\d+)$", r"crit.out_layers.\1.bias", name)
         name = re.sub(r"^crit\.out_layers_weights\.(\d+)$", r"crit.out_layers.\1.weight", name)
-        # The projections of the embeddings under another name, whether the softmax uses them or not.
+        # The projections of the embeddings once more, whether the softmax uses them or not.
         if not name.startswith("crit.shared_out_projs."):
             tensors[name] = x
     settings = content.get("model_config")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.convert.arrays import (
+    COST,
     Make,
     Spend,
     encode,
@@ -272,6 +273,7 @@ def _newobj(args: tuple, spend: Spend) -> object:
 
 
 def _tensor(args: tuple, spend: Spend) -> Tensor:
+    spend(COST)
     storage, *layout = args[:4]
     if not isinstance(storage, Storage) or len(layout) != 3:
         raise UnreadableFile("a tensor has no storage")
@@ -279,6 +281,7 @@ def _tensor(args: tuple, spend: Spend) -> Tensor:
 
 
 def _tensor_v3(args: tuple, spend: Spend) -> Tensor:
+    spend(COST)
     storage, offset, size, stride, _, _, dtype, *_ = args
     if not isinstance(storage, Storage) or not isinstance(dtype, torch.dtype):
         raise UnreadableFile("a tensor has no storage, or no type")

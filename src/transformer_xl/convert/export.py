@@ -1,9 +1,8 @@
 """Model folders in the layouts of the old implementations, for those who stay with them."""
 
-import dataclasses
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +10,24 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.convert.layouts import INV_FREQ, entries, write_weights
+from transformer_xl.convert.layouts import entries, write_weights
 from transformer_xl.convert.vocabularies import write_hf_vocab
 from transformer_xl.data import Vocab
 
 
-def write_authors(config: ModelConfig, weights: Mapping[str, Tensor], folder: Path) -> None:
+def write_authors(
+    config: ModelConfig,
+    weights: Mapping[str, Tensor],
+    folder: Path,
+    say: Callable[[str], None] = lambda text: None,
+) -> None:
     """Write a state dict for the authors' PyTorch code, and the arguments of its constructor.
+
+    Args:
+        config: Our settings.
+        weights: Our weights.
+        folder: An empty folder.
+        say: Called with what is lost.
 
     Raises:
         ValueError: Their model cannot be this one.
@@ -38,6 +48,11 @@ def write_authors(config: ModelConfig, weights: Mapping[str, Tensor], folder: Pa
                 f"attn_type={config.attn_type} without the quirk {quirk}: the authors' code has "
                 "it, and would compute something else with these weights"
             )
+    if config.start_memory == "zeros":
+        say("the memory began with zeros that were attended to; the authors' begins empty")
+    if config.norm_eps != _THEIR_NORM_EPS:
+        say(f"norm_eps={config.norm_eps}: the authors' code has {_THEIR_NORM_EPS}")
+    _tell_attn_len(config, say)
     table = entries(config, clusters="reversed", biases_in_layers=False)
     state = write_weights(weights, table, config)
     torch.save(OrderedDict(state), folder / "state_dict.pt")
@@ -54,6 +69,7 @@ def write_huggingface(
     vocab: Vocab | None,
     settings: Mapping[str, Any],
     folder: Path,
+    say: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Write a folder for ``TransfoXLLMHeadModel`` of transformers up to 4.37.
 
@@ -63,6 +79,7 @@ def write_huggingface(
         vocab: Our vocabulary; None leaves it out.
         settings: What the model's ``config.json`` held when it came from there.
         folder: An empty folder.
+        say: Called with what is lost.
 
     Raises:
         ValueError: Their model cannot be this one.
@@ -92,12 +109,29 @@ def write_huggingface(
     }
     origin = {name: value for name, value in settings.items() if name not in _OVERRIDDEN}
     _write_json(folder / "config.json", made | origin)
+    if config.start_memory == "empty":
+        say("the memory began empty; Hugging Face's begins with zeros that are attended to")
+    _tell_attn_len(config, say)
     if vocab is not None:
-        write_hf_vocab(vocab, folder)
+        try:
+            write_hf_vocab(vocab, folder)
+        except ValueError as error:
+            say(f"the vocabulary is left out: {error}")
 
 
 # What may have been given by hand when the model was converted.
 _OVERRIDDEN = ("n_token", "model_type", "architectures")
+
+
+_THEIR_NORM_EPS = 1e-5
+
+
+def _tell_attn_len(config: ModelConfig, say: Callable[[str], None]) -> None:
+    if config.attn_len not in (None, config.mem_len):
+        say(
+            f"attn_len={config.attn_len}: with same_length their code shows a token mem_len="
+            f"{config.mem_len} keys"
+        )
 
 
 def _require_expressible(config: ModelConfig, whose: str) -> None:

@@ -24,7 +24,7 @@ from transformer_xl.convert.storages import Storage, checked_size
 
 _FOOTER_SIZE = 48
 _MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
-_MAX_INDEX = 1 << 26
+_MAX_INDEX = 1 << 24
 _MAX_SHARDS = 10_000
 
 # Numbers of the types in TensorFlow; others hold texts and the like.
@@ -165,14 +165,19 @@ def _variables(index: Path) -> tuple[list[_Variable], int]:
     footer = content[-_FOOTER_SIZE:]
     _, _, start, size = _varints(footer, 4)
     entries: dict[bytes, bytes] = {}
-    n_read = 0
+    n_read = n_names = 0
     for _, handle in _entries(_block(content, start, size)):
         start, size = _varints(handle, 2)
         n_read += size
         # Each block is listed once, however often a hostile file would like it read.
         if n_read > len(content):
             raise UnreadableFile(f"{index} lists blocks more than once")
-        entries |= _entries(_block(content, start, size))
+        for name, entry in _entries(_block(content, start, size)):
+            # Beginnings of names are shared: few bytes may announce many.
+            n_names += len(name)
+            if n_names > 50 * len(content):
+                raise UnreadableFile(f"{index} has names of absurd length")
+            entries[name] = entry
     header = dict(_fields(entries.pop(b"", b"")))
     n_shards = header.get(1, 1)
     if header.get(2, 0) != 0:
@@ -234,7 +239,6 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
             raise UnreadableFile("its table is damaged: get a fresh copy")
         key = key[:shared] + block[position : position + own]
         position += own
-        # A long shared beginning would be copied for each key.
         if len(key) > 4096:
             raise UnreadableFile("its table has a name of absurd length")
         yield key, block[position : position + length]

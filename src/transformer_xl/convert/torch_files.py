@@ -44,7 +44,8 @@ _T = TypeVar("_T")
 def read_torch(path: Path | str) -> object:
     """Read a file of ``torch.save``, of either format.
 
-    Tensors lie on the file, which must not change while they are in use; objects of classes become
+    Tensors lie on the file, which must not change while they are in use; those of the older format
+    are copied where processors do not allow it. Objects of classes become
     :class:`~transformer_xl.convert.inert.Instance`.
 
     Raises:

@@ -140,14 +140,29 @@ class ImportedVocab(Vocab):
             return unknown
         return [repr(bytes([byte_characters().index(x)])) for x in unknown]
 
-    def encode_lines(self, text: str) -> list[int]:
-        """Cut the text of a file into symbols; the symbol for the end of a line ends each line."""
-        if self.rules.line_ends != "none" or self.eos_id is None:
+    def encode_lines(self, text: str, *, prepared: bool = False) -> list[int]:
+        """Cut the text of a file into symbols; the symbol for the end of a line ends each line.
+
+        Of a ``prepared`` text, words are what stands between spaces.
+        """
+        cuts_words = prepared and self.rules.join == "moses"
+        if not cuts_words and (self.rules.line_ends != "none" or self.eos_id is None):
             return self.encode(text)
         lines = re.split(r"\r\n?|\n", text)
         if not lines[-1]:
             lines.pop()
-        return [token for line in lines for token in (*self.encode(line), self.eos_id)]
+        ends = [] if self.eos_id is None else [self.eos_id]
+        cut = self._encode_words if cuts_words else self.encode
+        return [token for line in lines for token in (*cut(line), *ends)]
+
+    def _encode_words(self, line: str) -> list[int]:
+        words = line.split()
+        if self.unk_id is not None:
+            return [self._ids.get(word, self.unk_id) for word in words]
+        unknown = [word for word in words if word not in self._ids]
+        if unknown:
+            raise ValueError(f"{unknown[0]!r} is not in the vocabulary, which has no <unk>")
+        return [self._ids[word] for word in words]
 
     def stream_decoder(self) -> StreamDecoder:
         """Return a decoder that takes one symbol at a time, at the beginning of a line."""
@@ -215,10 +230,16 @@ _ENTITIES = {
     "&#93;": "]",
     "&amp;": "&",
 }
-_SHORT_FORMS = (" .", " ?", " !", " ,", " n't", " 'm", " 's", " 've", " 're")
+# Before these a space is removed, from ' on both sides.
+_CLEANED = (
+    *((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'")),
+    *((" n't", "n't"), (" 'm", "'m"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")),
+)
+_BEGINS_CLEANED = (" '", " n")
 _MARKS = re.compile(r"[,.?!:;\\%})\]]+")
 _QUOTES = re.compile(r"""['"„“`]+""")
-_IN_NUMBERS = {"@,@": ",", "@.@": "."}
+_IN_NUMBERS = ((" @,@ ", ","), (" @.@ ", "."))
+_BEGINS_IN_NUMBER = re.compile("(?: @[,.]@)+")
 # Characters written without spaces between words.
 _SPACELESS = re.compile(
     "[\u1100-\u11ff\u2e80-\ua4cf\ua840-\ua87f\uac00-\ud7af\uf900-\ufaff\ufe30-\ufe4f\uff65-\uffdc"
@@ -226,17 +247,25 @@ _SPACELESS = re.compile(
 )
 
 
+def _join_numbers(text: str) -> str:
+    for mark, character in _IN_NUMBERS:
+        text = text.replace(mark, character)
+    return text
+
+
 class _Moses:
     """Joins words by the Moses rules for English, and the parts of numbers.
 
-    A word is written at once. What the original joins by looking at the whole text comes out the
-    same, unless ``@-@`` follows a mark, which the rules that set it apart never do.
+    A word is written at once, unless it may begin what the original joins by looking at the whole
+    text. The results differ where ``@-@`` follows a mark, which the rules that set it apart never
+    do.
     """
 
     def __init__(self, rules: Rules) -> None:
         self._apart = frozenset(rules.apart)
         self._clean_up = rules.clean_up
         self._line = ""
+        self._held = ""
         self._begin()
 
     def _begin(self) -> None:
@@ -245,52 +274,57 @@ class _Moses:
         self._space = " "
         self._quotes: Counter[str] = Counter()
         self._glued = False
-        self._held = ""
 
     def end(self) -> str:
         """End a line; return what waited for the word after it."""
-        held, self._line = self._held, ""
+        held, self._line, self._held = self._held, "", ""
         self._begin()
-        return held
+        return _join_numbers(held)
 
     def push(self, symbol: str) -> str:
         """Take one symbol; return the text that it completes."""
         if symbol in self._apart:
-            held = self._held
+            held, self._held = _join_numbers(self._held), ""
             self._begin()
-            return held + self._write(f" {symbol}")
+            return self._write(held, f" {symbol}")
         if "&" in symbol:
             for entity, character in _ENTITIES.items():
                 symbol = symbol.replace(entity, character)
         return "".join([self._push_word(word) for word in symbol.split()])
 
     def _push_word(self, word: str) -> str:
+        begins, held, self._held = not self._word, self._held, ""
         if self._glued or word == "@-@":
             # The hyphen and what follows it belong to the word before.
-            joint = word if self._glued else "-"
+            text = word if self._glued else "-"
             self._glued = not self._glued
-            begins = not self._word
-            self._word += joint
+            self._word += text
             self._space = " "
-            return self._write((" " if begins else "") + joint)
-        text = self._shift(word)
-        begins, self._word = not self._word, word
+        else:
+            text = self._shift(word)
+            self._word = word
         if begins:
-            text = " " + text.lstrip()
-        elif word in _IN_NUMBERS and text[0] == " " and not self._held:
+            return self._write(held, " " + text.lstrip())
+        if _BEGINS_IN_NUMBER.fullmatch(held):
+            held, text = "", held + text
+        if _BEGINS_IN_NUMBER.fullmatch(text):
             self._held = text
-            return ""
-        return self._write(text)
+            return held
+        text = _join_numbers(text)
+        return self._write(held, text)
 
-    def _write(self, text: str) -> str:
-        """Return a piece of text as it stands behind what was written."""
-        if self._held:
-            held, self._held = self._held, ""
-            text = _IN_NUMBERS[held[1:]] + text[1:] if text[0] == " " else held + text
-        elif not self._line:
+    def _write(self, held: str, text: str) -> str:
+        """Put a piece of text behind what was written and what was held; return what is decided."""
+        if not self._line:
             text = text.removeprefix(" ")
-        if self._clean_up and self._line and text.startswith(_SHORT_FORMS):
-            text = text[1:]
+        elif self._clean_up:
+            text = held + text
+            for mark, cleaned in _CLEANED:
+                text = text.replace(mark, cleaned)
+            if text in _BEGINS_CLEANED:
+                self._held, text = text, ""
+        else:
+            text = held + text
         self._line = self._line or text
         return text
 

@@ -120,10 +120,11 @@ class Vocab:
                 + "; it has no <unk>, because its training text needed none: leave them out"
             ) from None
 
-    def encode_lines(self, text: str) -> list[int]:
+    def encode_lines(self, text: str, *, prepared: bool = False) -> list[int]:
         """Cut the text of a file into symbols; where there is an ``<eos>``, it ends each line.
 
-        The same as `encode` but for some imported vocabularies.
+        The same as `encode` but for some imported vocabularies. Of a ``prepared`` text, words are
+        what stands between spaces, as in the published corpora: no other rule is applied.
         """
         return self.encode(text)
 

@@ -46,7 +46,7 @@ class Output:
     """Output of the layers."""
     mems: Memory | KeptMemory
     """The memory after this segment: the model's argument for the next one."""
-    nll: Float[Tensor, "B T"] | None = None
+    nll: Float[Tensor, "B predicted"] | None = None
     """-log p of each target in nats, in token order; None without targets."""
     log_probs: Float[Tensor, "B T V"] | None = None
     """Logarithms of the probabilities of the next token; None with targets."""

@@ -1,0 +1,235 @@
+"""What the readers of old files do with files that are damaged or made to do harm.
+
+    python benchmarks/fuzzing.py [--mutants 1500] [FILE ...]
+
+Small files are made (both formats of torch.save, pickled vocabularies, a checkpoint of TensorFlow)
+or given (model.pt, vocab.pkl, model.ckpt.index), changed at random, and read in processes of their
+own. A mutant is a violation if reading it
+
+* ends in anything but a value or ``UnreadableFile``, or kills its process;
+* runs, imports or opens anything (an audit hook watches), or leaves the file that attacks make;
+* takes more than 10 seconds, or 64 MB beyond the size of the files and of what was there before.
+
+Mutants that are read are no violation, and are counted: a flip in a weight cannot be noticed where
+there is no checksum (older files of torch.save, numbers of TensorFlow), nor one in a word.
+Exits with 1 after a violation.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import random
+import resource
+import sys
+import tempfile
+import time
+from collections import Counter
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from mutations import MARKER, mutations, seeds
+from turns import circumstances
+
+from transformer_xl.convert.pickles import Instance, UnreadableFile
+from transformer_xl.convert.tf_files import read_tensorflow
+from transformer_xl.convert.torch_files import module_tensors, read_pickle, read_torch
+
+SECONDS = 10
+MEMORY = 64 << 20
+READERS = {"torch": read_torch, "pickle": read_pickle, "tensorflow": read_tensorflow}
+WATCHED = (
+    "os.",
+    "subprocess.",
+    "socket.",
+    "exec",
+    "compile",
+    "import",
+    "open",
+    "ctypes.",
+    "pickle.",
+)
+CONTEXT = multiprocessing.get_context("fork")
+HARMLESS = ("os.listdir", "os.scandir")
+
+
+def given(path: Path) -> tuple[str, Path]:
+    """Return the reader of a file that was given."""
+    kind = {".pkl": "pickle", ".index": "tensorflow"}.get(path.suffix, "torch")
+    return kind, path
+
+
+class Watch:
+    """Notes what Python does that reading does not need."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.seen: list[str] = []
+        sys.addaudithook(self._note)
+
+    def _note(self, event: str, args: tuple) -> None:
+        if not self.is_on or not event.startswith(WATCHED) or event in HARMLESS:
+            return
+        if event == "open" and args[1] in ("r", "rb", None) and not args[2] & 3:
+            return
+        if event == "import" and str(args[0]).startswith("encodings"):
+            return
+        self.seen.append(f"{event} {str(args)[:100]}")
+
+
+def touch(value: Any) -> None:
+    """Read every number, so that one outside of the file would be noticed."""
+    if isinstance(value, Instance) and isinstance(value.state, dict) and "_modules" in value.state:
+        module_tensors(value)
+    waiting, seen = [value], set()
+    while waiting:
+        x = waiting.pop()
+        if id(x) in seen:
+            continue
+        seen.add(id(x))
+        if isinstance(x, torch.Tensor):
+            x.clone()
+        elif isinstance(x, np.ndarray):
+            x.copy()
+        elif isinstance(x, Instance):
+            waiting += [x.state, x.entries, x.elements, x.args]
+        elif isinstance(x, dict):
+            waiting += x.values()
+        elif isinstance(x, list | tuple):
+            waiting += x
+
+
+def outcome(reader: str, path: Path, watch: Watch) -> str:
+    """Read a mutant and say how it ended."""
+    watch.seen.clear()
+    watch.is_on = True
+    began = time.perf_counter()
+    try:
+        touch(READERS[reader](path))
+        found = "read"
+    except UnreadableFile as error:
+        cause = error.__cause__
+        is_memory = isinstance(cause, MemoryError) or "allocate memory" in str(cause)
+        found = "VIOLATION: memory" if is_memory else "refused"
+    except FileNotFoundError:
+        found = "refused"
+    except Exception as error:  # noqa: BLE001
+        found = f"VIOLATION: {type(error).__name__}"
+    watch.is_on = False
+    if watch.seen:
+        found = f"VIOLATION: {watch.seen[0]}"
+    elif Path(MARKER).exists():
+        found = "VIOLATION: executed"
+    return found if time.perf_counter() - began < SECONDS else "VIOLATION: slow"
+
+
+def work(pipe: Connection, seed: tuple[str, Path], folder: Path, numbers: range, salt: int) -> None:
+    """Read mutants in a process of its own; report each."""
+    os.chdir(folder)
+    reader, path = seed
+    content = path.read_bytes()
+    kinds = mutations(reader, content)
+    target = folder / path.name
+    place = target
+    if reader == "tensorflow":
+        for data in path.parent.glob(f"{path.stem}.data-*"):
+            (folder / data.name).write_bytes(data.read_bytes())
+        place = folder / path.stem
+    watch = Watch()
+    # What is imported and taken once.
+    for encoding in ("cp437", "raw-unicode-escape", "latin-1", "ascii"):
+        b"a".decode(encoding)
+    target.write_bytes(content)
+    touch(READERS[reader](place))
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * resource.getpagesize() + len(content) + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    for i in numbers:
+        kind = kinds[i % len(kinds)]
+        target.write_bytes(kind(random.Random(f"{salt} {path.name} {i}"), content) or b"?")
+        began = time.perf_counter()
+        found = outcome(reader, place, watch)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        pipe.send((i, kind.__name__, found, time.perf_counter() - began, peak))
+    pipe.close()
+
+
+def read_all(seed: tuple[str, Path], folder: Path, n: int, salt: int) -> dict[str, Any]:
+    """Read mutants of a file in as many processes as there are cores."""
+    began = time.perf_counter()
+    counts: dict[str, Counter[str]] = {}
+    violations: list[str] = []
+    slowest, peaks = 0.0, {}
+    n_workers = os.cpu_count() or 1
+    waiting = {i: _start(seed, folder, range(i, n, n_workers), salt) for i in range(n_workers)}
+    while waiting:
+        for i, (process, pipe, numbers) in list(waiting.items()):
+            try:
+                # A process that says nothing for so long hangs.
+                if not pipe.poll(2 * SECONDS):
+                    process.kill()
+                number, kind, found, seconds, peak = pipe.recv()
+                numbers = numbers[numbers.index(number) + 1 :]
+                slowest = max(slowest, seconds)
+                first, _ = peaks.get(process.pid, (peak, peak))
+                peaks[process.pid] = first, peak
+                waiting[i] = process, pipe, numbers
+            except EOFError:
+                process.join()
+                del waiting[i]
+                if not numbers:
+                    continue
+                number, kind = numbers[0], "?"
+                found = f"VIOLATION: the process ended with {process.exitcode}"
+                waiting[i] = _start(seed, folder, numbers[1:], salt)
+            counts.setdefault(kind, Counter())[found] += 1
+            if found.startswith("VIOLATION"):
+                violations.append(f"{number}: {kind}: {found}")
+    return {
+        "reader": seed[0],
+        "file": seed[1].name,
+        "read": sum(count["read"] for count in counts.values()),
+        "refused": sum(count["refused"] for count in counts.values()),
+        "violations": violations,
+        "seconds": round(time.perf_counter() - began, 1),
+        "slowest_seconds": round(slowest, 3),
+        "most_memory_mb": round(
+            max((last - first for first, last in peaks.values()), default=0) / 1024, 1
+        ),
+        "mutations": {kind: dict(counts[kind]) for kind in sorted(counts)},
+    }
+
+
+def _start(seed: tuple[str, Path], folder: Path, numbers: range, salt: int) -> tuple:
+    ours, theirs = CONTEXT.Pipe(duplex=False)
+    own = Path(tempfile.mkdtemp(dir=folder))
+    process = CONTEXT.Process(target=work, args=(theirs, seed, own, numbers, salt))
+    process.start()
+    # Only then does its end show when it dies.
+    theirs.close()
+    return process, ours, numbers
+
+
+def main() -> None:
+    """Read mutants of every file; print counts as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("files", nargs="*", type=Path, help="instead of small files made here")
+    parser.add_argument("--mutants", type=int, default=1500, help="of each file")
+    parser.add_argument("--salt", type=int, default=0, help="another one makes other mutants")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as temporary:
+        files = [given(path.resolve()) for path in args.files] or seeds(Path(temporary))
+        report = [read_all(seed, Path(temporary), args.mutants, args.salt) for seed in files]
+    n_violations = sum(len(part["violations"]) for part in report)
+    result = {"files": report, "violations": n_violations, "seconds": time.perf_counter() - began}
+    print(json.dumps(circumstances() | result, indent=1))
+    sys.exit(bool(n_violations))
+
+
+if __name__ == "__main__":
+    main()

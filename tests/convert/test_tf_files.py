@@ -1,0 +1,258 @@
+"""Checkpoints of TensorFlow: those that it wrote, and those of a small writer here."""
+
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from transformer_xl.convert.pickles import UnreadableFile
+from transformer_xl.convert.tf_files import find_prefix, read_tensorflow
+
+NUMBERS = {
+    torch.float32: 1,
+    torch.float64: 2,
+    torch.int32: 3,
+    torch.uint8: 4,
+    torch.int16: 5,
+    torch.int8: 6,
+    torch.int64: 9,
+    torch.bool: 10,
+    torch.bfloat16: 14,
+    torch.float16: 19,
+}
+
+
+def varint(n: int) -> bytes:
+    parts = []
+    while n > 127:
+        parts.append(n & 127 | 128)
+        n >>= 7
+    return bytes([*parts, n])
+
+
+def field(number: int, value: int | bytes) -> bytes:
+    if isinstance(value, int):
+        return varint(number << 3) + varint(value)
+    return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def masked_crc(content: bytes) -> bytes:
+    crc = 0xFFFFFFFF
+    for byte in content:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) % 2**32)
+
+
+def block(entries: dict[bytes, bytes], kind: bytes = b"\0") -> bytes:
+    content = bytearray()
+    before = b""
+    for key, value in entries.items():
+        shared = 0
+        while shared < min(len(key), len(before)) and key[shared] == before[shared]:
+            shared += 1
+        own = key[shared:]
+        content += varint(shared) + varint(len(own)) + varint(len(value)) + own + value
+        before = key
+    content += struct.pack("<II", 0, 1)
+    return bytes(content) + kind + masked_crc(content + kind)
+
+
+def table(entries: dict[bytes, bytes], kind: bytes = b"\0") -> bytes:
+    """An index of two blocks."""
+    names = list(entries)
+    parts = [names[: len(names) // 2], names[len(names) // 2 :]]
+    content, handles = b"", {}
+    for part in parts:
+        written = block({name: entries[name] for name in part}, kind)
+        handles[part[-1] if part else b""] = varint(len(content)) + varint(len(written) - 5)
+        content += written
+    index = block(handles)
+    footer = varint(0) + varint(0) + varint(len(content)) + varint(len(index) - 5)
+    return content + index + footer.ljust(40, b"\0") + struct.pack("<Q", 0xDB4775248B80FB57)
+
+
+def entry(x: Tensor, shard: int, start: int, **changes: int | list[int]) -> bytes:
+    shape = changes.get("shape", list(x.shape))
+    assert isinstance(shape, list)
+    sizes = b"".join(field(2, field(1, n) if n else b"") for n in shape)
+    numbers = {1: NUMBERS[x.dtype], 3: shard, 4: start, 5: x.numel() * x.element_size()}
+    numbers |= {int(key[1:]): n for key, n in changes.items() if isinstance(n, int)}
+    return (
+        field(1, numbers[1]) + field(2, sizes) + b"".join(field(i, numbers[i]) for i in (3, 4, 5))
+    )
+
+
+def write(prefix: Path, tensors: dict[str, Tensor], n_shards: int = 1) -> dict[bytes, bytes]:
+    shards = [bytearray() for _ in range(n_shards)]
+    entries = {b"": field(1, n_shards)}
+    for i, name in enumerate(sorted(tensors)):
+        x = tensors[name].contiguous()
+        shard = i % n_shards
+        entries[name.encode()] = entry(x, shard, len(shards[shard]))
+        shards[shard] += bytes(x.view(-1).view(torch.uint8).numpy())
+    write_index(prefix, entries)
+    for i, content in enumerate(shards):
+        prefix.with_name(f"{prefix.name}.data-{i:05d}-of-{n_shards:05d}").write_bytes(content)
+    return entries
+
+
+def write_index(prefix: Path, entries: dict[bytes, bytes]) -> None:
+    prefix.with_name(f"{prefix.name}.index").write_bytes(table(entries))
+
+
+def some_tensors() -> dict[str, Tensor]:
+    found = {f"transformer/{dtype}": torch.arange(7).to(dtype).view(7, 1) for dtype in NUMBERS}
+    return found | {"global_step": torch.tensor(3), "transformer/w/Adam": torch.ones(2, 3)}
+
+
+@pytest.mark.parametrize("n_shards", [1, 3])
+def test_variables_of_all_types_are_read(n_shards: int, tmp_path: Path) -> None:
+    tensors = some_tensors()
+    write(tmp_path / "model.ckpt-1", tensors, n_shards)
+    got = read_tensorflow(tmp_path / "model.ckpt-1")
+    assert set(got) == set(tensors)
+    for name, x in tensors.items():
+        assert got[name].dtype == x.dtype
+        assert torch.equal(got[name], x)
+
+
+def test_variables_that_tensorflow_wrote_are_read(shared: Path) -> None:
+    folders = sorted((shared / "goldens").glob("tf_*"))
+    assert folders
+    for folder in folders:
+        golden = load_file(folder / "golden.safetensors")
+        expected = {x.removeprefix("param."): golden[x] for x in golden if x.startswith("param.")}
+        got = read_tensorflow(find_prefix(folder))
+        assert expected
+        for name, x in expected.items():
+            assert torch.equal(got[name], x), name
+
+
+def test_the_checkpoint_of_a_third_party_is_read(shared: Path) -> None:
+    got = read_tensorflow(find_prefix(shared / "goldens" / "keras_tf" / "test_checkpoint_div_2"))
+    assert {x.dtype for x in got.values()} == {torch.float32}
+    assert got["transformer/adaptive_embed/cutoff_0/lookup_table"].shape[1] == 32
+    assert all(x.isfinite().all() for x in got.values())
+
+
+@pytest.mark.parametrize("name", ["", "m.index", "m.meta", "m.data-00000-of-00001", "m"])
+def test_a_checkpoint_is_found_by_any_of_its_names(name: str, tmp_path: Path) -> None:
+    write(tmp_path / "m", {"x": torch.ones(1)})
+    assert find_prefix(tmp_path / name) == tmp_path / "m"
+
+
+@pytest.mark.parametrize(
+    "text", ["m-2", "/home/someone/run/m-2", "C:\\\\run\\\\m-2", "../../m-2", "./m-2"]
+)
+def test_a_folder_says_which_checkpoint_is_the_last(text: str, tmp_path: Path) -> None:
+    for name in ("m-1", "m-2"):
+        write(tmp_path / name, {"x": torch.ones(1)})
+    record = f'model_checkpoint_path: "{text}"\nall_model_checkpoint_paths: "m-1"\n'
+    (tmp_path / "checkpoint").write_text(record)
+    assert find_prefix(tmp_path) == tmp_path / "m-2"
+
+
+@pytest.mark.parametrize("text", ["", 'model_checkpoint_path: ""', 'model_checkpoint_path: ".."'])
+def test_a_folder_with_several_checkpoints_is_not_guessed(text: str, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_text(text)
+    with pytest.raises(FileNotFoundError):
+        find_prefix(tmp_path)
+    for name in ("m-1", "m-2"):
+        write(tmp_path / name, {"x": torch.ones(1)})
+    with pytest.raises(FileNotFoundError, match="2 files"):
+        find_prefix(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        find_prefix(tmp_path / "m-3")
+
+
+def one() -> Tensor:
+    return torch.ones(4)
+
+
+LYING = {
+    "beyond": entry(one(), 0, 8),
+    "far beyond": entry(one(), 0, 2**63),
+    "more bytes": entry(one(), 0, 0, n5=20),
+    "less bytes": entry(one(), 0, 0, n5=12),
+    "huge bytes": entry(one(), 0, 0, n5=2**62),
+    "huge shape": entry(one(), 0, 0, shape=[2**62, 2**62]),
+    "huge and empty": entry(one(), 0, 0, shape=[2**62, 0], n5=0),
+    "negative shape": entry(one(), 0, 0, shape=[2**64 - 4]),
+    "dimensions": entry(one(), 0, 0, shape=[1] * 8 + [4]),
+    "shard": entry(one(), 1, 0),
+    "slices": entry(one(), 0, 0) + field(7, b""),
+    "cut": entry(one(), 0, 0)[:-1],
+    "no varint": b"\x08" + b"\xff" * 11,
+}
+
+
+@pytest.mark.parametrize("name", LYING)
+def test_tables_that_lie_are_refused(name: str, tmp_path: Path) -> None:
+    entries = write(tmp_path / "m", {"x": one()})
+    assert torch.equal(read_tensorflow(tmp_path / "m")["x"], one())
+    write_index(tmp_path / "m", entries | {b"x": LYING[name]})
+    with pytest.raises(UnreadableFile):
+        read_tensorflow(tmp_path / "m")
+
+
+def test_variables_that_overlap_are_refused(tmp_path: Path) -> None:
+    entries = write(tmp_path / "m", {"x": one(), "y": one()})
+    write_index(tmp_path / "m", entries | {b"y": entry(one(), 0, 12)})
+    with pytest.raises(UnreadableFile, match="overlaps"):
+        read_tensorflow(tmp_path / "m")
+
+
+def test_texts_are_left_out(tmp_path: Path) -> None:
+    entries = write(tmp_path / "m", {"x": one()})
+    write_index(tmp_path / "m", entries | {b"graph": field(1, 7)})
+    assert list(read_tensorflow(tmp_path / "m")) == ["x"]
+
+
+def test_what_is_not_supported_is_named(tmp_path: Path) -> None:
+    entries = write(tmp_path / "m", {"x": one()})
+    write_index(tmp_path / "m", entries | {b"x": LYING["slices"]})
+    with pytest.raises(UnreadableFile, match="partitioner"):
+        read_tensorflow(tmp_path / "m")
+    write_index(tmp_path / "m", entries | {b"": field(1, 1) + field(2, 1)})
+    with pytest.raises(UnreadableFile, match="big-endian"):
+        read_tensorflow(tmp_path / "m")
+    (tmp_path / "m.index").write_bytes(table(entries, b"\1"))
+    with pytest.raises(UnreadableFile, match="compressed"):
+        read_tensorflow(tmp_path / "m")
+    (tmp_path / "m.index").rename(tmp_path / "v1")
+    with pytest.raises(UnreadableFile, match="first version"):
+        read_tensorflow(tmp_path / "v1")
+
+
+def test_a_damaged_table_is_noticed(tmp_path: Path) -> None:
+    write(tmp_path / "m", {"x": one(), "y": torch.ones(2)})
+    path = tmp_path / "m.index"
+    content = path.read_bytes()
+    # The footer has bytes that mean nothing.
+    for i in range(len(content) - 48):
+        path.write_bytes(content[:i] + bytes([content[i] ^ 1]) + content[i + 1 :])
+        with pytest.raises(UnreadableFile):
+            read_tensorflow(tmp_path / "m")
+    for n in range(len(content)):
+        path.write_bytes(content[:n])
+        with pytest.raises(UnreadableFile):
+            read_tensorflow(tmp_path / "m")
+
+
+def test_files_that_are_missing_or_cut_are_refused(tmp_path: Path) -> None:
+    write(tmp_path / "m", {"x": one()})
+    data = tmp_path / "m.data-00000-of-00001"
+    data.write_bytes(data.read_bytes()[:-1])
+    with pytest.raises(UnreadableFile, match="data-00000"):
+        read_tensorflow(tmp_path / "m")
+    data.unlink()
+    with pytest.raises(FileNotFoundError, match="data-00000"):
+        read_tensorflow(tmp_path / "m")
+    with pytest.raises(FileNotFoundError):
+        read_tensorflow(tmp_path / "nothing")

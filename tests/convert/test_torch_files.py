@@ -1,0 +1,366 @@
+"""Files of torch.save: what torch.load reads, without running what they name."""
+
+import collections
+import json
+import pickle
+import struct
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from transformer_xl.convert.pickles import Instance, UnreadableFile
+from transformer_xl.convert.torch_files import module_tensors, read_pickle, read_torch
+
+IS_ZIP = pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "legacy"])
+
+
+def save(value: object, path: Path, is_zip: bool = True) -> Path:
+    torch.save(value, path, _use_new_zipfile_serialization=is_zip)
+    return path
+
+
+def read(path: Path) -> Any:
+    return read_torch(path)
+
+
+def same(got: object, expected: object) -> None:
+    if isinstance(expected, Tensor):
+        assert isinstance(got, Tensor)
+        assert got.dtype == expected.dtype
+        assert got.stride() == expected.stride()
+        assert torch.equal(got, expected)
+    elif isinstance(expected, dict):
+        assert isinstance(got, dict)
+        assert list(got) == list(expected)
+        for name in expected:
+            same(got[name], expected[name])
+    elif isinstance(expected, list | tuple):
+        assert isinstance(got, list | tuple)
+        assert len(got) == len(expected)
+        for x, y in zip(got, expected, strict=True):
+            same(x, y)
+    else:
+        assert got == expected
+
+
+def all_kinds() -> dict[str, Any]:
+    base = torch.arange(24.0)
+    tensors: dict[str, Any] = {
+        str(dtype): torch.arange(5).to(dtype)
+        for dtype in (
+            *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.bool),
+            *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
+        )
+    }
+    tensors |= {"view": base[4:20].view(4, 4).t(), "part": base[3:6], "scalar": base[7]}
+    tensors |= {"empty": torch.empty(0, 3), "parameter": nn.Parameter(base.view(2, 12))}
+    return {
+        "state": collections.OrderedDict(tensors),
+        "size": base.shape,
+        "settings": {"lr": 0.1, "words": ["a", "b"], "n": 2**40},
+    }
+
+
+@IS_ZIP
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_tensors_are_read_as_by_torch(is_zip: bool, protocol: int, tmp_path: Path) -> None:
+    path = tmp_path / "x.pt"
+    torch.save(all_kinds(), path, pickle_protocol=protocol, _use_new_zipfile_serialization=is_zip)
+    got = read(path)
+    same(got, all_kinds())
+    if protocol == 2:
+        same(got, torch.load(path, weights_only=True))
+    whole, part = got["state"]["parameter"], got["state"]["part"]
+    assert part.data_ptr() == whole.data_ptr() + 3 * 4
+
+
+@IS_ZIP
+def test_a_tensor_under_two_names_is_one(is_zip: bool, tmp_path: Path) -> None:
+    x = torch.ones(3)
+    got = read(save({"a": x, "b": x, "c": x.view(3, 1)}, tmp_path / "x.pt", is_zip))
+    assert got["a"] is got["b"]
+    assert got["c"].data_ptr() == got["a"].data_ptr()
+
+
+@IS_ZIP
+def test_writing_into_a_tensor_leaves_the_file_alone(is_zip: bool, tmp_path: Path) -> None:
+    path = save(torch.ones(3), tmp_path / "x.pt", is_zip)
+    content = path.read_bytes()
+    read(path).zero_()
+    assert path.read_bytes() == content
+    same(read(path), torch.ones(3))
+
+
+def test_storages_that_are_parts_of_others_are_read(tmp_path: Path) -> None:
+    # As PyTorch wrote them before 0.4: a storage of 4 of which one of 2, from the second on.
+    magic = [pickle.dumps(x, 2) for x in (0x1950A86A20F9469CFC6C, 1001, {"little_endian": True})]
+    reference = (
+        b"(U\x07storagectorch\nFloatStorage\nU\x01aU\x03cpuK\x04(U\x01bK\x01K\x02ttQ"
+        b"K\x00K\x02\x85K\x01\x85t"
+    )
+    value = b"\x80\x02ctorch._utils\n_rebuild_tensor\n(" + reference + b"R."
+    numbers = struct.pack("<q4f", 4, 1, 2, 3, 4)
+    path = tmp_path / "x.pt"
+    path.write_bytes(b"".join([*magic, value, pickle.dumps(["a"], 2), numbers]))
+    same(read(path), torch.tensor([2.0, 3.0]))
+
+
+def model_tensors(folder: Path) -> dict[str, Tensor]:
+    golden = load_file(folder / "golden.safetensors")
+    tensors = {x.removeprefix("param."): golden[x] for x in golden if x.startswith("param.")}
+    aliases = json.loads((folder / "config.json").read_text()).get("tied_names", {})
+    return tensors | {name: tensors[owner] for name, owner in aliases.items()}
+
+
+def test_models_of_the_authors_are_read(shared: Path) -> None:
+    seen = 0
+    for path in sorted((shared / "goldens").glob("pt_*/*.pt")):
+        expected = model_tensors(path.parent)
+        got = read(path)
+        if isinstance(got, Instance):
+            assert got.kind == "mem_transformer.MemTransformerLM"
+            settings = json.loads((path.parent / "config.json").read_text())["model_kwargs"]
+            assert isinstance(got.state, dict)
+            assert got.state["n_layer"] == settings["n_layer"]
+            got = module_tensors(got)
+        assert set(got) - set(expected) <= {"pos_emb.inv_freq"}
+        assert set(expected) <= set(got)
+        for name, x in expected.items():
+            assert torch.equal(got[name], x), (path, name)
+        seen += 1
+    assert seen >= 30
+
+
+def test_models_of_hugging_face_are_read(shared: Path) -> None:
+    for name in ("hf_div1", "hf_div2"):
+        got = read(shared / "goldens" / name / "pytorch_model.bin")
+        expected = load_file(shared / "goldens" / name / "model.safetensors")
+        assert set(expected) <= set(got)
+        for key, x in expected.items():
+            assert torch.equal(got[key], x), key
+
+
+def test_files_that_attack_or_are_cut_are_refused(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = shared / "goldens" / "security"
+    with pytest.raises(UnreadableFile, match=r"posix\.system.*nothing was executed"):
+        read(folder / "malicious_model.pt")
+    with pytest.raises(UnreadableFile, match="not copied completely"):
+        read(folder / "truncated_model.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def rebuild(size: bytes, stride: bytes, offset: bytes = b"K\x00", numel: bytes = b"K\x04") -> bytes:
+    """A pickle of a tensor on a storage of four numbers."""
+    storage = (
+        b"(X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x01\x00\x00\x000X\x03\x00\x00\x00cpu"
+    )
+    call = b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(" + storage + numel + b"tQ"
+    return call + offset + size + stride + b"\x89ccollections\nOrderedDict\n)RtR."
+
+
+def archive(path: Path, entries: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> Path:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with zipfile.ZipFile(path, "w", compression) as file:
+            for name, content in entries.items():
+                file.writestr(name, content)
+    return path
+
+
+def entries_of(path: Path) -> dict[str, bytes]:
+    with zipfile.ZipFile(path) as file:
+        return {name: file.read(name) for name in file.namelist()}
+
+
+BIG = b"\x8a\x08" + struct.pack("<q", 2**62)
+ABSURD = {
+    "repeats": rebuild(b"J\x00\x00\x00\x10\x85", b"K\x00\x85"),
+    "repeats few": rebuild(b"K\x02K\x02\x86", b"K\x00K\x01\x86"),
+    "too many": rebuild(b"K\x05\x85", b"K\x01\x85"),
+    "beyond": rebuild(b"K\x02\x85", b"K\x04\x85"),
+    "offset": rebuild(b"K\x04\x85", b"K\x01\x85", b"K\x01"),
+    "negative offset": rebuild(b"K\x01\x85", b"K\x01\x85", b"J\xff\xff\xff\xff"),
+    "negative size": rebuild(b"J\xff\xff\xff\xff\x85", b"K\x01\x85"),
+    "negative stride": rebuild(b"K\x02\x85", b"J\xff\xff\xff\xff\x85", b"K\x03"),
+    "huge": rebuild(BIG + BIG + b"\x86", BIG + b"K\x01\x86"),
+    "huge and empty": rebuild(BIG + b"K\x00\x86", b"K\x01K\x01\x86"),
+    "dimensions": rebuild(b"(" + b"K\x01" * 9 + b"t", b"(" + b"K\x01" * 9 + b"t"),
+    "stride of another": rebuild(b"K\x02\x85", b"K\x01K\x01\x86"),
+    "size of words": rebuild(b"X\x01\x00\x00\x00a\x85", b"K\x01\x85"),
+    "no size": rebuild(b"N", b"N"),
+    "numel more": rebuild(b"K\x01\x85", b"K\x01\x85", numel=b"K\x05"),
+    "numel less": rebuild(b"K\x01\x85", b"K\x01\x85", numel=b"K\x03"),
+    "numel huge": rebuild(b"K\x01\x85", b"K\x01\x85", numel=BIG),
+    "numel negative": rebuild(b"K\x01\x85", b"K\x01\x85", numel=b"J\xff\xff\xff\xff"),
+    "another storage": rebuild(b"K\x01\x85", b"K\x01\x85").replace(
+        b"\x00\x00\x000X", b"\0\0\x009X"
+    ),
+    "another kind": rebuild(b"K\x01\x85", b"K\x01\x85").replace(b"FloatStorage", b"ComplexStorage"),
+}
+
+
+def test_a_proper_tensor_is_read_with_the_same_pickle(tmp_path: Path) -> None:
+    content = {"x/data.pkl": rebuild(b"K\x02K\x02\x86", b"K\x01K\x02\x86"), "x/data/0": bytes(16)}
+    same(read(archive(tmp_path / "x.pt", content)), torch.zeros(2, 2).t())
+
+
+@pytest.mark.parametrize("name", ABSURD)
+def test_tensors_that_lie_are_refused(name: str, tmp_path: Path) -> None:
+    content = {"x/data.pkl": ABSURD[name], "x/data/0": bytes(16)}
+    with pytest.raises(UnreadableFile):
+        read(archive(tmp_path / "x.pt", content))
+
+
+def test_compressed_entries_are_refused(tmp_path: Path) -> None:
+    content = entries_of(save(torch.zeros(1_000_000), tmp_path / "x.pt"))
+    with pytest.raises(UnreadableFile, match="compressed"):
+        read(archive(tmp_path / "x.pt", content, zipfile.ZIP_DEFLATED))
+
+
+@pytest.mark.parametrize("change", ["prefix", "order", "script", "code", "none"])
+def test_archives_of_other_kinds_are_refused(change: str, tmp_path: Path) -> None:
+    content = entries_of(save({"a": torch.ones(2)}, tmp_path / "x.pt"))
+    content |= {
+        "prefix": {"y/data.pkl": content["x/data.pkl"]},
+        "order": {"x/byteorder": b"big"},
+        "script": {"x/constants.pkl": b"N."},
+        "code": {"x/code/__torch__.py": b""},
+        "none": {},
+    }[change]
+    if change == "none":
+        del content["x/data.pkl"]
+    with pytest.raises(UnreadableFile):
+        read(archive(tmp_path / "x.pt", content))
+
+
+def directory(path: Path) -> tuple[bytearray, list[int]]:
+    content = bytearray(path.read_bytes())
+    return content, [i for i in range(len(content)) if content[i : i + 4] == b"PK\x01\x02"]
+
+
+@pytest.mark.parametrize("field", [10, 20, 24, 42], ids=["method", "packed", "size", "offset"])
+def test_a_directory_that_lies_is_refused(field: int, tmp_path: Path) -> None:
+    path = save({"a": torch.ones(2), "b": torch.ones(3)}, tmp_path / "x.pt")
+    content, places = directory(path)
+    for place in places:
+        lying = bytearray(content)
+        lying[place + field] ^= 8
+        path.write_bytes(lying)
+        with pytest.raises(UnreadableFile):
+            read(path)
+
+
+def test_entries_that_overlap_are_refused(tmp_path: Path) -> None:
+    path = save({"a": torch.ones(20), "b": torch.ones(20)}, tmp_path / "x.pt")
+    content, places = directory(path)
+    first, second = (i for i in places if b"x/data/" in content[i + 46 : i + 53])
+    content[second + 42 : second + 46] = content[first + 42 : first + 46]
+    path.write_bytes(content)
+    with pytest.raises(UnreadableFile, match="overlap"):
+        read(path)
+
+
+def test_an_entry_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    content = entries_of(save(torch.ones(2), tmp_path / "x.pt"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with zipfile.ZipFile(tmp_path / "y.pt", "w") as file:
+            for name in [*content, "x/data.pkl"]:
+                file.writestr(name, content[name])
+    with pytest.raises(UnreadableFile, match="twice"):
+        read(tmp_path / "y.pt")
+
+
+def test_a_damaged_weight_is_noticed_in_an_archive(tmp_path: Path) -> None:
+    path = save(torch.ones(100), tmp_path / "x.pt")
+    content = path.read_bytes()
+    numbers = struct.pack("<f", 1) * 100
+    path.write_bytes(content.replace(numbers, numbers[:200] + b"\1" + numbers[201:]))
+    with pytest.raises(UnreadableFile, match="checksum"):
+        read(path)
+
+
+def test_an_archive_without_checksums_is_read(tmp_path: Path) -> None:
+    torch.serialization.set_crc32_options(False)
+    try:
+        path = save(torch.ones(3), tmp_path / "x.pt")
+    finally:
+        torch.serialization.set_crc32_options(True)
+    same(read(path), torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda content: content.replace(b"little_endian", b"little_endiam"),
+        lambda content: content.replace(b"FloatStorage", b"LongStorages", 1),
+        lambda content: content.replace(struct.pack("<q", 7), struct.pack("<q", 8), 1),
+        lambda content: content.replace(struct.pack("<q", 7), struct.pack("<q", -1), 1),
+        lambda content: content.replace(struct.pack("<q", 7), struct.pack("<q", 2**60), 1),
+        lambda content: content[:-1],
+        lambda content: content.replace(b"\xe9\x03", b"\xea\x03", 1),
+    ],
+)
+def test_legacy_files_that_lie_are_refused(
+    change: Callable[[bytes], bytes], tmp_path: Path
+) -> None:
+    path = save({"a": torch.ones(7)}, tmp_path / "x.pt", is_zip=False)
+    content = path.read_bytes()
+    assert change(content) != content
+    path.write_bytes(change(content))
+    with pytest.raises(UnreadableFile):
+        read(path)
+
+
+@IS_ZIP
+def test_every_beginning_of_a_file_is_refused(is_zip: bool, tmp_path: Path) -> None:
+    path = save({"a": torch.ones(7), "b": torch.ones(2).half()}, tmp_path / "x.pt", is_zip)
+    content = path.read_bytes()
+    for n in range(0, len(content), 7 if is_zip else 1):
+        path.write_bytes(content[:n])
+        with pytest.raises(UnreadableFile, match=r"x\.pt"):
+            read(path)
+
+
+def test_other_kinds_of_files_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(pickle.dumps([1], 4))
+    with pytest.raises(UnreadableFile, match="read_pickle"):
+        read(path)
+    assert read_pickle(path) == [1]
+    path.write_bytes(pickle.dumps([1], 4) + b"more")
+    with pytest.raises(UnreadableFile, match="goes on"):
+        read_pickle(path)
+    path.write_bytes(bytes(257) + b"ustar" + bytes(300))
+    with pytest.raises(UnreadableFile, match="tar archive"):
+        read(path)
+    path.write_bytes(b"some text")
+    for reader in (read, read_pickle):
+        with pytest.raises(UnreadableFile):
+            reader(path)
+    path.write_bytes(b"")
+    with pytest.raises(UnreadableFile, match="empty"):
+        read(path)
+    with pytest.raises(UnreadableFile, match="no file"):
+        read(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        read(tmp_path / "nothing")
+    with pytest.raises(UnreadableFile, match="read_torch"):
+        read_pickle(save(1, path))
+
+
+def test_pickled_tensors_of_plain_pickle_are_refused_with_a_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "x.pkl"
+    path.write_bytes(pickle.dumps(torch.ones(2)))
+    with pytest.raises(UnreadableFile, match=r"torch\.save"):
+        read_pickle(path)

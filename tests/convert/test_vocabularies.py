@@ -1,0 +1,294 @@
+import json
+import pickle
+import sys
+import types
+from collections import Counter, OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from transformer_xl.convert.moses import moses_normalizer
+from transformer_xl.convert.pickles import Instance
+from transformer_xl.convert.vocabularies import (
+    find_vocab,
+    read_vocab,
+    vocab_from_object,
+    write_hf_vocab,
+)
+from transformer_xl.data import load_vocab, train_vocab
+
+WORDS = ["<eos>", "the", "<unk>", "cat", "Ñandú"]
+
+
+@pytest.fixture(scope="module")
+def hf(shared):
+    folder = shared / "goldens" / "hf_tokenizer"
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}")
+    return folder
+
+
+@pytest.fixture
+def old_classes(monkeypatch):
+    """Give the classes of the authors' code, which are gone when a file is read."""
+    made = {}
+    for module, name in (("data_utils", "Corpus"), ("vocabulary", "Vocab")):
+        made[name] = type(name, (), {"__module__": module})
+        home = types.ModuleType(module)
+        setattr(home, name, made[name])
+        monkeypatch.setitem(sys.modules, module, home)
+    return made
+
+
+def attributes(symbols, **others):
+    numbers = OrderedDict((symbol, number) for number, symbol in enumerate(symbols))
+    return {
+        "counter": Counter(symbols),
+        "special": ["<eos>"],
+        "lower_case": False,
+        "delimiter": None,
+        "idx2sym": list(symbols),
+        "sym2idx": numbers,
+        **others,
+    }
+
+
+def instance(state):
+    made = Instance("vocabulary.Vocab")
+    made.state = state
+    return made
+
+
+def old_vocab(symbols, **others):
+    return instance(attributes(symbols, **others))
+
+
+def reloaded(vocab, folder):
+    folder.mkdir()
+    vocab.save(folder)
+    again = load_vocab(folder)
+    assert again.hash == vocab.hash
+    assert again.symbols == vocab.symbols
+    return again, Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize("name", ["vocab.pkl", "vocab_plain.pkl"])
+def test_the_old_tokenizer_is_reproduced(hf, name, tmp_path):
+    vocab, tokenizer = reloaded(read_vocab(hf / name), tmp_path / "vocab")
+    golden = json.loads((hf / "examples.json").read_text())
+    assert vocab.symbols == [*golden["idx2sym"], "<formula>"]
+    for example in golden["examples"]:
+        assert vocab.encode(example["text"]) == example["ids"]
+        assert tokenizer.encode(example["text"]).ids == example["ids"]
+        assert vocab.decode(example["ids"]) == example["decoded"]
+    lines = (hf / "corpus.txt").read_text().splitlines()
+    ids = [token for line in lines for token in vocab.encode(line)]
+    assert ids == json.loads((hf / "corpus_ids.json").read_text())
+
+
+def test_lines_of_a_file_end_with_eos(hf):
+    text = (hf / "corpus.txt").read_text()
+    vocab, by_lines = read_vocab(hf), read_vocab(hf, line_ends=True)
+    ids = vocab.encode_lines(text)
+    assert [x for x in ids if x != vocab.eos_id] == json.loads((hf / "corpus_ids.json").read_text())
+    assert sum(x == vocab.eos_id for x in ids) == text.count("\n")
+    assert by_lines.encode(text) == by_lines.encode_lines(text) == ids
+    assert by_lines.decode(ids).count("\n") == text.count("\n")
+
+
+def test_tokens_beyond_the_model_are_left_out(hf):
+    vocab = read_vocab(hf, size=1091)
+    assert len(vocab) == 1091
+    assert vocab.encode("<formula>") == [vocab.unk_id]
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("rock'n'roll don't", "rock 'n'roll don 't"),
+        ("Mr. X met Mr. y. No. 5 ended. no", "Mr. X met Mr. y . No. 5 ended. no"),
+        ("the U.S. end.", "the U.S. end ."),
+        ('He said, "so." (Or 50 %)', 'He said , " so . " ( Or 50 % )'),
+        ("$1,000.50 -- well-known... yes", "$ 1 @,@ 000 @.@ 50 -- well @-@ known ... yes"),
+        ("1\xa02 — \u2018x\u2019 …", "1 @.@ 2 - ' x ' ..."),
+        ("a <UNK> b<x>", "a <UNK> b < x >"),
+        ("漢字", "漢 字"),
+    ],
+)
+def test_the_moses_rules(text, tokens):
+    assert moses_normalizer(["<unk>"]).normalize_str(text).split() == tokens.split()
+
+
+@pytest.mark.parametrize("text", ["a.", ".", "'", "(", ",.", " ", "\n", "a'", '".', "\xa0", "-"])
+def test_the_moses_rules_take_linear_time(text):
+    long = "x" + text * 50_000 + "y"
+    moses_normalizer([], "<eos>").normalize_str(long)
+
+
+def test_the_authors_words_end_lines_with_eos(tmp_path, old_classes):
+    vocab, corpus = old_classes["Vocab"](), old_classes["Corpus"]()
+    vocab.__dict__ = attributes(WORDS, lower_case=True, eos_idx=0)
+    corpus.__dict__ = {"vocab": vocab, "dataset": "ptb", "train": torch.arange(5)}
+    torch.save(corpus, tmp_path / "cache.pt")
+    assert find_vocab(tmp_path) == tmp_path / "cache.pt"
+    read, tokenizer = reloaded(read_vocab(tmp_path), tmp_path / "vocab")
+    text = " The  cat\n\ncat the\n"
+    assert read.encode(text) == tokenizer.encode(text).ids == [1, 3, 0, 0, 3, 1, 0]
+    assert read.decode([1, 3, 0, 0, 3, 1, 0]) == "the cat\n\ncat the\n"
+    assert (read.eos_id, read.unk_id, read.token_bytes) == (0, None, None)
+    with pytest.raises(ValueError, match="'dog', 'bird'; it has no symbol"):
+        read.encode("the dog bird")
+    with pytest.raises(ValueError, match="'dog'"):
+        read.encode("dog")
+    tolerant = read_vocab(tmp_path, unknown="<unk>", line_ends=False)
+    assert tolerant.encode("the dog\n") == [1, 2]
+    assert tolerant.decode([1, 0, 3]) == "the <eos> cat"
+
+
+@pytest.mark.parametrize("python", [2, 3])
+def test_tensorflow_corpora_of_both_pythons_are_read(python, tmp_path, old_classes):
+    vocab, corpus = old_classes["Vocab"](), old_classes["Corpus"]()
+    symbols = WORDS if python == 3 else [x.encode().decode("latin-1") for x in WORDS]
+    vocab.__dict__ = attributes(symbols)
+    corpus.__dict__ = {"vocab": vocab}
+    (tmp_path / "cache.pkl").write_bytes(pickle.dumps(corpus, protocol=2))
+    (tmp_path / "corpus-info.json").write_text('{"vocab_size": 5, "dataset": "wt103"}')
+    read = read_vocab(tmp_path / "cache.pkl")
+    assert read.symbols == WORDS
+    assert read.encode("Ñandú cat\n") == [4, 3, 0]
+
+
+def test_sentences_of_lm1b_lie_between_marks(tmp_path):
+    path = tmp_path / "1b_word_vocab.txt"
+    path.write_text("<S> 7\nthe 5\n<UNK> 3\ncat 2\n")
+    read, tokenizer = reloaded(read_vocab(path), tmp_path / "vocab")
+    text = "the cat\n\na\n"
+    ids = [0, 1, 3, 0, 0, 0, 0, 2, 0]
+    assert read.encode(text) == tokenizer.encode(text).ids == ids
+    assert read.decode(ids) == "the cat\n\n<UNK>\n"
+    assert read.encode("the") == [0, 1]
+
+
+def test_bytes_of_enwik8_are_read_from_raw_text():
+    vocab = vocab_from_object(old_vocab(["32", "195", "97", "169", "13"]), where="x")
+    assert vocab.encode("é a\na\r") == [1, 3, 0, 2, 2, 4]
+    assert vocab.decode([1, 3, 0, 2]) == "é a"
+    assert vocab.token_bytes is not None
+    assert vocab.token_bytes.tolist() == [1] * 5
+    with pytest.raises(ValueError, match="b'b'"):
+        vocab.encode("ab")
+
+
+def test_letters_of_text8_are_read_from_raw_text():
+    vocab = vocab_from_object(old_vocab(["_", "a", "b"], lower_case=True), where="x")
+    assert vocab.encode(" Ab a") == [0, 1, 2, 0, 1]
+    assert vocab.decode([0, 1, 2, 0, 1]) == " ab a"
+
+
+def test_an_empty_delimiter_means_characters():
+    vocab = vocab_from_object(old_vocab(["a", " ", "b"], delimiter=""), where="x")
+    assert vocab.encode("  a b \n\n b ") == [0, 1, 2, 2]
+
+
+def test_the_vocabulary_inside_another_object_is_found():
+    vocab = vocab_from_object({"epoch": 3, "vocab": old_vocab(WORDS, unk_idx=2)}, where="x")
+    assert vocab.encode("the dog\n") == [1, 2, 0]
+
+
+def test_words_can_be_written_for_hugging_face(tmp_path):
+    first = train_vocab("words", ["the cat\nthe dog <unk>\n"])
+    write_hf_vocab(first, tmp_path)
+    assert (tmp_path / "vocab.txt").read_text().split() == first.symbols
+    for name in ("vocab.bin", "vocab.txt"):
+        second = read_vocab(tmp_path / name, line_ends=True, moses=False)
+        text = "the <unk>\n\nthe cat bird\n"
+        assert second.encode(text) == first.encode(text)
+    with pytest.raises(ValueError, match="knows only words"):
+        write_hf_vocab(train_vocab("bytes", []), tmp_path)
+
+
+def test_what_came_from_hugging_face_goes_back(hf, tmp_path):
+    first = read_vocab(hf)
+    write_hf_vocab(first, tmp_path)
+    second = read_vocab(tmp_path / "vocab.txt")
+    assert (second.definition, second.hash) == (first.definition, first.hash)
+
+
+HOSTILE = {
+    "no list": {"idx2sym": "abc"},
+    "no words": {"idx2sym": ["a", 1]},
+    "a twin": {"idx2sym": ["a", "a"]},
+    "no symbol": {"idx2sym": []},
+    "a surrogate": {"idx2sym": ["\ud800"]},
+    "two opinions": {"idx2sym": ["a", "b"], "sym2idx": {"a": 1, "b": 0}},
+    "a gap": {"sym2idx": {"a": 0, "b": 2}},
+    "a tensor": {"idx2sym": ["a"], "sym2idx": {"a": torch.zeros(2)}},
+    "numbers of numbers": {"sym2idx": {1: 0}},
+    "a list of numbers": {"idx2sym": ["a"], "sym2idx": [0]},
+    "unk beyond": {"idx2sym": ["a"], "unk_idx": 1},
+    "unk true": {"idx2sym": ["a", "b"], "unk_idx": True},
+    "a case": {"idx2sym": ["a"], "lower_case": "yes"},
+    "a delimiter": {"idx2sym": ["a"], "delimiter": ";"},
+    "a list as delimiter": {"idx2sym": ["a"], "delimiter": [[]]},
+    "nothing": {},
+    "a vocabulary of nothing": {"vocab": {"vocab": {}}},
+    "a number": {"vocab": 5},
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_a_dictionary_that_is_no_vocabulary_is_refused(content):
+    with pytest.raises(ValueError, match=r"evil\.pkl"):
+        vocab_from_object(content, where="evil.pkl")
+    with pytest.raises(ValueError, match=r"evil\.pkl"):
+        vocab_from_object(instance(content), where="evil.pkl")
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer_config.json", "{"),
+        ("tokenizer_config.json", "[]"),
+        ("tokenizer_config.json", '{"language": "fi"}'),
+        ("tokenizer_config.json", '{"never_split": ["a.*b"]}'),
+        ("tokenizer_config.json", '{"never_split": "<eos>"}'),
+        ("tokenizer_config.json", '{"lower_case": 1}'),
+        ("tokenizer_config.json", '{"eos_token": 3}'),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"x": {"content": "y"}}}'),
+        ("tokenizer_config.json", '{"added_tokens_decoder": {"7": 5}}'),
+        ("special_tokens_map.json", '{"additional_special_tokens": 5}'),
+        ("added_tokens.json", '{"<x>": 9}'),
+        ("added_tokens.json", '{"<x>": true}'),
+        ("added_tokens.json", '{"<x>": [3]}'),
+        ("added_tokens.json", '{"": 3}'),
+        ("vocab.txt", ""),
+        ("vocab.txt", "a\n\n<unk>\n"),
+        ("vocab.txt", "a\nb\n"),
+    ],
+)
+def test_damaged_settings_are_refused(name, content, tmp_path):
+    (tmp_path / "vocab.txt").write_text("<eos>\n<unk>\na\n")
+    assert len(read_vocab(tmp_path)) == 3
+    (tmp_path / name).write_text(content)
+    with pytest.raises((ValueError, RuntimeError), match=r"\.(json|txt)"):
+        read_vocab(tmp_path)
+
+
+def test_wishes_that_cannot_be_granted_are_refused():
+    vocab = old_vocab(["a", "cat"])
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"line_ends": True}, "needs <eos>"),
+        ({"unknown": "?"}, "'\\?' is not in the vocabulary"),
+        ({"dataset": "c4"}, "'c4' is unknown"),
+    ]
+    for wishes, problem in cases:
+        with pytest.raises(ValueError, match=problem):
+            vocab_from_object(vocab, where="x", **wishes)
+
+
+def test_a_folder_without_a_vocabulary_is_named(tmp_path):
+    assert find_vocab(tmp_path) is None
+    with pytest.raises(FileNotFoundError, match=r"cache\.pt"):
+        read_vocab(tmp_path)

@@ -1,0 +1,385 @@
+"""Learned relative and absolute positions keep the laws that the paper's own positions keep."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.evaluate import evaluate, score
+from transformer_xl.generate import generate
+from transformer_xl.nn import KeptMemory, TransformerXL
+from transformer_xl.nn.memory import join
+from transformer_xl.nn.positions import frequencies
+from transformer_xl.ops import use_backend
+
+EXACT = {"rtol": 0, "atol": 1e-11}
+V = 23
+CONFIG = ModelConfig(
+    vocab_size=V, n_layer=2, n_head=2, d_model=12, d_inner=20, mem_len=6, dropout=0.0, init_std=0.4
+)
+RELATIVE = {"attn_type": 1, "n_positions": 20}
+SINUSOIDS, LEARNED = {"attn_type": 2}, {"attn_type": 3, "n_positions": 20}
+PRE_NORM = {"norm_first": True}
+VARIANTS = {
+    "relative": RELATIVE,
+    "relative, few positions": RELATIVE | {"n_positions": 4},
+    "relative, pre-norm": RELATIVE | PRE_NORM | {"tie_biases": False, "attn_len": 5},
+    "sinusoids": SINUSOIDS,
+    "sinusoids, pre-norm": SINUSOIDS | PRE_NORM | {"clamp_len": 4},
+    "learned": LEARNED,
+    "learned, few positions": LEARNED | {"n_positions": 4, "attn_len": 5},
+    "learned, pre-norm": LEARNED | PRE_NORM | {"final_norm": True},
+}
+ABSOLUTE = [name for name, settings in VARIANTS.items() if settings["attn_type"] > 1]
+ADAPTIVE = {
+    "cutoffs": {"cutoffs": (5, 11)},
+    "narrower": {"cutoffs": (5, 11), "div_val": 2},
+    "narrower, tied": {
+        "cutoffs": (5, 11),
+        "div_val": 2,
+        "tie_projections": (False, True, True),
+        "proj_same_dim": False,
+    },
+    "narrow, untied": {"cutoffs": (5,), "d_embed": 6, "tie_embeddings": False},
+    "narrow, tied": {"cutoffs": (5,), "d_embed": 6, "tie_projections": True},
+    "one cluster": {"div_val": 3},
+    "sampled": {"sample_softmax": 7},
+}
+
+
+@torch.no_grad()
+def made(**settings):
+    model = TransformerXL(replace(CONFIG, **settings)).double().eval()
+    for parameter in model.parameters():
+        # Biases too: what begins as zero hides mistakes.
+        parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+def twin(model, **changes):
+    other = TransformerXL(replace(model.config, **changes)).double().eval()
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+@pytest.fixture(params=["reference", "skew"])
+def backend(request):
+    with use_backend(request.param):
+        yield
+
+
+@pytest.fixture(params=VARIANTS)
+def model(request):
+    return made(**VARIANTS[request.param])
+
+
+@pytest.fixture(params=ABSOLUTE)
+def absolute(request):
+    return made(**VARIANTS[request.param])
+
+
+def some_text(B=2, length=5):
+    return torch.randint(V, (B, length))
+
+
+def position(model, layer, distance):
+    """What is added to the state of a token that stands this far before the last one."""
+    if model.config.attn_type == 3:
+        return model.position_embedding[layer][min(distance, model.config.n_positions - 1)]
+    if layer > 0:
+        return 0.0
+    clamp_len = model.config.clamp_len
+    distance = distance if clamp_len is None else min(distance, clamp_len)
+    angle = distance * frequencies(model.config.d_model).double()
+    return torch.cat([angle.sin(), angle.cos()])
+
+
+def scores(model, layer, q, k, head, distance):
+    """The score of one query for one key, summed up as the formula says."""
+    if model.config.attn_type != 1:
+        return q @ k
+    row = min(distance, model.config.n_positions - 1)
+    u = model.content_bias[0 if model.config.tie_biases else layer, head]
+    r, b = model.distance_embedding[layer, row, head], model.distance_bias[layer, row, head]
+    return (q + u) @ k + q @ r + b
+
+
+@torch.no_grad()
+def by_hand(model, text, mems, raw_queries=False):
+    """Read a segment token by token and key by key; return the output and each layer's input."""
+    config, width = model.config, model.config.head_width
+    x, inputs = model.embedding(text), []
+    for n, (layer, past) in enumerate(zip(model.layers, mems.states, strict=True)):
+        inputs.append(x)
+        seen, M = torch.cat([past, x], 1), past.shape[1]
+        S = seen.shape[1]
+        if config.attn_type > 1:
+            seen = torch.stack([seen[:, s] + position(model, n, S - 1 - s) for s in range(S)], 1)
+        x = seen[:, M:]
+        read = layer.attention_norm(seen) if config.norm_first else seen
+        q, k, v = (y.unflatten(-1, (2, width)) for y in layer.attention.qkv_proj(read).chunk(3, -1))
+        if raw_queries:
+            q = layer.attention.qkv_proj(seen).chunk(3, -1)[0].unflatten(-1, (2, width))
+        attended = torch.zeros_like(q)
+        for b, t, h in np.ndindex(len(text), S, 2):
+            first = 0 if config.attn_len is None else max(0, t + 1 - config.attn_len)
+            keys = range(first, t + 1)
+            score = [scores(model, n, q[b, t, h], k[b, s, h], h, t - s) for s in keys]
+            weight = (torch.stack(score) / width**0.5).softmax(0)
+            attended[b, t, h] = weight @ v[b, first : t + 1, h]
+        x = x + layer.attention.o_proj(attended[:, M:].flatten(2))
+        x = x if config.norm_first else layer.attention_norm(x)
+        inner = layer.feed_forward(layer.feed_forward_norm(x) if config.norm_first else x)
+        x = x + inner if config.norm_first else layer.feed_forward_norm(x + inner)
+    return (x if model.final_norm is None else model.final_norm(x)), inputs
+
+
+def assert_remembers(mems, inputs_of_segments):
+    """The memory is the newest inputs of each layer, and nothing was added to them."""
+    for state, *inputs in zip(mems.states, *inputs_of_segments, strict=True):
+        torch.testing.assert_close(state, torch.cat(inputs, 1)[:, -len(mems) :], **EXACT)
+
+
+@pytest.mark.usefixtures("backend")
+@torch.no_grad()
+def test_with_memory_and_without_the_numbers_are_those_of_the_formula(model):
+    mems, read = model.start_memory(2), []
+    for T in (4, 3, 1):
+        text = some_text(length=T)
+        out = model(text, mems)
+        hidden, inputs = by_hand(model, text, mems)
+        torch.testing.assert_close(out.hidden, hidden, **EXACT)
+        mems, read = out.mems, [*read, inputs]
+        assert_remembers(mems, read)
+
+
+@torch.no_grad()
+def test_without_recurrence_nothing_is_remembered(model):
+    text = some_text(length=3)
+    out = model(some_text(length=4), mem_len=0)
+    assert len(out.mems) == 0
+    expected, _ = by_hand(model, text, model.start_memory(2))
+    torch.testing.assert_close(model(text, out.mems, mem_len=0).hidden, expected, **EXACT)
+
+
+@pytest.mark.parametrize("place", [0, 3, 6])
+@pytest.mark.usefixtures("backend")
+@torch.no_grad()
+def test_no_query_sees_its_future(model, place):
+    mems, text = model(some_text()).mems, some_text(length=7)
+    changed = text.clone()
+    changed[:, place] = (text[:, place] + 1) % V
+    for before in (model.start_memory(2), mems):
+        one, other = model(text, before), model(changed, before)
+        difference = (one.log_probs - other.log_probs).abs().amax(-1)
+        assert (difference[:, :place] < 1e-12).all()
+        assert (difference[:, place] > 1e-6).all()
+
+
+@pytest.mark.usefixtures("backend")
+@torch.no_grad()
+def test_streams_never_mix(model):
+    mems, text = model(some_text(3)).mems, some_text(3)
+    together = model(text, mems)
+    for row in range(3):
+        alone = model(text[row : row + 1], mems.select([row]))
+        torch.testing.assert_close(alone.hidden[0], together.hidden[row], **EXACT)
+        for one, other in zip(alone.mems.states, together.mems.states, strict=True):
+            torch.testing.assert_close(one[0], other[row], **EXACT)
+
+
+@torch.no_grad()
+def test_a_stream_that_was_reset_is_like_one_that_begins(model):
+    mems, text = model(some_text(3)).mems, some_text(3)
+    begun, going_on = model(text), model(text, mems)
+    found = model(text, mems.reset([0, 2]))
+    for row, expected in enumerate([begun, going_on, begun]):
+        torch.testing.assert_close(found.hidden[row], expected.hidden[row], **EXACT)
+
+
+@pytest.mark.usefixtures("backend")
+def test_no_gradient_enters_the_memory_but_its_positions_learn(model):
+    mems = model(some_text()).mems
+    for state in mems.states:
+        state.requires_grad_()
+    model(some_text(length=3), mems, some_text(length=3)).loss.backward()
+    assert all(state.grad is None for state in mems.states)
+    assert all(parameter.grad.any() for parameter in model.parameters())
+    if model.config.attn_type != 2:
+        # Of eight states, in the memory too, each distance that is seen.
+        is_relative = model.config.attn_type == 1
+        table = model.distance_embedding if is_relative else model.position_embedding
+        learns = table.grad[0].flatten(1).any(1)
+        seen = model.config.attn_len if is_relative and model.config.attn_len else 8
+        assert learns.tolist() == [row < seen for row in range(table.shape[1])]
+
+
+@pytest.mark.parametrize("quirks", [(), ("stored_positions",)], ids=str)
+@pytest.mark.parametrize("is_learning", [False, True])
+def test_the_callers_memory_is_left_as_it_was(model, quirks, is_learning):
+    model = twin(model, quirks=quirks)
+    mems = model(some_text()).mems
+    before = [state.clone() for state in mems.states]
+    with torch.set_grad_enabled(is_learning):
+        model(some_text(), mems, some_text())
+    for state, expected in zip(mems.states, before, strict=True):
+        assert torch.equal(state, expected)
+
+
+@pytest.mark.parametrize("n_positions", [4, 20])
+@pytest.mark.parametrize("T", [1, 4])
+@pytest.mark.usefixtures("backend")
+@torch.no_grad()
+def test_learned_relative_positions_make_segments_invisible(n_positions, T):
+    model = made(**RELATIVE | {"n_positions": n_positions})
+    text = some_text(length=10)
+    expected = model(text, mem_len=100).hidden
+    found, mems = [], None
+    for segment in text.split(T, 1):
+        out = model(segment, mems, mem_len=100)
+        mems = out.mems
+        found.append(out.hidden)
+    torch.testing.assert_close(torch.cat(found, 1), expected, **EXACT)
+
+
+@torch.no_grad()
+def test_absolute_positions_do_not(absolute):
+    text = some_text(length=8)
+    mems = absolute(text[:, :4], mem_len=100).mems
+    cut = absolute(text[:, 4:], mems, mem_len=100).hidden
+    assert (cut - absolute(text).hidden[:, 4:]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("n_positions", [4, 20])
+@torch.no_grad()
+def test_kept_keys_and_values_give_the_numbers_of_the_hidden_states(n_positions):
+    model = made(**RELATIVE | {"n_positions": n_positions})
+    mems = model.start_memory(3)
+    kept = model.keep(mems)
+    assert isinstance(kept, KeptMemory)
+    for step, lengths in enumerate([{}, {"clamp_len": 1}, {"attn_len": 3}, {"mem_len": 9}, {}]):
+        segment = some_text(3, 1 + step)
+        expected, out = model(segment, mems, **lengths), model(segment, kept, **lengths)
+        torch.testing.assert_close(out.log_probs, expected.log_probs, **EXACT)
+        mems, kept = expected.mems.reset([step % 3]), out.mems.reset([step % 3])
+
+
+def test_absolute_positions_keep_hidden_states(absolute):
+    mems = absolute(some_text()).mems
+    assert absolute.keep(mems) is mems
+
+
+@torch.no_grad()
+def test_stored_positions_pile_up_with_each_segment(absolute):
+    quirky = twin(absolute, quirks=("stored_positions",))
+    text, T = some_text(length=6), 2
+    mems = plain = None
+    for n, segment in enumerate(text.split(T, 1)):
+        out, expected = quirky(segment, mems), absolute(segment, plain)
+        mems, plain = out.mems, expected.mems
+        # The first segment finds nothing to which they could be added twice.
+        assert torch.allclose(out.hidden, expected.hidden) == (n == 0)
+    states = quirky.embedding(text)
+    for s in range(6):
+        for end in range(s - s % T + T, 7, T):
+            states[:, s] += position(quirky, 0, end - 1 - s)
+    torch.testing.assert_close(mems.states[0], states, **EXACT)
+    torch.testing.assert_close(plain.states[0], quirky.embedding(text), **EXACT)
+
+
+@torch.no_grad()
+def test_raw_queries_are_not_normalized(absolute):
+    quirky = twin(absolute, quirks=("raw_queries",))
+    mems, text = absolute(some_text()).mems, some_text(length=3)
+    found = quirky(text, mems).hidden
+    expected, _ = by_hand(absolute, text, mems, raw_queries=absolute.config.norm_first)
+    torch.testing.assert_close(found, expected, **EXACT)
+    is_same = torch.allclose(found, absolute(text, mems).hidden)
+    assert is_same != absolute.config.norm_first
+
+
+@torch.no_grad()
+def losses(model, text, segment_len, mems=None):
+    """The loss of each token by one call of the model after another."""
+    found = []
+    for start in range(0, len(text) - 1, segment_len):
+        window = torch.from_numpy(text[None, start : start + segment_len + 1])
+        out = model(window[:, :-1], mems, window[:, 1:])
+        mems = out.mems
+        found.append(out.nll[0])
+    return torch.cat(found)
+
+
+@pytest.fixture(params=[*VARIANTS, *ADAPTIVE])
+def any_model(request):
+    return made(**(VARIANTS | ADAPTIVE)[request.param])
+
+
+def test_evaluating_and_scoring_say_what_the_model_says(any_model):
+    text = np.random.default_rng(0).integers(0, V, 20)
+    expected = losses(any_model, text, 4)
+    assert evaluate(any_model, text, segment_len=4).nll == pytest.approx(expected.mean().item())
+    _, *found = score(any_model, text.tolist(), segment_len=4)
+    assert found == pytest.approx((-expected).tolist())
+
+
+def test_streams_read_side_by_side_are_warmed_up_like_the_model(model):
+    text = np.random.default_rng(0).integers(0, V, 21)
+    expected = 0.0
+    for start in (0, 10):
+        mems = model.start_memory(1)
+        for T in (4, 2) if start else ():
+            window = text[start - 6 :][:4] if T == 4 else text[start - 2 :][:2]
+            mems = model(torch.from_numpy(window[None]), mems).mems
+        expected += losses(model, text[start : start + 11], 4, mems).sum().item()
+    found = evaluate(model, text, segment_len=4, batch_size=2)
+    assert found.nll * 20 == pytest.approx(expected, rel=1e-12)
+
+
+@torch.no_grad()
+def test_memories_can_be_joined(model):
+    memories = [model(some_text(1, T)).mems for T in (5, 2, 1)]
+    text = some_text(3)
+    found = model(text, join(memories)).hidden
+    for row, mems in enumerate(memories):
+        alone = model(text[row : row + 1], mems).hidden
+        torch.testing.assert_close(found[row], alone[0], **EXACT)
+
+
+@torch.no_grad()
+def test_generation_writes_what_the_model_says(any_model):
+    prompt = [3, 1, 4]
+    found = list(generate(any_model, prompt, length=12, temperature=0))
+    unread, mems, expected = prompt, None, []
+    for _ in range(12):
+        out = any_model(torch.tensor([unread]), mems)
+        expected.append(int(out.log_probs[0, -1].argmax()))
+        unread, mems = expected[-1:], out.mems
+    assert found == expected
+
+
+def test_a_saved_model_is_read_back_as_it_was(any_model, tmp_path):
+    model = any_model.float()
+    model.save_pretrained(tmp_path)
+    again = TransformerXL.from_pretrained(tmp_path)
+    assert again.config == model.config
+    # What is tied has one name.
+    assert dict(again.named_parameters()).keys() == dict(model.named_parameters()).keys()
+    text = some_text()
+    assert torch.equal(again(text).log_probs, model(text).log_probs)
+
+
+@pytest.mark.parametrize("attn_len", [0, -1])
+def test_an_attention_length_below_one_is_named(model, attn_len):
+    with pytest.raises(ValueError, match=f"attn_len={attn_len} must be at least 1"):
+        model(some_text(), attn_len=attn_len)
+
+
+@torch.no_grad()
+def test_a_text_may_begin_with_zeros(model):
+    zeros = twin(model, start_memory="zeros")
+    text = some_text(length=2)
+    expected, _ = by_hand(model, text, zeros.start_memory(2))
+    torch.testing.assert_close(zeros(text).hidden, expected, **EXACT)

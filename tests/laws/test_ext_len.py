@@ -1,0 +1,219 @@
+"""Tokens before a segment that are read again with it are context: nothing is counted twice."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.evaluate import evaluate, score
+from transformer_xl.generate import generate
+from transformer_xl.nn import TransformerXL
+
+EXACT = {"rtol": 0, "atol": 1e-11}
+V = 23
+CONFIG = ModelConfig(
+    vocab_size=V, n_layer=2, n_head=2, d_model=12, d_inner=20, mem_len=6, dropout=0.0, init_std=0.4
+)
+TYPES = {
+    "paper": {},
+    "learned relative": {"attn_type": 1, "n_positions": 9},
+    "sinusoids": {"attn_type": 2},
+    "learned": {"attn_type": 3, "n_positions": 9, "norm_first": True},
+}
+
+
+@pytest.fixture(params=TYPES)
+def model(request):
+    return TransformerXL(replace(CONFIG, **TYPES[request.param])).double().eval()
+
+
+@pytest.fixture(params=["paper", "learned relative"])
+def relative(request):
+    return TransformerXL(replace(CONFIG, **TYPES[request.param])).double().eval()
+
+
+def twin(model, **changes):
+    other = TransformerXL(replace(model.config, **changes)).double().eval()
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+def some_text(B=2, length=15):
+    return torch.randint(V, (B, length))
+
+
+def windows(text, T, ext_len):
+    """Segments of T tokens with what stands before them, and how much that is."""
+    for start in range(0, text.shape[1], T):
+        context = min(ext_len, start)
+        yield text[:, start - context : start + T], context
+
+
+def remembered(model, mems):
+    """The tokens in the memory of the first layer, told by their embeddings."""
+    words = model.embedding(torch.arange(V)[None])[0]
+    return torch.cdist(mems.states[0], words).argmin(-1)
+
+
+@pytest.mark.parametrize("mem_len", [0, 3, 100])
+@pytest.mark.parametrize(("T", "ext_len"), [(1, 4), (3, 4), (4, 4), (5, 2), (3, 0)])
+@torch.no_grad()
+def test_the_memory_holds_all_before_what_is_read_again_and_nothing_twice(
+    model, T, ext_len, mem_len
+):
+    text, mems, end = some_text(), None, 0
+    for window, context in windows(text, T, ext_len):
+        mems = model(window, mems, mem_len=mem_len, ext_len=ext_len).mems
+        end += window.shape[1] - context
+        before = max(end - ext_len, 0)
+        expected = text[:, max(before - mem_len, 0) : before]
+        assert torch.equal(remembered(model, mems), expected)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize(("T", "ext_len"), [(1, 4), (3, 4), (4, 4), (5, 2)])
+@torch.no_grad()
+def test_with_relative_positions_reading_again_changes_nothing(relative, T, ext_len, is_kept):
+    text, found = some_text(), []
+    mems = relative.start_memory(2)
+    mems = relative.keep(mems) if is_kept else mems
+    for window, context in windows(text, T, ext_len):
+        out = relative(window, mems, mem_len=100, ext_len=ext_len)
+        # A memory can be continued as often as one likes.
+        again = relative(window, mems, mem_len=100, ext_len=ext_len)
+        torch.testing.assert_close(again.hidden, out.hidden, **EXACT)
+        mems = out.mems
+        found.append(out.hidden[:, context:])
+    torch.testing.assert_close(torch.cat(found, 1), relative(text).hidden, **EXACT)
+
+
+@pytest.mark.parametrize("context", [None, 3])
+@torch.no_grad()
+def test_context_has_no_loss(model, context):
+    text = some_text(length=8)
+    out = model(text[:, :-1], targets=text[:, 4:], ext_len=5, context=context)
+    whole = model(text[:, :-1], targets=text[:, 1:])
+    assert out.nll.shape == (2, 4)
+    torch.testing.assert_close(out.nll, whole.nll[:, 3:], **EXACT)
+    torch.testing.assert_close(out.loss, whole.nll[:, 3:].mean(), **EXACT)
+    assert out.hidden.shape == (2, 7, 12)
+
+
+def test_context_teaches_only_by_what_follows_it(model):
+    text = some_text(length=8)
+    gradients = []
+    for nll in (
+        model(text[:, :-1], targets=text[:, 4:], context=3).nll,
+        model(text[:, :-1], targets=text[:, 1:]).nll[:, 3:],
+    ):
+        gradients.append(torch.autograd.grad(nll.sum(), [*model.parameters()]))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, **EXACT)
+
+
+@torch.no_grad()
+def by_hand(model, text, ext_len, segment_len=1):
+    """The loss of each token, read with what stands right before it and without a memory."""
+    found = []
+    for start in range(0, len(text) - 1, segment_len):
+        window = torch.from_numpy(text[None, :-1][:, max(0, start - ext_len) : start + segment_len])
+        targets = torch.from_numpy(text[start + 1 : start + segment_len + 1])
+        log_probs = model(window).log_probs[0, -len(targets) :]
+        found.append(-log_probs.gather(1, targets[:, None])[:, 0])
+    return torch.cat(found)
+
+
+@pytest.fixture
+def text():
+    return np.random.default_rng(0).integers(0, V, 20)
+
+
+@pytest.mark.parametrize("segment_len", [1, 3, 19, 50])
+@pytest.mark.parametrize("ext_len", [0, 2, 4, 30])
+def test_without_a_memory_it_is_a_sliding_window(model, text, ext_len, segment_len):
+    lengths = {"mem_len": 0, "ext_len": ext_len}
+    result = evaluate(model, text, segment_len=segment_len, **lengths)
+    expected = by_hand(model, text, ext_len, segment_len)
+    assert (result.tokens, result.ext_len) == (19, ext_len)
+    assert len(expected) == 19
+    assert result.nll == pytest.approx(expected.mean().item(), rel=1e-12)
+    configured = evaluate(twin(model, **lengths), text, segment_len=segment_len)
+    assert (configured.ext_len, configured.nll) == (ext_len, result.nll)
+
+
+@pytest.mark.parametrize("n", [16, 19])
+@pytest.mark.parametrize("batch_size", [1, 2, 4])
+@pytest.mark.parametrize("ext_len", [2, 5])
+def test_each_token_is_counted_once_in_every_stream(model, text, ext_len, batch_size, n):
+    lengths = {"mem_len": 0, "ext_len": ext_len}
+    text = text[: n + 1]
+    found = evaluate(model, text, segment_len=3, batch_size=batch_size, **lengths)
+    starts = [-(-b * n // batch_size) for b in range(batch_size + 1)]
+    expected = []
+    for start, end in pairwise(starts):
+        # A shorter part begins with a token that is not counted.
+        part = text[end - starts[1] : end + 1]
+        expected.append(by_hand(model, part, ext_len, segment_len=3)[start - end :])
+    expected = torch.cat(expected)
+    assert len(expected) == found.tokens == n
+    assert found.nll == pytest.approx(expected.mean().item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("ext_len", [1, 3, 8])
+def test_with_enough_memory_an_evaluation_does_not_depend_on_it(
+    relative, text, ext_len, batch_size
+):
+    expected = evaluate(relative, text, mem_len=50).nll
+    lengths = {"segment_len": 3, "mem_len": 50, "batch_size": batch_size}
+    found = evaluate(relative, text, ext_len=ext_len, **lengths).nll
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert evaluate(twin(relative, ext_len=ext_len), text, **lengths).nll == found
+
+
+def test_writing_and_scoring_read_nothing_again(model, text):
+    other = twin(model, ext_len=4)
+    prompt = text[:7].tolist()
+    one, two = (list(generate(m, prompt, length=9, temperature=0)) for m in (model, other))
+    assert one == two
+    assert list(score(model, prompt, segment_len=2)) == list(score(other, prompt, segment_len=2))
+
+
+@torch.no_grad()
+def read_again(model, T, ext_len, text):
+    """The memory after each segment, in places of the text."""
+    found, mems = [], None
+    for window, _ in windows(text, T, ext_len):
+        mems = model(window, mems, mem_len=100, ext_len=ext_len).mems
+        found.append(remembered(model, mems)[0].tolist())
+    return found
+
+
+@pytest.mark.parametrize("attn_type", [0, 2])
+def test_swapped_lengths_keep_what_is_going_to_be_read_again(attn_type):
+    model = TransformerXL(replace(CONFIG, attn_type=attn_type)).double().eval()
+    quirky = twin(model, quirks=("swapped_ext_len",))
+    text = torch.arange(12)[None]
+    # As the authors' code does: its memory is cut where it would be if the lengths of memory and
+    # segment were exchanged.
+    assert read_again(quirky, 3, 4, text)[:2] == [[0, 1, 2], [0, 1, 2, 0, 1, 2]]
+    assert read_again(model, 3, 4, text)[:2] == [[], [0, 1]]
+    first, second, third = [0, 1, 2, 3, 4], [3, 4, 5, 6, 7], [8, 9]
+    assert read_again(quirky, 5, 2, text) == [first, first + second, first + second + third]
+
+
+def test_swapped_lengths_matter_only_to_what_is_read_again(relative):
+    quirky = twin(relative, quirks=("swapped_ext_len",))
+    text = some_text(1, 12)
+    assert read_again(quirky, 4, 0, text) == read_again(relative, 4, 0, text)
+
+
+@pytest.mark.parametrize("name", ["ext_len", "mem_len"])
+def test_a_length_below_zero_is_named(model, text, name):
+    with pytest.raises(ValueError, match=f"{name}=-1 must be at least 0"):
+        model(some_text(), **{name: -1})
+    with pytest.raises(ValueError, match=f"{name}=-1 must be at least 0"):
+        evaluate(model, text, **{name: -1})

@@ -1,0 +1,313 @@
+"""The adaptive softmax is one distribution, however it is stored and whatever is left out."""
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.nn import AdaptiveEmbedding, AdaptiveSoftmax, Embedding, TransformerXL
+from transformer_xl.ops import nll
+
+V, D = 29, 8
+CONFIG = ModelConfig(vocab_size=V, cutoffs=(5, 9, 17), n_head=2, d_model=D, d_inner=12)
+VARIANTS = {
+    "one table": {},
+    "one table of its own": {"tie_embeddings": False},
+    "one narrow table": {"d_embed": 6},
+    "one narrow table, all projections tied": {"d_embed": 6, "tie_projections": True},
+    "one narrow table, some projections tied": {
+        "d_embed": 6,
+        "tie_projections": (True, False, True, False),
+    },
+    "narrower tables": {"div_val": 2},
+    "narrower tables of its own": {"div_val": 2, "tie_embeddings": False},
+    "narrower tables, all projections tied": {"div_val": 2, "tie_projections": True},
+    "narrower tables, the projections of the tails tied": {
+        "div_val": 2,
+        "tie_projections": (False, True, True, True),
+    },
+    "narrower tables, the widest not projected": {"div_val": 2, "proj_same_dim": False},
+    "much narrower tables": {"div_val": 4, "d_embed": 64, "tie_projections": True},
+    "much narrower tables of its own": {"div_val": 4, "d_embed": 64, "tie_embeddings": False},
+    "a single cluster": {"cutoffs": (), "div_val": 2},
+    "two clusters": {"cutoffs": (20,)},
+}
+MEMBERS = {
+    "all clusters": range(V),
+    "the head alone": range(5),
+    "one word of a tail": [0, 3, 9, 2, 2, 1],
+    "one tail alone": [18, 28, 17, 18],
+    "one tail left out": [3, 28, 6, 0, 5, 17],
+    "one word alone": [12],
+    "no word": [],
+}
+
+
+@torch.no_grad()
+def made(seed=0, **settings):
+    torch.manual_seed(seed)
+    config = replace(CONFIG, **settings)
+    embedding = (AdaptiveEmbedding if config.div_val > 1 else Embedding)(config)
+    softmax = AdaptiveSoftmax(config, embedding)
+    for parameter in {**named(embedding), **named(softmax)}.values():
+        parameter.normal_(std=0.7)
+    return embedding.double(), softmax.double()
+
+
+def named(module):
+    return dict(module.named_parameters())
+
+
+@pytest.fixture(params=VARIANTS)
+def pair(request):
+    return made(**VARIANTS[request.param])
+
+
+@pytest.fixture
+def softmax(pair):
+    return pair[1]
+
+
+def order(words):
+    """The words, mixed, so that tokens of one cluster do not stand together."""
+    words = torch.tensor([*words], dtype=torch.int64)
+    return words[torch.randperm(len(words))]
+
+
+def chi_square_holds(counts, probs):
+    """Whether draws are within five standard deviations of what the probabilities say."""
+    expected = probs * counts.sum()
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    return statistic < len(probs) - 1 + 5 * math.sqrt(2 * (len(probs) - 1))
+
+
+@torch.no_grad()
+def test_a_word_of_a_tail_has_the_probability_of_its_cluster_times_its_own(pair):
+    embedding, softmax = pair
+    (hidden,) = torch.randn(1, D).double()
+    one_table = isinstance(embedding, Embedding)
+    probs = torch.empty(V).double()
+    clusters = softmax.clusters
+    for i, (start, stop, *_) in enumerate(clusters):
+        weight = softmax.weight[start:stop] if one_table else softmax.weights[i]
+        projected = hidden
+        if isinstance(softmax.projs[i], torch.nn.Linear):
+            projected = softmax.projs[i].weight.T @ hidden
+        logits = weight @ projected + softmax.bias[start:stop]
+        if i == 0 and len(clusters) > 1:
+            symbols = softmax.cluster_weight @ projected + softmax.cluster_bias
+            head = torch.cat([logits, symbols]).softmax(0)
+            probs[start:stop], of_cluster = head[:stop], head[stop:]
+        else:
+            probs[start:stop] = logits.softmax(0) * (of_cluster[i - 1] if i else 1)
+    torch.testing.assert_close(softmax.log_probs(hidden).exp(), probs, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("batch", [(), (4,), (2, 3), (0,)])
+def test_probabilities_sum_to_one(softmax, batch):
+    log_probs = softmax.log_probs(torch.randn(*batch, D).double())
+    assert log_probs.shape == (*batch, V)
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(batch).double())
+
+
+@pytest.mark.parametrize("members", MEMBERS)
+def test_losses_and_gradients_are_those_of_the_distribution_in_the_order_of_tokens(
+    softmax, members
+):
+    targets = order(MEMBERS[members])
+    hidden = torch.randn(len(targets), D, dtype=torch.float64, requires_grad=True)
+    weights = torch.rand(len(targets)).double()
+    leaves = {"hidden": hidden, **named(softmax)}
+    found = softmax.nll(hidden, targets)
+    expected = -softmax.log_probs(hidden).gather(-1, targets[:, None])[:, 0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    # What no token needs has a gradient nevertheless: zeros.
+    gradients = torch.autograd.grad(found @ weights, [*leaves.values()])
+    truth = torch.autograd.grad(expected @ weights, [*leaves.values()])
+    for name, one, other in zip(leaves, gradients, truth, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11, msg=name)
+
+
+def test_targets_may_have_any_shape():
+    _, softmax = made()
+    hidden, targets = torch.randn(2, 3, 4, D).double(), torch.randint(V, (2, 3, 4))
+    flat = softmax.nll(hidden.flatten(0, 2), targets.flatten())
+    assert torch.equal(softmax.nll(hidden, targets), flat.view(2, 3, 4))
+
+
+@pytest.mark.parametrize("settings", VARIANTS.values(), ids=VARIANTS)
+def test_every_weight_of_a_model_learns_from_every_segment(settings):
+    model = TransformerXL(replace(CONFIG, n_layer=1, mem_len=2, **settings))
+    tokens = torch.full((1, 3), 2)
+    model(tokens, targets=tokens).loss.backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_what_is_tied_is_the_same_and_what_is_not_is_not(pair):
+    embedding, softmax = pair
+    tables = {id(x) for name, x in named(embedding).items() if "proj" not in name}
+    own = {id(x) for name, x in named(softmax).items() if name.startswith("weight")}
+    assert len(tables) == len(own)
+    is_tied = tables == own
+    assert is_tied or not tables & own
+    projs = {id(x) for name, x in named(embedding).items() if "proj" in name}
+    for cluster, proj in zip(softmax.clusters, softmax.projs, strict=True):
+        assert isinstance(proj, torch.nn.Linear) == cluster.has_proj
+        if cluster.has_proj:
+            assert (id(proj.weight) in projs) == cluster.ties_proj
+
+
+def test_the_settings_decide_what_is_tied_and_what_is_projected():
+    def kinds(**settings):
+        clusters = replace(CONFIG, **settings).clusters
+        return [(cluster.width, cluster.has_proj, cluster.ties_proj) for cluster in clusters]
+
+    plain, projected, tied = (D, False, False), (6, True, False), (6, True, True)
+    assert kinds() == [plain] * 4
+    # Where nothing is projected nothing can be tied.
+    assert kinds(tie_projections=True) == [plain] * 4
+    assert kinds(d_embed=6) == [projected] * 4
+    assert kinds(d_embed=6, tie_projections=(True, False, True, False)) == [tied, projected] * 2
+    first, *tails = kinds(div_val=2, tie_projections=(False, True, True, True))
+    assert first == (D, True, False)
+    assert tails == [(4, True, True), (2, True, True), (1, True, True)]
+    first, *tails = kinds(div_val=2, proj_same_dim=False, tie_projections=True)
+    assert first == plain
+    assert tails == [(4, True, True), (2, True, True), (1, True, True)]
+
+
+SEEDS = st.integers(0, 2**32)
+
+
+@given(SEEDS, st.integers(1, 40), st.sampled_from([0.1, 1.0, 10.0]), st.sampled_from([*VARIANTS]))
+@torch.no_grad()
+def test_the_likeliest_are_those_of_the_whole_distribution(seed, k, spread, variant):
+    _, softmax = made(seed, **VARIANTS[variant])
+    for bias in (softmax.bias, getattr(softmax, "cluster_bias", softmax.bias)):
+        bias.mul_(spread)
+    hidden = torch.randn(D).double()
+    values, tokens = softmax.top_k(hidden, k)
+    expected, places = softmax.log_probs(hidden).topk(min(k, V))
+    torch.testing.assert_close(values, expected, rtol=0, atol=1e-12)
+    assert torch.equal(tokens, places)
+
+
+@pytest.fixture
+def looked_into(monkeypatch):
+    """Collects the clusters whose words are computed."""
+    seen, compute = [], AdaptiveSoftmax._log_softmax
+
+    def spy(self, hidden, i, weight, bias):
+        seen.append(i)
+        return compute(self, hidden, i, weight, bias)
+
+    monkeypatch.setattr(AdaptiveSoftmax, "_log_softmax", spy)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("cluster_bias", "k", "clusters"),
+    [
+        ([-30, -30, -30], 5, [0]),
+        ([-30, -60, -60], 6, [0, 1]),
+        ([30, -30, -30], 1, [0, 1]),
+        ([-30, 30, -30], 3, [0, 2]),
+        ([-30, 30, 20], 8, [0, 2]),
+        ([-30, 30, 20], 9, [0, 2, 3]),
+        ([0, 1, 2], V, [0, 3, 2, 1]),
+        ([0, 1, 2], 100, [0, 3, 2, 1]),
+    ],
+    ids=str,
+)
+@torch.no_grad()
+def test_a_cluster_that_cannot_matter_is_not_computed(looked_into, cluster_bias, k, clusters):
+    _, softmax = made()
+    softmax.cluster_weight.zero_()
+    softmax.cluster_bias.copy_(torch.tensor(cluster_bias) + torch.tensor([0.2, 0.1, 0]))
+    hidden = torch.randn(D).double() * 0.1
+    softmax.top_k(hidden, k)
+    assert looked_into == clusters
+
+
+@torch.no_grad()
+def test_a_draw_computes_the_cluster_of_its_word_and_no_other(looked_into):
+    _, softmax = made()
+    generator = torch.Generator().manual_seed(0)
+    hidden, found = torch.randn(D).double() * 0.1, set()
+    for _ in range(100):
+        looked_into.clear()
+        word = softmax.draw(hidden, generator)
+        i = next(i for i, c in enumerate(softmax.clusters) if c.start <= word < c.stop)
+        assert looked_into == [0, i][: 1 + (i > 0)]
+        found.add(i)
+    assert found == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("variant", ["one table", "much narrower tables", "a single cluster"])
+@torch.no_grad()
+def test_words_are_drawn_as_often_as_they_are_likely(variant):
+    _, softmax = made(**VARIANTS[variant])
+    hidden = torch.randn(D).double() * 0.2
+    generator = torch.Generator().manual_seed(1)
+    counts = Counter(softmax.draw(hidden, generator) for _ in range(3000))
+    counts = torch.tensor([counts[word] for word in range(V)]).double()
+    probs = softmax.log_probs(hidden).exp()
+    assert chi_square_holds(counts, probs)
+    assert not chi_square_holds(counts, probs.flip(0))
+
+
+def test_half_precision_is_summed_in_float32(softmax):
+    softmax.float()
+    hidden, targets = torch.randn(2, 3, D), torch.randint(V, (2, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        log_probs, losses = softmax.log_probs(hidden), softmax.nll(hidden, targets)
+    assert log_probs.dtype == losses.dtype == torch.float32
+    torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(2, 3))
+    expected = -log_probs.gather(-1, targets[..., None])[..., 0]
+    torch.testing.assert_close(losses, expected, rtol=0.05, atol=0.05)
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the size of the largest tensor that was made."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for x in out if isinstance(out, list | tuple) else [out]:
+            self.numel = max(self.numel, x.numel() if isinstance(x, torch.Tensor) else 0)
+        return out
+
+
+@pytest.mark.parametrize("settings", [{}, {"div_val": 2}], ids=str)
+def test_training_makes_no_table_of_all_words_for_all_tokens(monkeypatch, settings):
+    monkeypatch.setattr(nll, "CHUNK", 0)
+    monkeypatch.setattr(nll, "LEAST_ROWS", 4)
+    n, n_words = 300, 6000
+    _, softmax = made(vocab_size=n_words, cutoffs=(100, 1000), **settings)
+    # Most tokens are in the largest cluster.
+    targets = torch.randint(n_words, (n,))
+    hidden = torch.randn(n, D, dtype=torch.float64, requires_grad=True)
+    sizes = []
+    for loss in (lambda: -softmax.log_probs(hidden).mean(), lambda: softmax.nll(hidden, targets)):
+        with Largest() as largest:
+            loss().sum().backward()
+        sizes.append(largest.numel)
+    # The largest that is needed is the gradient of all embeddings.
+    assert sizes[0] == n * n_words
+    assert sizes[1] <= D * n_words
+
+
+@pytest.mark.parametrize("wrong", [V, V + 1, -1])
+def test_a_target_outside_the_vocabulary_is_an_error(softmax, wrong):
+    targets = torch.tensor([0, wrong, 28])
+    with pytest.raises((RuntimeError, IndexError)):
+        softmax.nll(torch.randn(3, D).double(), targets)
