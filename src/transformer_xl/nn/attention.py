@@ -1,12 +1,11 @@
 """Attention over the memory and the segment, with relative positions or without."""
 
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn.positions import Positions
-from transformer_xl.ops import attention, rel_attention
+from transformer_xl.ops import attention, linear, rel_attention
 
 
 class RelAttention(nn.Module):
@@ -37,7 +36,7 @@ class RelAttention(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Attend from ``x`` to the given keys and values, by content alone without positions."""
         width = self.n_head * self.d_head
-        q = self._heads(F.linear(x, self.qkv_proj.weight[:width]))
+        q = self._heads(linear(x, self.qkv_proj.weight[:width], None))
         k, v = k.to(q.dtype), v.to(q.dtype)
         dropout = self.attn_dropout if self.training else 0.0
         seen = {"attn_len": attn_len, "first_key": first_key, "dropout": dropout}
@@ -50,19 +49,19 @@ class RelAttention(nn.Module):
             attended = rel_attention(
                 q, k, v, r, content_bias, position_bias, distance_bias=bias, **seen
             )
-        return self.o_proj(attended.flatten(2))
+        return linear(attended.flatten(2), self.o_proj.weight, None)
 
     def keys_and_values(
         self, x: Float[Tensor, "B S D"]
     ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
         """Project hidden states, of the memory or of the segment, to keys and values."""
         width = self.n_head * self.d_head
-        k, v = F.linear(x, self.qkv_proj.weight[width:]).chunk(2, -1)
+        k, v = linear(x, self.qkv_proj.weight[width:], None).chunk(2, -1)
         return self._heads(k), self._heads(v)
 
     def positions(self, encoding: Float[Tensor, "S D"]) -> Float[Tensor, "S H K"]:
         """Project position encodings."""
-        return self._heads(self.r_proj(encoding))
+        return self._heads(linear(encoding, self.r_proj.weight, None))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_head, self.d_head))

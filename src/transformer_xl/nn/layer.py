@@ -9,6 +9,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.nn.attention import RelAttention
 from transformer_xl.nn.memory import KeptMemory
 from transformer_xl.nn.positions import Positions
+from transformer_xl.ops import linear
 
 
 class FeedForward(nn.Module):
@@ -22,8 +23,9 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Transform each position."""
-        inner = F.dropout(F.relu(self.inner(x)), self.dropout, self.training)
-        return self.outer(inner)
+        inner = F.relu(linear(x, self.inner.weight, self.inner.bias))
+        inner = F.dropout(inner, self.dropout, self.training)
+        return linear(inner, self.outer.weight, self.outer.bias)
 
 
 class DecoderLayer(nn.Module):

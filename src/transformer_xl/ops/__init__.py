@@ -16,12 +16,14 @@ from torch import Tensor
 
 from transformer_xl.ops import reference, skew
 from transformer_xl.ops.nll import linear_nll
+from transformer_xl.ops.products import linear
 
 __all__ = [
     "BACKENDS",
     "Backend",
     "attention",
     "chosen_backend",
+    "linear",
     "linear_nll",
     "rel_attention",
     "use_backend",

@@ -16,6 +16,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transformer_xl.ops.products import linear, product, takes_onednn
+
 CHUNK = 16 << 20
 """Logits of a chunk: 64 MB in float32."""
 LEAST_ROWS = 256
@@ -99,7 +101,7 @@ def _pass(
     for start in range(0, len(x), rows):
         part = slice(start, start + rows)
         x_part, target = x[part].to(dtype), targets[part, None]
-        logits = _at_least_float32(torch.addmm(b, x_part, w.T))
+        logits = _at_least_float32(linear(x_part, w, b))
         log_probs = torch.log_softmax(logits, -1, out=logits)
         nll[part] = -log_probs.gather(1, target)[:, 0]
         if not any(needed):
@@ -119,10 +121,10 @@ def _pass(
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    if total.dtype == a.dtype:
+    if total.dtype == a.dtype and not takes_onednn(a, b.T):
         total.addmm_(a, b)
     else:
-        total += a @ b
+        total += product(a, b)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

@@ -22,6 +22,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transformer_xl.ops.products import fast_batches
+
 QUERY_BLOCK = 128
 """Most queries of a block: smaller blocks skip more of the future, larger products run faster."""
 GROUP_BYTES = 2 << 20
@@ -148,28 +150,31 @@ class _SkewAttention(torch.autograd.Function):
         # Two rooms that all blocks use in turn: the weights' gradient, then the positions' in its
         # place; and the scores' gradient. The allocator would not find the same places again.
         room, score_room = weights.new_empty(2, max(b.room for b in ctx.blocks))
-        for block in ctx.blocks:
-            queries = (block.heads, slice(None), block.queries)
-            keys = (block.heads, slice(None), block.keys)
-            positions = (block.heads, block.positions)
-            d_out_block = d_out[queries].flatten(0, 1)
-            weight = weights[block.weights].view(block.shape)
-            dropped = _dropped(weight, block, kept, ctx.dropout)
-            dv[keys].flatten(0, 1).baddbmm_(dropped.mT, d_out_block)
-            d_dropped = _product(d_out_block, v[keys].flatten(0, 1).mT, room)
-            d_weight = _dropped(d_dropped, block, kept, ctx.dropout)
-            d_score = score_room[: weight.numel()].view(block.shape)
-            torch.ops.aten._softmax_backward_data.out(
-                d_weight, weight, -1, weight.dtype, grad_input=d_score
-            )
-            dq_content[queries] = torch.bmm(d_score, k[keys].flatten(0, 1)).view_as(
-                q_content[queries]
-            )
-            dk[keys].flatten(0, 1).baddbmm_(d_score.mT, q_content[queries].flatten(0, 1))
-            q_block = q_position[queries]
-            d_position = _unskew(d_score, room).view(q_block.shape[0], -1, r[positions].shape[1])
-            dq_position[queries] = torch.bmm(d_position, r[positions]).view_as(q_block)
-            dr[positions] += torch.bmm(d_position.mT, q_block.flatten(1, 2))
+        with fast_batches(q_content):
+            for block in ctx.blocks:
+                queries = (block.heads, slice(None), block.queries)
+                keys = (block.heads, slice(None), block.keys)
+                positions = (block.heads, block.positions)
+                d_out_block = d_out[queries].flatten(0, 1)
+                weight = weights[block.weights].view(block.shape)
+                dropped = _dropped(weight, block, kept, ctx.dropout)
+                dv[keys].flatten(0, 1).baddbmm_(dropped.mT, d_out_block)
+                d_dropped = _product(d_out_block, v[keys].flatten(0, 1).mT, room)
+                d_weight = _dropped(d_dropped, block, kept, ctx.dropout)
+                d_score = score_room[: weight.numel()].view(block.shape)
+                torch.ops.aten._softmax_backward_data.out(
+                    d_weight, weight, -1, weight.dtype, grad_input=d_score
+                )
+                dq_content[queries] = torch.bmm(d_score, k[keys].flatten(0, 1)).view_as(
+                    q_content[queries]
+                )
+                dk[keys].flatten(0, 1).baddbmm_(d_score.mT, q_content[queries].flatten(0, 1))
+                q_block = q_position[queries]
+                d_position = _unskew(d_score, room).view(
+                    q_block.shape[0], -1, r[positions].shape[1]
+                )
+                dq_position[queries] = torch.bmm(d_position, r[positions]).view_as(q_block)
+                dr[positions] += torch.bmm(d_position.mT, q_block.flatten(1, 2))
         return dq_content, dq_position, dk, dv, dr, None, None, None
 
 
@@ -198,25 +203,26 @@ def _forward(
     if dropout:
         kept = torch.empty(n_weights, dtype=torch.bool, device=k.device).bernoulli_(1 - dropout)
     room = q_content.new_empty(max(block.room for block in blocks))
-    for block in blocks:
-        if not keep:
-            block = block._replace(weights=slice(0, math.prod(block.shape)))
-        q_block = q_position[block.heads, :, block.queries]
-        position = _product(q_block.flatten(1, 2), r[block.heads, block.positions].mT, room)
-        weight = torch.baddbmm(
-            _skew(position.view(*block.shape[:2], -1), attn_len),
-            q_content[block.heads, :, block.queries].flatten(0, 1),
-            k[block.heads, :, block.keys].flatten(0, 1).mT,
-            out=weights[block.weights].view(block.shape),
-        )
-        if first_key is not None:
-            key = torch.arange(block.keys.start, block.keys.stop, device=k.device)
-            hidden_BS = key < first_key[:, None]
-            weight.unflatten(0, (-1, B)).masked_fill_(hidden_BS[:, None], -torch.inf)
-        torch.softmax(weight, -1, out=weight)
-        dropped = _dropped(weight, block, kept, dropout)
-        values = torch.bmm(dropped, v[block.heads, :, block.keys].flatten(0, 1))
-        out[block.heads, :, block.queries] = values.view(*q_block.shape[:3], -1)
+    with fast_batches(q_content):
+        for block in blocks:
+            if not keep:
+                block = block._replace(weights=slice(0, math.prod(block.shape)))
+            q_block = q_position[block.heads, :, block.queries]
+            position = _product(q_block.flatten(1, 2), r[block.heads, block.positions].mT, room)
+            weight = torch.baddbmm(
+                _skew(position.view(*block.shape[:2], -1), attn_len),
+                q_content[block.heads, :, block.queries].flatten(0, 1),
+                k[block.heads, :, block.keys].flatten(0, 1).mT,
+                out=weights[block.weights].view(block.shape),
+            )
+            if first_key is not None:
+                key = torch.arange(block.keys.start, block.keys.stop, device=k.device)
+                hidden_BS = key < first_key[:, None]
+                weight.unflatten(0, (-1, B)).masked_fill_(hidden_BS[:, None], -torch.inf)
+            torch.softmax(weight, -1, out=weight)
+            dropped = _dropped(weight, block, kept, dropout)
+            values = torch.bmm(dropped, v[block.heads, :, block.keys].flatten(0, 1))
+            out[block.heads, :, block.queries] = values.view(*q_block.shape[:3], -1)
     return out, blocks, weights, kept
 
 

@@ -1,0 +1,302 @@
+"""The backward pass of relative attention as three Triton kernels.
+
+Each kernel computes the scores of its tiles again and owns what it writes: one goes over blocks of
+queries, one over blocks of keys, one over blocks of distances. So nothing is added atomically, and
+two runs give the same bits. The kernel over queries comes first; it leaves for the others how much
+of its output's gradient each query gets back through the normalization.
+
+How the position term of a tile is found is told in :mod:`transformer_xl.ops.triton_forward`.
+"""
+
+from importlib import import_module
+from typing import Any, no_type_check
+
+from transformer_xl.ops.triton_forward import (
+    LOG2_E,
+    add_bias,
+    is_kept,
+    is_near,
+    is_seen,
+    load_rows,
+    position_chunk,
+    product,
+    store_rows,
+    turn_to_distances,
+    turn_to_keys,
+)
+
+# Not everybody who checks types has Triton.
+triton: Any = import_module("triton")
+tl: Any = import_module("triton.language")
+
+
+@triton.jit
+@no_type_check
+def load_norms(norms, stream_head, queries, T):
+    """Load what the forward pass kept of each query: its highest score, the inverse of its sum."""
+    place = norms + stream_head.to(tl.int64) * 2 * T + queries
+    is_there = queries < T
+    return tl.load(place, mask=is_there, other=0.0), tl.load(place + T, mask=is_there, other=0.0)
+
+
+@triton.jit
+@no_type_check
+def weights_again(score, highest, inverse, seen, scale):
+    """Normalize scores as the forward pass did."""
+    exponent = tl.where(seen, score * (scale * LOG2_E) - highest[:, None], float("-inf"))
+    return tl.exp2(exponent) * inverse[:, None]
+
+
+@triton.jit
+@no_type_check
+def query_kernel(
+    q, k, v, r, content_bias, position_bias, distance_bias, first_key, seed, out, d_out, norms,
+    back, dq, d_biases,
+    q_stream, q_row, q_head, k_stream, k_row, k_head, v_stream, v_row, v_head, r_row, r_head,
+    d_stream, d_row, d_head,
+    T, S, H, attn_len, scale, dropout, kept_scale,
+    K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_FIRST: tl.constexpr, DROPS: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of one block of queries, and its share of those of the biases."""
+    n_blocks = tl.cdiv(T, BLOCK_T)
+    stream_head = tl.program_id(0) // n_blocks
+    block = n_blocks - 1 - tl.program_id(0) % n_blocks
+    t0 = block * BLOCK_T
+    stream, head = (stream_head // H).to(tl.int64), (stream_head % H).to(tl.int64)
+    queries = t0 + tl.arange(0, BLOCK_T)
+    query = load_rows(q + stream * q_stream + head * q_head, queries, q_row, 0, T, K, WIDTH)
+    q_content = add_bias(query, content_bias, head, K, WIDTH)
+    q_position = add_bias(query, position_bias, head, K, WIDTH)
+    k += stream * k_stream + head * k_head
+    v += stream * v_stream + head * v_head
+    r += head * r_head
+    own = (stream * T * H + head) * K
+    d_attended = load_rows(
+        d_out + stream * d_stream + head * d_head, queries, d_row, 0, T, K, WIDTH
+    )
+    attended = load_rows(out + own, queries, H * K, 0, T, K, WIDTH)
+    through = tl.sum(attended.to(tl.float32) * d_attended.to(tl.float32), 1)
+    place = stream_head.to(tl.int64) * T + queries
+    tl.store(back + place, through, mask=queries < T)
+    highest, inverse = load_norms(norms, stream_head, queries, T)
+    first = 0
+    if HAS_FIRST:
+        first = tl.load(first_key + stream).to(tl.int32)
+    if DROPS:
+        seed = tl.load(seed)
+
+    start = tl.maximum(tl.maximum(first, S - T + t0 + 1 - attn_len), 0) // BLOCK_S * BLOCK_S
+    end = tl.minimum(S, S - T + t0 + BLOCK_T)
+    rows = start + T - t0 - BLOCK_T + tl.arange(0, BLOCK_S)
+    r_near = load_rows(r, rows, r_row, 0, S, K, WIDTH)
+    near = position_chunk(
+        q_position, r_near, rows, distance_bias, head, S, H, HAS_BIAS, PRECISION, UPCAST
+    )
+    takes_near = is_near(BLOCK_T, BLOCK_S)
+    d_content = tl.zeros((BLOCK_T, WIDTH), tl.float32)
+    d_position = tl.zeros((BLOCK_T, WIDTH), tl.float32)
+    # What the tile before has found out about this tile's nearer chunk.
+    d_before = tl.zeros((BLOCK_T, BLOCK_S), tl.float32)
+    for s0 in range(start, end, BLOCK_S):
+        keys = s0 + tl.arange(0, BLOCK_S)
+        rows = s0 + T - t0 - BLOCK_T + BLOCK_S + tl.arange(0, BLOCK_S)
+        r_ahead = load_rows(r, rows, r_row, 0, S, K, WIDTH)
+        ahead = position_chunk(
+            q_position, r_ahead, rows, distance_bias, head, S, H, HAS_BIAS, PRECISION, UPCAST
+        )
+        score = turn_to_keys(tl.where(takes_near, near, ahead), BLOCK_T, BLOCK_S)
+        near = ahead
+        k_rows = load_rows(k, keys, k_row, first, S, K, WIDTH)
+        v_rows = load_rows(v, keys, v_row, first, S, K, WIDTH)
+        score += product(q_content, tl.trans(k_rows), PRECISION, UPCAST)
+        seen = is_seen(queries, keys[None, :], first, T, S, attn_len)
+        weight = weights_again(score, highest, inverse, seen, scale)
+        d_weight = product(d_attended, tl.trans(v_rows), PRECISION, UPCAST)
+        if DROPS:
+            kept = is_kept(seed, stream_head, queries, s0, S, dropout, BLOCK_T, BLOCK_S)
+            d_weight = tl.where(kept, d_weight * kept_scale, 0.0)
+        d_score = weight * (d_weight - through[:, None])
+        d_content += product(d_score.to(k_rows.dtype), k_rows, PRECISION, UPCAST)
+        d_merged = turn_to_distances(d_score, BLOCK_T, BLOCK_S)
+        d_chunk = tl.where(takes_near, d_merged, d_before)
+        d_position += product(d_chunk.to(r_near.dtype), r_near, PRECISION, UPCAST)
+        d_before = d_merged
+        r_near = r_ahead
+    d_chunk = tl.where(takes_near, 0.0, d_before)
+    d_position += product(d_chunk.to(r_near.dtype), r_near, PRECISION, UPCAST)
+
+    store_rows(dq + own, queries, H * K, T, (d_content + d_position) * scale, K, WIDTH)
+    columns = tl.arange(0, WIDTH)
+    share = d_biases + ((stream * n_blocks + block) * 2 * H + head) * K + columns
+    tl.store(share, tl.sum(d_content, 0) * scale, mask=columns < K)
+    tl.store(share + H * K, tl.sum(d_position, 0) * scale, mask=columns < K)
+
+
+@triton.jit
+@no_type_check
+def key_kernel(
+    q, k, v, r, content_bias, position_bias, distance_bias, first_key, seed, d_out, norms,
+    back, dk, dv,
+    q_stream, q_row, q_head, k_stream, k_row, k_head, v_stream, v_row, v_head, r_row, r_head,
+    d_stream, d_row, d_head,
+    T, S, H, attn_len, scale, dropout, kept_scale,
+    K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_FIRST: tl.constexpr, DROPS: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of one block of keys and values."""
+    n_blocks = tl.cdiv(S, BLOCK_S)
+    stream_head = tl.program_id(0) // n_blocks
+    # The memory is seen by most queries, so it begins first.
+    s0 = (tl.program_id(0) % n_blocks) * BLOCK_S
+    stream, head = (stream_head // H).to(tl.int64), (stream_head % H).to(tl.int64)
+    keys = s0 + tl.arange(0, BLOCK_S)
+    q += stream * q_stream + head * q_head
+    r += head * r_head
+    d_out += stream * d_stream + head * d_head
+    first = 0
+    if HAS_FIRST:
+        first = tl.load(first_key + stream).to(tl.int32)
+    if DROPS:
+        seed = tl.load(seed)
+    k_rows = load_rows(k + stream * k_stream + head * k_head, keys, k_row, first, S, K, WIDTH)
+    v_rows = load_rows(v + stream * v_stream + head * v_head, keys, v_row, first, S, K, WIDTH)
+
+    start = tl.maximum(s0 - (S - T), 0) // BLOCK_T * BLOCK_T
+    end = tl.minimum(T, s0 + BLOCK_S - 1 + attn_len - (S - T))
+    # No query sees a block that lies before the first key.
+    end = tl.where(s0 + BLOCK_S > first, end, 0)
+    takes_near = is_near(BLOCK_T, BLOCK_S)
+    d_key = tl.zeros((BLOCK_S, WIDTH), tl.float32)
+    d_value = tl.zeros((BLOCK_S, WIDTH), tl.float32)
+    for t0 in range(start, end, BLOCK_T):
+        queries = t0 + tl.arange(0, BLOCK_T)
+        query = load_rows(q, queries, q_row, 0, T, K, WIDTH)
+        d_attended = load_rows(d_out, queries, d_row, 0, T, K, WIDTH)
+        place = stream_head.to(tl.int64) * T + queries
+        highest, inverse = load_norms(norms, stream_head, queries, T)
+        through = tl.load(back + place, mask=queries < T, other=0.0)
+        q_position = add_bias(query, position_bias, head, K, WIDTH)
+        rows = s0 + T - t0 - BLOCK_T + tl.arange(0, BLOCK_S)
+        r_rows = load_rows(r, rows, r_row, 0, S, K, WIDTH)
+        near = position_chunk(
+            q_position, r_rows, rows, distance_bias, head, S, H, HAS_BIAS, PRECISION, UPCAST
+        )
+        rows += BLOCK_S
+        r_rows = load_rows(r, rows, r_row, 0, S, K, WIDTH)
+        ahead = position_chunk(
+            q_position, r_rows, rows, distance_bias, head, S, H, HAS_BIAS, PRECISION, UPCAST
+        )
+        score = turn_to_keys(tl.where(takes_near, near, ahead), BLOCK_T, BLOCK_S)
+        q_content = add_bias(query, content_bias, head, K, WIDTH)
+        score += product(q_content, tl.trans(k_rows), PRECISION, UPCAST)
+        seen = is_seen(queries, keys[None, :], first, T, S, attn_len)
+        weight = weights_again(score, highest, inverse, seen, scale)
+        d_weight = product(d_attended, tl.trans(v_rows), PRECISION, UPCAST)
+        dropped = weight
+        if DROPS:
+            kept = is_kept(seed, stream_head, queries, s0, S, dropout, BLOCK_T, BLOCK_S)
+            d_weight = tl.where(kept, d_weight * kept_scale, 0.0)
+            dropped = tl.where(kept, weight * kept_scale, 0.0)
+        d_value += product(tl.trans(dropped.to(d_attended.dtype)), d_attended, PRECISION, UPCAST)
+        d_score = weight * (d_weight - through[:, None])
+        d_key += product(tl.trans(d_score.to(query.dtype)), q_content, PRECISION, UPCAST)
+
+    own = (stream * S * H + head) * K
+    store_rows(dk + own, keys, H * K, S, d_key * scale, K, WIDTH)
+    store_rows(dv + own, keys, H * K, S, d_value, K, WIDTH)
+
+
+@triton.jit
+@no_type_check
+def distance_kernel(
+    q, k, v, r, content_bias, position_bias, distance_bias, first_key, seed, d_out, norms,
+    back, dr, d_distance_bias,
+    q_stream, q_row, q_head, k_stream, k_row, k_head, v_stream, v_row, v_head, r_row, r_head,
+    d_stream, d_row, d_head,
+    B, T, S, H, attn_len, scale, dropout, kept_scale, group_size,
+    K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_FIRST: tl.constexpr, DROPS: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Compute the gradients of one chunk of distances, summed over a group of streams.
+
+    A block of queries meets the distances of the chunk in two tiles side by side. In both together
+    each query has ``BLOCK_S`` keys at these distances; they are computed as one tile, whose
+    columns come from the right tile first and then from the left.
+    """
+    head = tl.program_id(1).to(tl.int64)
+    group = tl.program_id(2)
+    # Chunks begin where those of the tiles begin: keys are then counted in whole blocks of queries.
+    n0 = tl.program_id(0) * BLOCK_S - (tl.cdiv(T, BLOCK_T) * BLOCK_T - T)
+    rows = n0 + tl.arange(0, BLOCK_S)
+    r_rows = load_rows(r + head * r_head, rows, r_row, 0, S, K, WIDTH)
+    if DROPS:
+        seed = tl.load(seed)
+    shift = BLOCK_T - 1 - tl.arange(0, BLOCK_T)
+    columns = tl.arange(0, BLOCK_S)
+    is_right = columns[None, :] < BLOCK_S - shift[:, None]
+    d_rows = tl.zeros((BLOCK_S, WIDTH), tl.float32)
+    d_row_bias = tl.zeros((BLOCK_S,), tl.float32)
+    for stream_number in range(group * group_size, tl.minimum(B, (group + 1) * group_size)):
+        stream = tl.zeros((), tl.int64) + stream_number
+        stream_head = stream_number * H + tl.program_id(1)
+        k_base = k + stream * k_stream + head * k_head
+        v_base = v + stream * v_stream + head * v_head
+        first = 0
+        if HAS_FIRST:
+            first = tl.load(first_key + stream).to(tl.int32)
+        # The chunk's nearest distance reaches back to the first key from this query on.
+        start = tl.maximum(T - n0 - BLOCK_S + first, 0) // BLOCK_T * BLOCK_T
+        end = tl.where(n0 + BLOCK_S > S - attn_len, T, 0)
+        for t0 in range(start, end, BLOCK_T):
+            queries = t0 + tl.arange(0, BLOCK_T)
+            query = load_rows(q + stream * q_stream + head * q_head, queries, q_row, 0, T, K, WIDTH)
+            d_attended = load_rows(
+                d_out + stream * d_stream + head * d_head, queries, d_row, 0, T, K, WIDTH
+            )
+            place = stream_head.to(tl.int64) * T + queries
+            highest, inverse = load_norms(norms, stream_head, queries, T)
+            through = tl.load(back + place, mask=queries < T, other=0.0)
+            s_right = n0 - T + t0 + BLOCK_T
+            s_left = s_right - BLOCK_S
+            q_content = add_bias(query, content_bias, head, K, WIDTH)
+            k_rows = load_rows(k_base, s_right + columns, k_row, first, S, K, WIDTH)
+            right = product(q_content, tl.trans(k_rows), PRECISION, UPCAST)
+            k_rows = load_rows(k_base, s_left + columns, k_row, first, S, K, WIDTH)
+            left = product(q_content, tl.trans(k_rows), PRECISION, UPCAST)
+            score = tl.where(is_right, right, left)
+            q_position = add_bias(query, position_bias, head, K, WIDTH)
+            chunk = position_chunk(
+                q_position, r_rows, rows, distance_bias, head, S, H, HAS_BIAS, PRECISION, UPCAST
+            )
+            score += turn_to_keys(chunk, BLOCK_T, BLOCK_S)
+            keys = tl.where(is_right, s_right, s_left) + columns[None, :]
+            seen = is_seen(queries, keys, first, T, S, attn_len)
+            weight = weights_again(score, highest, inverse, seen, scale)
+            v_rows = load_rows(v_base, s_right + columns, v_row, first, S, K, WIDTH)
+            right = product(d_attended, tl.trans(v_rows), PRECISION, UPCAST)
+            v_rows = load_rows(v_base, s_left + columns, v_row, first, S, K, WIDTH)
+            left = product(d_attended, tl.trans(v_rows), PRECISION, UPCAST)
+            d_weight = tl.where(is_right, right, left)
+            if DROPS:
+                kept_right = is_kept(
+                    seed, stream_head, queries, s_right, S, dropout, BLOCK_T, BLOCK_S
+                )
+                kept_left = is_kept(
+                    seed, stream_head, queries, s_left, S, dropout, BLOCK_T, BLOCK_S
+                )
+                kept = (is_right & kept_right) | (~is_right & kept_left)
+                d_weight = tl.where(kept, d_weight * kept_scale, 0.0)
+            d_score = weight * (d_weight - through[:, None])
+            d_chunk = turn_to_distances(d_score, BLOCK_T, BLOCK_S)
+            d_rows += product(tl.trans(d_chunk.to(query.dtype)), q_position, PRECISION, UPCAST)
+            d_row_bias += tl.sum(d_chunk, 0)
+
+    own = (group.to(tl.int64) * S * H + head) * K
+    store_rows(dr + own, rows, H * K, S, d_rows * scale, K, WIDTH)
+    if HAS_BIAS:
+        place = (group.to(tl.int64) * S + rows) * H + head
+        tl.store(d_distance_bias + place, d_row_bias * scale, mask=(rows >= 0) & (rows < S))

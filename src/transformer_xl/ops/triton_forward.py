@@ -1,0 +1,214 @@
+r"""The forward pass of relative attention as one Triton kernel, and what the backward pass shares.
+
+A tile is the scores of a block of queries for a block of keys. Its position term lies on a band of
+distances: query ``t0 + i`` and key ``s0 + j`` need row ``n + j + shift[i]`` of ``r``, where
+``n = s0 + T - t0 - BLOCK_T`` and ``shift[i] = BLOCK_T - 1 - i``. So the band is two chunks of
+``BLOCK_S`` rows, and what one tile needs of the second chunk is what the next tile to the right
+needs of its first. Each chunk is multiplied once, for a tile of four queries and four keys::
+
+    near   ahead         merged            turned by shift[i]
+    ...a   bcd.          bcda              abcd
+    ..ab   cd..    ->    cdab       ->     abcd
+    .abc   d...          dabc              abcd
+    abcd   ....          abcd              abcd
+
+Merging chooses columns, turning a row is a gather within it; the backward pass turns the scores'
+gradient the other way. No scores are written to memory, and the position term costs one product
+of matrices as the content term does.
+
+This file needs Triton and is imported by :mod:`transformer_xl.ops.triton` when it is used.
+"""
+
+from importlib import import_module
+from typing import Any, no_type_check
+
+# Not everybody who checks types has Triton.
+triton: Any = import_module("triton")
+tl: Any = import_module("triton.language")
+
+LOG2_E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+@no_type_check
+def load_rows(base, rows, stride, first, end, K: tl.constexpr, WIDTH: tl.constexpr):
+    """Load rows of K numbers; what lies before ``first``, from ``end`` on or beyond K is zero."""
+    columns = tl.arange(0, WIDTH)
+    is_there = ((rows >= first) & (rows < end))[:, None] & (columns < K)[None, :]
+    return tl.load(base + rows[:, None] * stride + columns[None, :], mask=is_there, other=0.0)
+
+
+@triton.jit
+@no_type_check
+def store_rows(base, rows, stride, end, values, K: tl.constexpr, WIDTH: tl.constexpr):
+    """Store rows of K numbers, where there are such rows."""
+    columns = tl.arange(0, WIDTH)
+    is_there = ((rows >= 0) & (rows < end))[:, None] & (columns < K)[None, :]
+    place = base + rows[:, None] * stride + columns[None, :]
+    tl.store(place, values.to(base.dtype.element_ty), mask=is_there)
+
+
+@triton.jit
+@no_type_check
+def add_bias(query, bias, head, K: tl.constexpr, WIDTH: tl.constexpr):
+    """Add a bias to queries, rounded to their precision as the reference does."""
+    columns = tl.arange(0, WIDTH)
+    row = tl.load(bias + head * K + columns, mask=columns < K, other=0.0)
+    return (query.to(tl.float32) + row.to(tl.float32)[None, :]).to(query.dtype)
+
+
+@triton.jit
+@no_type_check
+def product(a, b, PRECISION: tl.constexpr, UPCAST: tl.constexpr):
+    """Multiply matrices and accumulate in float32."""
+    # The interpreter multiplies the bit patterns of bfloat16.
+    if UPCAST:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, input_precision=PRECISION)
+
+
+@triton.jit
+@no_type_check
+def position_chunk(
+    query, r_rows, rows, distance_bias, head, S, H,
+    HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Score a chunk of distances, before it is turned to keys."""
+    chunk = product(query, tl.trans(r_rows), PRECISION, UPCAST)
+    if HAS_BIAS:
+        is_there = (rows >= 0) & (rows < S)
+        bias = tl.load(distance_bias + rows * H + head, mask=is_there, other=0.0)
+        chunk += bias.to(tl.float32)[None, :]
+    return chunk
+
+
+@triton.jit
+@no_type_check
+def is_near(BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr):
+    """Mark the columns of merged chunks that come from the nearer one."""
+    shift = BLOCK_T - 1 - tl.arange(0, BLOCK_T)
+    return tl.arange(0, BLOCK_S)[None, :] >= shift[:, None]
+
+
+@triton.jit
+@no_type_check
+def turn_to_keys(merged, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr):
+    """Turn each row of merged chunks until its columns stand for keys."""
+    shift = BLOCK_T - 1 - tl.arange(0, BLOCK_T)
+    column = tl.arange(0, BLOCK_S)[None, :] + shift[:, None]
+    return tl.gather(merged, column & (BLOCK_S - 1), 1)
+
+
+@triton.jit
+@no_type_check
+def turn_to_distances(tile, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr):
+    """Undo :func:`turn_to_keys`."""
+    shift = BLOCK_T - 1 - tl.arange(0, BLOCK_T)
+    column = tl.arange(0, BLOCK_S)[None, :] - shift[:, None]
+    return tl.gather(tile, column & (BLOCK_S - 1), 1)
+
+
+@triton.jit
+@no_type_check
+def is_seen(queries, keys, first, T, S, attn_len):
+    """Mark which keys, a row of them for each query, the queries see."""
+    distance = S - T + queries[:, None] - keys
+    return (distance >= 0) & (distance < attn_len) & (keys >= first) & (queries < T)[:, None]
+
+
+@triton.jit
+@no_type_check
+def is_kept(
+    seed, stream_head, queries, first_key, S, dropout,
+    BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+):  # fmt: skip
+    """Draw which weights of a tile dropout keeps, from the place of each and nothing else.
+
+    One draw makes four numbers, so ``first_key``, where the tile begins, is a multiple of four.
+    """
+    group = first_key // 4 + tl.arange(0, BLOCK_S // 4)
+    place = queries[:, None] * tl.cdiv(S, 4) + group[None, :]
+    zero = place * 0
+    a, b, c, d = tl.philox(seed, place, zero + stream_head, zero, zero)
+    bits = tl.join(tl.join(a, b), tl.join(c, d))
+    # 24 bits are what a float32 holds.
+    chance = (tl.reshape(bits, (BLOCK_T, BLOCK_S)) >> 8).to(tl.float32) * (1 / 16777216)
+    return chance >= dropout
+
+
+@triton.jit
+@no_type_check
+def attention_kernel(
+    q, k, v, r, content_bias, position_bias, distance_bias, first_key, seed, out, norms,
+    q_stream, q_row, q_head, k_stream, k_row, k_head, v_stream, v_row, v_head, r_row, r_head,
+    T, S, H, attn_len, scale, dropout, kept_scale,
+    K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_FIRST: tl.constexpr, DROPS: tl.constexpr,
+    PRECISION: tl.constexpr, UPCAST: tl.constexpr,
+):  # fmt: skip
+    """Attend from one block of queries of one head of one stream."""
+    n_blocks = tl.cdiv(T, BLOCK_T)
+    stream_head = tl.program_id(0) // n_blocks
+    # The last queries see most, so they begin first.
+    t0 = (n_blocks - 1 - tl.program_id(0) % n_blocks) * BLOCK_T
+    stream, head = (stream_head // H).to(tl.int64), (stream_head % H).to(tl.int64)
+    queries = t0 + tl.arange(0, BLOCK_T)
+    query = load_rows(q + stream * q_stream + head * q_head, queries, q_row, 0, T, K, WIDTH)
+    q_content = add_bias(query, content_bias, head, K, WIDTH)
+    q_position = add_bias(query, position_bias, head, K, WIDTH)
+    k += stream * k_stream + head * k_head
+    v += stream * v_stream + head * v_head
+    r += head * r_head
+    first = 0
+    if HAS_FIRST:
+        first = tl.load(first_key + stream).to(tl.int32)
+    if DROPS:
+        seed = tl.load(seed)
+
+    start = tl.maximum(tl.maximum(first, S - T + t0 + 1 - attn_len), 0) // BLOCK_S * BLOCK_S
+    end = tl.minimum(S, S - T + t0 + BLOCK_T)
+    rows = start + T - t0 - BLOCK_T + tl.arange(0, BLOCK_S)
+    r_rows = load_rows(r, rows, r_row, 0, S, K, WIDTH)
+    near = position_chunk(
+        q_position, r_rows, rows, distance_bias, head, S, H, HAS_BIAS, PRECISION, UPCAST
+    )
+    takes_near = is_near(BLOCK_T, BLOCK_S)
+    highest = tl.full((BLOCK_T,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK_T,), tl.float32)
+    attended = tl.zeros((BLOCK_T, WIDTH), tl.float32)
+    for s0 in range(start, end, BLOCK_S):
+        keys = s0 + tl.arange(0, BLOCK_S)
+        rows = s0 + T - t0 - BLOCK_T + BLOCK_S + tl.arange(0, BLOCK_S)
+        r_rows = load_rows(r, rows, r_row, 0, S, K, WIDTH)
+        ahead = position_chunk(
+            q_position, r_rows, rows, distance_bias, head, S, H, HAS_BIAS, PRECISION, UPCAST
+        )
+        score = turn_to_keys(tl.where(takes_near, near, ahead), BLOCK_T, BLOCK_S)
+        near = ahead
+        k_rows = load_rows(k, keys, k_row, first, S, K, WIDTH)
+        score += product(q_content, tl.trans(k_rows), PRECISION, UPCAST)
+        seen = is_seen(queries, keys[None, :], first, T, S, attn_len)
+        score = tl.where(seen, score * (scale * LOG2_E), float("-inf"))
+        higher = tl.maximum(highest, tl.max(score, 1))
+        # A query that has seen nothing yet is not to subtract infinity from itself.
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        weight = tl.exp2(score - level[:, None])
+        faded = tl.exp2(highest - level)
+        total = total * faded + tl.sum(weight, 1)
+        if DROPS:
+            kept = is_kept(seed, stream_head, queries, s0, S, dropout, BLOCK_T, BLOCK_S)
+            weight = tl.where(kept, weight, 0.0)
+        v_rows = load_rows(v, keys, v_row, first, S, K, WIDTH)
+        values = product(weight.to(v_rows.dtype), v_rows, PRECISION, UPCAST)
+        attended = attended * faded[:, None] + values
+        highest = higher
+
+    # Rows beyond the last query have seen nothing.
+    total = tl.where(total > 0, total, 1.0)
+    attended = attended * (kept_scale / total)[:, None]
+    base = out + (stream * T * H + head) * K
+    store_rows(base, queries, H * K, T, attended, K, WIDTH)
+    # Two numbers, not the logarithm of the sum: its rounding would be the error of all weights.
+    place = stream_head.to(tl.int64) * 2 * T + queries
+    tl.store(norms + place, highest, mask=queries < T)
+    tl.store(norms + place + T, 1 / total, mask=queries < T)

@@ -1,0 +1,93 @@
+from contextlib import nullcontext
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from transformer_xl.ops import linear, products
+
+
+@pytest.fixture
+def onednn(monkeypatch):
+    """Leave every product to oneDNN, whatever the processor and however small it is."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: True)
+    monkeypatch.setattr(products, "LEAST_ROWS", 1)
+    monkeypatch.setattr(products, "LEAST_WORK", 1)
+
+
+def operands(shape=(3, 5, 24)):
+    x = torch.randn(*shape, requires_grad=True)
+    weight, bias = torch.randn(16, 24, requires_grad=True), torch.randn(16, requires_grad=True)
+    return x, weight, bias
+
+
+def error(found, exact):
+    return (found.double() - exact).abs().max().item()
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("shape", [(3, 5, 24), (7, 24), (1, 1, 24), (2, 0, 24)])
+def test_values_and_gradients_are_those_of_torch_to_twice_its_error(onednn, shape, with_bias):
+    leaves = operands(shape)
+    leaves = leaves if with_bias else (*leaves[:2], None)
+
+    def run(function, dtype):
+        own = [None if x is None else x.detach().to(dtype).requires_grad_() for x in leaves]
+        out = function(*own)
+        (out * torch.arange(16, dtype=dtype)).sum().backward()
+        return [out, *(x.grad for x in own if x is not None)]
+
+    exact = run(F.linear, torch.float64)
+    theirs, ours = run(F.linear, torch.float32), run(linear, torch.float32)
+    for one, other, right in zip(ours, theirs, exact, strict=True):
+        if right.numel():
+            assert error(one, right) <= 2 * error(other, right) + 1e-6 * right.abs().max().item()
+
+
+def test_operands_may_be_transposed_or_slices(onednn):
+    x, weight = torch.randn(24, 8).T, torch.randn(32, 48)[4:20, ::2]
+    torch.testing.assert_close(linear(x, weight, None), x @ weight.T)
+    torch.testing.assert_close(products.product(x, weight.T), x @ weight.T)
+
+
+def test_a_frozen_operand_gets_no_gradient(onednn):
+    x, weight, bias = operands()
+    linear(x.detach(), weight, bias.detach()).sum().backward()
+    assert (x.grad, bias.grad) == (None, None)
+    assert weight.grad is not None
+
+
+def test_a_matrix_that_is_not_finite_stays_so(onednn):
+    x, weight, _ = operands((4, 24))
+    with torch.no_grad():
+        x[1, 3] = torch.nan
+        assert linear(x, weight, None).isnan().any(1).tolist() == [False, True, False, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_other_precisions_stay_with_torch(onednn, dtype):
+    x, weight, _ = operands()
+    assert not products.takes_onednn(x.to(dtype), weight.to(dtype))
+
+
+def test_under_autocast_it_is_torchs(onednn):
+    x, weight, bias = operands()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert linear(x, weight, bias).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_the_setting_for_batches_is_put_back(onednn, fails):
+    setting = torch.backends.mkldnn.matmul
+    before = setting.fp32_precision
+
+    def use():
+        with products.fast_batches(torch.ones(2, 3, 4)):
+            if fails:
+                raise RuntimeError
+
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        use()
+    assert setting.fp32_precision == before
