@@ -43,6 +43,7 @@ VARIANTS = {
     "one table": {"cutoffs": (5, 12), "d_embed": 6, "tie_projections": (False, True, False)},
     "adaptive": {"cutoffs": (5, 12), "div_val": 2, "tie_embeddings": False},
     "adaptive, tied": {"cutoffs": (5, 12), "div_val": 2, "tie_projections": (False, True, True)},
+    "one cluster with a projection": {"div_val": 2},
     "shaw": {"attn_type": 1, "n_positions": 20, "tie_biases": False, "clamp_len": 7},
     "sinusoids": {"attn_type": 2, "quirks": ("stored_positions",)},
     "learned": {"attn_type": 3, "n_positions": 20, "quirks": ("stored_positions",)},
@@ -53,7 +54,7 @@ FORMATS = {"authors": write_authors, "huggingface": write_huggingface}
 
 def is_expressible(to, settings):
     if to == "huggingface":
-        return settings.get("attn_type", 0) == 0
+        return settings.get("attn_type", 0) == 0 and not settings.get("ext_len")
     return settings.get("tie_biases", True) or settings.get("attn_type") == 1
 
 
@@ -64,7 +65,7 @@ def test_a_model_converted_there_and_back_is_the_same_bit_for_bit(tiny_config, t
     config = replace(tiny_config, **settings)
     before = save_model(config, tmp_path / "ours")
     if not is_expressible(to, settings):
-        with pytest.raises(ValueError, match=r"attn_type|tie_biases"):
+        with pytest.raises(ValueError, match=r"attn_type|tie_biases|ext_len"):
             txl.convert(tmp_path / "ours", tmp_path / "theirs", to=to)
         assert not (tmp_path / "theirs").exists()
         return
@@ -95,6 +96,14 @@ def test_a_model_converted_there_and_back_is_the_same_bit_for_bit(tiny_config, t
         ({"attn_type": 2}, "without the quirk stored_positions"),
         ({"attn_type": 2, "mem_len": 0, "norm_first": True}, "without the quirk raw_queries"),
         ({"final_norm": True}, "no normalization after the layers"),
+        ({"clamp_len": 0}, "clamp_len=0: in the authors' PyTorch code it means no limit"),
+        ({"ext_len": 2}, "without the quirk swapped_ext_len"),
+        ({"attn_len": 3, "mem_len": 0}, "same_length hides every key"),
+        ({"attn_type": 1, "n_positions": 5}, "have more rows than mem_len"),
+        (
+            {"attn_type": 3, "n_positions": 20, "d_head": 5, "quirks": ("stored_positions",)},
+            "n_head x d_head = 10",
+        ),
         ({"cutoffs": (5,), "div_val": 2, "proj_same_dim": False}, "cluster 0 has no projection"),
     ],
     ids=str,
@@ -105,6 +114,88 @@ def test_what_the_authors_code_would_compute_otherwise_is_refused(
     save_model(replace(tiny_config, **settings), tmp_path / "ours")
     with pytest.raises(ValueError, match=message):
         txl.convert(tmp_path / "ours", tmp_path / "theirs", to="authors")
+
+
+def test_one_bias_for_all_layers_is_theirs_once_for_each(tiny_config, tmp_path):
+    before = save_model(replace(tiny_config, attn_type=1, n_positions=20), tmp_path / "ours")
+    txl.convert(tmp_path / "ours", tmp_path / "theirs", to="authors")
+    txl.convert(tmp_path / "theirs", tmp_path / "again")
+    after = load_file(tmp_path / "again" / "model.safetensors")
+    assert torch.equal(after["content_bias"], before["content_bias"].expand(3, -1, -1))
+
+
+@pytest.mark.parametrize("factor", [1, 1 + 1e-6])
+def test_frequencies_are_those_of_the_paper_or_the_file_is_refused(shared, tmp_path, factor):
+    def change(state):
+        state["pos_emb.inv_freq"] = (state["pos_emb.inv_freq"] * 3 * factor).half()
+
+    source = spoiled(shared / "goldens/pt_01_base", tmp_path, change)
+    with pytest.raises(ValueError, match=r"pos_emb.inv_freq are not the frequencies"):
+        txl.convert(source, tmp_path / "out")
+
+
+def test_half_precision_comes_back_in_half_precision(shared, tmp_path):
+    folder = shared / "goldens/pt_01_base"
+    before = {k: x.half() for k, x in torch.load(folder / "state_dict.pt").items()}
+    torch.save(before, tmp_path / "state_dict.pt")
+    shutil.copy(folder / "config.json", tmp_path)
+    txl.convert(tmp_path / "state_dict.pt", tmp_path / "ours")
+    txl.convert(tmp_path / "ours", tmp_path / "theirs", to="authors")
+    after = torch.load(tmp_path / "theirs/state_dict.pt")
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[k], x) and after[k].dtype == x.dtype for k, x in before.items())
+
+
+def test_a_vocabulary_can_be_given_later(shared, tiny_config, tmp_path):
+    save_model(tiny_config, tmp_path / "ours")
+    words = [f"word{i}" for i in range(tiny_config.vocab_size - 2)]
+    (tmp_path / "vocab.txt").write_text("\n".join(["<eos>", "<unk>", *words]) + "\n")
+    txl.convert(tmp_path / "ours", tmp_path / "out", vocab=tmp_path / "vocab.txt")
+    assert txl.load_vocab(tmp_path / "out").encode("word3") == [5]
+    with pytest.raises(ValueError, match="mem_len: a model folder says all of this itself"):
+        txl.convert(tmp_path / "ours", tmp_path / "more", settings={"mem_len": 9})
+    with pytest.raises(FileNotFoundError, match=r"nowhere.txt does not exist: give the file"):
+        txl.convert(tmp_path / "ours", tmp_path / "more", vocab=tmp_path / "nowhere.txt")
+
+
+@pytest.mark.parametrize("to", ["txl", "authors"])
+def test_a_damaged_model_folder_is_not_passed_on(tiny_config, tmp_path, to):
+    save_model(tiny_config, tmp_path / "ours")
+    config = tmp_path / "ours/config.json"
+    whole, weights = config.read_text(), (tmp_path / "ours/model.safetensors").read_bytes()
+    for text, content in (
+        (whole.replace('"n_layer": 3', '"n_layer": 4'), weights),
+        (whole.replace('"format_version": 1', '"format_version": 99'), weights),
+        (whole, weights[:-100]),
+        (whole.replace('"vocab_size": 31', '"vocab_size": 10000000000000'), weights),
+    ):
+        config.write_text(text)
+        (tmp_path / "ours/model.safetensors").write_bytes(content)
+        with pytest.raises(RuntimeError, match=r"does not fit|has format 99|is damaged"):
+            txl.convert(tmp_path / "ours", tmp_path / "out", to=to)
+        assert not (tmp_path / "out").exists()
+
+
+def test_files_that_contain_themselves_end_in_the_one_error(tmp_path):
+    content = {}
+    content["model"] = content
+    torch.save(content, tmp_path / "model.pt")
+    with pytest.raises(UnreadableFile, match="one dictionary or module in another"):
+        txl.convert(tmp_path / "model.pt", tmp_path / "out")
+
+
+def test_a_name_may_hold_any_character(shared, tmp_path):
+    for path in (shared / "goldens/tf_wt103_like").glob("model.ckpt-0.*"):
+        shutil.copy(path, tmp_path / path.name.replace("model.ckpt-0", "m[1]*.ckpt"))
+    shutil.copy(shared / "goldens/tf_wt103_like/config.json", tmp_path)
+    for n, name in enumerate(("m[1]*.ckpt", "m[1]*.ckpt.index")):
+        txl.convert(tmp_path / name, tmp_path / f"out{n}")
+
+
+def test_all_that_is_missing_is_asked_for_at_once(shared, tmp_path):
+    source = bare(shared, tmp_path, "pt_03_adaptive_div1")
+    with pytest.raises(ValueError, match=r"--mem_len NUMBER.*--pre_lnorm True or False.*--cutoffs"):
+        txl.convert(source, tmp_path / "out")
 
 
 def nvidia_checkpoint(folder, tmp_path):
@@ -247,7 +338,7 @@ def test_what_a_state_dict_does_not_say_is_asked_for(shared, tmp_path):
 def test_where_clusters_begin_is_asked_for(shared, tmp_path):
     source = bare(shared, tmp_path, "pt_03_adaptive_div1")
     given = {"mem_len": 9, "pre_lnorm": False}
-    with pytest.raises(ValueError, match="3 clusters and does not say where they begin"):
+    with pytest.raises(ValueError, match=r"does not say cutoffs.* --cutoffs with 2 NUMBERS"):
         txl.convert(source, tmp_path / "out", settings=given)
     with pytest.raises(ValueError, match="do not make the 3 clusters"):
         txl.convert(source, tmp_path / "out", settings=given | {"cutoffs": [11]})
@@ -314,8 +405,8 @@ def spoiled(folder, tmp_path, change):
         (lambda s: s.update({"layers.2.dec_attn.o_net.weight": torch.zeros(24, 23)}), "the shape"),
         (lambda s: s.update({"crit.out_layers.0.weight": torch.zeros(61, 24)}), "not the same as"),
         (lambda s: s.update(r_w_bias=torch.zeros(3, 8, dtype=torch.int64)), "real numbers"),
-        (lambda s: s.clear(), "is empty"),
-        (lambda s: s.update(epoch=3), "holds 'epoch' of type int"),
+        (lambda s: s.clear(), "holds no tensors"),
+        (lambda s: s.update(epoch=[3]), "holds 'epoch' of type list"),
     ],
 )
 def test_a_checkpoint_that_is_not_whole_is_refused(shared, tmp_path, change, message):

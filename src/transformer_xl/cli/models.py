@@ -53,8 +53,9 @@ def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> Ev
         config = None
     if not preset:
         return (config and load_eval_config(config)) or EvalConfig()
-    origin = read_config(config).get("origin", {}).get("format") if config else None
-    return preset_eval(preset, keys_beyond_memory=int(origin in ("tensorflow", "nvidia")))
+    origin = read_config(config).get("origin") if config else None
+    written_by = origin.get("format") if isinstance(origin, dict) else None
+    return preset_eval(preset, keys_beyond_memory=int(written_by in ("tensorflow", "nvidia")))
 
 
 @dataclass(kw_only=True)

@@ -9,24 +9,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 
 from transformer_xl.config import EvalConfig, ModelConfig
-from transformer_xl.convert.checkpoints import Checkpoint, open_checkpoint
+from transformer_xl.convert.checkpoints import Checkpoint, open_checkpoint, read_json
 from transformer_xl.convert.export import write_authors, write_huggingface
 from transformer_xl.convert.layouts import entries, read_weights
 from transformer_xl.convert.pickles import UnreadableFile
-from transformer_xl.convert.settings import SETTABLE, model_config
+from transformer_xl.convert.settings import DEFAULTS, SETTABLE, model_config
 from transformer_xl.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
 from transformer_xl.data import Vocab, load_vocab
-from transformer_xl.nn import TransformerXL
 from transformer_xl.nn.pretrained import (
     CONFIG_FILE,
+    MODEL_TYPE,
     WEIGHTS_FILE,
     find_model_folder,
     load_config,
     read_config,
+    read_weights_file,
+    weight_shapes,
     write_model,
 )
 from transformer_xl.presets import preset_eval, recognize
@@ -72,7 +73,8 @@ def convert(
         ValueError: The source is no Transformer-XL, does not say all that is needed, or cannot be
             written in that format.
     """
-    source, folder = Path(source), Path(folder)
+    # Absolute, so that what is written beside the folder has a name also for ".".
+    source, folder = Path(source), Path(folder).absolute()
     if to not in ("txl", "authors", "huggingface"):
         raise ValueError(f"to={to!r} is unknown; choose txl, authors or huggingface")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -106,8 +108,10 @@ class _Model:
 def _open(
     source: Path, settings: dict[str, Any], vocab: Path | None, say: Callable[[str], None]
 ) -> _Model:
+    if vocab is not None and not vocab.exists():
+        raise FileNotFoundError(f"{vocab} does not exist: give the file with the vocabulary")
     if _is_ours(source):
-        return _open_ours(source)
+        return _open_ours(source, settings, vocab)
     if unknown := sorted(settings.keys() - set(SETTABLE)):
         raise ValueError(f"settings has {unknown[0]!r}; there are {', '.join(SETTABLE)}")
     checkpoint = open_checkpoint(source)
@@ -124,9 +128,9 @@ def _open(
         "origin": {"format": checkpoint.origin, "settings": checkpoint.settings},
         "eval": dataclasses.asdict(_evaluation(checkpoint, config, say)),
     }
-    for name, default in (("clamp_len", "no limit"), ("same_length", "off")):
+    for name, default in DEFAULTS[checkpoint.origin].items():
         if checkpoint.settings.get(name) is None:
-            say(f"{name}: the checkpoint does not say; {default}, as the authors' default")
+            say(f"the checkpoint does not say {name}; taken as {default}, the default there")
     return _Model(
         config=config,
         weights=weights,
@@ -144,17 +148,16 @@ _ORIGINS = {
 
 
 def _weights(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Tensor]:
-    with torch.device("meta"):
-        shapes = {name: x.shape for name, x in TransformerXL(config).named_parameters()}
+    shapes = weight_shapes(config)
     table = entries(
         config,
         clusters="reversed" if checkpoint.origin in ("authors", "nvidia") else "natural",
         biases_in_layers=any(name.endswith("dec_attn.r_w_bias") for name in checkpoint.tensors),
     )
     # A small file may name one tensor a million times.
-    prefix = checkpoint.path.name.removesuffix(".index")
-    files = [*checkpoint.path.parent.glob(f"{prefix}.data-*"), checkpoint.path]
-    room = sum(file.stat().st_size for file in files)
+    beginning = checkpoint.path.name.removesuffix("index") + "data-"
+    files = [x for x in checkpoint.path.parent.iterdir() if x.name.startswith(beginning)]
+    room = sum(file.stat().st_size for file in (*files, checkpoint.path))
     needed = sum(shape.numel() for shape in shapes.values())
     if needed > room:
         raise UnreadableFile(
@@ -162,7 +165,12 @@ def _weights(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Tensor]:
         )
     weights = read_weights(checkpoint.tensors, table, shapes)
     assert weights.keys() == shapes.keys()
-    return {name: x.contiguous() for name, x in weights.items()}
+    found: dict[str, Tensor] = {}
+    for name, x in weights.items():
+        # What is tied in the file and not by the settings becomes two tensors.
+        is_taken = any(x.data_ptr() == other.data_ptr() for other in found.values())
+        found[name] = x.clone() if is_taken and x.is_contiguous() else x.contiguous()
+    return found
 
 
 def _evaluation(
@@ -209,31 +217,39 @@ def _vocabulary(
 
 def _is_ours(source: Path) -> bool:
     try:
-        read_config(find_model_folder(source) / CONFIG_FILE)
-    except (FileNotFoundError, RuntimeError):
+        return read_json(find_model_folder(source) / CONFIG_FILE).get("model_type") == MODEL_TYPE
+    except (FileNotFoundError, UnreadableFile):
         return False
-    return True
 
 
-def _open_ours(source: Path) -> _Model:
-    from safetensors.torch import load_file
-
+def _open_ours(source: Path, settings: dict[str, Any], vocab: Path | None) -> _Model:
+    if settings:
+        raise ValueError(f"{next(iter(settings))}: a model folder says all of this itself")
     source = find_model_folder(source)
-    about = read_config(source / CONFIG_FILE)
-    try:
-        vocab = load_vocab(source)
-    except FileNotFoundError:
-        vocab = None
-    return _Model(
-        config=load_config(source / CONFIG_FILE),
-        weights=load_file(source / WEIGHTS_FILE),
-        vocab=vocab,
-        about={name: about[name] for name in ("origin", "eval") if name in about},
-    )
+    config, about = load_config(source / CONFIG_FILE), read_config(source / CONFIG_FILE)
+    weights = read_weights_file(source / WEIGHTS_FILE, config)
+    if vocab is not None:
+        own = read_vocab(vocab, size=config.vocab_size)
+        if len(own) != config.vocab_size:
+            raise ValueError(
+                f"the vocabulary in {vocab} has {len(own):,} symbols and the model "
+                f"{config.vocab_size:,}: they do not belong together"
+            )
+    else:
+        try:
+            own = load_vocab(source)
+        except FileNotFoundError:
+            own = None
+    about = {name: about[name] for name in ("origin", "eval") if name in about}
+    return _Model(config=config, weights=weights, vocab=own, about=about)
 
 
 def _write(model: _Model, folder: Path, to: Format, say: Callable[[str], None]) -> None:
-    settings = model.about.get("origin", {}).get("settings", {})
+    # It comes from a file that may be anything.
+    origin = model.about.get("origin")
+    origin = origin if isinstance(origin, dict) else {}
+    settings = origin.get("settings") if origin.get("format") == "huggingface" else None
+    settings = settings if isinstance(settings, dict) else {}
     if to == "authors":
         write_authors(model.config, model.weights, folder, say)
     elif to == "huggingface":

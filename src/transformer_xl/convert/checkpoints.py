@@ -14,12 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer_xl.convert.layouts import INV_FREQ
 from transformer_xl.convert.pickles import Instance, UnreadableFile
 from transformer_xl.convert.settings import Origin
 from transformer_xl.convert.tf_files import find_prefix, read_tensorflow
 from transformer_xl.convert.torch_files import module_tensors, read_torch
+from transformer_xl.nn.positions import frequencies
 
 _JSON_LIMIT = 16 << 20
+_MOST_WRAPPED = 4
 _SLOTS = re.compile(r"/(Adam|Adam_1|Momentum|RMSProp|RMSProp_1|ExponentialMovingAverage)$")
 _COUNTERS = re.compile(r"(^|/)(global_step|beta[12]_power|beta[12]_power_1)$")
 
@@ -59,13 +62,26 @@ def open_checkpoint(source: Path) -> Checkpoint:
     else:
         checkpoint = _from_torch(path, read_torch(path))
     checkpoint.settings = _settings_beside(path) | checkpoint.settings
-    checkpoint.tensors = {
-        name: x for name, x in checkpoint.tensors.items() if name != "pos_emb.inv_freq"
-    }
     for name, x in checkpoint.tensors.items():
         if not x.is_floating_point():
             raise ValueError(f"{path}: {name} is of type {x.dtype}, and weights are real numbers")
+    _check_frequencies(path, checkpoint.tensors.pop(INV_FREQ, None))
     return checkpoint
+
+
+def _check_frequencies(path: Path, theirs: Tensor | None) -> None:
+    """Compare what is computed here with what the file says."""
+    if theirs is None:
+        return
+    ours = frequencies(2 * len(theirs)).double() if theirs.ndim == 1 else torch.empty(0)
+    rounding = 4 * torch.finfo(theirs.dtype).eps
+    if ours.shape != theirs.shape or not torch.allclose(
+        theirs.double(), ours, rtol=rounding, atol=1e-6
+    ):
+        raise ValueError(
+            f"{path}: {INV_FREQ} are not the frequencies of the paper, 10000^(-2m / d_model): "
+            "the positions of this model are others"
+        )
 
 
 def _weights_file(source: Path) -> Path:
@@ -73,8 +89,10 @@ def _weights_file(source: Path) -> Path:
         return source
     if not source.is_dir():
         # What TensorFlow calls a checkpoint is the common beginning of the names of its files.
-        if source.parent.is_dir() and list(source.parent.glob(f"{source.name}.index")):
+        if source.with_name(f"{source.name}.index").is_file():
             return source
+        if source.exists():
+            raise ValueError(f"{source} is neither a file nor a folder: give a checkpoint")
         raise FileNotFoundError(f"{source} does not exist: give a checkpoint or its folder")
     for name in (
         "model.safetensors",
@@ -88,6 +106,11 @@ def _weights_file(source: Path) -> Path:
             return source / name
     if (source / "checkpoint").is_file() or list(source.glob("*.index")):
         return find_prefix(source)
+    if list(source.glob("*.index.json")):
+        raise ValueError(
+            f"{source} holds a model in several parts (*.index.json), which are not read: load it "
+            "with transformers 4.37 and save it with max_shard_size='100GB'"
+        )
     candidates = sorted(x for x in source.iterdir() if x.suffix in (".pt", ".bin", ".pth"))
     if len(candidates) == 1:
         return candidates[0]
@@ -104,16 +127,18 @@ def _is_tensorflow(path: Path) -> bool:
     return not path.exists()
 
 
-def _from_torch(path: Path, content: object) -> Checkpoint:
+def _from_torch(path: Path, content: object, depth: int = 0) -> Checkpoint:
+    if depth > _MOST_WRAPPED:
+        raise UnreadableFile(f"{path} holds one dictionary or module in another without an end")
     if isinstance(content, Instance):
-        return _module(path, content)
+        return _module(path, content, depth)
     if isinstance(content, dict):
         if "model_state" in content:
             return _nvidia(path, content)
         # What people save by hand most often.
         for name in ("model", "state_dict", "model_state_dict"):
             if isinstance(content.get(name), dict | Instance):
-                return _from_torch(path, content[name])
+                return _from_torch(path, content[name], depth + 1)
         tensors = _named_tensors(path, content)
         if any(name.startswith("transformer.layers.") for name in tensors):
             return _huggingface(path, tensors)
@@ -124,6 +149,9 @@ def _from_torch(path: Path, content: object) -> Checkpoint:
 def _named_tensors(path: Path, content: Mapping[Any, Any]) -> dict[str, Tensor]:
     tensors = {}
     for name, value in content.items():
+        if isinstance(name, str) and isinstance(value, int | float | str | None):
+            # What people keep beside the weights: the number of a step, a date.
+            continue
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise ValueError(
                 f"{path} holds {name!r} of type {type(value).__name__}, where a state dict has "
@@ -132,15 +160,15 @@ def _named_tensors(path: Path, content: Mapping[Any, Any]) -> dict[str, Tensor]:
         # DataParallel puts the model into a module of that name.
         tensors[name.removeprefix("module.")] = value
     if not tensors:
-        raise ValueError(f"{path} is empty")
+        raise ValueError(f"{path} holds no tensors: it is no model")
     return tensors
 
 
-def _module(path: Path, module: Instance) -> Checkpoint:
+def _module(path: Path, module: Instance, depth: int) -> Checkpoint:
     """A whole pickled module, as the authors' train.py saves it."""
     state = _state(module)
     if (inner := _child(module, "module")) is not None:
-        return _module(path, inner)
+        return _from_torch(path, inner, depth + 1)
     if "n_layer" not in state:
         raise ValueError(f"{path} holds a {module.kind} and no Transformer-XL")
     names = ("n_token", "n_layer", "n_head", "d_head", "d_model", "d_embed", "attn_type")

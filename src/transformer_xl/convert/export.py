@@ -14,6 +14,8 @@ from transformer_xl.convert.layouts import entries, write_weights
 from transformer_xl.convert.vocabularies import write_hf_vocab
 from transformer_xl.data import Vocab
 
+_THEIR_NORM_EPS = 1e-5
+
 
 def write_authors(
     config: ModelConfig,
@@ -38,16 +40,29 @@ def write_authors(
             "tie_biases=False: each layer has its own attention biases, and in the authors' "
             "PyTorch code all layers share them; --to huggingface has them per layer"
         )
-    missing = {
+    theirs = {
         "stored_positions": config.attn_type in (2, 3) and config.mem_len > 0,
         "raw_queries": config.attn_type in (2, 3) and config.norm_first,
+        "swapped_ext_len": config.ext_len > 0,
     }
-    for quirk, is_theirs in missing.items():
+    for quirk, is_theirs in theirs.items():
         if is_theirs and quirk not in config.quirks:
             raise ValueError(
-                f"attn_type={config.attn_type} without the quirk {quirk}: the authors' code has "
-                "it, and would compute something else with these weights"
+                f"attn_type={config.attn_type} with ext_len={config.ext_len} and without the quirk "
+                f"{quirk}: the authors' code has it, and would compute something else"
             )
+    rows, positions = config.n_positions, config.mem_len + config.ext_len
+    if rows is not None and rows <= positions:
+        raise ValueError(
+            f"n_positions={rows}: the tables of the authors' code have more rows than mem_len + "
+            f"ext_len = {positions}"
+        )
+    width = config.n_head * config.head_width
+    if config.attn_type == 3 and width != config.d_model:
+        raise ValueError(
+            f"attn_type=3 with n_head x d_head = {width}: in the authors' code it is d_model="
+            f"{config.d_model}"
+        )
     if config.start_memory == "zeros":
         say("the memory began with zeros that were attended to; the authors' begins empty")
     if config.norm_eps != _THEIR_NORM_EPS:
@@ -58,8 +73,7 @@ def write_authors(
     torch.save(OrderedDict(state), folder / "state_dict.pt")
     arguments = _arguments(config) | {"n_token": config.vocab_size}
     # Their models with attn_type 1 and 3 have a table of tgt_len + ext_len + mem_len rows.
-    rows = config.n_positions or 0
-    arguments["tgt_len"] = max(rows - config.mem_len - config.ext_len, 0) if rows else 1
+    arguments["tgt_len"] = 1 if rows is None else rows - positions
     _write_json(folder / "config.json", {"model_kwargs": arguments})
 
 
@@ -77,7 +91,7 @@ def write_huggingface(
         config: Our settings.
         weights: Our weights.
         vocab: Our vocabulary; None leaves it out.
-        settings: What the model's ``config.json`` held when it came from there.
+        settings: What the model's ``config.json`` held, if it came from there.
         folder: An empty folder.
         say: Called with what is lost.
 
@@ -87,6 +101,8 @@ def write_huggingface(
     _require_expressible(config, "Hugging Face's code")
     if config.attn_type != 0:
         raise ValueError(f"attn_type={config.attn_type}: Hugging Face's code has attn_type 0 alone")
+    if config.ext_len:
+        raise ValueError(f"ext_len={config.ext_len}: Hugging Face's code has none; set it to 0")
     table = entries(config, clusters="natural", biases_in_layers=True)
     state = {
         name if name.startswith("crit.") else f"transformer.{name}": x
@@ -100,6 +116,8 @@ def write_huggingface(
         "vocab_size": config.vocab_size,
         "adaptive": True,
         "untie_r": not config.tie_biases,
+        # The name by which transformers ties them; the authors' is tie_weight.
+        "tie_word_embeddings": config.tie_embeddings,
         "layer_norm_epsilon": config.norm_eps,
         "init": "normal",
         "init_std": config.init_std,
@@ -107,8 +125,13 @@ def write_huggingface(
         "torch_dtype": str(next(iter(weights.values())).dtype).removeprefix("torch."),
         **_arguments(config),
     }
-    origin = {name: value for name, value in settings.items() if name not in _OVERRIDDEN}
-    _write_json(folder / "config.json", made | origin)
+    theirs = settings.get("tie_projs")
+    has_any = any(cluster.has_proj for cluster in config.clusters)
+    if not has_any and isinstance(theirs, list) and len(theirs) == len(config.clusters):
+        # Without projections it says nothing.
+        made["tie_projs"] = theirs
+    # Ours say what the weights are; of the rest, what the model came with is kept.
+    _write_json(folder / "config.json", {**settings, **made})
     if config.start_memory == "empty":
         say("the memory began empty; Hugging Face's begins with zeros that are attended to")
     _tell_attn_len(config, say)
@@ -117,13 +140,6 @@ def write_huggingface(
             write_hf_vocab(vocab, folder)
         except ValueError as error:
             say(f"the vocabulary is left out: {error}")
-
-
-# What may have been given by hand when the model was converted.
-_OVERRIDDEN = ("n_token", "model_type", "architectures")
-
-
-_THEIR_NORM_EPS = 1e-5
 
 
 def _tell_attn_len(config: ModelConfig, say: Callable[[str], None]) -> None:
@@ -135,6 +151,12 @@ def _tell_attn_len(config: ModelConfig, say: Callable[[str], None]) -> None:
 
 
 def _require_expressible(config: ModelConfig, whose: str) -> None:
+    if config.clamp_len == 0 and config.attn_type in (0, 2):
+        raise ValueError(f"clamp_len=0: in {whose} it means no limit")
+    if config.attn_len is not None and config.mem_len == 0:
+        raise ValueError(
+            f"attn_len={config.attn_len} with mem_len=0: same_length hides every key in {whose}"
+        )
     if config.final_norm:
         raise ValueError(f"final_norm=True: {whose} has no normalization after the layers")
     left_out = [i for i, cluster in enumerate(config.clusters) if not cluster.has_proj]

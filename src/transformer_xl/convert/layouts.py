@@ -76,8 +76,7 @@ def entries(
 
 
 def _biases(config: ModelConfig) -> list[Entry]:
-    both_share = config.tie_biases and config.attn_type == 0
-    index = 0 if both_share else slice(None)
+    index = 0 if config.tie_biases else slice(None)
     H, K = config.n_head, config.head_width
     match config.attn_type:
         case 0:
@@ -86,9 +85,10 @@ def _biases(config: ModelConfig) -> list[Entry]:
                 Entry("r_r_bias", "position_bias", index),
             ]
         case 1:
+            shape = (config.n_layer, H, K)
             return [
                 Entry("r_emb", "distance_embedding", flip=1),
-                Entry("r_w_bias", "content_bias"),
+                Entry("r_w_bias", "content_bias", shape=shape),
                 Entry("r_bias", "distance_bias", flip=1),
             ]
         case 3:
@@ -221,11 +221,15 @@ def write_weights(
         if key not in made:
             own = weights[entry.ours][entry.part]
             own = own if entry.flip is None else own.flip(entry.flip)
-            own = own if entry.shape is None else own.reshape(entry.shape)
+            if entry.shape is not None:
+                # One bias for all layers is theirs once for each.
+                is_shared = len(own) < entry.shape[0]
+                own = own.expand(entry.shape) if is_shared else own.reshape(entry.shape)
             made[key] = own.contiguous()
         theirs[entry.theirs] = made[key]
     if config.attn_type in (0, 2):
-        theirs[INV_FREQ] = frequencies(config.d_model)
+        dtype = next(iter(weights.values())).dtype
+        theirs[INV_FREQ] = frequencies(config.d_model).to(dtype)
     return theirs
 
 

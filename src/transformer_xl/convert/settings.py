@@ -5,6 +5,7 @@ Names are those of the authors' constructor (``n_token``, ``pre_lnorm``, ``same_
 """
 
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, Literal
 
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig, Quirk
 
 _LARGEST = 1 << 24
+_MOST_LAYERS = 1000
 
 Origin = Literal["authors", "nvidia", "huggingface", "tensorflow"]
 
@@ -30,6 +32,16 @@ SETTABLE = (
 """What a checkpoint may not say of itself, by the authors' names."""
 
 
+_AUTHORS: dict[str, int] = {"clamp_len": -1, "same_length": False}
+DEFAULTS: dict[Origin, dict[str, int]] = {
+    "authors": _AUTHORS,
+    "nvidia": _AUTHORS,
+    "tensorflow": _AUTHORS,
+    "huggingface": {"clamp_len": 1000, "same_length": True},
+}
+"""What each implementation takes for a setting that nobody gave."""
+
+
 def model_config(
     origin: Origin, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]
 ) -> ModelConfig:
@@ -45,20 +57,28 @@ def model_config(
     """
     found = _Found(settings)
     attn_type = _attn_type(tensors)
-    d_model, n_layer = _width(tensors, "layers.0.dec_attn.layer_norm.weight"), _n_layer(tensors)
-    n_head, d_head = _heads(tensors, attn_type, found)
     tables = _tables(tensors)
     n_tails = _rows(tensors, "crit.cluster_weight") if "crit.cluster_weight" in tensors else 0
+    has_cutoffs = len(tables) > 1 or not n_tails
+    found.require(
+        {
+            "mem_len": ("--mem_len NUMBER", True),
+            "pre_lnorm": ("--pre_lnorm True or False", origin in ("authors", "nvidia")),
+            "cutoffs": (f"--cutoffs with {n_tails} NUMBERS", not has_cutoffs),
+            "n_head": ("--n_head NUMBER", attn_type == 2),
+        }
+    )
+    d_model, n_layer = _width(tensors, "layers.0.dec_attn.layer_norm.weight"), _n_layer(tensors)
+    n_head, d_head = _heads(tensors, attn_type, found)
     if len(tables) > 1:
-        sizes = [len(table) for table in tables]
-        cutoffs = tuple(sum(sizes[: i + 1]) for i in range(len(sizes) - 1))
+        cutoffs = tuple(accumulate(len(table) for table in tables[:-1]))
     else:
         cutoffs = _cutoffs(found, n_tails, len(tables[0]))
     d_embed = tables[0].shape[1]
-    div_val = _div_val([table.shape[1] for table in tables], found)
-    mem_len = found.count("mem_len", needed=True)
+    div_val = _div_val(tensors, [table.shape[1] for table in tables], d_model, found)
+    mem_len = found.count("mem_len")
     ext_len = found.count("ext_len") or 0
-    norm_first = bool(found.flag("pre_lnorm", needed=origin in ("authors", "nvidia")))
+    norm_first = bool(found.flag("pre_lnorm"))
     table_rows = tensors["r_emb"].shape[1] if "r_emb" in tensors else None
     config = {
         "vocab_size": sum(len(table) for table in tables),
@@ -75,11 +95,11 @@ def model_config(
         "mem_len": mem_len,
         "ext_len": ext_len,
         "attn_len": _attn_len(origin, mem_len, found),
-        "clamp_len": _clamp_len(attn_type, found),
+        "clamp_len": _clamp_len(origin, attn_type, found),
         "start_memory": "zeros" if origin in ("tensorflow", "huggingface") else "empty",
         "norm_first": norm_first,
         "tie_biases": attn_type == 0 and "r_w_bias" in tensors,
-        "tie_embeddings": _ties_embeddings(tensors, found),
+        "tie_embeddings": _ties_embeddings(origin, tensors, found),
         "proj_same_dim": div_val == 1 or _has_all_projections(tensors, len(tables)),
         "dropout": found.number("dropout", 0.0),
         "attn_dropout": found.number("dropatt", 0.0),
@@ -101,8 +121,23 @@ class _Found:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = settings
 
-    def count(self, name: str, *, needed: bool = False) -> Any:
-        value = self._get(name, needed)
+    def require(self, flags: dict[str, tuple[str, bool]]) -> None:
+        """Ask for all that is needed and was not said, at once."""
+        missing = {
+            name: flag
+            for name, (flag, is_needed) in flags.items()
+            if is_needed and self._settings.get(name) is None
+        }
+        if missing:
+            python = ", ".join(f"{name!r}: ..." for name in missing)
+            raise ValueError(
+                f"the checkpoint does not say {', '.join(missing)}, on which the results depend: "
+                f"give {' '.join(missing.values())}, in Python settings={{{python}}}, or put it "
+                "into a config.json beside the checkpoint"
+            )
+
+    def count(self, name: str) -> Any:
+        value = self._settings.get(name)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise ValueError(f"{name}={value!r} must be a whole number")
         if value is not None and value > _LARGEST:
@@ -110,44 +145,33 @@ class _Found:
         return value
 
     def number(self, name: str, default: float) -> float:
-        value = self._get(name, needed=False)
+        value = self._settings.get(name)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError(f"{name}={value!r} must be a number")
         return float(value)
 
-    def flag(self, name: str, *, needed: bool = False) -> bool | None:
-        value = self._get(name, needed)
+    def flag(self, name: str) -> bool | None:
+        value = self._settings.get(name)
         if value not in (None, True, False):
             raise ValueError(f"{name}={value!r} must be true or false")
         return None if value is None else bool(value)
 
     def many(self, name: str) -> list[Any] | None:
-        value = self._get(name, needed=False)
+        value = self._settings.get(name)
         if value is None or isinstance(value, list | tuple):
             return None if value is None else list(value)
         raise ValueError(f"{name}={value!r} must be a list")
 
     def agree(self, facts: dict[str, Any]) -> None:
         for name, fact in facts.items():
-            value = self._get(name, needed=False)
+            value = self._settings.get(name)
             if value is not None and value != fact:
                 raise ValueError(
                     f"{name}={value!r}, but the tensors of the checkpoint say {fact}: the "
                     "settings belong to another model"
                 )
-
-    def _get(self, name: str, needed: bool) -> Any:
-        value = self._settings.get(name)
-        if value is None and needed:
-            flag = {"pre_lnorm": "--pre_lnorm True or False"}.get(name, f"--{name} NUMBER")
-            raise ValueError(
-                f"the checkpoint does not say {name}, and it changes the results: give {flag}, "
-                f"in Python settings={{{name!r}: ...}}, or put it into a config.json beside the "
-                "checkpoint"
-            )
-        return value
 
 
 def _attn_type(tensors: Mapping[str, Tensor]) -> int:
@@ -183,6 +207,8 @@ def _n_layer(tensors: Mapping[str, Tensor]) -> int:
     n = 0
     while f"layers.{n}.dec_attn.layer_norm.weight" in tensors:
         n += 1
+        if n > _MOST_LAYERS:
+            raise ValueError(f"more than {_MOST_LAYERS:,} layers: it cannot be right")
     return n
 
 
@@ -199,7 +225,7 @@ def _heads(tensors: Mapping[str, Tensor], attn_type: int, found: _Found) -> tupl
     if attn_type == 3:
         n_head, d_head = _tensor(tensors, "r_emb", 4).shape[2:]
     elif attn_type == 2:
-        n_head = found.count("n_head", needed=True)
+        n_head = found.count("n_head")
         width = _rows(tensors, "layers.0.dec_attn.q_net.weight")
         if n_head < 1 or width % n_head:
             raise ValueError(f"n_head={n_head} must divide the {width} rows of q_net")
@@ -215,12 +241,7 @@ def _cutoffs(found: _Found, n_tails: int, vocab_size: int) -> tuple[int, ...]:
     """Return where the clusters of a single table begin; the tensors only say how many."""
     if not n_tails:
         return ()
-    given = found.many("cutoffs")
-    if given is None:
-        raise ValueError(
-            f"the checkpoint has {n_tails + 1} clusters and does not say where they begin: give "
-            "--cutoffs, for WikiText-103 20000 40000 200000"
-        )
+    given = found.many("cutoffs") or []
     # Some write the ends of the vocabulary down, too.
     cutoffs = [x for x in given if x not in (0, vocab_size)]
     if len(cutoffs) != n_tails or not all(isinstance(x, int) for x in cutoffs):
@@ -230,10 +251,12 @@ def _cutoffs(found: _Found, n_tails: int, vocab_size: int) -> tuple[int, ...]:
     return tuple(cutoffs)
 
 
-def _div_val(widths: list[int], found: _Found) -> int:
-    if len(widths) == 1:
-        return 1
+def _div_val(tensors: Mapping[str, Tensor], widths: list[int], d_model: int, found: _Found) -> int:
     given = found.count("div_val")
+    if len(widths) == 1:
+        # A projection to the same width is there with a div_val alone, whatever that is.
+        is_divided = widths[0] == d_model and "word_emb.emb_projs.0" in tensors
+        return max(given or 2, 2) if is_divided else 1
     for div_val in range(2, widths[0] + 1) if given is None else [given]:
         if div_val > 1 and all(w == widths[0] // div_val**i for i, w in enumerate(widths)):
             return div_val
@@ -244,7 +267,8 @@ def _div_val(widths: list[int], found: _Found) -> int:
 
 
 def _attn_len(origin: Origin, mem_len: int, found: _Found) -> int | None:
-    if not found.flag("same_length"):
+    same_length = found.flag("same_length")
+    if not (DEFAULTS[origin]["same_length"] if same_length is None else same_length):
         return None
     # The masks of the authors' PyTorch and of Hugging Face show one key less (TF-3).
     attn_len = mem_len + (origin in ("tensorflow", "nvidia"))
@@ -256,16 +280,19 @@ def _attn_len(origin: Origin, mem_len: int, found: _Found) -> int | None:
     return attn_len
 
 
-def _clamp_len(attn_type: int, found: _Found) -> int | None:
+def _clamp_len(origin: Origin, attn_type: int, found: _Found) -> int | None:
     clamp_len = found.count("clamp_len")
-    if clamp_len is None or clamp_len <= 0 or attn_type == 3:
+    clamp_len = DEFAULTS[origin]["clamp_len"] if clamp_len is None else clamp_len
+    if clamp_len <= 0 or attn_type == 3:
         return None
     # The authors keep that many rows of a learned table: distances up to one less.
     return clamp_len - 1 if attn_type == 1 else clamp_len
 
 
-def _ties_embeddings(tensors: Mapping[str, Tensor], found: _Found) -> bool:
-    given = found.flag("tie_weight")
+def _ties_embeddings(origin: Origin, tensors: Mapping[str, Tensor], found: _Found) -> bool:
+    # transformers ties by a name of its own.
+    is_theirs = origin == "huggingface"
+    given = found.flag("tie_word_embeddings" if is_theirs else "tie_weight")
     if given is not None:
         return given
     copy = tensors.get("crit.out_layers.0.weight")

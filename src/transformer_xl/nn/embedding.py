@@ -54,8 +54,13 @@ class AdaptiveEmbedding(nn.Module):
         """Embed the tokens."""
         flat = tokens.flatten()
         places, parts = [], []
-        for cluster, weight, proj in zip(self.clusters, self.weights, self.projs, strict=True):
-            own = ((flat >= cluster.start) & (flat < cluster.stop)).nonzero()[:, 0]
+        # Every token is in some cluster; one outside the vocabulary is then outside its table.
+        starts = torch.tensor([x.start for x in self.clusters[1:]], device=tokens.device)
+        clusters = torch.bucketize(flat, starts, right=True)
+        for i, (cluster, weight, proj) in enumerate(
+            zip(self.clusters, self.weights, self.projs, strict=True)
+        ):
+            own = (clusters == i).nonzero()[:, 0]
             places.append(own)
             parts.append(proj(F.embedding(flat[own] - cluster.start, weight)).to(weight.dtype))
         # Sorted by cluster; the inverse of that order brings the tokens back to their places.

@@ -21,9 +21,10 @@ from transformer_xl.nn.positions import Positions, distances, relative_positions
 from transformer_xl.nn.pretrained import (
     CONFIG_FILE,
     WEIGHTS_FILE,
+    copy_weights,
     find_model_folder,
     load_config,
-    load_weights,
+    read_weights_file,
     save_model,
 )
 from transformer_xl.nn.softmax import Softmax
@@ -270,8 +271,10 @@ class TransformerXL(nn.Module):
             ValueError: The settings are wrong.
         """
         folder = find_model_folder(folder)
-        model = cls(load_config(folder / CONFIG_FILE))
-        load_weights(model, folder / WEIGHTS_FILE)
+        config = load_config(folder / CONFIG_FILE)
+        weights = read_weights_file(folder / WEIGHTS_FILE, config)
+        model = cls(config)
+        copy_weights(model, weights)
         return model.eval()
 
     def start_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:

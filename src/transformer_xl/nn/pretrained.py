@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from transformer_xl.config import FORMAT_VERSION, EvalConfig, ModelConfig
@@ -64,24 +64,49 @@ def load_weights(model: "TransformerXL", path: Path) -> None:
     Raises:
         RuntimeError: The file is damaged, or its weights are not those of the model.
     """
+    copy_weights(model, read_weights_file(path, model.config))
+
+
+@torch.no_grad()
+def copy_weights(model: "TransformerXL", weights: Mapping[str, Tensor]) -> None:
+    """Give a model the weights of these names."""
+    for name, parameter in model.named_parameters():
+        parameter.copy_(weights[name])
+
+
+def read_weights_file(path: Path, config: ModelConfig) -> dict[str, Tensor]:
+    """Read the weights of a model with these settings, by name.
+
+    Raises:
+        RuntimeError: The file is damaged, or its weights are not those of the model.
+    """
+    # Shapes are compared first: settings may claim more than there is memory.
+    expected = weight_shapes(config)
     try:
-        weights = load_file(path)
+        with safe_open(path, "pt") as file:
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            wrong = sorted(expected.keys() ^ shapes.keys()) or [
+                f"{name} of shape {shapes[name]} instead of {tuple(shape)}"
+                for name, shape in expected.items()
+                if shapes[name] != tuple(shape)
+            ]
+            if not wrong:
+                return {name: file.get_tensor(name) for name in expected}
     except (SafetensorError, OSError) as error:
         raise RuntimeError(f"{path} is damaged or no safetensors file: {error}") from error
-    expected = dict(model.named_parameters())
-    wrong = sorted(expected.keys() ^ weights.keys()) or [
-        f"{name} of shape {tuple(weights[name].shape)} instead of {tuple(x.shape)}"
-        for name, x in expected.items()
-        if weights[name].shape != x.shape
-    ]
-    if wrong:
-        raise RuntimeError(
-            f"{path} does not fit {CONFIG_FILE}: {', '.join(wrong[:3])}"
-            f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}"
-        )
-    with torch.no_grad():
-        for name, parameter in expected.items():
-            parameter.copy_(weights[name])
+    raise RuntimeError(
+        f"{path} does not fit {CONFIG_FILE}: {', '.join(wrong[:3])}"
+        f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}"
+    )
+
+
+def weight_shapes(config: ModelConfig) -> dict[str, torch.Size]:
+    """Return the shapes of the weights of a model, each once, without making them."""
+    # The model imports this module.
+    from transformer_xl.nn.model import TransformerXL
+
+    with torch.device("meta"):
+        return {name: x.shape for name, x in TransformerXL(config).named_parameters()}
 
 
 def save_model(model: "TransformerXL", folder: Path) -> None:
@@ -118,7 +143,7 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         kind, version = values.pop("model_type"), values.pop("format_version")
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise RuntimeError(f"{path} is no settings file of a model: {error!r}") from error
     if kind != MODEL_TYPE:
         raise RuntimeError(f"{path} describes a model of type {kind!r}, not {MODEL_TYPE!r}")
