@@ -30,6 +30,7 @@ def diagnose() -> dict[str, Any]:
     reasons = {
         "skew": "the copy-free operation in plain PyTorch, on every device",
         "reference": "chosen by use_backend, or inside torch.compile",
+        "triton": "chosen by use_backend: fused kernels for a GPU",
     }
     capabilities = torch.cpu.get_capabilities()
     return {

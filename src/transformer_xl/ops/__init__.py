@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transformer_xl.ops import reference, skew
+from transformer_xl.ops import reference, skew, triton
 from transformer_xl.ops.nll import linear_nll
 from transformer_xl.ops.products import linear
 
@@ -29,8 +29,12 @@ __all__ = [
     "use_backend",
 ]
 
-Backend = Literal["auto", "reference", "skew"]
-BACKENDS = {"reference": reference.rel_attention, "skew": skew.rel_attention}
+Backend = Literal["auto", "reference", "skew", "triton"]
+BACKENDS = {
+    "reference": reference.rel_attention,
+    "skew": skew.rel_attention,
+    "triton": triton.rel_attention,
+}
 
 # A plain variable, which torch.compile can see through; a ContextVar would break its graphs.
 _backend: Backend = "auto"
@@ -168,7 +172,8 @@ def use_backend(backend: Backend) -> Iterator[None]:
 def chosen_backend() -> str:
     """Name the way in which the operation is computed at present.
 
-    ``auto`` is the copy-free one, except inside ``torch.compile``, which fuses the reference.
+    ``auto`` is the copy-free one, except inside ``torch.compile``, which fuses the reference. The
+    fused kernels of ``triton`` are for those who ask: they have not been run on a GPU yet.
     """
     if _backend != "auto":
         return _backend
