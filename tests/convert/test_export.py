@@ -1,0 +1,113 @@
+"""Models in the layouts of the old implementations, and back."""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import transformer_xl as txl
+from transformer_xl.convert.export import write_authors, write_huggingface
+
+VARIANTS = {
+    "paper": {},
+    "untied biases": {"tie_biases": False, "start_memory": "zeros"},
+    "narrow": {"d_embed": 6, "tie_projections": True},
+    "untied": {"tie_embeddings": False, "norm_first": True},
+    "one table": {"cutoffs": (5, 12), "d_embed": 6, "tie_projections": (False, True, False)},
+    "adaptive": {"cutoffs": (5, 12), "div_val": 2, "tie_embeddings": False},
+    "adaptive, tied": {"cutoffs": (5, 12), "div_val": 2, "tie_projections": (False, True, True)},
+    "one cluster with a projection": {"div_val": 2},
+    "shaw": {"attn_type": 1, "n_positions": 20, "tie_biases": False, "clamp_len": 7},
+    "sinusoids": {"attn_type": 2, "quirks": ("stored_positions",)},
+    "learned": {"attn_type": 3, "n_positions": 20, "quirks": ("stored_positions",)},
+    "limits": {"clamp_len": 7, "ext_len": 3, "quirks": ("swapped_ext_len",)},
+}
+FORMATS = {"authors": write_authors, "huggingface": write_huggingface}
+
+
+def is_expressible(to, settings):
+    if to == "huggingface":
+        return settings.get("attn_type", 0) == 0 and not settings.get("ext_len")
+    return settings.get("tie_biases", True) or settings.get("attn_type") == 1
+
+
+@pytest.mark.parametrize("to", FORMATS)
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_model_converted_there_and_back_is_the_same_bit_for_bit(
+    save_model, tiny_config, tmp_path, to, name
+):
+    settings = VARIANTS[name]
+    config = replace(tiny_config, **settings)
+    before = save_model(config, tmp_path / "ours")
+    if not is_expressible(to, settings):
+        with pytest.raises(ValueError, match=r"attn_type|tie_biases|ext_len"):
+            txl.convert(tmp_path / "ours", tmp_path / "theirs", to=to)
+        assert not (tmp_path / "theirs").exists()
+        return
+    txl.convert(tmp_path / "ours", tmp_path / "theirs", to=to)
+    txl.convert(tmp_path / "theirs", tmp_path / "again")
+    after = load_file(tmp_path / "again" / "model.safetensors")
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[key], before[key]) for key in before)
+    again = txl.TransformerXL.from_pretrained(tmp_path / "again").config
+    # What the format cannot say is chosen as its own code computes.
+    start = "zeros" if to == "huggingface" else "empty"
+    expected = replace(
+        config,
+        start_memory=start,
+        d_head=config.head_width,
+        d_embed=config.embed_width,
+        tie_projections=tuple(cluster.ties_proj for cluster in config.clusters),
+        tie_biases=config.tie_biases and config.attn_type == 0,
+        quirks=config.quirks if to == "authors" else (),
+        init_std=config.init_std if to == "huggingface" else 0.02,
+    )
+    assert again == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attn_type": 2}, "without the quirk stored_positions"),
+        ({"attn_type": 2, "mem_len": 0, "norm_first": True}, "without the quirk raw_queries"),
+        ({"final_norm": True}, "no normalization after the layers"),
+        ({"clamp_len": 0}, "clamp_len=0: in the authors' PyTorch code it means no limit"),
+        ({"ext_len": 2}, "without the quirk swapped_ext_len"),
+        ({"attn_len": 3, "mem_len": 0}, "same_length hides every key"),
+        ({"attn_type": 1, "n_positions": 5}, "have more rows than mem_len"),
+        (
+            {"attn_type": 3, "n_positions": 20, "d_head": 5, "quirks": ("stored_positions",)},
+            "n_head x d_head = 10",
+        ),
+        ({"cutoffs": (5,), "div_val": 2, "proj_same_dim": False}, "cluster 0 has no projection"),
+    ],
+    ids=str,
+)
+def test_what_the_authors_code_would_compute_otherwise_is_refused(
+    save_model, tiny_config, tmp_path, settings, message
+):
+    save_model(replace(tiny_config, **settings), tmp_path / "ours")
+    with pytest.raises(ValueError, match=message):
+        txl.convert(tmp_path / "ours", tmp_path / "theirs", to="authors")
+
+
+def test_one_bias_for_all_layers_is_theirs_once_for_each(save_model, tiny_config, tmp_path):
+    before = save_model(replace(tiny_config, attn_type=1, n_positions=20), tmp_path / "ours")
+    txl.convert(tmp_path / "ours", tmp_path / "theirs", to="authors")
+    txl.convert(tmp_path / "theirs", tmp_path / "again")
+    after = load_file(tmp_path / "again" / "model.safetensors")
+    assert torch.equal(after["content_bias"], before["content_bias"].expand(3, -1, -1))
+
+
+def test_half_precision_comes_back_in_half_precision(shared, tmp_path):
+    folder = shared / "goldens/pt_01_base"
+    before = {k: x.half() for k, x in torch.load(folder / "state_dict.pt").items()}
+    torch.save(before, tmp_path / "state_dict.pt")
+    shutil.copy(folder / "config.json", tmp_path)
+    txl.convert(tmp_path / "state_dict.pt", tmp_path / "ours")
+    txl.convert(tmp_path / "ours", tmp_path / "theirs", to="authors")
+    after = torch.load(tmp_path / "theirs/state_dict.pt")
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[k], x) and after[k].dtype == x.dtype for k, x in before.items())
