@@ -4,11 +4,15 @@
 
 Small files are made (both formats of torch.save, pickled vocabularies, a checkpoint of TensorFlow)
 or given (model.pt, vocab.pkl, model.ckpt.index), changed at random, and read in processes of their
-own. A mutant is a violation if reading it
+own. So are folders of all kinds, by ``convert`` and ``read_vocab``, one file of each changed. A
+mutant is a violation if reading it
 
-* ends in anything but a value or ``UnreadableFile``, or kills its process;
-* runs, imports or opens anything (an audit hook watches), or leaves the file that attacks make;
-* takes more than 10 seconds, or 64 MB beyond the size of the files and of what was there before.
+* ends in anything but a value or ``UnreadableFile``, or kills its process (``convert`` and
+  ``read_vocab`` may also end in ``RuntimeError``, ``ValueError`` and ``FileNotFoundError``);
+* runs, imports or opens anything (an audit hook watches; of ``convert``, which writes, only
+  programs and connections), or leaves the file that attacks make;
+* takes more than 10 seconds, or 64 MB beyond the size of the files and of what was there before
+  (with a vocabulary to make, 512 MB).
 
 Mutants that are read are no violation, and are counted: a flip in a weight cannot be noticed where
 there is no checksum (older files of torch.save, numbers of TensorFlow), nor one in a word.
@@ -21,6 +25,7 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import sys
 import tempfile
 import time
@@ -31,6 +36,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from folders import FOLDER_READERS, folder_mutations, folder_seeds, is_permitted, seal
 from mutations import MARKER, mutations, seeds
 from turns import circumstances
 
@@ -40,7 +46,10 @@ from transformer_xl.convert.torch_files import module_tensors, read_pickle, read
 
 SECONDS = 10
 MEMORY = 64 << 20
+# Threads reserve addresses and do not use them.
+MEMORY_OF_FOLDERS = 512 << 20
 READERS = {"torch": read_torch, "pickle": read_pickle, "tensorflow": read_tensorflow}
+READERS |= FOLDER_READERS
 WATCHED = (
     "os.",
     "subprocess.",
@@ -52,6 +61,7 @@ WATCHED = (
     "ctypes.",
     "pickle.",
 )
+WATCHED_OF_FOLDERS = ("os.system", "os.exec", "os.posix_spawn", "os.fork", "subprocess.", "socket.")
 CONTEXT = multiprocessing.get_context("fork")
 HARMLESS = ("os.listdir", "os.scandir")
 
@@ -65,13 +75,14 @@ def given(path: Path) -> tuple[str, Path]:
 class Watch:
     """Notes what Python does that reading does not need."""
 
-    def __init__(self) -> None:
+    def __init__(self, watched: tuple[str, ...]) -> None:
+        self._watched = watched
         self.is_on = False
         self.seen: list[str] = []
         sys.addaudithook(self._note)
 
     def _note(self, event: str, args: tuple) -> None:
-        if not self.is_on or not event.startswith(WATCHED) or event in HARMLESS:
+        if not self.is_on or not event.startswith(self._watched) or event in HARMLESS:
             return
         if event == "open" and args[1] in ("r", "rb", None) and not args[2] & 3:
             return
@@ -117,7 +128,8 @@ def outcome(reader: str, path: Path, watch: Watch) -> str:
     except FileNotFoundError:
         found = "refused"
     except Exception as error:  # noqa: BLE001
-        found = f"VIOLATION: {type(error).__name__}"
+        is_fine = reader in FOLDER_READERS and is_permitted(error)
+        found = "refused" if is_fine else f"VIOLATION: {type(error).__name__}: {str(error)[:100]}"
     watch.is_on = False
     if watch.seen:
         found = f"VIOLATION: {watch.seen[0]}"
@@ -131,25 +143,35 @@ def work(pipe: Connection, seed: tuple[str, Path], folder: Path, numbers: range,
     os.chdir(folder)
     reader, path = seed
     content = path.read_bytes()
-    kinds = mutations(reader, content)
+    is_folder = reader in FOLDER_READERS
+    kinds = folder_mutations(path, content) if is_folder else mutations(reader, content)
     target = folder / path.name
     place = target
     if reader == "tensorflow":
         for data in path.parent.glob(f"{path.stem}.data-*"):
             (folder / data.name).write_bytes(data.read_bytes())
         place = folder / path.stem
-    watch = Watch()
+    if is_folder:
+        place = folder / "source"
+        shutil.copytree(path.parent, place)
+        target = place / path.name
+    watch = Watch(WATCHED_OF_FOLDERS if is_folder else WATCHED)
     # What is imported and taken once.
     for encoding in ("cp437", "raw-unicode-escape", "latin-1", "ascii"):
         b"a".decode(encoding)
     target.write_bytes(content)
     touch(READERS[reader](place))
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + len(content) + MEMORY
+    limit = (
+        pages * resource.getpagesize() + len(content) + (MEMORY_OF_FOLDERS if is_folder else MEMORY)
+    )
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     for i in numbers:
         kind = kinds[i % len(kinds)]
-        target.write_bytes(kind(random.Random(f"{salt} {path.name} {i}"), content) or b"?")
+        draw = random.Random(f"{salt} {path.name} {i}")
+        target.write_bytes(kind(draw, content) or b"?")
+        if is_folder:
+            seal(place, draw)
         began = time.perf_counter()
         found = outcome(reader, place, watch)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -190,7 +212,9 @@ def read_all(seed: tuple[str, Path], folder: Path, n: int, salt: int) -> dict[st
                 violations.append(f"{number}: {kind}: {found}")
     return {
         "reader": seed[0],
-        "file": seed[1].name,
+        "file": f"{seed[1].parent.name}/{seed[1].name}"
+        if seed[0] in FOLDER_READERS
+        else seed[1].name,
         "read": sum(count["read"] for count in counts.values()),
         "refused": sum(count["refused"] for count in counts.values()),
         "violations": violations,
@@ -221,9 +245,12 @@ def main() -> None:
     parser.add_argument("--salt", type=int, default=0, help="another one makes other mutants")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as temporary:
-        files = [given(path.resolve()) for path in args.files] or seeds(Path(temporary))
+        files = [given(path.resolve()) for path in args.files]
+        if not files:
+            files = [*seeds(Path(temporary)), *folder_seeds(Path(temporary))]
         report = [read_all(seed, Path(temporary), args.mutants, args.salt) for seed in files]
     n_violations = sum(len(part["violations"]) for part in report)
     result = {"files": report, "violations": n_violations, "seconds": time.perf_counter() - began}

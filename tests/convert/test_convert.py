@@ -42,6 +42,8 @@ def test_a_damaged_model_folder_is_not_passed_on(save_model, tiny_config, tmp_pa
         (whole.replace('"format_version": 1', '"format_version": 99'), weights),
         (whole, weights[:-100]),
         (whole.replace('"vocab_size": 31', '"vocab_size": 10000000000000'), weights),
+        (whole.replace('"d_inner": 32', f'"d_inner": {10**30}'), weights),
+        (whole.replace('"n_layer": 3', f'"n_layer": {10**30}'), weights),
     ):
         config.write_text(text)
         (tmp_path / "ours/model.safetensors").write_bytes(content)

@@ -1,6 +1,7 @@
 """Random damage: every file is read or refused, whatever is changed in it."""
 
 import collections
+import json
 import pickle
 import random
 import struct
@@ -14,6 +15,7 @@ import torch
 
 from transformer_xl.convert.pickles import UnreadableFile
 from transformer_xl.convert.torch_files import read_pickle, read_torch
+from transformer_xl.convert.vocabularies import read_vocab
 
 N_MUTANTS = 200
 NAMES = (b"cos\nsystem\n", b"cbuiltins\neval\n", b"ctorch._utils\n_rebuild_tensor_v2\n")
@@ -86,3 +88,57 @@ def test_whatever_is_damaged_is_read_or_refused(
     assert n_read + n_refused == N_MUTANTS
     assert n_refused > n_read
     assert list(tmp_path.iterdir()) == [path]
+
+
+ABSURD: list[object] = [None, True, -1, 2**63, 1e308, "", "x", [], {}, [None], ["<eos>"], "1" * 30]
+SETTINGS: dict[str, dict[str, object]] = {
+    "tokenizer_config.json": {
+        "eos_token": "<eos>",
+        "unk_token": {"content": "<unk>"},
+        "additional_special_tokens": ["<x>"],
+        "added_tokens_decoder": {"2": {"content": "<x>", "special": True}},
+        "never_split": ["<x>"],
+        "delimiter": None,
+        "lower_case": False,
+        "language": "en",
+        "clean_up_tokenization_spaces": True,
+    },
+    "special_tokens_map.json": {"eos_token": "<eos>", "additional_special_tokens": ["<x>"]},
+    "added_tokens.json": {"<x>": 2},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_whatever_settings_say_a_vocabulary_is_read_or_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("<eos>\n<unk>\n")
+    n_read = n_refused = 0
+    for key in SETTINGS[name]:
+        for value in ABSURD:
+            (tmp_path / name).write_text(json.dumps(SETTINGS[name] | {key: value}))
+            try:
+                read_vocab(tmp_path)
+            except (UnreadableFile, ValueError) as error:
+                n_refused += str(tmp_path) in str(error)
+            else:
+                n_read += 1
+    assert n_read + n_refused == len(SETTINGS[name]) * len(ABSURD)
+    assert n_refused
+
+
+@pytest.mark.parametrize("name", ["vocab.txt", "vocab.pkl"])
+def test_a_damaged_vocabulary_is_read_or_refused(name: str, tmp_path: Path) -> None:
+    words = ["<eos>", "<unk>", *(f"word{i}" for i in range(20))]
+    state = {"idx2sym": words, "sym2idx": {word: i for i, word in enumerate(words)}, "unk_idx": 1}
+    content = pickle.dumps(state, 2) if name == "vocab.pkl" else "\n".join(words).encode()
+    n_read = n_refused = 0
+    for i in range(N_MUTANTS):
+        (tmp_path / name).write_bytes(damaged(random.Random(i), content))
+        try:
+            read_vocab(tmp_path / name)
+        except (UnreadableFile, ValueError) as error:
+            n_refused += str(tmp_path) in str(error)
+        else:
+            n_read += 1
+    # A changed word of a text is a word.
+    assert n_read + n_refused == N_MUTANTS
+    assert n_refused

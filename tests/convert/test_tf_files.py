@@ -256,3 +256,15 @@ def test_files_that_are_missing_or_cut_are_refused(tmp_path: Path) -> None:
         read_tensorflow(tmp_path / "m")
     with pytest.raises(FileNotFoundError):
         read_tensorflow(tmp_path / "nothing")
+
+
+def test_empty_variables_at_one_place_may_be_of_several_types(tmp_path: Path) -> None:
+    empty = {f"transformer/{dtype}": torch.empty(0, dtype=dtype) for dtype in NUMBERS}
+    prefix = tmp_path / "model.ckpt-1"
+    write(prefix, {"transformer/a": torch.ones(2)})
+    entries = {b"": field(1, 1), b"transformer/a": entry(torch.ones(2), 0, 0)}
+    write_index(prefix, entries | {name.encode(): entry(x, 0, 8) for name, x in empty.items()})
+    assert {name: x.dtype for name, x in read_tensorflow(prefix).items()} == {
+        "transformer/a": torch.float32,
+        **{name: x.dtype for name, x in empty.items()},
+    }

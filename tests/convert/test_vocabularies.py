@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 
 from transformer_xl.convert.moses import moses_normalizer
-from transformer_xl.convert.pickles import Instance
+from transformer_xl.convert.pickles import Instance, UnreadableFile
 from transformer_xl.convert.vocabularies import (
     find_vocab,
     read_vocab,
@@ -291,4 +291,41 @@ def test_wishes_that_cannot_be_granted_are_refused():
 def test_a_folder_without_a_vocabulary_is_named(tmp_path):
     assert find_vocab(tmp_path) is None
     with pytest.raises(FileNotFoundError, match=r"cache\.pt"):
+        read_vocab(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a " * 20_000 + b"\n<unk>\n", "line 1 is too long"),
+        (b"a" * (33 << 20), "up to 33,554,432"),
+        (b"".join(b"%x\n" % i for i in range((1 << 20) + 1)), "1,048,577 symbols"),
+    ],
+    ids=["line", "file", "symbols"],
+)
+def test_what_is_too_large_for_a_list_of_words_is_refused(content, message, tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_vocab(path)
+
+
+@pytest.mark.parametrize(
+    "name", ["tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"]
+)
+@pytest.mark.parametrize(
+    "content", [b" " * (5 << 20), b"[" * 100_000, b"[]", b'{"a": 1', b"1" * 5000, b"\xff"]
+)
+def test_settings_that_are_none_are_refused(name, content, tmp_path):
+    (tmp_path / "vocab.txt").write_text("<eos>\n<unk>\n")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UnreadableFile, match=name):
+        read_vocab(tmp_path)
+
+
+def test_an_added_token_of_absurd_number_is_named_with_its_file(tmp_path):
+    (tmp_path / "vocab.txt").write_text("<eos>\n<unk>\n")
+    about = {"added_tokens_decoder": {"1" * 5000: {"content": "x"}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    with pytest.raises(ValueError, match=r"vocab\.txt: added_tokens_decoder .* at 1{20}$"):
         read_vocab(tmp_path)

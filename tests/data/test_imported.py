@@ -1,4 +1,5 @@
 import dataclasses
+import hashlib
 import json
 
 import pytest
@@ -85,3 +86,15 @@ def test_rules_name_symbols_that_exist():
 def test_an_imported_vocabulary_is_not_trained():
     with pytest.raises(ValueError, match="read, not trained"):
         train_vocab("imported", ["a"])
+
+
+def test_a_definition_that_is_none_is_refused_whatever_its_hash(tmp_path):
+    definition, rules = b'{"model": {"type": "WordLevel"}}', Rules(join="words").to_json()
+    digest = hashlib.sha256(
+        f"imported\n{json.dumps(rules, sort_keys=True)}\n".encode() + definition
+    )
+    about = {"format_version": 1, "kind": "imported", "rules": rules, "hash": digest.hexdigest()}
+    (tmp_path / "vocab.json").write_text(json.dumps(about))
+    (tmp_path / "tokenizer.json").write_bytes(definition)
+    with pytest.raises(RuntimeError, match=r"tokenizer\.json"):
+        load_vocab(tmp_path)

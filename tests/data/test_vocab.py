@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 import numpy as np
@@ -174,7 +175,7 @@ def test_saving_and_loading_changes_nothing(kind, tmp_path):
 
 
 def test_a_missing_vocabulary_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"vocab\.json is missing"):
+    with pytest.raises(FileNotFoundError, match=r"vocab\.json is missing.*--vocab FILE"):
         load_vocab(tmp_path)
 
 
@@ -204,3 +205,20 @@ def test_a_vocabulary_file_of_noise_is_refused(tmp_path_factory, noise):
     (folder / "tokenizer.json").write_bytes(noise)
     with pytest.raises(RuntimeError, match="damaged or was edited"):
         load_vocab(folder)
+
+
+def test_a_vocabulary_file_nested_without_end_is_refused(tmp_path):
+    BPE.save(tmp_path)
+    (tmp_path / "vocab.json").write_text("[" * 100_000)
+    with pytest.raises(RuntimeError, match=r"vocab\.json is damaged"):
+        load_vocab(tmp_path)
+
+
+def test_a_definition_that_is_none_is_refused_whatever_its_hash(tmp_path):
+    definition = '{"model": {"type": "WordLevel"}}'
+    about = {"format_version": 1, "kind": "words"}
+    about["hash"] = hashlib.sha256(f"words\n{definition}".encode()).hexdigest()
+    (tmp_path / "vocab.json").write_text(json.dumps(about))
+    (tmp_path / "tokenizer.json").write_text(definition)
+    with pytest.raises(RuntimeError, match=r"tokenizer\.json is damaged"):
+        load_vocab(tmp_path)

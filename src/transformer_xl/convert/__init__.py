@@ -12,8 +12,9 @@ from typing import Any, Literal
 from torch import Tensor
 
 from transformer_xl.config import EvalConfig, ModelConfig
-from transformer_xl.convert.checkpoints import Checkpoint, open_checkpoint, read_json
+from transformer_xl.convert.checkpoints import Checkpoint, open_checkpoint
 from transformer_xl.convert.export import write_authors, write_huggingface
+from transformer_xl.convert.inert import read_json
 from transformer_xl.convert.layouts import entries, read_weights
 from transformer_xl.convert.pickles import UnreadableFile
 from transformer_xl.convert.settings import DEFAULTS, SETTABLE, model_config

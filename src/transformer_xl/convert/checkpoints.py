@@ -3,7 +3,6 @@
 Kinds are told by content. What comes from a file is data and is never executed.
 """
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from transformer_xl.convert.inert import read_json
 from transformer_xl.convert.layouts import INV_FREQ
 from transformer_xl.convert.pickles import Instance, UnreadableFile
 from transformer_xl.convert.settings import Origin
@@ -21,7 +21,6 @@ from transformer_xl.convert.tf_files import find_prefix, read_tensorflow
 from transformer_xl.convert.torch_files import module_tensors, read_torch
 from transformer_xl.nn.positions import frequencies
 
-_JSON_LIMIT = 16 << 20
 _MOST_WRAPPED = 4
 _SLOTS = re.compile(r"/(Adam|Adam_1|Momentum|RMSProp|RMSProp_1|ExponentialMovingAverage)$")
 _COUNTERS = re.compile(r"(^|/)(global_step|beta[12]_power|beta[12]_power_1)$")
@@ -333,23 +332,6 @@ def _settings_beside(path: Path) -> dict[str, Any]:
         if file.is_file():
             found |= _constructor_arguments(read_json(file))
     return found
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read an object from a JSON file that may be anything.
-
-    Raises:
-        UnreadableFile: It holds no object, or is too large or too deep to be settings.
-    """
-    if path.stat().st_size > _JSON_LIMIT:
-        raise UnreadableFile(f"{path} has {path.stat().st_size:,} bytes: these are no settings")
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UnreadableFile(f"{path} is no JSON file: {error}") from error
-    if not isinstance(content, dict):
-        raise UnreadableFile(f"{path} holds a {type(content).__name__}, not an object")
-    return content
 
 
 def _constructor_arguments(content: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The names that old files may hold, and what is made when a file calls them.
 
 A file can only reach functions of this module and of :mod:`~transformer_xl.convert.arrays`; they
-make containers, arrays and tensors. Classes
-of the old code become :class:`~transformer_xl.convert.inert.Instance`. Any other name is refused.
+make containers, arrays and tensors. Classes of the old code become
+:class:`~transformer_xl.convert.inert.Instance`. Any other name is refused.
 """
 
 from collections.abc import Iterable

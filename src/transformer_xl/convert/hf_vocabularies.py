@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from transformer_xl.convert.cutting import Added, Wishes, imported_vocab
+from transformer_xl.convert.inert import read_json
 from transformer_xl.convert.moses import SPACE
-from transformer_xl.convert.pickles import UnreadableFile
 from transformer_xl.data.imported import ImportedVocab, Join, Rules
 from transformer_xl.data.vocab import EOS, UNK, Vocab
 
@@ -37,8 +37,8 @@ def huggingface_vocab(
         UnreadableFile: The settings are damaged.
         ValueError: The settings contradict the vocabulary, or cannot be ours.
     """
-    settings = read_json(path.with_name("tokenizer_config.json"))
-    special = _special(settings | read_json(path.with_name("special_tokens_map.json")), path)
+    settings = settings_beside(path, "tokenizer_config.json")
+    special = _special(settings | settings_beside(path, "special_tokens_map.json"), path)
     language = settings.get("language", "en")
     if language != "en":
         raise ValueError(f"{path}: language is {str(language)[:20]!r}; only 'en' can be read")
@@ -50,7 +50,8 @@ def huggingface_vocab(
     added = _added(symbols, special, settings, path, wishes.size)
     known = {*symbols, *(x.content for x in added)}
     apart = [x.content for x in added if _stands_apart(x, special, len(symbols))]
-    cleans = flag(settings.get("clean_up_tokenization_spaces", True), "clean_up", path)
+    name = "clean_up_tokenization_spaces"
+    cleans = flag(settings.get(name, True), name, path)
     rules = Rules(
         join=join,
         eos=next((x for x in (special["eos_token"], EOS) if x in known), None),
@@ -120,12 +121,12 @@ def _added(
     numbers = {symbol: number for number, symbol in enumerate(symbols)}
     words = (special["eos_token"], special["unk_token"], *special["additional"])
     found = {x: Added(x, numbers[x], {"special": True}) for x in words if x in numbers}
-    for content, number in read_json(path.with_name("added_tokens.json")).items():
+    for content, number in settings_beside(path, "added_tokens.json").items():
         found[content] = Added(content, number, {"special": content in words})
     decoder = settings.get("added_tokens_decoder", {})
     for number, token in decoder.items() if isinstance(decoder, dict) else ():
         content = token.get("content") if isinstance(token, dict) else None
-        if not isinstance(content, str) or not number.isdecimal():
+        if not isinstance(content, str) or not re.fullmatch("[0-9]{1,9}", number):
             raise ValueError(f"{path}: added_tokens_decoder beside it is damaged at {number[:20]}")
         names = ("special", "lstrip", "rstrip", "single_word")
         found[content] = Added(content, int(number), {x: bool(token.get(x)) for x in names})
@@ -142,21 +143,14 @@ def _added(
     return [x for x in added if size is None or x.number < max(size, len(symbols))]
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a file of settings; none when there is no file.
+def settings_beside(path: Path, name: str) -> dict[str, Any]:
+    """Read a file of settings in the folder of another; none when there is no such file.
 
     Raises:
         UnreadableFile: The file is damaged.
     """
-    if not path.is_file():
-        return {}
-    try:
-        content = json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
-        raise UnreadableFile(f"{path} is damaged ({error}); restore it from a copy") from error
-    if not isinstance(content, dict):
-        raise UnreadableFile(f"{path} is damaged: it holds no settings; restore it from a copy")
-    return content
+    place = path.with_name(name)
+    return read_json(place) if place.is_file() else {}
 
 
 def characters_or_words(delimiter: object, path: Path) -> Join:

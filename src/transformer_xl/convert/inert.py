@@ -1,10 +1,14 @@
 """What the classes and functions that an old file names become: records that do nothing."""
 
+import json
 import mmap
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+_MAX_JSON_BYTES = 4 << 20
 
 
 class UnreadableFile(RuntimeError):  # noqa: N818
@@ -140,3 +144,29 @@ def map_file(path: Path) -> mmap.mmap:
         raise UnreadableFile(f"{path} is empty: get a fresh copy of it")
     with path.open("rb") as file:
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read an object from a JSON file that may be anything.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        UnreadableFile: It holds no object, or is too large or too deep to be settings.
+    """
+    n_bytes = path.stat().st_size
+    if n_bytes > _MAX_JSON_BYTES:
+        raise UnreadableFile(
+            f"{path} has {n_bytes:,} bytes: settings have up to {_MAX_JSON_BYTES:,}; give the "
+            "right file"
+        )
+    try:
+        content = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise UnreadableFile(
+            f"{path} is no JSON file, or damaged ({error}): restore it from a copy"
+        ) from error
+    if not isinstance(content, dict):
+        raise UnreadableFile(
+            f"{path} holds a {type(content).__name__}, not an object: restore it from a copy"
+        )
+    return content

@@ -24,6 +24,7 @@ from transformer_xl.convert.constructors import (
 )
 from transformer_xl.convert.inert import Instance, UnreadableFile, check_depth
 from transformer_xl.convert.literals import parse_int, unquote
+from transformer_xl.convert.memory import ENTRY, SIZES, allowed_memory
 
 _MAX_INT_BYTES = 512
 _MAX_LINE = 4096
@@ -52,14 +53,20 @@ class Machine:
         self._names: dict[tuple[str, str], object] = {}
         # Copies cannot amount to more than a file of this size has a use for.
         self._budget = 2 * (end - start) + 1000
+        self._start = start
+        self._memory = 0
+        self._allowed = 0
 
     def run(self) -> object:
         """Read up to the end of the pickle and return its value."""
-        data, instructions = self._data, _INSTRUCTIONS
+        data, instructions, sizes = self._data, _INSTRUCTIONS, SIZES
         end = self._end
         while self.position < end:
             code = data[self.position]
             self.position += 1
+            self._memory += sizes[code]
+            if self._memory > self._allowed:
+                self._allowed = allowed_memory(self._memory, self.position - self._start)
             if code == _STOP:
                 (value,) = self._stack
                 check_depth(value)
@@ -101,6 +108,13 @@ class Machine:
     def _pop_mark(self) -> list:
         items = self._stack
         self._stack = self._below.pop()
+        return items
+
+    def _pop_entries(self, width: int) -> list:
+        items = self._pop_mark()
+        self._memory += ENTRY * (len(items) // width)
+        if self._memory > self._allowed:
+            self._allowed = allowed_memory(self._memory, self.position - self._start)
         return items
 
     # Plain values.
@@ -183,13 +197,13 @@ class Machine:
         self._stack.append(items)
 
     def _mark_dict(self) -> None:
-        items = self._pop_mark()
+        items = self._pop_entries(2)
         made: dict = {}
         set_items(made, items)
         self._stack.append(made)
 
     def _mark_frozenset(self) -> None:
-        items = self._pop_mark()
+        items = self._pop_entries(1)
         check_keys(items)
         self._stack.append(frozenset(items))
 
@@ -207,11 +221,11 @@ class Machine:
         set_items(self._stack[-1], [key, value])
 
     def _setitems(self) -> None:
-        items = self._pop_mark()
+        items = self._pop_entries(2)
         set_items(self._stack[-1], items)
 
     def _additems(self) -> None:
-        items = self._pop_mark()
+        items = self._pop_entries(1)
         target = self._stack[-1]
         if isinstance(target, Instance):
             target.elements.extend(items)

@@ -115,7 +115,7 @@ def read_tensorflow(prefix: Path | str) -> dict[str, Tensor]:
     tensors: dict[str, Tensor] = {}
     shards: dict[int, tuple[mmap.mmap, int]] = {}
     # In the order of the files, to see whether they overlap.
-    for variable in sorted(variables):
+    for variable in sorted(variables, key=lambda x: (x.shard, x.start, x.n_bytes, x.name)):
         shard = variable.shard
         path = prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{n_shards:05d}")
         with reading(path):

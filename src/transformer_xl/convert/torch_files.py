@@ -34,7 +34,8 @@ _MAGIC = 0x1950A86A20F9469CFC6C
 _MAGIC_BYTES = _MAGIC.to_bytes(10, "little")
 _PROTOCOL = 1001
 _LOCAL_HEADER = struct.Struct("<4s5H3I2H")
-_MAX_MODULES = 100_000
+# Modules, and tensors, of one module.
+_MAX_PARTS = 100_000
 _MAX_MODULE_DEPTH = 64
 _MAX_NAME = 1000
 
@@ -265,7 +266,7 @@ def module_tensors(module: Instance) -> dict[str, Tensor]:
     while waiting:
         prefix, current, depth = waiting.pop()
         n_modules += 1
-        if depth > _MAX_MODULE_DEPTH or n_modules > _MAX_MODULES:
+        if depth > _MAX_MODULE_DEPTH or n_modules > _MAX_PARTS:
             raise UnreadableFile("the module contains itself, or is nested absurdly deep")
         if not isinstance(current.state, dict):
             raise UnreadableFile(f"{printable(current.kind)} is no module: it has no attributes")
@@ -307,6 +308,6 @@ def _named(state: dict, key: str, kind: type[_T]) -> Iterator[tuple[str, _T]]:
 
 
 def _add(tensors: dict[str, Tensor], name: str, tensor: Tensor) -> None:
-    if len(name) > _MAX_NAME or len(tensors) >= _MAX_MODULES:
+    if len(name) > _MAX_NAME or len(tensors) >= _MAX_PARTS:
         raise UnreadableFile("the module has too many tensors, or names of absurd length")
     tensors.setdefault(name, tensor)

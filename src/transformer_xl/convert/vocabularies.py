@@ -10,6 +10,8 @@ Hugging Face          ``vocab.pkl``, ``vocab.bin``, ``vocab.txt``, and the setti
 The authors' data sets differ: ptb, wt2 and wt103 end each line with ``<eos>``, lm1b puts ``<S>``
 around it. In enwik8 the symbols are the numbers of bytes and in text8 letters and ``_`` for the
 space; neither has a symbol for a line break.
+
+Up to 1,048,576 symbols are read, and lists of words up to 32 MB.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +24,7 @@ from transformer_xl.convert.hf_vocabularies import (
     characters_or_words,
     flag,
     huggingface_vocab,
-    read_json,
+    settings_beside,
     write_hf_vocab,
 )
 from transformer_xl.convert.moses import SPACE
@@ -40,8 +42,10 @@ _NAMES = (
 _DATASETS = ("ptb", "wt2", "wt103", "lm1b", "enwik8", "text8")
 _LM1B_EOS = "<S>"
 _ZIP, _TORCH, _PICKLE = b"PK\x03\x04", b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9", b"\x80"
-# A vocabulary of a million words takes some 20 MB; corpora lie in pickles, not in texts.
-_MAX_TEXT_BYTES = 1 << 28
+# The largest, lm1b, has 793,471 words; corpora lie in pickles, not in texts.
+_MAX_TEXT_BYTES = 32 << 20
+_MAX_SYMBOLS = 1 << 20
+_MAX_LINE = 10_000
 
 
 def find_vocab(folder: Path) -> Path | None:
@@ -89,7 +93,7 @@ def read_vocab(
     if head.startswith((_ZIP, _TORCH)):
         return _from_object(read_torch(path), path, wishes)
     if head.startswith(_PICKLE) or path.suffix == ".pkl":
-        info = read_json(path.with_name("corpus-info.json")) if path.stem == "cache" else {}
+        info = settings_beside(path, "corpus-info.json") if path.stem == "cache" else {}
         if wishes.dataset is None and isinstance(info.get("dataset"), str):
             wishes = wishes._replace(dataset=info["dataset"])
         return _from_object(
@@ -195,6 +199,11 @@ def _from_latin1(symbols: list[str]) -> list[str]:
 def _checked(symbols: list[str], path: Path) -> list[str]:
     if not symbols:
         raise ValueError(f"{path}: the vocabulary is empty")
+    if len(symbols) > _MAX_SYMBOLS:
+        raise ValueError(
+            f"{path} is no vocabulary: it has {len(symbols):,} symbols, and the largest that is "
+            f"read has {_MAX_SYMBOLS:,}"
+        )
     seen: set[str] = set()
     for number, symbol in enumerate(symbols):
         if symbol in seen:
@@ -206,18 +215,27 @@ def _checked(symbols: list[str], path: Path) -> list[str]:
 
 
 def _from_text(path: Path, wishes: Wishes) -> Vocab:
-    if path.stat().st_size > _MAX_TEXT_BYTES:
-        raise ValueError(f"{path} is no vocabulary: it has more than {_MAX_TEXT_BYTES:,} bytes")
+    n_bytes = path.stat().st_size
+    if n_bytes > _MAX_TEXT_BYTES:
+        raise ValueError(
+            f"{path} is no vocabulary: it has {n_bytes:,} bytes, and a list of words up to "
+            f"{_MAX_TEXT_BYTES:,}"
+        )
+    # A word that comes again keeps its first number.
+    words: dict[str, None] = {}
     try:
         with path.open(encoding="utf-8") as file:
-            columns = [line.split() for line in file]
+            for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE), ""), 1):
+                word = line.split(None, 1)[:1]
+                if not word or len(line) == _MAX_LINE:
+                    about = "is too long" if word else "is empty"
+                    raise ValueError(
+                        f"{path}: line {number} {about}; a vocabulary has one word a line"
+                    )
+                words[word[0]] = None
     except UnicodeDecodeError as error:
         raise UnreadableFile(f"{path} is no vocabulary: it is no UTF-8 text ({error})") from error
-    empty = next((number for number, column in enumerate(columns, 1) if not column), None)
-    if empty is not None:
-        raise ValueError(f"{path}: line {empty} is empty; a vocabulary has one word a line")
-    # A word that comes again keeps its first number.
-    symbols = _checked(list(dict.fromkeys(column[0] for column in columns)), path)
+    symbols = _checked(list(words), path)
     unk = next((name for name in ("<UNK>", UNK) if name in symbols), None)
     if unk is None:
         raise ValueError(f"{path} is no vocabulary of an old tokenizer: it lacks <unk> and <UNK>")

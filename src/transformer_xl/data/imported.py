@@ -89,7 +89,7 @@ class ImportedVocab(Vocab):
             apart = tuple(rules.get("apart", ()))
             settings: dict[str, Any] = {**rules, "apart": apart}
             return ImportedVocab(definition.decode(), Rules(**settings))
-        except (TypeError, ValueError) as error:
+        except Exception as error:  # tokenizers has no class of its own.
             raise RuntimeError(f"{problem} ({error}); restore them from a copy") from error
 
     def _id(self, role: str, symbol: str | None) -> int | None:

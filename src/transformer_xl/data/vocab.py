@@ -234,12 +234,15 @@ def load_vocab(folder: Path | str) -> Vocab:
     folder = next((x for x in within if (x / "vocab.json").is_file()), folder)
     for name in ("vocab.json", "tokenizer.json"):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder} holds no vocabulary: {name} is missing")
+            raise FileNotFoundError(
+                f"{folder} holds no vocabulary: {name} is missing; give a folder that has one, or "
+                f"for a converted model write it again with `txl convert {folder} NEW --vocab FILE`"
+            )
     path = folder / "vocab.json"
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         version, kind, expected = about["format_version"], about["kind"], about["hash"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RuntimeError(f"{path} is damaged ({error!r}); restore it from a copy") from error
     if not isinstance(version, int) or version > FORMAT_VERSION:
         raise RuntimeError(
@@ -259,7 +262,10 @@ def load_vocab(folder: Path | str) -> Vocab:
             f"{path} is damaged or was edited: it does not match the hash in vocab.json; "
             "restore it from a copy"
         )
-    return Vocab(kind, definition.decode())
+    try:
+        return Vocab(kind, definition.decode())
+    except Exception as error:  # tokenizers has no class of its own.
+        raise RuntimeError(f"{path} is damaged ({error}); restore it from a copy") from error
 
 
 def train_vocab(

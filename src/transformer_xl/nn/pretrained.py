@@ -81,10 +81,12 @@ def read_weights_file(path: Path, config: ModelConfig) -> dict[str, Tensor]:
         RuntimeError: The file is damaged, or its weights are not those of the model.
     """
     # Shapes are compared first: settings may claim more than there is memory.
-    expected = weight_shapes(config)
     try:
         with safe_open(path, "pt") as file:
             shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+            if config.n_layer > len(shapes):
+                raise OverflowError(f"n_layer={config.n_layer}")
+            expected = weight_shapes(config)
             wrong = sorted(expected.keys() ^ shapes.keys()) or [
                 f"{name} of shape {shapes[name]} instead of {tuple(shape)}"
                 for name, shape in expected.items()
@@ -94,6 +96,9 @@ def read_weights_file(path: Path, config: ModelConfig) -> dict[str, Tensor]:
                 return {name: file.get_tensor(name) for name in expected}
     except (SafetensorError, OSError) as error:
         raise RuntimeError(f"{path} is damaged or no safetensors file: {error}") from error
+    except (TypeError, RuntimeError, OverflowError) as error:
+        # What torch says of sizes that no tensor can have.
+        raise RuntimeError(f"{path} does not fit {CONFIG_FILE}: {error}") from error
     raise RuntimeError(
         f"{path} does not fit {CONFIG_FILE}: {', '.join(wrong[:3])}"
         f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}"
@@ -188,5 +193,6 @@ def _converted(path: Path, values: Any, kind: type[_Settings]) -> _Settings:
 
     try:
         return msgspec.convert(values, kind)
-    except msgspec.ValidationError as error:
+    # A lone surrogate cannot even be quoted.
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         raise ValueError(f"{path} has a setting that cannot be: {error}") from error

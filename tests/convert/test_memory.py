@@ -1,0 +1,32 @@
+"""What a pickle may take of memory."""
+
+import pickle
+
+import pytest
+
+from transformer_xl.convert.pickles import UnreadableFile, load_pickle
+
+NAMED = b"ca.vocabulary\nV\n\x94"
+GREEDY = {
+    "sets": b"\x8f" * (1 << 20),
+    "lists": b"]" * (1 << 20),
+    "marks": b"(" * (1 << 20),
+    "remembered": b"N" + b"\x94" * (2 << 20),
+    "objects": NAMED + b"h\x00)\x81" * (1 << 18),
+    "called": NAMED + b"h\x00)R" * (1 << 18),
+    "marked objects": b"(ia.vocabulary\nV\n" * (1 << 17),
+}
+
+
+@pytest.mark.parametrize("name", GREEDY)
+def test_what_takes_far_more_memory_than_the_file_is_refused(name: str) -> None:
+    with pytest.raises(UnreadableFile, match="MB of memory, which no checkpoint needs"):
+        load_pickle(b"\x80\x04" + GREEDY[name] + b".")
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_a_vocabulary_larger_than_the_lower_limit_of_memory_is_read(protocol: int) -> None:
+    words = [f"w{i}" for i in range(150_000)]
+    numbers = {word: i for i, word in enumerate(words)}
+    vocab = {"counter": dict(numbers), "idx2sym": words, "sym2idx": numbers}
+    assert load_pickle(pickle.dumps(vocab, protocol))[0] == vocab
