@@ -64,7 +64,7 @@ def evaluate(
         attn_len: Keys a query sees, counting its own. None: as the model is configured.
         clamp_len: Largest distance told apart. None: as the model is configured.
         ext_len: Tokens before each segment that are read again with it, instead of being
-            remembered. None: as the model is configured.
+            remembered; the first segment of a part has none. None: as the model is configured.
         batch_size: Parts read side by side.
         token_bytes: For each token the bytes of text it stands for; gives ``bits_per_byte``.
 
