@@ -3,6 +3,7 @@
 import os
 import random
 import shutil
+import signal
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TXL_SHARED", ROOT.parent / "shared"))
+
+
+def pytest_configure() -> None:
+    # What starts the tests in the background may have Ctrl-C ignored, which processes inherit.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> list[str]:

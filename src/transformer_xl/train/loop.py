@@ -138,7 +138,7 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
         if state.step:
             progress.say(f"going on after step {state.step} of {state.total_steps}")
         if state.step < state.total_steps:
-            with MetricsLog(folder.path, state.step) as log, _interrupts(progress.say) as caught:
+            with MetricsLog(folder.path, state.step) as log, _interrupts() as caught:
                 _run(config, folder, corpus, state, log, progress, caught)
         return finish(config, folder, corpus, device, progress.say)
 
@@ -187,6 +187,10 @@ def _run(
     while state.step < state.total_steps:
         began = time.perf_counter()
         loss, lr = train_step(config, state, model, device)
+        # Asked once: a signal that comes later is for the next step, which saves before it stops.
+        is_stopping = bool(interrupts)
+        if is_stopping:
+            progress.say("stopping after this step and saving; once more stops at once")
         state.losses.append(loss.item())
         state.seconds += time.perf_counter() - began
         _fix_end(config, state, progress)
@@ -212,14 +216,14 @@ def _run(
                 state.best = result.nll
                 folder.save_model("best", state.model, corpus.vocab)
 
-        if is_last or interrupts or _every(settings.save_every, state.step):
+        if is_last or is_stopping or _every(settings.save_every, state.step):
             _require_finite_weights(state)
             # The checkpoint comes last: a run that goes on from it finds the rest as it should be.
             folder.save_model("last", state.model, corpus.vocab)
             log.sync()
             folder.save(state.step, state.model, state.state_dict(), settings.keep_checkpoints)
 
-        if interrupts:
+        if is_stopping:
             raise Interrupted(interrupts[0], state.step)
 
 
@@ -320,7 +324,7 @@ def _validation_line(step: int, result: Result) -> str:
 
 
 @contextmanager
-def _interrupts(say: Callable[[str], None]) -> Iterator[list[int]]:
+def _interrupts() -> Iterator[list[int]]:
     """Collect the first SIGINT or SIGTERM instead of dying of it; a second one is as usual."""
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -333,7 +337,7 @@ def _interrupts(say: Callable[[str], None]) -> Iterator[list[int]]:
         caught.append(number)
         for each in numbers:
             signal.signal(each, before[each])
-        say("stopping after this step and saving; once more stops at once")
+        # Nothing is said here: what was just being written may not be interrupted by more.
 
     for number in numbers:
         signal.signal(number, note)
