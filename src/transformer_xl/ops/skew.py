@@ -1,18 +1,17 @@
 r"""Relative attention without a copy for the shift: the fast path in plain PyTorch.
 
 The product of the queries with the position keys has one row a query and one column a distance.
-Computed with one column more, (T, S + 1), and read with a row stride of S from offset T - 1, the
-same numbers *are* the shifted matrix: position (i, j) of the view is column T - 1 - i + j of row i.
-So the shift costs nothing, forward and backward, and what must be hidden is written before the
-view is taken: the future lies in the first T - 1 - i columns of row i and in the additional one,
-keys beyond ``attn_len`` in the first S - attn_len columns of every row.
+With one column more in front, (T, S + 1), and read with a row stride of S from offset T, the same
+numbers *are* the shifted matrix: key j of query i is column T - i + j of row i. The content
+product is added into that view. What lies in the future of its query is hidden afterwards.
 
 Queries are handled in blocks, so that keys which no query of a block sees are not computed, and
-heads in groups, so that the scores of a group stay in the cache. Only the attention weights are
-kept for the backward pass.
+heads in groups, so that the scores of a group stay in the cache. Nothing of the size of the scores
+is kept for the backward pass: to compute them once more costs less than to wait for the memory.
 """
 
 import math
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -22,12 +21,13 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transformer_xl.ops.dropout import draw_kept, new_seed, rounded
 from transformer_xl.ops.products import fast_batches
 
-QUERY_BLOCK = 128
+QUERY_BLOCK = 256
 """Most queries of a block: smaller blocks skip more of the future, larger products run faster."""
 GROUP_BYTES = 2 << 20
-"""Size of the scores of a group of heads: about what the cache of a few cores holds."""
+"""Size of the scores of a group of heads: about what the cache of a core holds."""
 
 
 def rel_attention(
@@ -44,207 +44,260 @@ def rel_attention(
     dropout: float = 0.0,
 ) -> Float[Tensor, "B T H K"]:
     """Attend from the segment to the memory and to itself; as the reference does."""
-    scale = q.shape[3] ** -0.5
-    q_content, q_position, k, v = (
-        _heads_first(x) for x in ((q + content_bias) * scale, (q + position_bias) * scale, k, v)
-    )
-    r = r.transpose(0, 1)
-    if distance_bias is not None:
-        # One more number in each position key, and what the product multiplies it with.
-        q_position = F.pad(q_position, (0, 1), value=scale)
-        r = torch.cat([r, distance_bias.T[..., None]], -1)
-    if q.shape[1] > 1:
-        # The additional column of the position product comes from a row of zeros.
-        r = F.pad(r, (0, 0, 0, 1))
-    operands = (q_content, q_position, k, v, r)
-    if torch.is_grad_enabled() and any(x.requires_grad for x in operands):
-        out = _SkewAttention.apply(*operands, attn_len, first_key, dropout)
-    else:
-        out = _forward(*operands, attn_len, first_key, dropout, keep=False)[0]
-    return cast(Tensor, out).permute(1, 2, 0, 3)
-
-
-def _heads_first(x: Float[Tensor, "B T H K"]) -> Float[Tensor, "H B T K"]:
-    # Heads outermost: the position keys are shared by the streams, so the position product of a
-    # head is one product over all streams, and the gradient of the keys needs no sum afterwards.
-    # Keys and values kept in a memory have this layout already and are not copied.
-    x = x.permute(2, 0, 1, 3)
-    return x if x.stride(0) == x.shape[1] * x.stride(1) else x.contiguous()
-
-
-class _Block(NamedTuple):
-    """Some heads and queries, the keys that any of these queries sees, and their weights."""
-
-    heads: slice
-    queries: slice
-    keys: slice
-    positions: slice
-    weights: slice
-    """Where the attention weights of the block lie among all of them."""
-    shape: tuple[int, int, int]
-    """Heads times streams, queries, keys."""
-
-    @property
-    def room(self) -> int:
-        """Numbers in the position product of the block."""
-        return self.shape[0] * self.shape[1] * (self.shape[2] + 1)
-
-
-def _blocks(q: Tensor, S: int, attn_len: int | None) -> list[_Block]:
-    """Divide the work; only a processor's cache asks for groups of heads."""
-    H, B, T, _ = q.shape
-    blocks = []
-    size = min(T, QUERY_BLOCK)
-    group = H
-    if q.device.type == "cpu":
-        group = max(1, GROUP_BYTES // (B * size * S * q.element_size()))
-    weights = 0
-    for head in range(0, H, group):
-        heads = slice(head, min(head + group, H))
-        for first in range(0, T, size):
-            queries = slice(first, min(first + size, T))
-            end = S - T + queries.stop
-            keys = slice(0 if attn_len is None else max(0, S - T + first + 1 - attn_len), end)
-            n_keys = end - keys.start
-            # A block that has to be skewed takes the row of zeros, too.
-            positions = slice(S - n_keys, S + (queries.stop - first > 1))
-            shape = ((heads.stop - head) * B, queries.stop - first, n_keys)
-            n_weights = shape[0] * shape[1] * shape[2]
-            place = slice(weights, weights + n_weights)
-            blocks.append(_Block(heads, queries, keys, positions, place, shape))
-            weights += n_weights
-    return blocks
+    operands = (q, k, v, r, content_bias, position_bias, distance_bias)
+    hidden = (attn_len, first_key)
+    seed = None
+    if dropout:
+        # The backward pass draws the same numbers again.
+        seed = new_seed()
+    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands):
+        return cast(Tensor, _SkewAttention.apply(*operands, *hidden, dropout, seed))
+    return _forward(_Attention(*operands, *hidden, dropout, seed))
 
 
 class _SkewAttention(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        q_content: Tensor,
-        q_position: Tensor,
-        k: Tensor,
-        v: Tensor,
-        r: Tensor,
-        attn_len: int | None,
-        first_key: Tensor | None,
-        dropout: float,
-    ) -> Tensor:
-        operands = (q_content, q_position, k, v, r)
-        out, ctx.blocks, weights, kept = _forward(
-            *operands, attn_len, first_key, dropout, keep=True
-        )
-        # All weights are one tensor that autograd releases as soon as it has been used.
-        ctx.save_for_backward(*operands, weights, kept)
-        ctx.dropout = dropout
-        return out
+    def forward(ctx: Any, *arguments: Any) -> Tensor:
+        *operands, attn_len, first_key, dropout, seed = arguments
+        ctx.save_for_backward(*operands, first_key)
+        ctx.settings = attn_len, dropout, seed
+        return _forward(_Attention(*arguments))
 
     @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        q_content, q_position, k, v, r, weights, kept = ctx.saved_tensors
-        d_out = grad_outputs[0].contiguous()
-        dq_content, dq_position = torch.empty_like(q_content), torch.empty_like(q_position)
-        dk, dv, dr = torch.zeros_like(k), torch.zeros_like(v), torch.zeros_like(r)
-        # Two rooms that all blocks use in turn: the weights' gradient, then the positions' in its
-        # place; and the scores' gradient. The allocator would not find the same places again.
-        room, score_room = weights.new_empty(2, max(b.room for b in ctx.blocks))
-        with fast_batches(q_content):
-            for block in ctx.blocks:
-                queries = (block.heads, slice(None), block.queries)
-                keys = (block.heads, slice(None), block.keys)
-                positions = (block.heads, block.positions)
-                d_out_block = d_out[queries].flatten(0, 1)
-                weight = weights[block.weights].view(block.shape)
-                dropped = _dropped(weight, block, kept, ctx.dropout)
-                dv[keys].flatten(0, 1).baddbmm_(dropped.mT, d_out_block)
-                d_dropped = _product(d_out_block, v[keys].flatten(0, 1).mT, room)
-                d_weight = _dropped(d_dropped, block, kept, ctx.dropout)
-                d_score = score_room[: weight.numel()].view(block.shape)
-                torch.ops.aten._softmax_backward_data.out(
-                    d_weight, weight, -1, weight.dtype, grad_input=d_score
-                )
-                dq_content[queries] = torch.bmm(d_score, k[keys].flatten(0, 1)).view_as(
-                    q_content[queries]
-                )
-                dk[keys].flatten(0, 1).baddbmm_(d_score.mT, q_content[queries].flatten(0, 1))
-                q_block = q_position[queries]
-                d_position = _unskew(d_score, room).view(
-                    q_block.shape[0], -1, r[positions].shape[1]
-                )
-                dq_position[queries] = torch.bmm(d_position, r[positions]).view_as(q_block)
-                dr[positions] += torch.bmm(d_position.mT, q_block.flatten(1, 2))
-        return dq_content, dq_position, dk, dv, dr, None, None, None
+        *operands, first_key = ctx.saved_tensors
+        attn_len, dropout, seed = ctx.settings
+        attention = _Attention(*operands, attn_len, first_key, dropout, seed)
+        return *_backward(attention, grad_outputs[0]), None, None, None, None
 
 
-def _forward(
-    q_content: Tensor,
-    q_position: Tensor,
-    k: Tensor,
-    v: Tensor,
-    r: Tensor,
-    attn_len: int | None,
-    first_key: Tensor | None,
-    dropout: float,
-    *,
-    keep: bool,
-) -> tuple[Tensor, list[_Block], Tensor, Tensor | None]:
-    """Attend block by block; ``keep`` the weights, and which of them dropout left."""
-    B = q_content.shape[1]
-    blocks = _blocks(q_content, k.shape[2], attn_len)
-    out = torch.empty_like(q_content)
-    # Without a backward pass each block takes the place of the one before it, unless they are
-    # dropped: one mask for all blocks would not be chance.
-    keep = keep or dropout > 0
-    n_weights = blocks[-1].weights.stop if keep else max(math.prod(b.shape) for b in blocks)
-    weights = q_content.new_empty(n_weights)
-    kept = None
-    if dropout:
-        kept = torch.empty(n_weights, dtype=torch.bool, device=k.device).bernoulli_(1 - dropout)
-    room = q_content.new_empty(max(block.room for block in blocks))
-    with fast_batches(q_content):
-        for block in blocks:
-            if not keep:
-                block = block._replace(weights=slice(0, math.prod(block.shape)))
-            q_block = q_position[block.heads, :, block.queries]
-            position = _product(q_block.flatten(1, 2), r[block.heads, block.positions].mT, room)
-            weight = torch.baddbmm(
-                _skew(position.view(*block.shape[:2], -1), attn_len),
-                q_content[block.heads, :, block.queries].flatten(0, 1),
-                k[block.heads, :, block.keys].flatten(0, 1).mT,
-                out=weights[block.weights].view(block.shape),
+class _Block(NamedTuple):
+    """Some queries, the keys that any of them sees, and room for their scores.
+
+    N counts heads times streams.
+    """
+
+    queries: slice
+    keys: slice
+    q_content: Float[Tensor, "N T K"]
+    q_position: Float[Tensor, "H streams_and_T K"]
+    k: Float[Tensor, "N S K"]
+    v: Float[Tensor, "N S K"]
+    r: Float[Tensor, "H columns K"]
+    """Position keys of S distances; of one more, if there is a shift."""
+
+
+class _Group(NamedTuple):
+    """The attention weights of some heads of a block."""
+
+    heads: slice
+    matrices: slice
+    """The same heads, with their streams."""
+    weights: Float[Tensor, "N T S"]
+    kept: Float[Tensor, "N T S"] | None
+    """1 where dropout leaves a weight, 0 where not."""
+
+
+class _Attention:
+    """What is attended to, divided into blocks of queries and groups of heads.
+
+    Heads are outermost: the position keys are shared by the streams, so the position product of a
+    head is one product over all streams, and the gradient of the keys needs no sum afterwards.
+    Keys and values kept in a memory have this layout already.
+    """
+
+    def __init__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        r: Tensor,
+        content_bias: Tensor,
+        position_bias: Tensor,
+        distance_bias: Tensor | None,
+        attn_len: int | None,
+        first_key: Tensor | None,
+        dropout: float,
+        seed: int | None,
+    ) -> None:
+        self.q, self.k, self.v = (x.permute(2, 0, 1, 3) for x in (q, k, v))
+        self.r = r.transpose(0, 1)
+        self.H, self.B, self.T, self.K = self.q.shape
+        self.S = k.shape[1]
+        self.attn_len, self.first_key, self.dropout = attn_len, first_key, dropout
+        self.scale = self.K**-0.5
+        self.content_bias, self.position_bias = (
+            (bias * self.scale)[:, None, None] for bias in (content_bias, position_bias)
+        )
+        self.has_distance_bias = distance_bias is not None
+        if distance_bias is not None:
+            # One more number in each position key, and what the product multiplies it with.
+            self.r = torch.cat([self.r, distance_bias.T[..., None]], -1)
+        if self.T > 1:
+            # The additional column; farther distances, where there are any, do as well.
+            self.r = F.pad(self.r, (0, 0, 1, 0))
+        self.generator = None
+        if seed is not None:
+            self.generator = torch.Generator(q.device).manual_seed(seed)
+        # Rooms that all groups use in turn; the allocator would not find the same places again.
+        largest = 0
+        for queries, keys in self._cuts():
+            T, S = queries.stop - queries.start, keys.stop - keys.start
+            largest = max(largest, self._group_size(T, S) * self.B * T * (S + 1))
+        self.room, self.weight_room = q.new_empty(2, largest)
+
+    def _cuts(self) -> Iterator[tuple[slice, slice]]:
+        """Divide the queries; last ones first, because they see the most keys."""
+        size = min(self.T, QUERY_BLOCK)
+        for first in reversed(range(0, self.T, size)):
+            queries = slice(first, min(first + size, self.T))
+            start, stop = 0, self.S - self.T + queries.stop
+            if self.attn_len is not None:
+                start = max(0, self.S - self.T + first + 1 - self.attn_len)
+            yield queries, slice(start, stop)
+
+    def _group_size(self, T: int, S: int) -> int:
+        # Only a processor's cache asks for groups of heads.
+        if self.q.device.type != "cpu":
+            return self.H
+        size = GROUP_BYTES // (self.B * T * S * self.q.element_size())
+        return max(1, min(self.H, size))
+
+    def blocks(self) -> Iterator[_Block]:
+        for queries, keys in self._cuts():
+            T, S = queries.stop - queries.start, keys.stop - keys.start
+            q = self.q[:, :, queries]
+            q_content, q_position = (
+                torch.add(bias, q, alpha=self.scale).contiguous()
+                for bias in (self.content_bias, self.position_bias)
             )
-            if first_key is not None:
-                key = torch.arange(block.keys.start, block.keys.stop, device=k.device)
-                hidden_BS = key < first_key[:, None]
-                weight.unflatten(0, (-1, B)).masked_fill_(hidden_BS[:, None], -torch.inf)
-            torch.softmax(weight, -1, out=weight)
-            dropped = _dropped(weight, block, kept, dropout)
-            values = torch.bmm(dropped, v[block.heads, :, block.keys].flatten(0, 1))
-            out[block.heads, :, block.queries] = values.view(*q_block.shape[:3], -1)
-    return out, blocks, weights, kept
+            if self.has_distance_bias:
+                q_position = F.pad(q_position, (0, 1), value=self.scale)
+            k, v = (x[:, :, keys].flatten(0, 1) for x in (self.k, self.v))
+            r = self.r[:, self.r.shape[1] - S - (T > 1) :]
+            if T > 1:
+                # Products of several rows read what lies side by side.
+                k, v, r = k.contiguous(), v.contiguous(), r.contiguous()
+            yield _Block(
+                queries, keys, q_content.flatten(0, 1), q_position.flatten(1, 2), k, v, r
+            )
+
+    def groups(self, block: _Block) -> Iterator[_Group]:
+        """Compute the attention weights of a block, some heads after the other."""
+        T, S = block.q_content.shape[1], block.k.shape[1]
+        size = self._group_size(T, S)
+        for head in range(0, self.H, size):
+            heads = slice(head, min(head + size, self.H))
+            matrices = slice(heads.start * self.B, heads.stop * self.B)
+            position = _product(block.q_position[heads], block.r[heads].mT, self.room)
+            if T > 1 and self.attn_len is not None:
+                # Columns stand for distances still, farthest first.
+                position[..., : max(0, S + 1 - self.attn_len)] = -torch.inf
+            score = _skew(position, T, S)
+            score.baddbmm_(block.q_content[matrices], block.k[matrices].mT)
+            weights = self.weight_room[: score.numel()].view(score.shape)
+            self._normalize(score, weights, block.keys)
+            kept = None
+            if self.generator is not None:
+                kept = draw_kept(weights, self.dropout, self.generator)
+            yield _Group(heads, matrices, weights, kept)
+
+    def _normalize(self, score: Tensor, weights: Tensor, keys: slice) -> None:
+        N, T, S = score.shape
+        if T > 1:
+            score[..., S - T :] += _future(T, score.dtype, score.device)
+        if self.first_key is not None:
+            key = torch.arange(keys.start, keys.stop, device=score.device)
+            hidden_BS = key < self.first_key[:, None]
+            score.unflatten(0, (-1, self.B)).masked_fill_(hidden_BS[:, None], -torch.inf)
+        if T == 1 or N == 1:
+            torch.softmax(score, -1, out=weights)
+            return
+        # Each matrix of the view is contiguous, all together are not.
+        for one, result in zip(score.unbind(), weights.unbind(), strict=True):
+            torch.softmax(one, -1, out=result)
 
 
-def _dropped(x: Tensor, block: _Block, kept: Tensor | None, dropout: float) -> Tensor:
-    """Apply dropout to the weights of a block, or to their gradient."""
-    if kept is None:
-        return x
-    return (x * kept[block.weights].view(block.shape)).div_(1 - dropout)
+def _forward(attention: _Attention) -> Float[Tensor, "B T H K"]:
+    H, B, T, K = attention.q.shape
+    out = attention.q.new_empty(B, T, H, K)
+    with fast_batches(attention.q):
+        for block in attention.blocks():
+            values = torch.empty_like(block.q_content)
+            for group in attention.groups(block):
+                if group.kept is not None:
+                    group.weights.mul_(group.kept)
+                torch.bmm(group.weights, block.v[group.matrices], out=values[group.matrices])
+            out[:, block.queries] = values.view(H, B, -1, K).permute(1, 2, 0, 3)
+    return out.div_(1 - rounded(attention.dropout)) if attention.dropout else out
 
 
-def _skew(position: Tensor, attn_len: int | None) -> Tensor:
-    """See a position product of shape (N, T, S + 1) as (N, T, S) by keys, what is hidden -inf."""
-    N, T = position.shape[:2]
-    if T == 1:
-        # One query sees all that is left after the cut to attn_len, and its row need not move.
-        return position
-    S = position.shape[2] - 1
-    position[..., S] = -torch.inf
-    position[..., : T - 1].masked_fill_(_before_view(T, position.device), -torch.inf)
-    if attn_len is not None and attn_len < S:
-        position[..., : S - attn_len] = -torch.inf
-    return position.as_strided((N, T, S), (T * (S + 1), S, 1), T - 1)
+def _backward(attention: _Attention, d_out: Tensor) -> tuple[Tensor | None, ...]:
+    """Return the gradients of q, k, v, r and of the three biases."""
+    H, B, T, K = attention.q.shape
+    S = attention.S
+    dq = d_out.new_empty(B, T, H, K)
+    dk = dv = dr = None
+    # A sum over all tokens is added up in float32 at least.
+    d_biases = d_out.new_zeros(2, H, K, dtype=torch.promote_types(d_out.dtype, torch.float32))
+    grad_room = torch.empty_like(attention.weight_room)
+    d_out = d_out.permute(2, 0, 1, 3)
+    if attention.dropout:
+        d_out = d_out / (1 - rounded(attention.dropout))
+    with fast_batches(attention.q):
+        for block in attention.blocks():
+            d_values = d_out[:, :, block.queries].contiguous().flatten(0, 1)
+            dq_content, dq_position, dk_block, dv_block, dr_block = (
+                x.new_empty(x.shape)
+                for x in (block.q_content, block.q_position, block.k, block.v, block.r)
+            )
+            for heads, matrices, weights, kept in attention.groups(block):
+                d_weights = _product(d_values[matrices], block.v[matrices].mT, grad_room)
+                if kept is not None:
+                    d_weights.mul_(kept)
+                # In place of the gradient of the weights: each row is read before it is written.
+                d_score = torch.ops.aten._softmax_backward_data.out(
+                    d_weights, weights, -1, weights.dtype, grad_input=d_weights
+                )
+                if kept is not None:
+                    weights.mul_(kept)
+                torch.bmm(weights.mT, d_values[matrices], out=dv_block[matrices])
+                torch.bmm(d_score.mT, block.q_content[matrices], out=dk_block[matrices])
+                torch.bmm(d_score, block.k[matrices], out=dq_content[matrices])
+                d_position = _unskew(d_score, attention.room, len(block.r[heads]))
+                torch.bmm(d_position.mT, block.q_position[heads], out=dr_block[heads])
+                torch.bmm(d_position, block.r[heads], out=dq_position[heads])
+            dq_content, dq_position = (
+                x.view(H, B, -1, x.shape[-1])[..., :K] for x in (dq_content, dq_position)
+            )
+            for total, part in zip(d_biases, (dq_content, dq_position), strict=True):
+                total += part.sum((1, 2), dtype=total.dtype)
+            dq[:, block.queries] = (dq_content + dq_position).permute(1, 2, 0, 3)
+            dk = _add_part(dk, dk_block.view(H, B, -1, K), block.keys, S)
+            dv = _add_part(dv, dv_block.view(H, B, -1, K), block.keys, S)
+            columns = attention.r.shape[1]
+            rows = slice(columns - dr_block.shape[1], columns)
+            dr = _add_part(dr, dr_block, rows, columns)
+    assert dk is not None and dv is not None and dr is not None
+    d_content_bias, d_position_bias = (d_biases * attention.scale).to(dq.dtype)
+    dr = dr[:, T > 1 :].transpose(0, 1)
+    d_distance_bias = dr[..., K] if attention.has_distance_bias else None
+    dk, dv = (x.permute(1, 2, 0, 3) for x in (dk, dv))
+    dq *= attention.scale
+    return dq, dk, dv, dr[..., :K], d_content_bias, d_position_bias, d_distance_bias
+
+
+def _add_part(total: Tensor | None, part: Tensor, rows: slice, n_rows: int) -> Tensor:
+    """Add the gradient of some keys to that of all; rows are the last dimension but one."""
+    if total is None:
+        if part.shape[-2] == n_rows:
+            return part
+        total = part.new_zeros(*part.shape[:-2], n_rows, part.shape[-1])
+    total[..., rows, :] += part
+    return total
 
 
 def _product(a: Tensor, b: Tensor, room: Tensor) -> Tensor:
@@ -253,19 +306,28 @@ def _product(a: Tensor, b: Tensor, room: Tensor) -> Tensor:
     return torch.bmm(a, b, out=room[: math.prod(shape)].view(shape))
 
 
-def _unskew(d_score: Tensor, room: Tensor) -> Tensor:
-    """Bring the gradient of the scores, (N, T, S), into the layout of the position product."""
+def _skew(position: Tensor, T: int, S: int) -> Tensor:
+    """See a position product, one row a query and one column a distance, by keys."""
+    if T == 1:
+        # One query sees all keys that are left, and its row need not move.
+        return position.view(-1, 1, S)
+    N = position.numel() // (T * (S + 1))
+    return position.as_strided((N, T, S), (T * (S + 1), S, 1), position.storage_offset() + T)
+
+
+def _unskew(d_score: Tensor, room: Tensor, heads: int) -> Tensor:
+    """Bring the gradient of the scores into the layout of the position product."""
     N, T, S = d_score.shape
     if T == 1:
-        return d_score
-    flat = room[: N * T * (S + 1)].view(N, T * (S + 1))
-    flat[:, : T - 1] = 0
-    flat[:, -1] = 0
-    flat.as_strided((N, T, S), (T * (S + 1), S, 1), T - 1).copy_(d_score)
-    return flat
+        return d_score.view(heads, -1, S)
+    d_position = room[: N * T * (S + 1)].view(N, T, S + 1)
+    # Before the view there are the first columns of the first row.
+    d_position[:, 0, :T] = 0
+    _skew(d_position, T, S).copy_(d_score)
+    return d_position.view(heads, -1, S + 1)
 
 
 @lru_cache(maxsize=64)
-def _before_view(T: int, device: torch.device) -> Tensor:
-    # Row i of the view begins T - 1 - i columns into row i of the product.
-    return torch.ones(T, max(T - 1, 0), dtype=torch.bool, device=device).tril(-1).flip(0)
+def _future(T: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return what hides, added to the scores of T queries for their own keys, the future."""
+    return torch.full((T, T), -torch.inf, dtype=dtype, device=device).triu(1)

@@ -1,0 +1,96 @@
+"""Dropout from 16 random bits a number.
+
+torch draws dropout on a CPU one number after the other with a full random number for each; that
+can take a quarter of a training step. Here a word of the same generator decides four numbers, and
+the backward pass draws the same words again instead of keeping what was dropped. Probabilities
+are rounded to multiples of 2^-16, and the scale goes with what they were rounded to.
+"""
+
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+_STEPS = 1 << 16
+
+
+def dropout(x: Float[Tensor, "*shape"], p: float, training: bool) -> Float[Tensor, "*shape"]:
+    """Return ``x`` with zeros in a random share ``p`` of its places, the rest scaled up."""
+    if not training or p == 0:
+        return x
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return F.dropout(x, p)
+    return cast(Tensor, _Dropout.apply(x, p, new_seed()))
+
+
+def relu_dropout(x: Float[Tensor, "*shape"], p: float, training: bool) -> Float[Tensor, "*shape"]:
+    """Return ``dropout(relu(x))``; what is not positive in it is what has no gradient."""
+    if not training or p == 0 or x.device.type != "cpu" or torch.compiler.is_compiling():
+        return F.dropout(F.relu(x), p, training)
+    return cast(Tensor, _ReLUDropout.apply(x, p, new_seed()))
+
+
+def new_seed() -> int:
+    """Draw the seed of a generator from torch's own, so that a run can be repeated."""
+    return int(torch.randint(1 << 62, ()))
+
+
+def rounded(p: float) -> float:
+    """Return the share that is really dropped."""
+    return min(round(p * _STEPS), _STEPS - 1) / _STEPS
+
+
+def draw_kept(like: Tensor, p: float, generator: torch.Generator) -> Tensor:
+    """Draw a tensor of zeros, with probability ``p``, and ones."""
+    n = like.numel()
+    words = torch.empty(-(-n // 4), dtype=torch.int64, device=like.device)
+    words.random_(-(1 << 63), None, generator=generator)
+    bits = words.view(torch.int16)[:n].view(like.shape)
+    least = int(rounded(p) * _STEPS) - _STEPS // 2
+    # Ones and zeros in the precision of what they are multiplied with: booleans are slow to.
+    kept = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    return torch.ge(bits, least, out=kept)
+
+
+def _draw(like: Tensor, p: float, seed: int) -> Tensor:
+    return draw_kept(like, p, torch.Generator().manual_seed(seed))
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float, seed: int) -> Tensor:
+        ctx.settings = p, seed
+        kept = _draw(x, p, seed)
+        return torch.mul(kept, x, out=kept).mul_(1 / (1 - rounded(p)))
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        p, seed = ctx.settings
+        kept = _draw(grad_outputs[0], p, seed)
+        dx = torch.mul(kept, grad_outputs[0], out=kept)
+        return dx.mul_(1 / (1 - rounded(p))), None, None
+
+
+class _ReLUDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float, seed: int) -> Tensor:
+        y = _draw(x, p, seed)
+        torch.mul(torch.relu(x), y, out=y).mul_(1 / (1 - rounded(p)))
+        ctx.save_for_backward(y)
+        ctx.p = p
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        (y,) = ctx.saved_tensors
+        dx = torch.ops.aten.threshold_backward(grad_outputs[0], y, 0)
+        return dx.mul_(1 / (1 - rounded(ctx.p))), None, None
