@@ -248,6 +248,70 @@ def test_generate_goes_on_without_the_prompt_of_the_recipe(txl, trained, tmp_pat
     assert txl(*words, "--prompt=a", "--json").json["prompt"] == "a"
 
 
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+def test_weights_in_fewer_bits_say_what_they_cost(txl, trained, text, weights):
+    exact = txl("eval", trained, "--file", text, "--json").json["nll"]
+    ended = txl("eval", trained, "--file", text, "--json", "--weights", weights)
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.json["nll"] == pytest.approx(exact, rel=0.01)
+    assert ended.json["nll"] != exact
+    scored = txl("score", trained, text, "--json", "--weights", weights).json["nll"]
+    assert scored == pytest.approx(ended.json["nll"], rel=1e-3)
+    written = txl("generate", trained, "--weights", weights, "--length", 9)
+    assert (written.code, written.err, len(written.out)) == (0, "", 4 + 9 + 1)
+
+
+@pytest.mark.parametrize("then", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("first", ["float32", "int8"])
+def test_a_text_goes_on_with_weights_of_another_precision(txl, trained, tmp_path, first, then):
+    state = tmp_path / "state"
+    words = ["generate", trained, "--length", 5, "--state", state]
+    assert txl(*words, "--weights", first).code == 0
+    assert txl(*words, "--weights", then).code == 0
+    kept = torch.float32 if then == "float32" else torch.bfloat16
+    assert load_file(state)["keys"].dtype == kept
+
+
+def test_generate_in_parts_draws_what_it_draws_in_one(txl, trained, tmp_path):
+    def text(state, length, *words):
+        words = ["--json", "--state", tmp_path / state, "--length", length, *words]
+        return txl("generate", trained, *words).json["text"]
+
+    parts = [text("parts", 12, "--seed", 5), text("parts", 18)]
+    assert "".join(parts) == text("whole", 30, "--seed", 5)
+    # What was typed counts.
+    shutil.copy(tmp_path / "parts", tmp_path / "again")
+    assert text("parts", 20, "--seed", 1) != text("again", 20)
+
+
+def test_samples_are_the_texts_of_their_seeds(txl, trained):
+    words = ["generate", trained, "--prompt", "a dog ", "--length", 12]
+    alone = [txl(*words, "--seed", seed, "--json").json for seed in (4, 5, 6)]
+    ended = txl(*words, "--seed", 4, "--samples", 3, "--json")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.json["texts"] == [
+        each | {"seed": seed} for seed, each in zip((4, 5, 6), alone, strict=True)
+    ]
+    lines = txl(*words, "--seed", 4, "--samples", 3).out
+    assert lines == "".join(
+        f"--- {n} of 3, seed {seed}\na dog {each['text']}\n"
+        for n, seed, each in zip((1, 2, 3), (4, 5, 6), alone, strict=True)
+    )
+
+
+def test_several_prompts_are_continued_side_by_side(txl, trained):
+    words = ["--length", 12, "--seed", 4, "--stop", "dog"]
+    prompts = ["the cat saw a dog.", "a ", "to"]
+    found = txl("generate", trained, "--prompts", *prompts, *words, "--json").json["texts"]
+    for n, (prompt, each) in enumerate(zip(prompts, found, strict=True)):
+        alone = ["generate", trained, "--prompt", prompt, *words, "--seed", 4 + n, "--json"]
+        assert each == txl(*alone).json | {"seed": 4 + n}
+    twice = txl("generate", trained, "--prompts", *prompts, "--samples", 2, *words, "--json")
+    assert [each["prompt"] for each in twice.json["texts"]] == sorted(
+        prompts * 2, key=prompts.index
+    )
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -259,6 +323,11 @@ def test_generate_goes_on_without_the_prompt_of_the_recipe(txl, trained, tmp_pat
         ),
         (["--mem_len", -1], "mem_len=-1 must be at least 0"),
         (["--length", 0, "--json"], "length=0 writes without end: --json needs a length"),
+        (["--length", 0, "--samples", 2], "length=0 writes without end: several texts need a"),
+        (["--samples", 0], "samples=0 must be at least 1"),
+        (["--samples", 2, "--state", "x"], "--state keeps the memory of one text: leave out"),
+        (["--prompt", "a", "--prompts", "b", "c"], "--prompt and --prompts: give one of them"),
+        (["--prompts", "a", ""], "the prompt is empty: give at least one token"),
     ],
 )
 def test_generate_explains_what_it_cannot_do(txl, trained, words, message):

@@ -1,25 +1,27 @@
 """Writing with a memory is writing, only quicker."""
 
-import sys
-
 import pytest
 import torch
 
-from transformer_xl.generate import Sampler, generate
+from transformer_xl.generate import Sampler, batch, generate, generate_batch
 
 DRAWS = [
     {"temperature": 0.0},
     {"seed": 1, "temperature": 4.0, "top_k": 9, "top_p": 0.9},
 ]
+PROMPTS = [[3, 1, 4, 1, 5, 9, 2, 6], [7], [3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1], [8, 2, 8], [5, 3]]
 
 
 @torch.no_grad()
 def from_scratch(model, prompt, length, start, settings):
     """Read the whole text anew for each token."""
-    sampler, text = Sampler(**({"top_k": None, "top_p": None, "seed": None} | settings)), [*prompt]
+    settings = dict(settings)
+    generator = torch.Generator().manual_seed(settings.pop("seed", 0))
+    sampler, text = Sampler(**settings), [*prompt]
     for _ in range(length):
         out = model(torch.tensor([text]), start, mem_len=0)
-        text.append(sampler(model.softmax, out.hidden[0, -1]))
+        numbers = torch.rand(1, dtype=torch.float64, generator=generator)
+        text += sampler(model.softmax, out.hidden[:, -1], numbers)
     return text[len(prompt) :]
 
 
@@ -44,8 +46,7 @@ def test_a_long_prompt_read_in_pieces_is_the_same_prompt(model, monkeypatch):
         return list(generate(model, range(11), length=5, mems=mems, mem_len=100, **DRAWS[1]))
 
     expected = text()
-    # By way of the module: `transformer_xl.generate` is the function.
-    monkeypatch.setattr(sys.modules["transformer_xl.generate"], "_PROMPT_SEGMENT", 4)
+    monkeypatch.setattr(batch, "_PROMPT_SEGMENT", 4)
     assert text() == expected
 
 
@@ -55,3 +56,59 @@ def test_a_text_goes_on_where_it_stopped(model):
     begun = list(first)
     second = generate(model, [first.last_token], length=4, mems=first.mems, temperature=0)
     assert begun + list(second) == whole
+
+
+@pytest.mark.parametrize("mem_len", [3, 6, 40])
+@pytest.mark.parametrize("settings", [{"temperature": 4.0}, *DRAWS], ids=str)
+def test_texts_side_by_side_are_the_texts_alone(model, settings, mem_len):
+    alone = [
+        list(generate(model, ids, length=9, mem_len=mem_len, **settings | {"seed": 7 + n}))
+        for n, ids in enumerate(PROMPTS)
+    ]
+    found = generate_batch(model, PROMPTS, length=9, mem_len=mem_len, **settings | {"seed": 7})
+    steps = list(found)
+    assert [[step[n] for step in steps] for n in range(len(PROMPTS))] == alone
+
+
+@torch.no_grad()
+def test_memories_side_by_side_are_the_memories_alone(model):
+    found = generate_batch(model, PROMPTS, seed=7)
+    drawn = [next(found) for _ in range(3)]
+    for n, ids in enumerate(PROMPTS):
+        alone = generate(model, ids, seed=7 + n)
+        assert [next(alone) for _ in drawn] == [step[n] for step in drawn]
+        ours, theirs = found.mems.select([n]), alone.mems
+        probe = torch.tensor([[1, 2, 3]])
+        expected = model(probe, theirs).log_probs
+        assert (model(probe, ours).log_probs - expected).abs().max() < 1e-11
+
+
+def test_a_text_that_ends_leaves_the_others_as_they_are(model):
+    whole = list(generate_batch(model, PROMPTS, length=8, seed=1))
+    found, rest = generate_batch(model, PROMPTS, length=8, seed=1), []
+    for n, step in enumerate(found):
+        rest.append(step)
+        found.end(n)
+        assert found.mems.batch_size == len(found.texts) == len(step)
+    assert [len(step) for step in rest] == [6, 5, 4, 3, 2, 1]
+    assert all(step.items() <= full.items() for step, full in zip(rest, whole, strict=False))
+
+
+def test_many_texts_may_begin_with_one_memory_or_each_with_its_own(model):
+    whole = list(generate_batch(model, PROMPTS[:3], length=7, seed=1, temperature=0))
+    first = generate_batch(model, PROMPTS[:3], length=4, seed=1, temperature=0)
+    begun = list(first)
+    prompts = [[token] for token in first.last_tokens]
+    each = generate_batch(model, prompts, length=3, mems=first.mems, temperature=0)
+    assert begun + list(each) == whole
+    one = first.mems.select([1])
+    expected = [
+        list(generate(model, [4, n], length=5, mems=one, seed=2 + n, temperature=3.0))
+        for n in range(3)
+    ]
+    found = list(
+        generate_batch(
+            model, [[4, n] for n in range(3)], length=5, mems=one, seed=2, temperature=3.0
+        )
+    )
+    assert [[step[n] for step in found] for n in range(3)] == expected

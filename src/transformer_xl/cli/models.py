@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -14,11 +14,15 @@ from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
 from transformer_xl.recipes import load_recipe
 
 if TYPE_CHECKING:
+    import torch
+
     from transformer_xl.data import Vocab
     from transformer_xl.nn import TransformerXL
 
 _KNOWN = {"imported": "the symbols of its vocabulary"}
 _Unprefixed = tyro.conf.OmitArgPrefixes
+# Told apart here, so that help needs no torch.
+Weights = Literal["float32", "bfloat16", "int8"]
 
 
 def recipe_of(folder: Path) -> Config | None:
@@ -67,6 +71,7 @@ class Eval:
         "txl eval runs/demo --eval.mem_len 1024 --json",
         "txl eval runs/demo --file notes.txt",
         "txl eval models/wt103 --preset wt103-large --file wiki.test.tokens",
+        "txl eval runs/demo --weights int8",
     )
     takes: ClassVar = "DIR"
 
@@ -77,6 +82,8 @@ class Eval:
     """The text of --file is cut into words by spaces already, as wiki.test.tokens is."""
     file: Path | None = None
     """Evaluate this text instead of the corpus of the run; - reads the standard input."""
+    weights: Weights = "float32"
+    """Precision of the weights; what float32 computes in is what the recipe says."""
     json: bool = False
     """Print the result as one JSON object on the last line."""
     eval: Annotated[EvalConfig, Value] = field(default_factory=EvalConfig)
@@ -88,15 +95,16 @@ class Eval:
         from transformer_xl.evaluate import evaluate
         from transformer_xl.train.finish import describe
 
-        model, vocab = _load(self.dir)
         device = pick_device()
+        model, vocab = _load(self.dir, device, self.weights)
         split = str(self.file or self.eval.split)
         recipe = recipe_of(self.dir)
         segment_len = self.eval.segment_len or (recipe.train.segment_len if recipe else 128)
-        precision = recipe.train.precision if recipe else "float32"
+        # Compact weights say themselves what is computed in.
+        precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
         with autocast(precision, device):
             result = evaluate(
-                model.to(device),
+                model,
                 self._tokens(vocab),
                 segment_len=segment_len,
                 batch_size=self.eval.batch_size,
@@ -139,6 +147,8 @@ class Score:
     """Remembered positions; None: as the model was trained."""
     segment_len: int = 128
     """Tokens read at once."""
+    weights: Weights = "float32"
+    """Precision of the weights."""
     json: bool = False
     """Print one JSON object for all tokens: their ids, log_probs and the mean nll."""
 
@@ -153,11 +163,9 @@ class Score:
         ):
             if value is not None and value < least:
                 raise ValueError(f"{name}={value} must be at least {least}")
-        model, vocab = _load(self.dir)
+        model, vocab = _load(self.dir, pick_device(), self.weights)
         ids = vocab.encode_lines(_read_text(self.file, vocab))
-        log_probs = score(
-            model.to(pick_device()), ids, segment_len=self.segment_len, mem_len=self.mem_len
-        )
+        log_probs = score(model, ids, segment_len=self.segment_len, mem_len=self.mem_len)
         if self.json:
             found = list(log_probs)
             known = [x for x in found if x is not None]
@@ -176,16 +184,24 @@ class Generate:
         "txl generate runs/demo --prompt 'def main' --length 200",
         "txl generate runs/demo --length 0 --temperature 0.8 --top_p 0.95",
         "txl generate runs/demo --state session.safetensors --prompt 'class A'",
+        "txl generate runs/demo --samples 8 --weights bfloat16 --json",
     )
     takes: ClassVar = "DIR"
 
     dir: tyro.conf.Suppress[Path] = Path()
     prompt_is_given: tyro.conf.Suppress[bool] = False
+    seed_is_given: tyro.conf.Suppress[bool] = False
     settings: Annotated[GenerateConfig, _Unprefixed, Value] = field(default_factory=GenerateConfig)
+    prompts: tuple[str, ...] = ()
+    """Texts to continue side by side, instead of the one prompt."""
+    samples: int = 1
+    """Texts to write side by side for each prompt. Text n has the seed of the first plus n."""
     stop: tuple[str, ...] = ()
     """End before the first of these strings."""
     mem_len: int | None = None
     """Remembered positions; None: as the model was trained."""
+    weights: Weights = "float32"
+    """Precision of the weights: fewer bits are faster; txl eval says what they cost."""
     state: Path | None = None
     """Go on with the memory in this file if it exists, and save the memory there at the end."""
     json: bool = False
@@ -194,36 +210,46 @@ class Generate:
     def run(self) -> None:
         """Write text to the standard output."""
         from transformer_xl.device import pick_device
+
+        self._check()
+        model, vocab = _load(self.dir, pick_device(), self.weights)
+        if self.prompts or self.samples > 1:
+            self._write_several(model, vocab)
+        else:
+            self._write_one(model, vocab)
+
+    def _check(self) -> None:
+        if self.mem_len is not None and self.mem_len < 0:
+            raise ValueError(f"mem_len={self.mem_len} must be at least 0")
+        if self.samples < 1:
+            raise ValueError(f"samples={self.samples} must be at least 1")
+        is_several = bool(self.prompts) or self.samples > 1
+        if not self.settings.length and (self.json or is_several):
+            what = "--json" if self.json else "several texts"
+            needs = "needs" if self.json else "need"
+            raise ValueError(f"length=0 writes without end: {what} {needs} a length")
+        if is_several and self.state:
+            raise ValueError("--state keeps the memory of one text: leave out --prompts, --samples")
+        if self.prompts and self.prompt_is_given:
+            raise ValueError("--prompt and --prompts: give one of them")
+
+    def _write_one(self, model: "TransformerXL", vocab: "Vocab") -> None:
         from transformer_xl.generate import generate, load_state, save_state, text_pieces
         from transformer_xl.nn.pretrained import find_model_folder
 
-        if self.mem_len is not None and self.mem_len < 0:
-            raise ValueError(f"mem_len={self.mem_len} must be at least 0")
-        if self.json and not self.settings.length:
-            raise ValueError("length=0 writes without end: --json needs a length")
-        model, vocab = _load(self.dir)
-        model = model.to(pick_device())
         weights = find_model_folder(self.dir) / "model.safetensors"
-        settings = self.settings
-        text, prompt, mems = settings.prompt, [], None
+        text, prompt, mems, seed = self.settings.prompt, [], None, self.settings.seed
         if self.state and self.state.exists():
-            mems, last_token = load_state(self.state, weights)
-            mems = mems.to(pick_device())
-            # The recipe's prompt begins a text; what goes on has begun.
+            state = load_state(self.state, weights)
+            # Written with weights of another precision, it is still the memory of this model.
+            mems = state.mems.to(model.device, model.dtype)
+            # The recipe's prompt begins a text; what goes on has begun. So with the seed.
             text = text if self.prompt_is_given else ""
-            prompt = [last_token]
+            if state.random is not None and not self.seed_is_given:
+                seed = state.random
+            prompt = [state.last_token]
         prompt += vocab.encode(_checked(text, vocab, "the prompt"))
-        drawn = generate(
-            model,
-            prompt,
-            length=settings.length or None,
-            mems=mems,
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            seed=settings.seed,
-            mem_len=self.mem_len,
-        )
+        drawn = generate(model, prompt, mems=mems, seed=seed, **self._drawing())
         try:
             self._write(text, text_pieces(drawn, vocab, self.stop, prompt))
         finally:
@@ -241,10 +267,44 @@ class Generate:
             sys.stdout.flush()
         sys.stdout.write("\n")
 
+    def _write_several(self, model: "TransformerXL", vocab: "Vocab") -> None:
+        from transformer_xl.generate import batch_texts, generate_batch
 
-def _load(folder: Path) -> tuple["TransformerXL", "Vocab"]:
+        begins = self.prompts or (self.settings.prompt,)
+        begins = [_checked(prompt, vocab, "the prompt") for prompt in begins]
+        begins = [prompt for prompt in begins for _ in range(self.samples)]
+        prompts = [vocab.encode(prompt) for prompt in begins]
+        seed = self.settings.seed
+        batch = generate_batch(model, prompts, seed=seed, **self._drawing())
+        texts = batch_texts(batch, vocab, self.stop, prompts)
+        found = [
+            {"prompt": prompt, "text": text, "seed": seed + n}
+            for n, (prompt, text) in enumerate(zip(begins, texts, strict=True))
+        ]
+        if self.json:
+            show({"texts": found}, as_json=True)
+            return
+        for n, each in enumerate(found, 1):
+            sys.stdout.write(f"--- {n} of {len(found)}, seed {each['seed']}\n")
+            sys.stdout.write(f"{each['prompt']}{each['text']}\n")
+
+    def _drawing(self) -> dict[str, Any]:
+        settings = self.settings
+        return {
+            "length": settings.length or None,
+            "temperature": settings.temperature,
+            "top_k": settings.top_k,
+            "top_p": settings.top_p,
+            "mem_len": self.mem_len,
+        }
+
+
+def _load(
+    folder: Path, device: "torch.device", weights: Weights
+) -> tuple["TransformerXL", "Vocab"]:
     from transformer_xl.data import load_vocab
     from transformer_xl.nn import TransformerXL
+    from transformer_xl.nn.compact import compact
     from transformer_xl.nn.pretrained import find_model_folder
 
     folder = find_model_folder(folder)
@@ -254,7 +314,7 @@ def _load(folder: Path) -> tuple["TransformerXL", "Vocab"]:
             f"the vocabulary in {folder} has {len(vocab)} symbols and the model "
             f"{model.config.vocab_size}: they do not belong together"
         )
-    return model, vocab
+    return compact(model.to(device), weights), vocab
 
 
 def _read_text(path: Path, vocab: "Vocab") -> str:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
+from transformer_xl.nn.softmax import drawn
 from transformer_xl.ops import linear_nll
 
 
@@ -86,8 +87,8 @@ class AdaptiveSoftmax(nn.Module):
         return nll.view(targets.shape)
 
     def top_k(
-        self, hidden: Float[Tensor, " D"], k: int
-    ) -> tuple[Float[Tensor, " k"], Int[Tensor, " k"]]:
+        self, hidden: Float[Tensor, "B D"], k: int
+    ) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
         """Return the log-probabilities of the ``k`` likeliest symbols, falling, and the symbols.
 
         No word is likelier than its cluster: a cluster less likely than ``k`` words found before
@@ -97,29 +98,38 @@ class AdaptiveSoftmax(nn.Module):
         k = min(k, self.clusters[-1].stop)
         head = self._log_softmax(hidden, 0, *self._head(tables))
         n_head = self.clusters[0].stop
-        values, tokens = head[:n_head].topk(min(k, n_head))
-        for symbol in head[n_head:].argsort(descending=True).tolist():
-            cluster_log_prob = head[n_head + symbol]
-            if len(values) == k and cluster_log_prob <= values[-1]:
-                break
-            i = symbol + 1
-            own = self._log_softmax(hidden, i, *tables[i]) + cluster_log_prob
-            best, place = own.topk(min(k, len(own)))
-            values, order = torch.cat([values, best]).sort(descending=True)
-            tokens = torch.cat([tokens, place + self.clusters[i].start])[order]
-            values, tokens = values[:k], tokens[:k]
+        values, tokens = head[:, :n_head].topk(min(k, n_head))
+        # Room for k words, if there are not as many in the head.
+        missing = (0, k - values.shape[1])
+        values, tokens = F.pad(values, missing, value=-torch.inf), F.pad(tokens, missing)
+        # What is likeliest first: it may make the others needless.
+        for symbol in head[:, n_head:].amax(0).argsort(descending=True).tolist():
+            i, of_cluster = symbol + 1, head[:, n_head + symbol]
+            rows = (of_cluster > values[:, -1]).nonzero()[:, 0]
+            if not len(rows):
+                continue
+            own = self._log_softmax(hidden[rows], i, *tables[i]) + of_cluster[rows, None]
+            best, place = own.topk(min(k, own.shape[1]))
+            best, order = torch.cat([values[rows], best], 1).sort(descending=True, stable=True)
+            found = torch.cat([tokens[rows], place + self.clusters[i].start], 1).gather(1, order)
+            values[rows], tokens[rows] = best[:, :k], found[:, :k]
         return values, tokens
 
-    def draw(self, hidden: Float[Tensor, " D"], generator: torch.Generator) -> int:
-        """Draw a symbol from the distribution: from the head, then if need be within a cluster."""
+    def draw(self, hidden: Float[Tensor, "B D"], numbers: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
+        """Draw a symbol from each distribution, given a random number from [0, 1) for it.
+
+        It comes from the head, or from the one cluster that was drawn there.
+        """
         tables = self._tables()
         head = self._log_softmax(hidden, 0, *self._head(tables))
-        symbol = _draw(head, generator)
-        i = symbol - self.clusters[0].stop + 1
-        if i < 1:
-            return symbol
-        within = self._log_softmax(hidden, i, *tables[i])
-        return self.clusters[i].start + _draw(within, generator)
+        symbols, rest = drawn(head.exp(), numbers)
+        tokens = symbols.clone()
+        for i, cluster in enumerate(self.clusters[1:], 1):
+            rows = (symbols == self._symbol(i)).nonzero()[:, 0]
+            if len(rows):
+                within = self._log_softmax(hidden[rows], i, *tables[i]).exp()
+                tokens[rows] = cluster.start + drawn(within, rest[rows])[0]
+        return tokens
 
     def _symbol(self, i: int) -> int:
         """The symbol by which the head names a further cluster."""
@@ -146,8 +156,3 @@ class AdaptiveSoftmax(nn.Module):
         logits = F.linear(self._projected(hidden, i), weight, bias)
         # Sums over a vocabulary need more digits than half precision has.
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
-
-
-def _draw(log_probs: Tensor, generator: torch.Generator) -> int:
-    probs = log_probs.float().cpu().exp()
-    return int(torch.multinomial(probs, 1, generator=generator))

@@ -50,19 +50,43 @@ class Softmax(nn.Module):
         return nll.view(targets.shape)
 
     def top_k(
-        self, hidden: Float[Tensor, " D"], k: int
-    ) -> tuple[Float[Tensor, " k"], Int[Tensor, " k"]]:
+        self, hidden: Float[Tensor, "B D"], k: int
+    ) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
         """Return the log-probabilities of the ``k`` likeliest symbols, falling, and the symbols."""
         values, tokens = self.log_probs(hidden).topk(min(k, len(self.weight)))
         return values, tokens
 
-    def draw(self, hidden: Float[Tensor, " D"], generator: torch.Generator) -> int:
-        """Draw a symbol from the distribution."""
-        probs = self.log_probs(hidden).float().cpu().exp()
-        return int(torch.multinomial(probs, 1, generator=generator))
+    def draw(self, hidden: Float[Tensor, "B D"], numbers: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
+        """Draw a symbol from each distribution, given a random number from [0, 1) for it."""
+        return drawn(self.log_probs(hidden).exp(), numbers)[0]
 
     def _projected(self, hidden: Tensor) -> Tensor:
         return hidden if self.proj is None else F.linear(hidden, self.proj.weight.T)
+
+
+def drawn(
+    probs: Float[Tensor, "B n"], numbers: Float[Tensor, " B"]
+) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
+    """Find the places at which numbers from [0, 1) fall among the sums of probabilities.
+
+    Args:
+        probs: Probabilities, or weights that add up to something else.
+        numbers: Random numbers, in double precision, which tells rare symbols apart.
+
+    Returns:
+        The places, and where within theirs the numbers fell: random numbers from [0, 1) again.
+
+    Raises:
+        RuntimeError: The probabilities are not finite.
+    """
+    sums = probs.double().cumsum(-1)
+    if not sums[:, -1].isfinite().all():
+        raise RuntimeError("the model's probabilities are not finite: its weights are damaged")
+    points = numbers.to(sums)[:, None] * sums[:, -1:]
+    places = torch.searchsorted(sums, points, right=True).clamp_(max=probs.shape[-1] - 1)
+    width = probs.gather(1, places).double()
+    rest = (points - (sums.gather(1, places) - width)) / width
+    return places[:, 0], rest[:, 0].clamp(0, 1 - 2**-53)
 
 
 def log_uniform_words(n: int, vocab_size: int, device: torch.device) -> Int[Tensor, " n"]:

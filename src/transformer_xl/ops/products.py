@@ -17,6 +17,8 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transformer_xl.ops.compact import CompactWeight
+
 LEAST_WORK = 1 << 23
 """Multiplications from which on a product is large."""
 LEAST_ROWS = 32
@@ -24,9 +26,13 @@ LEAST_ROWS = 32
 
 
 def linear(
-    x: Float[Tensor, "*batch E"], weight: Float[Tensor, "F E"], bias: Float[Tensor, " F"] | None
+    x: Float[Tensor, "*batch E"],
+    weight: Float[Tensor, "F E"] | CompactWeight,
+    bias: Float[Tensor, " F"] | None,
 ) -> Float[Tensor, "*batch F"]:
     """Return ``x weight^T + bias``, as :func:`torch.nn.functional.linear` does."""
+    if isinstance(weight, CompactWeight):
+        return weight.product(x, bias)
     if not takes_onednn(x, weight):
         return F.linear(x, weight, bias)
     if torch.is_grad_enabled():

@@ -1,0 +1,123 @@
+"""Writing text: one token at a time, at a cost that does not grow."""
+
+from collections.abc import Sequence
+
+import torch
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from transformer_xl.generate.batch import Generation, GenerationBatch
+from transformer_xl.generate.sampler import Sampler
+from transformer_xl.generate.state import State, load_state, save_state
+from transformer_xl.generate.text import TextWriter, batch_texts, text_pieces
+from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+
+__all__ = [
+    "Generation",
+    "GenerationBatch",
+    "Sampler",
+    "State",
+    "TextWriter",
+    "batch_texts",
+    "generate",
+    "generate_batch",
+    "load_state",
+    "save_state",
+    "text_pieces",
+]
+
+
+def generate(
+    model: TransformerXL,
+    ids: Sequence[int] | Int[Tensor, " length"],
+    *,
+    length: int | None = None,
+    mems: Memory | KeptMemory | None = None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | UInt8[Tensor, " bytes"] | None = None,
+    mem_len: int | None = None,
+) -> Generation:
+    """Continue a text, token by token.
+
+    Time and memory for each token stay the same for as long as one goes on.
+
+    Args:
+        model: The model; it should be in evaluation mode.
+        ids: The prompt in tokens, at least one.
+        length: How many tokens to draw. None: without end.
+        mems: The memory of one stream to begin with. None: as at the start of a text.
+        temperature: Below 1 safer, above 1 wilder; 0 takes the likeliest token.
+        top_k: Draw from the ``top_k`` likeliest tokens only.
+        top_p: Draw from the fewest likeliest tokens that have this probability together.
+        seed: Seed of the draw, or the ``random_state`` of another that this one goes on from.
+            None: a different one each time.
+        mem_len: Remembered positions. None: as the model is configured.
+
+    Returns:
+        An iterator over the new tokens, with the memory in its ``mems``.
+
+    Raises:
+        ValueError: The prompt is empty or has unknown tokens, or a setting is out of range.
+    """
+    if mems is not None and mems.batch_size != 1:
+        raise ValueError(f"mems holds {mems.batch_size} streams; select one: mems.select([0])")
+    sampler, generator = Sampler(temperature, top_k, top_p), _generator(seed)
+    return Generation(GenerationBatch(model, [ids], length, mems, sampler, [generator], mem_len))
+
+
+def generate_batch(
+    model: TransformerXL,
+    prompts: Sequence[Sequence[int] | Int[Tensor, " length"]],
+    *,
+    length: int | None = None,
+    mems: Memory | KeptMemory | None = None,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    mem_len: int | None = None,
+) -> GenerationBatch:
+    """Continue several texts side by side, each as :func:`generate` would alone.
+
+    For each step the weights are read once for all of them.
+
+    Args:
+        model: The model; it should be in evaluation mode.
+        prompts: The prompts in tokens, of any lengths; the same one several times is read once.
+        length: How many tokens to draw for each. None: without end.
+        mems: A memory of one stream, with which all begin, or of a stream for each. None: as at
+            the start of a text.
+        temperature: As for :func:`generate`, like ``top_k``, ``top_p`` and ``mem_len``.
+        top_k: See there.
+        top_p: See there.
+        seed: Text n is drawn with the seed ``seed + n``. None: a different one each time.
+        mem_len: See there.
+
+    Returns:
+        An iterator over the new tokens by the number of their text; its ``end`` ends one early.
+
+    Raises:
+        ValueError: A prompt is empty or has unknown tokens, or a setting is out of range.
+    """
+    if mems is not None and mems.batch_size not in (1, len(prompts)):
+        raise ValueError(
+            f"mems holds {mems.batch_size} streams for {len(prompts)} prompts: give one for all, "
+            "or one for each"
+        )
+    seeds = [None if seed is None else seed + n for n in range(len(prompts))]
+    generators = [_generator(each) for each in seeds]
+    sampler = Sampler(temperature, top_k, top_p)
+    return GenerationBatch(model, prompts, length, mems, sampler, generators, mem_len)
+
+
+def _generator(seed: int | Tensor | None) -> torch.Generator:
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    elif isinstance(seed, Tensor):
+        generator.set_state(seed)
+    else:
+        generator.manual_seed(seed)
+    return generator

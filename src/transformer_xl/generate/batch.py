@@ -1,0 +1,153 @@
+"""Texts that are written side by side; one alone is a batch of one."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from transformer_xl.generate.sampler import Sampler
+from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn.memory import join
+
+# Reading a prompt in pieces bounds the memory it takes, whatever its length.
+_PROMPT_SEGMENT = 512
+
+
+class GenerationBatch(Iterator[dict[int, int]]):
+    """Tokens drawn for several texts side by side, and the memories behind them.
+
+    Iterating draws a token for each text that goes on and returns them by the text's number. Each
+    text gets the tokens that it would get alone. A text that has ended leaves the batch, and costs
+    nothing from then on.
+
+    Attributes:
+        texts: The numbers of the texts in the batch.
+        mems: Their memories, in that order. Once a token was drawn they have read everything but
+            the last token of each.
+        generators: Where the random numbers of each text come from, by its number.
+    """
+
+    def __init__(
+        self,
+        model: TransformerXL,
+        prompts: Sequence[Sequence[int] | Tensor],
+        length: int | None,
+        mems: Memory | KeptMemory | None,
+        sampler: Sampler,
+        generators: Sequence[torch.Generator],
+        mem_len: int | None,
+    ) -> None:
+        self._model, self._sampler, self._mem_len = model, sampler, mem_len
+        self.generators = list(generators)
+        if length is not None and length < 0:
+            raise ValueError(f"length={length} must be at least 0, or None for no end")
+        ids = [_checked_prompt(prompt, model.config.vocab_size) for prompt in prompts]
+        self._left = [length] * len(ids)
+        if mems is None:
+            mems = model.start_memory(1, mem_len)
+        self.texts = list(range(len(ids)))
+        self.mems = model.keep(mems) if isinstance(mems, Memory) else mems
+        self._unread = ids
+
+    @property
+    def last_tokens(self) -> list[int]:
+        """The last token of each, in that order."""
+        return [ids[-1] for ids in self._unread]
+
+    def end(self, text: int) -> None:
+        """Let a text end where it is."""
+        self._left[text] = 0
+
+    @torch.no_grad()
+    def __next__(self) -> dict[int, int]:
+        going = [row for row, text in enumerate(self.texts) if self._left[text] != 0]
+        if not going:
+            raise StopIteration
+        texts = [self.texts[row] for row in going]
+        hidden, mems = self._read(going)
+        # Drawn on the processor: the same seed gives the same numbers wherever the model is.
+        numbers = [
+            torch.rand((), dtype=torch.float64, generator=self.generators[text]) for text in texts
+        ]
+        tokens = self._sampler(self._model.softmax, hidden, torch.stack(numbers))
+        # All at once: an interrupt before this line leaves memories that can be gone on from.
+        self.mems, self.texts, self._unread = mems, texts, [(token,) for token in tokens]
+        for text in texts:
+            left = self._left[text]
+            self._left[text] = None if left is None else left - 1
+        return dict(zip(texts, tokens, strict=True))
+
+    def _read(self, rows: Sequence[int]) -> tuple[Float[Tensor, "B D"], Memory | KeptMemory]:
+        """Read what some texts have not read; return the last hidden states and the memories.
+
+        Texts that begin alike are read once, and those of the same length side by side.
+        """
+        # One memory for all, or one for each.
+        streams = rows if self.mems.batch_size > 1 else [0] * len(rows)
+        unread = [(self._unread[row], stream) for row, stream in zip(rows, streams, strict=True)]
+        distinct = sorted(dict.fromkeys(unread), key=lambda each: len(each[0]))
+        read = []
+        for length, group in groupby(distinct, key=lambda each: len(each[0])):
+            texts, own = zip(*group, strict=True)
+            hidden, mems = None, _selected(self.mems, own)
+            for start in range(0, length, _PROMPT_SEGMENT):
+                segment = [ids[start : start + _PROMPT_SEGMENT] for ids in texts]
+                tokens = torch.tensor(segment, device=self._model.device)
+                # What is read is remembered; nothing is read again.
+                hidden, mems = self._model.read(tokens, mems, mem_len=self._mem_len, ext_len=0)
+            assert hidden is not None
+            read.append((hidden[:, -1], mems))
+        place = {each: row for row, each in enumerate(distinct)}
+        back = [place[each] for each in unread]
+        hidden = torch.cat([last for last, _ in read])[back]
+        mems = read[0][1] if len(read) == 1 else join([mems for _, mems in read])
+        return hidden, _selected(mems, back)
+
+
+class Generation(Iterator[int]):
+    """Tokens drawn from a model, and the memory behind them.
+
+    Iterating draws token after token. At any moment ``mems`` has read the prompt and all tokens
+    drawn so far but the last, which is ``last_token``: ``generate(model, [g.last_token],
+    mems=g.mems, seed=g.random_state)`` goes on where this one is.
+    """
+
+    def __init__(self, batch: GenerationBatch) -> None:
+        self._batch = batch
+
+    def __next__(self) -> int:
+        return next(self._batch)[0]
+
+    @property
+    def mems(self) -> Memory | KeptMemory:
+        """The memory; before the first token is drawn, the one that was given."""
+        return self._batch.mems
+
+    @property
+    def last_token(self) -> int:
+        """The token that the memory has not read."""
+        return self._batch.last_tokens[0]
+
+    @property
+    def random_state(self) -> UInt8[Tensor, " bytes"]:
+        """Where the random numbers are of which the next token is drawn."""
+        return self._batch.generators[0].get_state()
+
+
+def _checked_prompt(ids: Sequence[int] | Tensor, vocab_size: int) -> tuple[int, ...]:
+    tokens = tuple(int(token) for token in ids)
+    if not tokens:
+        raise ValueError("the prompt is empty: give at least one token to continue")
+    unknown = [token for token in tokens if not 0 <= token < vocab_size]
+    if unknown:
+        raise ValueError(
+            f"token {unknown[0]} of the prompt is outside the vocabulary of {vocab_size}"
+        )
+    return tokens
+
+
+def _selected(mems: Memory | KeptMemory, rows: Sequence[int]) -> Memory | KeptMemory:
+    """Select streams, without a copy where these are all."""
+    return mems if [*rows] == [*range(mems.batch_size)] else mems.select(rows)

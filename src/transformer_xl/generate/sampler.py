@@ -1,0 +1,65 @@
+"""Drawing tokens from distributions."""
+
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transformer_xl.nn import AdaptiveSoftmax, Softmax
+from transformer_xl.nn.softmax import drawn
+
+
+class Sampler:
+    """Draws a token from each of several distributions.
+
+    Raises:
+        ValueError: A setting is out of range.
+    """
+
+    def __init__(
+        self, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
+    ) -> None:
+        if temperature < 0:
+            raise ValueError(f"temperature={temperature} must be at least 0")
+        if top_k is not None and top_k < 1:
+            raise ValueError(f"top_k={top_k} must be at least 1")
+        if top_p is not None and not 0 < top_p <= 1:
+            raise ValueError(f"top_p={top_p} must be above 0 and at most 1")
+        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+
+    def __call__(
+        self,
+        softmax: Softmax | AdaptiveSoftmax,
+        hidden: Float[Tensor, "B D"],
+        numbers: Float[Tensor, " B"],
+    ) -> list[int]:
+        """Draw a token for each stream, given a random number from [0, 1) for it."""
+        if self.temperature == 0:
+            return softmax.top_k(hidden, 1)[1][:, 0].tolist()
+        if self.temperature == 1 and self.top_k is None and self.top_p is None:
+            # Of an adaptive softmax, most often without its rarer clusters.
+            return softmax.draw(hidden, numbers).tolist()
+        tokens = None
+        if self.top_k is not None:
+            values, tokens = softmax.top_k(hidden, self.top_k)
+        else:
+            values = softmax.log_probs(hidden)
+        probs = (values / self.temperature).softmax(-1)
+        if self.top_p is not None:
+            if tokens is None:
+                probs, tokens = _with_probability(self.top_p, probs)
+            # A token stays while those likelier than it do not reach top_p together.
+            probs = probs * (probs.cumsum(-1) - probs < self.top_p)
+        places = drawn(probs, numbers)[0][:, None]
+        return (places if tokens is None else tokens.gather(1, places))[:, 0].tolist()
+
+
+def _with_probability(
+    top_p: float, probs: Float[Tensor, "B V"]
+) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
+    """Return as many of the likeliest tokens, falling, as have this probability in every row."""
+    k, V = 64, probs.shape[-1]
+    while True:
+        # Few are nearly always enough, and to find them is quicker than to sort them all.
+        likeliest, tokens = probs.topk(min(k, V))
+        if k >= V or bool((likeliest.sum(-1) >= top_p).all()):
+            return likeliest, tokens
+        k *= 8

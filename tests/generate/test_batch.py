@@ -1,0 +1,103 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transformer_xl.data.vocab import train_vocab
+from transformer_xl.generate import batch_texts, generate, generate_batch
+from transformer_xl.nn import TransformerXL
+
+BYTES = train_vocab("bytes", [])
+
+
+def test_a_step_has_a_token_for_each_text_that_goes_on(model):
+    found = generate_batch(model, [[1], [2, 3]], length=3, seed=1)
+    assert [sorted(step) for step in found] == [[0, 1]] * 3
+    found = generate_batch(model, [[1], [2, 3], [4]], seed=1)
+    found.end(1)
+    assert sorted(next(found)) == [0, 2]
+    found.end(0)
+    found.end(2)
+    assert list(found) == []
+    assert list(generate_batch(model, [], length=3)) == []
+
+
+def test_what_several_texts_begin_with_is_read_once(model, monkeypatch):
+    read = []
+    original = TransformerXL.read
+
+    def spy(self, tokens, *words, **settings):
+        read.append(tuple(tokens.shape))
+        return original(self, tokens, *words, **settings)
+
+    monkeypatch.setattr(TransformerXL, "read", spy)
+    batch = generate_batch(model, [[*range(9)]] * 20)
+    next(batch)
+    next(batch)
+    assert read == [(1, 9), (20, 1)]
+    read.clear()
+    batch = generate_batch(model, [[1, 2], [4, 5, 6, 7], [1, 2], [9, 8]])
+    next(batch)
+    next(batch)
+    assert read == [(2, 2), (1, 4), (4, 1)]
+
+
+def test_a_memory_given_to_many_is_left_as_it_was(model):
+    before = generate(model, [1, 2, 3], length=4, seed=1)
+    list(before)
+    keys = before.mems.state_dict()["keys"]
+    list(generate_batch(model, [[4]] * 3, length=8, mems=before.mems))
+    assert torch.equal(before.mems.state_dict()["keys"], keys)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "message"),
+    [
+        ([[1], []], {}, "the prompt is empty"),
+        ([[1], [31]], {}, "token 31 of the prompt is outside the vocabulary of 31"),
+        ([[1]], {"length": -1}, "length=-1 must be at least 0"),
+        ([[1]], {"top_k": 0}, "top_k=0 must be at least 1"),
+    ],
+)
+def test_a_wrong_setting_is_named(model, prompts, settings, message):
+    with pytest.raises(ValueError, match=message):
+        generate_batch(model, prompts, **settings)
+
+
+def test_memories_that_do_not_fit_the_prompts_are_named(model):
+    with pytest.raises(ValueError, match=r"mems holds 2 streams for 3 prompts: give one for all"):
+        generate_batch(model, [[1]] * 3, mems=model.start_memory(2))
+
+
+def test_a_model_with_damaged_weights_is_named(model):
+    model.softmax.bias.data[3] = torch.nan
+    with pytest.raises(RuntimeError, match="probabilities are not finite: its weights are damaged"):
+        next(generate(model, [1]))
+
+
+def test_each_text_ends_at_its_own_stop_string(tiny_config):
+    model = TransformerXL(replace(tiny_config, vocab_size=256, init_std=0.3)).eval()
+    prompts = [b"one ", b"two", b"three"]
+    settings = {"length": 30, "seed": 5}
+    alone = [list(generate(model, prompts[n], length=30, seed=5 + n)) for n in range(3)]
+    expected = [BYTES.decode(ids) for ids in alone]
+    batch = generate_batch(model, prompts, **settings)
+    assert batch_texts(batch, BYTES, (), prompts) == expected
+    stop = expected[1][4:6]
+    batch = generate_batch(model, prompts, **settings)
+    found = batch_texts(batch, BYTES, (stop,), prompts)
+    assert found == [text.partition(stop)[0] for text in expected]
+    assert 1 not in batch.texts
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"temperature": 0}, {"top_k": 12}, {"temperature": 2.0, "top_p": 0.8}], ids=str
+)
+def test_an_adaptive_softmax_draws_for_each_text_what_it_draws_alone(tiny_config, settings):
+    config = replace(tiny_config, init_std=0.5, cutoffs=(8, 20), div_val=2, d_embed=8)
+    model = TransformerXL(config).double().eval()
+    prompts = [[n, n + 7] for n in range(9)]
+    found = list(generate_batch(model, prompts, length=8, seed=3, **settings))
+    for n, ids in enumerate(prompts):
+        alone = generate(model, ids, length=8, seed=3 + n, **settings)
+        assert [step[n] for step in found] == list(alone)

@@ -1,0 +1,78 @@
+from collections import Counter
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.generate import Sampler
+from transformer_xl.nn import AdaptiveSoftmax, Embedding, Softmax
+
+PROBS = torch.tensor([0.05, 0.4, 0.1, 0.25, 0.2])
+DRAWS = 1000
+
+
+@torch.no_grad()
+def made(kind):
+    """A distribution that is PROBS whatever the hidden state is."""
+    config = ModelConfig(vocab_size=5, d_model=2, n_head=1)
+    if kind == "full":
+        softmax = Softmax(config, Embedding(config))
+    else:
+        config = replace(config, cutoffs=(1, 3))
+        softmax = AdaptiveSoftmax(config, Embedding(config))
+        softmax.cluster_weight.zero_()
+        softmax.cluster_bias.copy_(torch.stack([PROBS[1:3].sum(), PROBS[3:].sum()]).log())
+    softmax.weight.zero_()
+    softmax.bias.copy_(PROBS.log())
+    return softmax
+
+
+def draws(kind, temperature=1.0, top_k=None, top_p=None, seed=1):
+    """Tokens without end."""
+    sampler, softmax = Sampler(temperature, top_k, top_p), made(kind)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        while True:
+            numbers = torch.rand(1, dtype=torch.float64, generator=generator)
+            yield from sampler(softmax, torch.ones(1, 2), numbers)
+
+
+@pytest.mark.parametrize("kind", ["full", "adaptive"])
+@pytest.mark.parametrize(
+    "settings",
+    [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-4}, {"top_p": 0.39}],
+    ids=str,
+)
+def test_the_safest_settings_take_the_likeliest_token(settings, kind):
+    assert set(islice(draws(kind, **settings), 50)) == {1}
+
+
+@pytest.mark.parametrize("kind", ["full", "adaptive"])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [0.05, 0.4, 0.1, 0.25, 0.2]),
+        ({"temperature": 0.5}, [0.0025, 0.16, 0.01, 0.0625, 0.04]),
+        ({"temperature": 2.0}, [0.05**0.5, 0.4**0.5, 0.1**0.5, 0.5, 0.2**0.5]),
+        ({"top_k": 3}, [0, 0.4, 0, 0.25, 0.2]),
+        ({"top_k": 99}, [0.05, 0.4, 0.1, 0.25, 0.2]),
+        ({"top_p": 0.41}, [0, 0.4, 0, 0.25, 0]),
+        ({"top_p": 0.84}, [0, 0.4, 0, 0.25, 0.2]),
+        ({"top_p": 1.0}, [0.05, 0.4, 0.1, 0.25, 0.2]),
+        # Of the three likeliest, the first has 0.47 and the first two 0.76.
+        ({"top_k": 3, "top_p": 0.7}, [0, 0.4, 0, 0.25, 0]),
+        # The temperature comes first: the second token then has 0.24 and not 0.25.
+        ({"top_p": 0.65, "temperature": 2.0}, [0, 0.4**0.5, 0, 0.5, 0.2**0.5]),
+    ],
+    ids=str,
+)
+def test_tokens_come_as_often_as_their_distribution_says(settings, expected, kind):
+    count = Counter(islice(draws(kind, **settings), DRAWS))
+    expected = [DRAWS * p / sum(expected) for p in expected]
+    possible = [token for token, often in enumerate(expected) if often]
+    assert count.keys() <= set(possible)
+    chi_square = sum((count[token] - expected[token]) ** 2 / expected[token] for token in possible)
+    # With four degrees of freedom one seed in ten thousand is beyond this.
+    assert chi_square < 23.5
