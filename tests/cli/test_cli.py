@@ -16,7 +16,7 @@ from transformer_xl.cli import main, parse
 from transformer_xl.cli.output import show
 from transformer_xl.cli.runs import Train
 
-VERBS = ("recipes", "prepare", "train", "eval", "score", "generate", "convert", "doctor")
+VERBS = ("recipes", "prepare", "train", "eval", "score", "generate", "convert", "bench", "doctor")
 
 
 def test_help_lists_every_command_and_the_exit_codes(txl):

@@ -85,10 +85,11 @@ def parse(argv: list[str]) -> Command:
 
 
 def _verbs() -> dict[str, Any]:
+    from transformer_xl.cli.bench import Bench
     from transformer_xl.cli.models import Eval, Generate, Score
     from transformer_xl.cli.runs import Convert, Doctor, Prepare, Recipes, Train
 
-    kinds = (Recipes, Prepare, Train, Eval, Score, Generate, Convert, Doctor)
+    kinds = (Recipes, Prepare, Train, Eval, Score, Generate, Convert, Bench, Doctor)
     return {kind.__name__.lower(): kind for kind in kinds}
 
 
@@ -115,6 +116,7 @@ def _defaults(kind: Any, takes: str, subject: str | None, rest: list[str]) -> An
         values["eval"] = evaluation_of(Path(subject), config, preset)
     if "settings" in kind.__annotations__:
         values["prompt_is_given"] = _value_of("--prompt", rest) is not None
+        values["seed_is_given"] = _value_of("--seed", rest) is not None
         if config:
             values["settings"] = config.generate
     # What is required is still missing, which the constructor would not take.

@@ -1,0 +1,10 @@
+"""How fast a model is on this machine: training, evaluation and writing, beside what is possible.
+
+Tokens are drawn at random and the memory is full from the first step on, so no text is needed and
+every step costs the same.
+"""
+
+from transformer_xl.bench.measuring import measure, training, with_vocabulary
+from transformer_xl.bench.profiling import profile
+
+__all__ = ["measure", "profile", "training", "with_vocabulary"]

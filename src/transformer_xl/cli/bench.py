@@ -1,0 +1,175 @@
+"""The command that measures speed: bench."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+import tyro
+
+from transformer_xl.cli.output import say, show
+from transformer_xl.cli.runs import Value
+from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
+
+_TOP = 20
+"""Operators that are shown."""
+_WHERE = 4
+"""Parts that are shown for each."""
+_TEXTS = ("", "shape", "dtype", "part", "operator", "most of it in")
+"""Columns that are no numbers."""
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """Measure how fast a recipe trains, evaluates and writes on this machine.
+
+    The tokens are random and the memory is full, so no text is needed. Beside it stands what the
+    machine can do: its largest rate of matrix products, of which training and evaluation should
+    reach much, and how fast it reads, which is what writing waits for.
+    """
+
+    examples: ClassVar = (
+        "txl bench demo",
+        "txl bench mine.toml --train.precision float32 --model.mem_len 1024 --json",
+        "txl bench demo --profile",
+    )
+    takes: ClassVar = "RECIPE"
+
+    steps: int = 7
+    """Steps of each that count, after two that do not."""
+    profile: Annotated[
+        tuple[Path, ...] | None,
+        tyro.conf.arg(metavar="[FILE.json]", help_behavior_hint="(optional)"),
+    ] = None
+    """Instead, say where the time of a training step goes; write that to the file, too."""
+    json: bool = False
+    """Print the result as one JSON object on the last line."""
+    model: Annotated[ModelConfig, Value]
+    data: Annotated[DataConfig, Value]
+    train: Annotated[TrainConfig, Value]
+    eval: Annotated[EvalConfig, Value] = field(default_factory=EvalConfig)
+
+    def run(self) -> None:
+        """Measure and print."""
+        from transformer_xl.bench import measure, profile, with_vocabulary
+        from transformer_xl.files import replace_file
+
+        files = self.profile or ()
+        if len(files) > 1:
+            raise ValueError(f"--profile takes one file, not {len(files)}")
+        config = Config(model=self.model, data=self.data, train=self.train, eval=self.eval)
+        if not self.model.vocab_size:
+            config = with_vocabulary(config)
+            say(
+                f"vocab_size={config.model.vocab_size} is taken for the one that the recipe leaves "
+                "to its text; --model.vocab_size gives another"
+            )
+        if self.profile is None:
+            result = measure(config, self.steps)
+            _show_speed(result)
+        else:
+            result = profile(config, self.steps)
+            _show_profile(result)
+        for file in files:
+            replace_file(file, (dumps(result, indent=2) + "\n").encode())
+            say(f"wrote {file}")
+        if self.json:
+            show(result, as_json=True)
+
+
+def _show_speed(result: dict[str, Any]) -> None:
+    limit = result["ceiling"]
+    rows = []
+    for name in ("training", "evaluation", "generation"):
+        part = result[name]
+        low, high = part["seconds_range"]
+        if "share_of_ceiling" in part:
+            share = f"{part['share_of_ceiling']:.0%} of the products"
+        else:
+            share = f"{part['share_of_reading']:.0%} of the reading"
+        rows.append(
+            (
+                name,
+                _shape(part),
+                part["dtype"],
+                f"{1e3 * part['seconds']:,.1f} ({1e3 * low:,.1f} to {1e3 * high:,.1f})",
+                f"{part['tokens_per_second']:,.0f}",
+                share,
+            )
+        )
+    columns = ("", "shape", "dtype", "ms (range)", "tokens/s", "share")
+    _table(_title(result), columns, rows)
+    say(
+        f"possible here: {limit['gflop_per_s']:,.0f} GFLOP/s in {limit['dtype']} products, "
+        f"{limit['reading_gb_per_s']:.1f} GB/s read\n"
+        f"memory: {result['training']['peak_mb']:,.0f} MB at most while training, "
+        f"{result['training']['mb_at_first']:,.0f} MB before"
+    )
+
+
+def _show_profile(result: dict[str, Any]) -> None:
+    parts = [
+        (
+            row["part"],
+            f"{row['ms']:,.1f}",
+            f"{row['share']:.1%}",
+            f"{row['forward_ms']:,.1f}",
+            f"{row['backward_ms']:,.1f}",
+        )
+        for row in result["parts"]
+    ]
+    plain, profiled = 1e3 * result["seconds"], 1e3 * result["seconds_profiled"]
+    title = (
+        f"{_title(result)}\n"
+        f"training {_shape(result)} in {result['dtype']}: {plain:,.1f} ms a step, "
+        f"under the profiler {profiled:,.1f} ms"
+    )
+    _table(title, ("part", "ms", "share", "forward", "backward"), parts)
+    by_operator: dict[str, list[dict[str, Any]]] = {}
+    for row in result["operators"]:
+        by_operator.setdefault(row["operator"], []).append(row)
+    operators = []
+    for operator, rows in by_operator.items():
+        ms = sum(row["ms"] for row in rows)
+        share = sum(row["share"] for row in rows)
+        calls = sum(row["calls"] for row in rows)
+        where = Counter[str]()
+        for row in rows:
+            where[row["part"]] += row["ms"]
+        most = ", ".join(f"{part} {x:,.1f}" for part, x in where.most_common(_WHERE) if x >= 0.05)
+        operators.append((ms, operator, f"{ms:,.1f}", f"{share:.1%}", f"{calls:,.0f}", most))
+    operators.sort(reverse=True)
+    columns = ("operator", "ms", "share", "calls", "most of it in")
+    _table("operators, each without what it calls", columns, [x[1:] for x in operators[:_TOP]])
+
+
+def _title(result: dict[str, Any]) -> str:
+    return (
+        f"{result['n_layer']} layers of width {result['d_model']}, "
+        f"{result['vocab_size']:,} symbols; {result['device']}, {result['threads']} threads, "
+        f"torch {result['torch']}, {result['attention']} attention"
+    )
+
+
+def _shape(part: dict[str, Any]) -> str:
+    return f"B={part['batch_size']} T={part['segment_len']} M={part['mem_len']}"
+
+
+def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    say(title)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        justify = "left" if column in _TEXTS else "right"
+        table.add_column(column, justify=justify, no_wrap=column != "most of it in")
+    for row in rows:
+        table.add_row(*row)
+    console = Console(stderr=True, highlight=False)
+    # Where nobody looks, as in a file, a table is as wide as it is.
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)

@@ -1,0 +1,73 @@
+"""bench, as a user types it."""
+
+import json
+
+import pytest
+
+from transformer_xl.bench import measuring
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    for name in ("CEILING_WIDTH", "READING_WIDTH"):
+        monkeypatch.setattr(measuring, name, {"cpu": 64})
+    monkeypatch.setattr(measuring, "TOKENS", 3)
+
+
+def test_bench_shows_a_table_to_people_and_an_object_to_programs(txl, toy_toml):
+    ended = txl("bench", toy_toml, "--steps", 1, "--json")
+    assert ended.code == 0
+    assert {"training", "evaluation", "generation", "ceiling"} <= {*ended.json}
+    for word in ("training", "evaluation", "generation", "tokens/s", "possible here", "MB"):
+        assert word in ended.err
+    # How many characters there are is for the text to say.
+    assert "vocab_size=100 is taken" in ended.err
+    assert txl("bench", toy_toml, "--steps", 1).out == ""
+
+
+def test_bench_takes_the_settings_of_the_command_line(txl, toy_toml):
+    words = ["--model.vocab_size", 50, "--model.mem_len", 3, "--train.segment_len", 5]
+    ended = txl("bench", toy_toml, "--steps", 1, "--json", *words, "--eval.mem_len", 7)
+    assert ended.json["vocab_size"] == 50
+    assert "is taken for" not in ended.err
+    row = ended.json["training"]
+    assert (row["segment_len"], row["mem_len"]) == (5, 3)
+    assert (ended.json["evaluation"]["mem_len"], ended.json["generation"]["mem_len"]) == (7, 3)
+
+
+def test_bench_profiles_and_writes_what_it_found(txl, toy_toml, tmp_path):
+    file = tmp_path / "new" / "profile.json"
+    ended = txl("bench", toy_toml, "--steps", 1, "--profile", file, "--json")
+    assert ended.code == 0
+    assert json.loads(file.read_text()) == ended.json
+    assert [*tmp_path.rglob("*.*")] == [file]
+    for row in ended.json["parts"]:
+        assert row["part"] in ended.err
+    assert ended.json["operators"][0]["operator"] in ended.err
+
+
+def test_bench_profiles_without_a_file(txl, toy_toml):
+    ended = txl("bench", toy_toml, "--steps", 1, "--profile")
+    assert (ended.code, ended.out) == (0, "")
+    assert "softmax and loss" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--steps", 0], 2, "steps=0 must be at least 1"),
+        (["--profile", "a.json", "b.json"], 2, "--profile takes one file, not 2"),
+        (["--profile", "--train.compile", "True"], 2, "profile with --train.compile False"),
+        (["--profile", "file/profile.json", "--steps", 1], 1, "cannot write file/profile.json"),
+    ],
+)
+def test_bench_explains_what_it_cannot_do(
+    txl, toy_toml, tmp_path, monkeypatch, words, code, message
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").write_text("")
+    ended = txl("bench", toy_toml, *words)
+    assert (ended.code, ended.out) == (code, "")
+    assert message in ended.err

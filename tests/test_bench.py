@@ -1,0 +1,175 @@
+"""What is counted is counted right, and what is measured adds up."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from transformer_xl.bench import measure, measuring, profile, profiling, training, with_vocabulary
+from transformer_xl.bench.work import forward_flops, token_bytes, training_flops
+from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
+from transformer_xl.ops import use_backend
+
+CPU = torch.device("cpu")
+BASE = ModelConfig(
+    vocab_size=60, n_layer=3, n_head=2, d_model=16, d_inner=24, mem_len=5, dropout=0.0
+)
+VARIANTS = {
+    "the paper": {},
+    "no memory": {"mem_len": 0},
+    "other widths": {"d_head": 5, "d_embed": 6},
+    "learned relative positions": {"attn_type": 1, "n_positions": 9},
+    "limited attention": {"attn_len": 4},
+    "adaptive softmax": {"cutoffs": (20, 40), "div_val": 2},
+    "sampled softmax": {"sample_softmax": 7},
+    "sinusoids": {"attn_type": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick(one_thread, monkeypatch):
+    for name in ("CEILING_WIDTH", "READING_WIDTH"):
+        monkeypatch.setattr(measuring, name, {"cpu": 64})
+    monkeypatch.setattr(measuring, "TOKENS", 3)
+
+
+def recipe(model=None, **settings):
+    settings = {"batch_size": 4, "segment_len": 4, "precision": "float32", **settings}
+    return Config(
+        model=replace(BASE, **(model or {})),
+        data=DataConfig(),
+        train=TrainConfig(**settings),
+        eval=EvalConfig(batch_size=2, segment_len=3),
+    )
+
+
+def test_the_operations_of_one_shape_are_those_counted_by_hand():
+    # A layer for one token: four projections, the feed-forward, three products with 6 keys.
+    token = 4 * 16 * 16 + 2 * 16 * 24 + 3 * 16 * 6
+    # Keys and values of the memory for each stream, positions once.
+    memory = 2 * (5 * 2 * 16 * 16) + 6 * 16 * 16
+    softmax = 2 * 16 * 60
+    assert forward_flops(BASE, 2, 1, 5, 1, is_kept=True) == 2 * (3 * 2 * token + softmax)
+    assert forward_flops(BASE, 2, 1, 5, 1, is_kept=False) == 2 * (
+        3 * (2 * token + memory) + softmax
+    )
+    assert training_flops(BASE, 2, 1, 5, 1) == 2 * (3 * (3 * 2 * token + 2 * memory) + 3 * softmax)
+    # Weights, then the keys and values of five positions, then the softmax.
+    numbers = 3 * (4 * 16 * 16 + 2 * 16 * 24 + 2 * 5 * 16) + 16 * 60
+    assert token_bytes(BASE, 5, 4) == 4 * numbers
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name[:3] not in ("sin", "sam")])
+def test_the_count_is_that_of_torch_without_what_is_thrown_away(name):
+    B, T = 32, 4
+    config = recipe(VARIANTS[name], batch_size=B)
+    model = config.model
+    M, width = model.mem_len, model.n_head * model.head_width
+    _, step = training(config, CPU)
+    # In place, which torch does not count.
+    addmm = {torch.ops.aten.addmm_: lambda _, a, b, **__: 2 * a[0] * a[1] * b[1]}
+    with (
+        use_backend("reference"),
+        FlopCounterMode(display=False, custom_mapping=addmm) as counter,  # pyright: ignore
+    ):
+        step()
+    S = min(M + T, T - 1 + (model.attn_len or M + T))
+    seen = sum(min(M + i + 1, model.attn_len or M + T) for i in range(T))
+    hidden = model.n_layer * B * 3 * width * (T * S - seen)
+    # Nobody asks for the gradient of the memory, but the reference may compute it.
+    of_memory = 2 * model.n_layer * B * M * model.d_model * 2 * width
+    found = counter.get_total_flops() - 6 * hidden
+    expected = training_flops(model, B, T, M, T)
+    # How many words of each cluster are drawn is chance.
+    tolerance = 0.02 * expected if model.cutoffs else 0
+    assert min(abs(found - expected), abs(found - of_memory - expected)) <= tolerance
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_kind_of_model_is_measured(name):
+    found = measure(recipe(VARIANTS[name]), steps=2)
+    for part, n_tokens in (("training", 16), ("evaluation", 6), ("generation", 1)):
+        row = found[part]
+        low, high = row["seconds_range"]
+        assert 0 < low <= row["seconds"] <= high
+        assert row["tokens_per_second"] == pytest.approx(n_tokens / row["seconds"])
+    limit, row = found["ceiling"], found["training"]
+    rate = row["gflop"] / row["seconds"]
+    assert row["share_of_ceiling"] == pytest.approx(rate / limit["gflop_per_s"])
+    assert row["peak_mb"] >= row["mb_at_first"] > 0
+
+
+def test_the_memory_is_full_from_the_first_step_on():
+    config = recipe({"ext_len": 2}, accumulate=2, loss="half")
+    state, step = training(config, CPU)
+    lengths = []
+    for _ in range(3):
+        lengths.append([len(memory) for memory in state.mems if memory is not None])
+        step()
+    assert lengths == [[5, 5]] * 3
+    assert state.step == 3
+
+
+def test_a_profile_adds_up_to_the_step():
+    found = profile(recipe(accumulate=2), steps=1)
+    parts = {row["part"]: row for row in found["parts"]}
+    assert [*parts] == [*profiling.PARTS]
+    ms = sum(row["ms"] for row in parts.values())
+    assert ms == pytest.approx(sum(row["ms"] for row in found["operators"]))
+    # The rest is what noting the step itself takes, by another clock.
+    assert 0.2 < ms / 1e3 / found["seconds_profiled"] < 1.02
+    assert sum(row["share"] for row in parts.values()) == pytest.approx(1)
+    assert all(row["ms"] == row["forward_ms"] + row["backward_ms"] for row in parts.values())
+
+
+def test_an_operator_is_where_it_ran_and_its_gradient_too():
+    found = profile(recipe(accumulate=2), steps=3)
+    parts = {row["part"]: row for row in found["parts"]}
+    learning = [
+        part for part in parts if part not in ("memory", "adding up gradients", "optimizer")
+    ]
+    assert all(parts[part]["forward_ms"] > 0 for part in learning)
+    assert all(parts[part]["backward_ms"] > 0 for part in learning)
+    assert parts["optimizer"]["forward_ms"] > 0 == parts["optimizer"]["backward_ms"]
+    assert parts["adding up gradients"]["backward_ms"] > 0
+    rows = {(row["operator"], row["pass"]): row for row in found["operators"]}
+    looked_up = rows["aten::embedding", "forward"]
+    assert (looked_up["part"], looked_up["calls"]) == ("embedding", 2)
+    assert rows["EmbeddingBackward0", "backward"]["part"] == "embedding"
+
+
+def test_a_profile_leaves_the_functions_as_they_were(monkeypatch):
+    functions = [getattr(owner, name) for owner, name, _ in profiling.SCOPES]
+    profile(recipe(), steps=1)
+    assert [getattr(owner, name) for owner, name, _ in profiling.SCOPES] == functions
+    with pytest.raises(KeyboardInterrupt), profiling._scopes():
+        raise KeyboardInterrupt
+    assert [getattr(owner, name) for owner, name, _ in profiling.SCOPES] == functions
+
+
+def test_what_cannot_be_measured_is_explained():
+    with pytest.raises(ValueError, match="steps=0 must be at least 1"):
+        measure(recipe(), steps=0)
+    with pytest.raises(ValueError, match="steps=-1 must be at least 1"):
+        profile(recipe(), steps=-1)
+    with pytest.raises(ValueError, match=r"profile with --train.compile False"):
+        profile(recipe(compile=True), steps=1)
+
+
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [
+        ({}, 256),
+        ({"vocab": "chars"}, 100),
+        ({"vocab": "bpe"}, 4096),
+        ({"vocab": "bpe", "vocab_size": 512}, 512),
+        ({"vocab": "words"}, 10_000),
+        ({"vocab": "bytes", "vocab_size": 512}, 256),
+    ],
+)
+def test_a_vocabulary_that_is_left_to_the_text_is_guessed(data, size):
+    config = replace(recipe({"vocab_size": 0}), data=DataConfig(**data))
+    assert with_vocabulary(config).model.vocab_size == size
+    known = replace(config, model=replace(config.model, vocab_size=7))
+    assert with_vocabulary(known) == known
