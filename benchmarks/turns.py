@@ -5,64 +5,113 @@ ways, and ratios taken turn by turn stay what they are. A program calls itself o
 way (``--worker ...``), and that call serves :func:`work`.
 """
 
+import os
 import platform
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 
-def work(step: Callable[[], object]) -> None:
-    """Make a step for each line of the standard input and print its seconds.
+def work(step: Callable[[], object], *, repeats: int = 1, device: str = "cpu") -> None:
+    """Make steps for each line of the standard input and print the seconds of one.
 
-    At the end print how many MB the process took at most beyond what it had at first.
+    At the end print the MB that the process took at first, and those that it took at most.
+
+    Args:
+        step: What is measured.
+        repeats: Steps for each line; the seconds are their mean.
+        device: On a GPU, time is taken when it has done its work, and memory is the tensors'.
     """
-    before = _resident_mb("VmRSS")
+    is_gpu = device != "cpu"
+    before = torch.cuda.memory_allocated() / 2**20 if is_gpu else _resident_mb("VmRSS")
     for _ in sys.stdin:
-        began = time.perf_counter()
-        step()
-        print(time.perf_counter() - began, flush=True)
+        began = _now(is_gpu)
+        for _ in range(repeats):
+            step()
+        print((_now(is_gpu) - began) / repeats, flush=True)
     print(before, flush=True)
-    print(_resident_mb("VmHWM"), flush=True)
+    print(torch.cuda.max_memory_allocated() / 2**20 if is_gpu else _resident_mb("VmHWM"))
+
+
+def _now(is_gpu: bool) -> float:
+    if is_gpu:
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 class Worker:
-    """A process that makes steps in one way."""
+    """A process that makes steps in one way.
 
-    def __init__(self, program: str, words: Sequence[str]) -> None:
-        command = [sys.executable, program, "--worker", *words]
+    Args:
+        program: The file that calls :func:`work` after ``--worker``.
+        words: What it is handed after that.
+        paths: Folders in which it looks for modules first.
+    """
+
+    def __init__(self, program: str, words: Sequence[str], paths: Sequence[Path] = ()) -> None:
+        self.command = [sys.executable, program, "--worker", *words]
+        known = os.environ.get("PYTHONPATH")
+        folders = [*map(str, paths), *([known] if known else [])]
+        # A session of its own: Ctrl-C reaches this process alone, and it ends the others.
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            self.command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(folders)},
+            start_new_session=True,
         )
 
     def step(self) -> float:
         """Make a step; return its seconds."""
         assert self.process.stdin
-        self.process.stdin.write("\n")
-        self.process.stdin.flush()
+        try:
+            self.process.stdin.write("\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            self._fail()
         return self._number()
 
     def peak(self) -> tuple[float, float]:
         """End the process; return its memory at first and at most, in MB."""
         assert self.process.stdin
         self.process.stdin.close()
-        numbers = self._number(), self._number()
-        self.process.wait()
-        return numbers
+        return self._number(), self._number()
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.process.kill()
+        # What was not read any more cannot be written, either.
+        with suppress(BrokenPipeError), self.process:
+            pass
 
     def _number(self) -> float:
         assert self.process.stdout
-        return float(self.process.stdout.readline())
+        line = self.process.stdout.readline()
+        if not line:
+            self._fail()
+        return float(line)
+
+    def _fail(self) -> NoReturn:
+        sys.exit(f"this process failed, see above: {' '.join(self.command)}")
 
 
 def take_turns(
-    program: str, ways: dict[str, Sequence[str]], ours: str, *, rounds: int, warm: int
+    program: str,
+    ways: Mapping[str, Sequence[str]],
+    ours: str,
+    *,
+    rounds: int,
+    warm: int,
+    paths: Mapping[str, Sequence[Path]] | None = None,
 ) -> dict[str, Any]:
     """Let the ways take turns.
 
@@ -71,20 +120,26 @@ def take_turns(
         ways: What to hand to each, by name.
         ours: The way that the others are compared with.
         rounds: Turns that count.
-        warm: Steps of each before them.
+        warm: Turns of each before them.
+        paths: Folders in which a way looks for modules first, by its name.
 
     Returns:
         Medians of the seconds; ratios of the others to ours, median and range; memory.
     """
-    workers = {name: Worker(program, words) for name, words in ways.items()}
-    for worker in workers.values():
-        for _ in range(warm):
-            worker.step()
-    turns = [{name: worker.step() for name, worker in workers.items()} for _ in range(rounds)]
+    workers: dict[str, Worker] = {}
+    try:
+        for name, words in ways.items():
+            workers[name] = Worker(program, words, (paths or {}).get(name, ()))
+            for _ in range(warm):
+                workers[name].step()
+        turns = [{name: worker.step() for name, worker in workers.items()} for _ in range(rounds)]
+        memory = {name: worker.peak() for name, worker in workers.items()}
+    finally:
+        for worker in workers.values():
+            worker.kill()
     ratios = {
         name: sorted(turn[name] / turn[ours] for turn in turns) for name in ways if name != ours
     }
-    memory = {name: worker.peak() for name, worker in workers.items()}
     return {
         "seconds": {name: statistics.median(t[name] for t in turns) for name in workers},
         "ratio": {name: statistics.median(x) for name, x in ratios.items()},
@@ -95,16 +150,19 @@ def take_turns(
     }
 
 
-def circumstances() -> dict[str, Any]:
+def circumstances(device: str = "cpu") -> dict[str, Any]:
     """Say when, how and on what this program runs."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     flags = next((line for line in lines if line.startswith("flags")), "")
+    processor = names[0] if names else platform.processor()
+    if device != "cpu":
+        processor = torch.cuda.get_device_name()
     return {
         "date": str(date.today()),
         "command": "python " + " ".join(sys.argv),
-        "processor": names[0] if names else platform.processor(),
+        "processor": processor,
         "bfloat16_instructions": "avx512_bf16" in flags or "amx_bf16" in flags,
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,

@@ -1,0 +1,67 @@
+"""The model of this project."""
+
+from typing import Any
+
+import torch
+from shapes import Job, model_config
+from torch import Tensor
+
+import peers
+from transformer_xl.nn import Memory, TransformerXL
+from transformer_xl.ops import use_backend
+
+
+class Peer(peers.Peer):
+    """Hidden states are remembered in training, keys and values otherwise.
+
+    The variant is a backend of the attention, or ``decoder``: single tokens through the decoder,
+    which a GPU replays as a graph.
+    """
+
+    def __init__(self, job: Job, variant: Any) -> None:
+        self.model = TransformerXL(model_config(job.shape, dropout=job.dropout))
+        self.job, self.decoder = job, None
+        self.has_decoder = variant == "decoder"
+        self.backend: Any = "auto" if self.has_decoder else variant
+        self.mems: Any = None
+
+    def reduce_weights(self, job: Job) -> None:
+        """Make the model compact, as ``txl generate --weights`` does."""
+        try:
+            from transformer_xl.nn.compact import compact
+        except ModuleNotFoundError:
+            # A revision from before there was that.
+            super().reduce_weights(job)
+        else:
+            weights: Any = job.precision.removesuffix("_weights")
+            self.model = compact(self.model, weights)
+
+    def remember(self) -> None:
+        """Fill the memory."""
+        shape, model = self.job.shape, self.model
+        size = shape.batch, shape.mem_len, shape.d_model
+        states = [
+            torch.randn(size, device=model.device, dtype=model.dtype) for _ in range(shape.n_layer)
+        ]
+        memory = Memory(states)
+        self.mems = memory if self.job.work == "training" else model.keep(memory)
+        if self.has_decoder:
+            from transformer_xl.nn.decoding import Decoder
+
+            self.decoder = Decoder(model, self.mems)
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """Read a segment and predict its targets."""
+        with use_backend(self.backend):
+            out = self.model(tokens, self.mems, targets)
+        self.mems = out.mems
+        return out.loss
+
+    def scores(self, tokens: Tensor) -> Tensor:
+        """Read a segment and predict what follows."""
+        if self.decoder is not None:
+            return self.model.softmax.log_probs(self.decoder.read(tokens[:, 0]))
+        with use_backend(self.backend):
+            out = self.model(tokens, self.mems)
+        self.mems = out.mems
+        return out.log_probs[:, -1]
