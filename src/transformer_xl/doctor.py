@@ -9,7 +9,7 @@ import torch
 from transformer_xl.config import DataConfig
 from transformer_xl.data.corpus import cache_folder
 from transformer_xl.device import pick_device, pick_precision
-from transformer_xl.ops import chosen_backend
+from transformer_xl.ops import choose_backend
 
 _PACKAGES = (
     "transformer-xl", "torch", "numpy", "safetensors", "tokenizers", "tyro", "msgspec", "rich",
@@ -26,12 +26,6 @@ def diagnose() -> dict[str, Any]:
     device = pick_device()
     precision = pick_precision("auto", device)
     has_bfloat16 = precision == "bfloat16"
-    backend = chosen_backend()
-    reasons = {
-        "skew": "the copy-free operation in plain PyTorch, on every device",
-        "reference": "chosen by use_backend, or inside torch.compile",
-        "triton": "chosen by use_backend: fused kernels for a GPU",
-    }
     capabilities = torch.cpu.get_capabilities()
     return {
         "python": platform.python_version(),
@@ -41,10 +35,22 @@ def diagnose() -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
         "precision": f"{precision}: the {device.type} "
         f"{'has' if has_bfloat16 else 'has no'} bfloat16 arithmetic",
-        "relative attention": f"{backend}: {reasons[backend]}",
+        **{f"attention on {each}": _attention(each) for each in _devices()},
         "cache": str(cache_folder(DataConfig())),
         "packages": {name: _version(name) for name in _PACKAGES},
     }
+
+
+def _devices() -> list[torch.device]:
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [torch.device("cpu"), *(torch.device("cuda", n) for n in range(n_gpus))]
+
+
+def _attention(device: torch.device) -> str:
+    """Name the way to compute relative attention there, for heads of the usual width, and why."""
+    dtype = getattr(torch, pick_precision("auto", device))
+    backend, reason = choose_backend(device, dtype, 64)
+    return f"{backend}: {reason}"
 
 
 def _version(name: str) -> str:

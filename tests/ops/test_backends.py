@@ -1,16 +1,13 @@
 """Whatever is faster than the reference gives the numbers of the reference."""
 
 import itertools
-from contextlib import suppress
 from inspect import unwrap
 
 import pytest
 import torch
 
 from transformer_xl.ops import (
-    BACKENDS,
     attention,
-    chosen_backend,
     rel_attention,
     skew,
     use_backend,
@@ -309,41 +306,6 @@ def test_a_second_derivative_is_refused_rather_than_wrong():
     (gradient,) = torch.autograd.grad(out.square().sum(), inputs[0], create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         gradient.sum().backward()
-
-
-def test_the_fast_way_is_chosen_except_where_a_compiler_fuses_the_reference(monkeypatch):
-    assert chosen_backend() == "skew"
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert chosen_backend() == "reference"
-
-
-def test_a_chosen_backend_holds_inside_its_block():
-    with use_backend("reference"):
-        assert chosen_backend() == "reference"
-        with suppress(KeyError), use_backend("skew"):
-            assert chosen_backend() == "skew"
-            raise KeyError
-        assert chosen_backend() == "reference"
-        with use_backend("auto"):
-            assert chosen_backend() == "skew"
-    assert chosen_backend() == "skew"
-
-
-@pytest.mark.parametrize("backend", PORTABLE)
-def test_the_chosen_backend_is_the_one_that_computes(backend, monkeypatch):
-    monkeypatch.setitem(BACKENDS, backend, lambda *inputs, **options: inputs[0])
-    inputs = operands(1, 2, 1, 1, 2)
-    with use_backend(backend):
-        assert rel_attention(*inputs) is inputs[0]
-    other = next(name for name in BACKENDS if name != backend)
-    with use_backend(other):
-        assert rel_attention(*inputs) is not inputs[0]
-
-
-def test_an_unknown_backend_is_named():
-    # Unwrapped: the check of types in signatures, where it is on, refuses it before we can.
-    with pytest.raises(ValueError, match="'flash' is unknown; choose from auto, reference, skew"):
-        next(unwrap(use_backend)("flash"))
 
 
 @pytest.mark.parametrize(

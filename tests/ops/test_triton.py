@@ -130,12 +130,13 @@ def test_no_length_around_the_blocks_is_special(T, M, blocks, device, monkeypatc
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_the_blocks_of_a_gpu_are_as_exact(dtype, device, monkeypatch):
+@pytest.mark.parametrize("K", [32, 41, 64, 96, 128])
+def test_the_blocks_of_a_gpu_are_as_exact(K, dtype, device, monkeypatch):
     monkeypatch.undo()
     if dtype == torch.bfloat16 and device.type == "cpu":
         pytest.skip("the interpreter cuts bfloat16 off where a GPU rounds it")
     assert_as_exact_as_the_reference(
-        operands(2, 70, 67, 1, 64, dtype=dtype), device, attn_len=90, first_key=first_keys(2, 40)
+        operands(2, 70, 67, 1, K, dtype=dtype), device, attn_len=90, first_key=first_keys(2, 40)
     )
 
 
@@ -304,13 +305,12 @@ def test_a_second_derivative_is_refused_rather_than_wrong(device):
     inputs = [x.to(device).requires_grad_() for x in operands(1, 3, 2, 1, 8)[:6]]
     out = kernels.rel_attention(*inputs)
     (gradient,) = torch.autograd.grad(out.square().sum(), inputs[0], create_graph=True)
-    with pytest.raises(RuntimeError, match="once_differentiable"):
+    with pytest.raises(RuntimeError, match="no autograd formula was registered"):
         gradient.sum().backward()
 
 
 def test_a_missing_triton_is_named_with_the_remedy(monkeypatch):
     monkeypatch.setattr(kernels, "find_spec", lambda name: None)
-    assert not kernels.is_supported(torch.device("cuda"), torch.float32, 64)
     with pytest.raises(ModuleNotFoundError, match="pip install triton"):
         kernels.rel_attention(*operands(1, 2, 2, 1, 8)[:6])
 
@@ -329,6 +329,5 @@ def test_what_the_kernels_cannot_compute_is_named(device):
 def test_a_processor_without_the_interpreter_is_named(monkeypatch):
     monkeypatch.setattr(kernels, "find_spec", lambda name: True)
     monkeypatch.setattr(kernels, "_is_interpreted", lambda: False)
-    assert not kernels.is_supported(torch.device("cpu"), torch.float32, 64)
     with pytest.raises(ValueError, match="tensors on cpu: the triton backend needs a CUDA device"):
         kernels.rel_attention(*operands(1, 2, 2, 1, 8)[:6])

@@ -7,7 +7,7 @@ width, V vocabulary, N layers.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,17 +15,22 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.ops import reference, skew, triton
+from transformer_xl.ops.dropout import dropout, relu_dropout
 from transformer_xl.ops.nll import linear_nll
-from transformer_xl.ops.products import linear
+from transformer_xl.ops.products import linear, project
 
 __all__ = [
     "BACKENDS",
     "Backend",
+    "Choice",
     "attention",
-    "chosen_backend",
+    "choose_backend",
+    "dropout",
     "linear",
     "linear_nll",
+    "project",
     "rel_attention",
+    "relu_dropout",
     "use_backend",
 ]
 
@@ -35,6 +40,9 @@ BACKENDS = {
     "skew": skew.rel_attention,
     "triton": triton.rel_attention,
 }
+
+TRITON_IS_TRIED = False
+"""Whether the fused kernels have been tested and timed on a GPU: then ``auto`` picks them there."""
 
 # A plain variable, which torch.compile can see through; a ContextVar would break its graphs.
 _backend: Backend = "auto"
@@ -113,7 +121,8 @@ def rel_attention(
         distance_bias = None if distance_bias is None else distance_bias.to(dtype)
     # Each way takes care of its precision itself.
     with torch.autocast(device, enabled=False):
-        return BACKENDS[chosen_backend()](
+        chosen = choose_backend(q.device, operands[0].dtype, q.shape[3])
+        return BACKENDS[chosen.backend](
             *operands,
             distance_bias=distance_bias,
             attn_len=attn_len,
@@ -169,12 +178,23 @@ def use_backend(backend: Backend) -> Iterator[None]:
         _backend = before
 
 
-def chosen_backend() -> str:
-    """Name the way in which the operation is computed at present.
+class Choice(NamedTuple):
+    """A way to compute the operation."""
 
-    ``auto`` is the copy-free one, except inside ``torch.compile``, which fuses the reference. The
-    fused kernels of ``triton`` are for those who ask: they have not been run on a GPU yet.
-    """
+    backend: str
+    """Its name in ``BACKENDS``."""
+    reason: str
+    """Why it and no other, in words."""
+
+
+def choose_backend(device: torch.device, dtype: torch.dtype, K: int) -> Choice:
+    """Choose how the operation is computed there, in that precision, for heads of that width."""
     if _backend != "auto":
-        return _backend
-    return "reference" if torch.compiler.is_compiling() else "skew"
+        return Choice(_backend, "chosen by use_backend")
+    against = triton.reason_against(device, dtype, K)
+    if against is None and TRITON_IS_TRIED:
+        return Choice("triton", "fused kernels, forward and backward")
+    against = against or "the fused kernels of triton have not been tried on a GPU yet"
+    if torch.compiler.is_compiling():
+        return Choice("reference", f"torch.compile fuses the plain operation; {against}")
+    return Choice("skew", f"plain PyTorch without a copy for the shift; {against}")

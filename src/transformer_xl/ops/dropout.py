@@ -27,9 +27,14 @@ def dropout(x: Float[Tensor, "*shape"], p: float, training: bool) -> Float[Tenso
 
 
 def relu_dropout(x: Float[Tensor, "*shape"], p: float, training: bool) -> Float[Tensor, "*shape"]:
-    """Return ``dropout(relu(x))``; what is not positive in it is what has no gradient."""
-    if not training or p == 0 or x.device.type != "cpu" or torch.compiler.is_compiling():
-        return F.dropout(F.relu(x), p, training)
+    """Return ``dropout(relu(x))``, at times in the place of ``x``.
+
+    What is not positive in it is what has no gradient: nothing more is kept.
+    """
+    if not training or p == 0:
+        return torch.relu_(x)
+    if x.device.type != "cpu" or torch.compiler.is_compiling():
+        return F.dropout(torch.relu_(x), p)
     return cast(Tensor, _ReLUDropout.apply(x, p, new_seed()))
 
 

@@ -3,16 +3,19 @@
 Importing this file does not import Triton, which only some builds of PyTorch bring along; the
 kernels are loaded when they are first used. They run on a GPU, or slowly anywhere in Triton's
 interpreter (``TRITON_INTERPRET=1``). Every run gives the same bits.
+
+Each launch is an operator of its own in PyTorch's library, so that ``torch.compile`` takes it as
+it is and compiles what stands around it.
 """
 
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch.library import custom_op
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 128
@@ -34,27 +37,46 @@ class Blocks(NamedTuple):
 
 
 BLOCKS = {
-    ("forward", 2): Blocks(64, 64, 8, 2),
-    ("queries", 2): Blocks(64, 64, 8, 2),
-    ("keys", 2): Blocks(64, 64, 8, 2),
-    ("distances", 2): Blocks(64, 64, 8, 2),
-    ("forward", 4): Blocks(32, 32, 8, 2),
-    ("queries", 4): Blocks(32, 32, 8, 2),
-    ("keys", 4): Blocks(32, 32, 8, 2),
-    ("distances", 4): Blocks(32, 32, 8, 2),
+    ("forward", 2, 64): Blocks(64, 64, 8, 2),
+    ("forward", 2, 128): Blocks(64, 64, 8, 1),
+    ("forward", 4, 64): Blocks(32, 32, 8, 2),
+    ("forward", 4, 128): Blocks(16, 16, 8, 1),
+    ("queries", 2, 64): Blocks(64, 64, 8, 2),
+    ("queries", 2, 128): Blocks(32, 32, 8, 2),
+    ("queries", 4, 64): Blocks(32, 32, 8, 2),
+    ("queries", 4, 128): Blocks(16, 16, 8, 1),
+    ("keys", 2, 64): Blocks(64, 64, 8, 2),
+    ("keys", 2, 128): Blocks(32, 64, 8, 1),
+    ("keys", 4, 64): Blocks(32, 32, 8, 2),
+    ("keys", 4, 128): Blocks(16, 16, 8, 1),
+    ("distances", 2, 64): Blocks(64, 64, 8, 2),
+    ("distances", 2, 128): Blocks(32, 32, 8, 2),
+    ("distances", 4, 64): Blocks(32, 32, 8, 2),
+    ("distances", 4, 128): Blocks(16, 16, 8, 1),
 }
-"""How each kernel divides its work, by the bytes of a number.
+"""How each kernel divides its work, by the bytes of a number and the widest head.
 
-Chosen so that what the compiler makes for an H200 keeps nearly all in registers; not yet measured.
+Chosen so that what the compiler makes for an H200 keeps nearly all in registers, as
+``benchmarks/gpu/resources.py`` shows; not yet measured.
 """
 
 
-def is_supported(device: torch.device, dtype: torch.dtype, K: int) -> bool:
-    """Whether the kernels compute heads of this kind here, faster than plain PyTorch."""
-    has_gpu = device.type == "cuda" and find_spec("triton") is not None
+def reason_against(device: torch.device, dtype: torch.dtype, K: int) -> str | None:
+    """Say why the kernels are not the fast way for such heads here; None: they are."""
+    if device.type != "cuda":
+        return f"the fused kernels are for a GPU, not for {device.type}"
+    if find_spec("triton") is None:
+        return "Triton is not installed"
     # The products of older GPUs are not what the kernels are made for.
-    is_recent = has_gpu and torch.cuda.get_device_capability(device) >= (8, 0)
-    return is_recent and dtype in DTYPES and K <= WIDEST
+    if (capability := torch.cuda.get_device_capability(device)) < (8, 0):
+        return f"the GPU's compute capability {capability[0]}.{capability[1]} is below 8.0"
+    if dtype not in DTYPES:
+        return f"the fused kernels do not compute {dtype}"
+    return None if K <= WIDEST else f"heads of width {K} are wider than {WIDEST}"
+
+
+# What torch.compiler.assume_constant_result does, but for loading the whole compiler to do it.
+setattr(reason_against, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 def rel_attention(
@@ -76,6 +98,19 @@ def rel_attention(
         ModuleNotFoundError: Triton is not installed.
         ValueError: The precision, the width of the heads or the device is not one of the kernels'.
     """
+    q, k, v, r = (_dense_rows(x) for x in (q, k, v, r))
+    others = (content_bias, position_bias, distance_bias, first_key)
+    others = [None if x is None else x.contiguous() for x in others]
+    seed = None
+    if dropout:
+        # On the device: nobody waits for it, and a graph draws a new one each time it is replayed.
+        seed = torch.randint(2**62, (1,), device=q.device)
+    S = k.shape[1]
+    attn_len = S if attn_len is None else min(attn_len, S)
+    return _attend(q, k, v, r, *others, seed, attn_len, dropout)[0]
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, r: Tensor) -> None:
     if find_spec("triton") is None:
         raise ModuleNotFoundError(
             "the triton backend needs Triton, which comes with PyTorch for CUDA; "
@@ -97,18 +132,6 @@ def rel_attention(
             f"tensors on {q.device}: the triton backend needs a CUDA device; choose another "
             "backend, or set TRITON_INTERPRET=1 before the start to test the kernels"
         )
-    operands = (_dense_rows(x) for x in (q, k, v, r))
-    biases = (content_bias.contiguous(), position_bias.contiguous())
-    if distance_bias is not None:
-        distance_bias = distance_bias.contiguous()
-    seed = None
-    if dropout:
-        # On the device: nobody waits for it, and a graph draws a new one each time it is replayed.
-        seed = torch.randint(2**62, (1,), device=q.device)
-    attended = _TritonAttention.apply(
-        *operands, *biases, distance_bias, first_key, seed, attn_len, dropout
-    )
-    return cast(Tensor, attended)
 
 
 def _is_interpreted() -> bool:
@@ -119,128 +142,166 @@ def _dense_rows(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-class _TritonAttention(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        r: Tensor,
-        content_bias: Tensor,
-        position_bias: Tensor,
-        distance_bias: Tensor | None,
-        first_key: Tensor | None,
-        seed: Tensor | None,
-        attn_len: int | None,
-        dropout: float,
-    ) -> Tensor:
-        from transformer_xl.ops import triton_forward
-
-        B, T, H, _ = q.shape
-        inputs = (q, k, v, r, content_bias, position_bias, distance_bias, first_key, seed)
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        norms = torch.empty(B, H, 2, T, dtype=torch.float32, device=q.device)
-        blocks = BLOCKS["forward", q.element_size()]
-        programs = -(-T // blocks.queries) * B * H
-        with torch.cuda.device_of(q):
-            triton_forward.attention_kernel[programs,](
-                *inputs, out, norms, **_arguments(inputs, attn_len, dropout, blocks)
-            )
-        ctx.save_for_backward(*inputs, out, norms)
-        ctx.attn_len, ctx.dropout = attn_len, dropout
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any, *grad_outputs: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        *inputs, out, norms = ctx.saved_tensors
-        needed = ctx.needs_input_grad
-        d_out = _dense_rows(grad_outputs[0])
-        dk = dv = dr = d_distance_bias = None
-        with torch.cuda.device_of(out):
-            dq, d_biases, back = _query_gradients(ctx, inputs, out, d_out, norms)
-            if needed[1] or needed[2]:
-                dk, dv = _key_gradients(ctx, inputs, d_out, norms, back)
-            if needed[3] or needed[6]:
-                dr, d_distance_bias = _distance_gradients(ctx, inputs, d_out, norms, back)
-        return dq, dk, dv, dr, *d_biases, d_distance_bias, None, None, None, None
+_OPERANDS = (
+    "Tensor q, Tensor k, Tensor v, Tensor r, Tensor content_bias, Tensor position_bias, "
+    "Tensor? distance_bias, Tensor? first_key, Tensor? seed, int attn_len, float dropout"
+)
 
 
+@custom_op(
+    "transformer_xl::rel_attention", mutates_args=(), schema=f"({_OPERANDS}) -> (Tensor, Tensor)"
+)
+def _attend(*operands: Any) -> tuple[Tensor, Tensor]:
+    """Return what is attended, and what the backward pass needs of the normalization."""
+    _check(*operands[:4])
+    from transformer_xl.ops import triton_forward
+
+    q = operands[0]
+    out, norms = _like_attended(*operands)
+    blocks = _blocks("forward", q)
+    programs = -(-q.shape[1] // blocks.queries) * q.shape[0] * q.shape[2]
+    with torch.cuda.device_of(q):
+        triton_forward.attention_kernel[programs,](
+            *operands[:9], out, norms, **_arguments(operands, blocks)
+        )
+    return out, norms
+
+
+@_attend.register_fake
+def _like_attended(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    B, T, H, _ = q.shape
+    return q.new_empty(q.shape), q.new_empty(B, H, 2, T, dtype=torch.float32)
+
+
+@custom_op(
+    "transformer_xl::rel_attention_d_queries",
+    mutates_args=(),
+    schema=f"(Tensor d_out, Tensor norms, Tensor out, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
+)
 def _query_gradients(
-    ctx: Any, inputs: list[Tensor | None], out: Tensor, d_out: Tensor, norms: Tensor
+    d_out: Tensor, norms: Tensor, out: Tensor, *operands: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of queries and of both biases, and what the other kernels need."""
     from transformer_xl.ops import triton_backward
 
     B, T, H, K = out.shape
-    blocks = BLOCKS["queries", out.element_size()]
+    blocks = _blocks("queries", out)
     n_blocks = -(-T // blocks.queries)
     dq, back = torch.empty_like(out), norms.new_empty(B, H, T)
     shares = norms.new_empty(B, n_blocks, 2, H, K)
-    triton_backward.query_kernel[n_blocks * B * H,](
-        *(*inputs, out, d_out, norms, back, dq, shares),
-        **_arguments(inputs, ctx.attn_len, ctx.dropout, blocks, d_out),
-    )
+    with torch.cuda.device_of(out):
+        triton_backward.query_kernel[n_blocks * B * H,](
+            *(*operands[:9], out, d_out, norms, back, dq, shares),
+            **_arguments(operands, blocks, d_out),
+        )
     return dq, shares.sum((0, 1)).to(out.dtype), back
 
 
+@_query_gradients.register_fake
+def _(d_out: Tensor, norms: Tensor, out: Tensor, *operands: Any) -> tuple[Tensor, Tensor, Tensor]:
+    B, T, H, K = out.shape
+    return torch.empty_like(out), out.new_empty(2, H, K), norms.new_empty(B, H, T)
+
+
+@custom_op(
+    "transformer_xl::rel_attention_d_keys",
+    mutates_args=(),
+    schema=f"(Tensor d_out, Tensor norms, Tensor back, {_OPERANDS}) -> (Tensor, Tensor)",
+)
 def _key_gradients(
-    ctx: Any, inputs: list[Tensor | None], d_out: Tensor, norms: Tensor, back: Tensor
+    d_out: Tensor, norms: Tensor, back: Tensor, *operands: Any
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of keys and values."""
     from transformer_xl.ops import triton_backward
 
-    B, S, H, _ = cast(Tensor, inputs[1]).shape
-    blocks = BLOCKS["keys", d_out.element_size()]
-    dk, dv = d_out.new_empty(2, *cast(Tensor, inputs[1]).shape)
-    triton_backward.key_kernel[-(-S // blocks.keys) * B * H,](
-        *(*inputs, d_out, norms, back, dk, dv),
-        **_arguments(inputs, ctx.attn_len, ctx.dropout, blocks, d_out),
-    )
+    dk, dv = _like_keys(d_out, norms, back, *operands)
+    B, S, H, _ = dk.shape
+    blocks = _blocks("keys", d_out)
+    with torch.cuda.device_of(d_out):
+        triton_backward.key_kernel[-(-S // blocks.keys) * B * H,](
+            *(*operands[:9], d_out, norms, back, dk, dv), **_arguments(operands, blocks, d_out)
+        )
     return dk, dv
 
 
+@_key_gradients.register_fake
+def _like_keys(d_out: Tensor, norms: Tensor, back: Tensor, *operands: Any) -> tuple[Tensor, Tensor]:
+    k = operands[1]
+    return k.new_empty(k.shape), k.new_empty(k.shape)
+
+
+@custom_op(
+    "transformer_xl::rel_attention_d_positions",
+    mutates_args=(),
+    schema=f"(Tensor d_out, Tensor norms, Tensor back, {_OPERANDS}) -> (Tensor, Tensor)",
+)
 def _distance_gradients(
-    ctx: Any, inputs: list[Tensor | None], d_out: Tensor, norms: Tensor, back: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """Return the gradients of positions and of the biases of the distances."""
+    d_out: Tensor, norms: Tensor, back: Tensor, *operands: Any
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of positions and, empty without them, of the biases of distances."""
     from transformer_xl.ops import triton_backward
 
-    r, distance_bias = cast(Tensor, inputs[3]), inputs[6]
+    r, distance_bias = operands[3], operands[6]
     B, T = d_out.shape[:2]
     S, H, K = r.shape
-    blocks = BLOCKS["distances", d_out.element_size()]
+    blocks = _blocks("distances", d_out)
     n_chunks = -(-(S + -T % blocks.queries) // blocks.keys)
     # Streams are summed in groups of a fixed size, and the groups in a fixed order.
     group_size = max(1, B * n_chunks * H // DISTANCE_PROGRAMS)
     n_groups = -(-B // group_size)
     dr = norms.new_empty(n_groups, S, H, K)
-    d_distance_bias = None if distance_bias is None else norms.new_empty(n_groups, S, H)
-    triton_backward.distance_kernel[n_chunks, H, n_groups](
-        *(*inputs, d_out, norms, back, dr, d_distance_bias),
-        B=B,
-        group_size=group_size,
-        **_arguments(inputs, ctx.attn_len, ctx.dropout, blocks, d_out),
-    )
-    if d_distance_bias is not None:
-        d_distance_bias = d_distance_bias.sum(0).to(r.dtype)
-    return dr.sum(0).to(r.dtype), d_distance_bias
+    d_bias = norms.new_empty(n_groups, 0 if distance_bias is None else S, H)
+    with torch.cuda.device_of(d_out):
+        triton_backward.distance_kernel[n_chunks, H, n_groups](
+            *(*operands[:9], d_out, norms, back, dr, d_bias),
+            B=B,
+            group_size=group_size,
+            **_arguments(operands, blocks, d_out),
+        )
+    return dr.sum(0).to(r.dtype), d_bias.sum(0).to(r.dtype)
+
+
+@_distance_gradients.register_fake
+def _(d_out: Tensor, norms: Tensor, back: Tensor, *operands: Any) -> tuple[Tensor, Tensor]:
+    r, distance_bias = operands[3], operands[6]
+    rows = 0 if distance_bias is None else r.shape[0]
+    return r.new_empty(r.shape), r.new_empty(rows, r.shape[1])
+
+
+def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    *tensors, ctx.attn_len, ctx.dropout = inputs
+    ctx.save_for_backward(*output, *tensors)
+    # Nobody asks for a gradient of the norms; no zeros are to be made for it.
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx: Any, d_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    out, norms, *tensors = ctx.saved_tensors
+    operands = (*tensors, ctx.attn_len, ctx.dropout)
+    d_out, needed = _dense_rows(d_out), ctx.needs_input_grad
+    dk = dv = dr = d_bias = None
+    dq, d_biases, back = _query_gradients(d_out, norms, out, *operands)
+    if needed[1] or needed[2]:
+        dk, dv = _key_gradients(d_out, norms, back, *operands)
+    if needed[3] or needed[6]:
+        dr, d_bias = _distance_gradients(d_out, norms, back, *operands)
+    d_bias = d_bias if needed[6] else None
+    return dq, dk, dv, dr, d_biases[0], d_biases[1], d_bias, None, None, None, None
+
+
+_attend.register_autograd(_gradients, setup_context=_remember)
+
+
+def _blocks(kernel: str, x: Tensor) -> Blocks:
+    return BLOCKS[kernel, x.element_size(), 64 if x.shape[3] <= 64 else 128]
 
 
 def _arguments(
-    inputs: Any,
-    attn_len: int | None,
-    dropout: float,
-    blocks: Blocks,
-    d_out: Tensor | None = None,
+    operands: tuple[Any, ...], blocks: Blocks, d_out: Tensor | None = None
 ) -> dict[str, Any]:
     """Collect what all kernels are told about their tensors."""
-    q, k, v, r, _, _, distance_bias, first_key, _ = inputs
+    q, k, v, r, _, _, distance_bias, first_key, _, attn_len, dropout = operands
     T, H, K = q.shape[1:]
-    S = k.shape[1]
     strided = {"q": q, "k": k, "v": v} | ({} if d_out is None else {"d": d_out})
     strides = {
         f"{name}_{axis}": x.stride(n)
@@ -252,9 +313,9 @@ def _arguments(
         "r_row": r.stride(0),
         "r_head": r.stride(1),
         "T": T,
-        "S": S,
+        "S": k.shape[1],
         "H": H,
-        "attn_len": S if attn_len is None else min(attn_len, S),
+        "attn_len": attn_len,
         "scale": K**-0.5,
         "dropout": dropout,
         "kept_scale": 1 / (1 - dropout) if dropout < 1 else 0.0,
@@ -268,6 +329,5 @@ def _arguments(
         "PRECISION": "ieee" if is_exact else "tf32",
         "UPCAST": q.dtype == torch.bfloat16 and _is_interpreted(),
         "num_warps": blocks.warps,
-        # Wide heads would not leave room for the tiles of the next turn.
-        "num_stages": blocks.stages if K <= 64 else 1,
+        "num_stages": blocks.stages,
     }

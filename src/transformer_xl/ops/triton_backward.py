@@ -41,10 +41,33 @@ def load_norms(norms, stream_head, queries, T):
 
 @triton.jit
 @no_type_check
-def weights_again(score, highest, inverse, seen, scale):
-    """Normalize scores as the forward pass did."""
+def load_queries(
+    q, d_out, norms, back, stream_head, queries, q_row, d_row, T, K: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Load a block of queries with all that is known of them, the query kernel's part included."""
+    query = load_rows(q, queries, q_row, 0, T, K, WIDTH)
+    d_attended = load_rows(d_out, queries, d_row, 0, T, K, WIDTH)
+    highest, inverse = load_norms(norms, stream_head, queries, T)
+    place = back + stream_head.to(tl.int64) * T + queries
+    through = tl.load(place, mask=queries < T, other=0.0)
+    return query, d_attended, highest, inverse, through
+
+
+@triton.jit
+@no_type_check
+def score_gradient(
+    score, d_weight, seen, kept, highest, inverse, through, scale, kept_scale, DROPS: tl.constexpr
+):
+    """Return the weights of a tile after dropout, and the gradient of its scores."""
+    # Normalized as the forward pass did.
     exponent = tl.where(seen, score * (scale * LOG2_E) - highest[:, None], float("-inf"))
-    return tl.exp2(exponent) * inverse[:, None]
+    weight = tl.exp2(exponent) * inverse[:, None]
+    dropped = weight
+    if DROPS:
+        d_weight = tl.where(kept, d_weight * kept_scale, 0.0)
+        dropped = tl.where(kept, weight * kept_scale, 0.0)
+    return dropped, weight * (d_weight - through[:, None])
 
 
 @triton.jit
@@ -111,13 +134,14 @@ def query_kernel(
         k_rows = load_rows(k, keys, k_row, first, S, K, WIDTH)
         v_rows = load_rows(v, keys, v_row, first, S, K, WIDTH)
         score += product(q_content, tl.trans(k_rows), PRECISION, UPCAST)
-        seen = is_seen(queries, keys[None, :], first, T, S, attn_len)
-        weight = weights_again(score, highest, inverse, seen, scale)
         d_weight = product(d_attended, tl.trans(v_rows), PRECISION, UPCAST)
+        seen = is_seen(queries, keys[None, :], first, T, S, attn_len)
+        kept = seen
         if DROPS:
             kept = is_kept(seed, stream_head, queries, s0, S, dropout, BLOCK_T, BLOCK_S)
-            d_weight = tl.where(kept, d_weight * kept_scale, 0.0)
-        d_score = weight * (d_weight - through[:, None])
+        _, d_score = score_gradient(
+            score, d_weight, seen, kept, highest, inverse, through, scale, kept_scale, DROPS
+        )
         d_content += product(d_score.to(k_rows.dtype), k_rows, PRECISION, UPCAST)
         d_merged = turn_to_distances(d_score, BLOCK_T, BLOCK_S)
         d_chunk = tl.where(takes_near, d_merged, d_before)
@@ -173,11 +197,9 @@ def key_kernel(
     d_value = tl.zeros((BLOCK_S, WIDTH), tl.float32)
     for t0 in range(start, end, BLOCK_T):
         queries = t0 + tl.arange(0, BLOCK_T)
-        query = load_rows(q, queries, q_row, 0, T, K, WIDTH)
-        d_attended = load_rows(d_out, queries, d_row, 0, T, K, WIDTH)
-        place = stream_head.to(tl.int64) * T + queries
-        highest, inverse = load_norms(norms, stream_head, queries, T)
-        through = tl.load(back + place, mask=queries < T, other=0.0)
+        query, d_attended, highest, inverse, through = load_queries(
+            q, d_out, norms, back, stream_head, queries, q_row, d_row, T, K, WIDTH
+        )
         q_position = add_bias(query, position_bias, head, K, WIDTH)
         rows = s0 + T - t0 - BLOCK_T + tl.arange(0, BLOCK_S)
         r_rows = load_rows(r, rows, r_row, 0, S, K, WIDTH)
@@ -192,16 +214,15 @@ def key_kernel(
         score = turn_to_keys(tl.where(takes_near, near, ahead), BLOCK_T, BLOCK_S)
         q_content = add_bias(query, content_bias, head, K, WIDTH)
         score += product(q_content, tl.trans(k_rows), PRECISION, UPCAST)
-        seen = is_seen(queries, keys[None, :], first, T, S, attn_len)
-        weight = weights_again(score, highest, inverse, seen, scale)
         d_weight = product(d_attended, tl.trans(v_rows), PRECISION, UPCAST)
-        dropped = weight
+        seen = is_seen(queries, keys[None, :], first, T, S, attn_len)
+        kept = seen
         if DROPS:
             kept = is_kept(seed, stream_head, queries, s0, S, dropout, BLOCK_T, BLOCK_S)
-            d_weight = tl.where(kept, d_weight * kept_scale, 0.0)
-            dropped = tl.where(kept, weight * kept_scale, 0.0)
+        dropped, d_score = score_gradient(
+            score, d_weight, seen, kept, highest, inverse, through, scale, kept_scale, DROPS
+        )
         d_value += product(tl.trans(dropped.to(d_attended.dtype)), d_attended, PRECISION, UPCAST)
-        d_score = weight * (d_weight - through[:, None])
         d_key += product(tl.trans(d_score.to(query.dtype)), q_content, PRECISION, UPCAST)
 
     own = (stream * S * H + head) * K
@@ -243,8 +264,10 @@ def distance_kernel(
     for stream_number in range(group * group_size, tl.minimum(B, (group + 1) * group_size)):
         stream = tl.zeros((), tl.int64) + stream_number
         stream_head = stream_number * H + tl.program_id(1)
+        q_base = q + stream * q_stream + head * q_head
         k_base = k + stream * k_stream + head * k_head
         v_base = v + stream * v_stream + head * v_head
+        d_base = d_out + stream * d_stream + head * d_head
         first = 0
         if HAS_FIRST:
             first = tl.load(first_key + stream).to(tl.int32)
@@ -253,13 +276,9 @@ def distance_kernel(
         end = tl.where(n0 + BLOCK_S > S - attn_len, T, 0)
         for t0 in range(start, end, BLOCK_T):
             queries = t0 + tl.arange(0, BLOCK_T)
-            query = load_rows(q + stream * q_stream + head * q_head, queries, q_row, 0, T, K, WIDTH)
-            d_attended = load_rows(
-                d_out + stream * d_stream + head * d_head, queries, d_row, 0, T, K, WIDTH
+            query, d_attended, highest, inverse, through = load_queries(
+                q_base, d_base, norms, back, stream_head, queries, q_row, d_row, T, K, WIDTH
             )
-            place = stream_head.to(tl.int64) * T + queries
-            highest, inverse = load_norms(norms, stream_head, queries, T)
-            through = tl.load(back + place, mask=queries < T, other=0.0)
             s_right = n0 - T + t0 + BLOCK_T
             s_left = s_right - BLOCK_S
             q_content = add_bias(query, content_bias, head, K, WIDTH)
@@ -274,13 +293,13 @@ def distance_kernel(
             )
             score += turn_to_keys(chunk, BLOCK_T, BLOCK_S)
             keys = tl.where(is_right, s_right, s_left) + columns[None, :]
-            seen = is_seen(queries, keys, first, T, S, attn_len)
-            weight = weights_again(score, highest, inverse, seen, scale)
             v_rows = load_rows(v_base, s_right + columns, v_row, first, S, K, WIDTH)
             right = product(d_attended, tl.trans(v_rows), PRECISION, UPCAST)
             v_rows = load_rows(v_base, s_left + columns, v_row, first, S, K, WIDTH)
             left = product(d_attended, tl.trans(v_rows), PRECISION, UPCAST)
             d_weight = tl.where(is_right, right, left)
+            seen = is_seen(queries, keys, first, T, S, attn_len)
+            kept = seen
             if DROPS:
                 kept_right = is_kept(
                     seed, stream_head, queries, s_right, S, dropout, BLOCK_T, BLOCK_S
@@ -289,8 +308,9 @@ def distance_kernel(
                     seed, stream_head, queries, s_left, S, dropout, BLOCK_T, BLOCK_S
                 )
                 kept = (is_right & kept_right) | (~is_right & kept_left)
-                d_weight = tl.where(kept, d_weight * kept_scale, 0.0)
-            d_score = weight * (d_weight - through[:, None])
+            _, d_score = score_gradient(
+                score, d_weight, seen, kept, highest, inverse, through, scale, kept_scale, DROPS
+            )
             d_chunk = turn_to_distances(d_score, BLOCK_T, BLOCK_S)
             d_rows += product(tl.trans(d_chunk.to(query.dtype)), q_position, PRECISION, UPCAST)
             d_row_bias += tl.sum(d_chunk, 0)

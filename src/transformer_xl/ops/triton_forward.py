@@ -35,7 +35,9 @@ def load_rows(base, rows, stride, first, end, K: tl.constexpr, WIDTH: tl.constex
     """Load rows of K numbers; what lies before ``first``, from ``end`` on or beyond K is zero."""
     columns = tl.arange(0, WIDTH)
     is_there = ((rows >= first) & (rows < end))[:, None] & (columns < K)[None, :]
-    return tl.load(base + rows[:, None] * stride + columns[None, :], mask=is_there, other=0.0)
+    # Rows of many streams side by side lie more than 2^31 numbers apart.
+    place = base + rows.to(tl.int64)[:, None] * stride + columns[None, :]
+    return tl.load(place, mask=is_there, other=0.0)
 
 
 @triton.jit
@@ -44,7 +46,7 @@ def store_rows(base, rows, stride, end, values, K: tl.constexpr, WIDTH: tl.const
     """Store rows of K numbers, where there are such rows."""
     columns = tl.arange(0, WIDTH)
     is_there = ((rows >= 0) & (rows < end))[:, None] & (columns < K)[None, :]
-    place = base + rows[:, None] * stride + columns[None, :]
+    place = base + rows.to(tl.int64)[:, None] * stride + columns[None, :]
     tl.store(place, values.to(base.dtype.element_ty), mask=is_there)
 
 

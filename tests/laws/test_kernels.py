@@ -1,0 +1,71 @@
+"""A model whose attention is the fused kernels is the model, on a GPU or in the interpreter."""
+
+import copy
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from transformer_xl.nn import TransformerXL
+from transformer_xl.ops import use_backend
+
+
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    if find_spec("triton") is None:
+        pytest.skip("needs Triton: pip install triton, in the version that belongs to the PyTorch")
+    from triton import knobs
+
+    if knobs.runtime.interpret == (request.param == "cuda"):
+        pytest.skip("runs in Triton's interpreter with TRITON_INTERPRET=1, on a GPU without it")
+    return torch.device("cpu" if request.param == "interpreter" else "cuda")
+
+
+def losses_and_gradients(model, backend, tokens):
+    """Read three segments, with a past that one stream forgets."""
+    mems, losses = None, []
+    with use_backend(backend):
+        for start in (0, 5, 10):
+            out = model(tokens[:, start : start + 5], mems, tokens[:, start + 1 : start + 6])
+            mems = out.mems.reset([1]) if start == 5 else out.mems
+            losses.append(out.nll)
+    nll = torch.cat(losses, 1)
+    return nll.detach(), dict(zip(names(model), gradients(nll, model), strict=True))
+
+
+def names(model):
+    return [name for name, _ in model.named_parameters()]
+
+
+def gradients(nll, model):
+    return torch.autograd.grad(nll.mean(), [*model.parameters()])
+
+
+def assert_close(found, exact, allowed):
+    assert found.isfinite().all()
+    assert (found.double().cpu() - exact).norm() < allowed * exact.norm()
+
+
+def test_losses_and_gradients_are_those_of_the_exact_model(model, device):
+    tokens = torch.randint(model.config.vocab_size, (2, 16))
+    exact_nll, exact = losses_and_gradients(model, "reference", tokens)
+    fast = copy.deepcopy(model).float().to(device)
+    nll, found = losses_and_gradients(fast, "triton", tokens.to(device))
+    # Far above the rounding of float32, far below what a wrong mask or distance would make.
+    assert_close(nll, exact_nll, 1e-5)
+    for name, gradient in found.items():
+        assert_close(gradient, exact[name], 1e-4)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["reference", "triton"])
+def test_in_bfloat16_the_losses_are_those_of_the_exact_model_about(paper, device, backend):
+    config = replace(paper.config, d_model=128, n_head=2, d_inner=256, mem_len=70, init_std=0.05)
+    model = TransformerXL(config).double().eval()
+    tokens = torch.randint(config.vocab_size, (2, 16))
+    exact, _ = losses_and_gradients(model, "reference", tokens)
+    fast = copy.deepcopy(model).float().to(device)
+    with torch.autocast(device.type, torch.bfloat16):
+        nll, _ = losses_and_gradients(fast, backend, tokens.to(device))
+    assert_close(nll, exact, 1e-2)

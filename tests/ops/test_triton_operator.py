@@ -1,0 +1,124 @@
+"""The kernels as operators of PyTorch: compilers, layouts and addresses make no difference."""
+
+from importlib.util import find_spec
+
+import pytest
+import torch
+
+from transformer_xl.ops import rel_attention, use_backend
+from transformer_xl.ops import triton as kernels
+
+
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    if find_spec("triton") is None:
+        pytest.skip("needs Triton: pip install triton, in the version that belongs to the PyTorch")
+    from triton import knobs
+
+    if knobs.runtime.interpret == (request.param == "cuda"):
+        pytest.skip("runs in Triton's interpreter with TRITON_INTERPRET=1, on a GPU without it")
+    return torch.device("cpu" if request.param == "interpreter" else "cuda")
+
+
+def operands(device, B=2, T=5, M=6, H=2, K=8):
+    S = M + T
+    shapes = [(B, T, H, K), (B, S, H, K), (B, S, H, K), (S, H, K), (H, K), (H, K), (S, H)]
+    return [torch.randn(shape, device=device) for shape in shapes]
+
+
+def attend(q, k, v, r, content_bias, position_bias, distance_bias, first_key=None, **options):
+    with use_backend("triton"):
+        return rel_attention(
+            *(q, k, v, r, content_bias, position_bias),
+            distance_bias=distance_bias,
+            first_key=first_key,
+            **options,
+        )
+
+
+def output_and_gradients(function, inputs, **options):
+    leaves = [x.detach().clone().requires_grad_() for x in inputs]
+    out = function(*leaves, **options)
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), leaves)]
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"attn_len": 4}, {"dropout": 0.3}], ids=str)
+def test_compiled_code_calls_the_kernels(device, options):
+    inputs = operands(device)
+    compiled = torch.compile(attend, dynamic=False, fullgraph=True)
+    first_key = torch.tensor([0, 3], device=device)
+    with torch._inductor.config.patch(fallback_random=True):
+        torch.manual_seed(1)
+        found = output_and_gradients(compiled, inputs, first_key=first_key, **options)
+    torch.manual_seed(1)
+    expected = output_and_gradients(attend, inputs, first_key=first_key, **options)
+    # What stands around the operators is fused, and may be rounded otherwise.
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.compile
+def test_the_choice_of_a_way_can_be_compiled(device, monkeypatch):
+    monkeypatch.setattr(kernels, "reason_against", lambda device, dtype, K: None)
+    monkeypatch.setattr("transformer_xl.ops.TRITON_IS_TRIED", True)
+    inputs = operands(device)[:6]
+    compiled = torch.compile(rel_attention, dynamic=False, fullgraph=True, backend="aot_eager")
+    expected = rel_attention(*inputs)
+    assert torch.equal(compiled(*inputs), expected)
+
+
+def test_what_compilers_are_told_about_the_operators_is_true(device):
+    q, k, v, r, *biases = operands(device)
+    operation = (q, k, v, r, *biases, None, None, 11, 0.0)
+    for x in operation[:7]:
+        x.requires_grad_()
+    torch.library.opcheck(kernels._attend, operation)
+    with torch.no_grad():
+        out, norms = kernels._attend(*operation)
+        back = torch.zeros_like(norms[:, :, 0])
+        for operator, extra in (
+            (kernels._query_gradients, out),
+            (kernels._key_gradients, back),
+            (kernels._distance_gradients, back),
+        ):
+            tests = ("test_schema", "test_faketensor")
+            without_graph = [x.detach() if isinstance(x, torch.Tensor) else x for x in operation]
+            torch.library.opcheck(
+                operator, (torch.ones_like(out), norms, extra, *without_graph), test_utils=tests
+            )
+
+
+def test_streams_may_share_one_number_of_their_first_key(device):
+    inputs = operands(device)
+    first_key = torch.tensor([4], device=device)
+    expected = output_and_gradients(attend, inputs, first_key=first_key.repeat(2))
+    found = output_and_gradients(attend, inputs, first_key=first_key.expand(2))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_keys_that_no_query_reaches_are_not_read(device):
+    inputs = operands(device, T=3, M=8)
+    expected = output_and_gradients(attend, inputs, attn_len=4)
+    # The first query sees the keys from the sixth on.
+    for x in (inputs[1][:, :5], inputs[2][:, :5], inputs[3][:5], inputs[6][:5]):
+        x.fill_(torch.nan)
+    found = output_and_gradients(attend, inputs, attn_len=4)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_rows_may_lie_further_apart_than_32_bits_count(tmp_path, device):
+    if device.type != "cpu":
+        pytest.skip("a file with holes is no memory of a GPU")
+    q, k, v, r, *biases = operands(device, B=1, H=1, K=16)
+    # A file that is nearly all holes: what is not touched takes no room.
+    apart = 2**28
+    far = torch.from_file(str(tmp_path / "holes"), shared=True, size=len(k[0]) * apart)
+    far = far.as_strided((1, 11, 1, 16), (1, apart, 1, 1))
+    far.copy_(k)
+    with torch.no_grad():
+        found = attend(q, far, v, r, *biases)
+        assert torch.equal(found, attend(q, k, v, r, *biases))
