@@ -20,7 +20,7 @@ from transformer_xl.data import Corpus, Segments, prepare
 from transformer_xl.device import autocast, pick_device, pick_precision
 from transformer_xl.evaluate import Result, evaluate
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
-from transformer_xl.ops import chosen_backend
+from transformer_xl.ops import choose_backend
 from transformer_xl.train.finish import finish
 from transformer_xl.train.metrics import MetricsLog, Progress
 from transformer_xl.train.optim import Optimizer
@@ -54,11 +54,18 @@ class TrainState:
     """False while a run with a time limit may still move ``total_steps``."""
     best: float = math.inf
     """Lowest validation loss so far."""
-    losses: list[float] = field(default_factory=list)
-    """Losses since the last line of the log."""
+    losses: list[float | Tensor] = field(default_factory=list)
+    """Losses since the last line of the log; where they were computed, until they are read."""
+
+    def read_losses(self) -> list[float]:
+        """Return the losses as numbers: this waits for the device, a step does not."""
+        numbers = [float(loss) for loss in self.losses]
+        self.losses = [*numbers]
+        return numbers
 
     def state_dict(self) -> dict[str, Any]:
         """Return all but the weights, as tensors and numbers."""
+        self.read_losses()
         device = self.model.device
         return {
             "optimizer": self.optimizer.state_dict(),
@@ -130,9 +137,11 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
             state.load_state_dict(saved)
         progress.expect(state.total_steps, state.step)
         precision = pick_precision(config.train.precision, device)
+        width, dtype = config.model.head_width, getattr(torch, precision)
+        attention = choose_backend(device, dtype, width).backend
         progress.say(
             f"{n_parameters:,} parameters on {device.type} in {precision}, "
-            f"{'compiled' if config.train.compile else chosen_backend()} attention; "
+            f"{'compiled' if config.train.compile else attention} attention; "
             f"{corpus.n_tokens('train'):,} tokens to train on"
         )
         if state.step:
@@ -147,7 +156,7 @@ def train_step(
     config: Config, state: TrainState, model: Callable[..., Any], device: torch.device
 ) -> tuple[Tensor, float]:
     """Make one update; return its loss (nats per token) and learning rate."""
-    tokens, targets = (x.to(device) for x in state.segments.next_segment())
+    tokens, targets = (_moved(x, device) for x in state.segments.next_segment())
     if config.train.loss == "half":
         targets = targets[:, config.train.segment_len // 2 :]
     context = tokens.shape[1] - targets.shape[1]
@@ -156,8 +165,12 @@ def train_step(
     for i, (part, part_targets) in enumerate(
         zip(tokens.chunk(parts), targets.chunk(parts), strict=True)
     ):
+        # Of the lengths that a memory has while it fills up, each would be compiled for itself.
+        memory = state.mems[i]
+        is_full = memory is not None and len(memory) == config.model.mem_len
+        network = model if is_full else state.model
         with autocast(config.train.precision, device):
-            out = model(part, state.mems[i], part_targets, context=context)
+            out = network(part, memory, part_targets, context=context)
             part_loss = out.nll.mean() / parts
         part_loss.backward()
         state.mems[i] = out.mems
@@ -167,6 +180,11 @@ def train_step(
     lr = state.optimizer.step(state.step, state.total_steps)
     state.step += 1
     return loss, lr
+
+
+def _moved(x: Tensor, device: torch.device) -> Tensor:
+    # From pinned memory the copy waits for nothing; its room is not used again before it is done.
+    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
 def _run(
@@ -180,7 +198,8 @@ def _run(
 ) -> None:
     settings = config.train
     device = state.model.device
-    # Without dynamic shapes, a resumed run compiles what the first one did, to the same bits.
+    # Without dynamic shapes, a resumed run compiles what the first one did, to the same bits; and
+    # as only full memories come to it, there is one shape.
     model = torch.compile(state.model, dynamic=False) if settings.compile else state.model
     state.model.train()
     logged_at = state.step, state.seconds
@@ -191,15 +210,20 @@ def _run(
         is_stopping = bool(interrupts)
         if is_stopping:
             progress.say("stopping after this step and saving; once more stops at once")
-        state.losses.append(loss.item())
+        state.losses.append(loss)
+        is_last = state.step == state.total_steps
+        is_logged = is_last or _every(settings.log_every, state.step)
+        is_evaluated = is_last or _every(settings.eval_every, state.step)
+        is_saved = is_last or is_stopping or _every(settings.save_every, state.step)
+        if is_logged or is_evaluated or is_saved:
+            # Only here is the device waited for.
+            _require_finite_losses(state)
         state.seconds += time.perf_counter() - began
         _fix_end(config, state, progress)
-        if not math.isfinite(state.losses[-1]):
-            raise _diverged(state, f"the loss is {state.losses[-1]}")
-        is_last = state.step == state.total_steps
 
-        if is_last or state.step % settings.log_every == 0:
-            bits = sum(state.losses) / len(state.losses) / math.log(2)
+        if is_logged:
+            losses = state.read_losses()
+            bits = sum(losses) / len(losses) / math.log(2)
             n_tokens = (state.step - logged_at[0]) * settings.batch_size * settings.segment_len
             speed = n_tokens / max(state.seconds - logged_at[1], 1e-9)
             state.losses.clear()
@@ -207,7 +231,7 @@ def _run(
             log.log("train", state.step, bits=bits, lr=lr, tokens_per_second=speed)
             progress.update(state.step, bits, speed)
 
-        if is_last or _every(settings.eval_every, state.step):
+        if is_evaluated:
             _require_finite_weights(state)
             result = _validate(config, corpus, state.model, device)
             log.log("valid", state.step, bits=result.bpc, nll=result.nll)
@@ -216,7 +240,7 @@ def _run(
                 state.best = result.nll
                 folder.save_model("best", state.model, corpus.vocab)
 
-        if is_last or is_stopping or _every(settings.save_every, state.step):
+        if is_saved:
             _require_finite_weights(state)
             # The checkpoint comes last: a run that goes on from it finds the rest as it should be.
             folder.save_model("last", state.model, corpus.vocab)
@@ -231,15 +255,22 @@ def _every(n: int, step: int) -> bool:
     return n > 0 and step % n == 0
 
 
+def _require_finite_losses(state: TrainState) -> None:
+    losses = state.read_losses()
+    for step, loss in enumerate(losses, state.step - len(losses) + 1):
+        if not math.isfinite(loss):
+            raise _diverged(step, f"the loss is {loss}")
+
+
 def _require_finite_weights(state: TrainState) -> None:
     # The gradient of a finite loss may not be finite; the next loss tells, which may be too late.
     if not all(bool(p.isfinite().all()) for p in state.model.parameters()):
-        raise _diverged(state, "the weights are not finite")
+        raise _diverged(state.step, "the weights are not finite")
 
 
-def _diverged(state: TrainState, what: str) -> RuntimeError:
+def _diverged(step: int, what: str) -> RuntimeError:
     return RuntimeError(
-        f"{what} after step {state.step}: lower train.lr or train.clip_norm, or raise "
+        f"{what} after step {step}: lower train.lr or train.clip_norm, or raise "
         "train.warmup_steps; the checkpoints before it are intact"
     )
 

@@ -1,0 +1,119 @@
+"""Training neither waits for the device at each step nor compiles what it needs once."""
+
+import functools
+import math
+import signal
+
+import pytest
+import torch
+
+from transformer_xl.data import prepare
+from transformer_xl.train import Interrupted, loop, train
+
+pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
+
+
+@pytest.fixture
+def unfinished(monkeypatch):
+    """Leave out what comes after the last step."""
+    monkeypatch.setattr(loop, "finish", lambda *about: {})
+
+
+@pytest.fixture
+def change_step(monkeypatch):
+    """Put a function around every update."""
+    before = loop.train_step
+
+    def change(around):
+        def train_step(config, state, model, device):
+            return around(state, *before(config, state, model, device))
+
+        monkeypatch.setattr(loop, "train_step", train_step)
+
+    return change
+
+
+@pytest.mark.parametrize("noticed", ["log_every", "eval_every", "save_every"])
+def test_a_loss_that_is_no_number_is_noticed_before_anything_is_kept(
+    tmp_path, toy_recipe, change_step, noticed
+):
+    change_step(lambda state, loss, lr: (loss / 0 if state.step == 5 else loss, lr))
+    settings = {"log_every": 100, "eval_every": 0, "save_every": 0} | {noticed: 7}
+    with pytest.raises(RuntimeError, match="the loss is inf after step 5"):
+        train(toy_recipe(train=settings), tmp_path, quiet=True)
+    assert not [*tmp_path.rglob("step_*"), *tmp_path.rglob("*.safetensors")]
+    assert not (tmp_path / "metrics.jsonl").read_text()
+
+
+def test_a_loss_is_read_where_it_is_logged_or_saved(tmp_path, toy_recipe, change_step):
+    read_at = []
+
+    class Loss(torch.Tensor):
+        def __float__(self):
+            read_at.append(now.step)
+            return super().__float__()
+
+    now = None
+
+    def around(state, loss, lr):
+        nonlocal now
+        now = state
+        return loss.as_subclass(Loss), lr
+
+    change_step(around)
+    settings = {
+        "log_every": 4,
+        "save_every": 6,
+        "eval_every": 0,
+        "steps": 13,
+        "keep_checkpoints": 3,
+    }
+    train(toy_recipe(train=settings), tmp_path, quiet=True)
+    # Each loss once: four for the line at step 4, two more for the checkpoint at step 6.
+    assert read_at == [4] * 4 + [6] * 2 + [8] * 2 + [12] * 4 + [13]
+    saved = torch.load(tmp_path / "checkpoints" / "step_00000006" / "state.pt", weights_only=True)
+    assert [type(loss) for loss in saved["losses"]] == [float, float]
+    assert all(map(math.isfinite, saved["losses"]))
+
+
+@pytest.mark.gpu
+def test_a_step_never_waits_for_the_gpu(toy_recipe):
+    device = torch.device("cuda")
+    corpus = prepare(toy_recipe().data)
+    config = loop._with_vocabulary(toy_recipe(), corpus)
+    state = loop._new_state(config, corpus, device)
+    try:
+        for n in range(6):
+            # The first steps fill the memory, and the libraries set themselves up.
+            torch.cuda.set_sync_debug_mode("error" if n > 2 else "default")
+            loop.train_step(config, state, state.model, device)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.compile
+@pytest.mark.slow
+def test_only_steps_with_a_full_memory_are_compiled(tmp_path, toy_recipe, change_step, monkeypatch):
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter = CompileCounterWithBackend("aot_eager")
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=counter))
+    # Ten segments until the memory is full: more shapes than torch compiles before it gives up.
+    model = {"mem_len": 80, "n_layer": 1}
+    config = toy_recipe(model=model, train={"compile": True, "steps": 14, "save_every": 0})
+    train(config, tmp_path / "whole", quiet=True)
+    # The first full memory was put together, those after it are cut out of a longer one.
+    assert counter.frame_count == 1
+
+    # The same bits, whether the steps before were compiled in this process or not.
+    def interrupt(state, *found):
+        if state.step == 12:
+            signal.raise_signal(signal.SIGINT)
+        return found
+
+    change_step(interrupt)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "parts", quiet=True)
+    train(config, tmp_path / "parts", quiet=True)
+    name = "model/last/model.safetensors"
+    assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
