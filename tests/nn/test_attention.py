@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import pytest
 import torch
 
 from transformer_xl.nn import Positions, RelAttention, attention
@@ -16,8 +17,8 @@ def made(config):
 
 def operands(module, B=2, T=3, S=7):
     H, K = module.n_head, module.d_head
-    x, rows = torch.randn(B, T, module.o_proj.out_features), torch.randn(3, B, S, H, K)
-    return x, rows[0], rows[1], rows[2, 0], torch.randn(H, K), torch.randn(H, K)
+    q, rows = torch.randn(B, T, H, K), torch.randn(3, B, S, H, K)
+    return q, rows[0], rows[1], rows[2, 0], torch.randn(H, K), torch.randn(H, K)
 
 
 def test_no_projection_has_a_bias_and_heads_may_have_any_width(tiny_config):
@@ -32,23 +33,49 @@ def test_no_projection_has_a_bias_and_heads_may_have_any_width(tiny_config):
 
 def test_the_output_is_the_operation_between_its_projections(tiny_config):
     module = made(tiny_config)
-    x, k, v, r, u, w = operands(module)
+    q, k, v, r, u, w = operands(module)
     first_key = torch.tensor([0, 2])
-    q = (x @ module.qkv_proj.weight[:16].T).view(2, 3, 2, 8)
     attended = reference.rel_attention(q, k, v, r, u, w, attn_len=4, first_key=first_key)
     expected = attended.reshape(2, 3, 16) @ module.o_proj.weight.T
-    found = module(x, k, v, Positions(r, u, w), 4, first_key)
+    found = module(q, k, v, Positions(r, u, w), 4, first_key)
     torch.testing.assert_close(found, expected)
 
 
-def test_keys_values_and_positions_are_projections(tiny_config):
+@pytest.mark.parametrize("M", [0, 5])
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_queries_keys_values_and_positions_are_projections(tiny_config, M, has_gradients):
     module = made(tiny_config)
-    x = torch.randn(2, 5, 16)
-    k, v = module.keys_and_values(x)
-    torch.testing.assert_close(k.flatten(2), x @ module.qkv_proj.weight[16:32].T)
-    torch.testing.assert_close(v.flatten(2), x @ module.qkv_proj.weight[32:].T)
+    x, memory = torch.randn(2, 3, 16), torch.randn(2, M, 16)
+    weight, both = module.qkv_proj.weight, torch.cat([memory, x], 1)
+    expected = x @ weight[:16].T, both @ weight[16:32].T, both @ weight[32:].T
+    with torch.set_grad_enabled(has_gradients):
+        found = module.project(x, memory if M else None)
+    for one, other in zip(found, expected, strict=True):
+        assert one.requires_grad == has_gradients
+        torch.testing.assert_close(one.flatten(2), other)
+    torch.testing.assert_close(module.queries(x), found[0])
+    for one, other in zip(module.keys_and_values(both), found[1:], strict=True):
+        torch.testing.assert_close(one, other)
     r = module.positions(x[0])
     torch.testing.assert_close(r.flatten(1), x[0] @ module.r_proj.weight.T)
+
+
+@pytest.mark.parametrize("M", [0, 5])
+@pytest.mark.parametrize("memory_learns", [False, True])
+def test_gradients_of_the_projections_are_those_of_their_products(tiny_config, M, memory_learns):
+    module = made(tiny_config).double()
+    weight = module.qkv_proj.weight
+    x, memory = (torch.randn(2, n, 16, dtype=torch.float64) for n in (3, M))
+    leaves = [x.requires_grad_(), weight]
+    if memory_learns and M:
+        leaves.append(memory.requires_grad_())
+    both = torch.cat([memory, x], 1)
+    plain = x @ weight[:16].T, both @ weight[16:32].T, both @ weight[32:].T
+    found = [y.flatten(2) for y in module.project(x, memory if M else None)]
+    factors = [torch.randn_like(y) for y in plain]
+    gradients = (torch.autograd.grad(outs, leaves, factors) for outs in (found, plain))
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
 
 
 def test_attention_weights_are_dropped_in_training_alone(tiny_config, monkeypatch):
@@ -60,14 +87,14 @@ def test_attention_weights_are_dropped_in_training_alone(tiny_config, monkeypatc
 
     monkeypatch.setattr(attention, "rel_attention", spy)
     module = made(replace(tiny_config, attn_dropout=0.3, dropout=0.9))
-    x, k, v, *positions = operands(module)
-    module.train()(x, k, v, Positions(*positions))
-    module.eval()(x, k, v, Positions(*positions))
+    q, k, v, *positions = operands(module)
+    module.train()(q, k, v, Positions(*positions))
+    module.eval()(q, k, v, Positions(*positions))
     assert asked == [0.3, 0.0]
 
 
 def test_a_memory_of_another_precision_is_read_in_that_of_the_query(tiny_config):
     module = made(tiny_config)
-    x, k, v, r, u, w = operands(module)
-    expected = module(x, k.bfloat16().float(), v.bfloat16().float(), Positions(r, u, w))
-    torch.testing.assert_close(module(x, k.bfloat16(), v.bfloat16(), Positions(r, u, w)), expected)
+    q, k, v, r, u, w = operands(module)
+    expected = module(q, k.bfloat16().float(), v.bfloat16().float(), Positions(r, u, w))
+    torch.testing.assert_close(module(q, k.bfloat16(), v.bfloat16(), Positions(r, u, w)), expected)

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from transformer_xl import nn
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 
@@ -246,11 +247,13 @@ def test_a_length_given_with_the_call_is_that_of_a_model_made_with_it(model, len
 def test_dropout_is_where_the_paper_has_it(tiny_config, monkeypatch):
     places = []
 
-    def spy(x, p=0.5, training=True, inplace=False):
+    def spy(x, p, training):
         places.append((tuple(x.shape), p if training else 0.0))
         return x
 
-    monkeypatch.setattr(F, "dropout", spy)
+    for room in (nn.model, nn.layer):
+        monkeypatch.setattr(room, "dropout", spy)
+    monkeypatch.setattr(nn.layer, "relu_dropout", spy)
     model = TransformerXL(replace(tiny_config, n_layer=2, dropout=0.3))
     mems = model.start_memory(2).extend([torch.zeros(2, 5, 16)] * 2, 5)
     model(tokens(), mems)
@@ -268,7 +271,10 @@ def test_sinusoids_are_dropped_and_learned_positions_are_not(
     tiny_config, monkeypatch, settings, positions
 ):
     shapes = []
-    monkeypatch.setattr(F, "dropout", lambda x, *about: shapes.append(tuple(x.shape)) or x)
+    for name in ("dropout", "relu_dropout"):
+        for room in (nn.model, nn.layer):
+            spy = lambda x, *about: shapes.append(tuple(x.shape)) or x  # noqa: E731
+            monkeypatch.setattr(room, name, spy, raising=False)
     model = TransformerXL(replace(tiny_config, **settings))
     model(tokens(), model.start_memory(2).extend([torch.zeros(2, 5, 16)] * 3, 5))
     assert shapes.count((9, 16)) == positions

@@ -2,6 +2,7 @@
 
 from transformer_xl.nn.adaptive import AdaptiveSoftmax
 from transformer_xl.nn.attention import RelAttention
+from transformer_xl.nn.decoding import Decoder
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.nn.layer import DecoderLayer, FeedForward
 from transformer_xl.nn.memory import KeptMemory, Memory
@@ -12,6 +13,7 @@ from transformer_xl.nn.softmax import Softmax
 __all__ = [
     "AdaptiveEmbedding",
     "AdaptiveSoftmax",
+    "Decoder",
     "DecoderLayer",
     "Embedding",
     "FeedForward",

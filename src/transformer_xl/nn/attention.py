@@ -5,7 +5,7 @@ from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn.positions import Positions
-from transformer_xl.ops import attention, linear, rel_attention
+from transformer_xl.ops import attention, linear, project, rel_attention
 
 
 class RelAttention(nn.Module):
@@ -27,16 +27,14 @@ class RelAttention(nn.Module):
 
     def forward(
         self,
-        x: Float[Tensor, "B T D"],
+        q: Float[Tensor, "B T H K"],
         k: Float[Tensor, "B S H K"],
         v: Float[Tensor, "B S H K"],
         positions: Positions | None,
         attn_len: int | None = None,
         first_key: Int[Tensor, " B"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Attend from ``x`` to the given keys and values, by content alone without positions."""
-        width = self.n_head * self.d_head
-        q = self._heads(linear(x, self.qkv_proj.weight[:width], None))
+        """Attend with queries to keys and values, by content alone without positions."""
         k, v = k.to(q.dtype), v.to(q.dtype)
         dropout = self.attn_dropout if self.training else 0.0
         seen = {"attn_len": attn_len, "first_key": first_key, "dropout": dropout}
@@ -51,10 +49,21 @@ class RelAttention(nn.Module):
             )
         return linear(attended.flatten(2), self.o_proj.weight, None)
 
+    def project(
+        self, x: Float[Tensor, "B T D"], memory: Float[Tensor, "B M D"] | None = None
+    ) -> tuple[Float[Tensor, "B T H K"], Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
+        """Project the segment to queries, and memory and segment to keys and values."""
+        return project(x, memory, self.qkv_proj.weight, self.n_head)
+
+    def queries(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T H K"]:
+        """Project to queries alone."""
+        width = self.n_head * self.d_head
+        return self._heads(linear(x, self.qkv_proj.weight[:width], None))
+
     def keys_and_values(
         self, x: Float[Tensor, "B S D"]
     ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
-        """Project hidden states, of the memory or of the segment, to keys and values."""
+        """Project hidden states to keys and values alone."""
         width = self.n_head * self.d_head
         k, v = linear(x, self.qkv_proj.weight[width:], None).chunk(2, -1)
         return self._heads(k), self._heads(v)

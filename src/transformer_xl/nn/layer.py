@@ -1,7 +1,5 @@
 """One layer: attention over memory and segment, then a feed-forward network."""
 
-import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -9,7 +7,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.nn.attention import RelAttention
 from transformer_xl.nn.memory import KeptMemory
 from transformer_xl.nn.positions import Positions
-from transformer_xl.ops import linear
+from transformer_xl.ops import dropout, linear, relu_dropout
 
 
 class FeedForward(nn.Module):
@@ -23,8 +21,8 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Transform each position."""
-        inner = F.relu(linear(x, self.inner.weight, self.inner.bias))
-        inner = F.dropout(inner, self.dropout, self.training)
+        inner = linear(x, self.inner.weight, self.inner.bias)
+        inner = relu_dropout(inner, self.dropout, self.training)
         return linear(inner, self.outer.weight, self.outer.bias)
 
 
@@ -42,7 +40,7 @@ class DecoderLayer(nn.Module):
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
         self.norm_first = config.norm_first
-        self.normalizes_queries = config.norm_first and "raw_queries" not in config.quirks
+        self.has_raw_queries = config.norm_first and "raw_queries" in config.quirks
         self.dropout = config.dropout
 
     def forward(
@@ -63,24 +61,28 @@ class DecoderLayer(nn.Module):
             attn_len: How many keys a query sees, counting its own.
             first_key: For each stream, the first key that it sees.
         """
+        normalized = self.attention_norm(x) if self.norm_first else x
         if isinstance(memory, Tensor):
-            k, v = self.keys_and_values(torch.cat([memory.to(x.dtype), x], 1))
+            # A memory is normalized anew each time, as it is projected anew: the weights moved.
+            past = self.attention_norm(memory.to(x.dtype)) if self.norm_first else memory
+            q, k, v = self.attention.project(normalized, past if past.shape[1] else None)
         else:
             kept, layer = memory
-            k, v = kept.write(layer, *self.keys_and_values(x))
-        query = self.attention_norm(x) if self.normalizes_queries else x
-        attended = self.attention(query, k, v, positions, attn_len, first_key)
-        x = x + F.dropout(attended, self.dropout, self.training)
+            q, k, v = self.attention.project(normalized)
+            k, v = kept.write(layer, k, v)
+        if self.has_raw_queries:
+            q = self.attention.queries(x)
+        attended = self.attention(q, k, v, positions, attn_len, first_key)
+        x = x + dropout(attended, self.dropout, self.training)
         if not self.norm_first:
             x = self.attention_norm(x)
 
         transformed = self.feed_forward(self.feed_forward_norm(x) if self.norm_first else x)
-        x = x + F.dropout(transformed, self.dropout, self.training)
+        x = x + dropout(transformed, self.dropout, self.training)
         return x if self.norm_first else self.feed_forward_norm(x)
 
     def keys_and_values(
         self, x: Float[Tensor, "B S D"]
     ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
         """Make keys and values from what the layer reads or has read."""
-        # A memory is normalized anew each time, as it is projected anew: the weights have moved.
         return self.attention.keys_and_values(self.attention_norm(x) if self.norm_first else x)

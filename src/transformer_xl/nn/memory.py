@@ -43,12 +43,17 @@ class Memory:
 
     def extend(self, states: Sequence[Float[Tensor, "B T D"]], mem_len: int) -> "Memory":
         """Return the memory after another segment: its newest ``mem_len`` positions."""
-        S = len(self) + states[0].shape[1]
-        cut = max(S - mem_len, 0)
-        kept = tuple(
-            torch.cat([old.to(new.dtype), new.detach()], 1)[:, cut:]
-            for old, new in zip(self.states, states, strict=True)
-        )
+        T = states[0].shape[1]
+        cut = max(len(self) + T - mem_len, 0)
+        if cut >= len(self):
+            # Whole, it is what the backward pass needs, too, and is held once.
+            last = [new.detach()[:, cut - len(self) :] for new in states]
+            kept = tuple(last if cut == len(self) else [x.clone() for x in last])
+        else:
+            kept = tuple(
+                torch.cat([old[:, cut:].to(new.dtype), new.detach()], 1)
+                for old, new in zip(self.states, states, strict=True)
+            )
         return type(self)(kept, _shift(self.forgotten, cut))
 
     def last(self, mem_len: int) -> "Memory":
@@ -260,7 +265,9 @@ def join(memories: Sequence[Memory | KeptMemory]) -> Memory | KeptMemory:
         return Memory(side_by_side(states, 0), hidden)
     kept = [m._remembered() for m in memories if isinstance(m, KeptMemory)]
     keys, values = zip(*kept, strict=True)
-    return KeptMemory(side_by_side(keys, 1), side_by_side(values, 1), 0, M, hidden)
+    memory = KeptMemory(side_by_side(keys, 1), side_by_side(values, 1), 0, M, hidden)
+    memory.positions = next(m.positions for m in memories if isinstance(m, KeptMemory))
+    return memory
 
 
 def _shift(forgotten: Tensor | None, cut: int) -> Tensor | None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -28,6 +27,7 @@ from transformer_xl.nn.pretrained import (
     save_model,
 )
 from transformer_xl.nn.softmax import Softmax
+from transformer_xl.ops import dropout
 
 
 @runtime_checkable
@@ -228,7 +228,7 @@ class TransformerXL(nn.Module):
             mems = mems.with_room(T, mem_len)
 
         M = len(mems)
-        x = F.dropout(self.embedding(tokens), config.dropout, self.training)
+        x = dropout(self.embedding(tokens), config.dropout, self.training)
         relative = self._relative_positions(M + T, mems, clamp_len)
         past, present = [], []
         for n, layer in enumerate(self.layers):
@@ -244,7 +244,7 @@ class TransformerXL(nn.Module):
             x = layer(x, memory, relative[n], attn_len, mems.forgotten)
         if self.final_norm is not None:
             x = self.final_norm(x)
-        hidden = F.dropout(x, config.dropout, self.training)
+        hidden = dropout(x, config.dropout, self.training)
 
         kept = max(T - ext_len, 0)
         if "swapped_ext_len" in config.quirks:
@@ -331,7 +331,7 @@ class TransformerXL(nn.Module):
             row = distances(S, self._last_row(None), self.device)
             return self.position_embedding[layer, row]
         if self.config.attn_type == 2 and layer == 0:
-            return F.dropout(self._encoding(S, clamp_len), self.config.dropout, self.training)
+            return dropout(self._encoding(S, clamp_len), self.config.dropout, self.training)
         return None
 
     def _last_row(self, clamp_len: int | None) -> int:
@@ -355,7 +355,7 @@ class TransformerXL(nn.Module):
                     for layer in self.layers
                 ]
             return [r[-S:] for r in kept]
-        encoding = F.dropout(self._encoding(S, clamp_len), self.config.dropout, self.training)
+        encoding = dropout(self._encoding(S, clamp_len), self.config.dropout, self.training)
         return [layer.attention.positions(encoding) for layer in self.layers]
 
     def _encoding(self, S: int, clamp_len: int | None) -> Float[Tensor, "S D"]:

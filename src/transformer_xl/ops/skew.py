@@ -181,9 +181,7 @@ class _Attention:
             if T > 1:
                 # Products of several rows read what lies side by side.
                 k, v, r = k.contiguous(), v.contiguous(), r.contiguous()
-            yield _Block(
-                queries, keys, q_content.flatten(0, 1), q_position.flatten(1, 2), k, v, r
-            )
+            yield _Block(queries, keys, q_content.flatten(0, 1), q_position.flatten(1, 2), k, v, r)
 
     def groups(self, block: _Block) -> Iterator[_Group]:
         """Compute the attention weights of a block, some heads after the other."""
@@ -239,7 +237,7 @@ def _backward(attention: _Attention, d_out: Tensor) -> tuple[Tensor | None, ...]
     """Return the gradients of q, k, v, r and of the three biases."""
     H, B, T, K = attention.q.shape
     S = attention.S
-    dq = d_out.new_empty(B, T, H, K)
+    dq = d_out.new_empty(H, B, T, K)
     dk = dv = dr = None
     # A sum over all tokens is added up in float32 at least.
     d_biases = d_out.new_zeros(2, H, K, dtype=torch.promote_types(d_out.dtype, torch.float32))
@@ -275,18 +273,19 @@ def _backward(attention: _Attention, d_out: Tensor) -> tuple[Tensor | None, ...]
             )
             for total, part in zip(d_biases, (dq_content, dq_position), strict=True):
                 total += part.sum((1, 2), dtype=total.dtype)
-            dq[:, block.queries] = (dq_content + dq_position).permute(1, 2, 0, 3)
+            torch.add(dq_content, dq_position, out=dq[:, :, block.queries])
             dk = _add_part(dk, dk_block.view(H, B, -1, K), block.keys, S)
             dv = _add_part(dv, dv_block.view(H, B, -1, K), block.keys, S)
             columns = attention.r.shape[1]
             rows = slice(columns - dr_block.shape[1], columns)
             dr = _add_part(dr, dr_block, rows, columns)
-    assert dk is not None and dv is not None and dr is not None
+    # There is a query, so there was a block.
+    dk, dv, dr = (cast(Tensor, x) for x in (dk, dv, dr))
     d_content_bias, d_position_bias = (d_biases * attention.scale).to(dq.dtype)
     dr = dr[:, T > 1 :].transpose(0, 1)
     d_distance_bias = dr[..., K] if attention.has_distance_bias else None
-    dk, dv = (x.permute(1, 2, 0, 3) for x in (dk, dv))
     dq *= attention.scale
+    dq, dk, dv = (x.permute(1, 2, 0, 3) for x in (dq, dk, dv))
     return dq, dk, dv, dr[..., :K], d_content_bias, d_position_bias, d_distance_bias
 
 

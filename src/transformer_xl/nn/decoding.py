@@ -1,0 +1,238 @@
+"""One token of each stream at a time, in shapes that never change: what a CUDA graph replays."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
+from transformer_xl.nn.layer import DecoderLayer
+from transformer_xl.nn.memory import KeptMemory, Rows
+from transformer_xl.nn.model import TransformerXL
+from transformer_xl.nn.positions import Positions
+from transformer_xl.ops import linear
+
+Pick = Callable[[Float[Tensor, "B D"], Float[Tensor, " B"]], Int[Tensor, " B"]]
+"""Chooses each stream's next token from what the layers put out and a number from [0, 1)."""
+
+
+class Decoder:
+    """Reads and writes one token of each stream at a time, as the model does with kept keys.
+
+    Keys and values lie in a ring of ``mem_len + 1`` places, in which the newest takes the place of
+    the oldest. Where the newest is, a number on the device says: no shape and no address depends
+    on it. The order of the keys in the ring does not matter to the softmax; of the position
+    product, made for every distance, each place picks the number that belongs to its distance.
+    On a GPU the whole step is recorded once and then replayed, at a cost of one launch.
+
+    Args:
+        model: The model, in evaluation mode; its weights stay as they are.
+        mems: What the streams have read.
+        mem_len: How many positions are remembered. None: as configured.
+        attn_len: How many keys a token sees, counting its own. None: as configured.
+        clamp_len: Distances above it count as it. None: as configured.
+
+    Raises:
+        ValueError: Positions are absolute: then keys change with every token.
+    """
+
+    @torch.no_grad()
+    def __init__(
+        self,
+        model: TransformerXL,
+        mems: KeptMemory,
+        *,
+        mem_len: int | None = None,
+        attn_len: int | None = None,
+        clamp_len: int | None = None,
+    ) -> None:
+        config = model.config
+        if config.attn_type in (2, 3):
+            raise ValueError(
+                f"attn_type={config.attn_type} has absolute positions, with which no keys can be "
+                "kept: read with the model itself"
+            )
+        self._model = model
+        self._mem_len = config.mem_len if mem_len is None else mem_len
+        attn_len = config.attn_len if attn_len is None else attn_len
+        clamp_len = config.clamp_len if clamp_len is None else clamp_len
+        self._size = self._mem_len + 1
+        self._limit = self._size if attn_len is None else min(attn_len, self._size)
+        mems = mems.last(self._mem_len)
+        B, M, device = mems.batch_size, len(mems), mems.keys[0].device
+        self._keys, self._values = (
+            [_in_ring(x[:, :, mems.start : mems.stop], self._size) for x in tensors]
+            for tensors in (mems.keys, mems.values)
+        )
+        self._all_positions = mems.positions
+        positions: Sequence[Positions | None] = model._relative_positions(
+            self._size, mems, clamp_len
+        )
+        self._positions = [each for each in positions if each is not None]
+        self._n_read = M
+        self._can_forget = mems.forgotten is not None
+        # On the device: how many tokens were read, and how many of the newest keys a stream sees.
+        self._place = torch.tensor(M, device=device)
+        self._seen = torch.full((B,), M, device=device)
+        if mems.forgotten is not None:
+            self._seen -= mems.forgotten
+        self._places = torch.arange(self._size, device=device)
+        # What a step takes and gives.
+        self._tokens = torch.zeros(B, dtype=torch.int64, device=device)
+        self._numbers = torch.zeros(B, dtype=torch.float64, device=device)
+        self._hidden = torch.zeros(B, config.d_model, dtype=self._keys[0].dtype, device=device)
+        self._replays: dict[Pick | None, Callable[[], None]] = {}
+
+    @torch.no_grad()
+    def read(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B D"]:
+        """Read a token of each stream; return the output of the layers."""
+        self._tokens.copy_(tokens)
+        self._replay(None)
+        return self._hidden.clone()
+
+    @torch.no_grad()
+    def write(
+        self, tokens: Int[Tensor, " B"], numbers: Float[Tensor, "n B"], pick: Pick
+    ) -> Int[Tensor, "n B"]:
+        """Read a token of each stream and write ``n`` more; no token is waited for.
+
+        The last ones are not read yet: they are what the next call begins with.
+
+        Args:
+            tokens: The last token of each stream, which was not read yet.
+            numbers: Random numbers from [0, 1), one for each token.
+            pick: What chooses the tokens; recorded with the step, so it must be one function for
+                all calls, and do all its work on the device.
+        """
+        self._tokens.copy_(tokens)
+        written = self._tokens.new_empty(numbers.shape)
+        for row, each in zip(written, numbers.to(self._numbers), strict=True):
+            self._numbers.copy_(each)
+            self._replay(pick)
+            row.copy_(self._tokens)
+        return written
+
+    def reset(self, rows: Rows) -> None:
+        """Let some streams begin anew, without a past."""
+        self._can_forget = True
+        self._seen[torch.as_tensor(rows, device=self._seen.device)] = 0
+
+    def memory(self) -> KeptMemory:
+        """Return what is remembered, for the model or another decoder to go on from."""
+        M = min(self._n_read, self._mem_len)
+        place = (self._places[:M] + (self._n_read - M)) % self._size
+        keys, values = (
+            [x.index_select(2, place) for x in ring] for ring in (self._keys, self._values)
+        )
+        forgotten = (M - self._seen).clamp(min=0) if self._can_forget else None
+        memory = KeptMemory(keys, values, 0, M, forgotten)
+        memory.positions = self._all_positions
+        return memory
+
+    def _replay(self, pick: Pick | None) -> None:
+        if pick not in self._replays:
+            self._replays[pick] = _recorded(
+                lambda: self._step(pick), [self._place, self._seen, self._tokens]
+            )
+        self._replays[pick]()
+        self._n_read += 1
+
+    def _step(self, pick: Pick | None) -> None:
+        """Read the tokens and, if there is one to choose, replace them by the next."""
+        model = self._model
+        distance = (self._place - self._places) % self._size
+        self._seen.add_(1).clamp_(max=self._size)
+        hidden = distance >= self._seen.clamp(max=self._limit)[:, None]
+        newest = self._place[None] % self._size
+        # Positions are kept farthest first.
+        row = self._size - 1 - distance
+        x = _embedded(model.embedding, self._tokens[:, None])
+        for n, layer in enumerate(model.layers):
+            normalized = layer.attention_norm(x) if layer.norm_first else x
+            q, *present = layer.attention.project(normalized)
+            if layer.has_raw_queries:
+                q = layer.attention.queries(x)
+            for ring, new in zip((self._keys, self._values), present, strict=True):
+                ring[n].index_copy_(2, newest, new.permute(2, 0, 1, 3).to(ring[n].dtype))
+            q = q[:, 0].to(self._keys[n].dtype)
+            x = self._through(layer, x, self._attended(q, n, row, hidden))
+        if model.final_norm is not None:
+            x = model.final_norm(x)
+        self._hidden.copy_(x[:, 0])
+        self._place.add_(1)
+        if pick is not None:
+            self._tokens.copy_(pick(self._hidden, self._numbers))
+
+    def _through(
+        self, layer: DecoderLayer, x: Float[Tensor, "B 1 D"], attended: Float[Tensor, "B 1 W"]
+    ) -> Float[Tensor, "B 1 D"]:
+        x = x + linear(attended, layer.attention.o_proj.weight, None)
+        if not layer.norm_first:
+            x = layer.attention_norm(x)
+        x = x + layer.feed_forward(layer.feed_forward_norm(x) if layer.norm_first else x)
+        return x if layer.norm_first else layer.feed_forward_norm(x)
+
+    def _attended(
+        self, q: Float[Tensor, "B H K"], n: int, row: Tensor, hidden: Tensor
+    ) -> Float[Tensor, "B 1 D"]:
+        r, content_bias, position_bias = (x.to(q.dtype) for x in self._positions[n][:3])
+        distance_bias = self._positions[n].distance_bias
+        scale = q.shape[2] ** -0.5
+        by_content, by_position = (
+            ((q + bias) * scale).transpose(0, 1) for bias in (content_bias, position_bias)
+        )
+        position = by_position @ r.permute(1, 2, 0)
+        if distance_bias is not None:
+            position = position + distance_bias.T[:, None].to(q.dtype) * scale
+        score = (self._keys[n] @ by_content[..., None])[..., 0]
+        score = (score + position.index_select(2, row)).masked_fill(hidden, -torch.inf)
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        weight = score.softmax(-1, dtype=dtype).to(q.dtype)
+        return (weight[:, :, None] @ self._values[n]).permute(1, 2, 0, 3).flatten(2)
+
+
+def _embedded(
+    embedding: Embedding | AdaptiveEmbedding, tokens: Int[Tensor, "B 1"]
+) -> Float[Tensor, "B 1 D"]:
+    if isinstance(embedding, Embedding):
+        return embedding(tokens)
+    # A row of every cluster's table: to sort the tokens by cluster is to wait for the device.
+    total = torch.zeros((), dtype=embedding.weights[0].dtype, device=tokens.device)
+    for cluster, weight, proj in zip(
+        embedding.clusters, embedding.weights, embedding.projs, strict=True
+    ):
+        row = tokens - cluster.start
+        last = len(weight) - 1
+        is_elsewhere = ((row < 0) | (row > last))[..., None]
+        own = proj(F.embedding(row.clamp(0, last), weight)).to(weight.dtype)
+        total = total + own.masked_fill(is_elsewhere, 0)
+    return total * embedding.scale
+
+
+def _in_ring(x: Float[Tensor, "H B M K"], size: int) -> Float[Tensor, "H B size K"]:
+    # Zeros: what no stream sees yet is multiplied by zero.
+    ring = x.new_zeros(*x.shape[:2], size, x.shape[3])
+    ring[:, :, : x.shape[2]] = x
+    return ring
+
+
+def _recorded(step: Callable[[], None], state: Sequence[Tensor]) -> Callable[[], None]:
+    """Record a step for replay where that can be done; ``state`` is what it moves on."""
+    if state[0].device.type != "cuda":
+        return step
+    before = [x.clone() for x in state]
+    # Libraries set themselves up in the first calls, which cannot be recorded.
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+            for x, old in zip(state, before, strict=True):
+                x.copy_(old)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
