@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from transformer_xl.data.corpus import prepare
     from transformer_xl.data.vocab import Vocab, load_vocab
     from transformer_xl.evaluate import Result, evaluate
-    from transformer_xl.generate import generate
+    from transformer_xl.generate import generate, generate_batch
+    from transformer_xl.nn.compact import compact
     from transformer_xl.nn.memory import Memory
     from transformer_xl.nn.model import TransformerXL
     from transformer_xl.ops import rel_attention
@@ -31,9 +32,11 @@ __all__ = [
     "TransformerXL",
     "Vocab",
     "__version__",
+    "compact",
     "convert",
     "evaluate",
     "generate",
+    "generate_batch",
     "load_vocab",
     "prepare",
     "rel_attention",
@@ -47,9 +50,11 @@ _HOME = {
     "Result": "evaluate",
     "TransformerXL": "nn.model",
     "Vocab": "data.vocab",
+    "compact": "nn.compact",
     "convert": "convert",
     "evaluate": "evaluate",
     "generate": "generate",
+    "generate_batch": "generate",
     "load_vocab": "data.vocab",
     "prepare": "data.corpus",
     "rel_attention": "ops",
