@@ -102,15 +102,7 @@ def fast_batches(x: Float[Tensor, "*batch T K"]) -> Iterator[None]:
     faster". A processor with AMX would take that up, and keeps MKL; all others have no faster
     way than float32 (measured: the same errors against float64).
     """
-    is_asked = (
-        x.dtype == torch.float32
-        and x.device.type == "cpu"
-        and x.shape[-2] >= LEAST_ROWS
-        and not torch.compiler.is_compiling()
-        and onednn_is_faster()
-        and not torch.cpu.get_capabilities().get("amx_bf16")
-    )
-    if not is_asked:
+    if not batches_take_onednn(x):
         yield
         return
     setting = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
@@ -119,6 +111,18 @@ def fast_batches(x: Float[Tensor, "*batch T K"]) -> Iterator[None]:
         yield
     finally:
         setting.fp32_precision = before
+
+
+def batches_take_onednn(x: Float[Tensor, "*batch T K"]) -> bool:
+    """Whether float32 products of batches like ``x`` are left to oneDNN."""
+    return (
+        x.dtype == torch.float32
+        and x.device.type == "cpu"
+        and x.shape[-2] >= LEAST_ROWS
+        and not torch.compiler.is_compiling()
+        and onednn_is_faster()
+        and not torch.cpu.get_capabilities().get("amx_bf16")
+    )
 
 
 @cache

@@ -11,7 +11,7 @@ is kept for the backward pass: to compute them once more costs less than to wait
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 
@@ -22,12 +22,15 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from transformer_xl.ops.dropout import draw_kept, new_seed, rounded
-from transformer_xl.ops.products import fast_batches
+from transformer_xl.ops.products import batches_take_onednn, fast_batches
 
 QUERY_BLOCK = 256
 """Most queries of a block: smaller blocks skip more of the future, larger products run faster."""
 GROUP_BYTES = 2 << 20
 """Size of the scores of a group of heads: about what the cache of a core holds."""
+
+FEW_ROWS = 8
+"""Rows below which a product is one of few rows."""
 
 
 def rel_attention(
@@ -70,7 +73,8 @@ class _SkewAttention(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         *operands, first_key = ctx.saved_tensors
         attn_len, dropout, seed = ctx.settings
-        attention = _Attention(*operands, attn_len, first_key, dropout, seed)
+        arguments: Sequence[Any] = [*operands, attn_len, first_key, dropout, seed]
+        attention = _Attention(*arguments)
         return *_backward(attention, grad_outputs[0]), None, None, None, None
 
 
@@ -129,6 +133,7 @@ class _Attention:
         self.S = k.shape[1]
         self.attn_len, self.first_key, self.dropout = attn_len, first_key, dropout
         self.scale = self.K**-0.5
+        self.is_half = q.dtype.itemsize == 2
         self.content_bias, self.position_bias = (
             (bias * self.scale)[:, None, None] for bias in (content_bias, position_bias)
         )
@@ -178,8 +183,8 @@ class _Attention:
                 q_position = F.pad(q_position, (0, 1), value=self.scale)
             k, v = (x[:, :, keys].flatten(0, 1) for x in (self.k, self.v))
             r = self.r[:, self.r.shape[1] - S - (T > 1) :]
-            if T > 1:
-                # Products of several rows read what lies side by side.
+            if T > 1 and (self.is_half or batches_take_onednn(q)):
+                # oneDNN would bring into order, slowly, what does not lie side by side.
                 k, v, r = k.contiguous(), v.contiguous(), r.contiguous()
             yield _Block(queries, keys, q_content.flatten(0, 1), q_position.flatten(1, 2), k, v, r)
 
@@ -190,12 +195,22 @@ class _Attention:
         for head in range(0, self.H, size):
             heads = slice(head, min(head + size, self.H))
             matrices = slice(heads.start * self.B, heads.stop * self.B)
-            position = _product(block.q_position[heads], block.r[heads].mT, self.room)
+            q_position, r = block.q_position[heads], block.r[heads]
+            q_content, k = block.q_content[matrices], block.k[matrices]
+            # A few rows in half precision: many keys by few queries is the fast order.
+            is_turned = self.is_half and q_position.shape[1] < FEW_ROWS
+            if is_turned:
+                position = torch.bmm(r, q_position.mT).mT.contiguous()
+            else:
+                position = _product(q_position, r.mT, self.room)
             if T > 1 and self.attn_len is not None:
                 # Columns stand for distances still, farthest first.
                 position[..., : max(0, S + 1 - self.attn_len)] = -torch.inf
             score = _skew(position, T, S)
-            score.baddbmm_(block.q_content[matrices], block.k[matrices].mT)
+            if is_turned:
+                score += torch.bmm(k, q_content.mT).mT
+            else:
+                score.baddbmm_(q_content, k.mT)
             weights = self.weight_room[: score.numel()].view(score.shape)
             self._normalize(score, weights, block.keys)
             kept = None
