@@ -31,6 +31,11 @@ def work(step: Callable[[], object], *, repeats: int = 1, device: str = "cpu") -
         device: On a GPU, time is taken when it has done its work, and memory is the tensors'.
     """
     is_gpu = device != "cpu"
+    # As the commands do, and for all alike; a revision may be older than this.
+    with suppress(ImportError):
+        from transformer_xl.device import keep_freed_memory
+
+        keep_freed_memory()
     before = torch.cuda.memory_allocated() / 2**20 if is_gpu else _resident_mb("VmRSS")
     for _ in sys.stdin:
         began = _now(is_gpu)

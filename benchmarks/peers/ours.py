@@ -7,7 +7,6 @@ from shapes import Job, model_config
 from torch import Tensor
 
 import peers
-from transformer_xl.device import pick_device
 from transformer_xl.nn import Memory, TransformerXL
 from transformer_xl.ops import use_backend
 
@@ -20,8 +19,6 @@ class Peer(peers.Peer):
     """
 
     def __init__(self, job: Job, variant: Any) -> None:
-        # As every command does before it computes.
-        pick_device()
         self.model = TransformerXL(model_config(job.shape, dropout=job.dropout))
         self.job, self.decoder = job, None
         self.has_decoder = variant == "decoder"

@@ -11,19 +11,16 @@ Precision = Literal["auto", "float32", "bfloat16"]
 
 
 def pick_device() -> torch.device:
-    """Return the accelerator if there is one, else the processor, made ready for use."""
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    keep_freed_memory()
-    return torch.device("cpu")
+    """Return the accelerator if there is one, else the processor."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def keep_freed_memory() -> None:
     """Let this process keep the memory of tensors that are freed, for those that come next.
 
     The allocator of glibc gives it back to the system at the end of each step and asks for it
-    again in the next one, page by page, which can take a fifth of the step. Other systems'
-    allocators are left as they are.
+    again in the next one, page by page. Other systems' allocators are left as they are. The
+    commands call this; a program of one's own decides for itself.
     """
     if not sys.platform.startswith("linux"):
         return

@@ -107,3 +107,12 @@ def test_an_unknown_precision_is_named(paper):
 
 def test_the_command_line_knows_the_same_precisions():
     assert get_args(models.Weights) == get_args(Weights)
+
+
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+def test_it_reads_where_gradients_are_allowed_too(tiny_config, weights):
+    model = TransformerXL(tiny_config).eval()
+    small, tokens = compact(model, weights), torch.randint(tiny_config.vocab_size, (2, 5))
+    with torch.no_grad():
+        expected = small(tokens).log_probs
+    torch.testing.assert_close(small(tokens).log_probs, expected)

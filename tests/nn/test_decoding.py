@@ -204,3 +204,13 @@ def test_absolute_positions_are_refused(attn_type):
     mems = TransformerXL(CONFIG).eval()
     with pytest.raises(ValueError, match=f"attn_type={attn_type} has absolute positions"):
         Decoder(model, mems.keep(mems.start_memory(B)))
+
+
+def test_tokens_that_are_not_one_for_each_stream_are_refused(tiny_config):
+    model = TransformerXL(tiny_config).eval()
+    with torch.no_grad():
+        decoder = Decoder(model, model.keep(model.start_memory(2)))
+    with pytest.raises(ValueError, match=r"shape \(1,\) must be one for each of the 2 streams"):
+        decoder.read(torch.tensor([1]))
+    decoder.reset([])
+    assert decoder.read(torch.tensor([1, 2])).shape == (2, 16)

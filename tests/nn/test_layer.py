@@ -100,3 +100,16 @@ def test_what_a_query_sees_is_handed_on(tiny_config, setting):
     assert not torch.allclose(
         layer(x, memory, Positions(r, u, w)), layer(x, changed, Positions(r, u, w))
     )
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_memory_of_another_precision_is_read_in_that_of_the_segment(
+    tiny_config, norm_first, has_gradients
+):
+    layer = filled(DecoderLayer(replace(tiny_config, norm_first=norm_first)))
+    x, (memory, r, u, w) = torch.randn(B, T, D), surroundings()
+    half = memory.bfloat16()
+    with torch.set_grad_enabled(has_gradients):
+        found = layer(x, half, Positions(r, u, w))
+        torch.testing.assert_close(found, layer(x, half.float(), Positions(r, u, w)))

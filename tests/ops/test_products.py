@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from transformer_xl.nn import FeedForward
 from transformer_xl.ops import linear, products
 
 
@@ -90,4 +91,28 @@ def test_the_setting_for_batches_is_put_back(onednn, fails):
 
     with pytest.raises(RuntimeError) if fails else nullcontext():
         use()
+    assert setting.fp32_precision == before
+
+
+def test_a_feed_forward_network_learns_with_onednn_as_without(onednn, monkeypatch, tiny_config):
+    torch.manual_seed(1)
+    module, x = FeedForward(tiny_config), torch.randn(2, 5, 16)
+    found = torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
+    monkeypatch.setattr(products, "onednn_is_faster", lambda: False)
+    expected = torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_the_setting_for_batches_comes_back_when_the_last_block_ends(onednn, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    setting = torch.backends.mkldnn.matmul
+    before, x = setting.fp32_precision, torch.randn(2, 8, 4)
+    first, second = products.fast_batches(x), products.fast_batches(x)
+    first.__enter__()
+    second.__enter__()
+    assert setting.fp32_precision == "bf16"
+    first.__exit__(None, None, None)
+    assert setting.fp32_precision == "bf16"
+    second.__exit__(None, None, None)
     assert setting.fp32_precision == before

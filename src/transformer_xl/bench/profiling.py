@@ -64,8 +64,6 @@ _KINDS = (
     ("attention", r"mm_?$|matmul|mkldnn|scaled_dot_product", "attention: products"),
     ("attention", r"softmax", "attention: softmax"),
     ("attention", r"", "attention: shift, masks, copies"),
-    # A layer reads the memory in front of its segment.
-    ("norms, residuals, dropout", r"aten::cat$", "memory"),
 )
 _SCOPE = "transformer_xl: "
 _STEP = f"{_SCOPE}other"

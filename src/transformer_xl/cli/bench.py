@@ -53,8 +53,10 @@ class Bench:
     def run(self) -> None:
         """Measure and print."""
         from transformer_xl.bench import measure, profile, with_vocabulary
+        from transformer_xl.device import keep_freed_memory
         from transformer_xl.files import replace_file
 
+        keep_freed_memory()
         files = self.profile or ()
         if len(files) > 1:
             raise ValueError(f"--profile takes one file, not {len(files)}")

@@ -303,10 +303,12 @@ def _load(
     folder: Path, device: "torch.device", weights: Weights
 ) -> tuple["TransformerXL", "Vocab"]:
     from transformer_xl.data import load_vocab
+    from transformer_xl.device import keep_freed_memory
     from transformer_xl.nn import TransformerXL
     from transformer_xl.nn.compact import compact
     from transformer_xl.nn.pretrained import find_model_folder
 
+    keep_freed_memory()
     folder = find_model_folder(folder)
     model, vocab = TransformerXL.from_pretrained(folder), load_vocab(folder)
     if len(vocab) != model.config.vocab_size:

@@ -121,8 +121,10 @@ class Train:
 
     def run(self) -> None:
         """Train, evaluate, report."""
+        from transformer_xl.device import keep_freed_memory
         from transformer_xl.train import train
 
+        keep_freed_memory()
         config = Config(
             model=self.model,
             data=self.data,

@@ -79,7 +79,7 @@ def generate_batch(
     seed: int | None = None,
     mem_len: int | None = None,
 ) -> GenerationBatch:
-    """Continue several texts side by side, each as :func:`generate` would alone.
+    """Continue several texts side by side, each, but for rounding, as it would be alone.
 
     For each step the weights are read once for all of them.
 

@@ -1,7 +1,7 @@
 """A model with its weights in fewer bits, for reading: one token at a time waits for the memory."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ class CompactTransformerXL(TransformerXL):
     model in bfloat16.
     """
 
-    def train(self, mode: bool = True) -> Self:
+    def train(self, mode: bool = True) -> "CompactTransformerXL":
         """Set the evaluation mode; there is no other.
 
         Raises:
@@ -49,7 +49,7 @@ class CompactTransformerXL(TransformerXL):
         compact = sum(x.nbytes for x in matrices if isinstance(x, CompactWeight))
         return compact + sum(x.nbytes for x in self.parameters())
 
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+    def _apply(self, fn: Any, recurse: bool = True) -> "CompactTransformerXL":
         # What to(), float(), cuda() and the like are made of.
         raise ValueError(f"a compact model stays where and as it is: {_REMEDY}")
 

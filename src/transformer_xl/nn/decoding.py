@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.nn.layer import DecoderLayer
-from transformer_xl.nn.memory import KeptMemory, Rows
+from transformer_xl.nn.memory import KeptMemory, Rows, _index
 from transformer_xl.nn.model import TransformerXL
 from transformer_xl.nn.positions import Positions
 from transformer_xl.ops import linear
@@ -87,8 +87,12 @@ class Decoder:
 
     @torch.no_grad()
     def read(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B D"]:
-        """Read a token of each stream; return the output of the layers."""
-        self._tokens.copy_(tokens)
+        """Read a token of each stream; return the output of the layers.
+
+        Raises:
+            ValueError: There are not as many tokens as streams.
+        """
+        self._take(tokens)
         self._replay(None)
         return self._hidden.clone()
 
@@ -105,8 +109,13 @@ class Decoder:
             numbers: Random numbers from [0, 1), one for each token.
             pick: What chooses the tokens; recorded with the step, so it must be one function for
                 all calls, and do all its work on the device.
+
+        Raises:
+            ValueError: There are not as many tokens or numbers as streams.
         """
-        self._tokens.copy_(tokens)
+        self._take(tokens)
+        if numbers.shape[1] != len(tokens):
+            raise ValueError(f"{numbers.shape[1]} random numbers a step for {len(tokens)} streams")
         written = self._tokens.new_empty(numbers.shape)
         for row, each in zip(written, numbers.to(self._numbers), strict=True):
             self._numbers.copy_(each)
@@ -114,10 +123,18 @@ class Decoder:
             row.copy_(self._tokens)
         return written
 
+    def _take(self, tokens: Tensor) -> None:
+        if tokens.shape != self._tokens.shape:
+            raise ValueError(
+                f"tokens of shape {tuple(tokens.shape)} must be one for each of the "
+                f"{len(self._tokens)} streams"
+            )
+        self._tokens.copy_(tokens)
+
     def reset(self, rows: Rows) -> None:
         """Let some streams begin anew, without a past."""
         self._can_forget = True
-        self._seen[torch.as_tensor(rows, device=self._seen.device)] = 0
+        self._seen[_index(rows, self._seen.device)] = 0
 
     def memory(self) -> KeptMemory:
         """Return what is remembered, for the model or another decoder to go on from."""

@@ -64,7 +64,8 @@ class DecoderLayer(nn.Module):
         normalized = self.attention_norm(x) if self.norm_first else x
         if isinstance(memory, Tensor):
             # A memory is normalized anew each time, as it is projected anew: the weights moved.
-            past = self.attention_norm(memory.to(x.dtype)) if self.norm_first else memory
+            past = memory.to(x.dtype)
+            past = self.attention_norm(past) if self.norm_first else past
             q, k, v = self.attention.project(normalized, past if past.shape[1] else None)
         else:
             kept, layer = memory

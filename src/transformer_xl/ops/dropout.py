@@ -32,9 +32,10 @@ def relu_dropout(x: Float[Tensor, "*shape"], p: float, training: bool) -> Float[
     What is not positive in it is what has no gradient: nothing more is kept.
     """
     if not training or p == 0:
-        return torch.relu_(x)
+        # What autograd keeps an eye on may be a view, which cannot be changed in place.
+        return torch.relu(x) if x.requires_grad else torch.relu_(x)
     if x.device.type != "cpu" or torch.compiler.is_compiling():
-        return F.dropout(torch.relu_(x), p)
+        return F.dropout(torch.relu(x), p)
     return cast(Tensor, _ReLUDropout.apply(x, p, new_seed()))
 
 

@@ -9,6 +9,7 @@ way to oneDNN costs more than it saves.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from threading import Lock
 from typing import Any, cast
 
 import torch
@@ -23,6 +24,10 @@ LEAST_WORK = 1 << 23
 """Multiplications from which on a product is large."""
 LEAST_ROWS = 32
 """Rows from which on it is: a product of few rows only waits for the memory."""
+
+_setting_lock = Lock()
+_setting_users: list[None] = []
+_setting_before: list[str] = []
 
 
 def linear(
@@ -58,7 +63,8 @@ def project(
         Queries (B, T, H, K), keys and values (B, M + T, H, K). Heads are outermost in memory, as
         the attention reads them.
     """
-    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+    is_read = isinstance(weight, CompactWeight) or not torch.is_grad_enabled()
+    if is_read or torch.compiler.is_compiling():
         own = linear(x, weight, None).unflatten(-1, (3, n_head, -1))
         if memory is None:
             return own[:, :, 0], own[:, :, 1], own[:, :, 2]
@@ -106,11 +112,20 @@ def fast_batches(x: Float[Tensor, "*batch T K"]) -> Iterator[None]:
         yield
         return
     setting = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
-    before, setting.fp32_precision = setting.fp32_precision, "bf16"
+    with _setting_lock:
+        # The setting is the whole process's: the first block in changes it, the last one out
+        # puts it back.
+        if not _setting_users:
+            _setting_before.append(setting.fp32_precision)
+            setting.fp32_precision = "bf16"
+        _setting_users.append(None)
     try:
         yield
     finally:
-        setting.fp32_precision = before
+        with _setting_lock:
+            _setting_users.pop()
+            if not _setting_users:
+                setting.fp32_precision = _setting_before.pop()
 
 
 def batches_take_onednn(x: Float[Tensor, "*batch T K"]) -> bool:

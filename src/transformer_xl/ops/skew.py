@@ -168,7 +168,7 @@ class _Attention:
         # Only a processor's cache asks for groups of heads.
         if self.q.device.type != "cpu":
             return self.H
-        size = GROUP_BYTES // (self.B * T * S * self.q.element_size())
+        size = GROUP_BYTES // max(1, self.B * T * S * self.q.element_size())
         return max(1, min(self.H, size))
 
     def blocks(self) -> Iterator[_Block]:
