@@ -5,6 +5,7 @@ own dependencies lies in a folder of its own, ``.peers/NAME`` at the root of the
 ``benchmarks/peers/install NAME`` makes.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -17,12 +18,13 @@ from torch import Tensor
 ENVIRONMENTS = Path(__file__).parents[2] / ".peers"
 
 
-class Peer:
+class Peer(ABC):
     """A model that reads segments and remembers them."""
 
     model: Any
     """The module that has the weights."""
 
+    @abstractmethod
     def __init__(self, job: Job, variant: str) -> None:
         """Build the model with random weights."""
 
@@ -30,17 +32,17 @@ class Peer:
         """Hold the weights in fewer bits, for evaluation and generation."""
         self.model.bfloat16()
 
+    @abstractmethod
     def remember(self) -> None:
         """Fill the memory with as many random states as it holds."""
-        raise NotImplementedError
 
+    @abstractmethod
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Read a segment (B, T) with the memory, which moves on; return the mean loss in nats."""
-        raise NotImplementedError
 
+    @abstractmethod
     def scores(self, tokens: Tensor) -> Tensor:
         """Read a segment with the memory, which moves on; score what follows it, (B, V)."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Dropout from 16 random bits a number.
 
-torch draws dropout on a CPU one number after the other with a full random number for each; that
-can take a quarter of a training step. Here a word of the same generator decides four numbers, and
-the backward pass draws the same words again instead of keeping what was dropped. Probabilities
-are rounded to multiples of 2^-16, and the scale goes with what they were rounded to.
+torch draws dropout on a CPU one number after the other, with a full random number for each. Here a
+word of the same generator decides four numbers, and the backward pass draws the same words again
+instead of keeping what was dropped. Probabilities are rounded to multiples of 2^-16, and the scale
+goes with what they were rounded to.
 """
 
 from typing import Any, cast

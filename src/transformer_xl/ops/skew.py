@@ -7,7 +7,8 @@ product is added into that view. What lies in the future of its query is hidden 
 
 Queries are handled in blocks, so that keys which no query of a block sees are not computed, and
 heads in groups, so that the scores of a group stay in the cache. Nothing of the size of the scores
-is kept for the backward pass: to compute them once more costs less than to wait for the memory.
+is kept for the backward pass, which computes them once more: two products and a softmax for less
+memory.
 """
 
 import math
