@@ -27,7 +27,7 @@ def work(step: Callable[[], object], *, repeats: int = 1, device: str = "cpu") -
 
     Args:
         step: What is measured.
-        repeats: Steps for each line; the seconds are their mean.
+        repeats: Steps for each line, after one that is not timed; the seconds are their mean.
         device: On a GPU, time is taken when it has done its work, and memory is the tensors'.
     """
     is_gpu = device != "cpu"
@@ -38,6 +38,9 @@ def work(step: Callable[[], object], *, repeats: int = 1, device: str = "cpu") -
         keep_freed_memory()
     before = torch.cuda.memory_allocated() / 2**20 if is_gpu else _resident_mb("VmRSS")
     for _ in sys.stdin:
+        # While the others had their turns this process slept, and the machine may have taken pages
+        # and caches from it. In use a step comes after a step, so that is what is timed.
+        step()
         began = _now(is_gpu)
         for _ in range(repeats):
             step()

@@ -180,7 +180,7 @@ def test_half_precision_stays_what_it_is(device):
     expected, _ = one_by_one(model, mems, tokens)
     found = read(Decoder(model, mems), tokens)
     assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.05)
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.1)
 
 
 @pytest.mark.gpu

@@ -27,7 +27,7 @@ from transformer_xl.ops.products import batches_take_onednn, fast_batches
 
 QUERY_BLOCK = 256
 """Most queries of a block: smaller blocks skip more of the future, larger products run faster."""
-GROUP_BYTES = 2 << 20
+GROUP_BYTES = 4 << 20
 """Size of the scores of a group of heads: about what the cache of a core holds."""
 
 FEW_ROWS = 8
@@ -96,14 +96,13 @@ class _Block(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """The attention weights of some heads of a block."""
+    """Some heads of a block."""
 
     heads: slice
     matrices: slice
     """The same heads, with their streams."""
-    weights: Float[Tensor, "N T S"]
-    kept: Float[Tensor, "N T S"] | None
-    """1 where dropout leaves a weight, 0 where not."""
+    score: Float[Tensor, "N T S"]
+    """What positions add to the scores; minus infinity where a query must not look."""
 
 
 class _Attention:
@@ -145,6 +144,9 @@ class _Attention:
         if self.T > 1:
             # The additional column; farther distances, where there are any, do as well.
             self.r = F.pad(self.r, (0, 0, 1, 0))
+        # Where float32 is left to oneDNN for its speed, the kernel would go to MKL again.
+        self.is_left = batches_take_onednn(q)
+        self.has_kernel = q.device.type == "cpu" and not dropout and not self.is_left
         self.generator = None
         if seed is not None:
             self.generator = torch.Generator(q.device).manual_seed(seed)
@@ -184,23 +186,23 @@ class _Attention:
                 q_position = F.pad(q_position, (0, 1), value=self.scale)
             k, v = (x[:, :, keys].flatten(0, 1) for x in (self.k, self.v))
             r = self.r[:, self.r.shape[1] - S - (T > 1) :]
-            if T > 1 and (self.is_half or batches_take_onednn(q)):
+            if T > 1 and (self.is_half or self.is_left):
                 # oneDNN would bring into order, slowly, what does not lie side by side.
-                k, v, r = k.contiguous(), v.contiguous(), r.contiguous()
+                r = r.contiguous()
+                if not self.has_kernel:
+                    k, v = k.contiguous(), v.contiguous()
             yield _Block(queries, keys, q_content.flatten(0, 1), q_position.flatten(1, 2), k, v, r)
 
     def groups(self, block: _Block) -> Iterator[_Group]:
-        """Compute the attention weights of a block, some heads after the other."""
+        """Compute what positions add to the scores of a block, some heads after the other."""
         T, S = block.q_content.shape[1], block.k.shape[1]
         size = self._group_size(T, S)
         for head in range(0, self.H, size):
             heads = slice(head, min(head + size, self.H))
             matrices = slice(heads.start * self.B, heads.stop * self.B)
             q_position, r = block.q_position[heads], block.r[heads]
-            q_content, k = block.q_content[matrices], block.k[matrices]
-            # A few rows in half precision: many keys by few queries is the fast order.
-            is_turned = self.is_half and q_position.shape[1] < FEW_ROWS
-            if is_turned:
+            if self.is_half and q_position.shape[1] < FEW_ROWS:
+                # A few rows in half precision: many keys by few queries is the fast order.
                 position = torch.bmm(r, q_position.mT).mT.contiguous()
             else:
                 position = _product(q_position, r.mT, self.room)
@@ -208,31 +210,43 @@ class _Attention:
                 # Columns stand for distances still, farthest first.
                 position[..., : max(0, S + 1 - self.attn_len)] = -torch.inf
             score = _skew(position, T, S)
-            if is_turned:
-                score += torch.bmm(k, q_content.mT).mT
-            else:
-                score.baddbmm_(q_content, k.mT)
-            weights = self.weight_room[: score.numel()].view(score.shape)
-            self._normalize(score, weights, block.keys)
-            kept = None
-            if self.generator is not None:
-                kept = draw_kept(weights, self.dropout, self.generator)
-            yield _Group(heads, matrices, weights, kept)
+            if T > 1:
+                score[..., S - T :] += _future(T, score.dtype, score.device)
+            if self.first_key is not None:
+                key = torch.arange(block.keys.start, block.keys.stop, device=score.device)
+                hidden_BS = key < self.first_key[:, None]
+                score.unflatten(0, (-1, self.B)).masked_fill_(hidden_BS[:, None], -torch.inf)
+            yield _Group(heads, matrices, score)
 
-    def _normalize(self, score: Tensor, weights: Tensor, keys: slice) -> None:
-        N, T, S = score.shape
-        if T > 1:
-            score[..., S - T :] += _future(T, score.dtype, score.device)
-        if self.first_key is not None:
-            key = torch.arange(keys.start, keys.stop, device=score.device)
-            hidden_BS = key < self.first_key[:, None]
-            score.unflatten(0, (-1, self.B)).masked_fill_(hidden_BS[:, None], -torch.inf)
+    def weights(self, block: _Block, group: _Group) -> tuple[Tensor, Tensor | None]:
+        """Return the attention weights of a group; and 1 where dropout leaves one, 0 where not."""
+        score, q, k = group.score, block.q_content[group.matrices], block.k[group.matrices]
+        N, T, _ = score.shape
+        if self.is_half and T < FEW_ROWS:
+            score += torch.bmm(k, q.mT).mT
+        else:
+            score.baddbmm_(q, k.mT)
+        weights = self.weight_room[: score.numel()].view(score.shape)
         if T == 1 or N == 1:
             torch.softmax(score, -1, out=weights)
-            return
-        # Each matrix of the view is contiguous, all together are not.
-        for one, result in zip(score.unbind(), weights.unbind(), strict=True):
-            torch.softmax(one, -1, out=result)
+        else:
+            # Each matrix of the view is contiguous, all together are not.
+            for one, result in zip(score.unbind(), weights.unbind(), strict=True):
+                torch.softmax(one, -1, out=result)
+        if self.generator is None:
+            return weights, None
+        return weights, draw_kept(weights, self.dropout, self.generator)
+
+    def read(self, block: _Block, group: _Group) -> Float[Tensor, "N T K"]:
+        """Sum the values of a group, each by its weight."""
+        q, k, v = (x[group.matrices] for x in (block.q_content, block.k, block.v))
+        if self.has_kernel:
+            # What positions add is the mask of a kernel that leaves no scores behind.
+            operands = (x.unflatten(0, (-1, self.B)) for x in (q, k, v, group.score))
+            q, k, v, mask = operands
+            return F.scaled_dot_product_attention(q, k, v, mask, scale=1.0).flatten(0, 1)
+        weights, kept = self.weights(block, group)
+        return torch.bmm(weights if kept is None else weights.mul_(kept), v)
 
 
 def _forward(attention: _Attention) -> Float[Tensor, "B T H K"]:
@@ -240,12 +254,9 @@ def _forward(attention: _Attention) -> Float[Tensor, "B T H K"]:
     out = attention.q.new_empty(B, T, H, K)
     with fast_batches(attention.q):
         for block in attention.blocks():
-            values = torch.empty_like(block.q_content)
             for group in attention.groups(block):
-                if group.kept is not None:
-                    group.weights.mul_(group.kept)
-                torch.bmm(group.weights, block.v[group.matrices], out=values[group.matrices])
-            out[:, block.queries] = values.view(H, B, -1, K).permute(1, 2, 0, 3)
+                values = attention.read(block, group).unflatten(0, (-1, B))
+                out[:, block.queries, group.heads] = values.permute(1, 2, 0, 3)
     return out.div_(1 - rounded(attention.dropout)) if attention.dropout else out
 
 
@@ -268,7 +279,9 @@ def _backward(attention: _Attention, d_out: Tensor) -> tuple[Tensor | None, ...]
                 x.new_empty(x.shape)
                 for x in (block.q_content, block.q_position, block.k, block.v, block.r)
             )
-            for heads, matrices, weights, kept in attention.groups(block):
+            for group in attention.groups(block):
+                heads, matrices, _ = group
+                weights, kept = attention.weights(block, group)
                 d_weights = _product(d_values[matrices], block.v[matrices].mT, grad_room)
                 if kept is not None:
                     d_weights.mul_(kept)
