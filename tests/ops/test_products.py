@@ -73,10 +73,37 @@ def test_other_precisions_stay_with_torch(onednn, dtype):
     assert not products.takes_onednn(x.to(dtype), weight.to(dtype))
 
 
-def test_under_autocast_it_is_torchs(onednn):
-    x, weight, bias = operands()
-    with torch.autocast("cpu", torch.bfloat16):
-        assert linear(x, weight, bias).dtype == torch.bfloat16
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_it_is_torchs(onednn, dtype):
+    leaves = operands()
+
+    def run(function):
+        own = [x.detach().requires_grad_() for x in leaves]
+        with torch.autocast("cpu", dtype):
+            out = function(*own)
+        (out.float() * torch.arange(16)).sum().backward()
+        return [out, *(x.grad for x in own)]
+
+    for one, other in zip(run(linear), run(F.linear), strict=True):
+        assert one.dtype == other.dtype
+        torch.testing.assert_close(one, other)
+
+
+def test_under_autocast_no_second_copy_of_the_weight_is_kept():
+    leaves = operands()
+    sizes = []
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        torch.autograd.graph.saved_tensors_hooks(
+            lambda x: sizes.append((x.shape, x.dtype)) or x, lambda x: x
+        ),
+    ):
+        linear(*leaves)
+        products.project(leaves[0].detach(), None, torch.randn(18, 24, requires_grad=True), 2)
+    assert {shape[0]: dtype for shape, dtype in sizes if len(shape) == 2} == {
+        16: torch.float32,
+        18: torch.float32,
+    }
 
 
 @pytest.mark.parametrize("fails", [False, True])

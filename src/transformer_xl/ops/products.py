@@ -38,10 +38,14 @@ def linear(
     """Return ``x weight^T + bias``, as :func:`torch.nn.functional.linear` does."""
     if isinstance(weight, CompactWeight):
         return weight.product(x, bias)
-    if not takes_onednn(x, weight):
+    dtype = _autocast_dtype(x, weight) if x.device.type == "cpu" else None
+    is_large = takes_onednn(x, weight)
+    has_graph = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if has_graph and (is_large or dtype is not None):
+        with torch.autocast(x.device.type, enabled=False):
+            return cast(Tensor, _Linear.apply(x, weight, bias, dtype))
+    if not is_large:
         return F.linear(x, weight, bias)
-    if torch.is_grad_enabled():
-        return cast(Tensor, _Linear.apply(x, weight, bias))
     return _product(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
 
 
@@ -75,9 +79,8 @@ def project(
             for n in range(2)
         )
         return own[:, :, 0], k.permute(1, 2, 0, 3), v.permute(1, 2, 0, 3)
-    device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    with torch.autocast(device, enabled=False):
+    dtype = _autocast_dtype(x, weight)
+    with torch.autocast(x.device.type, enabled=False):
         return cast(Any, _Projection.apply(x, memory, weight, n_head, dtype))
 
 
@@ -153,6 +156,14 @@ def onednn_is_faster() -> bool:
     )
 
 
+def _autocast_dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
+    """Return the precision that autocast asks for in a product, if it does."""
+    device = x.device.type
+    if not torch.is_autocast_enabled(device) or torch.float64 in (x.dtype, weight.dtype):
+        return None
+    return torch.get_autocast_dtype(device)
+
+
 class _Projection(torch.autograd.Function):
     """Queries, keys and values: one product for the segment and one for the memory.
 
@@ -170,18 +181,18 @@ class _Projection(torch.autograd.Function):
         dtype: torch.dtype | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         ctx.dtypes = x.dtype, None if memory is None else memory.dtype, weight.dtype
-        x, weight = x.to(dtype or x.dtype), weight.to(dtype or weight.dtype)
+        x, rounded = x.to(dtype or x.dtype), weight.to(dtype or weight.dtype)
         B, T, _ = x.shape
         M = 0
         # Queries, keys and values apart, heads before streams.
-        own = product(x.flatten(0, 1), weight.T).view(B, T, 3, n_head, -1).permute(2, 3, 0, 1, 4)
+        own = product(x.flatten(0, 1), rounded.T).view(B, T, 3, n_head, -1).permute(2, 3, 0, 1, 4)
         q = own[0].contiguous()
         if memory is None:
             k, v = (y.contiguous() for y in own[1:])
         else:
             M = memory.shape[1]
             memory = memory.to(x.dtype)
-            past = product(memory.flatten(0, 1), weight[len(weight) // 3 :].T)
+            past = product(memory.flatten(0, 1), rounded[len(weight) // 3 :].T)
             past = past.view(B, M, 2, n_head, -1).permute(2, 3, 0, 1, 4)
             k, v = (torch.cat(pair, 2) for pair in zip(past, own[1:], strict=True))
         ctx.save_for_backward(x, memory, weight)
@@ -196,6 +207,7 @@ class _Projection(torch.autograd.Function):
         dq, dk, dv = grad_outputs
         x, memory, weight = ctx.saved_tensors
         x_dtype, memory_dtype, weight_dtype = ctx.dtypes
+        weight = weight.to(x.dtype)
         B, T, H, K = dq.shape
         M = dk.shape[1] - T
         own = dq.new_empty(B, T, 3, H, K)
@@ -219,10 +231,21 @@ class _Projection(torch.autograd.Function):
 
 
 class _Linear(torch.autograd.Function):
+    """A linear map that keeps no copy of its weight in another precision.
+
+    The backward pass makes the copy once more, which takes less than a hundredth of its time.
+    """
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None
+    ) -> Tensor:
+        ctx.dtypes = x.dtype, None if bias is None else bias.dtype
+        x, rounded = x.to(dtype or x.dtype), weight.to(dtype or weight.dtype)
         ctx.save_for_backward(x, weight)
-        return _product(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
+        if not takes_onednn(x, rounded):
+            return F.linear(x, rounded, None if bias is None else bias.to(x.dtype))
+        return _product(x.flatten(0, -2), rounded, bias).unflatten(0, x.shape[:-1])
 
     @staticmethod
     @once_differentiable
@@ -230,15 +253,16 @@ class _Linear(torch.autograd.Function):
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
+        x_dtype, bias_dtype = ctx.dtypes
         d_out = grad_outputs[0].flatten(0, -2)
         dx = dw = db = None
         if ctx.needs_input_grad[0]:
-            dx = _product(d_out, weight.T, None).view(x.shape)
+            dx = product(d_out, weight.to(x.dtype)).view(x.shape).to(x_dtype)
         if ctx.needs_input_grad[1]:
-            dw = _product(d_out.T, x.flatten(0, -2).T, None)
+            dw = product(d_out.T, x.flatten(0, -2)).to(weight.dtype)
         if ctx.needs_input_grad[2]:
-            db = d_out.sum(0)
-        return dx, dw, db
+            db = d_out.sum(0, dtype=bias_dtype)
+        return dx, dw, db, None
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

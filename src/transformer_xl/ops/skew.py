@@ -172,7 +172,10 @@ class _Attention:
         if self.q.device.type != "cpu":
             return self.H
         size = GROUP_BYTES // max(1, self.B * T * S * self.q.element_size())
-        return max(1, min(self.H, size))
+        groups = math.ceil(self.H / max(1, min(self.H, size)))
+        size = math.ceil(self.H / groups)
+        # An even number of matrices can be shared by threads.
+        return size - 1 if size > 1 and size % 2 and groups > 1 else size
 
     def blocks(self) -> Iterator[_Block]:
         for queries, keys in self._cuts():
