@@ -134,9 +134,10 @@ def test_shapes_are_in_names_and_signatures_not_in_comments(path: Path) -> None:
     assert not found, f"{_name(path)}: {found}: a comment can lie; put the shape into the name"
 
 
-def test_every_setting_has_its_help_below() -> None:
-    missing = _fields_without_help((PACKAGE / "config.py").read_text("utf-8"))
-    assert not missing, f"config.py: {missing} have no docstring, and so no help text"
+@pytest.mark.parametrize("path", sorted((PACKAGE / "config").glob("*.py")), ids=_name)
+def test_every_setting_has_its_help_below(path: Path) -> None:
+    missing = _fields_without_help(path.read_text("utf-8"))
+    assert not missing, f"{_name(path)}: {missing} have no docstring, and so no help text"
 
 
 def test_the_public_names_are_those_that_can_be_imported() -> None:

@@ -1,0 +1,38 @@
+"""Settings of a model, its data, its training and its evaluation, as frozen dataclasses.
+
+A recipe file is one :class:`Config`; the command line overrides single fields as
+``--section.key value``. The line below a field is its help text. Needs only the standard library.
+"""
+
+from dataclasses import dataclass, field
+
+from transformer_xl.config.data import DataConfig
+from transformer_xl.config.evaluation import EvalConfig, GenerateConfig
+from transformer_xl.config.model import Cluster, ModelConfig, Quirk
+from transformer_xl.config.training import TrainConfig
+
+__all__ = [
+    "FORMAT_VERSION",
+    "Cluster",
+    "Config",
+    "DataConfig",
+    "EvalConfig",
+    "GenerateConfig",
+    "ModelConfig",
+    "Quirk",
+    "TrainConfig",
+]
+
+FORMAT_VERSION = 1
+"""Version of the model folder, the run folder and the corpus folder; older ones keep loading."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Config:
+    """Everything a run needs: one recipe."""
+
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig = field(default_factory=TrainConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    generate: GenerateConfig = field(default_factory=GenerateConfig)

@@ -1,0 +1,184 @@
+"""What the network is."""
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, NamedTuple
+
+from transformer_xl.config.checks import require, require_fraction, require_positive
+
+
+class Cluster(NamedTuple):
+    """Neighbouring words that share the width of their embeddings."""
+
+    start: int
+    """Its first word."""
+    stop: int
+    """The first word behind it."""
+    width: int
+    """Width of its embeddings."""
+    has_proj: bool
+    """Its embeddings are projected to the width of the model."""
+    ties_proj: bool
+    """The softmax uses that projection too."""
+
+
+Quirk = Literal["stored_positions", "swapped_ext_len", "raw_queries", "exact_frequencies"]
+"""Where the authors' code departs from what it means to do.
+
+* ``stored_positions`` (attn_type 2 and 3): the memory is stored with its positions added, and
+  they are added again each time that it is read.
+* ``swapped_ext_len``: while the memory is shorter than ``ext_len``, it also keeps tokens that are
+  going to be read again.
+* ``raw_queries`` (attn_type 2 and 3, pre-norm): keys and values are normalized, queries are not.
+* ``exact_frequencies``: the frequencies of the sinusoids are not rounded to float32, as
+  TensorFlow does not when it computes in float64.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """What the network is. Widths and lengths are counts of numbers and of tokens.
+
+    Raises:
+        ValueError: A setting is out of range or does not fit another one.
+    """
+
+    vocab_size: int = 0
+    """Number of symbols; 0 takes it from the vocabulary of the corpus."""
+    n_layer: int = 12
+    """Number of layers."""
+    n_head: int = 8
+    """Attention heads in each layer."""
+    d_model: int = 512
+    """Width of the hidden states."""
+    d_head: int | None = None
+    """Width of one attention head; None: d_model / n_head."""
+    d_inner: int = 2048
+    """Width of the feed-forward layer."""
+    d_embed: int | None = None
+    """Width of the word embeddings; None: d_model. Another width adds a projection."""
+    attn_type: Literal[0, 1, 2, 3] = 0
+    """Positions: 0 relative (the paper), 1 learned relative (Shaw), 2 sinusoids, 3 learned."""
+    n_positions: int | None = None
+    """Rows of the table of attn_type 1 and 3, usually segment_len + mem_len; beyond: the last."""
+    cutoffs: tuple[int, ...] = ()
+    """Adaptive softmax: where, among words sorted by frequency, each further cluster begins."""
+    div_val: int = 1
+    """Embeddings of each further cluster are narrower by this factor."""
+    mem_len: int = 512
+    """How many past positions each layer remembers. 0: no recurrence."""
+    ext_len: int = 0
+    """Positions before each segment that are read again with it instead of being remembered."""
+    attn_len: int | None = None
+    """How far back a token looks, in tokens, itself included; None: all of memory and segment."""
+    clamp_len: int | None = None
+    """Distances above this one count as this one; None: no clamping."""
+    start_memory: Literal["empty", "zeros"] = "empty"
+    """What the first segment finds: nothing, or mem_len zero states that it attends to."""
+    norm_first: bool = False
+    """Pre-norm: each block normalizes its input. False, the paper: it normalizes its output."""
+    final_norm: bool = False
+    """A last normalization after the layers; for pre-norm. The authors' pre-norm has none."""
+    tie_biases: bool = True
+    """All layers share the two attention biases (u and v of the paper); False: each its own."""
+    tie_embeddings: bool = True
+    """The softmax uses the word embeddings as its weights."""
+    tie_projections: bool | tuple[bool, ...] = False
+    """The softmax uses the projections of the embeddings too; one answer, or one per cluster."""
+    proj_same_dim: bool = True
+    """With div_val > 1: a projection also for a cluster as wide as the model."""
+    sample_softmax: int = 0
+    """Train against this many words drawn log-uniformly instead of all; 0: against all."""
+    dropout: float = 0.1
+    """Dropout on embeddings, positions, block outputs, feed-forward units and the last layer."""
+    attn_dropout: float = 0.0
+    """Dropout on the attention weights."""
+    init_std: float = 0.02
+    """Standard deviation of the initial weights."""
+    proj_init_std: float = 0.01
+    """Standard deviation of the initial embedding projections."""
+    norm_eps: float = 1e-5
+    """Constant of the layer normalization."""
+    quirks: tuple[Quirk, ...] = ()
+    """Deviations of the authors' code on which a converted checkpoint depends."""
+
+    def __post_init__(self) -> None:
+        require(self.vocab_size >= 0, f"vocab_size={self.vocab_size} must be at least 0")
+        for name in ("n_layer", "n_head", "d_model", "d_head", "d_inner", "d_embed", "attn_len"):
+            require_positive(name, getattr(self, name))
+        for name in ("n_positions", "div_val"):
+            require_positive(name, getattr(self, name))
+        for name in ("init_std", "proj_init_std", "norm_eps"):
+            require_positive(name, getattr(self, name))
+        for name in ("mem_len", "ext_len", "sample_softmax"):
+            require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must be at least 0")
+        require(
+            (self.n_positions is not None) == (self.attn_type in (1, 3)),
+            f"attn_type={self.attn_type} with n_positions={self.n_positions}: attn_type 1 and 3 "
+            "need it, usually segment_len + mem_len, and the others have no table",
+        )
+        self._check_clusters()
+        require(
+            self.clamp_len is None or self.clamp_len >= 0,
+            f"clamp_len={self.clamp_len} must be at least 0, or None for no clamping",
+        )
+        require(
+            self.d_head is not None or self.d_model % self.n_head == 0,
+            f"n_head={self.n_head} must divide d_model={self.d_model}; "
+            "change one of them or set d_head",
+        )
+        require(
+            self.d_model % 2 == 0 or self.attn_type in (1, 3),
+            f"d_model={self.d_model} must be even: position encodings are pairs of sine and cosine",
+        )
+        require_fraction("dropout", self.dropout)
+        require_fraction("attn_dropout", self.attn_dropout)
+
+    def _check_clusters(self) -> None:
+        ends = (0, *self.cutoffs, *([self.vocab_size] if self.vocab_size else []))
+        require(
+            all(a < b for a, b in pairwise(ends)),
+            f"cutoffs={self.cutoffs} must rise from above 0 to below vocab_size={self.vocab_size}",
+        )
+        last = self.embed_width // self.div_val ** len(self.cutoffs)
+        require(
+            last > 0,
+            f"div_val={self.div_val} leaves nothing of d_embed={self.embed_width} for the last of "
+            f"{len(self.cutoffs) + 1} clusters",
+        )
+        ties = self.tie_projections
+        require(
+            isinstance(ties, bool) or len(ties) == len(self.cutoffs) + 1,
+            f"tie_projections={ties} must be one answer, or one for each of the "
+            f"{len(self.cutoffs) + 1} clusters that cutoffs={self.cutoffs} make",
+        )
+        require(
+            not (self.sample_softmax and (self.cutoffs or self.div_val > 1)),
+            f"sample_softmax={self.sample_softmax} and cutoffs={self.cutoffs} are two ways to the "
+            "same end: choose one",
+        )
+
+    @property
+    def clusters(self) -> tuple[Cluster, ...]:
+        """The clusters of the vocabulary; a single one without ``cutoffs``."""
+        ties = self.tie_projections
+        ties = (ties,) * (len(self.cutoffs) + 1) if isinstance(ties, bool) else ties
+        ends = (0, *self.cutoffs, self.vocab_size)
+        found = []
+        for i, (start, stop) in enumerate(pairwise(ends)):
+            width = self.embed_width // self.div_val**i
+            same = width == self.d_model
+            # With one table for all clusters, a projection of the same width is never there.
+            has_proj = not same or (self.div_val > 1 and self.proj_same_dim)
+            found.append(Cluster(start, stop, width, has_proj, has_proj and ties[i]))
+        return tuple(found)
+
+    @property
+    def head_width(self) -> int:
+        """Width of one head, also where ``d_head`` is left to the default."""
+        return self.d_head or self.d_model // self.n_head
+
+    @property
+    def embed_width(self) -> int:
+        """Width of the embeddings, also where ``d_embed`` is left to the default."""
+        return self.d_embed or self.d_model
