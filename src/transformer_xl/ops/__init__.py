@@ -15,8 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.ops import reference, skew, triton
-from transformer_xl.ops.dropout import dropout, relu_dropout
+from transformer_xl.ops.dropout import dropout, relu_dropout, relu_squared_dropout
 from transformer_xl.ops.nll import linear_nll
+from transformer_xl.ops.norm import rms_norm
 from transformer_xl.ops.products import linear, project
 
 __all__ = [
@@ -31,6 +32,8 @@ __all__ = [
     "project",
     "rel_attention",
     "relu_dropout",
+    "relu_squared_dropout",
+    "rms_norm",
     "use_backend",
 ]
 

@@ -17,16 +17,26 @@ from torch.autograd.function import once_differentiable
 _STEPS = 1 << 16
 
 
-def dropout(x: Float[Tensor, "*shape"], p: float, training: bool) -> Float[Tensor, "*shape"]:
-    """Return ``x`` with zeros in a random share ``p`` of its places, the rest scaled up."""
+def dropout(
+    x: Float[Tensor, "*shape"], p: float, training: bool, locked: bool = False
+) -> Float[Tensor, "*shape"]:
+    """Return ``x`` with zeros in a random share ``p`` of its places, the rest scaled up.
+
+    With ``locked`` the places are the same in all rows of a matrix (variational dropout; Gal and
+    Ghahramani, 2016): at all positions of a segment.
+    """
     if not training or p == 0:
         return x
+    if locked:
+        return x * dropout(x.new_ones(*x.shape[:-2], 1, x.shape[-1]), p, True)
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(x, p)
     return cast(Tensor, _Dropout.apply(x, p, new_seed()))
 
 
-def relu_dropout(x: Float[Tensor, "*shape"], p: float, training: bool) -> Float[Tensor, "*shape"]:
+def relu_dropout(
+    x: Float[Tensor, "*shape"], p: float, training: bool, locked: bool = False
+) -> Float[Tensor, "*shape"]:
     """Return ``dropout(relu(x))``, at times in the place of ``x``.
 
     What is not positive in it is what has no gradient: nothing more is kept.
@@ -34,9 +44,26 @@ def relu_dropout(x: Float[Tensor, "*shape"], p: float, training: bool) -> Float[
     if not training or p == 0:
         # What autograd keeps an eye on may be a view, which cannot be changed in place.
         return torch.relu(x) if x.requires_grad else torch.relu_(x)
+    if locked:
+        return dropout(torch.relu(x), p, True, locked)
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.dropout(torch.relu(x), p)
     return cast(Tensor, _ReLUDropout.apply(x, p, new_seed()))
+
+
+def relu_squared_dropout(
+    x: Float[Tensor, "*shape"], p: float, training: bool, locked: bool = False
+) -> Float[Tensor, "*shape"]:
+    """Return ``dropout(relu(x) ** 2)``, at times in the place of ``x``.
+
+    What is kept of it is its slope alone.
+    """
+    if not (training and p) and not x.requires_grad:
+        return torch.relu_(x).square_()
+    is_plain = x.device.type != "cpu" or torch.compiler.is_compiling()
+    if is_plain or locked or not (training and p):
+        return dropout(torch.relu(x).square(), p, training, locked)
+    return cast(Tensor, _ReLUSquaredDropout.apply(x, p, new_seed()))
 
 
 def new_seed() -> int:
@@ -100,3 +127,21 @@ class _ReLUDropout(torch.autograd.Function):
         (y,) = ctx.saved_tensors
         dx = torch.ops.aten.threshold_backward(grad_outputs[0], y, 0)
         return dx.mul_(1 / (1 - rounded(ctx.p))), None, None
+
+
+class _ReLUSquaredDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float, seed: int) -> Tensor:
+        positive = torch.relu(x)
+        slope = _draw(x, p, seed)
+        torch.mul(positive, slope, out=slope).mul_(2 / (1 - rounded(p)))
+        ctx.save_for_backward(slope)
+        return positive.mul_(slope).mul_(0.5)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        (slope,) = ctx.saved_tensors
+        return grad_outputs[0] * slope, None, None

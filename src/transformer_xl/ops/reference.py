@@ -23,6 +23,35 @@ def rel_attention(
     dropout: float = 0.0,
 ) -> Float[Tensor, "B T H K"]:
     """Attend from the segment to the memory and to itself; see :mod:`transformer_xl.ops`."""
+    weight_BHTS = attention_weights(
+        q,
+        k,
+        r,
+        content_bias,
+        position_bias,
+        distance_bias=distance_bias,
+        attn_len=attn_len,
+        first_key=first_key,
+    )
+    weight_BHTS = F.dropout(weight_BHTS.to(v.dtype), dropout)
+    return torch.einsum("bhts,bshk->bthk", weight_BHTS, v)
+
+
+def attention_weights(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B S H K"],
+    r: Float[Tensor, "S H K"],
+    content_bias: Float[Tensor, "H K"],
+    position_bias: Float[Tensor, "H K"],
+    *,
+    distance_bias: Float[Tensor, "S H"] | None = None,
+    attn_len: int | None = None,
+    first_key: Int[Tensor, " B"] | None = None,
+) -> Float[Tensor, "B H T S"]:
+    """Return how much each query takes of each key's value: shares that sum to one.
+
+    The arguments are those of :func:`transformer_xl.ops.rel_attention`.
+    """
     T, S, K = q.shape[1], k.shape[1], q.shape[3]
     content_BHTS = torch.einsum("bthk,bshk->bhts", q + content_bias, k)
     position_BHTS = torch.einsum("bthk,shk->bhts", q + position_bias, r)
@@ -37,9 +66,7 @@ def rel_attention(
         score_BHTS = score_BHTS.masked_fill(hidden_BS[:, None, None], -torch.inf)
     # Half precision is normalized in float32, as the fused kernels do.
     dtype = torch.promote_types(q.dtype, torch.float32)
-    weight_BHTS = score_BHTS.softmax(dim=-1, dtype=dtype).to(v.dtype)
-    weight_BHTS = F.dropout(weight_BHTS, dropout)
-    return torch.einsum("bhts,bshk->bthk", weight_BHTS, v)
+    return score_BHTS.softmax(dim=-1, dtype=dtype)
 
 
 def rel_shift(x_BHTS: Float[Tensor, "B H T S"]) -> Float[Tensor, "B H T S"]:

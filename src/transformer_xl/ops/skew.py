@@ -266,9 +266,11 @@ def _forward(attention: _Attention) -> Float[Tensor, "B T H K"]:
 def _backward(attention: _Attention, d_out: Tensor) -> tuple[Tensor | None, ...]:
     """Return the gradients of q, k, v, r and of the three biases."""
     H, B, T, K = attention.q.shape
-    S = attention.S
+    S, columns = attention.S, attention.r.shape[1]
     dq = d_out.new_empty(H, B, T, K)
-    dk = dv = dr = None
+    # The first block, of the last queries, writes; what others find there, their products add to.
+    dk, dv = d_out.new_empty(2, H * B, S, K)
+    dr = torch.empty_like(attention.r, memory_format=torch.contiguous_format)
     # A sum over all tokens is added up in float32 at least.
     d_biases = d_out.new_zeros(2, H, K, dtype=torch.promote_types(d_out.dtype, torch.float32))
     grad_room = torch.empty_like(attention.weight_room)
@@ -278,9 +280,17 @@ def _backward(attention: _Attention, d_out: Tensor) -> tuple[Tensor | None, ...]
     with fast_batches(attention.q):
         for block in attention.blocks():
             d_values = d_out[:, :, block.queries].contiguous().flatten(0, 1)
-            dq_content, dq_position, dk_block, dv_block, dr_block = (
-                x.new_empty(x.shape)
-                for x in (block.q_content, block.q_position, block.k, block.v, block.r)
+            rows = slice(columns - block.r.shape[1], columns)
+            beta = int(block.queries.stop < T)
+            if not beta:
+                for total, start in (
+                    (dk, block.keys.start),
+                    (dv, block.keys.start),
+                    (dr, rows.start),
+                ):
+                    total[:, :start] = 0
+            dq_content, dq_position = (
+                x.new_empty(x.shape) for x in (block.q_content, block.q_position)
             )
             for group in attention.groups(block):
                 heads, matrices, _ = group
@@ -294,11 +304,11 @@ def _backward(attention: _Attention, d_out: Tensor) -> tuple[Tensor | None, ...]
                 )
                 if kept is not None:
                     weights.mul_(kept)
-                torch.bmm(weights.mT, d_values[matrices], out=dv_block[matrices])
-                torch.bmm(d_score.mT, block.q_content[matrices], out=dk_block[matrices])
+                dv[matrices, block.keys].baddbmm_(weights.mT, d_values[matrices], beta=beta)
+                dk[matrices, block.keys].baddbmm_(d_score.mT, block.q_content[matrices], beta=beta)
                 torch.bmm(d_score, block.k[matrices], out=dq_content[matrices])
                 d_position = _unskew(d_score, attention.room, len(block.r[heads]))
-                torch.bmm(d_position.mT, block.q_position[heads], out=dr_block[heads])
+                dr[heads, rows].baddbmm_(d_position.mT, block.q_position[heads], beta=beta)
                 torch.bmm(d_position, block.r[heads], out=dq_position[heads])
             dq_content, dq_position = (
                 x.view(H, B, -1, x.shape[-1])[..., :K] for x in (dq_content, dq_position)
@@ -306,29 +316,13 @@ def _backward(attention: _Attention, d_out: Tensor) -> tuple[Tensor | None, ...]
             for total, part in zip(d_biases, (dq_content, dq_position), strict=True):
                 total += part.sum((1, 2), dtype=total.dtype)
             torch.add(dq_content, dq_position, out=dq[:, :, block.queries])
-            dk = _add_part(dk, dk_block.view(H, B, -1, K), block.keys, S)
-            dv = _add_part(dv, dv_block.view(H, B, -1, K), block.keys, S)
-            columns = attention.r.shape[1]
-            rows = slice(columns - dr_block.shape[1], columns)
-            dr = _add_part(dr, dr_block, rows, columns)
-    # There is a query, so there was a block.
-    dk, dv, dr = (cast(Tensor, x) for x in (dk, dv, dr))
     d_content_bias, d_position_bias = (d_biases * attention.scale).to(dq.dtype)
     dr = dr[:, T > 1 :].transpose(0, 1)
     d_distance_bias = dr[..., K] if attention.has_distance_bias else None
     dq *= attention.scale
+    dk, dv = (x.view(H, B, S, K) for x in (dk, dv))
     dq, dk, dv = (x.permute(1, 2, 0, 3) for x in (dq, dk, dv))
     return dq, dk, dv, dr[..., :K], d_content_bias, d_position_bias, d_distance_bias
-
-
-def _add_part(total: Tensor | None, part: Tensor, rows: slice, n_rows: int) -> Tensor:
-    """Add the gradient of some keys to that of all; rows are the last dimension but one."""
-    if total is None:
-        if part.shape[-2] == n_rows:
-            return part
-        total = part.new_zeros(*part.shape[:-2], n_rows, part.shape[-1])
-    total[..., rows, :] += part
-    return total
 
 
 def _product(a: Tensor, b: Tensor, room: Tensor) -> Tensor:
