@@ -67,8 +67,8 @@ def project(
         Queries (B, T, H, K), keys and values (B, M + T, H, K). Heads are outermost in memory, as
         the attention reads them.
     """
-    is_read = isinstance(weight, CompactWeight) or not torch.is_grad_enabled()
-    if is_read or torch.compiler.is_compiling():
+    is_read = not torch.is_grad_enabled() or torch.compiler.is_compiling()
+    if is_read or isinstance(weight, CompactWeight):
         own = linear(x, weight, None).unflatten(-1, (3, n_head, -1))
         if memory is None:
             return own[:, :, 0], own[:, :, 1], own[:, :, 2]
