@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import TransformerXL
+from transformer_xl.nn import build_model
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def save_model() -> Callable[[ModelConfig, Path], dict[str, Tensor]]:
     """Write one of our models with random weights; return its weights."""
 
     def save(config: ModelConfig, folder: Path) -> dict[str, Tensor]:
-        model = TransformerXL(config)
+        model = build_model(config)
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.normal_(0, 0.3)

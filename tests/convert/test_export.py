@@ -82,6 +82,11 @@ def test_a_model_converted_there_and_back_is_the_same_bit_for_bit(
             "n_head x d_head = 10",
         ),
         ({"cutoffs": (5,), "div_val": 2, "proj_same_dim": False}, "cluster 0 has no projection"),
+        ({"norm": "rms"}, "norm='rms': the authors' PyTorch code has no other network than that"),
+        ({"activation": "geglu"}, "activation='geglu': .* that of activation='relu'"),
+        ({"qk_norm": True}, "qk_norm=True: .* that of qk_norm=False"),
+        ({"enhanced_recurrence": True}, "enhanced_recurrence=True: the authors' PyTorch code"),
+        ({"kind": "lstm"}, "kind='lstm': the authors' PyTorch code has no other network"),
     ],
     ids=str,
 )
@@ -91,6 +96,17 @@ def test_what_the_authors_code_would_compute_otherwise_is_refused(
     save_model(replace(tiny_config, **settings), tmp_path / "ours")
     with pytest.raises(ValueError, match=message):
         txl.convert(tmp_path / "ours", tmp_path / "theirs", to="authors")
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_dropout_that_their_code_has_not_is_told(save_model, tiny_config, tmp_path, to):
+    own = {"embed_dropout": 0.1, "output_dropout": 0.5, "variational_dropout": True}
+    before, told = save_model(replace(tiny_config, **own), tmp_path / "ours"), []
+    txl.convert(tmp_path / "ours", tmp_path / "theirs", to=to, say=told.append)
+    assert [line.split("=")[0] for line in told if "has no such dropout" in line] == [*own]
+    txl.convert(tmp_path / "theirs", tmp_path / "again")
+    after = load_file(tmp_path / "again" / "model.safetensors")
+    assert all(torch.equal(after[key], before[key]) for key in before)
 
 
 def test_one_bias_for_all_layers_is_theirs_once_for_each(save_model, tiny_config, tmp_path):

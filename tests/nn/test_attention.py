@@ -61,6 +61,34 @@ def test_queries_keys_values_and_positions_are_projections(tiny_config, M, has_g
 
 
 @pytest.mark.parametrize("M", [0, 5])
+@pytest.mark.parametrize("has_gradients", [False, True])
+def test_normalized_queries_and_keys_are_vectors_of_one_length_times_weights(
+    tiny_config, M, has_gradients
+):
+    module = made(replace(tiny_config, qk_norm=True))
+    plain = made(tiny_config)
+    plain.load_state_dict(module.state_dict(), strict=False)
+    x, memory = torch.randn(2, 3, 16), torch.randn(2, M, 16)
+
+    def normalized(y, norm):
+        assert norm.weight.shape == (8,)
+        return y / (y.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight
+
+    with torch.set_grad_enabled(has_gradients):
+        q, k, v = plain.project(x, memory if M else None)
+        found = module.project(x, memory if M else None)
+        expected = normalized(q, module.q_norm), normalized(k, module.k_norm), v
+        torch.testing.assert_close(found, expected)
+        torch.testing.assert_close(module.queries(x), expected[0])
+        both = module.keys_and_values(torch.cat([memory, x], 1))
+        torch.testing.assert_close(both, expected[1:])
+        # What grows with the text is bounded; positions are not touched.
+        torch.testing.assert_close(module.positions(x[0]), plain.positions(x[0]))
+        for one, other in zip(module.project(9 * x)[:2], module.project(x)[:2], strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("M", [0, 5])
 @pytest.mark.parametrize("memory_learns", [False, True])
 def test_gradients_of_the_projections_are_those_of_their_products(tiny_config, M, memory_learns):
     module = made(tiny_config).double()

@@ -8,12 +8,22 @@ import torch
 
 from transformer_xl.nn import TransformerXL
 
+OPTIONS = {
+    "norm_first": True,
+    "final_norm": True,
+    "norm": "rms",
+    "activation": "swiglu",
+    "qk_norm": True,
+    "enhanced_recurrence": True,
+}
+
 
 @pytest.mark.compile
 @pytest.mark.slow
-def test_a_compiled_model_gives_the_same_losses_memories_and_gradients(tiny_config):
+@pytest.mark.parametrize("settings", [{}, OPTIONS], ids=["paper", "options"])
+def test_a_compiled_model_gives_the_same_losses_memories_and_gradients(tiny_config, settings):
     # One layer and two lengths of memory: each graph takes many seconds to compile.
-    config = replace(tiny_config, n_layer=1, mem_len=4)
+    config = replace(tiny_config, n_layer=1, mem_len=4, **settings)
     model = TransformerXL(config)
     other = copy.deepcopy(model)
     compiled = torch.compile(other, dynamic=False, fullgraph=True)

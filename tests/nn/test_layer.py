@@ -45,6 +45,43 @@ def test_the_feed_forward_layer_is_two_maps_with_a_relu_between(tiny_config):
     torch.testing.assert_close(module(x), inner @ module.outer.weight.T + module.outer.bias)
 
 
+ACTIVATIONS = {
+    "relu": lambda x: x.clamp(min=0),
+    "relu_squared": lambda x: x.clamp(min=0) * x,
+    "gelu": lambda x: x * 0.5 * (1 + torch.erf(x / 2**0.5)),
+    "geglu": lambda x: ACTIVATIONS["gelu"](x[..., :32]) * x[..., 32:],
+    "swiglu": lambda x: x[..., :32] / (1 + (-x[..., :32]).exp()) * x[..., 32:],
+}
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("has_gradients", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_what_stands_between_the_maps_is_a_setting(
+    tiny_config, activation, has_gradients, training
+):
+    module = filled(FeedForward(replace(tiny_config, activation=activation))).train(training)
+    x = torch.randn(B, T, D)
+    with torch.set_grad_enabled(has_gradients):
+        inner = ACTIVATIONS[activation](x @ module.inner.weight.T + module.inner.bias)
+        expected = inner @ module.outer.weight.T + module.outer.bias
+        torch.testing.assert_close(module(x), expected)
+    assert module.outer.weight.shape == (16, 32)
+
+
+def test_an_rms_norm_stands_where_the_layer_norm_stood(tiny_config):
+    layer = filled(DecoderLayer(replace(tiny_config, norm="rms")))
+    x, (memory, r, u, w) = torch.randn(B, T, D), surroundings()
+
+    def rms(module, x):
+        return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * module.weight
+
+    keys = torch.cat([memory, x], 1)
+    o = rms(layer.attention_norm, x + attended(layer, x, keys, r, u, w))
+    expected = rms(layer.feed_forward_norm, o + layer.feed_forward(o))
+    torch.testing.assert_close(layer(x, memory, Positions(r, u, w)), expected)
+
+
 def test_post_norm_normalizes_the_sums(tiny_config):
     layer = filled(DecoderLayer(tiny_config))
     x, (memory, r, u, w) = torch.randn(B, T, D), surroundings()

@@ -25,6 +25,7 @@ TYPES = [
     {"attn_type": 2},
     {"attn_type": 3, "n_positions": 7, "norm_first": True},
 ]
+MODERN = {"norm": "rms", "activation": "geglu", "qk_norm": True, "final_norm": True}
 ADAPTIVE = [
     {"cutoffs": (40, 90)},
     {"cutoffs": (40, 90), "div_val": 2, "tie_projections": (False, True, False)},
@@ -122,7 +123,7 @@ def test_each_layer_has_the_biases_of_its_own(tiny_config):
 
 @pytest.mark.parametrize(
     "options",
-    [*COMBINATIONS, *TYPES, *ADAPTIVE],
+    [*COMBINATIONS, *TYPES, *ADAPTIVE, MODERN],
     ids=lambda options: str([*options.values()]),
 )
 def test_every_parameter_has_its_line_in_the_table_of_initial_weights(tiny_config, options):
@@ -247,11 +248,12 @@ def test_a_length_given_with_the_call_is_that_of_a_model_made_with_it(model, len
 def test_dropout_is_where_the_paper_has_it(tiny_config, monkeypatch):
     places = []
 
-    def spy(x, p, training):
+    def spy(x, p, training, locked):
+        assert not locked
         places.append((tuple(x.shape), p if training else 0.0))
         return x
 
-    for room in (nn.model, nn.layer):
+    for room in (nn.model, nn.positioned, nn.layer):
         monkeypatch.setattr(room, "dropout", spy)
     monkeypatch.setattr(nn.layer, "relu_dropout", spy)
     model = TransformerXL(replace(tiny_config, n_layer=2, dropout=0.3))
@@ -272,7 +274,7 @@ def test_sinusoids_are_dropped_and_learned_positions_are_not(
 ):
     shapes = []
     for name in ("dropout", "relu_dropout"):
-        for room in (nn.model, nn.layer):
+        for room in (nn.model, nn.positioned, nn.layer):
             spy = lambda x, *about: shapes.append(tuple(x.shape)) or x  # noqa: E731
             monkeypatch.setattr(room, name, spy, raising=False)
     model = TransformerXL(replace(tiny_config, **settings))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from transformer_xl.ops import dropout, relu_dropout
+from transformer_xl.ops import dropout, relu_dropout, relu_squared_dropout
 from transformer_xl.ops.dropout import rounded
 
 
@@ -65,3 +65,52 @@ def test_a_seed_repeats_what_is_dropped(function):
     assert not torch.equal(first, other)
     expected = (x / 0.5).where(first != 0, 0)
     torch.testing.assert_close(first, expected)
+
+
+@pytest.mark.parametrize("p", [0.0, 0.4])
+@pytest.mark.parametrize("has_gradients", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_a_squared_relu_is_what_it_says(p, has_gradients, training):
+    x = torch.randn(40, 50, dtype=torch.float64, requires_grad=has_gradients)
+    torch.manual_seed(1)
+    kept = dropout(torch.ones_like(x), p, training)
+    torch.manual_seed(1)
+    found = relu_squared_dropout(x.clone(), p, training)
+    torch.testing.assert_close(found, x.relu().square() * kept)
+    assert found.requires_grad == has_gradients
+
+
+@pytest.mark.parametrize("locked", [False, True])
+@pytest.mark.parametrize("p", [0.0, 0.4])
+def test_gradients_of_a_squared_relu_are_those_of_what_was_computed(p, locked):
+    x = torch.randn(3, 7, 5, dtype=torch.float64, requires_grad=True)
+
+    def repeated(x):
+        torch.manual_seed(3)
+        return relu_squared_dropout(x * 1, p, True, locked)
+
+    assert torch.autograd.gradcheck(repeated, x)
+
+
+@pytest.mark.parametrize("function", [dropout, relu_dropout, relu_squared_dropout])
+def test_locked_dropout_drops_the_same_at_all_positions(function):
+    x = torch.ones(6, 9, 500)
+    out = function(x.clone(), 0.3, True, True)
+    assert torch.equal(out, out[:, :1].expand_as(out))
+    is_kept = out[:, 0] != 0
+    assert len(is_kept.unique(dim=0)) == 6
+    assert abs(is_kept.double().mean() - 0.7) < 5 * (0.21 / 3000) ** 0.5
+    torch.testing.assert_close(out[out != 0].unique(), torch.tensor([1 / (1 - rounded(0.3))]))
+    assert torch.equal(function(x.clone(), 0.3, False, True), x)
+    assert torch.equal(function(x.clone(), 0.0, True, True), x)
+
+
+@pytest.mark.parametrize("function", [dropout, relu_dropout, relu_squared_dropout])
+def test_locked_gradients_are_those_of_what_was_computed(function):
+    x = torch.randn(2, 4, 5, dtype=torch.float64, requires_grad=True)
+
+    def repeated(x):
+        torch.manual_seed(3)
+        return function(x * 1, 0.4, True, True)
+
+    assert torch.autograd.gradcheck(repeated, x)

@@ -22,6 +22,26 @@ class Cluster(NamedTuple):
     """The softmax uses that projection too."""
 
 
+class Dropouts(NamedTuple):
+    """Shares that are dropped in places with a setting of their own."""
+
+    input: float
+    """Of what enters the first layer: embeddings and positions."""
+    feed_forward: float
+    """Of the units inside the feed-forward layers."""
+    output: float
+    """Of what leaves the last layer."""
+
+
+Activation = Literal["relu", "relu_squared", "gelu", "geglu", "swiglu"]
+"""What stands between the two maps of a feed-forward layer.
+
+* ``relu``: the paper's.
+* ``relu_squared``: its square (Primer; So et al., 2021).
+* ``gelu``: x times the probability that a normal number is below x (Hendrycks and Gimpel, 2016).
+* ``geglu``, ``swiglu``: the GELU, or x sigmoid(x), of one projection times another (Shazeer, 2020).
+"""
+
 Quirk = Literal["stored_positions", "swapped_ext_len", "raw_queries", "exact_frequencies"]
 """Where the authors' code departs from what it means to do.
 
@@ -43,6 +63,8 @@ class ModelConfig:
         ValueError: A setting is out of range or does not fit another one.
     """
 
+    kind: Literal["transformer_xl", "lstm"] = "transformer_xl"
+    """The paper's network, or an LSTM: n_layer, d_model, d_embed and dropout; mem_len is 0."""
     vocab_size: int = 0
     """Number of symbols; 0 takes it from the vocabulary of the corpus."""
     n_layer: int = 12
@@ -54,7 +76,9 @@ class ModelConfig:
     d_head: int | None = None
     """Width of one attention head; None: d_model / n_head."""
     d_inner: int = 2048
-    """Width of the feed-forward layer."""
+    """Width of the feed-forward layer; with a gate, 2/3 of it has as many weights as without."""
+    activation: Activation = "relu"
+    """Between the maps of the feed-forward layer: ReLU (the paper), its square, GELU, or gated."""
     d_embed: int | None = None
     """Width of the word embeddings; None: d_model. Another width adds a projection."""
     attn_type: Literal[0, 1, 2, 3] = 0
@@ -77,6 +101,12 @@ class ModelConfig:
     """What the first segment finds: nothing, or mem_len zero states that it attends to."""
     norm_first: bool = False
     """Pre-norm: each block normalizes its input. False, the paper: it normalizes its output."""
+    norm: Literal["layer", "rms"] = "layer"
+    """Layer normalization (the paper), or by the root of the mean square, without mean and bias."""
+    qk_norm: bool = False
+    """Normalize the queries and keys of each head, before u and v are added; positions are not."""
+    enhanced_recurrence: bool = False
+    """A layer remembers what it put out, not what it read: the cache of a layer up (ERNIE-Doc)."""
     final_norm: bool = False
     """A last normalization after the layers; for pre-norm. The authors' pre-norm has none."""
     tie_biases: bool = True
@@ -93,6 +123,18 @@ class ModelConfig:
     """Dropout on embeddings, positions, block outputs, feed-forward units and the last layer."""
     attn_dropout: float = 0.0
     """Dropout on the attention weights."""
+    qkv_dropout: float = 0.0
+    """Dropout on queries, keys and values, and on the keys of relative positions."""
+    embed_dropout: float = 0.0
+    """Dropout of whole words: this share of the embedding table is zero in a step."""
+    input_dropout: float | None = None
+    """Dropout on the embeddings and positions; None: dropout."""
+    ff_dropout: float | None = None
+    """Dropout on the units inside the feed-forward layers; None: dropout."""
+    output_dropout: float | None = None
+    """Dropout on the last layer's output; None: dropout."""
+    variational_dropout: bool = False
+    """Drop the same of each stream at all positions of a segment (Gal and Ghahramani, 2016)."""
     init_std: float = 0.02
     """Standard deviation of the initial weights."""
     proj_init_std: float = 0.01
@@ -131,8 +173,16 @@ class ModelConfig:
             self.d_model % 2 == 0 or self.attn_type in (1, 3),
             f"d_model={self.d_model} must be even: position encodings are pairs of sine and cosine",
         )
-        require_fraction("dropout", self.dropout)
-        require_fraction("attn_dropout", self.attn_dropout)
+        for name in ("dropout", "attn_dropout", "qkv_dropout", "embed_dropout"):
+            require_fraction(name, getattr(self, name))
+        for name in ("input_dropout", "ff_dropout", "output_dropout"):
+            share = getattr(self, name)
+            require_fraction(name, 0.0 if share is None else share)
+        require(
+            not (self.enhanced_recurrence and self.attn_type in (2, 3)),
+            f"enhanced_recurrence=True with attn_type={self.attn_type}: absolute positions would "
+            "be added to states that hold older ones; use attn_type 0 or 1",
+        )
 
     def _check_clusters(self) -> None:
         ends = (0, *self.cutoffs, *([self.vocab_size] if self.vocab_size else []))
@@ -172,6 +222,17 @@ class ModelConfig:
             has_proj = not same or (self.div_val > 1 and self.proj_same_dim)
             found.append(Cluster(start, stop, width, has_proj, has_proj and ties[i]))
         return tuple(found)
+
+    @property
+    def dropouts(self) -> Dropouts:
+        """The shares that are dropped, also where they are left to ``dropout``."""
+        own = (self.input_dropout, self.ff_dropout, self.output_dropout)
+        return Dropouts(*(self.dropout if share is None else share for share in own))
+
+    @property
+    def is_gated(self) -> bool:
+        """Whether the feed-forward layer has a third map, whose output is the gate."""
+        return self.activation in ("geglu", "swiglu")
 
     @property
     def head_width(self) -> int:

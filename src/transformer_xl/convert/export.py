@@ -2,7 +2,7 @@
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,12 @@ from transformer_xl.convert.vocabularies import write_hf_vocab
 from transformer_xl.data import Vocab
 
 _THEIR_NORM_EPS = 1e-5
+# Ours alone: what changes the network, and what changes its training.
+_NETWORK = ("kind", "norm", "activation", "qk_norm", "enhanced_recurrence")
+_TRAINING = (
+    "qkv_dropout", "embed_dropout", "input_dropout", "ff_dropout", "output_dropout",
+    "variational_dropout",
+)  # fmt: skip
 
 
 def write_authors(
@@ -68,6 +74,7 @@ def write_authors(
     if config.norm_eps != _THEIR_NORM_EPS:
         say(f"norm_eps={config.norm_eps}: the authors' code has {_THEIR_NORM_EPS}")
     _tell_attn_len(config, say)
+    _tell_dropouts(config, say)
     table = entries(config, clusters="reversed", biases_in_layers=False)
     state = write_weights(weights, table, config)
     torch.save(OrderedDict(state), folder / "state_dict.pt")
@@ -135,11 +142,28 @@ def write_huggingface(
     if config.start_memory == "empty":
         say("the memory began empty; Hugging Face's begins with zeros that are attended to")
     _tell_attn_len(config, say)
+    _tell_dropouts(config, say)
     if vocab is not None:
         try:
             write_hf_vocab(vocab, folder)
         except ValueError as error:
             say(f"the vocabulary is left out: {error}")
+
+
+def _tell_dropouts(config: ModelConfig, say: Callable[[str], None]) -> None:
+    for name, value, _ in _beside_the_paper(config, _TRAINING):
+        say(f"{name}={value}: their code, if it trains the model on, has no such dropout")
+
+
+def _beside_the_paper(
+    config: ModelConfig, names: tuple[str, ...]
+) -> Iterator[tuple[str, Any, Any]]:
+    """The names of settings that are not the paper's, their values and the paper's."""
+    paper = ModelConfig()
+    for name in names:
+        value, papers = getattr(config, name), getattr(paper, name)
+        if value != papers:
+            yield name, value, papers
 
 
 def _tell_attn_len(config: ModelConfig, say: Callable[[str], None]) -> None:
@@ -151,6 +175,10 @@ def _tell_attn_len(config: ModelConfig, say: Callable[[str], None]) -> None:
 
 
 def _require_expressible(config: ModelConfig, whose: str) -> None:
+    for name, value, papers in _beside_the_paper(config, _NETWORK):
+        raise ValueError(
+            f"{name}={value!r}: {whose} has no other network than that of {name}={papers!r}"
+        )
     if config.clamp_len == 0 and config.attn_type in (0, 2):
         raise ValueError(f"clamp_len=0: in {whose} it means no limit")
     if config.attn_len is not None and config.mem_len == 0:

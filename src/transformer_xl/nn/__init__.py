@@ -2,11 +2,13 @@
 
 from transformer_xl.nn.adaptive import AdaptiveSoftmax
 from transformer_xl.nn.attention import RelAttention
+from transformer_xl.nn.building import build_model, load_model
 from transformer_xl.nn.decoding import Decoder
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.nn.layer import DecoderLayer, FeedForward
 from transformer_xl.nn.memory import KeptMemory, Memory
-from transformer_xl.nn.model import Output, TransformerXL
+from transformer_xl.nn.model import TransformerXL
+from transformer_xl.nn.output import Output
 from transformer_xl.nn.positions import Positions, relative_positions
 from transformer_xl.nn.softmax import Softmax
 
@@ -24,5 +26,7 @@ __all__ = [
     "RelAttention",
     "Softmax",
     "TransformerXL",
+    "build_model",
+    "load_model",
     "relative_positions",
 ]

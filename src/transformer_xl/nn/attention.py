@@ -4,8 +4,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.nn.norm import RMSNorm
 from transformer_xl.nn.positions import Positions
-from transformer_xl.ops import attention, linear, project, rel_attention
+from transformer_xl.ops import attention, dropout, linear, project, reference, rel_attention
 
 
 class RelAttention(nn.Module):
@@ -13,6 +14,11 @@ class RelAttention(nn.Module):
 
     Projections have no bias; in their place stand ``u`` and ``v``, which the model hands in with
     the positions. Absolute positions are part of what is read already; then there are none.
+
+    Queries and keys may be normalized (Henry et al., 2020), each with a weight for every number of
+    a head, before ``u`` and ``v`` are added. The keys of positions never are: they are functions
+    of the weights alone, so they cannot grow with what is read, and their size is how a head
+    learns which distances matter.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -23,7 +29,11 @@ class RelAttention(nn.Module):
         if config.attn_type == 0:
             self.r_proj = nn.Linear(config.d_model, width, bias=False)
         self.o_proj = nn.Linear(width, config.d_model, bias=False)
-        self.attn_dropout = config.attn_dropout
+        self.attn_dropout, self.qkv_dropout = config.attn_dropout, config.qkv_dropout
+        self.is_locked = config.variational_dropout
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:
+            self.q_norm, self.k_norm = (RMSNorm(self.d_head, config.norm_eps) for _ in range(2))
 
     def forward(
         self,
@@ -36,29 +46,54 @@ class RelAttention(nn.Module):
     ) -> Float[Tensor, "B T D"]:
         """Attend with queries to keys and values, by content alone without positions."""
         k, v = k.to(q.dtype), v.to(q.dtype)
-        dropout = self.attn_dropout if self.training else 0.0
-        seen = {"attn_len": attn_len, "first_key": first_key, "dropout": dropout}
+        dropped = self.attn_dropout if self.training else 0.0
+        seen = {"attn_len": attn_len, "first_key": first_key, "dropout": dropped}
         if positions is None:
             attended = attention(q, k, v, **seen)
         else:
-            r, content_bias, position_bias = (x.to(q.dtype) for x in positions[:3])
-            bias = positions.distance_bias
-            bias = None if bias is None else bias.to(q.dtype)
+            r, content_bias, position_bias, bias = positions.to(q.dtype)
             attended = rel_attention(
                 q, k, v, r, content_bias, position_bias, distance_bias=bias, **seen
             )
         return linear(attended.flatten(2), self.o_proj.weight, None)
 
+    def weights(
+        self,
+        q: Float[Tensor, "B T H K"],
+        k: Float[Tensor, "B S H K"],
+        positions: Positions | None,
+        attn_len: int | None = None,
+        first_key: Int[Tensor, " B"] | None = None,
+    ) -> Float[Tensor, "B H T S"]:
+        """Return how much :meth:`forward` takes of each key's value, nothing dropped."""
+        k = k.to(q.dtype)
+        if positions is None:
+            none = k.new_zeros(k.shape[1:])
+            positions = Positions(none, none[0], none[0])
+        r, content_bias, position_bias, bias = positions.to(q.dtype)
+        return reference.attention_weights(
+            q,
+            k,
+            r,
+            content_bias,
+            position_bias,
+            distance_bias=bias,
+            attn_len=attn_len,
+            first_key=first_key,
+        )
+
     def project(
         self, x: Float[Tensor, "B T D"], memory: Float[Tensor, "B M D"] | None = None
     ) -> tuple[Float[Tensor, "B T H K"], Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
         """Project the segment to queries, and memory and segment to keys and values."""
-        return project(x, memory, self.qkv_proj.weight, self.n_head)
+        q, k, v = project(x, memory, self.qkv_proj.weight, self.n_head)
+        return self._finished(q, self.q_norm), self._finished(k, self.k_norm), self._finished(v)
 
     def queries(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T H K"]:
         """Project to queries alone."""
         width = self.n_head * self.d_head
-        return self._heads(linear(x, self.qkv_proj.weight[:width], None))
+        q = self._heads(linear(x, self.qkv_proj.weight[:width], None))
+        return self._finished(q, self.q_norm)
 
     def keys_and_values(
         self, x: Float[Tensor, "B S D"]
@@ -66,11 +101,21 @@ class RelAttention(nn.Module):
         """Project hidden states to keys and values alone."""
         width = self.n_head * self.d_head
         k, v = linear(x, self.qkv_proj.weight[width:], None).chunk(2, -1)
-        return self._heads(k), self._heads(v)
+        return self._finished(self._heads(k), self.k_norm), self._finished(self._heads(v))
 
     def positions(self, encoding: Float[Tensor, "S D"]) -> Float[Tensor, "S H K"]:
         """Project position encodings."""
-        return self._heads(linear(encoding, self.r_proj.weight, None))
+        return self._finished(self._heads(linear(encoding, self.r_proj.weight, None)))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_head, self.d_head))
+
+    def _finished(self, x: Tensor, norm: RMSNorm | None = None) -> Tensor:
+        """Normalize what was projected, and drop some of it."""
+        drops = self.training and self.qkv_dropout > 0
+        if norm is None and not drops:
+            return x
+        # Heads are outermost in memory, and stay so.
+        x = x.movedim(-2, 0)
+        x = x if norm is None else norm(x)
+        return dropout(x, self.qkv_dropout, self.training, self.is_locked).movedim(0, -2)

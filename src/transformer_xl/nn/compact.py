@@ -10,7 +10,7 @@ from transformer_xl.nn.model import TransformerXL
 from transformer_xl.ops.compact import CompactWeight, Int8Weight, PackedWeight
 
 if TYPE_CHECKING:
-    from transformer_xl.nn.model import SavesItself
+    from transformer_xl.nn.pretrained import SavesItself
 
 Weights = Literal["float32", "bfloat16", "int8"]
 
@@ -100,10 +100,12 @@ def compact(model: TransformerXL, weights: Weights) -> TransformerXL:
 
 
 def _is_cut(linear: nn.Linear, model: TransformerXL) -> bool:
-    """Whether a matrix is used in parts: queries of other states than keys and values."""
+    """Whether parts of a matrix are used apart: queries of other states than keys and values."""
     is_qkv = any(linear is layer.attention.qkv_proj for layer in model.layers)
     config = model.config
-    return is_qkv and (config.attn_type in (2, 3) or "raw_queries" in config.quirks)
+    return is_qkv and (
+        config.attn_type in (2, 3) or config.enhanced_recurrence or "raw_queries" in config.quirks
+    )
 
 
 def _matrices(model: TransformerXL) -> list[nn.Linear]:

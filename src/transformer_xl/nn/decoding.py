@@ -171,16 +171,22 @@ class Decoder:
             q, *present = layer.attention.project(normalized)
             if layer.has_raw_queries:
                 q = layer.attention.queries(x)
-            for ring, new in zip((self._keys, self._values), present, strict=True):
-                ring[n].index_copy_(2, newest, new.permute(2, 0, 1, 3).to(ring[n].dtype))
+            self._put(n, newest, present)
             q = q[:, 0].to(self._keys[n].dtype)
             x = self._through(layer, x, self._attended(q, n, row, hidden))
+            if model.config.enhanced_recurrence:
+                self._put(n, newest, layer.keys_and_values(x))
         if model.final_norm is not None:
             x = model.final_norm(x)
         self._hidden.copy_(x[:, 0])
         self._place.add_(1)
         if pick is not None:
             self._tokens.copy_(pick(self._hidden, self._numbers))
+
+    def _put(self, n: int, place: Int[Tensor, "1"], present: Sequence[Tensor]) -> None:
+        """Write the keys and values of a token into the ring of a layer."""
+        for ring, new in zip((self._keys, self._values), present, strict=True):
+            ring[n].index_copy_(2, place, new.permute(2, 0, 1, 3).to(ring[n].dtype))
 
     def _through(
         self, layer: DecoderLayer, x: Float[Tensor, "B 1 D"], attended: Float[Tensor, "B 1 W"]

@@ -8,6 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.ops import dropout
 
 
 class Embedding(nn.Module):
@@ -20,10 +21,11 @@ class Embedding(nn.Module):
         if config.embed_width != config.d_model:
             self.proj = nn.Linear(config.embed_width, config.d_model, bias=False)
         self.scale = config.d_model**0.5
+        self.word_dropout = config.embed_dropout
 
     def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Embed the tokens."""
-        embedded = F.embedding(tokens, self.weight)
+        embedded = _looked_up(tokens, self.weight, self.word_dropout, self.training)
         if self.proj is not None:
             # Under autocast too, what the layers add up stays in the precision of the weights.
             embedded = self.proj(embedded).to(self.weight.dtype)
@@ -49,6 +51,7 @@ class AdaptiveEmbedding(nn.Module):
             for cluster in self.clusters
         )
         self.scale = config.d_model**0.5
+        self.word_dropout = config.embed_dropout
 
     def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Embed the tokens."""
@@ -62,7 +65,21 @@ class AdaptiveEmbedding(nn.Module):
         ):
             own = (clusters == i).nonzero()[:, 0]
             places.append(own)
-            parts.append(proj(F.embedding(flat[own] - cluster.start, weight)).to(weight.dtype))
+            rows = flat[own] - cluster.start
+            embedded = _looked_up(rows, weight, self.word_dropout, self.training)
+            parts.append(proj(embedded).to(weight.dtype))
         # Sorted by cluster; the inverse of that order brings the tokens back to their places.
         back = torch.cat(places).argsort()
         return torch.cat(parts)[back].unflatten(0, tokens.shape) * self.scale
+
+
+def _looked_up(
+    tokens: Int[Tensor, "*batch"], weight: Float[Tensor, "V E"], p: float, training: bool
+) -> Float[Tensor, "*batch E"]:
+    """Look words up in a table of which, in training, a share ``p`` of the rows is dropped."""
+    embedded = F.embedding(tokens, weight)
+    if not training or p == 0:
+        return embedded
+    # A number for each word of the table: a word is dropped wherever it stands.
+    kept = dropout(weight.new_ones(len(weight), 1), p, True)
+    return embedded * F.embedding(tokens, kept)

@@ -1,28 +1,52 @@
 """One layer: attention over memory and segment, then a feed-forward network."""
 
+from collections.abc import Callable
+
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn.attention import RelAttention
 from transformer_xl.nn.memory import KeptMemory
+from transformer_xl.nn.norm import make_norm
 from transformer_xl.nn.positions import Positions
-from transformer_xl.ops import dropout, linear, relu_dropout
+from transformer_xl.ops import dropout, linear, relu_dropout, relu_squared_dropout
+
+_UNITS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "geglu": F.gelu, "swiglu": F.silu}
 
 
 class FeedForward(nn.Module):
-    """Two linear maps with a ReLU between them, applied to each position."""
+    """Two linear maps with an activation between them, applied to each position.
+
+    With a gate the first map has twice as many outputs: the activation of one half multiplies the
+    other. There are then 3 D F weights instead of 2 D F.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.inner = nn.Linear(config.d_model, config.d_inner)
+        self.is_gated, self.activation = config.is_gated, config.activation
+        self.inner = nn.Linear(config.d_model, (1 + self.is_gated) * config.d_inner)
         self.outer = nn.Linear(config.d_inner, config.d_model)
-        self.dropout = config.dropout
+        self.dropout = config.dropouts.feed_forward
+        self.is_locked = config.variational_dropout
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Transform each position."""
         inner = linear(x, self.inner.weight, self.inner.bias)
-        inner = relu_dropout(inner, self.dropout, self.training)
+        drops = self.dropout, self.training, self.is_locked
+        if self.activation == "relu":
+            inner = relu_dropout(inner, *drops)
+        elif self.activation == "relu_squared":
+            inner = relu_squared_dropout(inner, *drops)
+        else:
+            unit = _UNITS[self.activation]
+            if self.is_gated:
+                gate, value = inner.chunk(2, -1)
+                inner = unit(gate) * value
+            else:
+                inner = unit(inner)
+            inner = dropout(inner, *drops)
         return linear(inner, self.outer.weight, self.outer.bias)
 
 
@@ -36,12 +60,13 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.attention = RelAttention(config)
-        self.attention_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.attention_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+        self.feed_forward_norm = make_norm(config)
         self.norm_first = config.norm_first
         self.has_raw_queries = config.norm_first and "raw_queries" in config.quirks
         self.dropout = config.dropout
+        self.is_locked = config.variational_dropout
 
     def forward(
         self,
@@ -74,12 +99,12 @@ class DecoderLayer(nn.Module):
         if self.has_raw_queries:
             q = self.attention.queries(x)
         attended = self.attention(q, k, v, positions, attn_len, first_key)
-        x = x + dropout(attended, self.dropout, self.training)
+        x = x + dropout(attended, self.dropout, self.training, self.is_locked)
         if not self.norm_first:
             x = self.attention_norm(x)
 
         transformed = self.feed_forward(self.feed_forward_norm(x) if self.norm_first else x)
-        x = x + dropout(transformed, self.dropout, self.training)
+        x = x + dropout(transformed, self.dropout, self.training, self.is_locked)
         return x if self.norm_first else self.feed_forward_norm(x)
 
     def keys_and_values(

@@ -1,11 +1,8 @@
 """Transformer-XL: embedding, layers with memory, softmax."""
 
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -14,62 +11,43 @@ from torch import Tensor, nn
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn.adaptive import AdaptiveSoftmax
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
+from transformer_xl.nn.initialization import init_weights
 from transformer_xl.nn.layer import DecoderLayer
 from transformer_xl.nn.memory import KeptMemory, Memory
-from transformer_xl.nn.positions import Positions, distances, relative_positions
-from transformer_xl.nn.pretrained import (
-    CONFIG_FILE,
-    WEIGHTS_FILE,
-    copy_weights,
-    find_model_folder,
-    load_config,
-    read_weights_file,
-    save_model,
-)
+from transformer_xl.nn.norm import make_norm
+from transformer_xl.nn.output import Output
+from transformer_xl.nn.positioned import PositionedModel
+from transformer_xl.nn.pretrained import SavesItself, save_model
 from transformer_xl.nn.softmax import Softmax
 from transformer_xl.ops import dropout
 
 
-@runtime_checkable
-class SavesItself(Protocol):
-    """A vocabulary, as far as the network needs to know it."""
+class TransformerXL(PositionedModel):
+    r"""The language model of the paper: it predicts each token from the segment and its memory.
 
-    def save(self, folder: Path) -> None:
-        """Write itself into a folder."""
-        ...
+    The memory of layer n holds what the layer has read, $h^{n-1}$. With ``enhanced_recurrence``
+    (ERNIE-Doc; Ding et al., 2021) it holds what the layer has put out, the last layer too:
 
+    $$\tilde h^{n-1}_{\tau+1} = [\mathrm{SG}(h^n_\tau) \circ h^{n-1}_{\tau+1}]$$
 
-@dataclass(kw_only=True)
-class Output:
-    """What the model returns for a segment."""
-
-    hidden: Float[Tensor, "B T D"]
-    """Output of the layers."""
-    mems: Memory | KeptMemory
-    """The memory after this segment: the model's argument for the next one."""
-    nll: Float[Tensor, "B predicted"] | None = None
-    """-log p of each target in nats, in token order; None without targets."""
-    log_probs: Float[Tensor, "B T V"] | None = None
-    """Logarithms of the probabilities of the next token; None with targets."""
-
-    @cached_property
-    def loss(self) -> Float[Tensor, ""] | None:
-        """The mean of ``nll``; None without targets."""
-        return None if self.nll is None else self.nll.mean()
-
-
-class TransformerXL(nn.Module):
-    """The language model of the paper: it predicts each token from the segment and its memory.
+    The segment itself is still attended to as it was read. So the past reaches further than one
+    memory a layer, but where a text is cut into segments is no longer invisible: a model should
+    read in segments about as long as those that it was trained on, or shorter.
 
     Args:
         config: Widths, lengths and options. Its ``vocab_size`` must be set.
 
     Raises:
-        ValueError: The size of the vocabulary is not set.
+        ValueError: The size of the vocabulary is not set, or it is another kind of model.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+        if config.kind != "transformer_xl":
+            raise ValueError(
+                f"kind={config.kind!r} is no Transformer-XL: nn.build_model and nn.load_model "
+                "make models of every kind"
+            )
         if config.vocab_size < 1:
             raise ValueError(f"vocab_size={config.vocab_size} must be the size of a vocabulary")
         self.config = config
@@ -81,57 +59,14 @@ class TransformerXL(nn.Module):
         self._add_positions(config)
         self.final_norm = None
         if config.final_norm:
-            self.final_norm = nn.LayerNorm(config.d_model, eps=config.norm_eps)
+            self.final_norm = make_norm(config)
         is_adaptive = config.cutoffs or config.div_val > 1
         self.softmax = (AdaptiveSoftmax if is_adaptive else Softmax)(config, self.embedding)
         self.init_weights()
 
-    def _add_positions(self, config: ModelConfig) -> None:
-        n_layer, n_head, d_head = config.n_layer, config.n_head, config.head_width
-        # One bias for all layers, or one for each.
-        n_biases = 1 if config.tie_biases else n_layer
-        if config.attn_type in (0, 1):
-            self.content_bias = nn.Parameter(torch.empty(n_biases, n_head, d_head))
-        if config.attn_type == 0:
-            self.position_bias = nn.Parameter(torch.empty(n_biases, n_head, d_head))
-        # Tables have a row for each distance, the nearest first.
-        rows = config.n_positions or 0
-        if config.attn_type == 1:
-            self.distance_embedding = nn.Parameter(torch.empty(n_layer, rows, n_head, d_head))
-            self.distance_bias = nn.Parameter(torch.empty(n_layer, rows, n_head))
-        if config.attn_type == 3:
-            self.position_embedding = nn.Parameter(torch.empty(n_layer, rows, config.d_model))
-
-    @torch.no_grad()
     def init_weights(self) -> None:
-        """Draw the initial weights: the one table of all initializations (the authors')."""
-        config = self.config
-        table = (
-            # (names end in, mean, standard deviation)
-            (("norm.weight",), 1.0, config.init_std),
-            (("norm.bias", "inner.bias", "outer.bias", "softmax.bias"), 0.0, 0.0),
-            (("cluster_bias", "distance_bias"), 0.0, 0.0),
-            (("embedding.proj.weight", "softmax.proj.weight"), 0.0, config.proj_init_std),
-            (("_proj.weight", "inner.weight", "outer.weight"), 0.0, config.init_std),
-            (("embedding.weight", "softmax.weight", "cluster_weight"), 0.0, config.init_std),
-            (("content_bias", "position_bias"), 0.0, config.init_std),
-            (("distance_embedding", "position_embedding"), 0.0, config.init_std),
-        )
-        for name, parameter in self.named_parameters():
-            # What each cluster has one of is numbered.
-            name = re.sub(r"weights\.\d+", "weight", re.sub(r"projs\.\d+", "proj", name))
-            mean, std = next((m, s) for ends, m, s in table if name.endswith(ends))
-            parameter.normal_(mean, std)
-
-    @property
-    def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.layers[0].feed_forward.inner.weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Precision of the weights."""
-        return self.layers[0].feed_forward.inner.weight.dtype
+        """Draw the initial weights."""
+        init_weights(self, self.config)
 
     def forward(
         self,
@@ -164,13 +99,16 @@ class TransformerXL(nn.Module):
         """
         if targets is not None:
             self._check_targets(tokens, targets, ext_len, context)
-        hidden, mems = self.read(
+        raw, mems = self._read(
             tokens, mems, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len, ext_len=ext_len
         )
+        hidden = self._drop_output(raw)
+        out = Output(hidden=hidden, raw_hidden=raw, mems=mems)
         if targets is None:
-            return Output(hidden=hidden, mems=mems, log_probs=self.softmax.log_probs(hidden))
-        predicting = hidden[:, -targets.shape[1] :]
-        return Output(hidden=hidden, mems=mems, nll=self.softmax.nll(predicting, targets))
+            out.log_probs = self.softmax.log_probs(hidden)
+        else:
+            out.nll = self.softmax.nll(hidden[:, -targets.shape[1] :], targets)
+        return out
 
     def _check_targets(
         self, tokens: Tensor, targets: Tensor, ext_len: int | None, context: int | None
@@ -200,6 +138,68 @@ class TransformerXL(nn.Module):
 
         The arguments and errors are those of :meth:`forward`.
         """
+        raw, mems = self._read(
+            tokens, mems, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len, ext_len=ext_len
+        )
+        return self._drop_output(raw), mems
+
+    @torch.no_grad()
+    def attention_weights(
+        self,
+        tokens: Int[Tensor, "B T"],
+        mems: Memory | KeptMemory | None = None,
+        *,
+        attn_len: int | None = None,
+        clamp_len: int | None = None,
+    ) -> list[Float[Tensor, "B H T S"]]:
+        """Return, for each layer, how much each token attends to each position it could see.
+
+        Args:
+            tokens: A segment, which should be short: its table is as long as memory and segment.
+            mems: What came before it, as in :meth:`forward`.
+            attn_len: As in :meth:`forward`.
+            clamp_len: As in :meth:`forward`.
+
+        Returns:
+            Shares that sum to one over the positions of the memory followed by the segment's. At
+            layer n, a position stands for all that layers below it have brought there.
+
+        Raises:
+            ValueError: The model has no attention, or the memory does not fit the segment.
+        """
+        if self.config.kind != "transformer_xl":
+            raise ValueError(f"a model of kind={self.config.kind!r} has no attention to look at")
+        found: list[Tensor] = []
+
+        def look(attention: Any, given: tuple[Any, ...]) -> None:
+            # At what the layer hands its attention, but for the values.
+            q, k, _, *seen = given
+            found.append(attention.weights(q, k, *seen))
+
+        hooks = [layer.attention.register_forward_pre_hook(look) for layer in self.layers]
+        was_training = self.training
+        try:
+            self.eval().read(tokens, mems, attn_len=attn_len, clamp_len=clamp_len)
+        finally:
+            self.train(was_training)
+            for hook in hooks:
+                hook.remove()
+        return found
+
+    def _drop_output(self, x: Tensor) -> Tensor:
+        config = self.config
+        return dropout(x, config.dropouts.output, self.training, config.variational_dropout)
+
+    def _read(
+        self,
+        tokens: Tensor,
+        mems: Memory | KeptMemory | None,
+        *,
+        mem_len: int | None,
+        attn_len: int | None,
+        clamp_len: int | None,
+        ext_len: int | None,
+    ) -> tuple[Float[Tensor, "B T D"], Memory | KeptMemory]:
         config = self.config
         mem_len = config.mem_len if mem_len is None else mem_len
         attn_len = config.attn_len if attn_len is None else attn_len
@@ -228,7 +228,7 @@ class TransformerXL(nn.Module):
             mems = mems.with_room(T, mem_len)
 
         M = len(mems)
-        x = dropout(self.embedding(tokens), config.dropout, self.training)
+        x = self._drop_input(self.embedding(tokens))
         relative = self._relative_positions(M + T, mems, clamp_len)
         past, present = [], []
         for n, layer in enumerate(self.layers):
@@ -240,22 +240,26 @@ class TransformerXL(nn.Module):
                 if "stored_positions" in config.quirks:
                     past.append(memory.detach())
                     remembered = x
-            present.append(remembered)
             x = layer(x, memory, relative[n], attn_len, mems.forgotten)
+            if config.enhanced_recurrence:
+                remembered = x
+                if isinstance(mems, KeptMemory):
+                    # In the place of those that the segment itself has attended to.
+                    mems.write(n, *layer.keys_and_values(x))
+            present.append(remembered)
         if self.final_norm is not None:
             x = self.final_norm(x)
-        hidden = dropout(x, config.dropout, self.training)
 
         kept = max(T - ext_len, 0)
         if "swapped_ext_len" in config.quirks:
             kept = T - min(M, ext_len, T)
         if isinstance(mems, KeptMemory):
-            return hidden, mems.advance(kept, mem_len)
+            return x, mems.advance(kept, mem_len)
         if past:
             mems = Memory([*past, *mems.states[len(past) :]], mems.forgotten)
-        return hidden, mems.extend([state[:, :kept] for state in present], mem_len)
+        return x, mems.extend([state[:, :kept] for state in present], mem_len)
 
-    def save_pretrained(self, folder: Path | str, vocab: "SavesItself | None" = None) -> None:
+    def save_pretrained(self, folder: Path | str, vocab: SavesItself | None = None) -> None:
         """Write ``config.json`` and ``model.safetensors`` into a folder, and the vocabulary."""
         save_model(self, Path(folder))
         if vocab is not None:
@@ -265,17 +269,17 @@ class TransformerXL(nn.Module):
     def from_pretrained(cls, folder: Path | str) -> "TransformerXL":
         """Read a model folder, or the best model of a run folder; in evaluation mode.
 
+        The model is of the kind that its settings name.
+
         Raises:
             FileNotFoundError: There is no model.
             RuntimeError: A file is damaged.
             ValueError: The settings are wrong.
         """
-        folder = find_model_folder(folder)
-        config = load_config(folder / CONFIG_FILE)
-        weights = read_weights_file(folder / WEIGHTS_FILE, config)
-        model = cls(config)
-        copy_weights(model, weights)
-        return model.eval()
+        # It makes this class and others.
+        from transformer_xl.nn.building import load_model
+
+        return load_model(folder)
 
     def start_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
         """Return the memory at the start of a text: empty, or zeros, as configured."""
@@ -301,65 +305,3 @@ class TransformerXL(nn.Module):
             for kept, x in zip((keys, values), layer.keys_and_values(state), strict=True):
                 kept.append(x.permute(2, 0, 1, 3).contiguous())
         return KeptMemory(keys, values, 0, len(memory), memory.forgotten)
-
-    def _relative_positions(
-        self, S: int, mems: Memory | KeptMemory, clamp_len: int | None
-    ) -> Sequence[Positions | None]:
-        """Return the positions of S keys for each layer."""
-        config = self.config
-        if config.attn_type in (2, 3):
-            return [None] * config.n_layer
-        content_bias = self.content_bias.expand(config.n_layer, -1, -1)
-        if config.attn_type == 1:
-            row = distances(S, self._last_row(clamp_len), self.device)
-            no_bias = torch.zeros_like(content_bias[0])
-            return [
-                Positions(r[row], u, no_bias, b[row])
-                for r, u, b in zip(
-                    self.distance_embedding, content_bias, self.distance_bias, strict=True
-                )
-            ]
-        position_bias = self.position_bias.expand(config.n_layer, -1, -1)
-        keys = self._position_keys(S, mems, clamp_len)
-        return [Positions(*each) for each in zip(keys, content_bias, position_bias, strict=True)]
-
-    def _absolute_positions(
-        self, layer: int, S: int, clamp_len: int | None
-    ) -> Float[Tensor, "S D"] | None:
-        """Return what is added to the S states that a layer reads, if anything."""
-        if self.config.attn_type == 3:
-            row = distances(S, self._last_row(None), self.device)
-            return self.position_embedding[layer, row]
-        if self.config.attn_type == 2 and layer == 0:
-            return dropout(self._encoding(S, clamp_len), self.config.dropout, self.training)
-        return None
-
-    def _last_row(self, clamp_len: int | None) -> int:
-        assert self.config.n_positions is not None
-        last = self.config.n_positions - 1
-        return last if clamp_len is None else min(last, clamp_len)
-
-    def _position_keys(
-        self, S: int, mems: Memory | KeptMemory, clamp_len: int | None
-    ) -> list[Float[Tensor, "S H K"]]:
-        """Project the encodings of all distances for each layer."""
-        if isinstance(mems, KeptMemory):
-            # What was projected in half precision stays so, and is of no use outside autocast.
-            key = clamp_len, torch.is_autocast_enabled(self.device.type)
-            kept = mems.positions.get(key)
-            if kept is None or kept[0].shape[0] < S:
-                encoding = self._encoding(1 << (S - 1).bit_length(), clamp_len)
-                kept = mems.positions[key] = [
-                    # Stored heads first, as the attention reads them.
-                    layer.attention.positions(encoding).transpose(0, 1).contiguous().transpose(0, 1)
-                    for layer in self.layers
-                ]
-            return [r[-S:] for r in kept]
-        encoding = dropout(self._encoding(S, clamp_len), self.config.dropout, self.training)
-        return [layer.attention.positions(encoding) for layer in self.layers]
-
-    def _encoding(self, S: int, clamp_len: int | None) -> Float[Tensor, "S D"]:
-        is_exact = "exact_frequencies" in self.config.quirks
-        precision = torch.float64 if is_exact else torch.float32
-        d_model = self.config.d_model
-        return relative_positions(S, d_model, clamp_len, self.dtype, self.device, precision)

@@ -20,6 +20,10 @@ class Positions(NamedTuple):
     distance_bias: Float[Tensor, "S H"] | None = None
     """What each distance adds to a score, farthest first; None: nothing."""
 
+    def to(self, dtype: torch.dtype) -> "Positions":
+        """Return the positions in another precision."""
+        return Positions(*(None if x is None else x.to(dtype) for x in self))  # pyright: ignore[reportArgumentType]
+
 
 def relative_positions(
     S: int,

@@ -4,12 +4,12 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from transformer_xl.config import FORMAT_VERSION, EvalConfig, ModelConfig
 from transformer_xl.files import replace_file, write_atomically
@@ -23,6 +23,15 @@ MODEL_TYPE = "transformer-xl"
 _ABOUT = ("origin", "eval")
 
 _Settings = TypeVar("_Settings")
+
+
+@runtime_checkable
+class SavesItself(Protocol):
+    """A vocabulary, as far as the network needs to know it."""
+
+    def save(self, folder: Path) -> None:
+        """Write itself into a folder."""
+        ...
 
 
 def find_model_folder(path: Path | str) -> Path:
@@ -43,13 +52,13 @@ def find_model_folder(path: Path | str) -> Path:
     )
 
 
-def model_weights(model: "TransformerXL") -> dict[str, Tensor]:
+def model_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return the weights by name, each once."""
     # named_parameters leaves out the second name of a tied weight.
     return {name: x.detach().cpu().contiguous() for name, x in model.named_parameters()}
 
 
-def save_weights(model: "TransformerXL", path: Path) -> None:
+def save_weights(model: nn.Module, path: Path) -> None:
     """Write the weights, each once, to a safetensors file, atomically."""
     _write_weights(model_weights(model), path)
 
@@ -68,7 +77,7 @@ def load_weights(model: "TransformerXL", path: Path) -> None:
 
 
 @torch.no_grad()
-def copy_weights(model: "TransformerXL", weights: Mapping[str, Tensor]) -> None:
+def copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Give a model the weights of these names."""
     for name, parameter in model.named_parameters():
         parameter.copy_(weights[name])
@@ -107,11 +116,11 @@ def read_weights_file(path: Path, config: ModelConfig) -> dict[str, Tensor]:
 
 def weight_shapes(config: ModelConfig) -> dict[str, torch.Size]:
     """Return the shapes of the weights of a model, each once, without making them."""
-    # The model imports this module.
-    from transformer_xl.nn.model import TransformerXL
+    # The models import this module.
+    from transformer_xl.nn.building import build_model
 
     with torch.device("meta"):
-        return {name: x.shape for name, x in TransformerXL(config).named_parameters()}
+        return {name: x.shape for name, x in build_model(config).named_parameters()}
 
 
 def save_model(model: "TransformerXL", folder: Path) -> None:

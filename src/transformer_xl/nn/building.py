@@ -1,0 +1,43 @@
+"""The kinds of models: which class a configuration stands for."""
+
+from pathlib import Path
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.nn.model import TransformerXL
+from transformer_xl.nn.pretrained import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    copy_weights,
+    find_model_folder,
+    load_config,
+    read_weights_file,
+)
+
+
+def build_model(config: ModelConfig) -> TransformerXL:
+    """Build the model that a configuration describes, with initial weights.
+
+    Raises:
+        ValueError: The size of the vocabulary is not set.
+    """
+    if config.kind == "lstm":
+        from transformer_xl.nn.lstm import LSTMModel
+
+        return LSTMModel(config)
+    return TransformerXL(config)
+
+
+def load_model(folder: Path | str) -> TransformerXL:
+    """Read a model folder of any kind, or the best model of a run folder; in evaluation mode.
+
+    Raises:
+        FileNotFoundError: There is no model.
+        RuntimeError: A file is damaged.
+        ValueError: The settings are wrong.
+    """
+    folder = find_model_folder(folder)
+    config = load_config(folder / CONFIG_FILE)
+    weights = read_weights_file(folder / WEIGHTS_FILE, config)
+    model = build_model(config)
+    copy_weights(model, weights)
+    return model.eval()

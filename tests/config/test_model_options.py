@@ -1,0 +1,77 @@
+"""Options of the network beside the paper's: what they default to and what they refuse."""
+
+import json
+from dataclasses import asdict, fields
+
+import pytest
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.nn.pretrained import load_config
+
+OPTIONS = {
+    "kind": "transformer_xl",
+    "norm": "layer",
+    "activation": "relu",
+    "qk_norm": False,
+    "enhanced_recurrence": False,
+    "qkv_dropout": 0.0,
+    "embed_dropout": 0.0,
+    "input_dropout": None,
+    "ff_dropout": None,
+    "output_dropout": None,
+    "variational_dropout": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"embed_dropout": 1.0}, "embed_dropout=1.0 must be at least 0 and below 1"),
+        ({"qkv_dropout": -1.0}, "qkv_dropout=-1.0 must be at least 0"),
+        ({"input_dropout": -0.1}, "input_dropout=-0.1 must be at least 0"),
+        ({"ff_dropout": 1.5}, "ff_dropout=1.5 must be at least 0 and below 1"),
+        ({"output_dropout": 1.0}, "output_dropout=1.0 must be"),
+        (
+            {"enhanced_recurrence": True, "attn_type": 2},
+            "enhanced_recurrence=True with attn_type=2: absolute positions .* use attn_type 0 or 1",
+        ),
+        (
+            {"enhanced_recurrence": True, "attn_type": 3, "n_positions": 9},
+            "enhanced_recurrence=True with attn_type=3",
+        ),
+    ],
+)
+def test_a_wrong_value_is_named_with_its_rule(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**settings)
+
+
+def test_an_older_file_of_settings_is_the_papers_network(tmp_path):
+    path, config = tmp_path / "config.json", ModelConfig(vocab_size=9)
+    old = {name: value for name, value in asdict(config).items() if name not in OPTIONS}
+    assert len(old) == len(fields(ModelConfig)) - len(OPTIONS)
+    path.write_text(json.dumps({"model_type": "transformer-xl", "format_version": 1, **old}))
+    assert load_config(path) == config
+    assert {name: getattr(config, name) for name in OPTIONS} == OPTIONS
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("norm", "batch"), ("activation", "tanh"), ("kind", "rnn")]
+)
+def test_an_unknown_choice_in_a_file_is_refused(tmp_path, name, value):
+    path = tmp_path / "config.json"
+    content = {"model_type": "transformer-xl", "format_version": 1, name: value}
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=f"Invalid enum value '{value}'.*{name}"):
+        load_config(path)
+
+
+def test_places_of_dropout_take_the_common_share_where_they_have_none():
+    config = ModelConfig(dropout=0.3, ff_dropout=0.0, output_dropout=0.5)
+    assert config.dropouts == (0.3, 0.0, 0.5)
+    assert config.dropouts.input == 0.3
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu_squared", "gelu", "geglu", "swiglu"])
+def test_gated_activations_are_those_with_two_projections(activation):
+    assert ModelConfig(activation=activation).is_gated == activation.endswith("glu")
