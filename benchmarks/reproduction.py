@@ -1,0 +1,292 @@
+"""Write docs/reproduction.md: the paper's tables, and what was found of them here.
+
+    python benchmarks/reproduction.py            # writes the page and its curves
+    python benchmarks/reproduction.py --check    # says whether they are up to date
+
+The paper's numbers, those of its code and of others are in `benchmarks/reproduction/*.toml`, ours
+in `benchmarks/results/runs/*.json` (see `benchmarks/record.py`). The page holds nothing else, so it
+is as the files are: a test compares them.
+"""
+
+import argparse
+import json
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformer_xl.ablate import markdown, rows_of
+
+ROOT = Path(__file__).parents[1]
+TABLES = ROOT / "benchmarks" / "reproduction"
+RESULTS = ROOT / "benchmarks" / "results" / "runs"
+PAGE = Path("docs") / "reproduction.md"
+CURVES = Path("docs") / "images" / "runs"
+NOT_RUN = "not run"
+
+_INTRODUCTION = """# Reproduction
+
+The paper's tables: its numbers (arXiv 1901.02860v3), those of the authors' code where somebody ran
+it, those of others, and ours. A number of ours stands here only where a recorded run gave it;
+everything else is *not run*. This page is made by `python benchmarks/reproduction.py` of the files
+in `benchmarks/reproduction/` and `benchmarks/results/runs/`. To add a run:
+
+```
+txl train ptb-char-cpu --out runs/ptb-char-cpu
+python benchmarks/record.py runs/ptb-char-cpu ptb-char-cpu
+python benchmarks/reproduction.py
+```
+
+"""
+
+
+def pages(tables: Path = TABLES, results: Path = RESULTS) -> dict[Path, str]:
+    """Return the text of the page and of each curve, by their paths in the repository."""
+    found = {path.stem: json.loads(path.read_text("utf-8")) for path in sorted(results.glob("*"))}
+    sections = []
+    used: set[str] = set()
+    for path in sorted(tables.glob("*.toml")):
+        table = tomllib.loads(path.read_text("utf-8"))
+        own = _belonging(table, found)
+        used |= own.keys()
+        sections.append("\n".join(_section(table, own)))
+    if unused := sorted(found.keys() - used):
+        names = ", ".join(f"`{name}`" for name in unused)
+        others = {name: found[name] for name in unused}
+        lines = ["## Other runs", "", f"Recorded, but in no table above: {names}.", ""]
+        sections.append("\n".join([*lines, *_curves(others)]))
+    files = {PAGE: _INTRODUCTION + "\n".join(sections).rstrip() + "\n"}
+    for name, result in found.items():
+        if _has_curve(result):
+            files[CURVES / f"{name}.svg"] = curve_svg(result["curve"])
+    return files
+
+
+def _belonging(
+    table: Mapping[str, Any], found: Mapping[str, dict[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return the results that a table shows, by name."""
+    kind = table.get("kind", "run")
+    if kind == "run":
+        names = [row["recipe"] for row in table["rows"] if "recipe" in row]
+        return {name: found[name] for name in names if name in found}
+    return {
+        name: result
+        for name, result in found.items()
+        if result["kind"] == kind and result.get("table", table["table"]) == table["table"]
+    }
+
+
+def _section(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    number = f"Table {table['table']}: " if "table" in table else ""
+    yield f"## {number}{table['title']}"
+    yield ""
+    kind = table.get("kind", "run")
+    unit = [f"{table['unit'].capitalize()}."] if kind == "run" else []
+    yield " ".join([*unit, *([table["note"]] if "note" in table else [])])
+    yield ""
+    yield from _KINDS[kind](table, own)
+
+
+def _runs(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    yield from _header("model", "parameters", "paper", "authors' code", "others", "ours",
+                       "time and machine", "command")  # fmt: skip
+    for row in table["rows"]:
+        result = own.get(row.get("recipe", ""))
+        command = f"`txl train {row['recipe']} --out DIR`" if "recipe" in row else ""
+        ours, spent, size = NOT_RUN if "recipe" in row else "", "", row.get("parameters", "")
+        if result:
+            ours = f"**{_measured(result, table['unit'])}**"
+            spent = _spent(result)
+            size = size or f"{result['parameters'] / 1e6:,.1f} M"
+            command = f"`{result['command']}`" if result.get("command") else command
+        cells = (row["model"], size, row.get("paper", ""), row.get("authors", ""))
+        yield _line(*cells, row.get("others", ""), ours, spent, command)
+    yield ""
+    yield from _curves(own)
+
+
+def _measured(result: Mapping[str, Any], unit: str) -> str:
+    test = result["results"]["test"]
+    value = test["ppl"] if unit == "perplexity" else test["bpc"]
+    split = "" if test["split"] == "test" else f" ({test['split']})"
+    return f"{value:,.2f}{split}" if unit == "perplexity" else f"{value:.4f}{split}"
+
+
+def _spent(result: Mapping[str, Any]) -> str:
+    minutes, machine = result["minutes"], result["machine"]
+    time = f"{minutes:,.0f} min" if minutes >= 10 else f"{minutes:,.1f} min"
+    return f"{time}, {_machine(machine)}"
+
+
+def _machine(machine: Mapping[str, Any]) -> str:
+    if machine.get("gpu"):
+        return machine["gpu"]
+    n = machine.get("threads")
+    threads = "" if n is None else f", {n} thread{'s' * (n != 1)}"
+    return f"{machine.get('processor', 'unknown')}{threads}"
+
+
+def _ablations(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    if own:
+        for name, result in own.items():
+            machine = _machine(result["machine"])
+            yield f"`{name}`: {result['minutes']:,.0f} minutes in all, {machine};"
+            yield f"`{result.get('command') or table['command']}`."
+            yield from _noted(result)
+            yield ""
+            yield markdown(result["rows"])
+        return
+    yield from _header("recurrence", "encoding", "loss", "paper: init", "best",
+                       "attention length", "ours")  # fmt: skip
+    for row in rows_of(table["table"]):
+        init, best, length = row.paper[table["table"]]
+        known = (f"{x:.2f}" if x is not None else "" for x in (init, best))
+        cells = ("yes" if row.recurrence else "no", row.encoding, row.loss, *known, length or "")
+        yield _line(*cells, NOT_RUN)
+    yield ""
+    yield f"`{table['command']}`"
+    yield ""
+
+
+def _lengths(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    yield from _header("model", "parameters", "paper, r = 0.1 / 0.5 / 1", "ours")
+    for row in table["rows"]:
+        yield _line(row["model"], row.get("parameters", ""), row["paper"], NOT_RUN)
+    yield ""
+    yield f"`{table['command']}`"
+    yield ""
+    for name, result in own.items():
+        true = result.get("true_length")
+        known = f" The true length of this text is {true}." if true else ""
+        command = result.get("command") or table["command"]
+        yield f"`{name}`, {_machine(result['machine'])}: `{command}`.{known}"
+        yield from _noted(result)
+        yield ""
+        tops = list(result["models"][0]["recl"])
+        last = result["contexts"][-1]
+        yield from _header("model", *(f"r = {top}" for top in tops), f"nats with {last} tokens")
+        for model in result["models"]:
+            lengths = (model["recl"][top] for top in tops)
+            shown = (f"{'≥ ' * x['is_bound']}{x['length']:,}" for x in lengths)
+            yield _line(model["name"], *shown, f"{model['nll'][-1]:.3f}")
+        yield ""
+
+
+def _speeds(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    yield from _header("", "paper, one GPU", *([f"ours: `{name}`" for name in own] or ["ours"]))
+    for row in table["rows"]:
+        ours = [
+            next(
+                (f"**{x['slowdown']:,.0f}**" for x in result["rows"]
+                 if x["attn_len"] == row["length"]),
+                NOT_RUN,
+            )
+            for result in own.values()
+        ]  # fmt: skip
+        yield _line(row["model"], f"{row['paper']:,}", *(ours or [NOT_RUN]))
+    yield ""
+    for name, result in own.items():
+        shape = f"{result['n_layer']} layers of width {result['d_model']}, {result['dtype']}"
+        yield f"`{name}`: {shape}, {_machine(result['machine'])}."
+        yield from _noted(result)
+    yield f"`{table['command']}`"
+    yield ""
+
+
+_KINDS = {"run": _runs, "ablation": _ablations, "recl": _lengths, "evaluation_speed": _speeds}
+
+
+def _curves(own: Mapping[str, dict[str, Any]]) -> Iterator[str]:
+    for name, result in own.items():
+        if not _has_curve(result):
+            continue
+        yield f"![Bits per token of {name} over the steps](images/runs/{name}.svg)"
+        yield ""
+        yield f"`{name}`: {result['steps']:,} steps, {result['parameters']:,} parameters."
+        yield from _noted(result)
+        yield ""
+
+
+def _noted(result: Mapping[str, Any]) -> list[str]:
+    return [result["note"]] if "note" in result else []
+
+
+def _has_curve(result: Mapping[str, Any]) -> bool:
+    return any(result.get("curve", {}).values())
+
+
+def curve_svg(curve: Mapping[str, Sequence[Sequence[float]]]) -> str:
+    """Draw bits per token over the steps; by hand, so that it is the same everywhere."""
+    width, height, left, bottom = 560, 240, 52, 30
+    points = [point for line in curve.values() for point in line]
+    last = max(step for step, _ in points) or 1
+    # The first steps fall from so high that the rest would be a flat line below them: cut off.
+    late = [bits for step, bits in points if step >= last / 20]
+    low, high = min(late), max(late)
+    margin = 0.05 * (high - low) or 0.1
+    low, high = low - margin, high + margin
+
+    def place(step: float, bits: float) -> tuple[float, float]:
+        x = left + (width - left - 10) * step / last
+        return x, 10 + (height - bottom - 10) * (high - bits) / (high - low)
+
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="11">',
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    for i in range(5):
+        bits = low + (high - low) * i / 4
+        _, y = place(0, bits)
+        lines += [
+            f'<path d="M{left} {y:.1f}H{width - 10}" stroke="#dfe3e7"/>',
+            f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{bits:.3f}</text>',
+        ]
+    for i, anchor in ((0, "start"), (2, "middle"), (4, "end")):
+        x, _ = place(last * i / 4, high)
+        lines.append(
+            f'<text x="{x:.1f}" y="{height - 10}" text-anchor="{anchor}">{last * i / 4:,.0f}</text>'
+        )
+    for n, (name, color) in enumerate((("train", "#2463b8"), ("valid", "#c4501b"))):
+        if not curve.get(name):
+            continue
+        shown = [place(step, bits) for step, bits in curve[name] if bits <= high]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in shown)
+        lines.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>')
+        if name == "valid":
+            lines += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{color}"/>' for x, y in shown]
+        at = f'x="{width - 14}" y="{24 + 15 * n}" text-anchor="end"'
+        lines.append(f'<text {at} fill="{color}">{name}</text>')
+    return "\n".join([*lines, "</svg>", ""])
+
+
+def _header(*names: str) -> list[str]:
+    return [_line(*names), f"|{'---|' * len(names)}"]
+
+
+def _line(*cells: object) -> str:
+    return f"| {' | '.join(str(cell) for cell in cells)} |"
+
+
+def main() -> None:
+    """Write the files, or compare them with what is there."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if they differ")
+    arguments = parser.parse_args()
+    old = []
+    for path, text in pages().items():
+        file = ROOT / path
+        if arguments.check:
+            old += [str(path)] if not file.is_file() or file.read_text("utf-8") != text else []
+            continue
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, "utf-8")
+        print(f"wrote {path}")
+    if old:
+        sys.exit(f"not up to date: {', '.join(old)}; run python benchmarks/reproduction.py")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,351 @@
+"""The commands that compare models as the paper does: recl and ablate."""
+
+import sys
+from dataclasses import asdict, dataclass, field
+from json import dumps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+import tyro
+
+from transformer_xl.cli.models import evaluation_of, recipe_of
+from transformer_xl.cli.output import say, show
+from transformer_xl.cli.runs import Value
+from transformer_xl.config import (
+    Config,
+    DataConfig,
+    EvalConfig,
+    GenerateConfig,
+    ModelConfig,
+    TrainConfig,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from transformer_xl.data import Vocab
+    from transformer_xl.nn import TransformerXL
+    from transformer_xl.recl import Recl as LengthFound
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReclConfig:
+    """How the effective context length is measured (Appendix C of the paper)."""
+
+    step: int = 100
+    """By how many tokens the context grows."""
+    first: int | None = None
+    """The shortest context; None: one step."""
+    longest: int = 1000
+    """The longest context; the length of a model that still gains there is this one or more."""
+    tokens: int = 2000
+    """How many tokens of the text are predicted."""
+    top: tuple[float, ...] = (0.1, 0.5, 1.0)
+    """Shares r of these tokens, the hardest, that are looked at."""
+    threshold: float = 0.01
+    """The relative gain below which a longer context is of no use."""
+    window: int | None = None
+    """How many tokens models without memory read at most; None: a segment of their training."""
+    batch_tokens: int = 16384
+    """About how many tokens are read at once."""
+    split: Literal["train", "valid", "test"] = "test"
+    """Which part of the corpus; the validation text where there is no test text."""
+
+    def __post_init__(self) -> None:
+        for name in ("step", "first", "longest", "tokens", "window", "batch_tokens", "threshold"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"recl.{name}={value} must be above 0")
+        if len(self.contexts) < 2:
+            raise ValueError(
+                f"recl.longest={self.longest} must be at least a step={self.step} above the "
+                f"shortest context, {self.contexts.start}"
+            )
+        for top in self.top:
+            if not 0 < top <= 1:
+                raise ValueError(f"recl.top holds {top}; each must be above 0 and at most 1")
+
+    @property
+    def contexts(self) -> range:
+        """The context lengths."""
+        return range(self.first or self.step, self.longest + 1, self.step)
+
+
+@dataclass(kw_only=True)
+class Recl:
+    """Measure how far back models look with profit: the relative effective context length.
+
+    All models are compared at the same tokens, given exactly c tokens before each (Appendix C of
+    the paper, its Table 8). They must share their vocabulary.
+    """
+
+    examples: ClassVar = (
+        "txl recl runs/xl runs/lstm --recl.step 100 --recl.tokens 2000",
+        "txl recl runs/xl runs/none runs/lstm --plot recl.svg --json",
+        "txl recl models/a models/b --file wiki.test.tokens --recl.longest 2000",
+    )
+
+    dirs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    """Run folders or model folders."""
+    file: Path | None = None
+    """Measure on this text instead of the corpus of the first run."""
+    plot: Path | None = None
+    """Draw the gains into this file, .png or .svg."""
+    json: bool = False
+    """Print the result as one JSON object on the last line."""
+    recl: Annotated[ReclConfig, Value] = field(default_factory=ReclConfig)
+
+    def run(self) -> None:
+        """Measure and print."""
+        if not self.dirs:
+            raise ValueError("give at least one run folder or model folder: txl recl DIR [DIR ...]")
+        if self.plot:
+            _require_matplotlib(self.plot)
+        import numpy as np
+
+        from transformer_xl.recl import (
+            draw_gains,
+            relative_effective_context_length,
+            target_places,
+        )
+
+        settings, names = self.recl, _names(self.dirs)
+        ids = self._tokens(_shared_vocabulary(self.dirs))
+        contexts = settings.contexts
+        places = target_places(len(ids), contexts, settings.tokens)
+        losses = np.stack([self._losses(folder, ids, places) for folder in self.dirs])
+        found = {
+            top: dict(
+                zip(
+                    names,
+                    relative_effective_context_length(
+                        losses, contexts, top=top, threshold=settings.threshold
+                    ),
+                    strict=True,
+                )
+            )
+            for top in settings.top
+        }
+        (say if self.json else print)(_recl_table(found))
+        if self.plot:
+            draw_gains(self.plot, contexts, found, settings.threshold)
+            say(f"wrote {self.plot}")
+        mean = losses.mean(2).tolist()
+        result = {
+            **_circumstances(),
+            "settings": asdict(settings),
+            "contexts": list(contexts),
+            "models": [
+                {
+                    "name": name,
+                    "nll": nll,
+                    "recl": {f"{top:g}": asdict(models[name]) for top, models in found.items()},
+                }
+                for name, nll in zip(names, mean, strict=True)
+            ],
+        }
+        if self.json:
+            show(result, as_json=True)
+
+    def _tokens(self, vocab: "Vocab") -> Any:
+        if self.file:
+            return vocab.encode_lines(self.file.read_text(encoding="utf-8"))
+        from transformer_xl.data import prepare
+
+        recipe = recipe_of(self.dirs[0])
+        if recipe is None:
+            raise ValueError(
+                f"{self.dirs[0]} is a model without the recipe of its run, which says on what text "
+                "it was trained: give a text with --file"
+            )
+        corpus = prepare(recipe.data, say)
+        if corpus.vocab.hash != vocab.hash:
+            raise ValueError(
+                f"the vocabulary of the corpus is not that of the model in {self.dirs[0]}: give a "
+                "text with --file"
+            )
+        has_split = corpus.n_tokens(self.recl.split) > 1
+        return corpus.split(self.recl.split if has_split else "valid")
+
+    def _losses(self, folder: Path, ids: Any, places: list[int]) -> "np.ndarray":
+        from transformer_xl.device import pick_device
+        from transformer_xl.nn import load_model
+        from transformer_xl.recl import context_losses
+
+        model = load_model(folder).to(pick_device())
+        recipe = recipe_of(folder)
+        evaluation = evaluation_of(folder, recipe, None)
+        trained = recipe.train.segment_len if recipe else 128
+        mem_len = model.config.mem_len if evaluation.mem_len is None else evaluation.mem_len
+        window = self._window(model, mem_len, trained, recipe is not None)
+        say(f"measuring {folder}" + f", which reads at most {window} tokens" * bool(window))
+        # Not in half precision: what rounding adds by chance would pass for a gain.
+        return context_losses(
+            model,
+            ids,
+            places,
+            self.recl.contexts,
+            segment_len=evaluation.segment_len or trained,
+            mem_len=mem_len,
+            attn_len=evaluation.attn_len,
+            clamp_len=evaluation.clamp_len,
+            window=window,
+            batch_tokens=self.recl.batch_tokens,
+        )
+
+    def _window(
+        self, model: "TransformerXL", mem_len: int, trained: int, is_known: bool
+    ) -> int | None:
+        if mem_len or model.config.kind == "lstm":
+            return None
+        if self.recl.window is None and not is_known:
+            raise ValueError(
+                "a model without memory and without the recipe of its run does not say how many "
+                "tokens it reads: give --recl.window"
+            )
+        return self.recl.window or trained
+
+
+@dataclass(kw_only=True)
+class Ablate:
+    """Train what the paper takes away, at any size: recurrence, relative encoding, full loss.
+
+    Each row of Table 6 (or 7, or 10) is trained with each seed, for equal steps or minutes, as a
+    run of its own below DIR; it is measured at the attention length of its training and at the
+    best one. The same command goes on where it was stopped.
+    """
+
+    examples: ClassVar = (
+        "txl ablate ptb-char --out runs/ablation --seeds 1 2 3 --minutes 5",
+        "txl ablate mine.toml --out runs/table10 --table 10 --steps 2000",
+        "txl ablate mine.toml --out runs/two --rows recurrence-ours-full none-ours-full",
+    )
+    takes: ClassVar = "RECIPE"
+
+    out: Path
+    """Where the runs, ablation.json, ablation.md and ablation.svg go."""
+    table: int = 6
+    """The paper's table: 6, 7 or 10 (longer segments instead of a memory, in equal space)."""
+    rows: tuple[str, ...] = ()
+    """Only these rows, by name."""
+    seeds: tuple[int, ...] = (1,)
+    """Each row is trained once with each."""
+    steps: int | None = None
+    """Steps of every run; None: as the recipe says."""
+    minutes: float | None = None
+    """Minutes of every run; None: as the recipe says."""
+    attn_lens: tuple[int, ...] = ()
+    """Attention lengths to try; none given: from half to three times that of training."""
+    split: Literal["valid", "test"] = "valid"
+    """Text on which all is measured."""
+    tokens: int | None = None
+    """Measure on the first so many tokens of it; None: on all."""
+    json: bool = False
+    """Print the result as one JSON object on the last line."""
+    model: Annotated[ModelConfig, Value]
+    data: Annotated[DataConfig, Value]
+    train: Annotated[TrainConfig, Value]
+    eval: Annotated[EvalConfig, Value]
+    generate: Annotated[GenerateConfig, Value]
+
+    def run(self) -> None:
+        """Train, measure, print."""
+        from transformer_xl.ablate import Plan, ablate, draw_ablation, markdown, rows_of, summary
+        from transformer_xl.device import keep_freed_memory
+        from transformer_xl.files import replace_file
+
+        keep_freed_memory()
+        plan = Plan(
+            recipe=Config(
+                model=self.model,
+                data=self.data,
+                train=self.train,
+                eval=self.eval,
+                generate=self.generate,
+            ),
+            rows=tuple(rows_of(self.table, self.rows)),
+            seeds=self.seeds,
+            steps=self.steps,
+            minutes=self.minutes,
+            attn_lens=self.attn_lens,
+            split=self.split,
+            tokens=self.tokens,
+        )
+        measured = ablate(plan, self.out, say)
+        rows = summary(measured, self.table)
+        result = {"table": self.table, "rows": rows, "runs": measured}
+        replace_file(self.out / "ablation.json", (dumps(result, indent=2) + "\n").encode())
+        replace_file(self.out / "ablation.md", markdown(rows).encode())
+        (say if self.json else print)(markdown(rows))
+        if _has_matplotlib():
+            draw_ablation(self.out / "ablation.svg", rows)
+            say(f"wrote {self.out / 'ablation.svg'}")
+        else:
+            say("no picture: it needs pip install 'transformer-xl[plot]'")
+        if self.json:
+            show({"table": self.table, "rows": rows}, as_json=True)
+
+
+def _recl_table(found: "dict[float, dict[str, LengthFound]]") -> str:
+    """Write the lengths as the paper's Table 8: a line for each model, a column for each r."""
+    lines = ["| model | " + " | ".join(f"r = {top:g}" for top in found) + " |"]
+    lines.append("|---|" + "--:|" * len(found))
+    for name in next(iter(found.values())):
+        lengths = (models[name] for models in found.values())
+        cells = (f"{'at least ' * x.is_bound}{x.length:,}" for x in lengths)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _names(folders: tuple[Path, ...]) -> list[str]:
+    """Name models by their folders, in full where two have the same name."""
+    names = [folder.resolve().name for folder in folders]
+    paths = [str(folder) for folder in folders]
+    if len({*paths}) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise ValueError(f"{twice} is given twice")
+    pairs = zip(names, paths, strict=True)
+    return [name if names.count(name) == 1 else path for name, path in pairs]
+
+
+def _shared_vocabulary(folders: tuple[Path, ...]) -> "Vocab":
+    from transformer_xl.data import load_vocab
+    from transformer_xl.nn.pretrained import find_model_folder
+
+    first, *others = (load_vocab(find_model_folder(folder)) for folder in folders)
+    for folder, vocab in zip(folders[1:], others, strict=True):
+        if vocab.hash != first.hash:
+            raise ValueError(
+                f"{folders[0]} and {folder} have different vocabularies ({len(first):,} "
+                f"{first.kind}, {len(vocab):,} {vocab.kind}): losses can only be compared token by "
+                "token, so train both on the same corpus"
+            )
+    return first
+
+
+def _circumstances() -> dict[str, Any]:
+    import torch
+
+    from transformer_xl.device import pick_device
+
+    is_cuda = pick_device().type == "cuda"
+    return {
+        "command": " ".join(("txl", *sys.argv[1:])),
+        "processor": torch.cpu.get_capabilities().get("cpu_name", "cpu"),
+        "gpu": torch.cuda.get_device_name() if is_cuda else None,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+    }
+
+
+def _has_matplotlib() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("matplotlib") is not None
+
+
+def _require_matplotlib(path: Path) -> None:
+    if not _has_matplotlib():
+        raise RuntimeError(f"drawing {path} needs matplotlib: pip install 'transformer-xl[plot]'")
+    if path.suffix not in (".png", ".svg"):
+        raise ValueError(f"--plot {path} must end in .png or .svg")

@@ -1,0 +1,151 @@
+"""The LSTM language model with which the paper compares: the same ends, another middle.
+
+Embedding, softmax, dropout and all calls are those of :class:`TransformerXL`; instead of layers
+with attention there are LSTM layers (Hochreiter and Schmidhuber, 1997). What a layer remembers is
+its state after the last token: one position of a :class:`Memory`, the hidden state followed by the
+cell state. So whatever reads, cuts, saves or resets a memory does so with this one, too.
+"""
+
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.nn.adaptive import AdaptiveSoftmax
+from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
+from transformer_xl.nn.memory import KeptMemory, Memory
+from transformer_xl.nn.model import TransformerXL
+from transformer_xl.nn.softmax import Softmax
+from transformer_xl.ops import dropout
+
+
+class LSTMModel(TransformerXL):
+    """A language model of LSTM layers, trained through time as far as a segment reaches.
+
+    Its state holds something of all that it has read, so ``mem_len``, ``attn_len`` and
+    ``clamp_len`` change nothing; how far back it really looks is what ``txl recl`` measures. Of
+    the settings it uses ``n_layer``, ``d_model`` (the width of the states), those of the
+    vocabulary, and those of dropout: on the embeddings, between the layers (each number for
+    itself, whatever ``variational_dropout`` says) and on the last one.
+
+    Args:
+        config: Widths and options. Its ``vocab_size`` must be set.
+
+    Raises:
+        ValueError: The size of the vocabulary is not set, segments are to overlap, or it is
+            another kind of model.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        nn.Module.__init__(self)
+        if config.kind != "lstm":
+            raise ValueError(
+                f"kind={config.kind!r} is no LSTM: nn.build_model and nn.load_model make models "
+                "of every kind"
+            )
+        if config.vocab_size < 1:
+            raise ValueError(f"vocab_size={config.vocab_size} must be the size of a vocabulary")
+        _require_no_overlap(config.ext_len)
+        self.config = config
+        D, N = config.d_model, config.n_layer
+        self.embedding = AdaptiveEmbedding(config) if config.div_val > 1 else Embedding(config)
+        # torch warns of dropout between layers where there is one layer.
+        between = config.dropout if N > 1 else 0.0
+        self.lstm = nn.LSTM(D, D, N, batch_first=True, dropout=between)
+        is_adaptive = config.cutoffs or config.div_val > 1
+        self.softmax = (AdaptiveSoftmax if is_adaptive else Softmax)(config, self.embedding)
+        self.init_weights()
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw the initial weights.
+
+        Those of the LSTM are uniform within 1 / sqrt(D), as PyTorch draws them; forget gates begin
+        open, with a bias of 1 (Jozefowicz et al., 2015). The others are normal, as the authors'.
+        """
+        D = self.config.d_model
+        for name, parameter in self.named_parameters():
+            if name.startswith("lstm."):
+                parameter.uniform_(-(D**-0.5), D**-0.5)
+                # The gates are in the order input, forget, cell, output.
+                if name.startswith("lstm.bias_ih"):
+                    parameter[D : 2 * D] = 1.0
+                elif name.startswith("lstm.bias_hh"):
+                    parameter[D : 2 * D] = 0.0
+            elif name.endswith("bias"):
+                parameter.zero_()
+            else:
+                is_projection = "proj" in name
+                std = self.config.proj_init_std if is_projection else self.config.init_std
+                parameter.normal_(0.0, std)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.lstm.get_parameter("weight_hh_l0").device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the weights."""
+        return self.lstm.get_parameter("weight_hh_l0").dtype
+
+    def _read(
+        self,
+        tokens: Int[Tensor, "B T"],
+        mems: Memory | KeptMemory | None,
+        *,
+        mem_len: int | None,
+        attn_len: int | None,
+        clamp_len: int | None,
+        ext_len: int | None,
+    ) -> tuple[Float[Tensor, "B T D"], Memory | KeptMemory]:
+        _require_no_overlap(ext_len or 0)
+        if tokens.ndim != 2 or tokens.shape[1] == 0:
+            raise ValueError(
+                f"tokens of shape {tuple(tokens.shape)} must be (streams, length) and not empty"
+            )
+        B = len(tokens)
+        if mems is None:
+            mems = self.start_memory(B)
+        if mems.batch_size != B:
+            raise ValueError(
+                f"the memory holds {mems.batch_size} streams and the segment {B}; "
+                "use mems.select(rows), or mems=None to begin anew"
+            )
+        drops = self.config.dropouts.input, self.training, self.config.variational_dropout
+        x = dropout(self.embedding(tokens), *drops)
+        raw, (hidden, cell) = self.lstm(x, self._state(cast(Memory, mems)))
+        states = torch.cat([hidden, cell], -1).to(self.dtype).detach()[:, :, None]
+        return raw.to(self.dtype), Memory(states.unbind())
+
+    def _state(self, mems: Memory) -> tuple[Tensor, Tensor]:
+        """Return hidden and cell states; zeros where nothing is remembered."""
+        D = self.config.d_model
+        if not len(mems):
+            zeros = torch.zeros(
+                len(mems.states), mems.batch_size, D, device=self.device, dtype=self.dtype
+            )
+            return zeros, zeros
+        states = torch.stack([state[:, -1] for state in mems.states]).to(self.dtype)
+        if mems.forgotten is not None:
+            states = states.masked_fill((mems.forgotten >= len(mems))[:, None], 0.0)
+        return states[..., :D].contiguous(), states[..., D:].contiguous()
+
+    def start_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
+        """Return the memory at the start of a text: empty."""
+        width = 2 * self.config.d_model
+        empty = torch.zeros(batch_size, 0, width, device=self.device, dtype=self.dtype)
+        return Memory([empty] * self.config.n_layer)
+
+    def keep(self, memory: Memory) -> Memory:
+        """Return the memory as it is: there are no keys and values to be kept."""
+        return memory
+
+
+def _require_no_overlap(ext_len: int) -> None:
+    if ext_len:
+        raise ValueError(
+            f"ext_len={ext_len}: an LSTM cannot take back what it has read; set it to 0"
+        )

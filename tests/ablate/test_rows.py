@@ -1,0 +1,79 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from transformer_xl.ablate import ROWS, recipe_of, rows_of
+from transformer_xl.config import Config
+from transformer_xl.nn import build_model
+
+
+@pytest.fixture
+def recipe(toy_recipe: Callable[..., Config]) -> Config:
+    return toy_recipe(model={"vocab_size": 20})
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_row_changes_what_its_name_says_and_nothing_else(row, recipe: Config) -> None:
+    config = recipe_of(row, recipe, seed=3)
+    build_model(config.model)
+    assert config.train.seed == 3
+    recurrence, encoding, loss = row.name.split("-")
+    assert (config.model.mem_len > 0) == (recurrence == "recurrence")
+    types = {"ours": 0, "shaw": 1, "sinusoids": 2, "learned": 3}
+    assert config.model.attn_type == types[encoding]
+    assert config.train.loss == loss
+    longer = config.train.segment_len / recipe.train.segment_len
+    assert longer == (11 / 8 if recurrence == "longer" else 1)
+    if config.model.n_positions:
+        assert config.model.n_positions == config.train.segment_len + config.model.mem_len
+    same = {"attn_type": 0, "n_positions": None, "mem_len": recipe.model.mem_len}
+    assert replace(config.model, **same) == recipe.model
+    same = {"seed": recipe.train.seed, "loss": "full", "segment_len": recipe.train.segment_len}
+    assert replace(config.train, **same) == recipe.train
+    assert (config.data, config.generate) == (recipe.data, recipe.generate)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_a_modern_recipe_has_all_rows(row, recipe: Config) -> None:
+    modern = {"norm_first": True, "final_norm": True, "norm": "rms", "activation": "swiglu"}
+    modern |= {"qk_norm": True, "enhanced_recurrence": True}
+    config = recipe_of(row, replace(recipe, model=replace(recipe.model, **modern)), seed=1)
+    assert config.model.enhanced_recurrence == row.recurrence
+    assert config.model.qk_norm
+    build_model(config.model)
+
+
+def test_the_tables_have_the_papers_rows() -> None:
+    assert len(rows_of(6)) == 9
+    assert [row.paper[7][1] for row in rows_of(7)] == [25.2, 25.7, 27.1]
+    assert [row.paper[10][1] for row in rows_of(10)] == [26.77, 28.33, 27.98, 28.83]
+    # In Table 6 each row is worse than the one it is compared with.
+    best = {row.name: row.paper[6][1] for row in rows_of(6)}
+    assert best["recurrence-ours-full"] == min(best.values())
+    assert best["none-learned-half"] == max(best.values())
+    assert [row.name for row in rows_of(6, ["none-ours-half"])] == ["none-ours-half"]
+
+
+def test_steps_and_minutes_are_those_of_all(recipe: Config) -> None:
+    timed = replace(recipe, train=replace(recipe.train, minutes=5.0, schedule="constant_cooldown"))
+    row = ROWS[0]
+    assert recipe_of(row, timed, 1).train == replace(timed.train, seed=1)
+    steps = recipe_of(row, timed, 1, steps=7).train
+    assert (steps.steps, steps.minutes) == (7, None)
+    assert recipe_of(row, timed, 1, minutes=0.5).train.minutes == 0.5
+
+
+def test_a_recipe_with_nothing_to_take_away_is_refused(recipe: Config) -> None:
+    row = ROWS[0]
+    with pytest.raises(ValueError, match=r"model\.mem_len=0: the recipe has no recurrence"):
+        recipe_of(row, replace(recipe, model=replace(recipe.model, mem_len=0)), 1)
+    with pytest.raises(ValueError, match=r"model\.kind='lstm'"):
+        recipe_of(row, replace(recipe, model=replace(recipe.model, kind="lstm")), 1)
+    staged = replace(recipe.train, stages=((0.0, 4, 8), (0.5, 8, 8)))
+    with pytest.raises(ValueError, match=r"train\.stages"):
+        recipe_of(row, replace(recipe, train=staged), 1)
+    with pytest.raises(ValueError, match="table=8 has no ablations; choose from 6, 7, 10"):
+        rows_of(8)
+    with pytest.raises(ValueError, match="'nonsense' is no row"):
+        rows_of(6, ["nonsense"])

@@ -1,0 +1,157 @@
+"""Experiments: variants depart from a recipe as they say; tables say what was measured."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from transformer_xl.recipes import differences, load_recipe, recipe_names
+
+PROGRAMS = Path(__file__).parents[2] / "benchmarks"
+FILES = sorted((PROGRAMS / "experiments").glob("*.toml"))
+
+TINY = """
+about = "A try."
+recipe = "shakespeare-char-cpu"
+[set]
+model = { n_layer = 1, d_model = 16, d_inner = 16, mem_len = 8 }
+data = { name = "" }
+train = { segment_len = 8, batch_size = 2, eval_every = 0, save_every = 0, precision = "float32" }
+eval = { mem_lens = [] }
+generate = { prompt = "the", length = 2 }
+[[variant]]
+name = "first"
+about = "as it is"
+[[variant]]
+name = "cosine"
+about = "a cosine"
+train.schedule = "cosine"
+"""
+
+
+@pytest.fixture
+def experiments(monkeypatch):
+    # The programs begin in their own folder.
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    return import_module("experiments")
+
+
+def runs(*losses):
+    return [{"seed": i, "valid_nll": x, "steps": 100 * i} for i, x in enumerate(losses, 1)]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_every_experiment_file_makes_recipes(experiments, path):
+    experiment = experiments.read_experiment(path)
+    first, *others = experiment["variant"]
+    base = experiments.recipe_of(experiment, first, {}, path.name)
+    assert experiment["recipe"] in recipe_names()
+    for variant in others:
+        found = experiments.recipe_of(experiment, variant, {}, path.name)
+        assert differences(base, found), f"{variant['name']} is {first['name']} once more"
+
+
+def test_settings_of_a_variant_go_over_those_of_all_and_the_command_line_over_both(experiments):
+    experiment = {
+        "recipe": "demo",
+        "set": {"train": {"lr": 1.0, "seed": 5, "beta1": 0.5}},
+        "variant": [{"name": "a", "train": {"lr": 2.0, "seed": 6}}],
+    }
+    more = experiments.given(["train.lr=3", "data.path=a/b", "eval.mem_lens=[1, 2]"])
+    found = experiments.recipe_of(experiment, experiment["variant"][0], more, "x").train
+    assert (found.lr, found.seed, found.beta1) == (3.0, 6, 0.5)
+    assert found.minutes is None
+    assert more["data"] == {"path": "a/b"}
+    assert more["eval"] == {"mem_lens": [1, 2]}
+    assert found.muon_lr == load_recipe("demo").train.muon_lr
+
+
+@pytest.mark.parametrize("word", ["train.lr", "lr=3", "="])
+def test_a_setting_without_a_section_or_value_is_refused(experiments, word):
+    with pytest.raises(ValueError, match=r"write section\.key=value"):
+        experiments.given([word])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("recipe = 'demo'", "has a recipe, a list of"),
+        ("recipe = 'demo'\nvariants = []\n[[variant]]\nname = 'a'", "not variants"),
+        ("recipe = 'demo'\n[[variant]]\nname = 'a'\n[[variant]]\nname = 'a'", "a name of its own"),
+        ("recipe = 'demo'\n[[variant]]\nabout = 'a'", "a name of its own"),
+    ],
+)
+def test_what_is_no_experiment_is_refused(experiments, tmp_path, text, message):
+    path = tmp_path / "a.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        experiments.read_experiment(path)
+
+
+def test_means_spreads_and_differences(experiments):
+    first, other = runs(1.0, 2.0, 3.0), runs(4.0, 4.0, 7.0)
+    found = experiments.summary("b", other, first)
+    assert found["mean"] == 5
+    assert found["spread"] == pytest.approx(3**0.5)
+    assert found["difference"] == 3
+    # Variances 1 and 3.
+    assert found["in_spreads"] == pytest.approx(3 / 2**0.5)
+    single = experiments.summary("b", other[:1], first[:1])
+    assert single["difference"] == 3
+    assert not {"spread", "in_spreads"} & single.keys()
+    assert "mean" not in experiments.summary("b", [{"seed": 1, "failed": "the loss is nan"}], first)
+
+
+def test_a_table_shows_the_best_in_bold_and_what_failed(experiments):
+    failed = [{"seed": 2, "failed": "the loss is nan"}]
+    variants = [
+        experiments.summary("a", runs(2.0, 2.5), runs(2.0, 2.5)) | {"about": "as it is"},
+        experiments.summary("b", [*runs(1.0), *failed], runs(2.0, 2.5)) | {"about": "changed"},
+        experiments.summary("c", failed, runs(2.0, 2.5)) | {"about": "broken"},
+    ]
+    _, _, *rows = experiments.table({"variants": variants}).splitlines()
+    assert rows == [
+        "| a | as it is | 2 | 150 | 2.2500 ± 0.3536 | - | - |",
+        "| b | changed | 1 (1 failed) | 100 | **1.0000** | -1.2500 | - |",
+        "| c | broken | 0 (1 failed) | - | - | - | - |",
+    ]
+
+
+def test_the_page_is_what_the_program_makes_of_the_recorded_results(experiments):
+    assert experiments.PAGE.read_text("utf-8") == experiments.page(experiments.recorded())
+
+
+@pytest.mark.slow
+def test_an_experiment_is_run_recorded_and_not_run_again(tmp_path, toy_text):
+    path, out, found = tmp_path / "tiny.toml", tmp_path / "out", tmp_path / "found.json"
+    path.write_text(TINY)
+    program = [sys.executable, str(PROGRAMS / "experiments.py"), str(path)]
+    words = [*("--minutes", "0.01", "--out", str(out), "--json", str(found))]
+    words += ["--set", f"data.path={toy_text}"]
+
+    def call(*seeds):
+        done = subprocess.run(
+            [*program, *words, "--seeds", *seeds],
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        made = [line for line in done.stderr.splitlines() if ", seed " in line]
+        return json.loads(found.read_text()), made, done.stdout
+
+    result, made, table = call("1")
+    assert made == ["first, seed 1", "cosine, seed 1"]
+    for variant in result["variants"]:
+        (run,) = variant["runs"]
+        assert run["curve"][-1] == [run["steps"], run["last_valid_nll"]]
+        assert run["valid_nll"] <= run["last_valid_nll"]
+    assert result["circumstances"]["torch"]
+    assert "| cosine | a cosine | 1 |" in table
+    again, made, _ = call("1", "2")
+    assert made == ["first, seed 2", "cosine, seed 2"]
+    assert [v["runs"][0] for v in again["variants"]] == [v["runs"][0] for v in result["variants"]]

@@ -1,0 +1,146 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.evaluate import evaluate
+from transformer_xl.generate import generate
+from transformer_xl.nn import Memory, TransformerXL, build_model, load_model
+from transformer_xl.nn.lstm import LSTMModel
+
+CONFIG = ModelConfig(
+    kind="lstm", vocab_size=31, n_layer=3, n_head=1, d_model=12, mem_len=0, dropout=0.0
+)
+
+
+@pytest.fixture
+def model() -> LSTMModel:
+    model = build_model(CONFIG).eval()
+    assert isinstance(model, LSTMModel)
+    return model
+
+
+@pytest.mark.parametrize("cut", [1, 4, 9])
+@torch.no_grad()
+def test_segments_are_invisible(model: LSTMModel, cut: int) -> None:
+    tokens = torch.randint(31, (2, 11))
+    inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    whole = model(inputs, targets=targets)
+    first = model(inputs[:, :cut], targets=targets[:, :cut])
+    second = model(inputs[:, cut:], first.mems, targets[:, cut:])
+    torch.testing.assert_close(torch.cat([first.nll, second.nll], 1), whole.nll)
+    torch.testing.assert_close(second.mems.state_dict(), whole.mems.state_dict())
+
+
+@torch.no_grad()
+def test_it_computes_the_equations_of_an_lstm() -> None:
+    config = replace(CONFIG, n_layer=1, vocab_size=7)
+    model = LSTMModel(config).eval()
+    lstm, D = model.lstm, config.d_model
+    tokens = torch.tensor([[3, 1, 6]])
+    h, c = torch.zeros(D), torch.zeros(D)
+    for token in tokens[0]:
+        x = model.embedding.weight[token] * D**0.5
+        gates = lstm.weight_ih_l0 @ x + lstm.bias_ih_l0 + lstm.weight_hh_l0 @ h + lstm.bias_hh_l0
+        i, f, g, o = gates.split(D)
+        c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+        h = o.sigmoid() * c.tanh()
+    out = model(tokens)
+    torch.testing.assert_close(out.hidden[0, -1], h)
+    torch.testing.assert_close(out.mems.states[0][0, 0], torch.cat([h, c]))
+    torch.testing.assert_close(
+        out.log_probs[0, -1], (model.embedding.weight @ h + model.softmax.bias).log_softmax(0)
+    )
+
+
+@torch.no_grad()
+def test_a_stream_that_was_reset_begins_anew(model: LSTMModel) -> None:
+    past, tokens = torch.randint(31, (3, 5)), torch.randint(31, (3, 4))
+    mems = model(past).mems
+    found = model(tokens, mems.reset([1])).log_probs
+    torch.testing.assert_close(found[[0, 2]], model(tokens, mems).log_probs[[0, 2]])
+    torch.testing.assert_close(found[1], model(tokens).log_probs[1])
+
+
+@torch.no_grad()
+def test_streams_do_not_mix_and_a_memory_can_be_saved(model: LSTMModel) -> None:
+    past, tokens = torch.randint(31, (3, 5)), torch.randint(31, (3, 4))
+    mems = model(past).mems
+    saved = Memory.from_state_dict(mems.state_dict())
+    turned = model(tokens[[2, 0, 1]], saved.select([2, 0, 1])).log_probs
+    torch.testing.assert_close(turned, model(tokens, mems).log_probs[[2, 0, 1]])
+
+
+def test_no_gradient_enters_the_memory_and_all_weights_learn(model: LSTMModel) -> None:
+    tokens = torch.randint(31, (2, 9))
+    model.train()
+    first = model(tokens[:, :-1], targets=tokens[:, 1:])
+    assert not any(state.requires_grad for state in first.mems.states)
+    model(tokens[:, :-1], first.mems, tokens[:, 1:]).loss.backward()
+    missing = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert not missing
+
+
+def test_dropout_is_on_only_while_training() -> None:
+    model = LSTMModel(replace(CONFIG, dropout=0.5))
+    tokens = torch.randint(31, (2, 9))
+    assert not torch.equal(model(tokens).hidden, model(tokens).hidden)
+    model.eval()
+    assert torch.equal(model(tokens).hidden, model(tokens).hidden)
+
+
+def test_forget_gates_begin_open() -> None:
+    model = LSTMModel(CONFIG)
+    D = CONFIG.d_model
+    for layer in range(CONFIG.n_layer):
+        both = model.lstm.get_parameter(f"bias_ih_l{layer}")[D : 2 * D]
+        both = both + model.lstm.get_parameter(f"bias_hh_l{layer}")[D : 2 * D]
+        assert torch.equal(both, torch.ones(D))
+
+
+def test_it_learns_and_evaluates_and_writes() -> None:
+    model = LSTMModel(replace(CONFIG, n_layer=1, vocab_size=5))
+    text = torch.arange(400) % 5
+    optimizer = torch.optim.Adam(model.parameters(), 2e-2)
+    for _ in range(60):
+        optimizer.zero_grad()
+        model(text[None, :40], targets=text[None, 1:41]).loss.backward()
+        optimizer.step()
+    model.eval()
+    # Cut into parts and segments in any way, it is the same text.
+    assert evaluate(model, text, segment_len=16).nll < 0.1
+    assert evaluate(model, text, segment_len=7, batch_size=3, mem_len=20).nll < 0.1
+    assert list(generate(model, [0, 1, 2], length=6, temperature=0)) == [3, 4, 0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"cutoffs": (10, 20), "div_val": 2}, {"d_embed": 6}, {"tie_embeddings": False}],
+)
+def test_a_folder_holds_it(change: dict, tmp_path: Path) -> None:
+    model = build_model(replace(CONFIG, **change)).eval()
+    model.save_pretrained(tmp_path)
+    loaded = load_model(tmp_path)
+    tokens = torch.randint(31, (2, 9))
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(tokens).log_probs, model(tokens).log_probs)
+
+
+def test_what_does_not_fit_is_refused(model: LSTMModel, tiny_config: ModelConfig) -> None:
+    tokens = torch.randint(31, (2, 4))
+    with pytest.raises(ValueError, match="ext_len=2: an LSTM cannot take back"):
+        model.read(tokens, ext_len=2)
+    with pytest.raises(ValueError, match="ext_len=1"):
+        LSTMModel(replace(CONFIG, ext_len=1))
+    with pytest.raises(ValueError, match="the memory holds 3 streams and the segment 2"):
+        model(tokens, model.start_memory(3))
+    with pytest.raises(ValueError, match="must be \\(streams, length\\)"):
+        model(tokens[:, :0])
+    with pytest.raises(ValueError, match="vocab_size=0"):
+        LSTMModel(replace(CONFIG, vocab_size=0))
+    with pytest.raises(ValueError, match="is no LSTM"):
+        LSTMModel(tiny_config)
+    with pytest.raises(ValueError, match="is no Transformer-XL"):
+        TransformerXL(CONFIG)

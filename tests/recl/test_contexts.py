@@ -1,0 +1,127 @@
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.nn import TransformerXL, build_model
+from transformer_xl.recl import context_losses, target_places
+
+CONTEXTS = range(4, 21, 4)
+
+
+def _one_by_one(
+    model: TransformerXL, ids: list[int], places: list[int], window: int | None = None
+) -> np.ndarray:
+    """Read each context alone, at once and from nothing."""
+    rows = []
+    for c in CONTEXTS:
+        seen = c if window is None else min(c, window)
+        row = []
+        for place in places:
+            tokens = torch.tensor([ids[place - seen : place]])
+            with torch.no_grad():
+                row.append(-float(model(tokens).log_probs[0, -1, ids[place]]))
+        rows.append(row)
+    return np.array(rows)
+
+
+@pytest.fixture
+def ids() -> list[int]:
+    return torch.randint(31, (70,)).tolist()
+
+
+@pytest.mark.parametrize("kind", ["relative", "shaw", "lstm", "window"])
+@pytest.mark.parametrize("batch_tokens", [1, 64, 10_000])
+def test_it_is_what_each_context_alone_gives(
+    kind: str, batch_tokens: int, tiny_config: ModelConfig, ids: list[int]
+) -> None:
+    changes = {
+        "relative": {"mem_len": 30},
+        "shaw": {"attn_type": 1, "n_positions": 40, "mem_len": 30},
+        "lstm": {"kind": "lstm"},
+        "window": {"mem_len": 0},
+    }
+    model = build_model(replace(tiny_config, init_std=0.2, **changes[kind])).eval()
+    window = 10 if kind == "window" else None
+    places = target_places(len(ids), CONTEXTS, 17)
+    found = context_losses(
+        model, ids, places, CONTEXTS, segment_len=6, window=window, batch_tokens=batch_tokens
+    )
+    expected = _one_by_one(model, ids, places, window)
+    np.testing.assert_allclose(found, expected, rtol=1e-4)
+    if kind == "window":
+        assert (found[2] == found[-1]).all()
+
+
+def test_the_memory_is_as_short_as_it_is_told(tiny_config: ModelConfig, ids: list[int]) -> None:
+    model = TransformerXL(replace(tiny_config, init_std=0.2)).eval()
+    places = target_places(len(ids), CONTEXTS, 5)
+    found = context_losses(model, ids, places, CONTEXTS, segment_len=4, mem_len=3)
+    # The same by hand: segments of 4 from the beginning of the window, remembering 3.
+    for row, c in enumerate(CONTEXTS):
+        for column, place in enumerate(places):
+            mems = None
+            with torch.no_grad():
+                for start in range(place - c, place, 4):
+                    tokens = torch.tensor([ids[start : start + 4]])
+                    out = model(tokens, mems, mem_len=3)
+                    mems = out.mems
+            loss = -float(out.log_probs[0, -1, ids[place]])
+            assert found[row, column] == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["transformer_xl", "lstm"])
+def test_nothing_before_the_context_matters(
+    kind: str, tiny_config: ModelConfig, ids: list[int]
+) -> None:
+    model = build_model(replace(tiny_config, kind=kind, init_std=0.5)).eval()
+    places = [60, 64]
+    found = context_losses(model, ids, places, CONTEXTS, segment_len=5)
+    changed = [(token + 1) % 31 for token in ids[:40]] + ids[40:]
+    again = context_losses(model, changed, places, CONTEXTS, segment_len=5)
+    # All that token 60 has before it with a context of 20 is the same.
+    np.testing.assert_array_equal(found, again)
+    changed[40] = (changed[40] + 1) % 31
+    again = context_losses(model, changed, places, CONTEXTS, segment_len=5)
+    np.testing.assert_array_equal(found[:-1], again[:-1])
+    assert found[-1, 0] != again[-1, 0]
+
+
+def test_windows_serve_many_targets(tiny_config: ModelConfig, ids: list[int]) -> None:
+    model = TransformerXL(tiny_config)
+    read = []
+    forward = model.read
+    model.read = lambda tokens, *args, **kw: (
+        read.append(tokens.numel())
+        or forward(  # pyright: ignore
+            tokens, *args, **kw
+        )
+    )
+    places = target_places(700, CONTEXTS, 160)
+    context_losses(model, ids * 10, places, CONTEXTS, segment_len=32)
+    # A window for each target, and in each of the four rows for each context but one.
+    assert sum(read) <= (160 + 4 * (len(CONTEXTS) - 1)) * 20
+    one_by_one = 160 * sum(CONTEXTS)
+    assert sum(read) < 0.4 * one_by_one
+    assert model.training
+
+
+@pytest.mark.parametrize("n_tokens", [21, 22, 39, 70])
+def test_targets_are_different_and_have_room(n_tokens: int) -> None:
+    for n in {1, (n_tokens - 20) // 2 or 1, n_tokens - 20}:
+        places = target_places(n_tokens, CONTEXTS, n)
+        assert len({*places}) == n
+        assert min(places) >= 20
+        assert max(places) < n_tokens
+
+
+def test_errors_name_what_is_wrong(tiny_config: ModelConfig, ids: list[int]) -> None:
+    model = TransformerXL(tiny_config)
+    with pytest.raises(ValueError, match="need a text of 25 tokens, and this one has 20"):
+        target_places(20, CONTEXTS, 5)
+    with pytest.raises(ValueError, match="cannot all have contexts of 4 to 20"):
+        context_losses(model, ids, [19], CONTEXTS)
+    with pytest.raises(ValueError, match="the model knows 0 to 30"):
+        context_losses(model, [*ids, 31], [40], CONTEXTS)
