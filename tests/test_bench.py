@@ -6,7 +6,17 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from transformer_xl.bench import measure, measuring, profile, profiling, training, with_vocabulary
+from transformer_xl.bench import (
+    SLOWDOWNS,
+    evaluation_speed,
+    measure,
+    measuring,
+    profile,
+    profiling,
+    training,
+    windows,
+    with_vocabulary,
+)
 from transformer_xl.bench.work import forward_flops, token_bytes, training_flops
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
 from transformer_xl.ops import use_backend
@@ -124,7 +134,8 @@ def test_a_profile_adds_up_to_the_step():
 
 
 def test_an_operator_is_where_it_ran_and_its_gradient_too():
-    found = profile(recipe(accumulate=2), steps=3)
+    # Without dropout a kernel makes products and softmax in one.
+    found = profile(recipe({"attn_dropout": 0.1}, accumulate=2), steps=3)
     parts = {row["part"]: row for row in found["parts"]}
     learning = [
         part for part in parts if part not in ("memory", "adding up gradients", "optimizer")
@@ -173,3 +184,78 @@ def test_a_vocabulary_that_is_left_to_the_text_is_guessed(data, size):
     assert with_vocabulary(config).model.vocab_size == size
     known = replace(config, model=replace(config.model, vocab_size=7))
     assert with_vocabulary(known) == known
+
+
+def test_both_ways_of_evaluating_are_timed_in_turns(monkeypatch):
+    order = []
+    for name in ("_window_step", "_memory_step"):
+        make = getattr(windows, name)
+
+        def noting(model, first, *rest, name=name, make=make):
+            config = model.config
+            expected = (3, 0, None) if name == "_window_step" else (0, 6, 6)
+            assert (config.attn_type, config.mem_len, config.attn_len) == expected
+            step = make(model, first, *rest)
+            return lambda: (order.append((name, rest[-1])), step())
+
+        monkeypatch.setattr(windows, name, noting)
+    found = evaluation_speed(BASE, (6,), segment_len=4, batch_size=2, windows=(1, 3), rounds=2)
+    turn = [*[("_memory_step", 2)] * 5, ("_window_step", 1), ("_window_step", 3)]
+    assert order == [("_memory_step", 2)] * 2 + turn * 3
+    (row,) = found["rows"]
+    assert row["paper"] is None
+    assert row["slowdown"] == pytest.approx(row["window"]["seconds"] / row["memory"]["seconds"])
+    for part in (row["window"], row["memory"]):
+        low, high = part["seconds_range"]
+        assert 0 < low <= part["seconds"] <= high
+    assert row["window"]["batch_size"] in (1, 3)
+
+
+def test_a_window_step_predicts_as_many_tokens_as_it_is_counted_for(monkeypatch):
+    counted = []
+    window_nll = windows.window_nll
+
+    def noting(*args, **settings):
+        counted.append(window_nll(*args, **settings))
+
+    monkeypatch.setattr(windows, "window_nll", noting)
+    evaluation_speed(BASE, (5,), segment_len=3, windows=(1, 4), rounds=1)
+    assert [len(nll) for nll in counted] == [1, 4, 1, 4]
+
+
+def test_the_memory_of_a_step_is_full_and_stays_so(monkeypatch):
+    lengths = []
+    model = windows._with_memory(BASE, 6, CPU)
+    step = windows._memory_step(model, 4, 1)
+    forward = model.forward
+
+    def noting(tokens, mems, *rest, **settings):
+        lengths.append(len(mems))
+        return forward(tokens, mems, *rest, **settings)
+
+    monkeypatch.setattr(model, "forward", noting)
+    with torch.no_grad():
+        for _ in range(3):
+            step()
+    assert lengths == [6, 6, 6]
+
+
+def test_the_paper_s_numbers_stand_beside_its_lengths():
+    assert SLOWDOWNS == {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"attn_lens": (5, 0)}, "attn_lens="),
+        ({"attn_lens": ()}, "attn_lens="),
+        ({"windows": (0,)}, "windows="),
+        ({"rounds": 0}, "rounds="),
+        ({"segment_len": 0}, "segment_len="),
+    ],
+    ids=str,
+)
+def test_counts_of_the_evaluation_speed_are_checked(settings, message):
+    attn_lens = settings.pop("attn_lens", (5,))
+    with pytest.raises(ValueError, match=f"{message}.* must be at least 1 each"):
+        evaluation_speed(BASE, attn_lens, **settings)

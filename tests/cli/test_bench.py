@@ -71,3 +71,36 @@ def test_bench_explains_what_it_cannot_do(
     ended = txl("bench", toy_toml, *words)
     assert (ended.code, ended.out) == (code, "")
     assert message in ended.err
+
+
+TINY = ["--model.n_layer", 2, "--model.d_model", 16, "--model.n_head", 2, "--model.d_inner", 16]
+
+
+def test_evaluation_speed_is_a_part_of_bench(txl, tmp_path):
+    file = tmp_path / "new" / "table-9.json"
+    words = ["--attn_lens", 5, 800, "--segment_len", 8, "--windows", 2, "--rounds", 1]
+    ended = txl("bench", "evaluation-speed", *TINY, *words, "--out", file, "--json")
+    assert ended.code == 0
+    assert json.loads(file.read_text()) == ended.json
+    assert [row["attn_len"] for row in ended.json["rows"]] == [5, 800]
+    assert [row["paper"] for row in ended.json["rows"]] == [None, 363]
+    assert (ended.json["n_layer"], ended.json["dtype"]) == (2, "float32")
+    for word in ("window, ms a token", "paper", "363"):
+        assert word in ended.err
+
+
+def test_evaluation_speed_has_a_help_of_its_own(txl):
+    ended = txl("bench", "evaluation-speed", "--help")
+    assert ended.code == 0
+    assert "usage: txl bench evaluation-speed" in ended.out
+    assert "--attn_lens" in ended.out
+    assert "--steps" not in ended.out
+    assert "evaluation-speed measures the paper's Table 9" in " ".join(
+        txl("bench", "--help").out.split()
+    )
+
+
+def test_evaluation_speed_explains_what_it_cannot_do(txl):
+    ended = txl("bench", "evaluation-speed", *TINY, "--attn_lens", 0)
+    assert (ended.code, ended.out) == (2, "")
+    assert "attn_lens=(0,) must be at least 1 each" in ended.err

@@ -7,10 +7,11 @@ import lzma
 import pytest
 
 from transformer_xl.data import prepare
-from transformer_xl.evaluate import evaluate
+from transformer_xl.evaluate import evaluate, loss_in_segment, plan_dynamic
 from transformer_xl.generate import generate
 from transformer_xl.nn import TransformerXL
 from transformer_xl.train import finish, loop, train
+from transformer_xl.train.memory_section import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -143,8 +144,9 @@ def test_a_finished_run_only_repeats_its_results(tmp_path, short, no_work, capsy
         lambda folder: (folder / "results.json").unlink(),
         lambda folder: (folder / "results.json").write_text('{"settings"'),
         lambda folder: (folder / "results.json").write_text("[]"),
+        lambda folder: (folder / "results.json").write_text('{"settings": 3}'),
     ],
-    ids=["no report", "no results", "half of the results", "other results"],
+    ids=["no report", "no results", "half of the results", "other results", "no settings"],
 )
 def test_an_end_that_was_cut_short_is_made_up_for(tmp_path, short, monkeypatch, spoil):
     results = train(short(), tmp_path, quiet=True)
@@ -154,6 +156,42 @@ def test_an_end_that_was_cut_short_is_made_up_for(tmp_path, short, monkeypatch, 
     assert again["test"]["nll"] == results["test"]["nll"]
     assert (tmp_path / "report.html").exists()
     assert read(tmp_path, "results.json") == again
+
+
+def test_what_the_memory_does_is_measured_on_the_held_out_text(tmp_path, short):
+    config = short(eval={"segment_len": 16})
+    train(config, tmp_path, quiet=True)
+    seen = parse(tmp_path / "memory.json")
+    test = prepare(config.data).split("test")
+    assert (seen.split, seen.tokens, seen.mem_len) == ("test", len(test) - 1, 8)
+    model = TransformerXL.from_pretrained(tmp_path / "model" / "best")
+    losses = loss_in_segment(model, test, segment_len=16, mem_len=0)
+    first = seen.in_segment[0].spans[0]
+    assert (first.last, first.nll) == (1, pytest.approx(losses[0], rel=1e-6))
+    assert seen.attention
+
+
+def test_learning_while_it_is_evaluated_is_a_result_of_its_own(tmp_path, short):
+    settings = {"dynamic": "rms", "dynamic_lr": 1e-3, "dynamic_tokens": 200, "segment_len": 16}
+    config = short(eval=settings)
+    results = train(config, tmp_path, quiet=True)
+    plain, learned = results["test"], results["dynamic"]
+    assert "dynamic" not in plain
+    assert (learned["dynamic"], learned["dynamic_lr"]) == ("rms", 1e-3)
+    assert learned["nll"] < plain["nll"]
+    corpus, model = prepare(config.data), TransformerXL.from_pretrained(tmp_path)
+    plan = plan_dynamic(config.eval, model, lambda: corpus.split("train"), segment_len=16)
+    found = evaluate(model, corpus.split("test"), segment_len=16, dynamic=plan)
+    assert learned["nll"] == pytest.approx(found.nll, rel=1e-6)
+
+
+def test_a_run_that_was_finished_before_a_setting_was_there_is_finished(tmp_path, short, no_work):
+    config = short()
+    results = train(config, tmp_path, quiet=True)
+    del results["settings"]["eval"]["dynamic"]
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    no_work()
+    assert train(config, tmp_path, quiet=True) == results
 
 
 def test_other_lengths_are_evaluated_without_training_again(tmp_path, short, monkeypatch):

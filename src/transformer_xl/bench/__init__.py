@@ -6,5 +6,13 @@ every step costs the same.
 
 from transformer_xl.bench.measuring import measure, training, with_vocabulary
 from transformer_xl.bench.profiling import profile
+from transformer_xl.bench.windows import SLOWDOWNS, evaluation_speed
 
-__all__ = ["measure", "profile", "training", "with_vocabulary"]
+__all__ = [
+    "SLOWDOWNS",
+    "evaluation_speed",
+    "measure",
+    "profile",
+    "training",
+    "with_vocabulary",
+]

@@ -29,7 +29,14 @@ CEILING_WIDTH = {"cpu": 2048, "cuda": 8192}
 """Width of the matrices whose product is the ceiling."""
 READING_WIDTH = {"cpu": 8192, "cuda": 32768}
 """Width of the float32 matrix that is read: it must be more than a cache holds."""
-_SYMBOLS = {"bytes": 256, "chars": 100, "bpe": 4096, "words": 10_000}
+_SYMBOLS = {
+    "bytes": 256,
+    "authors-bytes": 204,
+    "chars": 100,
+    "bpe": 4096,
+    "words": 10_000,
+    "integers": 50,
+}
 
 
 def with_vocabulary(config: Config) -> Config:
@@ -55,7 +62,7 @@ def training(config: Config, device: torch.device) -> tuple[TrainState, Callable
         optimizer=Optimizer(model, settings),
         segments=Segments(tokens, settings.batch_size, settings.segment_len, ext_len),
         mems=[
-            _full_memory(model, streams, config.model.mem_len) for _ in range(settings.accumulate)
+            full_memory(model, streams, config.model.mem_len) for _ in range(settings.accumulate)
         ],
         total_steps=settings.steps,
         corpus={},
@@ -189,7 +196,7 @@ def _evaluate(
     ext_len = config.model.ext_len if settings.ext_len is None else settings.ext_len
     window = torch.randint(config.model.vocab_size, (B, ext_len + T + 1), device=device)
     tokens, targets = window[:, :-1], window[:, ext_len + 1 :]
-    mems = model.keep(_full_memory(model, B, M))
+    mems = model.keep(full_memory(model, B, M))
     is_kept = isinstance(mems, KeptMemory)
 
     def step() -> None:
@@ -208,13 +215,14 @@ def _generate(
 ) -> dict[str, Any]:
     """Measure tokens as `txl generate` writes them: one stream, in the precision of the weights."""
     M = config.model.mem_len
-    writing = generate(model, [0], mems=_full_memory(model, 1, M), seed=0)
+    writing = generate(model, [0], mems=full_memory(model, 1, M), seed=0)
     taken = timed(lambda: next(writing), max(steps, TOKENS), device)
     mb = token_bytes(config.model, M, model.dtype.itemsize) / 1e6
     dtype = str(model.dtype).removeprefix("torch.")
     return {"batch_size": 1, "segment_len": 1, "mem_len": M, "dtype": dtype, "mb_read": mb} | taken
 
 
-def _full_memory(model: TransformerXL, B: int, M: int) -> Memory:
+def full_memory(model: TransformerXL, B: int, M: int) -> Memory:
+    """Return a memory of M random positions for B streams."""
     shape = (B, M, model.config.d_model)
     return Memory([torch.randn(shape, device=model.device) for _ in model.layers])

@@ -61,6 +61,9 @@ def parse(argv: list[str]) -> Command:
         raise SystemExit(2)
     kind = verbs[verb]
     prog, subject = f"txl {verb}", None
+    # Such as bench evaluation-speed, which takes no recipe.
+    if rest and rest[0] in (parts := getattr(kind, "parts", {})):
+        prog, kind = f"{prog} {rest[0]}", parts[rest.pop(0)]
     if takes := getattr(kind, "takes", None):
         asks_help = rest[:1] in (["-h"], ["--help"])
         if not asks_help:
@@ -86,10 +89,15 @@ def parse(argv: list[str]) -> Command:
 
 def _verbs() -> dict[str, Any]:
     from transformer_xl.cli.bench import Bench
-    from transformer_xl.cli.models import Eval, Generate, Score
+    from transformer_xl.cli.evaluation import Eval, Report
+    from transformer_xl.cli.models import Generate, Score
     from transformer_xl.cli.runs import Convert, Doctor, Prepare, Recipes, Train
+    from transformer_xl.cli.science import Ablate, Recl
 
-    kinds = (Recipes, Prepare, Train, Eval, Score, Generate, Convert, Bench, Doctor)
+    kinds = (
+        *(Recipes, Prepare, Train, Eval, Report, Score, Generate, Convert),
+        *(Recl, Ablate, Bench, Doctor),
+    )
     return {kind.__name__.lower(): kind for kind in kinds}
 
 
@@ -102,7 +110,7 @@ def _defaults(kind: Any, takes: str, subject: str | None, rest: list[str]) -> An
     from transformer_xl.recipes import load_recipe
 
     if takes == "RECIPE":
-        config = load_recipe(subject or "demo")
+        config = getattr(kind, "load", load_recipe)(subject or "demo")
     else:
         config = recipe_of(Path(subject)) if subject and takes == "DIR" else None
     values: dict[str, Any] = {}

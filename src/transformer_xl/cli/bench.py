@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -12,6 +12,8 @@ from transformer_xl.cli.output import say, show
 from transformer_xl.cli.runs import Value
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
 
+_ENWIK8 = ModelConfig(vocab_size=204, clamp_len=820)
+"""The paper's model of 12 layers for enwik8."""
 _TOP = 20
 """Operators that are shown."""
 _WHERE = 4
@@ -21,20 +23,82 @@ _TEXTS = ("", "shape", "dtype", "part", "operator", "most of it in")
 
 
 @dataclass(kw_only=True)
+class EvaluationSpeed:
+    """Measure the paper's Table 9: how many times slower windows evaluate than a memory.
+
+    A model without memory reads a window anew for every token (Al-Rfou et al., 2018); ours reads
+    each token once. Both attend to equally many keys, have the same shape and random weights, and
+    take turns. The shape is that of the paper's enwik8 model of 12 layers; --model gives another.
+    """
+
+    examples: ClassVar = (
+        "txl bench evaluation-speed",
+        "txl bench evaluation-speed --attn_lens 200 400 --model.n_layer 4 --model.d_model 128",
+        "txl bench evaluation-speed --out table-9.json --precision bfloat16",
+    )
+
+    attn_lens: tuple[int, ...] = (800, 1800, 2800, 3800)
+    """Keys that each token attends to: the paper's."""
+    segment_len: int = 128
+    """Tokens that the model with memory reads at once: as its authors evaluate."""
+    batch_size: int = 1
+    """Streams that it reads side by side."""
+    windows: tuple[int, ...] = (1, 4)
+    """Windows read side by side: each number is tried, the fastest counts."""
+    rounds: int = 3
+    """Turns that count, after one that does not."""
+    precision: Literal["auto", "float32", "bfloat16"] = "float32"
+    """What products are computed in."""
+    out: Path | None = None
+    """Write the result to this JSON file, too."""
+    json: bool = False
+    """Print the result as one JSON object on the last line."""
+    model: Annotated[ModelConfig, Value] = field(default_factory=lambda: _ENWIK8)
+
+    def run(self) -> None:
+        """Measure and print."""
+        from transformer_xl.bench import evaluation_speed
+        from transformer_xl.device import keep_freed_memory
+        from transformer_xl.files import replace_file
+
+        keep_freed_memory()
+        result = evaluation_speed(
+            self.model,
+            self.attn_lens,
+            segment_len=self.segment_len,
+            batch_size=self.batch_size,
+            windows=self.windows,
+            rounds=self.rounds,
+            precision=self.precision,
+            say=say,
+        )
+        _show_slowdowns(result)
+        if self.out:
+            replace_file(self.out, (dumps(result, indent=2) + "\n").encode())
+            say(f"wrote {self.out}")
+        if self.json:
+            show(result, as_json=True)
+
+
+@dataclass(kw_only=True)
 class Bench:
     """Measure how fast a recipe trains, evaluates and writes on this machine.
 
     The tokens are random and the memory is full, so no text is needed. Beside it stands what the
     machine can do: its largest rate of matrix products, of which training and evaluation should
     reach much, and how fast it reads, which is what writing waits for.
+
+    In place of a recipe, evaluation-speed measures the paper's Table 9.
     """
 
     examples: ClassVar = (
         "txl bench demo",
         "txl bench mine.toml --train.precision float32 --model.mem_len 1024 --json",
         "txl bench demo --profile",
+        "txl bench evaluation-speed",
     )
     takes: ClassVar = "RECIPE"
+    parts: ClassVar = {"evaluation-speed": EvaluationSpeed}
 
     steps: int = 7
     """Steps of each that count, after two that do not."""
@@ -108,6 +172,22 @@ def _show_speed(result: dict[str, Any]) -> None:
         f"memory: {result['training']['peak_mb']:,.0f} MB at most while training, "
         f"{result['training']['mb_at_first']:,.0f} MB before"
     )
+
+
+def _show_slowdowns(result: dict[str, Any]) -> None:
+    rows = [
+        (
+            f"{row['attn_len']:,}",
+            f"{1e3 * row['window']['seconds']:,.2f}",
+            f"{row['window']['batch_size']}",
+            f"{1e3 * row['memory']['seconds']:,.4f}",
+            f"{row['slowdown']:,.0f}",
+            "" if row["paper"] is None else f"{row['paper']:,}",
+        )
+        for row in result["rows"]
+    ]
+    columns = ("keys", "window, ms a token", "at once", "memory, ms a token", "slower", "paper")
+    _table(f"{_title(result)}, {result['dtype']}", columns, rows)
 
 
 def _show_profile(result: dict[str, Any]) -> None:

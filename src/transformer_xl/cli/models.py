@@ -1,4 +1,4 @@
-"""The commands that use a model: eval, score and generate."""
+"""The commands that let a model read and write: score and generate."""
 
 import sys
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import tyro
 
 from transformer_xl.cli.output import say, show
 from transformer_xl.cli.runs import Value
-from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
+from transformer_xl.config import Config, EvalConfig, GenerateConfig
 from transformer_xl.recipes import load_recipe
 
 if TYPE_CHECKING:
@@ -63,77 +63,6 @@ def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> Ev
 
 
 @dataclass(kw_only=True)
-class Eval:
-    """Measure how well a model predicts a text, with any memory length."""
-
-    examples: ClassVar = (
-        "txl eval runs/demo --eval.split test",
-        "txl eval runs/demo --eval.mem_len 1024 --json",
-        "txl eval runs/demo --file notes.txt",
-        "txl eval models/wt103 --preset wt103-large --file wiki.test.tokens",
-        "txl eval runs/demo --weights int8",
-    )
-    takes: ClassVar = "DIR"
-
-    dir: tyro.conf.Suppress[Path] = Path()
-    preset: str | None = None
-    """The lengths with which a model was published, such as wt103-large, on prepared text."""
-    prepared: bool = False
-    """The text of --file is cut into words by spaces already, as wiki.test.tokens is."""
-    file: Path | None = None
-    """Evaluate this text instead of the corpus of the run; - reads the standard input."""
-    weights: Weights = "float32"
-    """Precision of the weights; what float32 computes in is what the recipe says."""
-    json: bool = False
-    """Print the result as one JSON object on the last line."""
-    eval: Annotated[EvalConfig, Value] = field(default_factory=EvalConfig)
-    data: Annotated[DataConfig, Value] = field(default_factory=DataConfig)
-
-    def run(self) -> None:
-        """Evaluate and print."""
-        from transformer_xl.device import autocast, pick_device
-        from transformer_xl.evaluate import evaluate
-        from transformer_xl.train.finish import describe
-
-        device = pick_device()
-        model, vocab = _load(self.dir, device, self.weights)
-        split = str(self.file or self.eval.split)
-        recipe = recipe_of(self.dir)
-        segment_len = self.eval.segment_len or (recipe.train.segment_len if recipe else 128)
-        # Compact weights say themselves what is computed in.
-        precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
-        with autocast(precision, device):
-            result = evaluate(
-                model,
-                self._tokens(vocab),
-                segment_len=segment_len,
-                batch_size=self.eval.batch_size,
-                token_bytes=vocab.token_bytes,
-                **self.eval.lengths,
-            )
-        show(describe(split, result), as_json=self.json)
-
-    def _tokens(self, vocab: "Vocab") -> Any:
-        if self.file:
-            text = _read_text(self.file, vocab)
-            return vocab.encode_lines(text, prepared=self.prepared or bool(self.preset))
-        if not (self.data.name or self.data.path):
-            raise ValueError(
-                f"{self.dir} is a model without the recipe of its run, which says on what text it "
-                "was trained: give any text with --file, or the run folder instead"
-            )
-        from transformer_xl.data import prepare
-
-        corpus = prepare(self.data, say)
-        if corpus.vocab.hash != vocab.hash:
-            raise ValueError(
-                f"the vocabulary of the corpus is not the one of the model in {self.dir}: give "
-                "the text the model was trained on with --data.path, or any text with --file"
-            )
-        return corpus.split(self.eval.split)
-
-
-@dataclass(kw_only=True)
 class Score:
     """Write the log-probability (in nats) of every token of a text, a JSON object a line."""
 
@@ -163,8 +92,8 @@ class Score:
         ):
             if value is not None and value < least:
                 raise ValueError(f"{name}={value} must be at least {least}")
-        model, vocab = _load(self.dir, pick_device(), self.weights)
-        ids = vocab.encode_lines(_read_text(self.file, vocab))
+        model, vocab = load(self.dir, pick_device(), self.weights)
+        ids = vocab.encode_lines(read_text(self.file, vocab))
         log_probs = score(model, ids, segment_len=self.segment_len, mem_len=self.mem_len)
         if self.json:
             found = list(log_probs)
@@ -212,7 +141,7 @@ class Generate:
         from transformer_xl.device import pick_device
 
         self._check()
-        model, vocab = _load(self.dir, pick_device(), self.weights)
+        model, vocab = load(self.dir, pick_device(), self.weights)
         if self.prompts or self.samples > 1:
             self._write_several(model, vocab)
         else:
@@ -299,18 +228,23 @@ class Generate:
         }
 
 
-def _load(
-    folder: Path, device: "torch.device", weights: Weights
-) -> tuple["TransformerXL", "Vocab"]:
+def load(folder: Path, device: "torch.device", weights: Weights) -> tuple["TransformerXL", "Vocab"]:
+    """Load the model of a folder, or the best of a run, with its vocabulary.
+
+    Raises:
+        FileNotFoundError: There is none.
+        RuntimeError: A file is damaged.
+        ValueError: The settings are wrong, or model and vocabulary do not belong together.
+    """
     from transformer_xl.data import load_vocab
     from transformer_xl.device import keep_freed_memory
-    from transformer_xl.nn import TransformerXL
+    from transformer_xl.nn import load_model
     from transformer_xl.nn.compact import compact
     from transformer_xl.nn.pretrained import find_model_folder
 
     keep_freed_memory()
     folder = find_model_folder(folder)
-    model, vocab = TransformerXL.from_pretrained(folder), load_vocab(folder)
+    model, vocab = load_model(folder), load_vocab(folder)
     if len(vocab) != model.config.vocab_size:
         raise ValueError(
             f"the vocabulary in {folder} has {len(vocab)} symbols and the model "
@@ -319,7 +253,13 @@ def _load(
     return compact(model.to(device), weights), vocab
 
 
-def _read_text(path: Path, vocab: "Vocab") -> str:
+def read_text(path: Path, vocab: "Vocab") -> str:
+    """Read a text that the vocabulary can cut; - is the standard input.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no UTF-8, and the vocabulary is not one of bytes.
+    """
     is_stdin = str(path) == "-"
     try:
         raw = sys.stdin.buffer.read() if is_stdin else path.read_bytes()

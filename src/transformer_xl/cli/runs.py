@@ -70,18 +70,36 @@ class Recipes:
 
 @dataclass(kw_only=True)
 class Prepare:
-    """Fetch the text of a recipe, cut it into tokens and keep them; training does so by itself."""
+    """Fetch a corpus or the text of a recipe, and cut it into tokens; training does so by itself.
+
+    RECIPE is a recipe, or a corpus with its common settings: enwik8, text8, wikitext-103,
+    wikitext-2, ptb-word, ptb-char, lm1b, tiny-shakespeare, jsb-chorales, python-stdlib, or
+    hf:ORG/NAME of Hugging Face datasets. Where both have the name, it is the recipe. What was
+    stopped goes on; any number of --data.workers writes the same bytes.
+    """
 
     examples: ClassVar = (
         "txl prepare demo",
+        "txl prepare wikitext-103",
+        "txl prepare enwik8 --data.vocab authors-bytes --data.path downloads/",
         "txl prepare shakespeare-char-cpu --data.path input.txt",
-        "txl prepare my.toml --data.vocab bpe",
+        "txl prepare my.toml --data.vocab bpe --data.path 'texts/*.jsonl.gz'",
     )
     takes: ClassVar = "RECIPE"
 
     json: bool = False
     """Print the result as one JSON object on the last line."""
     data: Annotated[DataConfig, Value]
+
+    @staticmethod
+    def load(subject: str) -> Config:
+        """Return the settings of a recipe, or those with which a corpus is commonly used."""
+        from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
+
+        is_corpus = subject in KNOWN_CORPORA or subject.startswith("hf:")
+        if subject in recipe_names() or not is_corpus:
+            return load_recipe(subject)
+        return Config(model=ModelConfig(), data=common_settings(subject))
 
     def run(self) -> None:
         """Build the corpus."""

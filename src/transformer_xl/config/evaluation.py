@@ -26,15 +26,42 @@ class EvalConfig:
     """Parts of the text read side by side, each warmed up on the text before it."""
     mem_lens: tuple[int, ...] = ()
     """Memory lengths of the table at the end of training."""
+    window: int | None = None
+    """Predict each token from a window of so many before it, read anew: without any memory."""
+    dynamic: Literal["rms", "sgd"] | None = None
+    """Learn from each segment after its score, in one stream; rms divides by usual gradients."""
+    dynamic_lr: float | None = None
+    """Learning rate of dynamic evaluation; None: 1e-4 for rms, 0.01 for sgd."""
+    dynamic_decay: float = 0.0
+    """Share of the way back to the trained weights, gone after each segment."""
+    dynamic_eps: float = 0.1
+    """For rms: added to the usual size of a gradient, in units of the mean of all."""
+    dynamic_tokens: int = 50_000
+    """Tokens of the training text from which rms learns how large gradients usually are."""
 
     def __post_init__(self) -> None:
-        for name in ("segment_len", "attn_len", "batch_size"):
+        for name in ("segment_len", "attn_len", "batch_size", "window", "dynamic_tokens"):
             require_positive(name, getattr(self, name))
+        self._check_dynamic()
         for name in ("mem_len", "clamp_len", "ext_len"):
             value = getattr(self, name)
             require(value is None or value >= 0, f"{name}={value} must be at least 0")
         for length in self.mem_lens:
             require(length >= 0, f"mem_lens holds {length}; each must be at least 0")
+
+    def _check_dynamic(self) -> None:
+        require(
+            self.window is None or self.dynamic is None,
+            f"window={self.window} and dynamic={self.dynamic!r} are two ways to evaluate: "
+            "choose one",
+        )
+        lr = self.dynamic_lr
+        require(lr is None or lr >= 0, f"dynamic_lr={lr} must be at least 0")
+        require_positive("dynamic_eps", self.dynamic_eps)
+        require(
+            0 <= self.dynamic_decay <= 1,
+            f"dynamic_decay={self.dynamic_decay} must be from 0 to 1",
+        )
 
     @property
     def lengths(self) -> dict[str, int | None]:

@@ -191,24 +191,98 @@ def draw_memory(
     axes.set_ylabel("bits per byte" if unit == "bits_per_byte" else "bits per token")
 
 
+def draw_places(figure: "Figure", in_segment: Records, from_start: dict[str, Any]) -> None:
+    """Draw bits by place in the segment, and by how many tokens a text has already.
+
+    Args:
+        figure: Where to draw.
+        in_segment: For each memory length its ``spans``.
+        from_start: The ``spans`` of a text read with an empty memory at its start.
+    """
+    left, right = figure.subplots(1, 2, sharey=True)
+    for row, color in zip(in_segment, ("valid", "memory"), strict=False):
+        label = f"memory {row['mem_len']:,}" if row["mem_len"] else "no memory"
+        _draw_spans(left, row["spans"], color, label)
+    left.legend(loc="upper right")
+    left.set_xlabel("place in the segment")
+    left.set_ylabel("bits per token")
+    _draw_spans(right, from_start["spans"], "memory", "")
+    right.set_xlabel("tokens since the start of the text")
+
+
+def _draw_spans(axes: "Axes", spans: Records, color: str, label: str) -> None:
+    middles = [math.sqrt(span["first"] * span["last"]) for span in spans]
+    bits = [span["nll"] / math.log(2) for span in spans]
+    axes.plot(middles, bits, color=_COLORS[color], marker="o", markersize=3, label=label)
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
+def draw_attention(axes: "Axes", spans: Records, title: str) -> None:
+    """Draw how much of each layer's attention lies at which distance: the more, the darker.
+
+    Args:
+        axes: Where to draw.
+        spans: Of distances, each with the ``shares`` of all layers, the lowest layer first.
+        title: What is shown.
+    """
+    from matplotlib.patches import Rectangle
+
+    n_layer = len(spans[0]["shares"])
+    for layer in range(n_layer):
+        # Shares of one distance, or far ones would look large for being many.
+        density = [
+            span["shares"][layer] / math.log((span["last"] + 2) / (span["first"] + 1))
+            for span in spans
+        ]
+        most = max(density) or 1.0
+        for x, (span, value) in enumerate(zip(spans, density, strict=True)):
+            if span["shares"][layer] > 0:
+                alpha = round(max(value / most, 0.02), 3)
+                place = (x - 0.5, layer + 0.5)
+                look = {"color": _COLORS["memory"], "alpha": alpha, "antialiased": False}
+                axes.add_patch(Rectangle(place, 1, 1, linewidth=0, **look))
+    axes.set_xlim(-0.5, len(spans) - 0.5)
+    axes.set_ylim(0.5, n_layer + 0.5)
+    few = thinned(len(spans), 7)
+    axes.set_xticks(few, [f"{spans[x]['first']:,}" for x in few])
+    axes.yaxis.set_major_locator(_whole_numbers())
+    axes.grid(visible=False)
+    axes.set_title(title, fontsize=9, color=_COLORS["soft"])
+    axes.set_xlabel("tokens back")
+    axes.set_ylabel("layer")
+
+
+def _whole_numbers() -> Any:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(nbins=8, integer=True, min_n_ticks=1)
+
+
 def memory_unit(curve: Records) -> str:
     """``bits_per_byte`` where all results have it, else ``bits`` (per token)."""
     whole = all(number(row, "bits_per_byte") is not None for row in curve)
     return "bits_per_byte" if whole else "bits"
 
 
-def as_svg(name: str, label: str, draw: Callable[["Figure"], object]) -> str:
+def as_svg(
+    name: str,
+    label: str,
+    draw: Callable[["Figure"], object],
+    size: tuple[float, float] = _SIZE,
+) -> str:
     """Draw a figure for a page, to be put into its HTML.
 
     Args:
         name: A word that keeps the figure's ids apart from those of the others on the page.
         label: What a screen reader says.
         draw: Draws into the figure that it is given.
+        size: Width and height, in inches.
 
     Raises:
         ImportError: matplotlib is missing.
     """
-    svg = _rendered("svg", draw, _SIZE).decode()
+    svg = _rendered("svg", draw, size).decode()
     svg = svg[svg.index("<svg") :]
     for color, value in _COLORS.items():
         svg = svg.replace(value, f"var(--{color})")

@@ -10,13 +10,14 @@ from typing import Any
 import torch
 
 from transformer_xl.checkpoint import RunFolder
-from transformer_xl.config import Config
+from transformer_xl.config import Config, EvalConfig, GenerateConfig
 from transformer_xl.data import Corpus, raw_split
 from transformer_xl.device import autocast
-from transformer_xl.evaluate import Result, evaluate
+from transformer_xl.evaluate import Dynamic, Result, evaluate, plan_dynamic
 from transformer_xl.generate import generate, text_pieces
-from transformer_xl.nn import TransformerXL
+from transformer_xl.nn import TransformerXL, load_model
 from transformer_xl.train.report import write_report
+from transformer_xl.train.seen import MEMORY_FILE, see_memory
 
 RESULTS_FILE = "results.json"
 REPORT_FILE = "report.html"
@@ -41,18 +42,21 @@ def finish(
         for row in results["memory_curve"]:
             say(_line(row))
         return results
-    model = TransformerXL.from_pretrained(folder.path / "model" / "best").to(device)
-    split = "test" if corpus.n_tokens("test") > 1 else "valid"
+    model = load_model(folder.path / "model" / "best").to(device)
+    split = held_out(corpus)
     say(f"evaluating the best model on all of the {split} text")
 
-    def measure(mem_len: int | None) -> dict[str, Any]:
+    segment_len = config.eval.segment_len or config.train.segment_len
+
+    def measure(mem_len: int | None, dynamic: Dynamic | None = None) -> dict[str, Any]:
         with autocast(config.train.precision, device):
             result = evaluate(
                 model,
                 corpus.split(split),
-                segment_len=config.eval.segment_len or config.train.segment_len,
-                batch_size=config.eval.batch_size,
+                segment_len=segment_len,
+                batch_size=1 if dynamic else config.eval.batch_size,
                 token_bytes=corpus.vocab.token_bytes,
+                dynamic=dynamic,
                 **{**config.eval.lengths, "mem_len": mem_len},
             )
         return describe(split, result)
@@ -69,16 +73,40 @@ def finish(
         "test": next(row for row in curve if row["mem_len"] == chosen),
         "memory_curve": curve,
     }
+    if config.eval.dynamic:
+        say(f"the same, learning from each segment after its score ({config.eval.dynamic})")
+        with autocast(config.train.precision, device):
+            dynamic = plan_dynamic(
+                config.eval, model, lambda: corpus.split("train"), segment_len=segment_len
+            )
+        results["dynamic"] = measure(chosen, dynamic)
+        say(_line(results["dynamic"]))
     if corpus.vocab.token_bytes is not None:
         results |= _compressed(corpus, split, say)
     # The report is written last: where it is, the rest is, too.
     (folder.path / REPORT_FILE).unlink(missing_ok=True)
     folder.write_json(RESULTS_FILE, results)
+    say("looking at what the memory does")
+    folder.write_json(MEMORY_FILE, look(config, corpus, model))
     sample = _sample(config, corpus, model)
     folder.write_json("sample.json", sample)
     say(f"what it writes after {sample['prompt']!r}:\n\n{sample['prompt']}{sample['text']}\n")
     say(f"report: {write_report(folder.path)}")
     return results
+
+
+def held_out(corpus: Corpus) -> str:
+    """Name the split that says how good a model is: test, or valid where there is no test text."""
+    return "test" if corpus.n_tokens("test") > 1 else "valid"
+
+
+def look(config: Config, corpus: Corpus, model: TransformerXL) -> dict[str, Any]:
+    """Return what ``memory.json`` holds of a run (:mod:`transformer_xl.train.seen`)."""
+    split = held_out(corpus)
+    segment_len = config.eval.segment_len or config.train.segment_len
+    with autocast(config.train.precision, model.device):
+        seen = see_memory(model, corpus.split(split), corpus.vocab, config.eval, segment_len)
+    return {"split": split, **seen}
 
 
 def _settings(config: Config) -> dict[str, Any]:
@@ -94,8 +122,13 @@ def _read_results(config: Config, folder: RunFolder) -> dict[str, Any] | None:
         return None
     try:
         results = json.loads((folder.path / RESULTS_FILE).read_text(encoding="utf-8"))
-        return results if results["settings"] == _settings(config) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        # A setting that came later has had its default before.
+        defaults = {"eval": asdict(EvalConfig()), "generate": asdict(GenerateConfig())}
+        settings = json.loads(json.dumps(defaults))
+        for section, values in results["settings"].items():
+            settings[section] |= values
+        return results if settings == _settings(config) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -2,9 +2,10 @@
 
 ======================  =======================================================================
 ``metrics.jsonl``       the training: ``bits``, ``lr``, ``tokens_per_second`` of its records
-``results.json``        ``{"test": result, "memory_curve": [result, ...],
+``results.json``        ``{"test": result, "memory_curve": [result, ...], "dynamic": result,
                         "gzip_bits_per_byte": x, "xz_bits_per_byte": y}``; a result is what
                         ``txl eval`` prints
+``memory.json``         what the memory does; see :mod:`transformer_xl.train.seen`
 ``sample.json``         ``{"prompt": ..., "text": ..., "settings": {...}}``; the text goes on
                         where the prompt ends
 ``recipe.toml``         the settings
@@ -13,12 +14,10 @@
 """
 
 import json
-import re
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from html import escape
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -26,14 +25,13 @@ from typing import Any
 import numpy as np
 
 from transformer_xl.files import replace_file
-from transformer_xl.train import figures
+from transformer_xl.train import figures, memory_section, page
 from transformer_xl.train.figures import Records, has, number
+from transformer_xl.train.memory_section import Seen
 from transformer_xl.train.metrics import read_metrics
 
 _INSTALL = "pip install 'transformer-xl[plot]'"
 _ROWS = 20
-# HTML has no way to write these; a lone surrogate has no UTF-8 either.
-_UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def write_report(run_dir: Path) -> Path:
@@ -60,18 +58,19 @@ def write_report(run_dir: Path) -> Path:
     body = [
         _training(run, drawn),
         _memory(run, drawn),
+        memory_section.shown(run.seen, drawn) if run.seen else "",
         _sample(run.sample),
-        _folded("Recipe", f"<pre>{_text(run.recipe_text)}</pre>", run.recipe_text),
-        _folded("Machine and versions", _listed(run.environment), run.environment),
+        page.folded("Recipe", f"<pre>{page.text(run.recipe_text)}</pre>", run.recipe_text),
+        page.folded("Machine and versions", page.listed(run.environment), run.environment),
     ]
     template = Template(Path(__file__).with_name("report_template.html").read_text("utf-8"))
-    page = template.substitute(
-        title=_text(run_dir.resolve().name),
+    html = template.substitute(
+        title=page.text(run_dir.resolve().name),
         head=_head(run),
         body="\n".join(filter(None, body)),
     )
     path = run_dir / "report.html"
-    replace_file(path, page.encode("utf-8"))
+    replace_file(path, html.encode("utf-8"))
     return path
 
 
@@ -113,8 +112,10 @@ class _Run:
     train: Records = ()
     valid: Records = ()
     test: dict[str, Any] = field(default_factory=dict)
+    dynamic: dict[str, Any] = field(default_factory=dict)
     curve: Records = ()
     baselines: dict[str, float] = field(default_factory=dict)
+    seen: Seen | None = None
     sample: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, Any] = field(default_factory=dict)
     recipe: dict[str, Any] = field(default_factory=dict)
@@ -138,15 +139,17 @@ def _read_run(run_dir: Path) -> _Run:
 
     def read(name: str, parse: Callable[[Path], Any], kind: type) -> Any:
         path = run_dir / name
+        # What has no empty form is absent.
+        missing = None if kind is Seen else kind()
         if not path.exists():
-            return kind()
+            return missing
         try:
             content = parse(path)
             if not isinstance(content, kind):
                 raise ValueError(f"it holds a {type(content).__name__}, not a {kind.__name__}")
         except (OSError, ValueError, RecursionError) as error:
             run.notes.append(f"{name} could not be read: {error}")
-            return kind()
+            return missing
         return content
 
     def parse_json(path: Path) -> Any:
@@ -158,6 +161,8 @@ def _read_run(run_dir: Path) -> _Run:
     results = read("results.json", parse_json, dict)
     test, curve = results.get("test"), results.get("memory_curve")
     run.test = test if isinstance(test, dict) else {}
+    dynamic = results.get("dynamic")
+    run.dynamic = dynamic if isinstance(dynamic, dict) else {}
     curve = [row for row in curve if isinstance(row, dict)] if isinstance(curve, list) else []
     curve = [row for row in curve if has([row], "mem_len") and has([row], "bits")]
     run.curve = sorted(curve, key=lambda row: row["mem_len"])
@@ -165,6 +170,7 @@ def _read_run(run_dir: Path) -> _Run:
         value = number(results, key)
         if value is not None:
             run.baselines[name] = value
+    run.seen = read("memory.json", memory_section.parse, Seen)
     run.sample = read("sample.json", parse_json, dict)
     run.environment = read("environment.json", parse_json, dict)
     run.recipe_text = read("recipe.toml", lambda path: path.read_text("utf-8", "replace"), str)
@@ -191,6 +197,8 @@ def _figures(run: _Run) -> dict[str, str]:
             "Bits over the memory length at evaluation",
             lambda figure: _draw_memory(figure.subplots(), run),
         )
+    if run.seen:
+        drawn |= memory_section.figures_of(run.seen)
     return drawn
 
 
@@ -212,14 +220,15 @@ def _head(run: _Run) -> str:
     ):
         value = run.setting(section, name)
         facts += [words.format(value)] if value is not None else []
-    parts = [f'<p class="facts soft">{_text(" · ".join(map(str, facts)))}</p>'] if facts else []
+    parts = [f'<p class="facts soft">{page.text(" · ".join(map(str, facts)))}</p>'] if facts else []
     verdict = _verdict(run)
-    parts += [f'<p class="verdict">{_text(verdict)}</p>'] if verdict else []
+    parts += [f'<p class="verdict">{page.text(verdict)}</p>'] if verdict else []
     tiles = [
-        f"<li><b>{_text(value)}</b><span>{_text(words)}</span></li>" for value, words in _tiles(run)
+        f"<li><b>{page.text(value)}</b><span>{page.text(words)}</span></li>"
+        for value, words in _tiles(run)
     ]
     parts += [f'<ul class="tiles">{"".join(tiles)}</ul>'] if tiles else []
-    parts += [f'<p class="soft">{_text(note)}</p>' for note in run.notes]
+    parts += [f'<p class="soft">{page.text(note)}</p>' for note in run.notes]
     if len(parts) == 0:
         parts = ['<p class="soft">This run has measured nothing yet.</p>']
     return "\n".join(parts)
@@ -248,6 +257,9 @@ def _tiles(run: _Run) -> Iterable[tuple[str, str]]:
         value = number(run.test, name)
         if value is not None:
             yield format(value, form), f"{words}, {split} text"
+    learned = number(run.dynamic, "bits")
+    if learned is not None:
+        yield f"{learned:.3f}", f"bits per token, {split} text, learning as it reads"
     steps, bits = figures.series(run.valid, "bits")
     if len(bits):
         best = int(np.argmin(bits))
@@ -263,12 +275,14 @@ def _training(run: _Run, drawn: dict[str, str]) -> str:
     if not run.train and not run.valid:
         return ""
     shown = [
-        _figure(drawn.get("loss"), "Loss in bits per token: each record faint, their mean strong."),
-        _figure(drawn.get("pace"), "Learning rate and speed."),
+        page.figure(
+            drawn.get("loss"), "Loss in bits per token: each record faint, their mean strong."
+        ),
+        page.figure(drawn.get("pace"), "Learning rate and speed."),
     ]
     pair = f'<div class="pair">{"".join(shown)}</div>' if any(shown) else ""
     table = f"<div>{_training_table(run)}</div>"
-    numbers = _folded("Numbers of the training", table, run.train or run.valid, not drawn)
+    numbers = page.folded("Numbers of the training", table, run.train or run.valid, not drawn)
     return f"<h2>Training</h2>\n{pair}\n{numbers}"
 
 
@@ -294,7 +308,7 @@ def _training_table(run: _Run) -> str:
         cells = [f"{step:,}", at("bits", step, ".4f"), valid, at("lr", step, ".3g")]
         rows.append(([*cells, at("tokens_per_second", step, ",.0f")], step == best))
     head = ["step", "training, bits per token", "validation", "learning rate", "tokens per second"]
-    return _table(head, rows, marks="the best validation")
+    return page.table(head, rows, marks="the best validation")
 
 
 def _memory(run: _Run, drawn: dict[str, str]) -> str:
@@ -313,11 +327,11 @@ def _memory(run: _Run, drawn: dict[str, str]) -> str:
         rows += [([name, f"{value:.4f}", "", ""], False) for name, value in run.baselines.items()]
     unit = "bits per byte" if per_byte else "bits per token"
     head = ["memory", unit, "perplexity", "tokens per second"]
-    table = _table(head, rows, marks="the memory of the training")
+    table = page.table(head, rows, marks="the memory of the training")
     caption = f"The same weights read the {split} text with more and more memory."
     return (
         "<h2>What the memory is worth</h2>\n"
-        f'<div class="pair">{_figure(drawn.get("memory"), caption)}'
+        f'<div class="pair">{page.figure(drawn.get("memory"), caption)}'
         f'<div class="box">{table}</div></div>'
     )
 
@@ -329,39 +343,6 @@ def _sample(sample: dict[str, Any]) -> str:
     facts = ""
     if isinstance(settings, dict) and settings:
         named = " · ".join(f"{name} {value}" for name, value in settings.items())
-        facts = f'<p class="soft">{_text(named)}</p>\n'
-    prompt, text = _text(sample.get("prompt", "")), _text(sample["text"])
+        facts = f'<p class="soft">{page.text(named)}</p>\n'
+    prompt, text = page.text(sample.get("prompt", "")), page.text(sample["text"])
     return f'<h2>What it writes</h2>\n{facts}<pre class="box sample"><b>{prompt}</b>{text}</pre>'
-
-
-def _text(value: object) -> str:
-    return escape(_UNWRITABLE.sub("\ufffd", str(value)))
-
-
-def _figure(svg: str | None, caption: str) -> str:
-    return f"<figure>{svg}<figcaption>{_text(caption)}</figcaption></figure>" if svg else ""
-
-
-def _table(head: Sequence[str], rows: Iterable[tuple[Sequence[str], bool]], marks: str) -> str:
-    """A table from its cells; rows that are marked stand out, and below is what it means."""
-    rows = list(rows)
-    lines = ["".join(f"<th>{_text(cell)}</th>" for cell in head)]
-    lines = [f"<table><thead><tr>{lines[0]}</tr></thead><tbody>"]
-    for cells, marked in rows:
-        line = "".join(f"<td>{_text(cell)}</td>" for cell in cells)
-        opening = '<tr class="marked">' if marked else "<tr>"
-        lines.append(f"{opening}{line}</tr>")
-    lines.append("</tbody></table>")
-    if any(marked for _, marked in rows):
-        lines.append(f'<p class="note">Bold: {_text(marks)}.</p>')
-    return "\n".join(lines)
-
-
-def _listed(record: dict[str, Any]) -> str:
-    return f"<pre>{_text(json.dumps(record, indent=2, ensure_ascii=False))}</pre>"
-
-
-def _folded(title: str, body: str, content: object, opened: bool = False) -> str:
-    if not content:
-        return ""
-    return f"<details{' open' if opened else ''}><summary>{_text(title)}</summary>{body}</details>"

@@ -10,16 +10,6 @@ from transformer_xl.evaluate import evaluate, score
 from transformer_xl.nn import TransformerXL
 
 
-@pytest.fixture
-def model(tiny_config):
-    return TransformerXL(replace(tiny_config, init_std=0.3)).eval()
-
-
-@pytest.fixture
-def text():
-    return np.random.default_rng(0).integers(0, 31, 60)
-
-
 def with_topics(n, seed):
     """A text whose every third token is its topic, for a while: what was long ago tells."""
     draw = np.random.default_rng(seed)
@@ -45,7 +35,6 @@ def trained_on_topics():
     return model.eval()
 
 
-@pytest.mark.usefixtures("one_thread")
 def test_streams_are_warmed_by_the_text_before_them():
     """Several streams say what one says, but for a small part of what a cold start costs.
 

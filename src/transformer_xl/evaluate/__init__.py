@@ -1,0 +1,29 @@
+"""How well a model predicts a text: with memory, by sliding windows, or learning as it goes."""
+
+from transformer_xl.evaluate.attention import Attended, attended
+from transformer_xl.evaluate.dynamic import (
+    Dynamic,
+    DynamicEvaluation,
+    gradient_squares,
+    plan_dynamic,
+)
+from transformer_xl.evaluate.measuring import Result, evaluate
+from transformer_xl.evaluate.positions import loss_from_start, loss_in_segment, spans
+from transformer_xl.evaluate.streams import score
+from transformer_xl.evaluate.window import window_nll
+
+__all__ = [
+    "Attended",
+    "Dynamic",
+    "DynamicEvaluation",
+    "Result",
+    "attended",
+    "evaluate",
+    "gradient_squares",
+    "loss_from_start",
+    "loss_in_segment",
+    "plan_dynamic",
+    "score",
+    "spans",
+    "window_nll",
+]

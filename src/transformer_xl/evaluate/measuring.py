@@ -1,0 +1,194 @@
+"""The evaluation of a model on a text, by any of three ways, and its result."""
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Integer
+from torch import Tensor
+
+from transformer_xl.evaluate.dynamic import Dynamic, DynamicEvaluation
+from transformer_xl.evaluate.streams import (
+    Text,
+    as_text,
+    evaluating,
+    read_parts,
+    require_at_least,
+)
+from transformer_xl.evaluate.window import window_nll
+from transformer_xl.nn import TransformerXL
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What an evaluation measured, and with which lengths."""
+
+    nll: float
+    """Mean of -log p, nats per token."""
+    ppl: float
+    """Perplexity, exp(nll)."""
+    bpc: float
+    """Bits per token: per character or byte where these are the tokens."""
+    bits_per_byte: float | None
+    """Bits per byte of text; None where tokens do not stand for bytes."""
+    tokens: int
+    """Predicted tokens: all but the first, each once."""
+    segment_len: int
+    mem_len: int
+    attn_len: int | None
+    clamp_len: int | None
+    ext_len: int
+    batch_size: int
+    seconds: float
+    tokens_per_second: float
+    window: int | None = None
+    """Tokens of the window that was read anew for each token; None: there was a memory."""
+    dynamic: str | None = None
+    """The rule by which the model learned as it went; None: it did not."""
+    dynamic_lr: float | None = None
+    dynamic_decay: float | None = None
+    dynamic_eps: float | None = None
+
+
+@torch.no_grad()
+def evaluate(
+    model: TransformerXL,
+    ids: Text,
+    *,
+    segment_len: int = 128,
+    mem_len: int | None = None,
+    attn_len: int | None = None,
+    clamp_len: int | None = None,
+    ext_len: int | None = None,
+    batch_size: int = 1,
+    token_bytes: Integer[np.ndarray, " V"] | None = None,
+    window: int | None = None,
+    dynamic: Dynamic | None = None,
+) -> Result:
+    """Predict every token of a text but the first, once, with the memory carried along.
+
+    With ``batch_size`` B the text is divided into B parts that are read side by side. Each part
+    first reads, uncounted, the ``mem_len`` tokens before it, so that its memory is warm.
+
+    Args:
+        model: The model; it stays as it is, and its mode is restored afterwards.
+        ids: The text in tokens.
+        segment_len: Tokens read at once. With enough memory it changes the speed alone.
+        mem_len: Remembered positions. None: as the model is configured.
+        attn_len: Keys a query sees, counting its own. None: as the model is configured.
+        clamp_len: Largest distance told apart. None: as the model is configured.
+        ext_len: Tokens before each segment that are read again with it, instead of being
+            remembered; the first segment of a part has none. None: as the model is configured.
+        batch_size: Parts read side by side.
+        token_bytes: For each token the bytes of text it stands for; gives ``bits_per_byte``.
+        window: Instead, predict each token from this many before it, read anew from nothing, with
+            ``batch_size`` windows side by side (:func:`window_nll`). There is no memory then, and
+            no segments.
+        dynamic: Learn from each segment after it was scored (:class:`DynamicEvaluation`), in one
+            stream.
+
+    Raises:
+        ValueError: The text has fewer than two tokens, or one outside the vocabulary; a length
+            is out of range; two settings exclude each other.
+    """
+    config = model.config
+    if window is not None:
+        _require_none(f"window={window} reads anew what", mem_len=mem_len, ext_len=ext_len)
+        mem_len, ext_len, segment_len = 0, 0, window
+    if dynamic is not None:
+        # What is read again would be scored once and learned from twice.
+        _require_none("dynamic evaluation reads once what", ext_len=ext_len)
+        ext_len = 0
+        if window is not None or batch_size != 1:
+            raise ValueError(
+                f"dynamic evaluation reads one stream with memory: window={window} and "
+                f"batch_size={batch_size} must be None and 1"
+            )
+    mem_len = config.mem_len if mem_len is None else mem_len
+    ext_len = config.ext_len if ext_len is None else ext_len
+    require_at_least(1, window=window, segment_len=segment_len)
+    require_at_least(0, mem_len=mem_len, ext_len=ext_len)
+    require_at_least(1, batch_size=batch_size)
+    text = as_text(ids, config)
+    n = len(text) - 1
+    batch_size = min(batch_size, n)
+    lengths = {"mem_len": mem_len, "attn_len": attn_len, "clamp_len": clamp_len}
+    with evaluating(model):
+        began = time.perf_counter()
+        if dynamic is not None:
+            learning = DynamicEvaluation(model, dynamic, segment_len=segment_len, **lengths)
+            total = sum(_sum(found) for found in (learning.read(text), learning.finish()))
+        elif window is not None:
+            total = _sum(
+                window_nll(
+                    model,
+                    text,
+                    window,
+                    attn_len=attn_len,
+                    clamp_len=clamp_len,
+                    batch_size=batch_size,
+                )
+            )
+        else:
+            total = _total_nll(model, text, segment_len, ext_len, lengths, batch_size)
+        seconds = time.perf_counter() - began
+
+    mean = total / n
+    bits = mean / math.log(2)
+    n_bytes = None if token_bytes is None else int(np.asarray(token_bytes)[text[1:]].sum())
+    return Result(
+        nll=mean,
+        ppl=math.exp(mean) if mean < 700 else math.inf,
+        bpc=bits,
+        bits_per_byte=None if not n_bytes else bits * n / n_bytes,
+        tokens=n,
+        segment_len=segment_len,
+        mem_len=mem_len,
+        attn_len=config.attn_len if attn_len is None else attn_len,
+        clamp_len=config.clamp_len if clamp_len is None else clamp_len,
+        ext_len=ext_len,
+        batch_size=batch_size,
+        seconds=seconds,
+        tokens_per_second=n / seconds,
+        window=window,
+        dynamic=dynamic and dynamic.rule,
+        dynamic_lr=dynamic and dynamic.lr,
+        dynamic_decay=dynamic and dynamic.decay,
+        dynamic_eps=dynamic and (dynamic.eps if dynamic.rule == "rms" else None),
+    )
+
+
+def _total_nll(
+    model: TransformerXL,
+    text: Tensor,
+    segment_len: int,
+    ext_len: int,
+    lengths: dict[str, int | None],
+    batch_size: int,
+) -> float:
+    total = torch.zeros((), dtype=torch.float64, device=model.device)
+    for nll, counted in read_parts(
+        model,
+        text,
+        segment_len=segment_len,
+        ext_len=ext_len,
+        lengths=lengths,
+        batch_size=batch_size,
+    ):
+        # On the device: the host waits once, at the end.
+        total += (nll.double() * counted).sum()
+    return total.item()
+
+
+def _sum(nll: Tensor) -> float:
+    return nll.sum(dtype=torch.float64).item()
+
+
+def _require_none(why: str, **lengths: int | None) -> None:
+    for name, value in lengths.items():
+        if value:
+            raise ValueError(
+                f"{why} {name}={value} would have kept or read again: leave it out, or set it to 0"
+            )

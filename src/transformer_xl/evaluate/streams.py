@@ -1,0 +1,162 @@
+"""Reading a text with the memory carried along: the losses of its tokens."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int, Integer
+from torch import Tensor
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn.memory import join
+
+Text = Sequence[int] | Integer[np.ndarray | Tensor, " length"]
+"""A text in tokens, as it lies in memory or on the disk."""
+
+
+def as_tokens(ids: Text, config: ModelConfig) -> Int[Tensor, " length"]:
+    """Return tokens as one tensor on the processor.
+
+    Raises:
+        ValueError: A token is outside the vocabulary.
+    """
+    tokens = ids.cpu() if isinstance(ids, Tensor) else torch.from_numpy(np.array(ids))
+    tokens = tokens.to(torch.int64)
+    if len(tokens) and (tokens.max() >= config.vocab_size or tokens.min() < 0):
+        raise ValueError(
+            f"the text has tokens from {tokens.min()} to {tokens.max()}, the model knows 0 to "
+            f"{config.vocab_size - 1}: it was made with another vocabulary"
+        )
+    return tokens
+
+
+def as_text(ids: Text, config: ModelConfig) -> Int[Tensor, " length"]:
+    """Return a text as :func:`as_tokens` does, one in which there is something to predict.
+
+    Raises:
+        ValueError: There is nothing to predict in it, or a token is outside the vocabulary.
+    """
+    if len(ids) < 2:
+        raise ValueError(f"a text of {len(ids)} tokens: at least 2 are needed to predict one")
+    return as_tokens(ids, config)
+
+
+def require_at_least(least: int, **values: int | None) -> None:
+    """Check lengths and counts by name; None passes.
+
+    Raises:
+        ValueError: One is too small.
+    """
+    for name, value in values.items():
+        if value is not None and value < least:
+            raise ValueError(f"{name}={value} must be at least {least}")
+
+
+@contextmanager
+def evaluating(model: TransformerXL) -> Iterator[None]:
+    """Put the model into its evaluation mode for the length of a ``with`` block."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def read_parts(
+    model: TransformerXL,
+    text: Int[Tensor, " length"],
+    *,
+    segment_len: int,
+    ext_len: int,
+    lengths: dict[str, int | None],
+    batch_size: int = 1,
+) -> Iterator[tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]]:
+    """Yield -log p of each segment's tokens, with those that count marked: each token once.
+
+    The text is divided into parts, read side by side, each warmed up on the text before it.
+
+    Args:
+        model: The model, in evaluation mode; call this without gradients.
+        text: The text.
+        segment_len: Tokens read at once.
+        ext_len: Tokens before each segment that are read again with it.
+        lengths: ``mem_len``, ``attn_len`` and ``clamp_len`` of the model's call.
+        batch_size: Parts, at most as many as there are tokens to predict.
+    """
+    n, device = len(text) - 1, model.device
+    # Rounded up, so that no part is longer than the first.
+    starts = [-(-b * n // batch_size) for b in range(batch_size + 1)]
+    # Parts differ by one token at most. A shorter one begins with the last token of the part before
+    # it, uncounted, so that all end together: absolute positions are counted from the end.
+    longest = starts[1]
+    firsts = [end - longest for end in starts[1:]]
+    mems = _warm_memory(model, text, firsts, segment_len, lengths)
+    start, first = (torch.tensor(places)[:, None] for places in (starts[:-1], firsts))
+    for offset in range(0, longest, segment_len):
+        # At the beginning of a part all is in the memory that was warmed up.
+        context = min(ext_len, offset)
+        place = first + offset + torch.arange(-context, min(segment_len, longest - offset))
+        predicting = place[:, context:]
+        counted = (predicting >= start).to(device)
+        targets = text[predicting + 1].to(device)
+        out = model(
+            text[place].to(device), mems, targets, ext_len=ext_len, context=context, **lengths
+        )
+        mems = out.mems
+        yield out.nll, counted
+
+
+def _warm_memory(
+    model: TransformerXL,
+    text: Tensor,
+    firsts: list[int],
+    segment_len: int,
+    lengths: dict[str, int | None],
+) -> Memory | KeptMemory:
+    """Return the memory with which each part of the text begins."""
+    mem_len = lengths["mem_len"]
+    device = model.device
+    first = model.keep(model.start_memory(1, mem_len))
+    if len(firsts) == 1:
+        return first
+    others = torch.tensor(firsts[1:])
+    # Where the text before a part is shorter than the memory, all parts warm up on less.
+    W = min(mem_len or 0, firsts[1])
+    mems = model.keep(model.start_memory(len(others), mem_len))
+    for offset in range(0, W, segment_len):
+        T = min(segment_len, W - offset)
+        place = others[:, None] - W + offset + torch.arange(T)
+        _, mems = model.read(text[place].to(device), mems, ext_len=0, **lengths)
+    return join([first, mems])  # pyright: ignore[reportArgumentType]
+
+
+def score(
+    model: TransformerXL,
+    ids: Sequence[int],
+    *,
+    segment_len: int = 128,
+    mem_len: int | None = None,
+) -> Iterator[float | None]:
+    """Yield the log-probability of each token given all before it, in nats; None for the first.
+
+    Raises:
+        ValueError: A token is outside the vocabulary.
+    """
+    device = model.device
+    mems = model.keep(model.start_memory(1, mem_len))
+    yield from [None] * bool(len(ids))
+    for start in range(0, len(ids) - 1, segment_len):
+        window = torch.tensor([ids[start : start + segment_len + 1]], device=device)
+        for token in (int(window.min()), int(window.max())):
+            if not 0 <= token < model.config.vocab_size:
+                raise ValueError(
+                    f"token {token} is outside the vocabulary of {model.config.vocab_size}"
+                )
+        # Not around the yield: between two values the switch is the caller's.
+        with torch.no_grad():
+            out = model(window[:, :-1], mems, window[:, 1:], mem_len=mem_len, ext_len=0)
+        mems = out.mems
+        yield from (-out.nll[0]).tolist()

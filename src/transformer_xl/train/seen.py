@@ -1,0 +1,122 @@
+"""What the memory of a model does, measured for its report.
+
+``memory.json`` of a run folder holds, of the first tokens of the text on which it was evaluated:
+
+==============  ===========================================================================
+``in_segment``  for no memory and for the model's: the loss by place in the segment
+``from_start``  the loss by how many tokens a text has already, the memory empty at its start
+``attention``   the text before one token, how much of each token goes into its prediction, and
+                the shares of distances, layer by layer; null where a model has no attention
+==============  ===========================================================================
+
+Losses are means in nats over spans of places, which grow: ``{"first", "last", "nll"}``, from 1.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from transformer_xl.config import EvalConfig
+from transformer_xl.data import Vocab
+from transformer_xl.evaluate import attended, loss_from_start, loss_in_segment, spans
+from transformer_xl.evaluate.streams import Text
+from transformer_xl.nn import TransformerXL
+
+MEMORY_FILE = "memory.json"
+TOKENS = 50_000
+"""Tokens of the text that are read."""
+PIECES = 32
+"""Least number of pieces whose starts are averaged, in a long text."""
+ATTENDED = 1024
+"""Tokens before the prediction whose attention is shown."""
+
+
+def see_memory(
+    model: TransformerXL, ids: Text, vocab: Vocab, settings: EvalConfig, segment_len: int
+) -> dict[str, Any]:
+    """Measure what ``memory.json`` holds.
+
+    Args:
+        model: The model.
+        ids: The text in tokens, at least two.
+        vocab: The vocabulary of the model.
+        settings: Of the evaluation: its lengths, and how many parts are read side by side.
+        segment_len: Tokens read at once.
+    """
+    ids = ids[: TOKENS + 1]
+    mem_len = model.config.mem_len if settings.mem_len is None else settings.mem_len
+    lengths = {"attn_len": settings.attn_len, "clamp_len": settings.clamp_len}
+    reading = {"segment_len": segment_len, "batch_size": settings.batch_size, **lengths}
+    found: dict[str, Any] = {"tokens": len(ids) - 1, "segment_len": segment_len}
+    found |= {"mem_len": mem_len, **loss_by_position(model, ids, mem_len=mem_len, **reading)}
+    if model.config.kind != "transformer_xl":
+        return {**found, "attention": None}
+    few = ids[: ATTENDED + 1]
+    return {**found, "attention": _attention(model, few, vocab, segment_len, mem_len, lengths)}
+
+
+def loss_by_position(
+    model: TransformerXL, ids: Text, *, segment_len: int, mem_len: int, **reading: Any
+) -> dict[str, Any]:
+    """Measure ``in_segment`` and ``from_start``; the arguments are those of the two functions."""
+    in_segment = [
+        {
+            "mem_len": each,
+            "spans": spans(
+                loss_in_segment(model, ids, segment_len=segment_len, mem_len=each, **reading)
+            ),
+        }
+        for each in sorted({0, mem_len})
+    ]
+    n = len(ids) - 1
+    # To where a full memory and a segment end, and as far again, if that leaves enough pieces.
+    length = min(2 * (mem_len + segment_len), max(n // PIECES, min(n, segment_len)))
+    losses = loss_from_start(
+        model, ids, length=length, segment_len=segment_len, mem_len=mem_len, **reading
+    )
+    from_start = {"mem_len": mem_len, "pieces": n // length, "spans": spans(losses)}
+    return {"in_segment": in_segment, "from_start": from_start}
+
+
+def _attention(
+    model: TransformerXL,
+    ids: Text,
+    vocab: Vocab,
+    segment_len: int,
+    mem_len: int,
+    lengths: dict[str, Any],
+) -> dict[str, Any]:
+    seen = attended(model, ids, segment_len=segment_len, mem_len=mem_len, **lengths)
+    decoder = vocab.stream_decoder()
+    texts = [decoder.push(int(token)) for token in ids[: seen.place + 1]]
+    shares = seen.through[-1]
+    # What the top layer does not reach need not be shown.
+    first = min(int(np.argmax(shares > 0)), max(len(shares) - segment_len, 0))
+    return {
+        "nll": seen.nll,
+        "nll_without_memory": seen.nll_without_memory,
+        "texts": texts[first:-1],
+        "predicted": texts[-1],
+        "shares": [_rounded(x) for x in shares[first:].tolist()],
+        "direct": _by_distance(seen.by_distance),
+        # The token itself, at distance 0, stands last.
+        "through": _by_distance(seen.through[:, ::-1]),
+    }
+
+
+def _by_distance(weights: np.ndarray) -> list[dict[str, Any]]:
+    """Add up weights of each layer over spans of distances, as far as there are any."""
+    reach = 1 + int(np.flatnonzero(weights.any(0)).max(initial=0))
+    rows = [spans(layer) for layer in weights[:, :reach]]
+    return [
+        {
+            "first": each[0]["first"] - 1,
+            "last": each[0]["last"] - 1,
+            "shares": [_rounded(x["nll"] * (x["last"] - x["first"] + 1)) for x in each],
+        }
+        for each in zip(*rows, strict=True)
+    ]
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.3g}")

@@ -1,0 +1,134 @@
+"""eval by other ways than a plain reading, and report, as a user types them."""
+
+import json
+import shutil
+
+import pytest
+
+from transformer_xl.data import load_vocab, prepare
+from transformer_xl.evaluate import Dynamic, evaluate, gradient_squares
+from transformer_xl.nn import TransformerXL
+from transformer_xl.recipes import load_recipe
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TEXT = "the cat saw a dog.\nthe dog ran to sea.\n" * 5
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained, tmp_path / "run")
+
+
+def files_of(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_eval_learns_as_it_goes_and_leaves_the_run_as_it_is(txl, trained, text):
+    before = files_of(trained)
+    words = ["--file", text, "--eval.segment_len", 16, "--eval.dynamic", "rms"]
+    words += ["--eval.dynamic_lr", 1e-3, "--eval.dynamic_decay", 0.01, "--eval.dynamic_eps", 0.2]
+    found = txl("eval", trained, *words, "--eval.dynamic_tokens", 300, "--json").json
+    assert files_of(trained) == before
+    model, vocab = TransformerXL.from_pretrained(trained), load_vocab(trained / "model" / "best")
+    training_text = prepare(load_recipe(trained / "recipe.toml").data).split("train")
+    squares = gradient_squares(model, training_text[:300], segment_len=16)
+    settings = Dynamic(lr=1e-3, decay=0.01, eps=0.2, squares=squares)
+    ids = vocab.encode(TEXT)
+    expected = evaluate(model, ids, segment_len=16, dynamic=settings)
+    assert found["nll"] == pytest.approx(expected.nll)
+    assert found["nll"] < evaluate(model, ids, segment_len=16).nll
+    assert (found["dynamic"], found["batch_size"]) == ("rms", 1)
+
+
+def test_eval_without_training_text_can_learn_by_plain_steps(txl, trained, text, tmp_path):
+    alone = shutil.copytree(trained / "model" / "best", tmp_path / "alone")
+    code, out, err = txl("eval", alone, "--file", text, "--eval.dynamic", "rms")
+    assert (code, out) == (2, "")
+    assert "alone is a model without the recipe of its run" in err
+    assert "--eval.dynamic sgd" in err
+    ended = txl("eval", alone, "--file", text, "--eval.dynamic", "sgd", "--json")
+    assert (ended.code, ended.json["dynamic_lr"]) == (0, 0.01)
+    assert "dynamic_eps" not in ended.json
+
+
+def test_eval_by_windows_has_no_memory(txl, trained, text):
+    words = ["--file", text, "--eval.window", 4, "--eval.batch_size", 3, "--eval.mem_len", 9]
+    found = txl("eval", trained, *words, "--json").json
+    ids = load_vocab(trained / "model" / "best").encode(TEXT)
+    expected = evaluate(TransformerXL.from_pretrained(trained), ids, window=4)
+    assert found["nll"] == pytest.approx(expected.nll, rel=1e-5)
+    assert (found["window"], found["mem_len"]) == (4, 0)
+
+
+def test_eval_by_position_adds_the_losses_by_place(txl, trained, text):
+    words = ["--file", text, "--eval.segment_len", 8, "--by_position"]
+    found = txl("eval", trained, *words, "--json").json
+    assert [row["mem_len"] for row in found["in_segment"]] == [0, 8]
+    assert found["in_segment"][0]["spans"][-1]["last"] == 8
+    shown = txl("eval", trained, *words).out
+    assert "in the segment, memory 0" in shown
+    assert "from the start, memory 8" in shown
+    first = found["from_start"]["spans"][0]["nll"]
+    assert f"{first:.4f}" in shown
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--eval.window", 0], "window=0 must be above 0"),
+        (["--eval.window", 3, "--eval.dynamic", "sgd"], "are two ways to evaluate"),
+        (["--eval.dynamic", "adam"], "invalid choice"),
+        (["--eval.dynamic", "sgd", "--eval.dynamic_lr", -1], "dynamic_lr=-1.0 must be at least 0"),
+        (["--eval.dynamic", "sgd", "--weights", "int8"], "weights in fewer bits cannot learn"),
+    ],
+    ids=str,
+)
+def test_eval_explains_what_cannot_be(txl, trained, text, words, message):
+    ended = txl("eval", trained, "--file", text, *words)
+    assert (ended.code, ended.out) == (2, "")
+    assert message in " ".join(ended.err.replace("│", " ").split())
+
+
+def test_report_draws_again_what_is_there(txl, run):
+    memory = (run / "memory.json").read_bytes()
+    (run / "report.html").unlink()
+    ended = txl("report", run)
+    assert (ended.code, ended.out.strip()) == (0, str(run / "report.html"))
+    assert "What the memory does" in (run / "report.html").read_text("utf-8")
+    assert (run / "memory.json").read_bytes() == memory
+
+
+def test_report_measures_what_an_old_run_has_not(txl, run):
+    found = json.loads((run / "memory.json").read_text())
+    (run / "memory.json").unlink()
+    assert txl("report", run).code == 0
+    assert json.loads((run / "memory.json").read_text()) == found
+    assert txl("report", run, "--measure", "--eval.mem_len", 3).code == 0
+    assert json.loads((run / "memory.json").read_text())["mem_len"] == 3
+
+
+def test_report_is_drawn_without_the_text_of_the_run(txl, run, text):
+    (run / "memory.json").unlink()
+    ended = txl("report", run, "--data.path", run / "gone.txt")
+    assert ended.code == 0
+    assert "what its memory does is not measured" in ended.err
+    assert (run / "report.html").is_file()
+    assert not (run / "memory.json").exists()
+    text.write_text("another text with other characters\n" * 40)
+    ended = txl("report", run, "--measure", "--data.path", text)
+    assert (ended.code, ended.out) == (2, "")
+    assert "the vocabulary of the corpus is not the one of the model" in ended.err
+
+
+def test_report_asks_for_a_run_folder(txl, tmp_path):
+    ended = txl("report", tmp_path)
+    assert (ended.code, ended.out) == (2, "")
+    assert "is no run folder: it has no recipe.toml" in ended.err

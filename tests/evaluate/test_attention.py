@@ -1,0 +1,113 @@
+"""Shares of tokens are those that the attention gives them, layer by layer and through memory."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl.evaluate import attended
+from transformer_xl.nn import TransformerXL, build_model
+
+KINDS = {
+    "relative": {},
+    "learned relative": {"attn_type": 1, "n_positions": 9},
+    "sinusoids": {"attn_type": 2},
+    "enhanced recurrence": {"enhanced_recurrence": True},
+}
+
+
+@pytest.fixture(params=KINDS)
+def any_model(tiny_config, request):
+    return TransformerXL(replace(tiny_config, init_std=0.3, **KINDS[request.param])).eval()
+
+
+@pytest.mark.parametrize("segment_len", [4, 7, 59, 100])
+def test_shares_add_up_to_all(any_model, text, segment_len):
+    seen = attended(any_model, text, segment_len=segment_len)
+    ones = pytest.approx([1.0] * 3, abs=1e-5)
+    assert seen.direct.sum(1).tolist() == ones
+    assert seen.through.sum(1).tolist() == ones
+    assert seen.by_distance.sum(1).tolist() == ones
+    assert min(seen.direct.min(), seen.through.min(), seen.by_distance.min()) >= 0
+
+
+def test_the_reach_is_that_of_the_segments_and_of_one_memory_for_each_layer(model, text):
+    """Segments of 4 and a memory of 5: a token in its place p of the segment sees p + 5 more."""
+    seen = attended(model, text, segment_len=4, mem_len=5)
+    place_in_segment = 3 - (len(text) - 1 - seen.place)
+    reach = place_in_segment + 5
+    far = [len(row) - 1 - int(np.flatnonzero(row)[0]) for row in seen.through]
+    assert far[0] == reach
+    assert len(seen.direct[0]) - 1 - np.flatnonzero(seen.direct[0])[0] == reach
+    # What the oldest remembered state has seen depends on its own place: at least five more.
+    assert 5 <= far[1] - far[0] <= 8
+    assert 5 <= far[2] - far[1] <= 8
+
+
+def test_what_has_no_share_has_no_influence_and_what_has_one_has_some(any_model, text):
+    """The shares against the model itself: change a token, and see what it predicts."""
+    model = any_model.double()
+    seen = attended(model, text, segment_len=4, mem_len=5)
+
+    @torch.no_grad()
+    def hidden(ids):
+        mems, n = model.start_memory(1, 5), len(ids) - 1
+        starts = [0, *range(n % 4, n, 4)] if n % 4 else [*range(0, n, 4)]
+        for start, stop in zip(starts, [*starts[1:], n], strict=True):
+            x, mems = model.read(torch.from_numpy(ids[None, start:stop]), mems, mem_len=5)
+        return x[0, seen.place - 1 - starts[-1]]
+
+    before = hidden(text)
+    moved = []
+    for place in range(seen.place):
+        changed = text.copy()
+        changed[place] = (changed[place] + 1) % 31
+        moved.append(not torch.equal(hidden(changed), before))
+    assert moved == (seen.through[-1] > 0).tolist()
+
+
+def test_one_layer_and_one_segment_is_the_table_of_weights(tiny_config, text):
+    model = TransformerXL(replace(tiny_config, n_layer=1, init_std=0.3)).eval()
+    seen = attended(model, text[:20], segment_len=30)
+    tokens = torch.from_numpy(text[None, :19])
+    row = model.attention_weights(tokens)[0][0].mean(0)[seen.place - 1].numpy()
+    own = np.eye(19)[seen.place - 1]
+    np.testing.assert_allclose(seen.direct[0], row[: seen.place], atol=1e-6)
+    np.testing.assert_allclose(seen.through[0], ((row + own) / 2)[: seen.place], atol=1e-6)
+
+
+def test_the_token_is_the_one_that_the_memory_helps_most(model, text):
+    seen = attended(model, text, segment_len=6, mem_len=9)
+    with torch.no_grad():
+        last = torch.from_numpy(text[None, -7:])
+        _, mems = model.read(torch.from_numpy(text[None, :-7]), None, mem_len=9)
+        alone, known = (
+            model(last[:, :-1], memory, last[:, 1:], mem_len=9).nll[0] for memory in (None, mems)
+        )
+    best = 3 + int((alone - known)[3:].argmax())
+    assert seen.place == 60 - 6 + best
+    assert seen.nll == pytest.approx(known[best].item(), rel=1e-4)
+    assert seen.nll_without_memory == pytest.approx(alone[best].item(), rel=1e-4)
+
+
+def test_attention_as_far_as_is_allowed(model, text):
+    seen = attended(model, text, segment_len=7, mem_len=9, attn_len=3)
+    assert (seen.direct[:, :-3] == 0).all()
+    assert (seen.by_distance[:, 3:] == 0).all()
+    # Two more in each layer.
+    assert (seen.through[-1][:-7] == 0).all()
+    assert (seen.through[-1][-7:] > 0).all()
+
+
+def test_zeros_at_the_start_are_nobodys_share(tiny_config, text):
+    model = TransformerXL(replace(tiny_config, init_std=0.3, start_memory="zeros")).eval()
+    seen = attended(model, text[:4], segment_len=8, mem_len=20)
+    assert (seen.direct.sum(1) < 0.99).all()
+
+
+def test_a_model_without_attention_is_refused(tiny_config, text):
+    model = build_model(replace(tiny_config, kind="lstm", mem_len=0))
+    with pytest.raises(ValueError, match="has no attention to look at"):
+        attended(model, text)
+    assert model.training

@@ -1,0 +1,250 @@
+"""Dynamic evaluation scores first, learns then, and touches nobody else's weights."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl.config import EvalConfig
+from transformer_xl.evaluate import (
+    Dynamic,
+    DynamicEvaluation,
+    evaluate,
+    gradient_squares,
+    plan_dynamic,
+)
+from transformer_xl.nn import TransformerXL, build_model
+from transformer_xl.nn.compact import compact
+
+LENGTHS = {"segment_len": 7, "mem_len": 9}
+
+
+@pytest.fixture
+def squares(model):
+    training_text = np.random.default_rng(1).integers(0, 31, 71)
+    return gradient_squares(model, training_text, **LENGTHS)
+
+
+@pytest.fixture(params=["sgd", "rms"])
+def settings(request, squares):
+    both = {"rule": request.param, "decay": 0.1}
+    return Dynamic(lr=0.1, **both) if request.param == "sgd" else Dynamic(
+        lr=0.01, squares=squares, **both
+    )  # fmt: skip
+
+
+def in_pieces(model, text, settings, cuts):
+    reading = DynamicEvaluation(model, settings, **LENGTHS)
+    found = [reading.read(piece) for piece in np.split(text, cuts)]
+    return torch.cat([*found, reading.finish()]), reading
+
+
+@pytest.mark.parametrize(
+    "cuts", [[], [1], [7], [8], [3, 3, 4, 30, 59], [*range(1, 60)], [*range(0, 60, 7)]], ids=str
+)
+def test_any_cutting_of_the_stream_gives_the_same_bits(model, text, settings, cuts):
+    whole, at_once = in_pieces(model, text, settings, [])
+    cut, piecemeal = in_pieces(model, text, settings, cuts)
+    assert torch.equal(cut, whole)
+    assert len(whole) == len(text) - 1
+    for mine, other in zip(piecemeal.model.parameters(), at_once.model.parameters(), strict=True):
+        assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("kind", ["transformer_xl", "lstm"])
+def test_without_a_learning_rate_it_is_the_plain_evaluation(tiny_config, text, kind):
+    config = replace(tiny_config, init_std=0.3, kind=kind, mem_len=9 * (kind != "lstm"))
+    model = build_model(config).double().eval()
+    plain = evaluate(model, text, **LENGTHS).nll
+    still = evaluate(model, text, dynamic=Dynamic(rule="sgd", lr=0.0, decay=0.5), **LENGTHS).nll
+    assert still == pytest.approx(plain, rel=1e-12)
+    moving = evaluate(model, text, dynamic=Dynamic(rule="sgd", lr=0.1), **LENGTHS).nll
+    assert abs(moving - plain) > 1e-3
+
+
+def test_the_callers_model_stays_as_it_is(model, text, settings):
+    model.layers[0].requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    evaluate(model.train(), text, dynamic=settings, **LENGTHS)
+    gradient_squares(model, text, **LENGTHS)
+    assert model.training
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert all(x.grad is None for x in model.parameters())
+    assert not next(model.layers[0].parameters()).requires_grad
+    assert torch.is_grad_enabled()
+
+
+def test_a_token_is_scored_before_anything_is_learned_from_it(model, text, settings):
+    """What comes later, in the segment or behind it, changes no score before it."""
+    whole, _ = in_pieces(model, text, settings, [])
+    for place in (10, 14, 15, 40):
+        changed = text.copy()
+        changed[place] = (changed[place] + 1) % 31
+        other, _ = in_pieces(model, changed, settings, [])
+        # A score stands at the place before its token.
+        assert torch.equal(other[: place - 1], whole[: place - 1])
+        assert not torch.equal(other[place - 1 :], whole[place - 1 :])
+
+
+def test_the_steps_are_those_of_the_paper(model, text, settings, squares):
+    """One segment by hand: two steps down the gradient and towards the trained weights."""
+    trained = {name: x.detach().clone() for name, x in model.named_parameters()}
+    _, reading = in_pieces(model, text[:15], settings, [])
+    learner, mems = copy.deepcopy(model), None
+    weights = dict(learner.named_parameters())
+    mean = torch.cat([x.sqrt().flatten() for x in squares.values()]).double().mean().item()
+    for start in (0, 7):
+        tokens = torch.from_numpy(text[None, start : start + 8])
+        out = learner(tokens[:, :-1], mems, tokens[:, 1:], mem_len=9)
+        mems = out.mems
+        gradients = torch.autograd.grad(out.loss, [*weights.values()])
+        with torch.no_grad():
+            for (name, x), g in zip(weights.items(), gradients, strict=True):
+                size, back = torch.ones(()), 0.1
+                if settings.rule == "rms":
+                    size = squares[name].sqrt() + settings.eps * mean
+                    back = (0.1 * squares[name].sqrt() / mean).clamp(max=1)
+                x += -settings.lr * g / size + back * (trained[name] - x)
+    for name, x in reading.model.named_parameters():
+        torch.testing.assert_close(x, weights[name], rtol=1e-4, atol=1e-6)
+
+
+def test_squares_are_the_mean_over_segments(model, text):
+    found = gradient_squares(model, text[:20], **LENGTHS)
+    weights = dict(model.named_parameters())
+    sums, mems = dict.fromkeys(weights, 0.0), None
+    for start in (0, 7):
+        tokens = torch.from_numpy(text[None, start : start + 8])
+        out = model(tokens[:, :-1], mems, tokens[:, 1:], mem_len=9)
+        mems = out.mems
+        for name, g in zip(
+            weights, torch.autograd.grad(out.loss, [*weights.values()]), strict=True
+        ):
+            sums[name] = sums[name] + g**2 / 2
+    for name, mean in sums.items():
+        torch.testing.assert_close(found[name], mean)
+
+
+@pytest.mark.parametrize("rule", ["sgd", "rms"])
+def test_a_text_that_repeats_itself_becomes_easier(model, rule):
+    text = np.tile(np.random.default_rng(3).integers(0, 31, 40), 12)
+    # Without memory, which would know the repetition as well.
+    lengths = {"segment_len": 16, "mem_len": 0}
+    squares = gradient_squares(model, text[:100], **lengths)
+    lr = {"sgd": 0.1, "rms": 0.003}[rule]
+    settings = Dynamic(rule=rule, lr=lr, squares=squares)
+    plain, learned = (
+        evaluate(model, text, dynamic=each, **lengths).nll for each in (None, settings)
+    )
+    assert learned < 0.8 * plain
+
+
+def test_decay_leads_back_to_the_trained_weights(model, text, squares):
+    def distance(decay):
+        settings = Dynamic(rule="rms", lr=0.01, decay=decay, squares=squares)
+        _, reading = in_pieces(model, text, settings, [])
+        pairs = zip(reading.model.parameters(), model.parameters(), strict=True)
+        return sum((a - b).square().sum().item() for a, b in pairs)
+
+    assert distance(1.0) < distance(0.2) < distance(0.0)
+
+
+def test_a_new_text_begins_without_memory_and_keeps_what_was_learned(model, text, settings):
+    reading = DynamicEvaluation(model, settings, **LENGTHS)
+    first = torch.cat([reading.read(text), reading.finish()])
+    learned = copy.deepcopy(reading.model)
+    second = torch.cat([reading.read(text), reading.finish()])
+    expected = DynamicEvaluation(learned, replace(settings, decay=0.0), **LENGTHS)
+    assert torch.equal(second[:7], expected.read(text)[:7])
+    assert not torch.equal(second, first)
+
+
+def test_the_cache_of_autocast_does_not_bring_back_old_weights(model, text, settings):
+    def read(pieces):
+        reading = DynamicEvaluation(model, settings, **LENGTHS)
+        return reading, torch.cat([*(reading.read(x) for x in pieces), reading.finish()])
+
+    with torch.autocast("cpu", torch.bfloat16):
+        _, together = read([text])
+    reading = DynamicEvaluation(model, settings, **LENGTHS)
+    apart = []
+    for piece in np.split(text, range(8, 60, 7)):
+        # Each call has a cache of its own.
+        with torch.autocast("cpu", torch.bfloat16):
+            apart.append(reading.read(piece))
+    with torch.autocast("cpu", torch.bfloat16):
+        apart.append(reading.finish())
+    assert torch.equal(torch.cat(apart), together)
+
+
+def test_an_evaluation_says_how_it_learned(model, text, squares):
+    settings = Dynamic(lr=0.01, decay=0.1, eps=0.2, squares=squares)
+    result = evaluate(model, text, dynamic=settings, **LENGTHS)
+    scores, _ = in_pieces(model, text, settings, [])
+    assert result.nll == pytest.approx(scores.double().mean().item(), rel=1e-6)
+    assert (result.tokens, result.batch_size, result.mem_len) == (59, 1, 9)
+    assert (result.dynamic, result.dynamic_lr, result.dynamic_decay, result.dynamic_eps) == (
+        *("rms", 0.01, 0.1, 0.2),
+    )
+    assert evaluate(model, text).dynamic is None
+
+
+def test_settings_become_a_plan(model, text):
+    def never():
+        raise AssertionError("only rms needs the training text")
+
+    assert plan_dynamic(EvalConfig(), model, never, segment_len=7) is None
+    config = EvalConfig(dynamic="sgd", dynamic_lr=0.5, dynamic_decay=0.25)
+    plan = plan_dynamic(config, model, never, segment_len=7)
+    assert plan == Dynamic(rule="sgd", lr=0.5, decay=0.25)
+    config = EvalConfig(dynamic="rms", dynamic_tokens=30, mem_len=3)
+    plan = plan_dynamic(config, model, lambda: text, segment_len=7)
+    assert plan is not None
+    assert plan.squares is not None
+    expected = gradient_squares(model, text[:30], segment_len=7, mem_len=3)
+    assert all(torch.equal(plan.squares[name], x) for name, x in expected.items())
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"lr": -1.0}, "lr=-1.0 must be at least 0"),
+        ({"lr": 0.1, "decay": 1.5}, "decay=1.5 must be from 0 to 1"),
+        ({"lr": 0.1, "eps": 0.0}, "eps=0.0 must be above 0"),
+        ({"lr": 0.1, "rule": "rms"}, "rule='rms' needs the squares of gradients"),
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_named(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        Dynamic(**{"rule": "sgd", **wrong})
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ({"batch_size": 2}, "one stream with memory: window=None and batch_size=2"),
+        ({"window": 3}, "window=3 and batch_size=1 must be None and 1"),
+        ({"ext_len": 2}, "dynamic evaluation reads once what ext_len=2"),
+        ({"segment_len": 0}, "segment_len=0 must be at least 1"),
+    ],
+    ids=str,
+)
+def test_what_excludes_dynamic_evaluation_is_named(model, text, lengths, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate(model, text, dynamic=Dynamic(rule="sgd", lr=0.1), **lengths)
+
+
+def test_what_cannot_learn_or_does_not_fit_is_an_error(model, tiny_config, text, squares):
+    settings = Dynamic(rule="sgd", lr=0.1)
+    with pytest.raises(ValueError, match="a compact model cannot learn"):
+        DynamicEvaluation(compact(model, "bfloat16"), settings)
+    other = TransformerXL(replace(tiny_config, d_inner=8))
+    with pytest.raises(ValueError, match="those of a model with other weights"):
+        DynamicEvaluation(other, Dynamic(lr=0.1, squares=squares))
+    with pytest.raises(ValueError, match="7 tokens of training text are less than a segment of 7"):
+        gradient_squares(model, text[:7], **LENGTHS)
+    with pytest.raises(ValueError, match="the model knows 0 to 30"):
+        DynamicEvaluation(model, settings).read([31])

@@ -1,0 +1,102 @@
+"""A sliding window says what a forward pass of its own says for each token."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transformer_xl.evaluate import evaluate, window_nll
+from transformer_xl.nn import TransformerXL, build_model
+
+KINDS = {
+    "relative": {},
+    "learned relative": {"attn_type": 1, "n_positions": 9},
+    "sinusoids": {"attn_type": 2},
+    "learned absolute": {"attn_type": 3, "n_positions": 7},
+    "zeros at the start": {"start_memory": "zeros"},
+    "adaptive": {"cutoffs": (6, 14), "div_val": 2},
+    "LSTM": {"kind": "lstm", "mem_len": 0},
+}
+
+
+@pytest.fixture(params=KINDS)
+def any_model(tiny_config, request):
+    config = replace(tiny_config, init_std=0.3, **KINDS[request.param])
+    return build_model(config).double().eval()
+
+
+@torch.no_grad()
+def one_by_one(model, text, window, **lengths):
+    found = []
+    for i in range(1, len(text)):
+        seen = torch.from_numpy(text[None, max(i - window, 0) : i])
+        log_probs = model(seen, mem_len=0, ext_len=0, **lengths).log_probs
+        found.append(-log_probs[0, -1, text[i]].item())
+    return found
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 100])
+@pytest.mark.parametrize("window", [1, 5, 59, 200])
+def test_each_token_costs_what_a_pass_of_its_own_says(any_model, text, window, batch_size):
+    found = window_nll(any_model, torch.from_numpy(text), window, batch_size=batch_size)
+    assert found.tolist() == pytest.approx(one_by_one(any_model, text, window), rel=1e-9)
+
+
+@pytest.mark.parametrize("lengths", [{"attn_len": 2}, {"clamp_len": 1}], ids=str)
+def test_lengths_of_attention_hold_within_the_window(model, text, lengths):
+    model = model.double()
+    found = window_nll(model, torch.from_numpy(text), 6, batch_size=8, **lengths)
+    assert found.tolist() == pytest.approx(one_by_one(model, text, 6, **lengths), rel=1e-9)
+    assert found.tolist() != pytest.approx(one_by_one(model, text, 6), rel=1e-3)
+
+
+@pytest.mark.parametrize("first", [1, 3, 7, 8, 20, 59])
+def test_a_later_first_token_leaves_out_those_before_it(model, text, first):
+    ids = torch.from_numpy(text)
+    every = window_nll(model.double(), ids, 7, batch_size=4)
+    found = window_nll(model, ids, 7, batch_size=4, first=first)
+    assert found.tolist() == pytest.approx(every[first - 1 :].tolist(), rel=1e-12)
+
+
+def test_no_token_before_the_window_matters(model, text):
+    ids = torch.from_numpy(text)
+    changed = ids.clone()
+    changed[20] = (changed[20] + 1) % 31
+    before, after = (window_nll(model.double(), x, 4, batch_size=8) for x in (ids, changed))
+    # Itself, and the four that see it.
+    assert (before != after).nonzero()[:, 0].tolist() == [19, 20, 21, 22, 23]
+
+
+def test_an_evaluation_by_windows_is_the_mean_of_them(model, text):
+    result = evaluate(model, text, window=6, batch_size=7)
+    expected = window_nll(model, torch.from_numpy(text), 6, batch_size=7).double().mean().item()
+    assert result.nll == pytest.approx(expected, rel=1e-12)
+    assert (result.tokens, result.window, result.segment_len, result.mem_len) == (59, 6, 6, 0)
+    assert evaluate(model, text).window is None
+
+
+def test_a_window_of_all_the_text_is_a_memory_of_all_the_text(model, text):
+    model = model.double()
+    windowed = evaluate(model, text, window=60, batch_size=8).nll
+    remembered = evaluate(model, text, segment_len=7, mem_len=60).nll
+    assert windowed == pytest.approx(remembered, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"window": 0}, "window=0 must be at least 1"),
+        ({"window": 4, "mem_len": 3}, "window=4 reads anew what mem_len=3 would have kept"),
+        ({"window": 4, "ext_len": 3}, "window=4 reads anew what ext_len=3"),
+    ],
+    ids=str,
+)
+def test_what_a_window_excludes_is_named(model, text, settings, message):
+    with pytest.raises(ValueError, match=message):
+        evaluate(model, text, **settings)
+
+
+def test_the_mode_of_the_model_does_not_matter(tiny_config, text):
+    model = TransformerXL(replace(tiny_config, dropout=0.5, attn_dropout=0.5)).train()
+    assert evaluate(model, text, window=5).nll == evaluate(model, text, window=5).nll
+    assert model.training

@@ -1,0 +1,115 @@
+"""What the report shows of the memory is what the evaluations say of it."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl.checkpoint import RunFolder
+from transformer_xl.config import EvalConfig, ModelConfig
+from transformer_xl.data import train_vocab
+from transformer_xl.evaluate import attended, loss_from_start, loss_in_segment
+from transformer_xl.nn import build_model
+from transformer_xl.train import memory_section, seen
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TEXT = "the cat saw a dog.\nthe dog ran to sea.\n" * 8
+KINDS = {
+    "the paper": {},
+    "no memory": {"mem_len": 0},
+    "sinusoids": {"attn_type": 2},
+    "LSTM": {"kind": "lstm", "mem_len": 0},
+}
+
+
+@pytest.fixture(params=["chars", "words", "bytes"])
+def vocab(request):
+    return train_vocab(request.param, [TEXT])
+
+
+@pytest.fixture
+def chars():
+    return train_vocab("chars", [TEXT])
+
+
+def model_of(vocab, **settings):
+    widths = {"n_layer": 2, "n_head": 2, "d_model": 8, "d_inner": 8, "mem_len": 6}
+    return build_model(ModelConfig(vocab_size=len(vocab), init_std=0.3, **{**widths, **settings}))
+
+
+def look(model, vocab, settings=None, segment_len=8):
+    ids = np.array(vocab.encode(TEXT))
+    return ids, seen.see_memory(model, ids, vocab, settings or EvalConfig(), segment_len)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_can_be_looked_at(tmp_path, chars, kind):
+    _, found = look(model_of(chars, **KINDS[kind]), chars)
+    assert (found["attention"] is None) == (kind == "LSTM")
+    RunFolder(tmp_path).write_json("memory.json", {"split": "test", **found})
+    read = memory_section.parse(tmp_path / "memory.json")
+    assert read.mem_len == KINDS[kind].get("mem_len", 6)
+    assert memory_section.shown(read, {})
+
+
+def test_the_spans_are_means_of_the_losses_by_place(chars):
+    model = model_of(chars)
+    ids, found = look(model, chars, EvalConfig(mem_len=9, attn_len=5, batch_size=2))
+    lengths = {"segment_len": 8, "attn_len": 5, "batch_size": 2}
+    for row, mem_len in zip(found["in_segment"], (0, 9), strict=True):
+        losses = loss_in_segment(model, ids, mem_len=mem_len, **lengths)
+        assert row["mem_len"] == mem_len
+        for span in row["spans"]:
+            expected = losses[span["first"] - 1 : span["last"]].mean()
+            assert span["nll"] == pytest.approx(expected)
+    row = found["from_start"]
+    length = row["spans"][-1]["last"]
+    assert row["pieces"] == (len(ids) - 1) // length
+    losses = loss_from_start(model, ids, length=length, mem_len=9, **lengths)
+    for span in row["spans"]:
+        assert span["nll"] == pytest.approx(losses[span["first"] - 1 : span["last"]].mean())
+
+
+def test_only_the_beginning_of_a_long_text_is_read(chars, monkeypatch):
+    monkeypatch.setattr(seen, "TOKENS", 50)
+    monkeypatch.setattr(seen, "ATTENDED", 20)
+    model = model_of(chars)
+    ids, found = look(model, chars)
+    assert found["tokens"] == 50
+    assert len(found["attention"]["texts"]) <= 20
+    assert found == seen.see_memory(model, ids[:51], chars, EvalConfig(), 8)
+
+
+def test_the_text_before_the_prediction_is_the_text(vocab):
+    model = model_of(vocab)
+    ids, found = look(model, vocab)
+    attention = found["attention"]
+    shown = "".join([*attention["texts"], attention["predicted"]])
+    place = attended(model, ids, segment_len=8, mem_len=6).place
+    assert vocab.decode(ids[: place + 1]).endswith(shown)
+    assert len(attention["texts"]) == len(attention["shares"])
+
+
+def test_shares_of_distances_add_up_to_all(chars):
+    _, found = look(model_of(chars), chars)
+    for name in ("direct", "through"):
+        spans = found["attention"][name]
+        assert np.sum([x["shares"] for x in spans], 0).tolist() == pytest.approx([1, 1], abs=0.02)
+        places = [place for x in spans for place in range(x["first"], x["last"] + 1)]
+        assert places == [*range(len(places))]
+    assert sum(found["attention"]["shares"]) == pytest.approx(1, abs=0.02)
+
+
+def test_what_is_found_is_json(chars):
+    _, found = look(model_of(chars), chars)
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+
+
+def test_looking_changes_nothing(chars):
+    model = model_of(chars, dropout=0.3).train()
+    before = [x.clone() for x in model.parameters()]
+    assert look(model, chars)[1] == look(model, chars)[1]
+    assert model.training
+    assert all(torch.equal(x, y) for x, y in zip(model.parameters(), before, strict=True))
