@@ -3,6 +3,7 @@
 import dataclasses
 
 import pytest
+import torch
 
 from transformer_xl.config import (
     Config,
@@ -12,6 +13,8 @@ from transformer_xl.config import (
     ModelConfig,
     TrainConfig,
 )
+from transformer_xl.nn import build_model
+from transformer_xl.presets import preset_eval
 from transformer_xl.recipes import (
     differences,
     dump_recipe,
@@ -124,3 +127,85 @@ def test_differences_name_the_settings_and_both_values():
         "train.lr: 0.00025, 0.1",
         "train.seed: 1, 2",
     ]
+
+
+PAPER = [name for name in recipe_names() if name.startswith("paper-")]
+PARAMETERS = {
+    # Vocabulary and weights of the models that the official scripts make.
+    "paper-enwik8-base": (204, 41_055_436),
+    "paper-enwik8-base-tensorflow": (204, 41_055_436),
+    "paper-enwik8-large": (204, 277_231_820),
+    "paper-enwik8-large-tensorflow": (204, 277_231_820),
+    "paper-text8-base": (27, 40_964_635),
+    "paper-text8-base-tensorflow": (27, 40_964_635),
+    "paper-text8-large": (27, 277_050_395),
+    "paper-text8-large-tensorflow": (27, 277_050_395),
+    "paper-wt103-base": (267_735, 151_107_538),
+    "paper-wt103-base-tensorflow": (267_735, 151_119_838),
+    # The same with fairseq's own vocabulary: what its program prints.
+    "paper-wt103-base-tensorflow, fairseq": (267_744, 151_123_537),
+    "paper-wt103-large": (267_735, 285_170_506),
+    "paper-wt103-large-tensorflow": (267_735, 285_205_322),
+    "paper-wt103-base-nvidia": (267_735, 191_950_298),
+    "paper-wt103-base-nvidia-tensorflow": (267_735, 191_965_658),
+}
+
+
+def n_parameters(name, vocab_size):
+    config = dataclasses.replace(load_recipe(name).model, vocab_size=vocab_size)
+    with torch.device("meta"):
+        return sum(p.numel() for p in build_model(config).parameters())
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_recipe_of_an_official_run_makes_a_model_of_its_size(name):
+    vocab_size, expected = PARAMETERS[name]
+    assert n_parameters(name.split(",")[0], vocab_size) == expected
+
+
+@pytest.mark.parametrize(("name", "millions"), [("base", 357.8), ("large", 841.3)])
+def test_the_models_of_one_billion_word_have_the_size_that_is_known_roughly(name, millions):
+    assert n_parameters(f"paper-lm1b-{name}", 793_471) / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+@pytest.mark.parametrize("name", [name for name in PAPER if name != "paper-ptb-word"])
+def test_a_recipe_of_an_official_run_is_evaluated_as_that_run_was(name):
+    words = name.removeprefix("paper-").split("-")
+    preset = "-".join(
+        [*words[:2], *(["nvidia"] if words[:3] == ["wt103", "base", "nvidia"] else [])]
+    )
+    # Beyond its memory a token sees itself with all but the authors' PyTorch code.
+    expected = preset_eval(preset, keys_beyond_memory=int(len(words) > 2))
+    found = load_recipe(name).eval
+    assert (found.segment_len, found.lengths) == (
+        expected.segment_len,
+        # A length without limit is one that is not set.
+        {k: None if v == 1 << 30 else v for k, v in expected.lengths.items()},
+    )
+
+
+def test_every_official_run_has_its_recipe():
+    base_and_large = [
+        f"paper-{corpus}-{size}{code}"
+        for corpus in ("enwik8", "text8", "wt103", "lm1b")
+        for size in ("base", "large")
+        for code in ("", "-tensorflow")
+    ]
+    nvidia = ("base-nvidia", "base-nvidia-tensorflow", "large-nvidia", "large-nvidia-multinode")
+    expected = [*base_and_large, *(f"paper-wt103-{name}" for name in nvidia), "paper-ptb-word"]
+    assert sorted(expected) == PAPER
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_a_recipe_of_the_paper_says_what_the_paper_reached(name):
+    second = recipe_text(name).splitlines()[1]
+    assert second.startswith("# Paper: ")
+    assert second.endswith("; not run here.")
+
+
+@pytest.mark.parametrize("name", [name for name in recipe_names() if name.endswith("-cpu")])
+def test_a_laptop_recipe_ends_within_half_an_hour_and_has_a_larger_one_beside_it(name):
+    minutes = load_recipe(name).train.minutes
+    assert minutes is not None
+    assert minutes <= 28
+    assert name.removesuffix("-cpu") in recipe_names()

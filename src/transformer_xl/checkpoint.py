@@ -46,7 +46,7 @@ _LOCK_FILE = ".lock"
 # and its checksum is compared.
 _MAY_DIFFER = (
     *("eval.", "generate.", "train.log_every", "train.save_every", "train.keep_checkpoints"),
-    *("data.path", "data.valid_path", "data.test_path", "data.cache_dir"),
+    *("data.path", "data.valid_path", "data.test_path", "data.cache_dir", "data.workers"),
 )
 
 

@@ -34,8 +34,9 @@ def test_every_recipe_says_at_its_head_what_it_is(path: Path) -> None:
 def _tiny(config: Config, folder: Path) -> Config:
     """The same options on little text, with small widths and lengths."""
     folder.mkdir()
+    rest = "7 5 3" if config.data.vocab == "integers" else "it is said, {} times."
     for number in range(8):
-        text = f"{config.generate.prompt} it is said, {number} times.\n"
+        text = f"{config.generate.prompt} {rest.format(number)}\n"
         (folder / f"{number}.txt").write_text(text * 60)
     model, train = config.model, config.train
     length = 6
@@ -47,11 +48,14 @@ def _tiny(config: Config, folder: Path) -> Config:
         model=replace(
             model,
             n_layer=2,
-            d_model=4 * model.n_head,
+            # Wide enough for the narrowest of four clusters.
+            d_model=8 * model.n_head,
             d_head=model.d_head and 3,
             d_embed=model.d_embed and 6,
             d_inner=10,
+            cutoffs=(3, 6, 9)[: len(model.cutoffs)],
             mem_len=min(model.mem_len, length),
+            ext_len=min(model.ext_len, length),
             attn_len=at_most_length(model.attn_len),
             clamp_len=at_most_length(model.clamp_len),
         ),
@@ -61,6 +65,7 @@ def _tiny(config: Config, folder: Path) -> Config:
             steps=2,
             batch_size=2 * train.accumulate,
             segment_len=length,
+            stages=tuple((start, length, length) for start, _, _ in train.stages),
             warmup_steps=min(train.warmup_steps, 1),
             # A minute for each recipe; tests of compiled code are in tests/nn.
             compile=False,
@@ -69,6 +74,9 @@ def _tiny(config: Config, folder: Path) -> Config:
             config.eval,
             segment_len=config.eval.segment_len and 64,
             mem_len=at_most_length(config.eval.mem_len),
+            attn_len=at_most_length(config.eval.attn_len),
+            clamp_len=at_most_length(config.eval.clamp_len),
+            batch_size=min(config.eval.batch_size, 4),
             mem_lens=config.eval.mem_lens and (0, 2 * length),
         ),
         generate=replace(config.generate, length=5),

@@ -25,10 +25,21 @@ FILE_EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir")
 STRIDE = int(os.environ.get("TXL_KILL_STRIDE", "29"))
 
 
+OPTIONS = {
+    "average": "tail",
+    "average_start": 0.4,
+    "stages": ((0.0, 6, 6), (0.6, 8, 8)),
+    "random_segment_len": True,
+    "temporal_activation_reg": 1.0,
+}
+
+
 @pytest.mark.slow
-def test_a_kill_at_any_moment_loses_nothing(tmp_path, toy_recipe):
+@pytest.mark.parametrize("options", [{}, OPTIONS], ids=["plain", "average, stages, lengths"])
+def test_a_kill_at_any_moment_loses_nothing(tmp_path, toy_recipe, options):
     recipe = tmp_path / "recipe.toml"
-    config = toy_recipe(train={"steps": 6, "save_every": 2, "eval_every": 3, "optimizer": "muon"})
+    settings = {"steps": 6, "save_every": 2, "eval_every": 3, "optimizer": "muon", **options}
+    config = toy_recipe(train=settings)
     recipe.write_text(dump_recipe(config))
     command = [sys.executable, __file__, str(recipe), str(tmp_path / "runs")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -105,7 +116,10 @@ class Runs:
                     if not {*checkpoints[:-1]} & {path, *path.parents}
                 ),
                 "metrics": [{k: r[k] for k in r if k != "tokens_per_second"} for r in records],
-                "state": [str(state[key]) for key in ("mems", "optimizer", "step", "best")],
+                "state": [
+                    str(state[key])
+                    for key in ("mems", "optimizer", "step", "best", "average", "segments", "stage")
+                ],
                 "random": state["random"].tolist(),
             }
             for path in run.rglob("model.safetensors"):

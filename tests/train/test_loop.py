@@ -1,12 +1,10 @@
 """Training: a run that is stopped and started again ends as one that never was."""
 
-import itertools
 import math
 import os
 import signal
 import subprocess
 import threading
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -24,28 +22,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def unfinished(monkeypatch):
-    """Leave out what comes after the last step."""
-    monkeypatch.setattr(loop, "finish", lambda *about: {})
-
-
-@pytest.fixture
-def at_step(monkeypatch):
-    """Do something right after the update of a step, before anything is logged or saved."""
-
-    before = loop.train_step
-
-    def hook(step, action):
-        def train_step(config, state, model, device):
-            found = before(config, state, model, device)
-            return (action(state) or found) if state.step == step else found
-
-        monkeypatch.setattr(loop, "train_step", train_step)
-
-    return hook
-
-
 def interrupt(state):
     signal.raise_signal(signal.SIGINT)
 
@@ -55,6 +31,7 @@ def last_state(folder):
     path = max((folder / "checkpoints").iterdir())
     state = torch.load(path / "state.pt", weights_only=True)
     assert state.pop("seconds") > 0
+    state.pop("stage_seconds")
     return state | {"weights": (path / "model.safetensors").read_bytes()}
 
 
@@ -84,8 +61,26 @@ def same(one, other):
         {"train": {"precision": "bfloat16"}},
         {"train": {"schedule": "constant_cooldown", "minutes": 60.0, "accumulate": 1}},
         {"model": {"ext_len": 3, "sample_softmax": 5}, "train": {"loss": "half"}},
+        {"train": {"optimizer": "lamb", "embedding_lr": 2.0}},
+        {"train": {"activation_reg": 2.0, "temporal_activation_reg": 1.0}},
+        {"model": {"ext_len": 3}, "train": {"random_segment_len": True, "loss": "half"}},
+        {"train": {"average": "ema", "average_decay": 0.9}},
+        {"train": {"average": "tail", "average_start": 0.5, "optimizer": "muon"}},
+        {"train": {"stages": ((0.0, 3, 5), (0.25, 6, 12), (0.6, 8, 8))}},
+        {
+            "train": {
+                "stages": ((0.0, 5, 5), (0.4, 8, 8)),
+                "random_segment_len": True,
+                "average": "tail",
+                "optimizer": "muon",
+            }
+        },
+        {"model": {"kind": "lstm", "mem_len": 0}, "train": {"optimizer": "muon"}},
     ],
-    ids=["adamw", "muon", "bfloat16", "minutes", "ext_len, samples, half"],
+    ids=[
+        *("adamw", "muon", "bfloat16", "minutes", "ext_len, samples, half", "lamb", "AR, TAR"),
+        *("random lengths", "ema", "tail", "stages", "several", "lstm"),
+    ],
 )
 def test_resuming_changes_nothing(tmp_path, toy_recipe, at_step, sections):
     config = toy_recipe(**sections)
@@ -297,48 +292,6 @@ def test_the_best_model_is_that_of_the_lowest_validation_loss(tmp_path, toy_reci
     last = TransformerXL.from_pretrained(tmp_path / "model" / "last")
     assert torch.equal(last.content_bias, weights[2])
     assert not torch.equal(weights[1], weights[2])
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Set how many seconds each step takes."""
-
-    def set_pace(seconds):
-        ticks = itertools.count(step=seconds)
-        monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(ticks)))
-
-    return set_pace
-
-
-@pytest.mark.usefixtures("unfinished")
-def test_the_end_is_fixed_when_the_cooldown_begins_and_stays(tmp_path, toy_recipe, clock, at_step):
-    config = toy_recipe(
-        train={
-            "steps": 1000,
-            "minutes": 20 / 60,
-            "schedule": "constant_cooldown",
-            "cooldown_fraction": 0.5,
-            "log_every": 1,
-        }
-    )
-    clock(1)
-    at_step(13, interrupt)
-    with pytest.raises(Interrupted):
-        train(config, tmp_path, quiet=True)
-    # Half of the time was over after 10 steps, so 10 are left, however fast the rest may be.
-    clock(0.001)
-    train(config, tmp_path, quiet=True)
-    rates = [r["lr"] for r in measured(tmp_path) if r["kind"] == "train"]
-    assert rates == pytest.approx([0.01] * 10 + [0.001 * left for left in range(10, 0, -1)])
-
-
-@pytest.mark.usefixtures("unfinished")
-def test_a_time_limit_that_is_not_reached_changes_nothing(tmp_path, toy_recipe, clock):
-    settings = {"schedule": "constant_cooldown", "steps": 6}
-    train(toy_recipe(train=settings), tmp_path / "without", quiet=True)
-    clock(1)
-    train(toy_recipe(train={**settings, "minutes": 1.0}), tmp_path / "with", quiet=True)
-    assert measured(tmp_path / "without") == measured(tmp_path / "with")
 
 
 @pytest.mark.parametrize(

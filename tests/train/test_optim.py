@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig, TrainConfig
-from transformer_xl.nn import TransformerXL
+from transformer_xl.nn import TransformerXL, build_model
 from transformer_xl.train.optim import Optimizer, lr_scale
 
 
@@ -82,6 +82,12 @@ def moved(model, config):
     return {name: p.detach() - before[name] for name, p in model.named_parameters()}, before
 
 
+def test_a_cooldown_of_given_length_is_the_last_of_the_steps():
+    config = TrainConfig(schedule="constant_cooldown", cooldown_fraction=0.5)
+    found = [lr_scale(config, step, 100, 20) for step in range(100)]
+    assert found == pytest.approx([1.0] * 80 + [left / 20 for left in range(20, 0, -1)])
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_decay_touches_matrices_only(model, optimizer):
     config = TrainConfig(optimizer=optimizer, weight_decay=0.1, lr=0.5, muon_lr=0.25)
@@ -111,6 +117,53 @@ def test_muon_takes_the_matrices_of_the_layers_and_adamw_the_rest(model):
     assert {p.shape for p in thirds["params"]} == {(24, 8)}
 
 
+@pytest.mark.parametrize("d_embed", [6, 8])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lamb"])
+def test_embeddings_have_a_rate_of_their_own_and_their_projections_have_not(optimizer, d_embed):
+    model = TransformerXL(
+        ModelConfig(
+            vocab_size=11, n_layer=1, n_head=2, d_model=8, d_inner=12, d_embed=d_embed, cutoffs=(4,)
+        )
+    )
+    config = TrainConfig(optimizer=optimizer, lr=0.1, embedding_lr=3.0, warmup_steps=3)
+    found = Optimizer(with_gradients(model), config)
+    assert found.step(1, 100) == pytest.approx(0.05)
+    (part, _), *_ = found._parts
+    rates = {id(p): group["lr"] for group in part.param_groups for p in group["params"]}
+    for name, parameter in model.named_parameters():
+        if id(parameter) in rates:
+            expected = 0.15 if name == "embedding.weight" else 0.05
+            assert rates[id(parameter)] == pytest.approx(expected), name
+
+
+def test_the_tables_of_an_adaptive_embedding_are_embeddings():
+    model = TransformerXL(
+        ModelConfig(
+            vocab_size=11, n_layer=1, n_head=2, d_model=8, d_inner=12, cutoffs=(4,), div_val=2
+        )
+    )
+    (part, peaks), *_ = Optimizer(model, TrainConfig(lr=0.1, embedding_lr=3.0))._parts
+    assert [len(group["params"]) for group in part.param_groups][2] == 2
+    assert peaks == pytest.approx([0.1, 0.1, 0.3])
+
+
+def test_muon_takes_a_gate_and_what_it_opens_one_by_one():
+    model = TransformerXL(
+        ModelConfig(vocab_size=11, n_layer=2, n_head=2, d_model=8, d_inner=12, activation="geglu")
+    )
+    _, (muon, _) = Optimizer(model, TrainConfig(optimizer="muon"))._parts
+    shapes = {group["parts"]: [p.shape for p in group["params"]] for group in muon.param_groups}
+    assert shapes[2] == [(24, 8)] * 2
+    assert shapes[3] == [(24, 8)] * 2
+
+
+def test_muon_takes_the_gates_of_an_lstm_one_by_one():
+    model = build_model(ModelConfig(kind="lstm", vocab_size=11, n_layer=2, d_model=8, mem_len=0))
+    _, (muon, _) = Optimizer(model, TrainConfig(optimizer="muon"))._parts
+    shapes = {group["parts"]: [p.shape for p in group["params"]] for group in muon.param_groups}
+    assert shapes == {1: [], 4: [(32, 8)] * 4}
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_both_rates_follow_the_schedule_and_gradients_are_cleared(model, optimizer):
     config = TrainConfig(optimizer=optimizer, lr=0.1, muon_lr=0.3, warmup_steps=3)
@@ -121,7 +174,7 @@ def test_both_rates_follow_the_schedule_and_gradients_are_cleared(model, optimiz
     assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lamb"])
 def test_an_optimizer_goes_on_from_its_state(model, optimizer):
     config = TrainConfig(optimizer=optimizer, weight_decay=0.1)
     first = Optimizer(with_gradients(model), config)

@@ -1,9 +1,14 @@
 """How a model is trained."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from transformer_xl.config.checks import require, require_fraction, require_positive
+
+Stage = tuple[float, int, int]
+"""Where in the training it starts, its segment_len and its mem_len. No named tuple, as the command
+line has no way to write several of those."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,24 +23,40 @@ class TrainConfig:
     """Streams of text read side by side; each keeps its own memory."""
     segment_len: int = 128
     """Tokens of each stream in a step."""
+    stages: tuple[Stage, ...] = ()
+    """Lengths that change, as [start, segment_len, mem_len]: the start is a share of the steps (of
+    the minutes, where these are the limit). The streams stay, so that longer segments make larger
+    steps. The first begins at 0, the last has train.segment_len and model.mem_len."""
+    random_segment_len: bool = False
+    """Draw the length of each segment: normal around segment_len with deviation 5, one in twenty
+    around half of it; the learning rate is scaled with it (Merity et al., arXiv 1708.02182)."""
     accumulate: int = 1
     """Parts into which the streams of a step are divided to save memory; the sum is the same."""
     loss: Literal["full", "half"] = "full"
     """Learn from all tokens of a segment, or from its second half only (Table 6 of the paper)."""
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """AdamW for everything, or Muon for the matrices in the layers and AdamW for the rest."""
+    activation_reg: float = 0.0
+    """Weight of the mean square of the last layer's outputs after dropout, added to the loss (AR,
+    Merity et al. 2017)."""
+    temporal_activation_reg: float = 0.0
+    """Weight of the mean square of the differences between neighbouring outputs of the last layer,
+    before dropout, added to the loss (TAR)."""
+    optimizer: Literal["adamw", "muon", "lamb"] = "adamw"
+    """AdamW or LAMB for everything, or Muon for the matrices in the layers and AdamW for the
+    rest."""
     lr: float = 2.5e-4
-    """Peak learning rate of AdamW."""
+    """Peak learning rate of AdamW or LAMB."""
+    embedding_lr: float = 1.0
+    """Learning rate of the word embeddings, as a multiple of that of the other weights."""
     muon_lr: float = 0.02
     """Peak learning rate of Muon."""
     weight_decay: float = 0.0
     """How fast matrices shrink without a gradient, as a share of lr (decoupled weight decay)."""
     beta1: float = 0.9
-    """AdamW's decay of the mean gradient."""
+    """AdamW's and LAMB's decay of the mean gradient."""
     beta2: float = 0.999
-    """AdamW's decay of the mean squared gradient."""
+    """AdamW's and LAMB's decay of the mean squared gradient."""
     eps: float = 1e-8
-    """AdamW's constant in the denominator."""
+    """AdamW's and LAMB's constant in the denominator."""
     schedule: Literal["cosine", "inverse_sqrt", "constant_cooldown"] = "cosine"
     """Learning rate after the warm-up: half a cosine, step**-0.5, or constant and then linear."""
     warmup_steps: int = 0
@@ -46,6 +67,14 @@ class TrainConfig:
     """Learning rate at the end (inverse_sqrt: at the least), as a share of the peak."""
     clip_norm: float = 0.25
     """Largest norm of the gradient; larger ones are scaled down. 0: no clipping."""
+    average: Literal["none", "ema", "tail"] = "none"
+    """Evaluate and keep the last weights, or their average: an exponential moving one, or the plain
+    mean since average_start."""
+    average_decay: float = 0.999
+    """How much of the exponential moving average a step leaves in place."""
+    average_start: float | None = None
+    """Share of the training after which averaging begins; None: ema at once, tail with the
+    cooldown, at 1 - cooldown_fraction."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the matrix products; auto: bfloat16 where the hardware has it."""
     compile: bool = False
@@ -64,15 +93,18 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "segment_len", "accumulate", "lr", "muon_lr", "eps"):
             require_positive(name, getattr(self, name))
-        for name in ("log_every", "keep_checkpoints", "minutes"):
+        for name in ("log_every", "keep_checkpoints", "minutes", "embedding_lr"):
             require_positive(name, getattr(self, name))
         for name in ("warmup_steps", "eval_every", "save_every", "weight_decay", "clip_norm"):
             require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must be at least 0")
-        for name in ("beta1", "beta2"):
+        for name in ("activation_reg", "temporal_activation_reg"):
+            require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must be at least 0")
+        for name in ("beta1", "beta2", "average_decay"):
             require_fraction(name, getattr(self, name))
-        for name in ("cooldown_fraction", "min_lr_ratio"):
+        for name in ("cooldown_fraction", "min_lr_ratio", "average_start"):
             value = getattr(self, name)
-            require(0 <= value <= 1, f"{name}={value} must be between 0 and 1")
+            is_share = value is None or 0 <= value <= 1
+            require(is_share, f"{name}={value} must be between 0 and 1")
         require(
             self.batch_size % self.accumulate == 0,
             f"accumulate={self.accumulate} must divide batch_size={self.batch_size}",
@@ -86,4 +118,35 @@ class TrainConfig:
         require(
             self.warmup_steps <= self.steps,
             f"warmup_steps={self.warmup_steps} is more than steps={self.steps}",
+        )
+        require(
+            not (self.random_segment_len and self.compile),
+            "random_segment_len=true with compile=true would compile the model for each length: "
+            "choose one",
+        )
+        self._check_stages()
+
+    def _check_stages(self) -> None:
+        if not self.stages:
+            return
+        stages = [list(stage) for stage in self.stages]
+        starts = [start for start, _, _ in self.stages]
+        require(
+            starts[0] == 0 and starts[-1] < 1 and all(a < b for a, b in pairwise(starts)),
+            f"stages={stages}: the starts must rise from 0 to below 1",
+        )
+        for _, segment_len, mem_len in self.stages:
+            require(
+                segment_len > 0 and mem_len >= 0,
+                f"stages={stages}: segments must be longer than 0 and memories at least 0",
+            )
+        require(
+            self.stages[-1][1] == self.segment_len,
+            f"stages={stages} must end with segment_len={self.segment_len}",
+        )
+        require(
+            self.minutes is None or starts[-1] < 1 - self.cooldown_fraction,
+            f"stages={stages} with minutes={self.minutes}: the last must start before the "
+            f"cooldown, below {1 - self.cooldown_fraction:g}: its speed decides how many steps "
+            "are left",
         )

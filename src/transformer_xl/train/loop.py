@@ -1,14 +1,11 @@
 """The training loop: read a segment, learn, and once in a while log, evaluate and save."""
 
 import math
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
@@ -19,88 +16,16 @@ from transformer_xl.config import Config
 from transformer_xl.data import Corpus, Segments, prepare
 from transformer_xl.device import autocast, pick_device, pick_precision
 from transformer_xl.evaluate import Result, evaluate
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import TransformerXL, build_model
 from transformer_xl.ops import choose_backend
+from transformer_xl.train.averaging import new_average
 from transformer_xl.train.finish import finish
+from transformer_xl.train.interrupts import Interrupted, caught_interrupts
+from transformer_xl.train.lengths import VaryingSegments, longest_segment
 from transformer_xl.train.metrics import MetricsLog, Progress
 from transformer_xl.train.optim import Optimizer
-
-
-class Interrupted(Exception):  # noqa: N818  (it is no error)
-    """The run was asked to stop and has saved all it needs to go on."""
-
-    def __init__(self, signal_number: int, step: int) -> None:
-        super().__init__(f"stopped at step {step} and saved; the same command goes on from there")
-        self.signal_number = signal_number
-
-
-@dataclass
-class TrainState:
-    """Everything that training changes."""
-
-    model: TransformerXL
-    optimizer: Optimizer
-    segments: Segments
-    mems: list[Memory | KeptMemory | None]
-    """The memory of the streams, one for each part of an accumulated step."""
-    total_steps: int
-    corpus: dict[str, str]
-    """Checksums of the vocabulary and the tokens."""
-    step: int = 0
-    """Updates made so far."""
-    seconds: float = 0.0
-    """Time spent in steps, over all parts of the run."""
-    end_is_fixed: bool = True
-    """False while a run with a time limit may still move ``total_steps``."""
-    best: float = math.inf
-    """Lowest validation loss so far."""
-    losses: list[float | Tensor] = field(default_factory=list)
-    """Losses since the last line of the log; where they were computed, until they are read."""
-
-    def read_losses(self) -> list[float]:
-        """Return the losses as numbers: this waits for the device, a step does not."""
-        numbers = [float(loss) for loss in self.losses]
-        self.losses = [*numbers]
-        return numbers
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all but the weights, as tensors and numbers."""
-        self.read_losses()
-        device = self.model.device
-        return {
-            "optimizer": self.optimizer.state_dict(),
-            "segments": self.segments.state_dict(),
-            "mems": [None if m is None else m.state_dict() for m in self.mems],
-            "corpus": self.corpus,
-            "random": torch.get_rng_state(),
-            "random_cuda": None if device.type == "cpu" else torch.cuda.get_rng_state(device),
-            **{name: getattr(self, name) for name in self._NUMBERS},
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
-
-        Raises:
-            ValueError: The state belongs to a run on another text.
-        """
-        device = self.model.device
-        if state["corpus"] != self.corpus:
-            raise ValueError(
-                "the text is not the one that the run began with: its tokens have another "
-                "checksum. Give that text, or another --out"
-            )
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.segments.load_state_dict(state["segments"])
-        self.mems = [
-            None if m is None else Memory.from_state_dict(m).to(device) for m in state["mems"]
-        ]
-        torch.set_rng_state(state["random"])
-        if state["random_cuda"] is not None and device.type == "cuda":
-            torch.cuda.set_rng_state(state["random_cuda"], device)
-        for name in self._NUMBERS:
-            setattr(self, name, state[name])
-
-    _NUMBERS = ("total_steps", "step", "seconds", "end_is_fixed", "best", "losses")
+from transformer_xl.train.regularization import activation_penalty
+from transformer_xl.train.state import TrainState
 
 
 def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[str, Any]:
@@ -147,7 +72,7 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
         if state.step:
             progress.say(f"going on after step {state.step} of {state.total_steps}")
         if state.step < state.total_steps:
-            with MetricsLog(folder.path, state.step) as log, _interrupts() as caught:
+            with MetricsLog(folder.path, state.step) as log, caught_interrupts() as caught:
                 _run(config, folder, corpus, state, log, progress, caught)
         return finish(config, folder, corpus, device, progress.say)
 
@@ -156,29 +81,41 @@ def train_step(
     config: Config, state: TrainState, model: Callable[..., Any], device: torch.device
 ) -> tuple[Tensor, float]:
     """Make one update; return its loss (nats per token) and learning rate."""
+    settings = config.train
+    segment_len, mem_len = state.next_lengths(config)
     tokens, targets = (_moved(x, device) for x in state.segments.next_segment())
-    if config.train.loss == "half":
-        targets = targets[:, config.train.segment_len // 2 :]
+    state.tokens += targets.numel()
+    if settings.loss == "half":
+        targets = targets[:, targets.shape[1] // 2 :]
     context = tokens.shape[1] - targets.shape[1]
-    parts = config.train.accumulate
+    parts = settings.accumulate
     loss = torch.zeros((), device=device)
     for i, (part, part_targets) in enumerate(
         zip(tokens.chunk(parts), targets.chunk(parts), strict=True)
     ):
         # Of the lengths that a memory has while it fills up, each would be compiled for itself.
         memory = state.mems[i]
-        is_full = memory is not None and len(memory) == config.model.mem_len
+        is_full = memory is not None and len(memory) == mem_len
         network = model if is_full else state.model
-        with autocast(config.train.precision, device):
-            out = network(part, memory, part_targets, context=context)
+        with autocast(settings.precision, device):
+            out = network(part, memory, part_targets, mem_len=mem_len, context=context)
             part_loss = out.nll.mean() / parts
-        part_loss.backward()
+            penalty = activation_penalty(settings, out, part_targets.shape[1])
+        (part_loss + penalty / parts).backward()
         state.mems[i] = out.mems
         loss += part_loss.detach()
-    if config.train.clip_norm:
-        torch.nn.utils.clip_grad_norm_(state.model.parameters(), config.train.clip_norm)
-    lr = state.optimizer.step(state.step, state.total_steps)
+    if settings.clip_norm:
+        torch.nn.utils.clip_grad_norm_(state.model.parameters(), settings.clip_norm)
+    usual_len = settings.segment_len
+    if settings.stages:
+        usual_len = settings.stages[state.stage][1]
+    # Else short segments would have more of a say for each of their tokens than long ones.
+    share = segment_len / usual_len if settings.random_segment_len else 1.0
+    lr = state.optimizer.step(
+        state.step, state.total_steps, share=share, cooldown_steps=state.cooldown_steps
+    )
     state.step += 1
+    state.add_to_average(settings)
     return loss, lr
 
 
@@ -202,7 +139,7 @@ def _run(
     # as only full memories come to it, there is one shape.
     model = torch.compile(state.model, dynamic=False) if settings.compile else state.model
     state.model.train()
-    logged_at = state.step, state.seconds
+    logged_at = state.seconds
     while state.step < state.total_steps:
         began = time.perf_counter()
         loss, lr = train_step(config, state, model, device)
@@ -224,26 +161,25 @@ def _run(
         if is_logged:
             losses = state.read_losses()
             bits = sum(losses) / len(losses) / math.log(2)
-            n_tokens = (state.step - logged_at[0]) * settings.batch_size * settings.segment_len
-            speed = n_tokens / max(state.seconds - logged_at[1], 1e-9)
+            speed = state.tokens / max(state.seconds - logged_at, 1e-9)
             state.losses.clear()
-            logged_at = state.step, state.seconds
+            state.tokens, logged_at = 0, state.seconds
             log.log("train", state.step, bits=bits, lr=lr, tokens_per_second=speed)
             progress.update(state.step, bits, speed)
 
         if is_evaluated:
             _require_finite_weights(state)
-            result = _validate(config, corpus, state.model, device)
+            result = _validate(config, corpus, state.shown, device)
             log.log("valid", state.step, bits=result.bpc, nll=result.nll)
             progress.say(_validation_line(state.step, result))
             if result.nll < state.best:
                 state.best = result.nll
-                folder.save_model("best", state.model, corpus.vocab)
+                folder.save_model("best", state.shown, corpus.vocab)
 
         if is_saved:
             _require_finite_weights(state)
             # The checkpoint comes last: a run that goes on from it finds the rest as it should be.
-            folder.save_model("last", state.model, corpus.vocab)
+            folder.save_model("last", state.shown, corpus.vocab)
             log.sync()
             folder.save(state.step, state.model, state.state_dict(), settings.keep_checkpoints)
 
@@ -287,9 +223,15 @@ def _with_vocabulary(config: Config, corpus: Corpus) -> Config:
 
 def _new_state(config: Config, corpus: Corpus, device: torch.device) -> TrainState:
     settings = config.train
-    segments = Segments(
-        corpus.split("train"), settings.batch_size, settings.segment_len, config.model.ext_len
+    kind = VaryingSegments if settings.stages or settings.random_segment_len else Segments
+    segments = kind(
+        corpus.split("train"), settings.batch_size, longest_segment(settings), config.model.ext_len
     )
+    if settings.stages and settings.stages[-1][2] != config.model.mem_len:
+        raise ValueError(
+            f"train.stages ends with mem_len={settings.stages[-1][2]}, and model.mem_len is "
+            f"{config.model.mem_len}: the last stage must have the lengths of the model"
+        )
     # What is needed at the end had better be right at the beginning.
     if len(corpus.split("valid")) < 2:
         raise ValueError("the validation text has one token; to predict one, at least 2 are needed")
@@ -302,7 +244,7 @@ def _new_state(config: Config, corpus: Corpus, device: torch.device) -> TrainSta
             "generate.prompt is empty: the sample at the end needs a token to continue"
         )
     torch.manual_seed(settings.seed)
-    model = TransformerXL(config.model).to(device)
+    model = build_model(config.model).to(device)
     return TrainState(
         model=model,
         optimizer=Optimizer(model, settings),
@@ -310,6 +252,7 @@ def _new_state(config: Config, corpus: Corpus, device: torch.device) -> TrainSta
         mems=[None] * settings.accumulate,
         total_steps=settings.steps,
         end_is_fixed=settings.minutes is None,
+        average=new_average(model, settings),
         corpus={
             "vocab": corpus.vocab.hash,
             **{name: corpus.manifest["splits"][name]["sha256"] for name in ("train", "valid")},
@@ -327,7 +270,12 @@ def _fix_end(config: Config, state: TrainState, progress: Progress) -> None:
         state.end_is_fixed = True
     elif state.seconds >= before_cooldown * settings.minutes * 60:
         state.end_is_fixed = True
-        state.total_steps = max(state.step + 1, round(state.step / before_cooldown))
+        # The present stage goes on to the end, at the speed that it has shown so far.
+        seconds = max(state.seconds - state.stage_seconds, 1e-9)
+        pace = (state.step - state.stage_step) / seconds
+        left = max(1, round((settings.minutes * 60 - state.seconds) * pace))
+        state.cooldown_steps = min(left, settings.steps - state.step)
+        state.total_steps = state.step + state.cooldown_steps
     if state.total_steps != settings.steps or not state.end_is_fixed:
         pace = state.step / state.seconds
         expected = min(settings.steps, round(settings.minutes * 60 * pace))
@@ -343,7 +291,10 @@ def _validate(config: Config, corpus: Corpus, model: TransformerXL, device: torc
             segment_len=settings.segment_len or config.train.segment_len,
             batch_size=settings.batch_size,
             token_bytes=corpus.vocab.token_bytes,
-            **settings.lengths,
+            mem_len=settings.mem_len,
+            attn_len=settings.attn_len,
+            clamp_len=settings.clamp_len,
+            ext_len=settings.ext_len,
         )
 
 
@@ -352,28 +303,3 @@ def _validation_line(step: int, result: Result) -> str:
     if result.bits_per_byte is not None and not math.isclose(result.bits_per_byte, result.bpc):
         line += f", {result.bits_per_byte:.4f} bits per byte"
     return line
-
-
-@contextmanager
-def _interrupts() -> Iterator[list[int]]:
-    """Collect the first SIGINT or SIGTERM instead of dying of it; a second one is as usual."""
-    caught: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield caught
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.getsignal(number) for number in numbers}
-
-    def note(number: int, frame: FrameType | None) -> None:
-        caught.append(number)
-        for each in numbers:
-            signal.signal(each, before[each])
-        # Nothing is said here: what was just being written may not be interrupted by more.
-
-    for number in numbers:
-        signal.signal(number, note)
-    try:
-        yield caught
-    finally:
-        for number in numbers:
-            signal.signal(number, before[number])

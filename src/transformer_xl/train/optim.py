@@ -1,20 +1,31 @@
 """Optimizers and learning rates as functions of the step."""
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from transformer_xl.config import TrainConfig
+from transformer_xl.train.lamb import Lamb
 from transformer_xl.train.muon import Muon
 
+# The tables of word embeddings, one or one for each cluster; their projections learn as the layers.
+_EMBEDDINGS = "embedding.weight"
 
-def lr_scale(config: TrainConfig, step: int, total_steps: int) -> float:
+# What the matrices inside the layers of either kind of model are called.
+_INSIDE = ("layers.", "lstm.")
+
+
+def lr_scale(
+    config: TrainConfig, step: int, total_steps: int, cooldown_steps: float | None = None
+) -> float:
     """Return the learning rate of the update ``step`` (from 0), as a share of the peak.
 
     A linear warm-up, then the schedule. The first update already moves the weights: with W
-    warm-up steps, update s < W runs at (s + 1) / (W + 1).
+    warm-up steps, update s < W runs at (s + 1) / (W + 1). A cooldown of ``cooldown_steps``
+    (constant_cooldown; None: the configured share of all) falls in a line to the end.
     """
     warmup = config.warmup_steps
     if step < warmup:
@@ -25,7 +36,7 @@ def lr_scale(config: TrainConfig, step: int, total_steps: int) -> float:
     if config.schedule == "cosine":
         progress = (step - warmup) / max(total_steps - warmup, 1)
         return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * progress))
-    cooldown = config.cooldown_fraction * total_steps
+    cooldown = cooldown_steps or config.cooldown_fraction * total_steps
     left = (total_steps - step) / cooldown if cooldown else 1.0
     return floor + (1 - floor) * min(1.0, left)
 
@@ -42,33 +53,61 @@ class Optimizer:
         parameters = dict(model.named_parameters())
         muon = {}
         if config.optimizer == "muon":
-            muon = {n: p for n, p in parameters.items() if n.startswith("layers.") and p.ndim == 2}
-        others = [p for n, p in parameters.items() if n not in muon]
-        decays = [p for p in others if p.ndim == 2]
-        stays = [p for p in others if p.ndim != 2]
-        adamw = torch.optim.AdamW(
-            [
-                {"params": decays, "weight_decay": config.weight_decay},
-                {"params": stays, "weight_decay": 0.0},
-            ],
-            lr=config.lr,
-            betas=(config.beta1, config.beta2),
-            eps=config.eps,
-            fused=True,
-        )
-        self._parts: list[tuple[torch.optim.Optimizer, float]] = [(adamw, config.lr)]
+            muon = {n: p for n, p in parameters.items() if n.startswith(_INSIDE) and p.ndim == 2}
+        others = {n: p for n, p in parameters.items() if n not in muon}
+        tables = {}
+        if config.embedding_lr != 1:
+            tables = {n: p for n, p in others.items() if n.startswith(_EMBEDDINGS)}
+        rest = [p for n, p in others.items() if n not in tables]
+        groups: list[dict[str, Any]] = [
+            {"params": [p for p in rest if p.ndim == 2], "weight_decay": config.weight_decay},
+            {"params": [p for p in rest if p.ndim != 2], "weight_decay": 0.0},
+        ]
+        peaks = [config.lr, config.lr]
+        if tables:
+            groups.append({"params": [*tables.values()], "weight_decay": config.weight_decay})
+            peaks.append(config.lr * config.embedding_lr)
+        betas = (config.beta1, config.beta2)
+        if config.optimizer == "lamb":
+            optimizer = Lamb(groups, lr=config.lr, betas=betas, eps=config.eps)
+        else:
+            optimizer = torch.optim.AdamW(
+                groups, lr=config.lr, betas=betas, eps=config.eps, fused=True
+            )
+        # Each with the peak rates of its groups.
+        self._parts: list[tuple[torch.optim.Optimizer, list[float]]] = [(optimizer, peaks)]
         if muon:
-            qkv = [p for n, p in muon.items() if n.endswith("qkv_proj.weight")]
-            single = [p for n, p in muon.items() if not n.endswith("qkv_proj.weight")]
-            groups = [{"params": qkv, "parts": 3}, {"params": single}]
+            stacked = [(_matrices_in(n, parameters), p) for n, p in muon.items()]
+            # Queries, keys and values first, as in the checkpoints of earlier versions.
+            groups = [
+                {"params": [p for parts, p in stacked if parts == each], "parts": each}
+                for each in sorted({parts for parts, _ in stacked} | {1}, key=(3, 1, 2, 4).index)
+            ]
             optimizer = Muon(groups, lr=config.muon_lr, weight_decay=config.weight_decay)
-            self._parts.append((optimizer, config.muon_lr))
+            self._parts.append((optimizer, [config.muon_lr] * len(groups)))
 
-    def step(self, step: int, total_steps: int) -> float:
-        """Apply and clear the gradients at the rate of update ``step``; return AdamW's rate."""
-        scale = lr_scale(self._config, step, total_steps)
-        for optimizer, peak in self._parts:
-            for group in optimizer.param_groups:
+    def step(
+        self,
+        step: int,
+        total_steps: int,
+        *,
+        share: float = 1.0,
+        cooldown_steps: float | None = None,
+    ) -> float:
+        """Apply and clear the gradients at the rate of update ``step``.
+
+        Args:
+            step: The update, from 0.
+            total_steps: Updates of the whole run.
+            share: Factor of the rates, for a step on fewer or more tokens than usual.
+            cooldown_steps: How many of them the cooldown takes; None: as configured.
+
+        Returns:
+            The rate of AdamW, or LAMB.
+        """
+        scale = share * lr_scale(self._config, step, total_steps, cooldown_steps)
+        for optimizer, peaks in self._parts:
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * scale
             optimizer.step()
             optimizer.zero_grad()
@@ -82,3 +121,15 @@ class Optimizer:
         """Restore what :meth:`state_dict` returned."""
         for (optimizer, _), saved in zip(self._parts, state["parts"], strict=True):
             optimizer.load_state_dict(saved)
+
+
+def _matrices_in(name: str, parameters: Mapping[str, Tensor]) -> int:
+    """Return how many matrices are stacked in a parameter along its rows."""
+    if name.endswith("qkv_proj.weight"):
+        return 3
+    if name.endswith("inner.weight"):
+        # With a gate, twice as many units go in as come out.
+        outer = parameters[name.removesuffix("inner.weight") + "outer.weight"]
+        return len(parameters[name]) // outer.shape[1]
+    # The four gates of an LSTM.
+    return 4 if name.startswith("lstm.") else 1

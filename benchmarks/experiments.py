@@ -1,0 +1,340 @@
+"""What helps: variants of a recipe, trained for the same time on one machine, with several seeds.
+
+    python benchmarks/experiments.py benchmarks/experiments/network.toml --minutes 3 --seeds 1 2 3
+    python benchmarks/experiments.py mine.toml --minutes 3 --set data.path=corpus/ --out runs/mine
+    python benchmarks/experiments.py --docs
+
+An experiment file names a recipe and a list of variants: settings in which each departs from it.
+The first variant is what the others are compared with. Runs follow one another, seed 1 of all,
+seed 2 of all and so on, so that a machine that slows down slows all variants. Only the time in
+training steps counts. A run that was finished is not made again, and one that was stopped goes on;
+so the same command goes on with a stopped experiment, and one with more seeds adds to it.
+
+A learning rate that needs to know the last step beforehand (any schedule but constant_cooldown)
+gets it from a trial run of a tenth of the time.
+
+The result, written anew after each run, is one JSON file in benchmarks/results, from which --docs
+makes docs/experiments.md.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+from revision import ROOT, commit
+from turns import circumstances
+
+from transformer_xl.config import Config
+from transformer_xl.files import replace_file
+from transformer_xl.recipes import dump_recipe, load_recipe, parse_recipe
+from transformer_xl.train.metrics import read_metrics
+
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "experiments.md"
+POINTS = 40
+"""How many points of a validation curve are kept."""
+TRIAL = 0.1
+"""Share of the time for which a trial run is made."""
+NO_LIMIT = 10**9
+"""Steps that no run makes."""
+Settings = dict[str, Any]
+
+
+def read_experiment(path: Path) -> Settings:
+    """Read an experiment file.
+
+    Raises:
+        ValueError: It is not one, or two variants share a name.
+    """
+    values = tomllib.loads(path.read_text(encoding="utf-8"))
+    variants = values.get("variant", [])
+    unknown = values.keys() - {"about", "recipe", "set", "variant"}
+    if unknown or "recipe" not in values or not variants:
+        raise ValueError(
+            f"{path}: an experiment has a recipe, a list of [[variant]], and if need be about and "
+            f"[set]; not {', '.join(unknown) or 'less'}"
+        )
+    names = [variant.get("name") for variant in variants]
+    if len(set(names)) < len(names) or not all(names):
+        raise ValueError(f"{path}: each variant needs a name of its own: {names}")
+    return values
+
+
+def given(words: Sequence[str]) -> Settings:
+    """Read settings as ``section.key=value``; what is no TOML value is a text."""
+    found: Settings = {}
+    for word in words:
+        name, is_setting, value = word.partition("=")
+        section, has_key, key = name.partition(".")
+        if not (is_setting and has_key):
+            raise ValueError(f"--set {word}: write section.key=value")
+        try:
+            parsed = tomllib.loads(f"x = {value}")["x"]
+        except tomllib.TOMLDecodeError:
+            parsed = value
+        found.setdefault(section, {})[key] = parsed
+    return found
+
+
+def recipe_of(experiment: Settings, variant: Settings, more: Settings, source: str) -> Config:
+    """Return the settings of a variant: recipe < what all set < its own < the command line's."""
+    recipe = load_recipe(variant.get("recipe", experiment["recipe"]))
+    values = tomllib.loads(dump_recipe(recipe))
+    # The time is the experiment's, and it is the only limit.
+    values["train"].pop("minutes", None)
+    own = {key: x for key, x in variant.items() if isinstance(x, Mapping)}
+    for settings in (experiment.get("set", {}), own, more):
+        for section, changed in settings.items():
+            values.setdefault(section, {}).update(changed)
+    return parse_recipe(tomli_w.dumps(values), f"{source}: variant {variant['name']}")
+
+
+class Experiment:
+    """Variants, seeds and the folder with their runs.
+
+    Args:
+        values: The experiment file.
+        configs: The settings of each variant, by name.
+        minutes: Training time of each run.
+        out: Where the run folders lie.
+    """
+
+    def __init__(
+        self, values: Settings, configs: dict[str, Config], minutes: float, out: Path
+    ) -> None:
+        self.values, self.configs, self.minutes, self.out = values, configs, minutes, out
+
+    def run(self, name: str, seed: int) -> Settings:
+        """Make a run, or read what an earlier call made of it."""
+        config = self.configs[name]
+        config = replace(config, train=replace(config.train, seed=seed))
+        done = self.out / name / f"seed_{seed}.json"
+        if done.is_file():
+            found = json.loads(done.read_text(encoding="utf-8"))
+            if found["settings"] == dump_recipe(config) and found["minutes"] == self.minutes:
+                return found["run"]
+        folder = self.out / name / f"seed_{seed}"
+        print(f"{name}, seed {seed}", file=sys.stderr)
+        timed = self._timed(config, folder)
+        run = {"seed": seed} | _trained(timed, folder)
+        content = {"settings": dump_recipe(config), "minutes": self.minutes, "run": run}
+        if "failed" not in run:
+            replace_file(done, json.dumps(content).encode())
+        return run
+
+    def _timed(self, config: Config, folder: Path) -> Config:
+        """Return the settings with the time as their limit."""
+        train = config.train
+        if train.schedule == "constant_cooldown":
+            return replace(config, train=replace(train, minutes=self.minutes, steps=NO_LIMIT))
+        if train.stages:
+            raise ValueError(f"stages with schedule={train.schedule}: use constant_cooldown here")
+        # A run that goes on needs the last step that it began with.
+        kept = folder.with_name(f"{folder.name}_steps.json")
+        if not kept.is_file():
+            replace_file(kept, json.dumps(self._steps_in_time(config, folder)).encode())
+        steps = json.loads(kept.read_text())
+        warmup = min(train.warmup_steps, steps // 10)
+        return replace(config, train=replace(train, steps=steps, warmup_steps=warmup))
+
+    def _steps_in_time(self, config: Config, folder: Path) -> int:
+        """Return how many steps take the time, by the pace of a trial run."""
+        trial = folder.with_name(f"{folder.name}_trial")
+        timed = replace(
+            config.train,
+            schedule="constant_cooldown",
+            cooldown_fraction=0.5,
+            minutes=self.minutes * TRIAL,
+            steps=NO_LIMIT,
+            warmup_steps=0,
+            log_every=1,
+            eval_every=0,
+            average="none",
+        )
+        run = _trained(replace(config, train=timed), trial)
+        if "failed" in run:
+            sys.exit(f"the trial run {trial} failed: {run['failed']}")
+        lines = [r for r in read_metrics(trial / "metrics.jsonl") if r["kind"] == "train"]
+        # The first step is slow, as everything is met for the first time.
+        speed = statistics.median(r["tokens_per_second"] for r in lines[1:] or lines)
+        return max(1, round(self.minutes * 60 * speed / (timed.batch_size * timed.segment_len)))
+
+
+def _trained(config: Config, folder: Path) -> Settings:
+    """Train in a process of its own, or go on; return what came of it."""
+    recipe = folder.with_suffix(".toml")
+    replace_file(recipe, dump_recipe(config).encode())
+    command = [sys.executable, "-m", "transformer_xl", "train", str(recipe), "--out", str(folder)]
+    with folder.with_suffix(".log").open("ab") as log:
+        done = subprocess.run(command, stdout=log, stderr=log)
+    if done.returncode:
+        lines = folder.with_suffix(".log").read_text(errors="replace").splitlines()
+        return {"failed": lines[-1] if lines else f"exit code {done.returncode}"}
+    results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    valid = [r for r in read_metrics(folder / "metrics.jsonl") if r["kind"] == "valid"]
+    checkpoint = max((folder / "checkpoints").glob("step_*"))
+    state = torch.load(checkpoint / "state.pt", weights_only=True, map_location="cpu")
+    stride = math.ceil(len(valid) / POINTS)
+    # Counted from the end, whose point is kept.
+    curve = [[r["step"], r["nll"]] for r in valid[::-1][::stride]][::-1]
+    return {
+        "steps": state["step"],
+        "seconds": state["seconds"],
+        "valid_nll": min(r["nll"] for r in valid),
+        "last_valid_nll": valid[-1]["nll"],
+        "test_nll": results["test"]["nll"],
+        "curve": curve,
+    }
+
+
+def summary(name: str, runs: Sequence[Settings], first: Sequence[Settings]) -> Settings:
+    """Sum up the runs of a variant, and compare them with those of the first.
+
+    The spread is the standard deviation over the seeds; a difference in spreads is divided by
+    the root of the mean of both variances.
+    """
+    found = [run["valid_nll"] for run in runs if "failed" not in run]
+    base = [run["valid_nll"] for run in first if "failed" not in run]
+    values: Settings = {"name": name, "runs": list(runs)}
+    if found:
+        values["mean"] = statistics.fmean(found)
+    if len(found) > 1:
+        values["spread"] = statistics.stdev(found)
+    if found and base:
+        values["difference"] = values["mean"] - statistics.fmean(base)
+    if len(found) > 1 and len(base) > 1:
+        pooled = math.sqrt((statistics.variance(found) + statistics.variance(base)) / 2)
+        values["in_spreads"] = values["difference"] / pooled if pooled else None
+    return values
+
+
+def table(result: Settings) -> str:
+    """Return the result as a Markdown table, the best variant in bold."""
+    lines = [
+        "| variant | what it changes | runs | steps | validation, nats | difference | in spreads |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    best = min((v["mean"] for v in result["variants"] if "mean" in v), default=None)
+    for place, variant in enumerate(result["variants"]):
+        done = [run for run in variant["runs"] if "failed" not in run]
+        failed = len(variant["runs"]) - len(done)
+        steps = f"{statistics.fmean(run['steps'] for run in done):,.0f}" if done else "-"
+        mean = "-"
+        if "mean" in variant:
+            mean = f"{variant['mean']:.4f}"
+            mean = f"**{mean}**" if variant["mean"] == best else mean
+        if "spread" in variant:
+            mean += f" ± {variant['spread']:.4f}"
+        compared = place > 0 and "difference" in variant
+        difference = f"{variant['difference']:+.4f}" if compared else "-"
+        spreads = variant.get("in_spreads") if place else None
+        count = f"{len(done)}" + f" ({failed} failed)" * bool(failed)
+        lines.append(
+            f"| {variant['name']} | {variant['about']} | {count} | {steps} | {mean} | "
+            f"{difference} | {'-' if spreads is None else f'{spreads:+.1f}'} |"
+        )
+    return "\n".join(lines)
+
+
+def page(results: Mapping[str, Settings]) -> str:
+    """Return docs/experiments.md for results by the name of their file."""
+    parts = [
+        "# Experiments",
+        "What was tried, each at the same training time on the same machine: what helped, what did "
+        "not, and by how much. Losses are in nats per token on the validation text; lower is "
+        "better. ± is the standard deviation over the seeds, and a difference in spreads below 2 "
+        "says little. This page is made by `python benchmarks/experiments.py --docs` from the "
+        "files that it names.",
+    ]
+    if not results:
+        parts.append("No experiment has been recorded yet.")
+    for name, result in results.items():
+        where = result["circumstances"]
+        parts += [
+            f"## {result['experiment']}",
+            result["about"],
+            table(result),
+            f"{result['minutes']:g} minutes of training for each run of `{result['recipe']}`, "
+            f"seeds {', '.join(map(str, result['seeds']))}; {where['processor']}, "
+            f"{where['threads']} threads, torch {where['torch']}, {where['date']}. "
+            f"Command: `{where['command']}`. "
+            f"Curves and settings: [{name}](../benchmarks/results/{name}).",
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def recorded() -> dict[str, Settings]:
+    """Return the results that were committed, by the name of their file."""
+    files = sorted(RESULTS.glob("experiments_*.json"))
+    return {path.name: json.loads(path.read_text(encoding="utf-8")) for path in files}
+
+
+def main() -> None:
+    """Run an experiment, or write the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("file", type=Path, nargs="?", help="the experiment")
+    parser.add_argument("--minutes", type=float, default=5.0, help="training time of each run")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--only", nargs="+", help="these variants alone, after the first")
+    parser.add_argument("--set", nargs="+", default=[], metavar="SECTION.KEY=VALUE")
+    parser.add_argument("--out", type=Path, help="run folders; default runs/experiments/NAME")
+    parser.add_argument(
+        "--json", type=Path, help="default benchmarks/results/experiments_NAME.json"
+    )
+    parser.add_argument("--docs", action="store_true", help="write docs/experiments.md and end")
+    arguments = parser.parse_args()
+    if arguments.docs:
+        replace_file(PAGE, page(recorded()).encode())
+        return
+    if arguments.file is None:
+        parser.error("name an experiment file, or --docs")
+    name = arguments.file.stem
+    try:
+        experiment = read_experiment(arguments.file)
+        variants = experiment["variant"]
+        if arguments.only:
+            variants = [variants[0], *(v for v in variants[1:] if v["name"] in arguments.only)]
+        more = given(arguments.set)
+        configs = {v["name"]: recipe_of(experiment, v, more, str(arguments.file)) for v in variants}
+    except (OSError, ValueError) as error:
+        sys.exit(f"{error}")
+    out = arguments.out or ROOT / "runs" / "experiments" / name
+    plan = Experiment(experiment, configs, arguments.minutes, out)
+    runs: dict[str, list[Settings]] = {variant: [] for variant in configs}
+    result: Settings = {}
+    for seed in arguments.seeds:
+        for variant in configs:
+            runs[variant].append(plan.run(variant, seed))
+            result = {
+                "experiment": name,
+                "about": experiment.get("about", ""),
+                "recipe": experiment["recipe"],
+                "minutes": arguments.minutes,
+                "seeds": arguments.seeds,
+                "commit": commit(),
+                "circumstances": circumstances(),
+                "variants": [
+                    summary(v["name"], runs[v["name"]], runs[variants[0]["name"]])
+                    | {"about": v.get("about", ""), "recipe": dump_recipe(configs[v["name"]])}
+                    for v in variants
+                ],
+            }
+            path = arguments.json or RESULTS / f"experiments_{name}.json"
+            replace_file(path, (json.dumps(result, indent=1) + "\n").encode())
+    print(table(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""A run with a time limit: where its end and its stages fall."""
+
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from transformer_xl.train import Interrupted, loop, train
+from transformer_xl.train.metrics import read_metrics
+
+pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
+
+
+def interrupt(state):
+    signal.raise_signal(signal.SIGINT)
+
+
+def measured(folder):
+    """The log, but for how long the steps took."""
+    records = read_metrics(folder / "metrics.jsonl")
+    return [{k: x for k, x in r.items() if k != "tokens_per_second"} for r in records]
+
+
+def test_the_end_is_fixed_when_the_cooldown_begins_and_stays(tmp_path, toy_recipe, clock, at_step):
+    config = toy_recipe(
+        train={
+            "steps": 1000,
+            "minutes": 20 / 60,
+            "schedule": "constant_cooldown",
+            "cooldown_fraction": 0.5,
+            "log_every": 1,
+        }
+    )
+    clock(1)
+    at_step(13, interrupt)
+    with pytest.raises(Interrupted):
+        train(config, tmp_path, quiet=True)
+    # Half of the time was over after 10 steps, so 10 are left, however fast the rest may be.
+    clock(0.001)
+    train(config, tmp_path, quiet=True)
+    rates = [r["lr"] for r in measured(tmp_path) if r["kind"] == "train"]
+    assert rates == pytest.approx([0.01] * 10 + [0.001 * left for left in range(10, 0, -1)])
+
+
+def test_a_time_limit_that_is_not_reached_changes_nothing(tmp_path, toy_recipe, clock):
+    settings = {"schedule": "constant_cooldown", "steps": 6}
+    train(toy_recipe(train=settings), tmp_path / "without", quiet=True)
+    clock(1)
+    train(toy_recipe(train={**settings, "minutes": 1.0}), tmp_path / "with", quiet=True)
+    assert measured(tmp_path / "without") == measured(tmp_path / "with")
+
+
+@pytest.fixture
+def staged(toy_recipe):
+    """Twenty seconds: from the fifth on longer segments, from the tenth the cooldown."""
+    return toy_recipe(
+        train={
+            "steps": 1000,
+            "minutes": 20 / 60,
+            "schedule": "constant_cooldown",
+            "cooldown_fraction": 0.5,
+            "stages": ((0.0, 4, 4), (0.25, 8, 8)),
+            "log_every": 1,
+        }
+    )
+
+
+def test_stages_share_the_time_and_the_last_ones_speed_decides_the_end(
+    tmp_path, staged, monkeypatch
+):
+    now, lengths, before = [0.0], [], loop.train_step
+
+    def train_step(config, state, model, device):
+        found = before(config, state, model, device)
+        lengths.append(state.segments.length)
+        # Segments of 4 take a second, segments of 8 two.
+        now[0] += lengths[-1] / 4
+        return found
+
+    monkeypatch.setattr(loop, "train_step", train_step)
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    train(staged, tmp_path, quiet=True)
+    # After five seconds the second stage, in the eleventh the cooldown: time for four more steps.
+    assert lengths == [4] * 5 + [8] * (3 + 4)
+    assert now[0] == pytest.approx(20, abs=2)
+    rates = [r["lr"] for r in measured(tmp_path) if r["kind"] == "train"]
+    assert rates == pytest.approx([0.01] * 8 + [0.0025 * left for left in (4, 3, 2, 1)])
+
+
+def test_a_staged_run_with_a_time_limit_goes_on_where_it_was(tmp_path, staged, clock, at_step):
+    clock(1)
+    train(staged, tmp_path / "whole", quiet=True)
+    for step in (3, 5, 6, 12):
+        at_step(step, interrupt)
+        with pytest.raises(Interrupted):
+            train(staged, tmp_path / "parts", quiet=True)
+        clock(1)
+    train(staged, tmp_path / "parts", quiet=True)
+    assert measured(tmp_path / "whole") == measured(tmp_path / "parts")
+    assert len(measured(tmp_path / "whole")) > 20

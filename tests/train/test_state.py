@@ -1,0 +1,43 @@
+"""The state of a run is read back, also as earlier versions wrote it."""
+
+import pytest
+import torch
+
+from transformer_xl.data import prepare
+from transformer_xl.train import loop
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
+
+
+def begun(config):
+    corpus = prepare(config.data)
+    config = loop._with_vocabulary(config, corpus)
+    return config, loop._new_state(config, corpus, CPU)
+
+
+def test_a_state_of_an_earlier_version_goes_on(toy_recipe):
+    config, one = begun(toy_recipe())
+    for _ in range(3):
+        loop.train_step(config, one, one.model, CPU)
+    old = one.state_dict()
+    for name in ("average", "cooldown_steps", "stage", "stage_seconds", "stage_step"):
+        del old[name]
+    _, other = begun(toy_recipe())
+    other.model.load_state_dict(one.model.state_dict())
+    other.load_state_dict(old)
+    torch.set_rng_state(old["random"])
+    expected = loop.train_step(config, one, one.model, CPU)
+    torch.set_rng_state(old["random"])
+    assert loop.train_step(config, other, other.model, CPU) == expected
+
+
+def test_progress_is_of_the_steps_or_of_the_minutes(toy_recipe):
+    settings = {"steps": 100, "minutes": 1.0, "schedule": "constant_cooldown"}
+    config, state = begun(toy_recipe(train=settings))
+    state.step, state.seconds = 10, 30.0
+    assert state.progress(config.train) == 0.5
+    state.seconds = 3.0
+    assert state.progress(config.train) == 0.1
+    state.end_is_fixed, state.total_steps, state.seconds = True, 40, 50.0
+    assert state.progress(config.train) == 0.25
