@@ -207,7 +207,7 @@ def test_a_kill_leaves_nothing_or_a_whole_corpus(sample, tmp_path, moment):
         assert corpora_in(cache) == [corpus.folder]
 
 
-def test_leftovers_of_other_machines_are_removed_after_a_day(sample, tmp_path):
+def test_what_nobody_goes_on_with_is_removed_after_a_week(sample, tmp_path):
     fresh, stale = (tmp_path / "cache" / f".building-other-{i}-x" for i in (1, 2))
     for folder in (fresh, stale):
         folder.mkdir(parents=True)
@@ -219,7 +219,8 @@ def test_leftovers_of_other_machines_are_removed_after_a_day(sample, tmp_path):
 
 @pytest.mark.parametrize("vocab", ["bytes", "chars", "words", "bpe"])
 def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch, vocab):
-    monkeypatch.setattr(text_module, "BLOCK_BYTES", 1 << 14)
+    # Learning byte-pair units may hold 256 blocks at once.
+    monkeypatch.setattr(text_module, "BLOCK_BYTES", 1 << 10)
     (tmp_path / "long.txt").write_text(SAMPLE * 1000, encoding="utf-8")
     size = (tmp_path / "long.txt").stat().st_size
     assert size > 2e6
@@ -229,46 +230,3 @@ def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch, vocab):
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < size / 2
-
-
-def test_tiny_shakespeare_has_65_characters(shared):
-    path = str(shared / "data" / "tinyshakespeare" / "input.txt")
-    corpus = prepare(
-        DataConfig(
-            name="tiny-shakespeare", path=path, vocab="chars", valid_fraction=0.1, test_fraction=0.0
-        )
-    )
-    assert len(corpus.vocab) == 65
-    assert corpus.vocab.unk_id is None
-    assert corpus.n_tokens("train") == int(0.9 * 1_115_394)
-    assert corpus.n_tokens("valid") == 1_115_394 - int(0.9 * 1_115_394)
-
-
-@pytest.mark.parametrize(
-    ("name", "size", "tokens"),
-    [
-        ("ptb-word", 10_000, (929_589, 73_760, 82_430)),
-        ("ptb-char", 50, (5_017_482, 393_042, 442_423)),
-    ],
-)
-def test_penn_treebank_has_the_published_counts(shared, name, size, tokens):
-    said = []
-    path = str(shared / "data" / "ptb")
-    corpus = prepare(DataConfig(name=name, path=path, vocab="words"), said.append)
-    assert len(corpus.vocab) == size
-    assert tuple(map(corpus.n_tokens, SPLITS)) == tokens
-    assert not any("warning" in line for line in said)
-
-
-def test_wikitext_2_has_the_published_counts(shared):
-    folder = shared / "data" / "wikitext-2"
-    corpus = prepare(
-        DataConfig(
-            path=str(folder / "train.shuffled-articles.txt"),
-            valid_path=str(folder / "valid.txt"),
-            test_path=str(folder / "test.txt"),
-            vocab="words",
-        )
-    )
-    assert len(corpus.vocab) == 33_278
-    assert tuple(map(corpus.n_tokens, SPLITS)) == (2_088_628, 217_646, 245_569)

@@ -11,28 +11,44 @@ class DataConfig:
     """Which text, cut into which symbols, split how."""
 
     name: str = ""
-    """A corpus known to `txl prepare`, such as tiny-shakespeare; empty: the text at data.path."""
+    """A corpus known to `txl prepare`, such as tiny-shakespeare, or hf:ORG/NAME of Hugging Face
+    datasets; empty: the text at data.path."""
     path: str | None = None
-    """File or folder with the text; for a known corpus, a copy of it that is already here."""
+    """File, folder or pattern such as texts/*.txt.gz, several divided by a colon as in PATH; for a
+    known corpus, a copy of it that is already here."""
     valid_path: str | None = None
-    """File or folder with the validation text; None: split it off the text."""
+    """The validation text, given as data.path is; None: split it off the text."""
     test_path: str | None = None
-    """File or folder with the test text; None: split it off the text."""
+    """The test text, given as data.path is; None: split it off the text."""
+    json_field: str = "text"
+    """The field of JSON lines, or the column of a Hugging Face data set, that holds the text."""
     split_by: Literal["fraction", "file"] = "fraction"
     """Split off the end of the text, or whole files spread over the text."""
     valid_fraction: float = 0.05
     """Share of the text held out for validation when no validation text is given."""
     test_fraction: float = 0.05
     """Share of the text held out for the test when no test text is given."""
-    vocab: Literal["bytes", "chars", "words", "bpe"] = "bytes"
-    """Symbols: bytes, characters, words (an <eos> ends each line), or byte-pair units."""
+    vocab: Literal["bytes", "chars", "words", "bpe", "integers", "authors-bytes"] = "bytes"
+    """Symbols: bytes, characters, words (an <eos> ends each line), byte-pair units, integers (a
+    sequence a line), or the bytes without line breaks that the authors cut enwik8 into."""
     vocab_size: int | None = None
-    """Largest number of symbols for words and bpe; None: all words, 4,096 byte-pair units."""
+    """Largest number of symbols for words, bpe and integers (0, 1, 2, ... and <eos>); None: all
+    words, 4,096 byte-pair units, the integers that occur."""
+    vocab_from: Literal["train", "all"] | None = None
+    """Count words and characters in the training text or in all of it; None: as the authors did for
+    a known corpus, else in the training text."""
+    tokenizer: str | None = None
+    """A tokenizer of your own instead of data.vocab: a tokenizer.json of Hugging Face, or a .model
+    of SentencePiece."""
+    workers: int | None = None
+    """Processes that cut the text; None: one for each core when the text is long. Any number of
+    them writes the same bytes."""
     cache_dir: str | None = None
     """Where token files are kept; None: TXL_CACHE, else ~/.cache/transformer_xl."""
 
     def __post_init__(self) -> None:
         require_positive("vocab_size", self.vocab_size)
+        require_positive("workers", self.workers)
         require_fraction("valid_fraction", self.valid_fraction)
         require_fraction("test_fraction", self.test_fraction)
         held_out = self.valid_fraction + self.test_fraction

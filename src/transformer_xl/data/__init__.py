@@ -4,9 +4,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from transformer_xl.data.catalogue import KNOWN_CORPORA
     from transformer_xl.data.corpus import Corpus, prepare, raw_split
     from transformer_xl.data.segments import Segments
-    from transformer_xl.data.sources import KNOWN_CORPORA
     from transformer_xl.data.vocab import Vocab, load_vocab, train_vocab
 
 __all__ = [
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "KNOWN_CORPORA": "sources",
+    "KNOWN_CORPORA": "catalogue",
     "Corpus": "corpus",
     "Segments": "segments",
     "Vocab": "vocab",

@@ -3,7 +3,8 @@
 A corpus folder holds ``tokenizer.json`` and ``vocab.json`` (the vocabulary), ``train.bin``,
 ``valid.bin`` and ``test.bin`` (the symbols, 16 or 32 bits each) and ``manifest.json`` (what is
 there, with checksums, and where it came from). It is written once, under a temporary name, and
-renamed when it is whole. Text passes through in blocks; no part is ever in memory as a whole.
+renamed when it is whole (`building`). Text passes through in blocks; no part is ever in memory
+as a whole.
 """
 
 import dataclasses
@@ -12,10 +13,8 @@ import json
 import os
 import re
 import shutil
-import socket
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +22,14 @@ import numpy as np
 from jaxtyping import Integer
 
 from transformer_xl.config import FORMAT_VERSION, DataConfig
-from transformer_xl.data.sources import find_text
-from transformer_xl.data.text import SPLITS, Span, TextFiles, divide, read_blocks, read_bytes
-from transformer_xl.data.vocab import Vocab, load_vocab, train_vocab
+from transformer_xl.data.building import build, vocabulary_source
+from transformer_xl.data.finding import find_text
+from transformer_xl.data.locking import LOCK, locked
+from transformer_xl.data.text import SPLITS, TextFiles
+from transformer_xl.data.vocab import Vocab, load_vocab
+from transformer_xl.files import checksum
 
-_ONE_DAY = 24 * 60 * 60
+_ONE_WEEK = 7 * 24 * 60 * 60
 
 
 class Corpus:
@@ -108,6 +110,11 @@ class Corpus:
             ValueError: The split is empty.
         """
         about = self._about(name)
+        if about["tokens"] == 0 and name == "train":
+            raise ValueError(
+                "the corpus has no train split: the text at hand holds none; give --data.path with "
+                "the training text"
+            )
         if about["tokens"] == 0:
             raise ValueError(
                 f"the corpus has no {name} split: nothing was held out for it; set "
@@ -155,6 +162,9 @@ def cache_folder(config: DataConfig) -> Path:
 def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -> Corpus:
     """Return the corpus that the settings describe, building it unless the cache has it.
 
+    A build that was stopped goes on where it was. Where another process builds the same corpus,
+    this one waits for it.
+
     Args:
         config: Which text, cut and split how.
         progress: Takes a line of text for the user now and then.
@@ -162,46 +172,77 @@ def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -
     Raises:
         ValueError: The settings or the text do not fit.
         OSError: A file is missing, a download failed, the cache cannot be written.
-        RuntimeError: The corpus in the cache is damaged.
+        RuntimeError: The corpus in the cache is damaged, or a process that cut text was killed.
     """
     say = progress or (lambda line: None)
-    cache = cache_folder(config)
+    given = cache_folder(config)
+    cache = given.absolute()
     files = find_text(config, cache / "downloads", say)
     settings = _settings(config)
-    folder = cache / f"{config.name or files.root.name or 'text'}-{_key(settings, files)}"
+    folder = cache / f"{_title(config, files)}-{_key(settings, files)}"
     if folder.is_dir():
         corpus = Corpus(folder)
         corpus.verify()
         return corpus
+    building = cache / f".building-{folder.name}"
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(cache)
-        temporary = Path(tempfile.mkdtemp(dir=cache, prefix=f".building-{_builder()}-"))
+        _remove_abandoned(cache, building)
+        building.mkdir(exist_ok=True)
     except OSError as error:
         raise OSError(
-            f"cannot write to the cache {cache}: {error.strerror or error}; "
+            f"cannot write to the cache {given}: {error.strerror or error}; "
             "choose another folder with --data.cache_dir or the variable TXL_CACHE"
         ) from error
-    try:
-        _build(config, files, settings, temporary, say)
-        try:
-            temporary.rename(folder)
-        except OSError:
-            # Another process was faster; what it built has the same key.
-            if not folder.is_dir():
+    with locked(building, say) as is_ours:
+        if is_ours and folder.is_dir():
+            # Another process finished it just before.
+            shutil.rmtree(building, ignore_errors=True)
+        elif is_ours:
+            try:
+                build(config, files, settings, building, say)
+            except ValueError:
+                # What does not fit will not fit later.
+                shutil.rmtree(building, ignore_errors=True)
                 raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    return Corpus(folder)
+            # The lock goes with it: who waits for it finds that it is not where it was.
+            building.rename(folder)
+            (folder / LOCK).unlink(missing_ok=True)
+    return Corpus(folder) if is_ours else prepare(config, progress)
+
+
+def _title(config: DataConfig, files: TextFiles) -> str:
+    name = config.name or files.root.name or "text"
+    return re.sub(r"[^\w.+-]", "_", name)
 
 
 def _settings(config: DataConfig) -> dict[str, Any]:
-    """Return the settings on which the symbols depend; where they lie is not one."""
+    """Return the settings on which the symbols depend; where they lie is not one.
+
+    Those that came later are left out where they change nothing, so that what was prepared before
+    is still found.
+    """
     settings = dataclasses.asdict(config)
-    del settings["cache_dir"]
-    if config.vocab not in ("words", "bpe"):
+    for name in ("cache_dir", "workers", "vocab_from", "json_field", "tokenizer"):
+        del settings[name]
+    if config.tokenizer:
+        settings["tokenizer"] = checksum(_tokenizer_file(config.tokenizer))
+        settings["vocab"] = "brought"
+    if config.vocab not in ("words", "bpe", "integers") or config.tokenizer:
         settings["vocab_size"] = None
+    if config.vocab in ("words", "chars") and vocabulary_source(config) != "train":
+        settings["vocab_from"] = vocabulary_source(config)
+    if config.json_field != DataConfig().json_field:
+        settings["json_field"] = config.json_field
     return settings
+
+
+def _tokenizer_file(given: str) -> Path:
+    path = Path(given)
+    path = path / "tokenizer.json" if path.is_dir() else path
+    if not path.is_file():
+        raise FileNotFoundError(f"data.tokenizer={given!r}: there is no file {path}")
+    return path
 
 
 def _key(settings: dict[str, Any], files: TextFiles) -> str:
@@ -215,90 +256,8 @@ def _key(settings: dict[str, Any], files: TextFiles) -> str:
     return hashlib.sha256(definition.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
-def _builder() -> str:
-    return f"{socket.gethostname()}-{os.getpid()}"
-
-
-def _remove_abandoned(cache: Path) -> None:
-    """Remove what killed processes left: ours at once, that of other machines after a day."""
+def _remove_abandoned(cache: Path, ours: Path) -> None:
+    """Remove what was stopped and not gone on with for a week."""
     for folder in cache.glob(".building-*"):
-        match = re.fullmatch(r"\.building-(.*)-(\d+)-[^-]*", folder.name)
-        is_ours = match is not None and match[1] == socket.gethostname()
-        if is_ours and match and Path("/proc/self").exists():
-            is_abandoned = not Path("/proc", match[2]).exists()
-        else:
-            is_abandoned = time.time() - folder.stat().st_mtime > _ONE_DAY
-        if is_abandoned:
+        if folder != ours and time.time() - folder.stat().st_mtime > _ONE_WEEK:
             shutil.rmtree(folder, ignore_errors=True)
-
-
-def _build(
-    config: DataConfig,
-    files: TextFiles,
-    settings: dict[str, Any],
-    folder: Path,
-    say: Callable[[str], None],
-) -> None:
-    splits = divide(config, files)
-    if not sum(map(len, splits["train"])):
-        raise ValueError(
-            f"there is no text to train on in {files.description}: it is empty, or too short "
-            "for the shares that are held out"
-        )
-    say(f"making a vocabulary of {config.vocab}")
-    held_out = splits["valid"] + splits["test"]
-    vocab = train_vocab(
-        config.vocab,
-        read_blocks(config.vocab, splits["train"]),
-        config.vocab_size,
-        read_blocks(config.vocab, held_out),
-    )
-    vocab.save(folder)
-    dtype = np.dtype(np.uint16 if len(vocab) <= 1 << 16 else np.uint32)
-    manifest: dict[str, Any] = {
-        "format_version": FORMAT_VERSION,
-        "dtype": dtype.name,
-        "vocab": {"kind": vocab.kind, "size": len(vocab), "hash": vocab.hash},
-        "splits": {},
-        "source": {"name": config.name, "description": files.description},
-        "settings": settings,
-    }
-    for name in SPLITS:
-        say(f"writing {name}: {sum(map(len, splits[name])):,} bytes of text")
-        about = _write(vocab, splits[name], folder / f"{name}.bin", dtype)
-        about["text_files"] = [os.path.relpath(s.path, files.root) for s in splits[name]]
-        manifest["splits"][name] = about
-        say(f"{name}: {about['tokens']:,} tokens, {about['bytes']:,} bytes")
-    with (folder / "manifest.json").open("w", encoding="utf-8") as file:
-        json.dump(manifest, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _write(vocab: Vocab, spans: Sequence[Span], path: Path, dtype: np.dtype) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    n_tokens = 0
-    with path.open("wb") as file:
-        for tokens in _encode(vocab, spans):
-            block = np.asarray(tokens).astype(dtype)
-            digest.update(block.data)
-            file.write(block.data)
-            n_tokens += len(block)
-        file.flush()
-        os.fsync(file.fileno())
-    return {
-        "file": path.name,
-        "tokens": n_tokens,
-        "bytes": sum(map(len, spans)),
-        "sha256": digest.hexdigest(),
-    }
-
-
-def _encode(vocab: Vocab, spans: Sequence[Span]) -> Iterator[np.ndarray | list[int]]:
-    if vocab.kind == "bytes":
-        for span in spans:
-            for block in read_bytes(span):
-                yield np.frombuffer(block, dtype=np.uint8)
-        return
-    for block in read_blocks(vocab.kind, spans):
-        yield vocab.encode(block)

@@ -5,10 +5,14 @@ A split is a list of spans of files. Nothing here holds more than a few blocks i
 
 import codecs
 import hashlib
+import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
+
+import numpy as np
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data.vocab import VocabKind, split_point
@@ -18,6 +22,7 @@ BLOCK_BYTES = 1 << 16
 
 SPLITS = ("train", "valid", "test")
 
+_LONGEST_INDENT = 256
 # A text without a single place to cut it is cut anyway when this much of it is waiting.
 _LONGEST_UNCUT = 64 * BLOCK_BYTES
 
@@ -43,6 +48,12 @@ class TextFiles:
     train: tuple[Path, ...]
     valid: tuple[Path, ...] | None = None
     test: tuple[Path, ...] | None = None
+    origins: Mapping[Path, Path] = field(default_factory=dict)
+    """For files that were unpacked: the files they came from."""
+
+    def name(self, path: Path) -> str:
+        """Return the place of a file, or of the file it came from, below ``root``."""
+        return Path(os.path.relpath(self.origins.get(path, path), self.root)).as_posix()
 
 
 def read_bytes(span: Span) -> Iterator[bytes]:
@@ -100,10 +111,36 @@ def read_blocks(kind: VocabKind, spans: Iterable[Span]) -> Iterator[str]:
             if cut:
                 yield waiting[:cut]
                 waiting = waiting[cut:]
-        if kind == "words" and line_is_open:
+        if kind in ("words", "integers") and line_is_open:
             waiting += "\n"
         if waiting:
             yield waiting
+
+
+def find_cut(kind: VocabKind | Literal["authors-bytes"], span: Span, near: int) -> int:
+    """Return the first byte from ``near`` on at which a span may be cut in two.
+
+    Both parts, cut into symbols by themselves, give what the whole gives. The end of the span
+    when there is no such place.
+    """
+    if kind in ("bytes", "authors-bytes"):
+        return min(near, span.stop)
+    patterns = {
+        "chars": rb"[\x00-\x7f\xc0-\xff]",
+        # A unit ends before the first visible character of a line.
+        "bpe": rb"\n[ \t]*(?=[!-~])",
+        "brought": rb"[A-Za-z0-9](?=\n)",
+    }
+    pattern = re.compile(patterns.get(kind, rb"\n"))
+    position, held = near, b""
+    for block in read_bytes(Span(span.path, near, span.stop)):
+        window = held + block
+        if found := pattern.search(window):
+            return position - len(held) + (found.start() if kind == "chars" else found.end())
+        # What might begin there comes once more with the next block.
+        held = window[-_LONGEST_INDENT:]
+        position += len(block)
+    return span.stop
 
 
 def divide(config: DataConfig, files: TextFiles) -> dict[str, list[Span]]:
@@ -116,9 +153,12 @@ def divide(config: DataConfig, files: TextFiles) -> dict[str, list[Span]]:
     test_share = config.test_fraction if files.test is None else 0.0
     spans = [_whole(path) for path in files.train]
     if config.split_by == "file":
-        parts = _hold_out_files(spans, files.root, valid_share, test_share)
+        parts = _hold_out_files(spans, files, valid_share, test_share)
     else:
-        parts = _cut_off_end(config.vocab, spans, valid_share, test_share)
+        kind: VocabKind = "bytes" if config.vocab == "authors-bytes" else config.vocab
+        # A tokenizer of somebody's own is given whole lines.
+        kind = "words" if config.tokenizer else kind
+        parts = _cut_off_end(kind, spans, valid_share, test_share)
     splits: dict[str, list[Span]] = dict(zip(SPLITS, parts, strict=True))
     for name, paths in (("valid", files.valid), ("test", files.test)):
         if paths is not None:
@@ -131,7 +171,7 @@ def _whole(path: Path) -> Span:
 
 
 def _hold_out_files(
-    spans: Sequence[Span], root: Path, valid_share: float, test_share: float
+    spans: Sequence[Span], files: TextFiles, valid_share: float, test_share: float
 ) -> tuple[list[Span], list[Span], list[Span]]:
     """Hold out files until their share of the bytes is reached, in the order of a hash.
 
@@ -147,7 +187,7 @@ def _hold_out_files(
         )
 
     def rank(span: Span) -> bytes:
-        name = span.path.relative_to(root).as_posix()
+        name = files.name(span.path)
         return hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()
 
     total = sum(map(len, spans))
@@ -173,7 +213,7 @@ def _cut_off_end(
 ) -> tuple[list[Span], list[Span], list[Span]]:
     if not valid_share + test_share:
         return list(spans), [], []
-    lengths = [len(span) if kind == "bytes" else sum(map(len, read_text(span))) for span in spans]
+    lengths = [len(span) if kind == "bytes" else _count_characters(span) for span in spans]
     # Shares like 0.1 are no binary fractions: without rounding, 1 - 0.05 - 0.05 is below 0.9.
     starts = [
         int(sum(lengths) * round(1 - share, 12)) for share in (valid_share + test_share, test_share)
@@ -197,10 +237,10 @@ def _find(
     if kind == "bytes" or position == 0:
         return index, position
     span = spans[index]
-    offset = 0
-    for text in read_text(span):
+    offset, position = _skip_characters(span, position)
+    for text in read_text(Span(span.path, offset, span.stop)):
         if position < len(text):
-            if kind != "words":
+            if kind in ("chars", "bpe"):
                 return index, offset + len(text[:position].encode())
             # Words stay whole, and lines where they are not endless.
             if end := re.compile("\n").search(text, position) or re.compile(r"\s").search(
@@ -211,6 +251,33 @@ def _find(
         position -= len(text)
         offset += len(text.encode())
     return index + 1, 0
+
+
+def _starts_of_characters(block: bytes) -> np.ndarray:
+    """Mark the bytes of UTF-8 text that begin a character."""
+    return (np.frombuffer(block, dtype=np.uint8) & 0xC0) != 0x80
+
+
+def _count_characters(span: Span) -> int:
+    return sum(int(np.count_nonzero(_starts_of_characters(block))) for block in read_bytes(span))
+
+
+def _skip_characters(span: Span, n: int) -> tuple[int, int]:
+    """Return a byte at which a character begins, and how many of ``n`` are then still to come.
+
+    Whole blocks are passed over without being decoded.
+    """
+    offset = span.start
+    for block in read_bytes(span):
+        starts = _starts_of_characters(block)
+        in_block = int(np.count_nonzero(starts))
+        if in_block > n:
+            first = int(np.argmax(starts))
+            # What comes before belongs to the last character of the block before.
+            return offset + first, n
+        n -= in_block
+        offset += len(block)
+    return span.stop, n
 
 
 def _between(spans: Sequence[Span], begin: tuple[int, int], end: tuple[int, int]) -> list[Span]:

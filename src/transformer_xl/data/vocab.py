@@ -7,6 +7,8 @@ that names its kind:
 * ``chars``: the characters of the training text, sorted. Exact.
 * ``words``: what whitespace separates, most frequent first; ``<eos>`` ends each line.
 * ``bpe``: byte-pair units learned from the training text. Any text; exact.
+* ``integers``: integers between blanks, in order; ``<eos>`` ends each line.
+* ``brought``: a tokenizer of another program, as it is (`brought`).
 * ``imported``: what another program's vocabulary held, cut as that program did (`imported`).
 
 A ``<unk>`` is there only when something needs it. Dimension key: V symbols.
@@ -17,17 +19,17 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Int32
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from transformer_xl.config import FORMAT_VERSION
 
-VocabKind = Literal["bytes", "chars", "words", "bpe", "imported"]
+VocabKind = Literal["bytes", "chars", "words", "bpe", "integers", "brought", "imported"]
 
 EOS = "<eos>"
 UNK = "<unk>"
@@ -35,9 +37,6 @@ DEFAULT_BPE_SIZE = 4096
 
 _UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 _LISTED_UNKNOWN = 5
-
-# Words are split where Python's str.split() splits, so that both roads give the same numbers.
-_SPACE = r"[\s\x1c-\x1f\x85]+"
 
 # A unit may hold a word with the mark and the space before it ("(self", ", name"), a run of
 # marks with the line break and indentation after it (":\n    "), or blank lines with the
@@ -51,6 +50,8 @@ _UNITS = (
     r"|[ \t]+"
     r"|\s"
 )
+# Where the end of a line is looked for.
+_TAIL = 1 << 16
 _LINE_STARTS = re.compile(r"\n[ \t]*(?=\S)")
 
 
@@ -76,7 +77,7 @@ class Vocab:
         self.symbols = sorted(self._ids, key=self._ids.__getitem__)
         if sorted(self._ids.values()) != list(range(len(self.symbols))):
             raise ValueError("the numbers of a vocabulary must be 0, 1, 2, ... without a gap")
-        self.eos_id = self._ids.get(EOS) if kind == "words" else None
+        self.eos_id = self._ids.get(EOS) if kind in ("words", "integers") else None
         self.unk_id = self._ids.get(UNK) if kind in ("chars", "words") else None
         self._bytes = self._symbol_bytes()
         self.token_bytes: Int32[np.ndarray, " V"] | None = None
@@ -87,7 +88,7 @@ class Vocab:
         return len(self.symbols)
 
     def _symbol_bytes(self) -> list[bytes] | None:
-        if self.kind == "words":
+        if self.kind in ("words", "integers"):
             return None
         if self.kind == "chars":
             return [b"" if symbol == UNK else symbol.encode() for symbol in self.symbols]
@@ -105,7 +106,7 @@ class Vocab:
             return list(text.encode("utf-8", "surrogateescape"))
         if self.kind == "bpe":
             return self._tokenizer.encode(text).ids
-        symbols = text if self.kind == "chars" else _words(text)
+        symbols = symbols_in(self.kind, text)
         if self.unk_id is not None:
             return [self._ids.get(symbol, self.unk_id) for symbol in symbols]
         try:
@@ -206,8 +207,12 @@ def split_point(kind: VocabKind, text: str) -> int:
         return 0  # Some of their rules look far ahead.
     if kind in ("bytes", "chars"):
         return len(text)
-    if kind == "words":
+    if kind in ("words", "integers"):
         return max(text.rfind("\n"), text.rfind(" ")) + 1
+    if kind == "brought":
+        # Such tokenizers divide behind a word, and a line end begins what follows, or is dropped.
+        found = list(re.finditer(r"(?<=[A-Za-z0-9])\n", text[-_TAIL:]))
+        return max(len(text) - _TAIL, 0) + found[-1].start() if found else 0
     end = len(text)
     while (newline := text.rfind("\n", 0, end)) >= 0:
         if start := _LINE_STARTS.match(text, newline):
@@ -263,6 +268,10 @@ def load_vocab(folder: Path | str) -> Vocab:
             "restore it from a copy"
         )
     try:
+        if kind == "brought":
+            from transformer_xl.data.brought import BroughtVocab
+
+            return BroughtVocab(definition.decode())
         return Vocab(kind, definition.decode())
     except Exception as error:  # tokenizers has no class of its own.
         raise RuntimeError(f"{path} is damaged ({error}); restore it from a copy") from error
@@ -284,10 +293,10 @@ def train_vocab(
         held_out: Further text, from which nothing is learned but whether ``<unk>`` is needed.
 
     Raises:
-        ValueError: ``vocab_size`` is too small, or ``kind`` is ``imported``.
+        ValueError: ``vocab_size`` is too small, or ``kind`` is ``imported`` or ``brought``.
     """
-    if kind == "imported":
-        raise ValueError("an imported vocabulary is read, not trained: choose another kind")
+    if kind in ("imported", "brought"):
+        raise ValueError(f"an {kind} vocabulary is read, not trained: choose another kind")
     if kind == "bytes":
         tokenizer = Tokenizer(
             models.BPE(vocab={c: byte for byte, c in enumerate(byte_characters())}, merges=[])
@@ -297,7 +306,15 @@ def train_vocab(
     elif kind == "bpe":
         tokenizer = _train_bpe(texts, DEFAULT_BPE_SIZE if vocab_size is None else vocab_size)
     else:
-        tokenizer = _count_symbols(kind, texts, vocab_size, held_out)
+        from transformer_xl.data.counting import counted_vocab
+
+        count: Counter[str] = Counter()
+        for text in texts:
+            count.update(symbols_in(kind, text))
+        # Equal counts keep the order of appearance, as in the authors' vocabularies.
+        symbols = [symbol for symbol, _ in count.most_common()]
+        has_unknown = any(x not in count for text in held_out for x in symbols_in(kind, text))
+        return counted_vocab(kind, symbols, vocab_size, has_unknown=has_unknown)
     return Vocab(kind, tokenizer.to_str(pretty=True))
 
 
@@ -322,53 +339,9 @@ def _train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def _count_symbols(
-    kind: VocabKind, texts: Iterable[str], vocab_size: int | None, held_out: Iterable[str]
-) -> Tokenizer:
-    count: Counter[str] = Counter()
-    for text in texts:
-        count.update(_words(text) if kind == "words" else text)
-    if kind == "words":
-        # Equal counts keep the order of appearance, as in the authors' vocabularies.
-        symbols = [symbol for symbol, _ in count.most_common()]
-        symbols += [EOS] if EOS not in count else []
-    else:
-        symbols = sorted(count)
-    needs_unk = kind == "words" and vocab_size is not None and len(symbols) > vocab_size
-    known = set(symbols)
-    needs_unk = needs_unk or any(
-        symbol not in known
-        for text in held_out
-        for symbol in (_words(text) if kind == "words" else text)
-    )
-    if needs_unk and UNK not in known:
-        symbols.append(UNK)
-    if kind == "words" and vocab_size is not None:
-        symbols = _most_frequent(symbols, vocab_size)
-    ids = {symbol: number for number, symbol in enumerate(symbols)}
-    tokenizer = Tokenizer(models.WordLevel(vocab=ids, unk_token=UNK))
-    if kind == "words":
-        tokenizer.normalizer = cast(normalizers.Normalizer, normalizers.Replace("\n", f" {EOS} "))
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_SPACE), "removed")
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-        tokenizer.decoder = decoders.Fuse()
-    return tokenizer
-
-
-def _most_frequent(symbols: Sequence[str], vocab_size: int) -> list[str]:
-    special = [symbol for symbol in symbols if symbol in (EOS, UNK)]
-    if vocab_size < len(special) + 1:
-        raise ValueError(
-            f"data.vocab_size={vocab_size} leaves no room for a word beside {' and '.join(special)}"
-        )
-    words = [symbol for symbol in symbols if symbol not in (EOS, UNK)]
-    kept = {*special, *words[: vocab_size - len(special)]}
-    return [symbol for symbol in symbols if symbol in kept]
-
-
-def _words(text: str) -> list[str]:
-    return text.replace("\n", f" {EOS} ").split()
+def symbols_in(kind: VocabKind, text: str) -> Iterable[str]:
+    """Cut a text into characters, or into words with an ``<eos>`` for each line end."""
+    return text if kind == "chars" else text.replace("\n", f" {EOS} ").split()
 
 
 def byte_characters() -> list[str]:

@@ -1,0 +1,245 @@
+"""Where text is: files of one's own, copies of known corpora, the sources of Python itself."""
+
+import codecs
+import glob
+import os
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+
+from transformer_xl.config import DataConfig
+from transformer_xl.data.catalogue import KNOWN_CORPORA, RemoteFile
+from transformer_xl.data.download import Progress, differs, download, where_from
+from transformer_xl.data.hub import HUB_PREFIX, find_hub_text
+from transformer_xl.data.text import TextFiles
+from transformer_xl.data.unpacking import first_bytes, parts_within, unpacking_of
+
+_PROBE_BYTES = 8192
+_LISTED_SKIPPED = 5
+_SUBFOLDERS = ("", "data", "simple-examples/data")
+
+
+def find_text(config: DataConfig, downloads: Path, progress: Progress) -> TextFiles:
+    """Find the files of a corpus, downloading them where they must be.
+
+    Raises:
+        ValueError: The settings name an unknown corpus, or files that hold no text.
+        FileNotFoundError: A file is missing.
+        OSError: A download failed.
+    """
+    if not (config.name or config.path):
+        raise ValueError(
+            "data.name and data.path are both empty: give a file or folder with --data.path, or "
+            f"name one of the known corpora: {', '.join(KNOWN_CORPORA)}"
+        )
+    is_hub = config.name.startswith(HUB_PREFIX)
+    if config.name and not is_hub and config.name not in KNOWN_CORPORA:
+        raise ValueError(
+            f"data.name={config.name!r} is no known corpus; there are "
+            f"{', '.join(KNOWN_CORPORA)}, and {HUB_PREFIX}ORG/NAME of Hugging Face datasets. For "
+            "text of your own leave it empty and give --data.path FILE_OR_FOLDER"
+        )
+    held_out = {
+        part: list_texts(path, config, progress)[1]
+        for part, path in (("valid", config.valid_path), ("test", config.test_path))
+        if path is not None
+    }
+    parts: dict[str, tuple[Path, ...]]
+    if config.name == "python-stdlib":
+        root = Path(config.path or sysconfig.get_path("stdlib"))
+        parts = {"train": _python_sources(root)}
+    elif is_hub:
+        root, parts = find_hub_text(config, downloads, progress)
+    elif config.name:
+        root, parts = _find_known(config, downloads, progress)
+    else:
+        root, files = list_texts(config.path or "", config, progress)
+        parts = {"train": files}
+    # A folder may hold its held-out files itself; nothing is trained on that is also measured.
+    away = {file.resolve() for files in held_out.values() for file in files}
+    found = bool(parts["train"])
+    parts["train"] = tuple(file for file in parts["train"] if file.resolve() not in away)
+    if found and not parts["train"]:
+        raise ValueError(f"{root} holds nothing but what data.valid_path and test_path hold out")
+    if len(parts["train"]) == 1:
+        parts |= dict.fromkeys(parts_within(parts["train"][0], config), parts["train"])
+    parts |= held_out
+    known = KNOWN_CORPORA.get(config.name)
+    return TextFiles(
+        root=root,
+        description=known.summary if known else config.name or f"text at {config.path}",
+        train=parts["train"],
+        valid=parts.get("valid"),
+        test=parts.get("test"),
+    )
+
+
+def list_texts(given: str, config: DataConfig, progress: Progress) -> tuple[Path, tuple[Path, ...]]:
+    """List what ``data.path`` names: a file, a folder, a pattern, or several, in that order.
+
+    Returns:
+        The folder below which all of them lie, and the files.
+
+    Raises:
+        FileNotFoundError: There is nothing at a path.
+        ValueError: A folder holds no text.
+    """
+    # A name with a colon or a star in it is a name first.
+    single = Path(given).exists() or (os.pathsep not in given and not glob.has_magic(given))
+    places: list[Path] = []
+    for item in [given] if single else given.split(os.pathsep):
+        if Path(item).exists() or not glob.has_magic(item):
+            places.append(Path(item))
+            continue
+        matched = sorted(glob.glob(item, recursive=True))  # noqa: PTH207 - patterns may be absolute
+        if not matched:
+            raise FileNotFoundError(f"no file matches the pattern {item}")
+        places += [Path(match) for match in matched]
+    if len(places) > 1 and not single:
+        # Of a pattern's matches, folders are what ** passed through.
+        is_pattern = glob.has_magic(given) and os.pathsep not in given
+        places = [place for place in places if not is_pattern or place.is_file()]
+    files = tuple(
+        dict.fromkeys(file for place in places for file in list_text(place, config, progress))
+    )
+    if len(places) == 1:
+        (place,) = places
+        return (place if place.is_dir() else place.parent), files
+    return Path(os.path.commonpath([file.absolute().parent for file in files])), files
+
+
+def list_text(path: Path, config: DataConfig, progress: Progress) -> tuple[Path, ...]:
+    """List a file, or the text files of a folder and its subfolders, sorted.
+
+    In a folder, hidden files are left out, and files that begin like no text; these are named.
+    Compressed files count by what is in them.
+
+    Raises:
+        FileNotFoundError: There is nothing at ``path``.
+        ValueError: The folder holds no text.
+    """
+    if path.is_file():
+        return (path,)
+    if not path.is_dir():
+        raise FileNotFoundError(f"there is no file or folder {path}")
+    found, skipped = [], []
+    for file in _walk(path, lambda name: name.startswith(".")):
+        if file.name.startswith("."):
+            continue
+        (found if _begins_like_text(file, config) else skipped).append(file)
+    if skipped:
+        names = ", ".join(str(file.relative_to(path)) for file in skipped[:_LISTED_SKIPPED])
+        more = len(skipped) - _LISTED_SKIPPED
+        progress(
+            f"skipped {len(skipped)} files of {path} that are empty or no text: {names}"
+            + (f" and {more} more" if more > 0 else "")
+        )
+    if not found:
+        raise ValueError(f"the folder {path} holds no text files")
+    return tuple(found)
+
+
+def _walk(root: Path, is_skipped: Callable[[str], bool]) -> list[Path]:
+    found = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if not is_skipped(name)]
+        found += [file for name in names if (file := Path(folder, name)).is_file()]
+    return sorted(found, key=lambda file: file.relative_to(root).as_posix())
+
+
+def _begins_like_text(file: Path, config: DataConfig) -> bool:
+    if unpacking_of(file, config) in ("numpy", "parquet"):
+        return True
+    head = first_bytes(file, _PROBE_BYTES)
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head, final=len(head) < _PROBE_BYTES)
+    except UnicodeDecodeError:
+        return False
+    return bool(head) and b"\0" not in head
+
+
+# Tests and tables, and what many systems install separately or not at all: the corpus should be
+# nearly the same on every machine with the same Python.
+_NOT_PYTHON_LIBRARY = {
+    *("__phello__", "__pycache__", "dist-packages", "distutils", "encodings", "ensurepip"),
+    *("idlelib", "lib-dynload", "lib2to3", "pydoc_data", "site-packages", "test", "tests"),
+    *("tkinter", "turtledemo"),
+}
+
+
+def _python_sources(root: Path) -> tuple[Path, ...]:
+    def is_skipped(name: str) -> bool:
+        return name in _NOT_PYTHON_LIBRARY or name.startswith((".", "config-"))
+
+    found = tuple(
+        file
+        for file in _walk(root, is_skipped)
+        if file.suffix == ".py"
+        and not file.name.startswith("_sysconfigdata")
+        and _begins_like_text(file, DataConfig())
+    )
+    if not found:
+        raise FileNotFoundError(
+            f"no Python sources in {root}: this Python comes without the text of its library; "
+            "give a folder that has it with --data.path"
+        )
+    return found
+
+
+def _find_known(
+    config: DataConfig, downloads: Path, progress: Progress
+) -> tuple[Path, dict[str, tuple[Path, ...]]]:
+    corpus = KNOWN_CORPORA[config.name]
+    if config.path is None:
+        folder = downloads / config.name
+        return folder, {
+            part: download(remote, folder, corpus, config.name, progress)
+            for part, remote in corpus.files.items()
+        }
+    given = Path(config.path)
+    parts = {
+        part: _copies(given, remote, len(corpus.files)) for part, remote in corpus.files.items()
+    }
+    missing = [corpus.files[part].name for part, files in parts.items() if not files]
+    if missing and (len(missing) == len(parts) or missing != [corpus.files["train"].name]):
+        raise FileNotFoundError(
+            f"{given} is no folder with {', '.join(missing)}: --data.path for {config.name} takes "
+            f"{where_from(corpus)}"
+        )
+    if missing:
+        progress(
+            f"warning: {given} holds no {missing[0]}: there is nothing to train on, and symbols "
+            "are counted in what is held out, so that results compare with nothing"
+        )
+    for part, files in parts.items():
+        for file in files:
+            _compare(file, corpus.files[part], progress)
+    return (given if given.is_dir() else given.parent), parts
+
+
+def _copies(given: Path, remote: RemoteFile, n_parts: int) -> tuple[Path, ...]:
+    """Find a file of a known corpus below a path, under any of its names."""
+    if given.is_file() and n_parts == 1:
+        return (given,)
+    for name in (remote.name, *remote.also):
+        for place in _SUBFOLDERS:
+            if found := tuple(sorted(file for file in given.glob(f"{place}/{name}".lstrip("/")))):
+                return found if "*" in remote.name else found[:1]
+    return ()
+
+
+def _compare(file: Path, remote: RemoteFile, progress: Progress) -> None:
+    """Warn where a copy is not what was published."""
+    size = file.stat().st_size
+    if remote.n_bytes is not None and size < remote.n_bytes:
+        progress(
+            f"warning: {file} is a part of {remote.name}, {size:,} of {remote.n_bytes:,} bytes; it "
+            "is split by the same shares, and results will not compare with published ones"
+        )
+    elif remote.checksum and differs(file, remote.checksum):
+        progress(
+            f"warning: {file} differs from the published {remote.name} (it has not the checksum "
+            f"{remote.checksum}); results will not compare with published ones"
+        )
+    elif not remote.checksum and "*" not in remote.name:
+        progress(f"no checksum of {remote.name} is known: {file} is taken as it is")

@@ -1,0 +1,249 @@
+"""Files that are no plain text, and the text in them.
+
+Compressed files, JSON lines, Parquet tables, and integers in JSON or NumPy files are written out
+as text once, next to the corpus being built; from there all go one way. What is read is data:
+no pickle, nothing that is executed.
+"""
+
+import bz2
+import gzip
+import importlib
+import io
+import json
+import lzma
+import shutil
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from transformer_xl.config import DataConfig
+from transformer_xl.files import write_atomically
+
+Unpacking = Literal["", "text", "lines", "parquet", "json", "numpy"]
+
+_BLOCK = 1 << 20
+_COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+_LINES = (".jsonl", ".ndjson")
+_PARTS = ("train", "valid", "test")
+# Enough to show where the trouble is.
+_SHOWN = 60
+
+
+class MissingPackageError(ValueError):
+    """A file needs an optional package."""
+
+
+def unpacking_of(path: Path, config: DataConfig) -> Unpacking:
+    """Say how the text in a file is found: by the end of its name; empty: it is plain text."""
+    name = path.name.lower()
+    is_compressed = name.endswith(_COMPRESSED)
+    inner = name.rsplit(".", 1)[0] if is_compressed else name
+    if inner.endswith(_LINES):
+        return "lines"
+    if inner.endswith(".parquet"):
+        return "parquet"
+    if config.vocab == "integers" and inner.endswith((".json", ".npy")):
+        return "json" if inner.endswith(".json") else "numpy"
+    return "text" if is_compressed else ""
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[io.BufferedIOBase]:
+    """Open a file, decompressing it as the end of its name says.
+
+    Raises:
+        ValueError: The file is damaged, or the package for ``.zst`` is not installed.
+        OSError: The file cannot be read.
+    """
+    suffix = path.suffix.lower()
+    try:
+        if suffix == ".zst":
+            zstandard = _package("zstandard", f"{path} is compressed with zstd")
+            with io.BufferedReader(zstandard.open(path, "rb")) as file:
+                yield file
+            return
+        opener: Any = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.get(suffix, open)
+        with opener(path, "rb") as file:
+            yield file
+    except Exception as error:
+        # Of the system's own errors, those with a number; the others are about what is in the file.
+        is_known = isinstance(error, ValueError) or getattr(error, "errno", None)
+        is_about_it = isinstance(error, OSError | EOFError | lzma.LZMAError | zlib.error)
+        if is_known or not (is_about_it or type(error).__name__ == "ZstdError"):
+            raise
+        raise ValueError(f"{path} is damaged: {error}") from error
+
+
+def first_bytes(path: Path, n: int) -> bytes:
+    """Return the beginning of what is in a file; nothing when it is damaged.
+
+    Raises:
+        MissingPackageError: The package for ``.zst`` is not installed.
+    """
+    try:
+        with opened(path) as file:
+            return file.read(n)
+    except MissingPackageError:
+        raise
+    except (OSError, ValueError):
+        return b""
+
+
+def parts_within(path: Path, config: DataConfig) -> tuple[str, ...]:
+    """Return which held-out parts a JSON file of integers brings along.
+
+    Raises:
+        ValueError: The file is no JSON.
+    """
+    if config.vocab != "integers" or unpacking_of(path, config) != "json":
+        return ()
+    content = _read_json(path)
+    if not isinstance(content, dict):
+        return ()
+    return tuple(part for part in _PARTS[1:] if content.get(part))
+
+
+def unpack(path: Path, target: Path, how: Unpacking, field: str, part: str) -> None:
+    """Write the text in a file to ``target``, atomically.
+
+    Args:
+        path: The file.
+        target: Where the text goes.
+        how: What `unpacking_of` says.
+        field: The field or column that holds the text.
+        part: ``train``, ``valid`` or ``test``, where a file holds several.
+
+    Raises:
+        ValueError: The file does not hold what its name says.
+    """
+
+    def write(temporary: Path) -> None:
+        with temporary.open("wb") as out:
+            if how == "text":
+                with opened(path) as file:
+                    shutil.copyfileobj(file, out, _BLOCK)
+                return
+            readers = {"lines": _json_lines, "parquet": _parquet, "json": _json_integers}
+            pieces = (
+                _numpy_integers(path)
+                if how == "numpy"
+                else readers[how](path, part if how == "json" else field)
+            )
+            for piece in pieces:
+                out.write(piece.encode("utf-8", "surrogatepass"))
+
+    write_atomically(target, write)
+
+
+def as_lines(text: str) -> str:
+    """End a text with a line end, unless it has one: texts follow one another in a file."""
+    return text if text.endswith("\n") else f"{text}\n"
+
+
+def _json_lines(path: Path, field: str) -> Iterator[str]:
+    with opened(path) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ValueError(f"{path}: line {number:,} is no JSON: {error}") from None
+            text = record.get(field) if isinstance(record, dict) else None
+            if not isinstance(text, str):
+                known = ", ".join(map(repr, record)) if isinstance(record, dict) else "none"
+                raise ValueError(
+                    f"{path}: line {number:,} has no text in the field {field!r} (its fields are "
+                    f"{known[:_SHOWN]}); name the field with --data.json_field"
+                )
+            yield as_lines(text)
+
+
+def _parquet(path: Path, field: str) -> Iterator[str]:
+    datasets = _package("datasets", f"{path} is a Parquet table")
+    rows = datasets.load_dataset("parquet", data_files=[str(path)], split="train", streaming=True)
+    yield from texts_of(rows, field, str(path))
+
+
+def texts_of(rows: Iterable[Any], field: str, where: str) -> Iterator[str]:
+    """Return the texts of the rows of a data set, each with a line end.
+
+    Raises:
+        ValueError: A row has no text under that name.
+    """
+    for row in rows:
+        text = row.get(field)
+        if not isinstance(text, str):
+            raise ValueError(
+                f"{where} has no text in the column {field!r} (its columns are "
+                f"{', '.join(row)}); name the column with --data.json_field"
+            )
+        yield as_lines(text)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        with opened(path) as file:
+            return json.load(file)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
+
+
+def _json_integers(path: Path, part: str) -> Iterator[str]:
+    content = _read_json(path)
+    if isinstance(content, dict):
+        content = content.get(part, [])
+    if not isinstance(content, list):
+        raise ValueError(
+            f"{path} holds no sequences of integers: expected a list of lists, or an object with "
+            "such a list under train, valid and test"
+        )
+    sequences = content if any(isinstance(x, list) for x in content) else [content]
+    for sequence in sequences:
+        yield " ".join([str(x) for x in _flat(sequence, path)]) + "\n"
+
+
+def _flat(sequence: Any, path: Path) -> Iterator[int]:
+    """Return the integers of a sequence; what happens at once comes one after the other."""
+    for item in sequence if isinstance(sequence, list) else [sequence]:
+        for value in item if isinstance(item, list) else [item]:
+            if type(value) is not int:
+                raise ValueError(
+                    f"{path}: {json.dumps(value)[:_SHOWN]} is no integer; a sequence holds "
+                    "integers, or lists of integers that happen at once"
+                )
+            yield value
+
+
+def _numpy_integers(path: Path) -> Iterator[str]:
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise ValueError(f"{path} is no NumPy file of integers: {error}") from None
+    if not np.issubdtype(array.dtype, np.integer) or array.ndim not in (1, 2):
+        raise ValueError(
+            f"{path} holds {array.dtype.name} of {array.ndim} dimensions; integers are expected, "
+            "a sequence (1 dimension) or a sequence a row (2)"
+        )
+    for row in array if array.ndim == 2 else [array]:
+        for start in range(0, len(row), _BLOCK):
+            block = " ".join(map(str, row[start : start + _BLOCK].tolist()))
+            yield block + ("\n" if start + _BLOCK >= len(row) else " ")
+
+
+def _package(name: str, why: str) -> Any:
+    """Import an optional package.
+
+    Raises:
+        MissingPackageError: It is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingPackageError(
+            f"{why}, which needs the package {name}: pip install {name}"
+        ) from error

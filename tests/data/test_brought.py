@@ -1,0 +1,158 @@
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from transformer_xl.config import DataConfig
+from transformer_xl.data import building
+from transformer_xl.data.brought import BroughtVocab, bring
+from transformer_xl.data.corpus import prepare, raw_split
+from transformer_xl.data.vocab import load_vocab
+
+SAMPLE = "The cat sat on the mat, it's 42 years old!\n\n  Größe und Länge; 漢字.\nthe end\n" * 30
+PIECES = ["<unk>", "<s>", "</s>", "\u2581the", "\u2581", "t", "h", "e", "c", "a", "at", "\u2581c"]
+NORMAL, UNKNOWN, CONTROL = 1, 2, 3
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory):
+    """A tokenizer as GPT-2's."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=alphabet, special_tokens=["<|endoftext|>"],
+        show_progress=False,
+    )  # fmt: skip
+    tokenizer.train_from_iterator([SAMPLE], trainer)
+    path = tmp_path_factory.mktemp("gpt2") / "tokenizer.json"
+    tokenizer.save(str(path))
+    return path
+
+
+def varint(n):
+    return bytes([n]) if n < 0x80 else bytes([n & 0x7F | 0x80]) + varint(n >> 7)
+
+
+def message(*fields):
+    out = b""
+    for number, value in fields:
+        if isinstance(value, int):
+            out += varint(number << 3) + varint(value)
+        elif isinstance(value, float):
+            out += varint(number << 3 | 5) + struct.pack("<f", value)
+        else:
+            out += varint(number << 3 | 2) + varint(len(value)) + value
+    return out
+
+
+def sentencepiece(kind=1, prefix=1):
+    kinds = [UNKNOWN, CONTROL, CONTROL, *[NORMAL] * (len(PIECES) - 3)]
+    pieces = [
+        (1, message((1, name.encode()), (2, -float(n)), (3, x)))
+        for n, (name, x) in enumerate(zip(PIECES, kinds, strict=True))
+    ]
+    return message(*pieces, (2, message((3, kind))), (3, message((3, prefix))))
+
+
+def symbols(vocab, text):
+    return [vocab.symbols[token] for token in vocab.encode(text)]
+
+
+def config(path, tokenizer, cache, **settings):
+    return DataConfig(path=str(path), tokenizer=str(tokenizer), cache_dir=str(cache), **settings)
+
+
+def test_a_tokenizer_of_bytes_restores_every_text(gpt2, tmp_path, monkeypatch):
+    (tmp_path / "text").write_text(SAMPLE)
+    whole = prepare(config(tmp_path / "text", gpt2, tmp_path / "whole"))
+    assert b"".join(raw_split(whole, x) for x in ("train", "valid", "test")) == SAMPLE.encode()
+    assert whole.vocab.token_bytes[whole.split("train")].sum() == whole.n_bytes("train")
+    assert whole.vocab.eos_id == whole.vocab.symbols.index("<|endoftext|>")
+    assert load_vocab(whole.folder).hash == whole.vocab.hash
+    reference = Tokenizer.from_file(str(gpt2))
+    train = raw_split(whole, "train").decode()
+    assert whole.split("train").tolist() == reference.encode(train).ids
+    monkeypatch.setattr(building, "PART_BYTES", 200)
+    parts = prepare(config(tmp_path / "text", gpt2, tmp_path / "parts"))
+    assert parts.split("train").tolist() == whole.split("train").tolist()
+
+
+@settings(max_examples=50)
+@given(text=st.text(alphabet=st.sampled_from("  \n\nab1é漢.,'"), max_size=60))
+def test_its_symbols_are_those_of_the_other_program(gpt2, text):
+    vocab = bring(gpt2)
+    assert vocab.encode(text) == Tokenizer.from_file(str(gpt2)).encode(text).ids
+    assert vocab.decode_bytes(vocab.encode(text)) == text.encode()
+
+
+@pytest.mark.parametrize("kind", [1, 2])
+def test_sentencepiece_cuts_each_line_and_ends_it(tmp_path, kind):
+    (tmp_path / "x.model").write_bytes(sentencepiece(kind))
+    vocab = bring(tmp_path / "x.model")
+    assert isinstance(vocab, BroughtVocab)
+    assert vocab.symbols == PIECES
+    # Unigram takes the most probable pieces, BPE joins pairs, best first.
+    assert symbols(vocab, "the\n")[-1] == "</s>"
+    assert symbols(vocab, "the cat\nthe\n") == [
+        *symbols(vocab, "the cat\n"),
+        *symbols(vocab, "the\n"),
+    ]
+    assert vocab.decode(vocab.encode("the cat\nthe c\n")) == "the cat\nthe c\n"
+    assert symbols(vocab, "z") == ["\u2581", "<unk>"]
+    if kind == 1:
+        assert symbols(vocab, "the cat") == ["\u2581the", "\u2581c", "at"]
+    else:
+        assert symbols(vocab, "cat") == ["\u2581c", "at"]
+
+
+def test_symbols_that_are_no_text_are_not_found_in_a_text(tmp_path):
+    (tmp_path / "x.model").write_bytes(sentencepiece())
+    vocab = bring(tmp_path / "x.model")
+    (tmp_path / "text").write_text("the cat\n" * 50 + "at the")
+    corpus = prepare(config(tmp_path / "text", tmp_path / "x.model", tmp_path / "c"))
+    assert corpus.vocab.hash == vocab.hash
+    text = "".join(corpus.vocab.decode(corpus.split(x)) for x in ("train", "valid", "test"))
+    assert text == "the cat\n" * 50 + "at the"
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.json", b"{}"),
+        ("a.json", b'{"model": {"type": "Evil"}}'),
+        ("a.model", b""),
+        ("a.model", b"\xff" * 40),
+        ("a.model", sentencepiece()[:-3]),
+        ("a.model", sentencepiece(kind=3)),
+        ("a.model", message((1, message((1, b"x"))))),
+    ],
+)
+def test_what_is_no_tokenizer_is_named(tmp_path, name, data):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=r"data\.tokenizer=.* is no tokenizer\.json and no"):
+        bring(tmp_path / name)
+
+
+def test_a_tokenizer_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"data\.tokenizer="):
+        prepare(config(__file__, tmp_path / "nowhere.json", tmp_path / "c"))
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+@pytest.mark.parametrize("fallback", [False, True])
+def test_it_agrees_with_the_package(tmp_path, kind, fallback):
+    package = pytest.importorskip("sentencepiece")
+    (tmp_path / "text").write_text(SAMPLE)
+    package.SentencePieceTrainer.train(
+        input=str(tmp_path / "text"), model_prefix=str(tmp_path / "m"), model_type=kind,
+        vocab_size=360 if fallback else 90, byte_fallback=fallback, minloglevel=9,
+        hard_vocab_limit=False,
+    )  # fmt: skip
+    theirs = package.SentencePieceProcessor(model_file=str(tmp_path / "m.model"))
+    vocab = bring(tmp_path / "m.model")
+    for line in [*SAMPLE.splitlines()[:4], "  two  blanks ", "quite unseen: ñ ﬁ Å", "x", ""]:
+        assert vocab.encode(line + "\n")[:-1] == theirs.encode(line)

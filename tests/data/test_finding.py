@@ -1,0 +1,147 @@
+import gzip
+import os
+
+import pytest
+
+from transformer_xl.config import DataConfig
+from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
+from transformer_xl.data.finding import find_text, list_text
+
+
+def find(tmp_path, said=None, **settings):
+    say = (lambda line: None) if said is None else said.append
+    return find_text(DataConfig(**settings), tmp_path / "downloads", say)
+
+
+def list_folder(path, said=None):
+    return list_text(path, DataConfig(), (lambda line: None) if said is None else said.append)
+
+
+def test_a_folder_without_the_copy_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"ptb\.train\.txt.*published at https"):
+        find(tmp_path, name="ptb-word", path=str(tmp_path))
+
+
+def test_an_unknown_corpus_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"'war-and-peace' is no known corpus.*tiny-shakespeare"):
+        find(tmp_path, name="war-and-peace")
+
+
+def test_a_folder_is_read_in_order_without_what_is_no_text(tmp_path):
+    for name, data in {
+        "b.txt": b"b",
+        "a/z.md": "ä".encode(),
+        "a.py": b"a",
+        "empty": b"",
+        "image.png": b"\x89PNG\0",
+        "latin": b"abc\xe9",
+        ".hidden": b"x",
+        ".git/config": b"x",
+    }.items():
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(data)
+    said = []
+    found = list_folder(tmp_path, said)
+    assert [file.relative_to(tmp_path).as_posix() for file in found] == ["a.py", "a/z.md", "b.txt"]
+    assert said == [
+        f"skipped 3 files of {tmp_path} that are empty or no text: empty, image.png, latin"
+    ]
+
+
+def test_a_character_at_the_end_of_the_probe_makes_no_binary_file(tmp_path):
+    (tmp_path / "long").write_text("é" * 10_000 + "x", encoding="utf-8")
+    (tmp_path / "odd").write_text("x" + "é" * 10_000, encoding="utf-8")
+    assert len(list_folder(tmp_path)) == 2
+
+
+def test_nothing_to_read_is_an_error(tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no file or folder"):
+        find(tmp_path, path=str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="holds no text files"):
+        find(tmp_path, path=str(tmp_path))
+
+
+def test_nothing_is_trained_on_that_is_held_out(tmp_path):
+    for name in "abc":
+        (tmp_path / name).write_text(name)
+    files = find(
+        tmp_path,
+        path=str(tmp_path),
+        valid_path=str(tmp_path / "b"),
+        test_path=str(tmp_path / "." / "c"),
+    )
+    assert files.train == (tmp_path / "a",)
+    assert files.valid == (tmp_path / "b",)
+    with pytest.raises(ValueError, match="nothing but what"):
+        find(tmp_path, path=str(tmp_path / "a"), valid_path=str(tmp_path / "a"))
+
+
+def test_the_python_library_is_there_and_is_a_library(tmp_path):
+    files = find(tmp_path, name="python-stdlib")
+    names = [file.relative_to(files.root).as_posix() for file in files.train]
+    assert names == sorted(names)
+    assert {"abc.py", "json/decoder.py", "asyncio/tasks.py"} <= set(names)
+    assert not [n for n in names if "test" in n.split("/")[:-1] or "site-packages" in n]
+    assert 4e6 < sum(file.stat().st_size for file in files.train) < 12e6
+
+
+def test_a_python_without_sources_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no Python sources in"):
+        find(tmp_path, name="python-stdlib", path=str(tmp_path))
+
+
+def test_common_settings_name_the_corpus_and_fit_it():
+    for name in KNOWN_CORPORA:
+        assert common_settings(name).name == name
+    assert common_settings("hf:org/name") == DataConfig(name="hf:org/name")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("a.txt", "b.txt", "c.md", "sub/d.txt"):
+        file = tmp_path / "texts" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(name)
+    return tmp_path / "texts"
+
+
+def names(files):
+    return [files.name(path) for path in files.train]
+
+
+def test_a_pattern_takes_what_matches_in_order(folder, tmp_path):
+    assert names(find(tmp_path, path=str(folder / "*.txt"))) == ["a.txt", "b.txt"]
+    deep = find(tmp_path, path=str(folder / "**" / "*.txt"))
+    assert names(deep) == ["a.txt", "b.txt", "sub/d.txt"]
+    with pytest.raises(FileNotFoundError, match=r"no file matches the pattern .*\*\.rst"):
+        find(tmp_path, path=str(folder / "*.rst"))
+
+
+def test_several_paths_keep_their_order_and_count_once(folder, tmp_path):
+    paths = [folder / "sub", folder / "c.md", folder / "*.txt", folder / "a.txt"]
+    files = find(tmp_path, path=os.pathsep.join(map(str, paths)))
+    assert names(files) == ["sub/d.txt", "c.md", "a.txt", "b.txt"]
+
+
+def test_a_name_with_a_star_in_it_is_a_name_first(tmp_path):
+    (tmp_path / "a*.txt").write_text("star")
+    (tmp_path / "ab.txt").write_text("other")
+    assert names(find(tmp_path, path=str(tmp_path / "a*.txt"))) == ["a*.txt"]
+
+
+def test_held_out_files_may_be_a_pattern(folder, tmp_path):
+    files = find(tmp_path, path=str(folder), valid_path=str(folder / "[ab].txt"))
+    assert names(files) == ["c.md", "sub/d.txt"]
+    assert [path.name for path in files.valid] == ["a.txt", "b.txt"]
+
+
+def test_compressed_files_count_by_what_is_in_them(tmp_path):
+    with gzip.open(tmp_path / "text.gz", "wb") as file:
+        file.write(b"text")
+    with gzip.open(tmp_path / "image.gz", "wb") as file:
+        file.write(b"\x89PNG\0")
+    (tmp_path / "damaged.gz").write_bytes(b"\x1f\x8bxx")
+    said = []
+    assert list_folder(tmp_path, said) == (tmp_path / "text.gz",)
+    assert "damaged.gz, image.gz" in said[0]

@@ -1,0 +1,205 @@
+import bz2
+import gzip
+import io
+import json
+import lzma
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from transformer_xl.config import DataConfig
+from transformer_xl.data.corpus import prepare, raw_split
+
+TEXT = "To be, or not to be:\n    that is the question — naïve?\n" * 40
+
+
+def whole(path, cache, **settings):
+    config = DataConfig(
+        path=str(path), cache_dir=str(cache), valid_fraction=0, test_fraction=0, **settings
+    )
+    return prepare(config)
+
+
+def text_of(corpus):
+    return corpus.vocab.decode(corpus.split("train"))
+
+
+@pytest.mark.parametrize(
+    ("suffix", "compress"),
+    [(".gz", gzip.compress), (".bz2", bz2.compress), (".xz", lzma.compress)],
+)
+def test_compressed_text_is_the_text(tmp_path, suffix, compress):
+    (tmp_path / f"text.txt{suffix}").write_bytes(compress(TEXT.encode()))
+    corpus = whole(tmp_path / f"text.txt{suffix}", tmp_path / "cache")
+    assert raw_split(corpus, "train") == TEXT.encode()
+    assert corpus.manifest["splits"]["train"]["text_files"] == [f"text.txt{suffix}"]
+    # What was unpacked served the building only.
+    names = {path.name for path in corpus.folder.iterdir()}
+    bins = {"train.bin", "valid.bin", "test.bin"}
+    assert names == {*bins, "manifest.json", "tokenizer.json", "vocab.json"}
+
+
+def test_zstd_needs_its_package_and_says_so(tmp_path, monkeypatch):
+    (tmp_path / "text.zst").write_bytes(b"whatever")
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    for path in (tmp_path / "text.zst", tmp_path):
+        with pytest.raises(ValueError, match=r"compressed with zstd.*pip install zstandard"):
+            whole(path, tmp_path / "cache")
+    fake = types.ModuleType("zstandard")
+    fake.open = lambda path, mode: io.BytesIO(b"from zstd")
+    monkeypatch.setitem(sys.modules, "zstandard", fake)
+    assert raw_split(whole(tmp_path / "text.zst", tmp_path / "cache"), "train") == b"from zstd"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", gzip.compress(TEXT.encode())[:-20], b"no gzip at all"], ids=len
+)
+def test_a_damaged_compressed_file_is_an_error_and_leaves_nothing(tmp_path, data):
+    (tmp_path / "text.gz").write_bytes(data)
+    message = r"text\.gz is damaged" if data else "there is no text to train on"
+    with pytest.raises(ValueError, match=message):
+        whole(tmp_path / "text.gz", tmp_path / "cache", vocab="words")
+    assert not list((tmp_path / "cache").glob("text*"))
+
+
+def test_zstd_with_its_package(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    data = zstandard.compress(lines({"text": TEXT}, {"text": "more"}).encode())
+    (tmp_path / "a.jsonl.zst").write_bytes(data)
+    assert text_of(whole(tmp_path / "a.jsonl.zst", tmp_path / "cache")) == TEXT + "more\n"
+    (tmp_path / "b.zst").write_bytes(b"no zstd")
+    with pytest.raises(ValueError, match=r"b\.zst is damaged"):
+        whole(tmp_path / "b.zst", tmp_path / "cache")
+
+
+def lines(*records):
+    return "".join(json.dumps(record) + "\n" for record in records)
+
+
+def test_json_lines_give_their_field_one_text_after_another(tmp_path):
+    records = [{"text": "first\n", "id": 1}, {"text": "zweite é"}, {"text": "\tthird\nfourth"}]
+    (tmp_path / "a.jsonl").write_text(lines(*records) + "\n\n")
+    (tmp_path / "b.ndjson.gz").write_bytes(gzip.compress(lines({"text": "fifth"}).encode()))
+    expected = "first\nzweite é\n\tthird\nfourth\nfifth\n"
+    paths = f"{tmp_path}/a.jsonl:{tmp_path}/b.ndjson.gz"
+    assert text_of(whole(paths, tmp_path / "cache")) == expected
+    (tmp_path / "c.jsonl").write_text(lines({"body": "other", "text": 7}))
+    corpus = whole(tmp_path / "c.jsonl", tmp_path / "cache", json_field="body")
+    assert text_of(corpus) == "other\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2 is no JSON"),
+        ('{"body": "x"}', r"line 2 has no text in the field 'text' \(its fields are 'body'.*"
+         r"--data\.json_field"),
+        ('"x"', r"line 2 has no text in the field 'text'"),
+        ("[" * 100_000, "line 2 is no JSON"),
+    ],
+)  # fmt: skip
+def test_a_line_that_does_not_fit_is_named(tmp_path, line, message):
+    (tmp_path / "a.jsonl").write_text(lines({"text": "x"}) + line + "\n")
+    with pytest.raises(ValueError, match=message):
+        whole(tmp_path / "a.jsonl", tmp_path / "cache")
+
+
+def test_files_are_held_out_by_their_own_names(tmp_path):
+    plain, packed = tmp_path / "plain", tmp_path / "packed"
+    for number in range(20):
+        for folder in (plain, packed):
+            folder.mkdir(exist_ok=True)
+        (plain / f"{number}.gz").write_text(f"text {number}\n" * 9)
+        (packed / f"{number}.gz").write_bytes(gzip.compress(f"text {number}\n".encode() * 9))
+    # The same names are held out as if they were plain: here gzip of the text, there of gzip.
+    for path in plain.iterdir():
+        path.write_bytes(gzip.compress(path.read_bytes()))
+    config = {"split_by": "file", "valid_fraction": 0.2, "cache_dir": str(tmp_path / "cache")}
+    found = [prepare(DataConfig(path=str(x), **config)).manifest for x in (plain, packed)]
+    assert found[0]["splits"] == found[1]["splits"]
+    assert len(found[0]["splits"]["valid"]["text_files"]) > 1
+
+
+def test_parquet_needs_datasets_and_says_so(tmp_path, monkeypatch):
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ValueError, match=r"Parquet.*pip install datasets"):
+        whole(tmp_path / "a.parquet", tmp_path / "cache")
+
+
+def integers(path, cache, **settings):
+    return whole(path, cache, vocab="integers", **settings)
+
+
+def test_integers_come_from_text_json_and_numpy_alike(tmp_path):
+    sequences = [[3, -1, 12], [0], [12, 12, 7]]
+    (tmp_path / "a.txt").write_text("3 -1  12\n0\n12 12 7")
+    (tmp_path / "b.json").write_text(json.dumps(sequences))
+    (tmp_path / "c.json").write_text(json.dumps({"train": sequences}))
+    (tmp_path / "d.json").write_text(json.dumps([[[3, -1], [12]], [[0]], [[12], [12, 7]]]))
+    for name in "abcd":
+        (path,) = tmp_path.glob(f"{name}.*")
+        corpus = integers(path, tmp_path / "cache")
+        assert corpus.vocab.symbols == ["-1", "0", "3", "7", "12", "<eos>"]
+        assert text_of(corpus) == "3 -1 12\n0\n12 12 7\n"
+        assert corpus.vocab.encode("12 7\n") == [4, 3, corpus.vocab.eos_id]
+        assert corpus.vocab.token_bytes is None
+    np.save(tmp_path / "e.npy", np.array([5, 0, 5], dtype=np.int16))
+    assert text_of(integers(tmp_path / "e.npy", tmp_path / "cache")) == "5 0 5\n"
+    np.save(tmp_path / "f.npy", np.array([[5, 0], [1, 2]], dtype=np.uint8))
+    assert text_of(integers(tmp_path / "f.npy", tmp_path / "cache")) == "5 0\n1 2\n"
+
+
+def test_a_size_makes_the_integers_below_it(tmp_path):
+    (tmp_path / "a.txt").write_text("3 1\n")
+    corpus = integers(tmp_path / "a.txt", tmp_path / "cache", vocab_size=6)
+    assert corpus.vocab.symbols == ["0", "1", "2", "3", "4", "<eos>"]
+    with pytest.raises(ValueError, match="not in the vocabulary of 4 integers: '3'"):
+        integers(tmp_path / "a.txt", tmp_path / "cache", vocab_size=4)
+
+
+def test_json_may_bring_its_held_out_parts(tmp_path):
+    parts = {"train": [[1, 2]], "valid": [[2, 3]], "test": [[1]]}
+    (tmp_path / "a.json").write_text(json.dumps(parts))
+    config = DataConfig(
+        path=str(tmp_path / "a.json"), vocab="integers", cache_dir=str(tmp_path / "c")
+    )
+    corpus = prepare(config)
+    texts = [corpus.vocab.decode(corpus.split(name)) for name in ("train", "valid", "test")]
+    assert texts == ["1 2\n", "2 3\n", "1\n"]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("a.txt", b"1 two 3", "'two' is no integer"),
+        ("a.txt", b"1 007", "'007' is no integer"),
+        ("a.txt", b"-0", "'-0' is no integer"),
+        ("a.json", b"[[1, 2.5]]", r"2\.5 is no integer"),
+        ("a.json", b'[[1, "x"]]', '"x" is no integer'),
+        ("a.json", b"[[1, true]]", "true is no integer"),
+        ("a.json", b"{", "is no JSON"),
+        ("a.json", b'"x"', "holds no sequences of integers"),
+        ("a.npy", b"\x93NUMPY no", "is no NumPy file"),
+    ],
+)
+def test_what_is_no_integer_is_named(tmp_path, name, data, message):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ValueError, match=message):
+        integers(tmp_path / name, tmp_path / "cache")
+
+
+def test_numpy_files_of_objects_are_not_loaded(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "pwned"), "w"))
+
+    np.save(tmp_path / "a.npy", np.array([Evil()], dtype=object), allow_pickle=True)
+    with pytest.raises(ValueError, match="is no NumPy file of integers"):
+        integers(tmp_path / "a.npy", tmp_path / "cache")
+    assert not (tmp_path / "pwned").exists()
+    np.save(tmp_path / "b.npy", np.zeros((2, 2, 2)))
+    with pytest.raises(ValueError, match="float64 of 3 dimensions"):
+        integers(tmp_path / "b.npy", tmp_path / "cache")
