@@ -73,9 +73,10 @@ def test_other_precisions_stay_with_torch(onednn, dtype):
     assert not products.takes_onednn(x.to(dtype), weight.to(dtype))
 
 
+@pytest.mark.parametrize("shape", [(3, 5, 24), (24,), (0, 24)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast_it_is_torchs(onednn, dtype):
-    leaves = operands()
+def test_under_autocast_it_is_torchs(onednn, dtype, shape):
+    leaves = operands(shape)
 
     def run(function):
         own = [x.detach().requires_grad_() for x in leaves]
@@ -87,6 +88,19 @@ def test_under_autocast_it_is_torchs(onednn, dtype):
     for one, other in zip(run(linear), run(F.linear), strict=True):
         assert one.dtype == other.dtype
         torch.testing.assert_close(one, other)
+
+
+def test_a_backward_pass_under_autocast_keeps_the_precision_of_the_forward_pass(onednn):
+    def gradients(autocast):
+        torch.manual_seed(0)
+        leaves = operands()
+        out = linear(*leaves)
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out.square().sum().backward()
+        return [x.grad for x in leaves]
+
+    for one, other in zip(gradients(True), gradients(False), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_under_autocast_no_second_copy_of_the_weight_is_kept():

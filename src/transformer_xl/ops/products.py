@@ -233,7 +233,7 @@ class _Projection(torch.autograd.Function):
 class _Linear(torch.autograd.Function):
     """A linear map that keeps no copy of its weight in another precision.
 
-    The backward pass makes the copy once more, which takes less than a hundredth of its time.
+    The backward pass makes the copy once more, so the weight must not change before it.
     """
 
     @staticmethod
@@ -254,14 +254,17 @@ class _Linear(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
         x_dtype, bias_dtype = ctx.dtypes
-        d_out = grad_outputs[0].flatten(0, -2)
+        d_out = grad_outputs[0]
+        d_out = d_out.reshape(-1, d_out.shape[-1])
         dx = dw = db = None
-        if ctx.needs_input_grad[0]:
-            dx = product(d_out, weight.to(x.dtype)).view(x.shape).to(x_dtype)
-        if ctx.needs_input_grad[1]:
-            dw = product(d_out.T, x.flatten(0, -2)).to(weight.dtype)
-        if ctx.needs_input_grad[2]:
-            db = d_out.sum(0, dtype=bias_dtype)
+        # Whoever calls backward() under autocast still gets the precision of the forward pass.
+        with torch.autocast(x.device.type, enabled=False):
+            if ctx.needs_input_grad[0]:
+                dx = product(d_out, weight.to(x.dtype)).view(x.shape).to(x_dtype)
+            if ctx.needs_input_grad[1]:
+                dw = product(d_out.T, x.reshape(-1, x.shape[-1])).to(weight.dtype)
+            if ctx.needs_input_grad[2]:
+                db = d_out.sum(0, dtype=bias_dtype)
         return dx, dw, db, None
 
 
