@@ -33,6 +33,7 @@ VARIANTS = {
     "limited attention": {"attn_len": 4},
     "adaptive softmax": {"cutoffs": (20, 40), "div_val": 2},
     "sampled softmax": {"sample_softmax": 7},
+    "gated units": {"activation": "swiglu"},
     "sinusoids": {"attn_type": 2},
 }
 

@@ -47,7 +47,7 @@ def token_bytes(config: ModelConfig, M: int, bytes_per_number: int) -> int:
     Of an adaptive softmax only the head is read for most tokens.
     """
     D, width, head = config.d_model, config.n_head * config.head_width, config.clusters[0]
-    layer = 4 * D * width + 2 * D * config.d_inner + 2 * M * width
+    layer = 4 * D * width + (2 + config.is_gated) * D * config.d_inner + 2 * M * width
     softmax = head.width * (head.stop + head.has_proj * D)
     return bytes_per_number * (config.n_layer * layer + softmax)
 
@@ -68,7 +68,7 @@ def _layer(config: ModelConfig, B: int, T: int, M: int, n_parts: int) -> _Layer:
     attention = (3 if config.attn_type in (0, 1) else 2) * width * n_pairs
     positions = n_parts * (M + T) * D * width if config.attn_type == 0 else 0
     return _Layer(
-        learning=B * (T * (4 * D * width + 2 * D * config.d_inner) + attention),
+        learning=B * (T * (4 * D * width + (2 + config.is_gated) * D * config.d_inner) + attention),
         given=B * 2 * M * D * width + positions,
     )
 
