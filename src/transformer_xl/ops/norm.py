@@ -1,8 +1,7 @@
-"""RMS normalization (Zhang and Sennrich, 2019), on a CPU as fast as layer normalization.
+"""RMS normalization (Zhang and Sennrich, 2019), on a CPU with the kernel of layer normalization.
 
-torch computes it on a CPU operation by operation, and its backward pass takes eight times that of
-the layer normalization, which has a kernel. That kernel serves here too: given a mean of zero, it
-subtracts one term too many, which is added again.
+torch computes it on a CPU operation by operation, while the layer normalization has a kernel. That
+kernel serves here too: given a mean of zero, it subtracts one term too many, which is added again.
 """
 
 from typing import Any, cast
