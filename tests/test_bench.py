@@ -34,6 +34,7 @@ VARIANTS = {
     "adaptive softmax": {"cutoffs": (20, 40), "div_val": 2},
     "sampled softmax": {"sample_softmax": 7},
     "gated units": {"activation": "swiglu"},
+    "gates": {"norm_first": True, "gate": "gru"},
     "sinusoids": {"attn_type": 2},
 }
 

@@ -79,6 +79,35 @@ def test_streams_with_a_shorter_past_are_those_of_the_reference(shape, attn_len)
     assert_equal_to_reference(operands(*shape), attn_len=attn_len, first_key=first_key)
 
 
+def own_first_keys(B, T, M):
+    """For each query any key up to its own, which some of them begin with."""
+    own = torch.arange(M, M + T)
+    drawn = (torch.rand(B, T) * (own + 1)).long()
+    return torch.where(torch.rand(B, T) < 0.3, own, drawn)
+
+
+@pytest.mark.parametrize("attn_len", [None, 3])
+@pytest.mark.parametrize("shape", [(3, 1, 6, 2, 4), (2, 4, 0, 2, 3), (4, 7, 5, 3, 2)], ids=str)
+@pytest.mark.usefixtures("blocks")
+def test_queries_with_a_past_of_their_own_are_those_of_the_reference(shape, attn_len):
+    B, T, M, H, _ = shape
+    first_key = own_first_keys(B, T, M)
+    inputs = [*operands(*shape), torch.randn(M + T, H, dtype=torch.float64)]
+    for some in (inputs[:6], inputs):
+        assert_equal_to_reference(some, attn_len=attn_len, first_key=first_key)
+
+
+@pytest.mark.parametrize("backend", PORTABLE)
+def test_a_first_key_of_all_queries_is_that_of_each(backend):
+    inputs, first_key = operands(3, 4, 5, 2, 3), torch.tensor([0, 2, 5])
+    expected = output_and_gradients(backend, inputs, first_key=first_key)
+    each = first_key[:, None].expand(-1, 4)
+    for one, other in zip(
+        output_and_gradients(backend, inputs, first_key=each), expected, strict=True
+    ):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("attn_len", [None, 1, 6])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.usefixtures("blocks")
@@ -127,9 +156,10 @@ def test_under_autocast_biases_of_the_distances_are_cast_with_the_rest(backend):
 
 @pytest.mark.parametrize("attn_len", [None, 1, 3, 100])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("some_are_shorter", [False, True])
-def test_without_positions_attention_is_by_content_alone(shape, attn_len, some_are_shorter):
-    first_key = first_keys(shape[0], shape[2]) if some_are_shorter else None
+@pytest.mark.parametrize("shorter", ["none", "streams", "queries"])
+def test_without_positions_attention_is_by_content_alone(shape, attn_len, shorter):
+    first_key = first_keys(shape[0], shape[2]) if shorter == "streams" else None
+    first_key = own_first_keys(*shape[:3]) if shorter == "queries" else first_key
     q, k, v, *positions = (x.requires_grad_() for x in operands(*shape))
     nothing = [torch.zeros_like(x) for x in positions]
     with use_backend("reference"):

@@ -25,7 +25,8 @@ def pair_by_pair(q, k, v, r, u, w, attn_len=None, first_key=None):
         for h in range(H):
             for t in range(T):
                 i = S - T + t
-                seen = range(0 if first_key is None else int(first_key[b]), i + 1)
+                first = 0 if first_key is None else int(first_key.view(B, -1).expand(B, T)[b, t])
+                seen = range(first, i + 1)
                 seen = [j for j in seen if attn_len is None or i - j < attn_len]
                 scores = []
                 for j in seen:
@@ -53,6 +54,15 @@ def test_the_reference_is_the_papers_sum_pair_by_pair(shape, attn_len):
 def test_each_stream_sees_the_keys_from_its_first_one_on(attn_len):
     inputs = operands(4, 3, 5, 2, 3)
     first_key = torch.tensor([0, 1, 4, 5])
+    options = {"attn_len": attn_len, "first_key": first_key}
+    torch.testing.assert_close(rel_attention(*inputs, **options), pair_by_pair(*inputs, **options))
+
+
+@pytest.mark.parametrize("attn_len", [None, 3])
+@torch.no_grad()
+def test_each_query_sees_the_keys_from_its_own_first_one_on(attn_len):
+    inputs = operands(2, 4, 5, 2, 3)
+    first_key = torch.tensor([[0, 2, 7, 8], [5, 6, 6, 3]])
     options = {"attn_len": attn_len, "first_key": first_key}
     torch.testing.assert_close(rel_attention(*inputs, **options), pair_by_pair(*inputs, **options))
 

@@ -48,6 +48,7 @@ def token_bytes(config: ModelConfig, M: int, bytes_per_number: int) -> int:
     """
     D, width, head = config.d_model, config.n_head * config.head_width, config.clusters[0]
     layer = 4 * D * width + (2 + config.is_gated) * D * config.d_inner + 2 * M * width
+    layer += _gates(config)
     softmax = head.width * (head.stop + head.has_proj * D)
     return bytes_per_number * (config.n_layer * layer + softmax)
 
@@ -67,10 +68,16 @@ def _layer(config: ModelConfig, B: int, T: int, M: int, n_parts: int) -> _Layer:
     # Relative positions are a third product beside those with the keys and the values.
     attention = (3 if config.attn_type in (0, 1) else 2) * width * n_pairs
     positions = n_parts * (M + T) * D * width if config.attn_type == 0 else 0
+    maps = 4 * D * width + (2 + config.is_gated) * D * config.d_inner + _gates(config)
     return _Layer(
-        learning=B * (T * (4 * D * width + (2 + config.is_gated) * D * config.d_inner) + attention),
+        learning=B * (T * maps + attention),
         given=B * 2 * M * D * width + positions,
     )
+
+
+def _gates(config: ModelConfig) -> int:
+    """Multiplications of a token in the two gates of a layer, six matrices each."""
+    return 12 * config.d_model**2 if config.gate == "gru" else 0
 
 
 def _embedding(config: ModelConfig) -> float:

@@ -61,7 +61,7 @@ def rel_attention(
     *,
     distance_bias: Float[Tensor, "S H"] | None = None,
     attn_len: int | None = None,
-    first_key: Int[Tensor, " B"] | None = None,
+    first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B T H K"]:
     r"""Attend from the current segment to the memory and to itself.
@@ -85,7 +85,9 @@ def rel_attention(
         distance_bias: What each distance adds to the scores, in the order of ``r``; for learned
             relative positions. None: nothing.
         attn_len: How many keys a query sees, counting its own. None: all.
-        first_key: For each stream, the first key that it sees at all, at most ``S - T``. None: 0.
+        first_key: For each stream, the first key that it sees at all, at most ``S - T``; or for
+            each query, at most its own key. None: 0. Keys that are hidden so are computed and
+            hidden afterwards: that saves no work.
         dropout: Probability of dropping an attention weight.
 
     Returns:
@@ -124,7 +126,8 @@ def rel_attention(
         distance_bias = None if distance_bias is None else distance_bias.to(dtype)
     # Each way takes care of its precision itself.
     with torch.autocast(device, enabled=False):
-        chosen = choose_backend(q.device, operands[0].dtype, q.shape[3])
+        is_per_query = first_key is not None and first_key.ndim == 2
+        chosen = choose_backend(q.device, operands[0].dtype, q.shape[3], is_per_query=is_per_query)
         return BACKENDS[chosen.backend](
             *operands,
             distance_bias=distance_bias,
@@ -140,7 +143,7 @@ def attention(
     v: Float[Tensor, "B S H K"],
     *,
     attn_len: int | None = None,
-    first_key: Int[Tensor, " B"] | None = None,
+    first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B T H K"]:
     """Attend as :func:`rel_attention` does, by content alone: for absolute positions.
@@ -152,8 +155,8 @@ def attention(
         _check_attn_len(attn_len)
     hidden_BHTS = reference.hidden_keys(q.shape[1], k.shape[1], attn_len, q.device)[None, None]
     if first_key is not None:
-        hidden_BS = torch.arange(k.shape[1], device=q.device) < first_key[:, None]
-        hidden_BHTS = hidden_BHTS | hidden_BS[:, None, None]
+        hidden_BTS = reference.before_first(first_key, 0, k.shape[1])
+        hidden_BHTS = hidden_BHTS | hidden_BTS[:, None]
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=~hidden_BHTS, dropout_p=dropout)
     return out.transpose(1, 2)
@@ -190,11 +193,17 @@ class Choice(NamedTuple):
     """Why it and no other, in words."""
 
 
-def choose_backend(device: torch.device, dtype: torch.dtype, K: int) -> Choice:
-    """Choose how the operation is computed there, in that precision, for heads of that width."""
-    if _backend != "auto":
+def choose_backend(
+    device: torch.device, dtype: torch.dtype, K: int, *, is_per_query: bool = False
+) -> Choice:
+    """Choose how the operation is computed there, in that precision, for heads of that width.
+
+    The fused kernels know one first key for all queries of a stream. Where each query has its own
+    (``is_per_query``), another way stands in for them, also inside ``use_backend("triton")``.
+    """
+    if _backend != "auto" and not (_backend == "triton" and is_per_query):
         return Choice(_backend, "chosen by use_backend")
-    against = triton.reason_against(device, dtype, K)
+    against = triton.PER_QUERY if is_per_query else triton.reason_against(device, dtype, K)
     if against is None and TRITON_IS_TRIED:
         return Choice("triton", "fused kernels, forward and backward")
     against = against or "the fused kernels of triton have not been tried on a GPU yet"

@@ -91,13 +91,15 @@ def product(a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner F"]) -> Tens
 
 def takes_onednn(x: Tensor, weight: Tensor) -> bool:
     """Whether a product by ``weight`` transposed is left to oneDNN."""
+    if torch.compiler.is_compiling():
+        # Before anything is asked of a size that is to stay open.
+        return False
     rows = x.numel() // max(x.shape[-1], 1)
     return (
         rows >= LEAST_ROWS
         and rows * weight.numel() >= LEAST_WORK
         and x.dtype == weight.dtype == torch.float32
         and x.device.type == "cpu"
-        and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and onednn_is_faster()
     )
@@ -264,7 +266,8 @@ class _Linear(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 dw = product(d_out.T, x.reshape(-1, x.shape[-1])).to(weight.dtype)
             if ctx.needs_input_grad[2]:
-                db = d_out.sum(0, dtype=bias_dtype)
+                # Asked for another precision, sum() makes a copy of everything in it first.
+                db = d_out.sum(0).to(bias_dtype)
         return dx, dw, db, None
 
 

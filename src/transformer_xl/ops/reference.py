@@ -5,7 +5,7 @@ Every other file in this folder computes the same function faster and is tested 
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 
@@ -19,7 +19,7 @@ def rel_attention(
     *,
     distance_bias: Float[Tensor, "S H"] | None = None,
     attn_len: int | None = None,
-    first_key: Int[Tensor, " B"] | None = None,
+    first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B T H K"]:
     """Attend from the segment to the memory and to itself; see :mod:`transformer_xl.ops`."""
@@ -46,7 +46,7 @@ def attention_weights(
     *,
     distance_bias: Float[Tensor, "S H"] | None = None,
     attn_len: int | None = None,
-    first_key: Int[Tensor, " B"] | None = None,
+    first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
 ) -> Float[Tensor, "B H T S"]:
     """Return how much each query takes of each key's value: shares that sum to one.
 
@@ -62,8 +62,8 @@ def attention_weights(
     hidden_TS = hidden_keys(T, S, attn_len, q.device)
     score_BHTS = score_BHTS.masked_fill(hidden_TS, -torch.inf)
     if first_key is not None:
-        hidden_BS = torch.arange(S, device=q.device) < first_key[:, None]
-        score_BHTS = score_BHTS.masked_fill(hidden_BS[:, None, None], -torch.inf)
+        hidden_BTS = before_first(first_key, 0, S)
+        score_BHTS = score_BHTS.masked_fill(hidden_BTS[:, None], -torch.inf)
     # Half precision is normalized in float32, as the fused kernels do.
     dtype = torch.promote_types(q.dtype, torch.float32)
     return score_BHTS.softmax(dim=-1, dtype=dtype)
@@ -97,3 +97,14 @@ def hidden_keys(T: int, S: int, attn_len: int | None, device: torch.device) -> T
     if attn_len is not None:
         hidden_TS |= distance_TS >= attn_len
     return hidden_TS
+
+
+def before_first(
+    first_key: Int[Tensor, " B"] | Int[Tensor, "B T"], start: int, stop: int
+) -> Bool[Tensor, "B rows keys"]:
+    """Mark, of the keys from ``start`` to ``stop``, those before the first that is seen.
+
+    There is a row for each query, or one for all queries of a stream.
+    """
+    key = torch.arange(start, stop, device=first_key.device)
+    return key < first_key.view(first_key.shape[0], -1, 1)

@@ -24,6 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from transformer_xl.ops.dropout import draw_kept, new_seed, rounded
 from transformer_xl.ops.products import batches_take_onednn, fast_batches
+from transformer_xl.ops.reference import before_first
 
 QUERY_BLOCK = 256
 """Most queries of a block: smaller blocks skip more of the future, larger products run faster."""
@@ -44,7 +45,7 @@ def rel_attention(
     *,
     distance_bias: Float[Tensor, "S H"] | None = None,
     attn_len: int | None = None,
-    first_key: Int[Tensor, " B"] | None = None,
+    first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B T H K"]:
     """Attend from the segment to the memory and to itself; as the reference does."""
@@ -216,9 +217,11 @@ class _Attention:
             if T > 1:
                 score[..., S - T :] += _future(T, score.dtype, score.device)
             if self.first_key is not None:
-                key = torch.arange(block.keys.start, block.keys.stop, device=score.device)
-                hidden_BS = key < self.first_key[:, None]
-                score.unflatten(0, (-1, self.B)).masked_fill_(hidden_BS[:, None], -torch.inf)
+                first_key = self.first_key
+                if first_key.ndim == 2:
+                    first_key = first_key[:, block.queries]
+                hidden_BTS = before_first(first_key, block.keys.start, block.keys.stop)
+                score.unflatten(0, (-1, self.B)).masked_fill_(hidden_BTS, -torch.inf)
             yield _Group(heads, matrices, score)
 
     def weights(self, block: _Block, group: _Group) -> tuple[Tensor, Tensor | None]:

@@ -27,6 +27,10 @@ A constant: the order of a sum is not to depend on the machine.
 """
 
 
+PER_QUERY = "the fused kernels have one first key for all queries of a stream, not one for each"
+"""Why documents that begin within a segment are computed another way."""
+
+
 class Blocks(NamedTuple):
     """How a kernel divides its work: powers of two, no more queries than keys, at least 16."""
 
@@ -89,15 +93,19 @@ def rel_attention(
     *,
     distance_bias: Float[Tensor, "S H"] | None = None,
     attn_len: int | None = None,
-    first_key: Int[Tensor, " B"] | None = None,
+    first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B T H K"]:
     """Attend from the segment to the memory and to itself; as the reference does.
 
     Raises:
         ModuleNotFoundError: Triton is not installed.
-        ValueError: The precision, the width of the heads or the device is not one of the kernels'.
+        ValueError: The precision, the width of the heads or the device is not one of the kernels';
+            or each query has a first key of its own, where
+            :func:`transformer_xl.ops.choose_backend` chooses another way.
     """
+    if first_key is not None and first_key.ndim != 1:
+        raise ValueError(f"a first key of shape {tuple(first_key.shape)}: {PER_QUERY}")
     q, k, v, r = (_dense_rows(x) for x in (q, k, v, r))
     others = (content_bias, position_bias, distance_bias, first_key)
     others = [None if x is None else x.contiguous() for x in others]

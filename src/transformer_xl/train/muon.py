@@ -2,7 +2,7 @@
 
 Follows Jordan et al., https://kellerjordan.github.io/posts/muon. ``torch.optim.Muon`` does the
 same one matrix at a time and always in bfloat16, which many processors only emulate; this one
-takes all matrices of a shape at once and computes in float32 unless told otherwise.
+takes all matrices of a shape at once and computes in the precision that it is told.
 """
 
 from collections import defaultdict

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.config import TrainConfig
+from transformer_xl.device import pick_precision
 from transformer_xl.train.lamb import Lamb
 from transformer_xl.train.muon import Muon
 
@@ -45,7 +46,8 @@ class Optimizer:
     """One or two optimizers that are stepped as one.
 
     Matrices decay, vectors (biases, norms) do not. With Muon, the matrices inside the layers
-    belong to Muon, and the embeddings, the softmax and all vectors to AdamW.
+    belong to Muon, and the embeddings, the softmax and all vectors to AdamW. Muon computes in the
+    precision of training, its momentum and the weights aside.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
@@ -83,7 +85,11 @@ class Optimizer:
                 {"params": [p for parts, p in stacked if parts == each], "parts": each}
                 for each in sorted({parts for parts, _ in stacked} | {1}, key=(3, 1, 2, 4).index)
             ]
-            optimizer = Muon(groups, lr=config.muon_lr, weight_decay=config.weight_decay)
+            device = next(model.parameters()).device
+            dtype = getattr(torch, pick_precision(config.precision, device))
+            optimizer = Muon(
+                groups, lr=config.muon_lr, weight_decay=config.weight_decay, dtype=dtype
+            )
             self._parts.append((optimizer, [config.muon_lr] * len(groups)))
 
     def step(
@@ -125,8 +131,11 @@ class Optimizer:
 
 def _matrices_in(name: str, parameters: Mapping[str, Tensor]) -> int:
     """Return how many matrices are stacked in a parameter along its rows."""
-    if name.endswith("qkv_proj.weight"):
+    # Queries, keys and values; what a gate makes of one input.
+    if name.endswith(("qkv_proj.weight", "gate.made_proj.weight")):
         return 3
+    if name.endswith("gate.old_proj.weight"):
+        return 2
     if name.endswith("inner.weight"):
         # With a gate, twice as many units go in as come out.
         outer = parameters[name.removesuffix("inner.weight") + "outer.weight"]
