@@ -114,6 +114,41 @@ def test_reset_of_a_stream_that_does_not_exist_is_an_error(make):
         make(4).reset([B])
 
 
+@pytest.mark.parametrize("make", [memory, kept])
+def test_streams_can_forget_any_number_of_positions(make):
+    before = make(4).reset([0])
+    after = before.forgetting(torch.tensor([1, -2, 4]))
+    assert after.forgotten.tolist() == [1, 0, 4]
+    assert before.forgotten.tolist() == [4, 0, 0]
+
+
+def positions(memory):
+    """For each stream what it sees, oldest first; positions are the first dimension."""
+    state = memory.state_dict()
+    whole = state["states"] if "states" in state else torch.stack([state["keys"], state["values"]])
+    streams = whole.movedim(-2, 0).unbind(2 if "states" in state else 4)
+    if memory.forgotten is None:
+        return streams
+    return [x[n:] for x, n in zip(streams, memory.forgotten.tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("mem_len", [0, 1, 4, 6, 9])
+@pytest.mark.parametrize("short", [[0, 1, 4], [6, 0, 2], [3, 3, 3]], ids=str)
+@pytest.mark.parametrize("forgotten", [None, [0, 2, 1]], ids=str)
+@pytest.mark.parametrize("make", [memory, kept])
+def test_a_padded_stream_remembers_what_is_real(make, forgotten, short, mem_len):
+    before = make(6)
+    if forgotten is not None:
+        before = before.forgetting(torch.tensor(forgotten))
+    after = before.realigned(torch.tensor(short), mem_len)
+    assert len(after) == min(6, mem_len)
+    for found, whole, n in zip(positions(after), positions(before), short, strict=True):
+        real = whole[: len(whole) - n]
+        assert torch.equal(found, real[max(len(real) - mem_len, 0) :])
+    state = {name: x for name, x in after.state_dict().items() if name != "forgotten"}
+    assert all(x.isfinite().all() for x in state.values())
+
+
 @pytest.mark.parametrize("rows", [[2, 0, 1], [1, 1, 0, 2], [1], [], torch.tensor([2, 2])])
 def test_select_takes_streams_in_any_order_and_number(rows):
     one, other = memory(4).reset([1]), kept(4).reset([1])

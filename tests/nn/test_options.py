@@ -36,6 +36,13 @@ OPTIONS = {
     "normalized, learned distances": {"qk_norm": True, "attn_type": 1, "n_positions": 9},
     "normalized, raw queries": {"qk_norm": True, "norm_first": True, "quirks": ("raw_queries",)},
     "modern": MODERN,
+    "gates": {"norm_first": True, "gate": "gru"},
+    "gates, learned distances": {
+        "norm_first": True,
+        "gate": "gru",
+        "attn_type": 1,
+        "n_positions": 9,
+    },
 }
 RECURRENT = {
     "enhanced": {"enhanced_recurrence": True},

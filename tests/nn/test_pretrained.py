@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -218,3 +220,13 @@ def test_a_disk_error_leaves_the_old_model(tiny_config, folder, monkeypatch):
     with pytest.raises(OSError, match=r"model\.safetensors"):
         TransformerXL(tiny_config).save_pretrained(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+
+
+def test_to_load_a_model_torch_needs_no_compiler(tiny_config, tmp_path):
+    TransformerXL(tiny_config).save_pretrained(tmp_path)
+    # It takes seconds to import.
+    program = (
+        "import sys; from transformer_xl.nn import load_model; load_model(sys.argv[1]); "
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)

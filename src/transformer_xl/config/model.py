@@ -67,6 +67,9 @@ class ModelConfig:
     """The paper's network, or an LSTM: n_layer, d_model, d_embed and dropout; mem_len is 0."""
     vocab_size: int = 0
     """Number of symbols; 0 takes it from the vocabulary of the corpus."""
+    reset_at: int | None = None
+    """A symbol, by its number, with which a text begins anew: it and what follows see nothing
+    before it. None: that of data.reset_at, if any."""
     n_layer: int = 12
     """Number of layers."""
     n_head: int = 8
@@ -101,6 +104,8 @@ class ModelConfig:
     """What the first segment finds: nothing, or mem_len zero states that it attends to."""
     norm_first: bool = False
     """Pre-norm: each block normalizes its input. False, the paper: it normalizes its output."""
+    gate: Literal["none", "gru"] = "none"
+    """Residual connections as sums (the paper), or as the gates of GTrXL, for agents; pre-norm."""
     norm: Literal["layer", "rms"] = "layer"
     """Layer normalization (the paper), or by the root of the mean square, without mean and bias."""
     qk_norm: bool = False
@@ -161,6 +166,11 @@ class ModelConfig:
         )
         self._check_clusters()
         require(
+            self.reset_at is None or 0 <= self.reset_at < (self.vocab_size or float("inf")),
+            f"reset_at={self.reset_at} must be the number of a symbol, from 0 to below "
+            f"vocab_size={self.vocab_size}",
+        )
+        require(
             self.clamp_len is None or self.clamp_len >= 0,
             f"clamp_len={self.clamp_len} must be at least 0, or None for no clamping",
         )
@@ -178,6 +188,11 @@ class ModelConfig:
         for name in ("input_dropout", "ff_dropout", "output_dropout"):
             share = getattr(self, name)
             require_fraction(name, 0.0 if share is None else share)
+        require(
+            self.gate == "none" or self.norm_first,
+            f"gate={self.gate!r} needs norm_first=True: a normalization behind the gates would "
+            "undo the way around the layers that they leave open",
+        )
         require(
             not (self.enhanced_recurrence and self.attn_type in (2, 3)),
             f"enhanced_recurrence=True with attn_type={self.attn_type}: absolute positions would "

@@ -5,6 +5,7 @@ from transformer_xl.nn.attention import RelAttention
 from transformer_xl.nn.building import build_model, load_model
 from transformer_xl.nn.decoding import Decoder
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
+from transformer_xl.nn.gate import GRUGate
 from transformer_xl.nn.layer import DecoderLayer, FeedForward
 from transformer_xl.nn.memory import KeptMemory, Memory
 from transformer_xl.nn.model import TransformerXL
@@ -19,6 +20,7 @@ __all__ = [
     "DecoderLayer",
     "Embedding",
     "FeedForward",
+    "GRUGate",
     "KeptMemory",
     "Memory",
     "Output",

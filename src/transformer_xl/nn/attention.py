@@ -42,7 +42,7 @@ class RelAttention(nn.Module):
         v: Float[Tensor, "B S H K"],
         positions: Positions | None,
         attn_len: int | None = None,
-        first_key: Int[Tensor, " B"] | None = None,
+        first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Attend with queries to keys and values, by content alone without positions."""
         k, v = k.to(q.dtype), v.to(q.dtype)
@@ -63,7 +63,7 @@ class RelAttention(nn.Module):
         k: Float[Tensor, "B S H K"],
         positions: Positions | None,
         attn_len: int | None = None,
-        first_key: Int[Tensor, " B"] | None = None,
+        first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B H T S"]:
         """Return how much :meth:`forward` takes of each key's value, nothing dropped."""
         k = k.to(q.dtype)

@@ -8,7 +8,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
-from transformer_xl.nn.layer import DecoderLayer
 from transformer_xl.nn.memory import KeptMemory, Rows, _index
 from transformer_xl.nn.model import TransformerXL
 from transformer_xl.nn.positions import Positions
@@ -72,7 +71,8 @@ class Decoder:
         )
         self._positions = [each for each in positions if each is not None]
         self._n_read = M
-        self._can_forget = mems.forgotten is not None
+        self._reset_at = config.reset_at
+        self._can_forget = mems.forgotten is not None or self._reset_at is not None
         # On the device: how many tokens were read, and how many of the newest keys a stream sees.
         self._place = torch.tensor(M, device=device)
         self._seen = torch.full((B,), M, device=device)
@@ -160,6 +160,8 @@ class Decoder:
         """Read the tokens and, if there is one to choose, replace them by the next."""
         model = self._model
         distance = (self._place - self._places) % self._size
+        if self._reset_at is not None:
+            self._seen.masked_fill_(self._tokens == self._reset_at, 0)
         self._seen.add_(1).clamp_(max=self._size)
         hidden = distance >= self._seen.clamp(max=self._limit)[:, None]
         newest = self._place[None] % self._size
@@ -173,7 +175,8 @@ class Decoder:
                 q = layer.attention.queries(x)
             self._put(n, newest, present)
             q = q[:, 0].to(self._keys[n].dtype)
-            x = self._through(layer, x, self._attended(q, n, row, hidden))
+            attended = self._attended(q, n, row, hidden)
+            x = layer.finish(x, linear(attended, layer.attention.o_proj.weight, None))
             if model.config.enhanced_recurrence:
                 self._put(n, newest, layer.keys_and_values(x))
         if model.final_norm is not None:
@@ -187,15 +190,6 @@ class Decoder:
         """Write the keys and values of a token into the ring of a layer."""
         for ring, new in zip((self._keys, self._values), present, strict=True):
             ring[n].index_copy_(2, place, new.permute(2, 0, 1, 3).to(ring[n].dtype))
-
-    def _through(
-        self, layer: DecoderLayer, x: Float[Tensor, "B 1 D"], attended: Float[Tensor, "B 1 W"]
-    ) -> Float[Tensor, "B 1 D"]:
-        x = x + linear(attended, layer.attention.o_proj.weight, None)
-        if not layer.norm_first:
-            x = layer.attention_norm(x)
-        x = x + layer.feed_forward(layer.feed_forward_norm(x) if layer.norm_first else x)
-        return x if layer.norm_first else layer.feed_forward_norm(x)
 
     def _attended(
         self, q: Float[Tensor, "B H K"], n: int, row: Tensor, hidden: Tensor

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.nn.gate import GATE_BIAS
 
 
 @torch.no_grad()
@@ -14,6 +15,7 @@ def init_weights(model: nn.Module, config: ModelConfig) -> None:
     table = (
         # (names end in, mean, standard deviation)
         (("norm.weight",), 1.0, config.init_std),
+        (("gate.bias",), GATE_BIAS, 0.0),
         (("norm.bias", "inner.bias", "outer.bias", "softmax.bias"), 0.0, 0.0),
         (("cluster_bias", "distance_bias"), 0.0, 0.0),
         (("embedding.proj.weight", "softmax.proj.weight"), 0.0, config.proj_init_std),
@@ -26,4 +28,6 @@ def init_weights(model: nn.Module, config: ModelConfig) -> None:
         # What each cluster has one of is numbered.
         name = re.sub(r"weights\.\d+", "weight", re.sub(r"projs\.\d+", "proj", name))
         mean, std = next((m, s) for ends, m, s in table if name.endswith(ends))
-        parameter.normal_(mean, std)
+        # To draw nothing for shapes alone, torch would import its compiler.
+        if not parameter.is_meta:
+            parameter.normal_(mean, std)

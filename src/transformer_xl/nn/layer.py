@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn.attention import RelAttention
+from transformer_xl.nn.gate import GRUGate
 from transformer_xl.nn.memory import KeptMemory
 from transformer_xl.nn.norm import make_norm
 from transformer_xl.nn.positions import Positions
@@ -51,10 +53,18 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Attention and feed-forward, each with its residual connection and normalization.
+    r"""Attention and feed-forward, each with its residual connection and normalization.
 
     Post-norm, the paper's, normalizes the sum of what goes in and what comes out; pre-norm
     normalizes what goes in and leaves the sum alone.
+
+    With ``gate="gru"`` a gate takes the place of each sum, and what a block has made goes through
+    a ReLU first, because two linear maps would follow one another: the layer of GTrXL (Parisotto
+    et al., 2019, sections 3.1 and 3.2). With E what the layer reads, M its memory, f the
+    feed-forward network:
+
+    $$Y = g(E, \mathrm{ReLU}(\mathrm{Attention}(\mathrm{LayerNorm}([\mathrm{SG}(M) \circ E]))))$$
+    $$E' = g'(Y, \mathrm{ReLU}(f(\mathrm{LayerNorm}(Y))))$$
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -63,6 +73,9 @@ class DecoderLayer(nn.Module):
         self.attention_norm = make_norm(config)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = make_norm(config)
+        self.attention_gate = self.feed_forward_gate = None
+        if config.gate == "gru":
+            self.attention_gate, self.feed_forward_gate = GRUGate(config), GRUGate(config)
         self.norm_first = config.norm_first
         self.has_raw_queries = config.norm_first and "raw_queries" in config.quirks
         self.dropout = config.dropout
@@ -74,7 +87,7 @@ class DecoderLayer(nn.Module):
         memory: Float[Tensor, "B M D"] | tuple[KeptMemory, int],
         positions: Positions | None,
         attn_len: int | None = None,
-        first_key: Int[Tensor, " B"] | None = None,
+        first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Transform the segment, given what the layer remembers of the text before it.
 
@@ -84,7 +97,7 @@ class DecoderLayer(nn.Module):
                 the number of this layer: it is read as it is, and the segment is written into it.
             positions: The relative positions of the keys. None: by content alone.
             attn_len: How many keys a query sees, counting its own.
-            first_key: For each stream, the first key that it sees.
+            first_key: For each stream, or for each query, the first key that it sees.
         """
         normalized = self.attention_norm(x) if self.norm_first else x
         if isinstance(memory, Tensor):
@@ -98,14 +111,22 @@ class DecoderLayer(nn.Module):
             k, v = kept.write(layer, k, v)
         if self.has_raw_queries:
             q = self.attention.queries(x)
-        attended = self.attention(q, k, v, positions, attn_len, first_key)
-        x = x + dropout(attended, self.dropout, self.training, self.is_locked)
+        return self.finish(x, self.attention(q, k, v, positions, attn_len, first_key))
+
+    def finish(
+        self, x: Float[Tensor, "B T D"], attended: Float[Tensor, "B T D"]
+    ) -> Float[Tensor, "B T D"]:
+        """Do what follows the attention: merge what was attended, and transform each position."""
+        x = self._merged(x, attended, self.attention_gate)
         if not self.norm_first:
             x = self.attention_norm(x)
-
         transformed = self.feed_forward(self.feed_forward_norm(x) if self.norm_first else x)
-        x = x + dropout(transformed, self.dropout, self.training, self.is_locked)
+        x = self._merged(x, transformed, self.feed_forward_gate)
         return x if self.norm_first else self.feed_forward_norm(x)
+
+    def _merged(self, x: Tensor, made: Tensor, gate: GRUGate | None) -> Tensor:
+        made = dropout(made, self.dropout, self.training, self.is_locked)
+        return x + made if gate is None else gate(x, torch.relu(made))
 
     def keys_and_values(
         self, x: Float[Tensor, "B S D"]

@@ -6,17 +6,20 @@ its state after the last token: one position of a :class:`Memory`, the hidden st
 cell state. So whatever reads, cuts, saves or resets a memory does so with this one, too.
 """
 
+from itertools import pairwise
 from typing import cast
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn.adaptive import AdaptiveSoftmax
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.nn.memory import KeptMemory, Memory
 from transformer_xl.nn.model import TransformerXL
+from transformer_xl.nn.segment import Segment
 from transformer_xl.nn.softmax import Softmax
 from transformer_xl.ops import dropout
 
@@ -29,6 +32,8 @@ class LSTMModel(TransformerXL):
     the settings it uses ``n_layer``, ``d_model`` (the width of the states), those of the
     vocabulary, and those of dropout: on the embeddings, between the layers (each number for
     itself, whatever ``variational_dropout`` says) and on the last one.
+
+    Where a document begins in any row (``starts``), all rows are read up to there and then on.
 
     Args:
         config: Widths and options. Its ``vocab_size`` must be set.
@@ -93,7 +98,7 @@ class LSTMModel(TransformerXL):
 
     def _read(
         self,
-        tokens: Int[Tensor, "B T"],
+        segment: Segment,
         mems: Memory | KeptMemory | None,
         *,
         mem_len: int | None,
@@ -102,11 +107,7 @@ class LSTMModel(TransformerXL):
         ext_len: int | None,
     ) -> tuple[Float[Tensor, "B T D"], Memory | KeptMemory]:
         _require_no_overlap(ext_len or 0)
-        if tokens.ndim != 2 or tokens.shape[1] == 0:
-            raise ValueError(
-                f"tokens of shape {tuple(tokens.shape)} must be (streams, length) and not empty"
-            )
-        B = len(tokens)
+        B, T = segment.shape
         if mems is None:
             mems = self.start_memory(B)
         if mems.batch_size != B:
@@ -115,10 +116,38 @@ class LSTMModel(TransformerXL):
                 "use mems.select(rows), or mems=None to begin anew"
             )
         drops = self.config.dropouts.input, self.training, self.config.variational_dropout
-        x = dropout(self.embedding(tokens), *drops)
-        raw, (hidden, cell) = self.lstm(x, self._state(cast(Memory, mems)))
-        states = torch.cat([hidden, cell], -1).to(self.dtype).detach()[:, :, None]
+        x = dropout(segment.embedded(self.embedding, self.dtype), *drops)
+        state, parts, begins = self._state(cast(Memory, mems)), [], segment.starts
+        cuts = [] if begins is None else begins[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()
+        for start, stop in pairwise([0, *cuts, T]):
+            if begins is not None:
+                hidden, cell = (y.masked_fill(begins[:, start, None], 0.0) for y in state)
+                state = hidden, cell
+            real = None
+            if segment.short is not None:
+                real = (T - segment.short).clamp(start, stop) - start
+            part, state = self._through(x[:, start:stop], state, real)
+            parts.append(part)
+        raw = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        states = torch.cat(state, -1).to(self.dtype).detach()[:, :, None]
         return raw.to(self.dtype), Memory(states.unbind())
+
+    def _through(
+        self, x: Float[Tensor, "B T D"], state: tuple[Tensor, Tensor], real: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Read on from a state; of each row only the ``real`` first places."""
+        if real is None:
+            return self.lstm(x, state)
+        # A row of which nothing is read must read something; its state stays as it was.
+        lengths = real.clamp(min=1).cpu()
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        packed, (hidden, cell) = self.lstm(packed, state)
+        out, _ = pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])
+        is_read = (real > 0)[:, None]
+        hidden, cell = (
+            torch.where(is_read, new, old) for new, old in zip((hidden, cell), state, strict=True)
+        )
+        return out, (hidden, cell)
 
     def _state(self, mems: Memory) -> tuple[Tensor, Tensor]:
         """Return hidden and cell states; zeros where nothing is remembered."""

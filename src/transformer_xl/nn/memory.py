@@ -63,7 +63,20 @@ class Memory:
 
     def reset(self, rows: Rows) -> "Memory":
         """Return a memory in which the streams ``rows`` see no past, nor any zeros."""
-        return type(self)(self.states, _forget(self, rows))
+        return self.forgetting(_forget(self, rows))
+
+    def forgetting(self, n: Int[Tensor, " B"]) -> "Memory":
+        """Return a memory of which each stream does not see its ``n`` oldest positions."""
+        return type(self)(self.states, n.clamp(min=0))
+
+    def realigned(self, short: Int[Tensor, " B"], mem_len: int) -> "Memory":
+        """Return the newest ``mem_len`` positions of streams that were padded on the right.
+
+        The last ``short`` positions of each stream, which are padding, are dropped; what is before
+        them moves to the end, and the gap in front counts as forgotten. All that is kept is copied.
+        """
+        stream, place, forgotten = _realignment(self, short, mem_len)
+        return type(self)([x[stream, place] for x in self.states], forgotten)
 
     def select(self, rows: Rows) -> "Memory":
         """Return the memory of the streams ``rows``, in that order; repetition is allowed."""
@@ -171,7 +184,20 @@ class KeptMemory:
 
     def reset(self, rows: Rows) -> "KeptMemory":
         """Return a memory in which the streams ``rows`` see no past, nor any zeros."""
-        return self._in_same_room(self.start, self.stop, _forget(self, rows))
+        return self.forgetting(_forget(self, rows))
+
+    def forgetting(self, n: Int[Tensor, " B"]) -> "KeptMemory":
+        """Return a memory of which each stream does not see its ``n`` oldest positions."""
+        return self._in_same_room(self.start, self.stop, n.clamp(min=0))
+
+    def realigned(self, short: Int[Tensor, " B"], mem_len: int) -> "KeptMemory":
+        """Return the newest ``mem_len`` positions of streams that were padded on the right.
+
+        As :meth:`Memory.realigned` does. They are copied, and once more when the next are written.
+        """
+        stream, place, forgotten = _realignment(self, short, mem_len)
+        keys, values = ([x[:, stream, place] for x in tensors] for tensors in self._remembered())
+        return self._like_this(keys, values, 0, place.shape[1], forgotten)
 
     def select(self, rows: Rows) -> "KeptMemory":
         """Return the memory of the streams ``rows``, in that order; repetition is allowed."""
@@ -244,13 +270,7 @@ def join(memories: Sequence[Memory | KeptMemory]) -> Memory | KeptMemory:
     What the shorter ones lack is filled up in front and marked as forgotten.
     """
     M = max(len(memory) for memory in memories)
-    forgotten = []
-    for memory in memories:
-        own = memory.forgotten
-        if own is None:
-            own = torch.zeros(memory.batch_size, dtype=torch.int64, device=_device(memory))
-        forgotten.append(own + M - len(memory))
-    hidden = torch.cat(forgotten)
+    hidden = torch.cat([_forgotten(memory) + M - len(memory) for memory in memories])
     hidden = hidden if hidden.any() else None
 
     def side_by_side(tensors: Iterable[Sequence[Tensor]], streams: int) -> list[Tensor]:
@@ -274,12 +294,25 @@ def _shift(forgotten: Tensor | None, cut: int) -> Tensor | None:
     return forgotten if forgotten is None or cut == 0 else (forgotten - cut).clamp(min=0)
 
 
+def _forgotten(memory: Memory | KeptMemory) -> Tensor:
+    if memory.forgotten is not None:
+        return memory.forgotten
+    return torch.zeros(memory.batch_size, dtype=torch.int64, device=_device(memory))
+
+
 def _forget(memory: Memory | KeptMemory, rows: Rows) -> Tensor:
-    device = _device(memory)
-    forgotten = memory.forgotten
-    if forgotten is None:
-        forgotten = torch.zeros(memory.batch_size, dtype=torch.int64, device=device)
-    return forgotten.index_fill(0, _index(rows, device), len(memory))
+    return _forgotten(memory).index_fill(0, _index(rows, _device(memory)), len(memory))
+
+
+def _realignment(
+    memory: Memory | KeptMemory, short: Tensor, mem_len: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return which streams and places the new positions come from, and how many see nothing."""
+    cut = max(len(memory) - mem_len, 0)
+    place = torch.arange(cut, len(memory), device=short.device) - short[:, None]
+    stream = torch.arange(memory.batch_size, device=short.device)[:, None]
+    # In the gap stands what is a number, too: it is multiplied by zero.
+    return stream, place.clamp(min=0), (_forgotten(memory) + short - cut).clamp(min=0)
 
 
 def _device(memory: Memory | KeptMemory) -> torch.device:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
@@ -18,6 +18,7 @@ from transformer_xl.nn.norm import make_norm
 from transformer_xl.nn.output import Output
 from transformer_xl.nn.positioned import PositionedModel
 from transformer_xl.nn.pretrained import SavesItself, save_model
+from transformer_xl.nn.segment import Segment
 from transformer_xl.nn.softmax import Softmax
 from transformer_xl.ops import dropout
 
@@ -33,6 +34,15 @@ class TransformerXL(PositionedModel):
     The segment itself is still attended to as it was read. So the past reaches further than one
     memory a layer, but where a text is cut into segments is no longer invisible: a model should
     read in segments about as long as those that it was trained on, or shorter.
+
+    Rows of a batch need not be alike. They can end at different places (``lengths``, padded on the
+    right; who has padding on the left moves it), begin anew in between (``starts``, the documents
+    of a pack; ``mems.reset(rows)`` between two segments; ``reset_at``, a symbol at which a text
+    always begins anew), and be vectors instead of tokens (``inputs_embeds``). With relative
+    positions each document is then read as if it were alone. Absolute positions (``attn_type`` 2
+    and 3) are counted from the last real token of a row, so there a document is read as if it stood
+    alone at its place, as far from that end. None of this saves work: padding and what lies before
+    a document are computed and hidden.
 
     Args:
         config: Widths, lengths and options. Its ``vocab_size`` must be set.
@@ -70,10 +80,13 @@ class TransformerXL(PositionedModel):
 
     def forward(
         self,
-        tokens: Int[Tensor, "B T"],
+        tokens: Int[Tensor, "B T"] | None = None,
         mems: Memory | KeptMemory | None = None,
         targets: Int[Tensor, "B predicted"] | None = None,
         *,
+        lengths: Int[Tensor, " B"] | None = None,
+        starts: Bool[Tensor, "B T"] | None = None,
+        inputs_embeds: Float[Tensor, "B T D"] | None = None,
         mem_len: int | None = None,
         attn_len: int | None = None,
         clamp_len: int | None = None,
@@ -86,6 +99,15 @@ class TransformerXL(PositionedModel):
             tokens: The segment.
             mems: What the previous call returned as ``mems``. None: as at the start of a text.
             targets: For each token the one that follows it, but for the first ``context``.
+            lengths: How many places of each row are real, the first ones; what stands behind them
+                does not matter, and their ``hidden`` means nothing. ``nll`` is 0 there and not
+                counted in ``loss``. The memory of each row ends with its own last token; a row of
+                length 0 keeps the memory that it had. What is remembered is copied, and the lengths
+                are looked at, so that a GPU is waited for. None: all.
+            starts: Where documents begin: neither such a token nor what follows it sees anything
+                before it, nor what the memory holds, zeros included. None: nowhere but at the
+                symbol ``reset_at``, where one is configured.
+            inputs_embeds: Vectors in place of tokens, read as they are: no embedding, no scale.
             mem_len: How many positions the returned memory holds at most. None: as configured.
             attn_len: How many keys a query sees, counting its own. None: as configured.
             clamp_len: Distances above it count as it. None: as configured.
@@ -95,40 +117,52 @@ class TransformerXL(PositionedModel):
                 short of, if these are at most ``ext_len``.
 
         Raises:
-            ValueError: The shapes do not fit each other or the memory; a length is out of range.
+            ValueError: The shapes do not fit each other or the memory; a length is out of range;
+                there are both tokens and vectors, or neither; rows are padded that are to be read
+                again (``ext_len``).
         """
+        segment = Segment.of(tokens, inputs_embeds, lengths, starts, self.config)
         if targets is not None:
-            self._check_targets(tokens, targets, ext_len, context)
+            self._check_targets(segment.shape, targets, ext_len, context)
         raw, mems = self._read(
-            tokens, mems, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len, ext_len=ext_len
+            segment, mems, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len, ext_len=ext_len
         )
         hidden = self._drop_output(raw)
         out = Output(hidden=hidden, raw_hidden=raw, mems=mems)
         if targets is None:
             out.log_probs = self.softmax.log_probs(hidden)
+            return out
+        n = targets.shape[1]
+        if segment.short is None:
+            out.nll = self.softmax.nll(hidden[:, -n:], targets)
         else:
-            out.nll = self.softmax.nll(hidden[:, -targets.shape[1] :], targets)
+            out.is_real = segment.is_real(n)
+            nll = self.softmax.nll(hidden[:, -n:], targets.masked_fill(~out.is_real, 0))
+            out.nll = nll.masked_fill(~out.is_real, 0.0)
         return out
 
     def _check_targets(
-        self, tokens: Tensor, targets: Tensor, ext_len: int | None, context: int | None
+        self, shape: tuple[int, int], targets: Tensor, ext_len: int | None, context: int | None
     ) -> None:
         most = least = context
         if most is None or least is None:
             most, least = self.config.ext_len if ext_len is None else ext_len, 0
-        missing = tokens.shape[-1] - targets.shape[-1]
-        is_pair = tokens.ndim == targets.ndim == 2 and len(tokens) == len(targets)
+        missing = shape[1] - targets.shape[-1]
+        is_pair = targets.ndim == 2 and len(targets) == shape[0]
         if not (is_pair and least <= missing <= most and targets.shape[1]):
             raise ValueError(
                 f"targets of shape {tuple(targets.shape)} must have the shape of the tokens, "
-                f"{tuple(tokens.shape)}" + f", but for the first {most}" * (most > 0)
+                f"{shape}" + f", but for the first {most}" * (most > 0)
             )
 
     def read(
         self,
-        tokens: Int[Tensor, "B T"],
+        tokens: Int[Tensor, "B T"] | None = None,
         mems: Memory | KeptMemory | None = None,
         *,
+        lengths: Int[Tensor, " B"] | None = None,
+        starts: Bool[Tensor, "B T"] | None = None,
+        inputs_embeds: Float[Tensor, "B T D"] | None = None,
         mem_len: int | None = None,
         attn_len: int | None = None,
         clamp_len: int | None = None,
@@ -136,10 +170,12 @@ class TransformerXL(PositionedModel):
     ) -> tuple[Float[Tensor, "B T D"], Memory | KeptMemory]:
         """Read a segment without predicting: return the hidden states and the memory.
 
-        The arguments and errors are those of :meth:`forward`.
+        The arguments and errors are those of :meth:`forward`. For who wants the hidden states
+        alone: the distribution over the vocabulary is not computed.
         """
+        segment = Segment.of(tokens, inputs_embeds, lengths, starts, self.config)
         raw, mems = self._read(
-            tokens, mems, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len, ext_len=ext_len
+            segment, mems, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len, ext_len=ext_len
         )
         return self._drop_output(raw), mems
 
@@ -149,6 +185,7 @@ class TransformerXL(PositionedModel):
         tokens: Int[Tensor, "B T"],
         mems: Memory | KeptMemory | None = None,
         *,
+        starts: Bool[Tensor, "B T"] | None = None,
         attn_len: int | None = None,
         clamp_len: int | None = None,
     ) -> list[Float[Tensor, "B H T S"]]:
@@ -157,6 +194,7 @@ class TransformerXL(PositionedModel):
         Args:
             tokens: A segment, which should be short: its table is as long as memory and segment.
             mems: What came before it, as in :meth:`forward`.
+            starts: As in :meth:`forward`.
             attn_len: As in :meth:`forward`.
             clamp_len: As in :meth:`forward`.
 
@@ -179,7 +217,7 @@ class TransformerXL(PositionedModel):
         hooks = [layer.attention.register_forward_pre_hook(look) for layer in self.layers]
         was_training = self.training
         try:
-            self.eval().read(tokens, mems, attn_len=attn_len, clamp_len=clamp_len)
+            self.eval().read(tokens, mems, starts=starts, attn_len=attn_len, clamp_len=clamp_len)
         finally:
             self.train(was_training)
             for hook in hooks:
@@ -192,7 +230,7 @@ class TransformerXL(PositionedModel):
 
     def _read(
         self,
-        tokens: Tensor,
+        segment: Segment,
         mems: Memory | KeptMemory | None,
         *,
         mem_len: int | None,
@@ -205,14 +243,15 @@ class TransformerXL(PositionedModel):
         attn_len = config.attn_len if attn_len is None else attn_len
         clamp_len = config.clamp_len if clamp_len is None else clamp_len
         ext_len = config.ext_len if ext_len is None else ext_len
-        if tokens.ndim != 2 or tokens.shape[1] == 0:
-            raise ValueError(
-                f"tokens of shape {tuple(tokens.shape)} must be (streams, length) and not empty"
-            )
         for name, value in (("mem_len", mem_len), ("clamp_len", clamp_len), ("ext_len", ext_len)):
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value} must be at least 0")
-        B, T = tokens.shape
+        if segment.short is not None and ext_len:
+            raise ValueError(
+                f"lengths with ext_len={ext_len}: rows that end at different places cannot be read "
+                "again from one place on; set ext_len to 0"
+            )
+        B, T = segment.shape
         if mems is None:
             mems = self.start_memory(B, mem_len=mem_len)
         elif mems.batch_size != B:
@@ -228,7 +267,8 @@ class TransformerXL(PositionedModel):
             mems = mems.with_room(T, mem_len)
 
         M = len(mems)
-        x = self._drop_input(self.embedding(tokens))
+        x = self._drop_input(segment.embedded(self.embedding, self.dtype))
+        first_key = segment.first_keys(M, mems.forgotten)
         relative = self._relative_positions(M + T, mems, clamp_len)
         past, present = [], []
         for n, layer in enumerate(self.layers):
@@ -236,11 +276,12 @@ class TransformerXL(PositionedModel):
             remembered = x
             if (absolute := self._absolute_positions(n, M + T, clamp_len)) is not None:
                 assert isinstance(memory, Tensor)
-                memory, x = memory + absolute[:M], x + absolute[M:]
+                absolute = segment.counted_from_own_end(absolute)
+                memory, x = memory + absolute[..., :M, :], x + absolute[..., M:, :]
                 if "stored_positions" in config.quirks:
                     past.append(memory.detach())
                     remembered = x
-            x = layer(x, memory, relative[n], attn_len, mems.forgotten)
+            x = layer(x, memory, relative[n], attn_len, first_key)
             if config.enhanced_recurrence:
                 remembered = x
                 if isinstance(mems, KeptMemory):
@@ -253,11 +294,15 @@ class TransformerXL(PositionedModel):
         kept = max(T - ext_len, 0)
         if "swapped_ext_len" in config.quirks:
             kept = T - min(M, ext_len, T)
+        # Rows that are padded are cut when what is real has moved to their ends.
+        most = mem_len if segment.short is None else M + kept
         if isinstance(mems, KeptMemory):
-            return x, mems.advance(kept, mem_len)
-        if past:
-            mems = Memory([*past, *mems.states[len(past) :]], mems.forgotten)
-        return x, mems.extend([state[:, :kept] for state in present], mem_len)
+            after = mems.advance(kept, most)
+        else:
+            if past:
+                mems = Memory([*past, *mems.states[len(past) :]], mems.forgotten)
+            after = mems.extend([state[:, :kept] for state in present], most)
+        return x, segment.left(after, first_key, M, kept, mem_len)
 
     def save_pretrained(self, folder: Path | str, vocab: SavesItself | None = None) -> None:
         """Write ``config.json`` and ``model.safetensors`` into a folder, and the vocabulary."""

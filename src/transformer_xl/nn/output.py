@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from transformer_xl.nn.memory import KeptMemory, Memory
@@ -20,11 +20,15 @@ class Output:
     mems: Memory | KeptMemory
     """The memory after this segment: the model's argument for the next one."""
     nll: Float[Tensor, "B predicted"] | None = None
-    """-log p of each target in nats, in token order; None without targets."""
+    """-log p of each target in nats, in token order; 0 for padding; None without targets."""
+    is_real: Bool[Tensor, "B predicted"] | None = None
+    """Which targets are no padding; None: all, or no targets."""
     log_probs: Float[Tensor, "B T V"] | None = None
     """Logarithms of the probabilities of the next token; None with targets."""
 
     @cached_property
     def loss(self) -> Float[Tensor, ""] | None:
-        """The mean of ``nll``; None without targets."""
-        return None if self.nll is None else self.nll.mean()
+        """The mean of ``nll`` over the targets that are no padding; None without targets."""
+        if self.nll is None or self.is_real is None:
+            return None if self.nll is None else self.nll.mean()
+        return self.nll.sum() / self.is_real.sum().clamp(min=1)

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 MODEL_TYPE = "transformer-xl"
-_ABOUT = ("origin", "eval")
+# What the file may hold besides the settings: the last three are for Hugging Face transformers.
+_ABOUT = ("origin", "eval", "architectures", "auto_map", "transformers")
 
 _Settings = TypeVar("_Settings")
 

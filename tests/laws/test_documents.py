@@ -1,0 +1,212 @@
+"""Documents in one pack are read as if each were alone."""
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+import torch
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.nn import TransformerXL, build_model
+from transformer_xl.ops import skew, use_backend
+
+EXACT = {"rtol": 0, "atol": 1e-11}
+V = 23
+CONFIG = ModelConfig(
+    vocab_size=V, n_layer=2, n_head=2, d_model=12, d_inner=20, mem_len=6, dropout=0.0, init_std=0.4
+)
+RELATIVE = {
+    "paper": {},
+    "limited, clamped": {"attn_len": 4, "clamp_len": 2, "norm_first": True},
+    "learned relative": {"attn_type": 1, "n_positions": 9},
+}
+ABSOLUTE = {
+    "sinusoids": {"attn_type": 2, "clamp_len": 5},
+    "learned": {"attn_type": 3, "n_positions": 7},
+}
+LSTM = {"lstm": {"kind": "lstm", "mem_len": 0}}
+ALL = RELATIVE | ABSOLUTE | LSTM
+# Of two streams, how long one document after the other is; the same number of tokens in all.
+DOCUMENTS = [[3, 1, 7, 2, 1, 1, 5], [9, 4, 6, 1]]
+
+
+def made(name):
+    return build_model(replace(CONFIG, **ALL[name])).double().eval()
+
+
+@pytest.fixture(params=["reference", "skew"])
+def backend(request, monkeypatch):
+    # More than one block of queries.
+    monkeypatch.setattr(skew, "QUERY_BLOCK", 3)
+    with use_backend(request.param):
+        yield
+
+
+def packed():
+    """Tokens and targets of streams of documents, and where these begin."""
+    tokens = torch.randint(V, (2, sum(DOCUMENTS[0]) + 1))
+    starts = torch.zeros(tokens[:, 1:].shape, dtype=torch.bool)
+    for row, lengths in enumerate(DOCUMENTS):
+        # A stream goes on with what came before it, of which there is nothing.
+        for place in torch.tensor([0, *lengths])[:-1].cumsum(0).tolist():
+            starts[row, place] = True
+    return tokens[:, :-1], tokens[:, 1:], starts
+
+
+def each_document(starts):
+    for row, places in enumerate(starts):
+        cuts = [*places.nonzero()[:, 0].tolist(), len(places)]
+        for start, stop in pairwise(cuts):
+            yield slice(row, row + 1), slice(start, stop)
+
+
+@pytest.mark.parametrize("T", [1, 4, 20])
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("name", RELATIVE | LSTM)
+@pytest.mark.usefixtures("backend")
+@torch.no_grad()
+def test_a_document_in_a_pack_is_read_as_if_it_were_alone(name, is_kept, T):
+    model = made(name)
+    tokens, targets, starts = packed()
+    mems = model.start_memory(2)
+    mems = model.keep(mems) if is_kept else mems
+    hidden, nll = [], []
+    for some in torch.arange(20).split(T):
+        segment, follows = tokens[:, some], targets[:, some]
+        out = model(segment, mems, follows, starts=starts[:, some], mem_len=100)
+        hidden.append(out.hidden)
+        nll.append(out.nll)
+        mems = out.mems
+    hidden, nll = torch.cat(hidden, 1), torch.cat(nll, 1)
+    for place in each_document(starts):
+        alone = model(tokens[place], None, targets[place])
+        torch.testing.assert_close(hidden[place], alone.hidden, **EXACT)
+        torch.testing.assert_close(nll[place], alone.nll, **EXACT)
+
+
+@pytest.mark.parametrize("name", RELATIVE | LSTM)
+@pytest.mark.usefixtures("backend")
+def test_the_gradient_of_a_pack_is_that_of_its_documents(name):
+    model = made(name)
+    tokens, targets, starts = packed()
+    model(tokens, None, targets, starts=starts).nll.sum().backward()
+    found = [x.grad.clone() for x in model.parameters()]
+    model.zero_grad()
+    for place in each_document(starts):
+        model(tokens[place], None, targets[place]).nll.sum().backward()
+    for one, parameter in zip(found, model.parameters(), strict=True):
+        torch.testing.assert_close(one, parameter.grad, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.usefixtures("backend")
+def test_no_gradient_crosses_the_start_of_a_document(name):
+    model = made(name)
+    mems = model(torch.randint(V, (2, 5))).mems
+    vectors = torch.randn(2, 7, 12, dtype=torch.float64, requires_grad=True)
+    starts = torch.zeros(2, 7, dtype=torch.bool)
+    starts[0, 4] = True
+    hidden, _ = model.read(inputs_embeds=vectors, mems=mems, starts=starts)
+    hidden[:, 4:].sum().backward()
+    assert (vectors.grad[0, :4] == 0).all()
+    assert (vectors.grad[0, 4:] != 0).any(-1).all()
+    assert (vectors.grad[1] != 0).any(-1).all()
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.usefixtures("backend")
+@torch.no_grad()
+def test_what_stands_before_a_document_changes_nothing_in_it_nor_after_it(name, is_kept):
+    model, place = made(name), 3
+    tokens = torch.randint(V, (1, 12)).expand(2, -1).clone()
+    tokens[1, :place] = torch.randint(V, (place,))
+    mems = model(torch.randint(V, (2, 5))).mems
+    mems = model.keep(mems) if is_kept else mems
+    starts = torch.zeros(2, 8, dtype=torch.bool)
+    starts[:, place] = True
+    out = model(tokens[:, :8], mems, starts=starts)
+    after = model(tokens[:, 8:], out.mems)
+    torch.testing.assert_close(out.hidden[0, place:], out.hidden[1, place:], **EXACT)
+    torch.testing.assert_close(after.hidden[0], after.hidden[1], **EXACT)
+    # Before it, each goes on with its own past.
+    expected = model(tokens[:, :8], mems).hidden[:, :place]
+    torch.testing.assert_close(out.hidden[:, :place], expected, **EXACT)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.usefixtures("backend")
+@torch.no_grad()
+def test_to_begin_with_the_first_token_is_to_be_reset(name, is_kept):
+    model = made(name)
+    mems = model(torch.randint(V, (3, 5))).mems
+    mems = model.keep(mems) if is_kept else mems
+    starts = torch.zeros(3, 4, dtype=torch.bool)
+    starts[[0, 2], 0] = True
+    tokens, reset = torch.randint(V, (3, 4)), mems.reset([0, 2])
+    for segment, begin in ((tokens, starts), (tokens[:, :2], None)):
+        out, other = model(segment, mems, starts=begin), model(segment, reset)
+        torch.testing.assert_close(out.hidden, other.hidden, **EXACT)
+        mems, reset = out.mems, other.mems
+
+
+@pytest.mark.parametrize("name", ABSOLUTE)
+@torch.no_grad()
+def test_with_absolute_positions_a_document_is_read_as_alone_at_its_place(name):
+    model = made(name)
+    tokens, _, starts = packed()
+    found = model(tokens, starts=starts).hidden
+    for row, some in each_document(starts):
+        # As far from the end as in the pack; what follows cannot be seen.
+        alone = model(tokens[row, some.start :]).hidden[:, : some.stop - some.start]
+        torch.testing.assert_close(found[row, some], alone, **EXACT)
+
+
+@pytest.mark.parametrize("name", ALL)
+@torch.no_grad()
+def test_rows_of_documents_may_be_padded(name):
+    model = made(name)
+    mems = model(torch.randint(V, (2, 5))).mems
+    alone = [mems.select([row]) for row in range(2)]
+    tokens, lengths = torch.randint(V, (2, 6)), torch.tensor([4, 6])
+    starts = torch.zeros(2, 6, dtype=torch.bool)
+    # One of them in the padding.
+    starts[[0, 0, 1], [1, 5, 5]] = True
+    out = model(tokens, mems, lengths=lengths, starts=starts)
+    following = torch.randint(V, (2, 2))
+    after = model(following, out.mems)
+    for row, n in enumerate(lengths.tolist()):
+        one = model(tokens[row, None, :n], alone[row], starts=starts[row, None, :n])
+        torch.testing.assert_close(out.hidden[row, :n], one.hidden[0], **EXACT)
+        one = model(following[row, None], one.mems)
+        torch.testing.assert_close(after.hidden[row], one.hidden[0], **EXACT)
+
+
+@pytest.mark.parametrize("ext_len", [2, 5])
+@pytest.mark.parametrize("name", RELATIVE)
+@torch.no_grad()
+def test_what_is_read_again_begins_where_it_began(name, ext_len):
+    model = made(name)
+    tokens, _, starts = packed()
+    expected = model(tokens, starts=starts).hidden
+    mems, found = None, []
+    for first in range(0, 20, 4):
+        context = min(ext_len, first)
+        some = slice(first - context, first + 4)
+        out = model(tokens[:, some], mems, starts=starts[:, some], mem_len=100, ext_len=ext_len)
+        mems = out.mems
+        found.append(out.hidden[:, context:])
+    torch.testing.assert_close(torch.cat(found, 1), expected, **EXACT)
+
+
+@torch.no_grad()
+def test_attention_is_shared_out_within_the_document():
+    model = TransformerXL(CONFIG).eval()
+    mems = model(torch.randint(V, (1, 3))).mems
+    starts = torch.tensor([[False, True, False, False]])
+    weights = model.attention_weights(torch.randint(V, (1, 4)), mems, starts=starts)
+    for weight_BHTS in weights:
+        torch.testing.assert_close(weight_BHTS.sum(-1), torch.ones(1, 2, 4))
+        assert (weight_BHTS[:, :, 0, :4] > 0).all()
+        assert (weight_BHTS[:, :, 1:, :4] == 0).all()

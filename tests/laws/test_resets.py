@@ -1,0 +1,131 @@
+"""Where a text begins anew at a symbol, its parts may stand in any order."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.evaluate import evaluate, score
+from transformer_xl.generate import generate
+from transformer_xl.nn import Decoder, KeptMemory, TransformerXL, build_model
+
+V, EOS = 23, 4
+CONFIG = ModelConfig(
+    vocab_size=V,
+    n_layer=2,
+    n_head=2,
+    d_model=12,
+    d_inner=20,
+    mem_len=12,
+    dropout=0.0,
+    init_std=0.4,
+    reset_at=EOS,
+)
+VARIANTS = {
+    "paper": {},
+    "zeros": {"start_memory": "zeros"},
+    "learned relative": {"attn_type": 1, "n_positions": 9},
+    "read again": {"ext_len": 3},
+    "gates": {"norm_first": True, "gate": "gru"},
+    "lstm": {"kind": "lstm", "mem_len": 0},
+}
+
+
+@pytest.fixture(params=VARIANTS)
+def model(request):
+    return build_model(replace(CONFIG, **VARIANTS[request.param])).double().eval()
+
+
+def sentences():
+    draw = random.Random(0)
+    words = [word for word in range(V) if word != EOS]
+    return [[*draw.choices(words, k=draw.randint(0, 9)), EOS] for _ in range(12)]
+
+
+def text(order):
+    return [EOS, *(word for sentence in order for word in sentence)]
+
+
+def orders():
+    some = sentences()
+    yield some
+    for seed in range(2):
+        yield random.Random(seed).sample(some, len(some))
+
+
+@pytest.mark.parametrize(("segment_len", "batch_size"), [(1, 1), (5, 1), (64, 1), (4, 3)])
+def test_the_loss_of_shuffled_sentences_does_not_depend_on_their_order(
+    model, segment_len, batch_size
+):
+    if model.config.kind == "lstm":
+        # Without a length of memory nothing is read before a part, which may begin in a sentence.
+        batch_size = 1
+    found = [
+        evaluate(model, text(order), segment_len=segment_len, batch_size=batch_size).nll
+        for order in orders()
+    ]
+    assert found == pytest.approx([found[0]] * 3, rel=1e-12)
+
+
+def test_without_resets_it_does():
+    model = TransformerXL(replace(CONFIG, reset_at=None)).double().eval()
+    one, other, _ = (evaluate(model, text(order), segment_len=5).nll for order in orders())
+    assert abs(one - other) > 1e-3
+
+
+def test_a_sentence_has_the_scores_that_it_has_alone(model):
+    found = list(score(model, text(sentences()), segment_len=5))[1:]
+    for sentence in sentences():
+        alone = list(score(model, [EOS, *sentence], segment_len=64))[1:]
+        assert found[: len(sentence)] == pytest.approx(alone, rel=1e-9)
+        found = found[len(sentence) :]
+
+
+@torch.no_grad()
+def test_one_token_at_a_time_begins_anew_too():
+    model = TransformerXL(replace(CONFIG, mem_len=5)).double().eval()
+    tokens = torch.randint(V, (2, 20))
+    tokens[0, [3, 4, 11]] = EOS
+    expected, mems = [], model.keep(model.start_memory(2))
+    decoder = Decoder(model, mems)
+    for token in tokens.T:
+        hidden, mems = model.read(token[:, None].contiguous(), mems)
+        torch.testing.assert_close(decoder.read(token), hidden[:, 0], rtol=0, atol=1e-12)
+        expected.append(hidden)
+    whole, _ = model.read(tokens, mem_len=5)
+    torch.testing.assert_close(torch.cat(expected, 1)[:, :6], whole[:, :6], rtol=0, atol=1e-12)
+    after = decoder.memory()
+    assert isinstance(mems, KeptMemory)
+    assert after.forgotten.tolist() == mems.forgotten.tolist()
+
+
+def test_what_is_written_after_the_symbol_does_not_depend_on_what_was_before():
+    model = TransformerXL(CONFIG).double().eval()
+    one, other = (
+        list(generate(model, [*prompt, EOS, 7], length=10, temperature=0))
+        for prompt in ([1, 2, 3], [9, 9, 9, 9, 9])
+    )
+    assert one == other
+
+
+def test_vectors_have_no_symbols():
+    model = TransformerXL(CONFIG).double().eval()
+    vectors = torch.randn(1, 4, 12).double()
+    plain = TransformerXL(replace(CONFIG, reset_at=None)).double().eval()
+    plain.load_state_dict(model.state_dict())
+    one, other = (m.read(inputs_embeds=vectors)[0] for m in (model, plain))
+    assert torch.equal(one, other)
+
+
+def test_a_model_folder_remembers_it(tmp_path):
+    model = TransformerXL(CONFIG)
+    model.save_pretrained(tmp_path)
+    assert TransformerXL.from_pretrained(tmp_path).config.reset_at == EOS
+
+
+@pytest.mark.parametrize("reset_at", [-1, V])
+def test_a_symbol_that_there_is_not_is_refused(reset_at):
+    with pytest.raises(ValueError, match=rf"reset_at={reset_at} must be .* below vocab_size=23"):
+        replace(CONFIG, reset_at=reset_at)

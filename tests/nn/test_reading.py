@@ -1,0 +1,147 @@
+"""How a text is cut changes nothing."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transformer_xl.evaluate import score
+from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.reading import Place, Reader
+
+TEXT = torch.randint(31, (47,), generator=torch.Generator().manual_seed(3)).tolist()
+CUTS = [[47], [1] * 47, [1, 6, 1, 13, 2, 24], [20, 27]]
+
+
+def made(config, **options):
+    torch.manual_seed(0)
+    return TransformerXL(replace(config, init_std=0.3, **options)).double().eval()
+
+
+def read(reader, sizes):
+    found, rest = [], TEXT
+    for size in sizes:
+        found += reader.read(rest[:size])
+        rest = rest[size:]
+    return found
+
+
+@pytest.mark.parametrize("sizes", CUTS, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"attn_type": 1, "n_positions": 12}, {"start_memory": "zeros"}, {"mem_len": 0}],
+    ids=str,
+)
+def test_a_text_in_pieces_is_the_text_at_once(tiny_config, options, sizes):
+    model = made(tiny_config, **options)
+    reader = Reader(model, segment_len=7)
+    found = read(reader, sizes)
+    expected = list(score(model, TEXT, segment_len=7))
+    assert found[0] is expected[0] is None
+    assert found[1:] == pytest.approx(expected[1:], abs=1e-11)
+    # And so is what comes next.
+    whole = Reader(model, segment_len=7)
+    whole.read(TEXT, scored=False)
+    assert reader.place.last_token == whole.place.last_token == TEXT[-1]
+    assert reader.read([4, 5]) == pytest.approx(whole.read([4, 5]), abs=1e-11)
+
+
+@torch.no_grad()
+def test_segments_lie_where_the_model_would_have_been_given_them(tiny_config):
+    model = made(tiny_config)
+    mems, expected = None, []
+    for start in range(0, 46, 7):
+        window = torch.tensor([TEXT[start : start + 8]])
+        out = model(window[:, :-1], mems, window[:, 1:])
+        mems = out.mems
+        expected += (-out.nll[0]).tolist()
+    assert read(Reader(model, segment_len=7), [3] * 16)[1:] == pytest.approx(expected, abs=1e-11)
+
+
+def test_with_a_window_segments_do_not_matter(tiny_config):
+    model = made(tiny_config)
+    found = [read(Reader(model, segment_len=T, attn_len=6), [47])[1:] for T in (1, 2, 5, 46, 200)]
+    for other in found[1:]:
+        assert other == pytest.approx(found[0], abs=1e-11)
+    assert read(Reader(model, segment_len=46), [47])[1:] != pytest.approx(found[0], abs=1e-3)
+
+
+@pytest.mark.parametrize("attn_len", [None, 6, 3])
+def test_the_memory_has_a_bound_and_a_place_goes_on(tiny_config, attn_len):
+    model = made(tiny_config)
+    reader = Reader(model, segment_len=7, attn_len=attn_len)
+    most = {None: 5 + 6, 6: 5, 3: 5}[attn_len]
+    assert reader.most_positions == most
+    lengths = []
+    for n, token in enumerate(TEXT):
+        assert reader.room == (8 if n == 0 else 7 - (n - 1) % 7)
+        reader.read([token])
+        lengths.append(len(reader.place.mems))
+    assert max(lengths) == most
+    again = Reader(model, segment_len=7, attn_len=attn_len, place=reader.place)
+    assert again.read([1, 2, 3]) == reader.read([1, 2, 3])
+    # In segments of another length a new one begins.
+    assert Reader(model, segment_len=2, place=Place(*reader.place[:2], 5)).place.offset == 0
+
+
+@torch.no_grad()
+def test_a_place_with_a_longer_memory_is_cut_to_what_is_remembered(tiny_config):
+    model = made(tiny_config)
+    long = Reader(model, segment_len=7, mem_len=20)
+    long.read(TEXT[:32])
+    mems, last_token, offset = long.place
+    # The first token, four segments and three tokens.
+    assert (len(mems), offset) == (23, 3)
+    cut = Reader(model, segment_len=7, mem_len=4, place=long.place)
+    tokens = torch.tensor([[last_token, *TEXT[32:35]]])
+    out = model(tokens, mems.last(7), torch.tensor([TEXT[32:36]]), mem_len=4)
+    assert cut.read(TEXT[32:36]) == pytest.approx((-out.nll[0]).tolist(), abs=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("options", "bound"),
+    [({}, False), ({"attn_type": 2}, True), ({"enhanced_recurrence": True}, True)],
+    ids=str,
+)
+def test_a_model_says_whether_it_depends_on_how_much_is_read_at_once(tiny_config, options, bound):
+    reader = Reader(made(tiny_config, **options), segment_len=7)
+    assert reader.is_bound_to_segments is bound
+    one_by_one = read(Reader(reader.model, segment_len=7), [1] * 47)[1:]
+    differs = one_by_one != pytest.approx(read(reader, [47])[1:], abs=1e-6)
+    assert differs is bound
+    # In whole segments it does not.
+    assert read(Reader(reader.model, segment_len=7), [8, 14, 7, 18])[1:] == pytest.approx(
+        list(score(reader.model, TEXT, segment_len=7))[1:], abs=1e-11
+    )
+
+
+def test_an_interrupt_leaves_a_place_that_can_be_gone_on_from(tiny_config, monkeypatch):
+    model = made(tiny_config)
+    reader, expected = Reader(model, segment_len=7), list(score(model, TEXT, segment_len=7))
+    n_calls = 0
+    forward = TransformerXL.forward
+
+    def interrupted(*given, **settings):
+        nonlocal n_calls
+        n_calls += 1
+        if n_calls == 3:
+            raise KeyboardInterrupt
+        return forward(*given, **settings)
+
+    monkeypatch.setattr(TransformerXL, "forward", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        reader.read(TEXT)
+    # The first token and two segments.
+    assert reader.place.last_token == TEXT[14]
+    assert reader.read(TEXT[15:]) == pytest.approx(expected[15:], abs=1e-11)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [({"segment_len": 0}, "segment_len=0 must be at least 1"), ({"mem_len": -1}, "mem_len=-1")],
+)
+def test_a_wrong_length_is_named(tiny_config, settings, message):
+    with pytest.raises(ValueError, match=message):
+        Reader(made(tiny_config), **settings)
+    with pytest.raises(ValueError, match="token 31 is outside the vocabulary of 31"):
+        Reader(made(tiny_config)).read([3, 31])

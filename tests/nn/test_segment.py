@@ -1,0 +1,81 @@
+"""What cannot be read is refused by name, before anything is computed."""
+
+from dataclasses import replace
+from inspect import unwrap
+
+import pytest
+import torch
+
+from transformer_xl.nn import TransformerXL, build_model
+
+
+@pytest.fixture(params=["transformer_xl", "lstm"])
+def model(request, tiny_config):
+    return build_model(replace(tiny_config, kind=request.param)).eval()
+
+
+def read(model, *inputs, **options):
+    # Unwrapped: the check of types in signatures, where it is on, refuses it before we can.
+    return unwrap(type(model).forward)(model, *inputs, **options)
+
+
+TOKENS = torch.zeros(2, 3, dtype=torch.long)
+VECTORS = torch.zeros(2, 3, 16)
+FALSE = torch.zeros(2, 3, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "tokens or inputs_embeds: neither of them is given"),
+        ({"tokens": TOKENS, "inputs_embeds": VECTORS}, "both of them is given"),
+        ({"inputs_embeds": VECTORS[0]}, r"\(3, 16\) must be \(streams, length, 16\)"),
+        ({"inputs_embeds": VECTORS[:, :0]}, "and not empty"),
+        ({"inputs_embeds": torch.zeros(2, 3, 8)}, r"\(2, 3, 8\) must be .*16\), as wide as the"),
+        ({"tokens": TOKENS, "lengths": torch.tensor([1])}, r"\[1\] must be one for each of the 2"),
+        ({"tokens": TOKENS, "lengths": torch.tensor([1, 4])}, r"\[1, 4\] must .* from 0 to 3"),
+        ({"tokens": TOKENS, "lengths": torch.tensor([-1, 2])}, r"\[-1, 2\] must .* from 0 to 3"),
+        ({"tokens": TOKENS, "lengths": torch.tensor([0.5, 2])}, r"\[0.5, 2.0\] must be one"),
+        ({"tokens": TOKENS, "starts": FALSE[:, :2]}, r"\(2, 2\) .* of shape \(2, 3\)"),
+        ({"tokens": TOKENS, "starts": TOKENS}, "torch.int64 must say true or false"),
+    ],
+    ids=str,
+)
+def test_what_does_not_fit_is_named(model, options, message):
+    with pytest.raises(ValueError, match=message):
+        read(model, **options)
+
+
+def test_rows_that_end_at_different_places_cannot_be_read_again(tiny_config):
+    model = TransformerXL(replace(tiny_config, ext_len=1))
+    with pytest.raises(ValueError, match=r"ext_len=1.*set ext_len to 0"):
+        model(TOKENS, lengths=torch.tensor([3, 2]))
+    # Rows of one length can.
+    model(TOKENS, lengths=torch.tensor([3, 3]))
+
+
+@torch.no_grad()
+def test_vectors_are_read_as_they_are(model):
+    tokens = torch.randint(31, (2, 5))
+    vectors = model.embedding(tokens)
+    expected, mems = model(tokens), None
+    for segment in vectors.split([2, 3], 1):
+        hidden, mems = model.read(inputs_embeds=segment, mems=mems)
+    torch.testing.assert_close(hidden, expected.hidden[:, 2:])
+    torch.testing.assert_close(model(inputs_embeds=vectors).log_probs, expected.log_probs)
+
+
+def test_the_gradient_reaches_the_vectors(model):
+    vectors = torch.randn(2, 5, 16, requires_grad=True)
+    model(inputs_embeds=vectors, targets=torch.randint(31, (2, 5))).loss.backward()
+    assert (vectors.grad != 0).any(-1).all()
+
+
+def test_hidden_states_alone_need_no_vocabulary(model, monkeypatch):
+    def fail(*_):
+        raise AssertionError
+
+    monkeypatch.setattr(model.softmax, "forward", fail, raising=False)
+    monkeypatch.setattr(type(model.softmax), "log_probs", fail)
+    hidden, _ = model.read(inputs_embeds=VECTORS)
+    assert hidden.shape == (2, 3, 16)
