@@ -208,4 +208,6 @@ def test_a_laptop_recipe_ends_within_half_an_hour_and_has_a_larger_one_beside_it
     minutes = load_recipe(name).train.minutes
     assert minutes is not None
     assert minutes <= 28
-    assert name.removesuffix("-cpu") in recipe_names()
+    # Those of an LSTM and a window are compared with the same one.
+    larger = [other for other in recipe_names() if not other.endswith("-cpu")]
+    assert any(name.startswith(other) for other in larger)

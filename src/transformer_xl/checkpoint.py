@@ -84,6 +84,8 @@ class RunFolder:
         if not config.model.vocab_size:
             # The corpus that decides it has not been read yet.
             other = replace(other, model=replace(other.model, vocab_size=0))
+        if config.data.reset_at is not None and config.model.reset_at is None:
+            other = replace(other, model=replace(other.model, reset_at=None))
         wrong = [line for line in differences(other, config) if not line.startswith(_MAY_DIFFER)]
         if wrong:
             raise ValueError(
@@ -111,8 +113,10 @@ class RunFolder:
             for left in self.path.glob(f"{place}/{_UNFINISHED}*"):
                 shutil.rmtree(left)
         if not self.holds_run:
-            # Weights, for a checkpoint two more numbers for each, and one more while writing.
-            copies = 2 + 3 * (config.train.keep_checkpoints + 1)
+            # Weights, for a checkpoint two more numbers for each, three with an average, and one
+            # more while writing.
+            numbers = 3 + (config.train.average != "none")
+            copies = 2 + numbers * (config.train.keep_checkpoints + 1)
             require_space(self.path, 4 * n_parameters * copies, "this run")
             # The recipe makes it a run folder, so it comes first.
             replace_file(self.path / RECIPE_FILE, dump_recipe(config).encode())

@@ -96,6 +96,9 @@ def test_preparing_twice_is_preparing_once(sample):
     said.clear()
     second = prepare(DataConfig(**sample), said.append)
     assert (second.folder, said) == (first.folder, [])
+    # Where a text begins anew changes none of its symbols.
+    third = prepare(DataConfig(**sample, reset_at="\n"), said.append)
+    assert (third.folder, said) == (first.folder, [])
 
 
 def test_other_settings_and_other_text_are_other_corpora(sample, tmp_path):

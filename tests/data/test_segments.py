@@ -102,21 +102,3 @@ def test_the_position_counts_no_context():
     second.load_state_dict(first.state_dict())
     for ours, theirs in zip(first.next_segment(), second.next_segment(), strict=True):
         assert torch.equal(ours, theirs)
-
-
-@given(SHAPES, st.integers(0, 4), st.integers(0, 3), st.integers(0, 2**32))
-def test_the_newest_sentence_is_what_follows_the_last_end(shape, n_read, ext_len, seed):
-    batch_size, segment_len, _ = shape
-    eos = 0
-    corpus = np.random.default_rng(seed).integers(0, 4, size=len(corpus_for(*shape)))
-    segments = Segments(corpus, batch_size, segment_len, ext_len)
-    assert segments.newest_sentence(eos).tolist() == [0] * batch_size
-    for _ in range(n_read + 1):
-        tokens, targets = segments.next_segment()
-        for row, n in zip(tokens[:, ext_len:].tolist(), segments.newest_sentence(eos), strict=True):
-            assert eos not in row[segment_len - n :]
-            assert n == segment_len or row[segment_len - n - 1] == eos
-    begins = segments.newest_sentence(eos) == 0
-    assert torch.equal(begins, tokens[:, -1] == eos)
-    # What follows these is the first token of a sentence.
-    assert torch.equal(targets[:, -1], segments.next_segment()[0][:, ext_len])

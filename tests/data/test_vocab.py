@@ -137,6 +137,30 @@ def test_an_unknown_character_counts_no_bytes_and_restores_nothing():
         vocab.decode_bytes(vocab.encode("axb"))
 
 
+def test_a_symbol_is_found_by_how_it_is_listed_or_by_its_text():
+    words, chars = train_vocab("words", ["a b\nb\n"]), train_vocab("chars", ["a b\n"])
+    assert words.number_of("<eos>") == words.eos_id
+    assert words.number_of("b") == words.encode("b")[0]
+    assert chars.number_of("\n") == chars.encode("\n")[0]
+    assert BYTES.number_of("\n") == BYTES.number_of("Ċ") == 10
+    assert BPE.number_of("\n") == BPE.encode("\n")[0]
+
+
+@pytest.mark.parametrize(
+    ("vocab", "symbol"),
+    [
+        (BYTES, "ab"),
+        (BYTES, ""),
+        (train_vocab("words", ["a b\n"]), "a b"),
+        (train_vocab("words", ["a a b b c\n"], 3), "c"),
+    ],
+    ids=["two", "none", "words", "unknown"],
+)
+def test_what_is_no_symbol_has_no_number(vocab, symbol):
+    with pytest.raises(ValueError, match=f"{symbol!r} is no symbol of the vocabulary of"):
+        vocab.number_of(symbol)
+
+
 @pytest.mark.parametrize(("kind", "text"), [("chars", "a!b?"), ("words", "a ! b ?")])
 def test_what_the_vocabulary_lacks_is_named(kind, text):
     with pytest.raises(ValueError, match=r"not in the vocabulary of \d \w+: '!', '\?'"):

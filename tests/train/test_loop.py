@@ -76,10 +76,15 @@ def same(one, other):
             }
         },
         {"model": {"kind": "lstm", "mem_len": 0}, "train": {"optimizer": "muon"}},
+        {
+            "model": {"gate": "gru", "norm_first": True},
+            "data": {"reset_at": "\n"},
+            "train": {"optimizer": "muon"},
+        },
     ],
     ids=[
         *("adamw", "muon", "bfloat16", "minutes", "ext_len, samples, half", "lamb", "AR, TAR"),
-        *("random lengths", "ema", "tail", "stages", "several", "lstm"),
+        *("random lengths", "ema", "tail", "stages", "several", "lstm", "gates, resets"),
     ],
 )
 def test_resuming_changes_nothing(tmp_path, toy_recipe, at_step, sections):
@@ -299,6 +304,8 @@ def test_the_best_model_is_that_of_the_lowest_validation_loss(tmp_path, toy_reci
     [
         ({"train": {"batch_size": 4000}}, "batch_size=4000 x segment_len=8 needs 32,000"),
         ({"model": {"vocab_size": 99}}, "vocab_size=99 is not the size .* leave it out"),
+        ({"data": {"reset_at": "<eos>"}}, "data.reset_at: '<eos>' is no symbol"),
+        ({"data": {"reset_at": "\n"}, "model": {"reset_at": 3}}, "reset_at=3 is not the number"),
         ({"data": {"valid_fraction": 0.0}}, "no valid split"),
         ({"data": {"valid_fraction": 0.0002}}, "validation text has one token"),
         ({"generate": {"prompt": "Ω"}}, r"generate\.prompt='Ω': not in the vocabulary"),
@@ -349,3 +356,18 @@ def test_quiet_prints_nothing_and_otherwise_results_stay_off_stdout(tmp_path, to
     assert out == ""
     assert "step 2: validation" in err
     assert f"parameters on {pick_device().type}" in err
+
+
+def test_a_text_begins_anew_at_the_symbol_that_the_recipe_names(tmp_path, toy_recipe):
+    config = toy_recipe(data={"reset_at": "\n"}, train={"steps": 2})
+    train(config, tmp_path / "run", quiet=True)
+    corpus = prepare(config.data)
+    model = TransformerXL.from_pretrained(tmp_path / "run")
+    assert model.config.reset_at == corpus.vocab.number_of("\n") == corpus.vocab.encode("\n")[0]
+    # The lines of a text, each begun by the end of the one before it, may change their places.
+    lines = corpus.vocab.decode(corpus.split("valid")).splitlines(keepends=True)[1:-1]
+    one, other = (
+        evaluate(model, corpus.vocab.encode("".join(["\n", *some])), mem_len=100).nll
+        for some in (lines, lines[::-1])
+    )
+    assert one == pytest.approx(other, rel=1e-5)

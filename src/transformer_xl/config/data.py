@@ -40,6 +40,9 @@ class DataConfig:
     tokenizer: str | None = None
     """A tokenizer of your own instead of data.vocab: a tokenizer.json of Hugging Face, or a .model
     of SentencePiece."""
+    reset_at: str | None = None
+    """A symbol such as <eos> with which the text begins anew, for sentences that were shuffled or
+    documents of their own: it and what follows see nothing before it. None: none does."""
     workers: int | None = None
     """Processes that cut the text; None: one for each core when the text is long. Any number of
     them writes the same bytes."""

@@ -223,7 +223,7 @@ def _settings(config: DataConfig) -> dict[str, Any]:
     is still found.
     """
     settings = dataclasses.asdict(config)
-    for name in ("cache_dir", "workers", "vocab_from", "json_field", "tokenizer"):
+    for name in ("cache_dir", "workers", "vocab_from", "json_field", "tokenizer", "reset_at"):
         del settings[name]
     if config.tokenizer:
         settings["tokenizer"] = checksum(_tokenizer_file(config.tokenizer))

@@ -82,31 +82,6 @@ class Segments:
         self.segments_read += 1
         return window[:, :-1].contiguous(), window[:, self.ext_len + 1 :].contiguous()
 
-    def newest_sentence(self, eos_id: int) -> Int64[Tensor, " B"]:
-        """Return how much of the segment read last belongs to the sentence that goes on after it.
-
-        Of shuffled sentences, as in the One Billion Word benchmark, the ones before help nothing.
-        0: the next segment begins a sentence, and the memory of that stream can be forgotten::
-
-            rows = (segments.newest_sentence(vocab.eos_id) == 0).nonzero().flatten()
-            mems = mems.reset(rows.tolist())
-
-        Args:
-            eos_id: The symbol that ends a sentence.
-
-        Returns:
-            Tokens after the last ``eos_id`` of each stream's segment; ``segment_len`` when there
-            is none, and 0 before anything was read.
-        """
-        if self.segments_read == 0:
-            return torch.zeros(self.batch_size, dtype=torch.int64)
-        position = (self.segments_read - 1) * self.segment_len % len(self._tokens)
-        # From the last token of the segment back to its first.
-        places = self._offsets[:, self.ext_len : -1][:, ::-1] + position
-        ends = self._tokens[places % len(self._tokens)] == eos_id
-        found = np.where(ends.any(axis=1), ends.argmax(axis=1), self.segment_len)
-        return torch.from_numpy(found.astype(np.int64))
-
     def state_dict(self) -> SegmentsState:
         """Return the position, and what it was counted in."""
         return {

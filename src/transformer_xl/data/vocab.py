@@ -95,6 +95,22 @@ class Vocab:
         byte_of = {character: byte for byte, character in enumerate(byte_characters())}
         return [bytes(byte_of[character] for character in symbol) for symbol in self.symbols]
 
+    def number_of(self, symbol: str) -> int:
+        """Return the number of a symbol, given as it is listed or as a text that becomes it.
+
+        Raises:
+            ValueError: The vocabulary has no such symbol.
+        """
+        if symbol in self._ids:
+            return self._ids[symbol]
+        try:
+            found = self.encode(symbol)
+        except ValueError:
+            found = []
+        if len(found) != 1 or found[0] == self.unk_id:
+            raise ValueError(f"{symbol!r} is no symbol of the vocabulary of {len(self):,}")
+        return found[0]
+
     def encode(self, text: str) -> list[int]:
         """Cut a text into symbols.
 

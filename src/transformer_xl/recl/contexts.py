@@ -8,6 +8,7 @@ from jaxtyping import Float, Integer
 from torch import Tensor
 
 from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.segment import Lengths
 
 _ROWS = 16
 
@@ -93,7 +94,7 @@ def context_losses(
             f"tokens {min(places)} to {max(places)} of a text of {len(text)} cannot all have "
             f"contexts of {contexts[0]} to {contexts[-1]} tokens"
         )
-    lengths = {"mem_len": mem_len, "attn_len": attn_len, "clamp_len": clamp_len}
+    lengths = Lengths(mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
     limit = contexts[-1] if window is None else min(window, contexts[-1])
     within = [c for c in contexts if c <= limit]
     found = np.empty((len(contexts), len(places)))
@@ -119,7 +120,7 @@ def _window_losses(
     pairs: set[tuple[int, int]],
     segment_len: int,
     window: int | None,
-    lengths: dict[str, int | None],
+    lengths: Lengths,
     batch_tokens: int,
 ) -> dict[tuple[int, int], float]:
     """Return the loss of token s + c in the window that begins at s, for each pair (s, c)."""
@@ -152,7 +153,7 @@ def _read(
     length: int,
     contexts: list[int],
     segment_len: int,
-    lengths: dict[str, int | None],
+    lengths: Lengths,
 ) -> Iterator[tuple[int, list[float]]]:
     """Read windows from nothing; yield for each context the losses of the tokens behind it."""
     device = model.device

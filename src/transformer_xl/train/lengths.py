@@ -78,14 +78,6 @@ class VaryingSegments(Segments):
         self.segments_read += 1
         return window[:, :-1].contiguous(), window[:, self.ext_len + 1 :].contiguous()
 
-    def newest_sentence(self, eos_id: int) -> Int64[Tensor, " B"]:
-        """Refuse: how long the segment read last was is not kept.
-
-        Raises:
-            ValueError: Always.
-        """
-        raise ValueError("segments of varying length do not tell where sentences begin")
-
     def state_dict(self) -> VaryingSegmentsState:
         """Return the position, and what it was counted in."""
         return {**super().state_dict(), "position": self.position}

@@ -218,7 +218,19 @@ def _with_vocabulary(config: Config, corpus: Corpus) -> Config:
             f"model.vocab_size={size} is not the size of the corpus's vocabulary, "
             f"{len(corpus.vocab)}; leave it out to take that"
         )
-    return replace(config, model=replace(config.model, vocab_size=len(corpus.vocab)))
+    model = replace(config.model, vocab_size=len(corpus.vocab))
+    if config.data.reset_at is not None:
+        try:
+            reset_at = corpus.vocab.number_of(config.data.reset_at)
+        except ValueError as error:
+            raise ValueError(f"data.reset_at: {error}") from error
+        if model.reset_at not in (None, reset_at):
+            raise ValueError(
+                f"model.reset_at={model.reset_at} is not the number of data.reset_at="
+                f"{config.data.reset_at!r}, which is {reset_at}; leave it out to take that"
+            )
+        model = replace(model, reset_at=reset_at)
+    return replace(config, model=model)
 
 
 def _new_state(config: Config, corpus: Corpus, device: torch.device) -> TrainState:
