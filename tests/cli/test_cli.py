@@ -17,8 +17,8 @@ from transformer_xl.cli.output import show
 from transformer_xl.cli.runs import Train
 
 VERBS = (
-    *("recipes", "prepare", "train", "eval", "report", "score", "generate", "convert"),
-    *("recl", "ablate", "bench", "doctor"),
+    *("recipes", "prepare", "train", "eval", "report", "score", "generate", "convert", "export"),
+    *("compress", "decompress", "serve", "recl", "ablate", "bench", "doctor"),
 )
 
 
@@ -63,7 +63,10 @@ def test_the_examples_in_the_help_parse(verb, toy_toml):
     kind = cli._verbs()[verb]
     parts = getattr(kind, "parts", {}).values()
     for example in (example for each in (kind, *parts) for example in each.examples):
-        words = example.split("|")[-1].split()[1:]
+        # Of a pipeline the part that is ours, without what the shell does around it.
+        command = next(part for part in example.split("|") if "txl " in part)
+        words = command.split(">")[0].split()
+        words = words[words.index("txl") + 1 :]
         words = [str(toy_toml) if word.endswith(".toml") else word.strip("'") for word in words]
         if verb == "generate" and "'" in example:
             words = [word for word in words if word not in ("main", "A")]

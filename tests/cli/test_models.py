@@ -328,6 +328,8 @@ def test_several_prompts_are_continued_side_by_side(txl, trained):
         (["--samples", 2, "--state", "x"], "--state keeps the memory of one text: leave out"),
         (["--prompt", "a", "--prompts", "b", "c"], "--prompt and --prompts: give one of them"),
         (["--prompts", "a", ""], "the prompt is empty: give at least one token"),
+        (["--stop", ""], "--stop: a stop string is empty, every text would end before it begins"),
+        (["--stop", "x", "", "--prompts", "a"], "--stop: a stop string is empty"),
     ],
 )
 def test_generate_explains_what_it_cannot_do(txl, trained, words, message):

@@ -75,6 +75,23 @@ def test_a_model_with_damaged_weights_is_named(model):
         next(generate(model, [1]))
 
 
+@pytest.mark.parametrize("where", ["read", "draw"])
+def test_an_interrupt_leaves_all_as_it_was(model, monkeypatch, where):
+    whole = list(generate_batch(model, [[1], [2, 3]], length=12, seed=4))
+    batch = generate_batch(model, [[1], [2, 3]], length=12, seed=4)
+    found = [next(batch) for _ in range(5)]
+
+    def interrupted(*given, **settings):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        target = model.softmax if where == "draw" else model
+        patch.setattr(type(target), where, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(batch)
+    assert found + list(batch) == whole
+
+
 def test_each_text_ends_at_its_own_stop_string(tiny_config):
     model = TransformerXL(replace(tiny_config, vocab_size=256, init_std=0.3)).eval()
     prompts = [b"one ", b"two", b"three"]

@@ -5,8 +5,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from transformer_xl.generate import generate, load_state, save_state
-from transformer_xl.nn import TransformerXL
+from transformer_xl.generate import State, generate, load_state, save_state, write_state
+from transformer_xl.nn import Memory, TransformerXL
 
 
 @pytest.fixture
@@ -40,6 +40,24 @@ def test_a_memory_comes_back_bit_for_bit(model, weights, tmp_path):
             assert (x is None and y is None) or torch.equal(x, y)
 
 
+def test_a_file_with_room_is_of_one_size_and_holds_the_same(model, weights, tmp_path):
+    sizes = set()
+    for length in (0, 1, 3, 9):
+        generation = generate(model, [1, 2, 3], length=length, seed=1)
+        list(generation)
+        mems = generation.mems
+        for memory in (mems, mems.reset([0])):
+            state = State(memory, 3, generation.random_state, offset=length)
+            write_state(tmp_path / "state", state, weights, positions=12)
+            again = load_state(tmp_path / "state", weights)
+            assert (again.last_token, again.offset, len(again.mems)) == (3, length, len(mems))
+            assert torch.equal(again.mems.state_dict()["keys"], mems.state_dict()["keys"])
+            assert (again.mems.forgotten is None) == (memory.forgotten is None)
+        tensors = load_file(tmp_path / "state")
+        sizes.add(sum(tensors[name].nbytes for name in ("keys", "values")))
+    assert sizes == {2 * 3 * 12 * 16 * 4}
+
+
 def test_a_text_that_is_not_begun_can_be_saved(model, weights, tmp_path):
     save_state(tmp_path / "state", generate(model, [4, 5], seed=1), weights)
     state = load_state(tmp_path / "state", weights)
@@ -64,9 +82,67 @@ def test_a_memory_of_another_model_is_refused(model, weights, tmp_path):
         load_state(tmp_path / "state", tmp_path / "other" / "model.safetensors")
 
 
+def _changed(state, what):
+    """Return a state that no text of the model can have left."""
+    mems, M = state.mems, len(state.mems)
+    both = [mems.keys, mems.values]
+    if what == "fewer layers":
+        both = [tensors[1:] for tensors in both]
+    if what in (dims := {"wider heads": -1, "more heads": 0, "two texts": 1}):
+        both = [[torch.cat([x, x], dims[what]) for x in tensors] for tensors in both]
+    mems = type(mems)(*both, 0, M, mems.forgotten)
+    if what == "hidden states":
+        mems = Memory([torch.zeros(1, M, 5)] * 3)
+    if what == "all forgotten and more":
+        mems = mems.forgetting(torch.tensor([M + 1]))
+    changed = {
+        "no such token": {"last_token": 31},
+        "a negative token": {"last_token": -1},
+        "no such tokens before": {"read": torch.tensor([1, 31])},
+    }
+    return state._replace(mems=mems, **changed.get(what, {}))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "fewer layers",
+        "wider heads",
+        "more heads",
+        "two texts",
+        "hidden states",
+        "all forgotten and more",
+        "no such token",
+        "a negative token",
+        "no such tokens before",
+    ],
+)
+def test_a_state_that_does_not_fit_its_model_is_refused(model, weights, tmp_path, what):
+    generation = generate(model, [1, 2, 3], length=4, seed=1)
+    list(generation)
+    mems = generation.mems
+    mems = type(mems).from_state_dict(mems.state_dict())
+    state = State(mems, 3, generation.random_state)
+    write_state(tmp_path / "state", state, weights)
+    assert load_state(tmp_path / "state", weights, model).last_token == 3
+    write_state(tmp_path / "state", _changed(state, what), weights)
+    with pytest.raises(RuntimeError, match=r"state is damaged: no text of this model"):
+        load_state(tmp_path / "state", weights, model)
+
+
 @pytest.mark.parametrize(
     "damage",
-    ["empty", "cut", "text", "no metadata", "no number", "no values", "other tensors", "no random"],
+    [
+        "empty",
+        "cut",
+        "text",
+        "no metadata",
+        "no number",
+        "no values",
+        "other tensors",
+        "no random",
+        "no room",
+    ],
 )
 def test_a_damaged_state_is_named(model, weights, tmp_path, damage):
     path = tmp_path / "state"
@@ -78,6 +154,8 @@ def test_a_damaged_state_is_named(model, weights, tmp_path, damage):
         save_file(tensors, path)
     elif damage == "no number":
         save_file(tensors, path, about | {"last_token": "seven"})
+    elif damage == "no room":
+        save_file(tensors, path, about | {"unused": "-1"})
     elif damage == "no values":
         save_file({"keys": tensors["keys"]}, path, about)
     elif damage == "no random":

@@ -45,6 +45,11 @@ def test_the_text_ends_before_a_stop_string(text, stop, expected):
     assert "".join(text_pieces(iter(text.encode()), BYTES, stop)) == expected
 
 
+def test_an_empty_stop_string_is_refused_before_anything_is_drawn():
+    with pytest.raises(ValueError, match="a stop string is empty"):
+        text_pieces(iter([]), BYTES, ["x", ""])
+
+
 def test_a_stop_string_may_begin_and_end_inside_of_tokens():
     vocab = train_vocab("bpe", ["hello wonderful world. " * 50], 300)
     ids = vocab.encode("hello wonderful world. hello")
@@ -81,3 +86,7 @@ def test_the_prompt_decides_what_stands_before_the_first_word():
     for prompt, expected in (("", "two three"), ("one", " two three"), ("one\n", "two three")):
         pieces = text_pieces(iter(two_three), vocab, prompt=vocab.encode(prompt))
         assert "".join(pieces) == expected
+
+
+def test_one_stop_string_is_not_its_letters():
+    assert "".join(text_pieces(iter(b"one two three"), BYTES, " th")) == "one two"

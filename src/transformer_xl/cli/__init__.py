@@ -89,13 +89,19 @@ def parse(argv: list[str]) -> Command:
 
 def _verbs() -> dict[str, Any]:
     from transformer_xl.cli.bench import Bench
+    from transformer_xl.cli.compressing import Compress, Decompress
     from transformer_xl.cli.evaluation import Eval, Report
-    from transformer_xl.cli.models import Generate, Score
+    from transformer_xl.cli.exporting import Export
+    from transformer_xl.cli.models import Generate
     from transformer_xl.cli.runs import Convert, Doctor, Prepare, Recipes, Train
     from transformer_xl.cli.science import Ablate, Recl
+    from transformer_xl.cli.serving import Serve
+    from transformer_xl.cli.streams import Score
 
     kinds = (
-        *(Recipes, Prepare, Train, Eval, Report, Score, Generate, Convert),
+        *(Recipes, Prepare, Train, Eval, Report, Score, Generate, Convert, Export),
+        *(Compress, Decompress),
+        Serve,
         *(Recl, Ablate, Bench, Doctor),
     )
     return {kind.__name__.lower(): kind for kind in kinds}
@@ -154,7 +160,7 @@ def _overview(verbs: dict[str, Any]) -> str:
         "",
         "Transformer-XL: train a language model that remembers, measure it, let it write.",
         "",
-        *(f"  {verb:10}{(inspect.getdoc(kind) or '').splitlines()[0]}"
+        *(f"  {verb:12}{(inspect.getdoc(kind) or '').splitlines()[0]}"
           for verb, kind in verbs.items()),
         "",
         "txl COMMAND --help says more. To begin: txl train demo --out runs/demo",

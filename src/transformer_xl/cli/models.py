@@ -1,7 +1,10 @@
-"""The commands that let a model read and write: score and generate."""
+"""The command that lets a model write, and how any command loads one: generate."""
 
+import signal
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -63,49 +66,6 @@ def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> Ev
 
 
 @dataclass(kw_only=True)
-class Score:
-    """Write the log-probability (in nats) of every token of a text, a JSON object a line."""
-
-    examples: ClassVar = ("txl score runs/demo notes.txt", "cat notes.txt | txl score runs/demo -")
-    takes: ClassVar = "DIR"
-
-    dir: tyro.conf.Suppress[Path] = Path()
-    file: Annotated[Path, tyro.conf.Positional]
-    """The text; - reads the standard input."""
-    mem_len: int | None = None
-    """Remembered positions; None: as the model was trained."""
-    segment_len: int = 128
-    """Tokens read at once."""
-    weights: Weights = "float32"
-    """Precision of the weights."""
-    json: bool = False
-    """Print one JSON object for all tokens: their ids, log_probs and the mean nll."""
-
-    def run(self) -> None:
-        """Score and print."""
-        from transformer_xl.device import pick_device
-        from transformer_xl.evaluate import score
-
-        for name, value, least in (
-            ("segment_len", self.segment_len, 1),
-            ("mem_len", self.mem_len, 0),
-        ):
-            if value is not None and value < least:
-                raise ValueError(f"{name}={value} must be at least {least}")
-        model, vocab = load(self.dir, pick_device(), self.weights)
-        ids = vocab.encode_lines(read_text(self.file, vocab))
-        log_probs = score(model, ids, segment_len=self.segment_len, mem_len=self.mem_len)
-        if self.json:
-            found = list(log_probs)
-            known = [x for x in found if x is not None]
-            nll = -sum(known) / len(known) if known else None
-            show({"tokens": len(known), "nll": nll, "ids": ids, "log_probs": found}, as_json=True)
-            return
-        for token, log_prob in zip(ids, log_probs, strict=True):
-            show({"id": token, "text": vocab.decode([token]), "log_prob": log_prob}, as_json=True)
-
-
-@dataclass(kw_only=True)
 class Generate:
     """Let a model write. It streams to the terminal, for as long as one likes."""
 
@@ -141,17 +101,22 @@ class Generate:
         from transformer_xl.device import pick_device
 
         self._check()
+        loaded = self._weights_checksum()
         model, vocab = load(self.dir, pick_device(), self.weights)
         if self.prompts or self.samples > 1:
             self._write_several(model, vocab)
         else:
-            self._write_one(model, vocab)
+            self._write_one(model, vocab, loaded)
 
     def _check(self) -> None:
         if self.mem_len is not None and self.mem_len < 0:
             raise ValueError(f"mem_len={self.mem_len} must be at least 0")
         if self.samples < 1:
             raise ValueError(f"samples={self.samples} must be at least 1")
+        if not all(self.stop):
+            raise ValueError(
+                "--stop: a stop string is empty, every text would end before it begins"
+            )
         is_several = bool(self.prompts) or self.samples > 1
         if not self.settings.length and (self.json or is_several):
             what = "--json" if self.json else "several texts"
@@ -162,16 +127,20 @@ class Generate:
         if self.prompts and self.prompt_is_given:
             raise ValueError("--prompt and --prompts: give one of them")
 
-    def _write_one(self, model: "TransformerXL", vocab: "Vocab") -> None:
-        from transformer_xl.generate import generate, load_state, save_state, text_pieces
-        from transformer_xl.nn.pretrained import find_model_folder
+    def _weights_checksum(self) -> str:
+        """Name the weights that are loaded: a training may replace them meanwhile."""
+        from transformer_xl.generate.state import weights_checksum
+        from transformer_xl.nn.pretrained import WEIGHTS_FILE, find_model_folder
 
-        weights = find_model_folder(self.dir) / "model.safetensors"
+        return weights_checksum(find_model_folder(self.dir) / WEIGHTS_FILE) if self.state else ""
+
+    def _write_one(self, model: "TransformerXL", vocab: "Vocab", weights: str) -> None:
+        from transformer_xl.generate import generate, load_state, save_state, text_pieces
+
         text, prompt, mems, seed = self.settings.prompt, [], None, self.settings.seed
         if self.state and self.state.exists():
-            state = load_state(self.state, weights)
-            # Written with weights of another precision, it is still the memory of this model.
-            mems = state.mems.to(model.device, model.dtype)
+            state = load_state(self.state, weights, model)
+            mems = state.mems
             # The recipe's prompt begins a text; what goes on has begun. So with the seed.
             text = text if self.prompt_is_given else ""
             if state.random is not None and not self.seed_is_given:
@@ -179,12 +148,13 @@ class Generate:
             prompt = [state.last_token]
         prompt += vocab.encode(_checked(text, vocab, "the prompt"))
         drawn = generate(model, prompt, mems=mems, seed=seed, **self._drawing())
-        try:
-            self._write(text, text_pieces(drawn, vocab, self.stop, prompt))
-        finally:
-            if self.state:
-                save_state(self.state, drawn, weights)
-                say(f"the memory is in {self.state}; the same command goes on from there")
+        with ended_by_signals():
+            try:
+                self._write(text, text_pieces(drawn, vocab, self.stop, prompt))
+            finally:
+                if self.state:
+                    save_state(self.state, drawn, weights)
+                    say(f"the memory is in {self.state}; the same command goes on from there")
 
     def _write(self, prompt: str, pieces: Iterator[str]) -> None:
         if self.json:
@@ -228,6 +198,19 @@ class Generate:
         }
 
 
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Let SIGTERM end a ``with`` block as Ctrl-C does: what is saved at its end is saved."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
 def load(folder: Path, device: "torch.device", weights: Weights) -> tuple["TransformerXL", "Vocab"]:
     """Load the model of a folder, or the best of a run, with its vocabulary.
 
@@ -236,21 +219,11 @@ def load(folder: Path, device: "torch.device", weights: Weights) -> tuple["Trans
         RuntimeError: A file is damaged.
         ValueError: The settings are wrong, or model and vocabulary do not belong together.
     """
-    from transformer_xl.data import load_vocab
     from transformer_xl.device import keep_freed_memory
-    from transformer_xl.nn import load_model
-    from transformer_xl.nn.compact import compact
-    from transformer_xl.nn.pretrained import find_model_folder
+    from transformer_xl.generate import open_folder
 
     keep_freed_memory()
-    folder = find_model_folder(folder)
-    model, vocab = load_model(folder), load_vocab(folder)
-    if len(vocab) != model.config.vocab_size:
-        raise ValueError(
-            f"the vocabulary in {folder} has {len(vocab)} symbols and the model "
-            f"{model.config.vocab_size}: they do not belong together"
-        )
-    return compact(model.to(device), weights), vocab
+    return open_folder(folder, device, weights)
 
 
 def read_text(path: Path, vocab: "Vocab") -> str:

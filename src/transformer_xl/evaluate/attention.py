@@ -9,6 +9,7 @@ from torch import Tensor
 
 from transformer_xl.evaluate.streams import Text, as_text, evaluating, require_at_least
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn.segment import Lengths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ def attended(
     require_at_least(1, segment_len=segment_len)
     require_at_least(0, mem_len=mem_len)
     text = as_text(ids, model.config).to(model.device)
-    lengths = {"mem_len": mem_len, "attn_len": attn_len, "clamp_len": clamp_len}
+    lengths = Lengths(mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
     n = len(text) - 1
     N = model.config.n_layer
     direct = torch.zeros(N, n, n, device=model.device)
@@ -74,11 +75,11 @@ def attended(
     mems: Memory | KeptMemory = model.start_memory(1, mem_len)
     # What a layer remembers is what it has read, or what it has put out.
     above = int(model.config.enhanced_recurrence)
-    seeing = {"attn_len": attn_len, "clamp_len": clamp_len}
     with evaluating(model):
         for start, stop in zip(starts, [*starts[1:], n], strict=True):
             tokens = text[None, start:stop]
-            weights = torch.stack(model.attention_weights(tokens, mems, **seeing))
+            weights = model.attention_weights(tokens, mems, attn_len=attn_len, clamp_len=clamp_len)
+            weights = torch.stack(weights)
             _, mems = model.read(tokens, mems, ext_len=0, **lengths)
             # Of an empty memory of zeros nothing is the share of a token.
             first = max(stop - weights.shape[-1], 0)
@@ -108,7 +109,7 @@ def _add_by_distance(sums: Tensor, seen_NTS: Tensor) -> None:
 
 
 def _most_helped(
-    model: TransformerXL, text: Tensor, start: int, lengths: dict[str, int | None]
+    model: TransformerXL, text: Tensor, start: int, lengths: Lengths
 ) -> tuple[int, tuple[float, float]]:
     """Return the token to which the text before the last segment is worth most.
 

@@ -28,6 +28,7 @@ from transformer_xl.config import EvalConfig
 from transformer_xl.evaluate.streams import Text, as_text, as_tokens, require_at_least
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.nn.compact import CompactTransformerXL
+from transformer_xl.nn.segment import Lengths
 
 DEFAULT_LR = {"rms": 1e-4, "sgd": 0.01}
 """Learning rates where none is given."""
@@ -147,7 +148,7 @@ class DynamicEvaluation:
         require_at_least(0, mem_len=mem_len)
         self.settings, self.segment_len = settings, segment_len
         self.model = _learning_copy(model)
-        self._lengths = {"mem_len": mem_len, "attn_len": attn_len, "clamp_len": clamp_len}
+        self._lengths = Lengths(mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
         self._steps = _steps(self.model, settings)
         self._mems = self.model.start_memory(1, mem_len)
         self._waiting = torch.empty(0, dtype=torch.int64)
@@ -229,7 +230,7 @@ def gradient_squares(
             "and the one after it"
         )
     model = _learning_copy(model)
-    lengths = {"mem_len": mem_len, "attn_len": attn_len, "clamp_len": clamp_len}
+    lengths = Lengths(mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
     sums = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
     mems: Memory | KeptMemory | None = None
     with torch.enable_grad():

@@ -19,6 +19,7 @@ from transformer_xl.evaluate.streams import (
 )
 from transformer_xl.evaluate.window import window_nll
 from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.segment import Lengths
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +115,7 @@ def evaluate(
     text = as_text(ids, config)
     n = len(text) - 1
     batch_size = min(batch_size, n)
-    lengths = {"mem_len": mem_len, "attn_len": attn_len, "clamp_len": clamp_len}
+    lengths = Lengths(mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
     with evaluating(model):
         began = time.perf_counter()
         if dynamic is not None:
@@ -165,7 +166,7 @@ def _total_nll(
     text: Tensor,
     segment_len: int,
     ext_len: int,
-    lengths: dict[str, int | None],
+    lengths: Lengths,
     batch_size: int,
 ) -> float:
     total = torch.zeros((), dtype=torch.float64, device=model.device)

@@ -11,6 +11,8 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.nn.memory import join
+from transformer_xl.nn.reading import Reader
+from transformer_xl.nn.segment import Lengths
 
 Text = Sequence[int] | Integer[np.ndarray | Tensor, " length"]
 """A text in tokens, as it lies in memory or on the disk."""
@@ -71,7 +73,7 @@ def read_parts(
     *,
     segment_len: int,
     ext_len: int,
-    lengths: dict[str, int | None],
+    lengths: Lengths,
     batch_size: int = 1,
 ) -> Iterator[tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]]:
     """Yield -log p of each segment's tokens, with those that count marked: each token once.
@@ -114,7 +116,7 @@ def _warm_memory(
     text: Tensor,
     firsts: list[int],
     segment_len: int,
-    lengths: dict[str, int | None],
+    lengths: Lengths,
 ) -> Memory | KeptMemory:
     """Return the memory with which each part of the text begins."""
     mem_len = lengths["mem_len"]
@@ -145,18 +147,8 @@ def score(
     Raises:
         ValueError: A token is outside the vocabulary.
     """
-    device = model.device
-    mems = model.keep(model.start_memory(1, mem_len))
-    yield from [None] * bool(len(ids))
-    for start in range(0, len(ids) - 1, segment_len):
-        window = torch.tensor([ids[start : start + segment_len + 1]], device=device)
-        for token in (int(window.min()), int(window.max())):
-            if not 0 <= token < model.config.vocab_size:
-                raise ValueError(
-                    f"token {token} is outside the vocabulary of {model.config.vocab_size}"
-                )
-        # Not around the yield: between two values the switch is the caller's.
-        with torch.no_grad():
-            out = model(window[:, :-1], mems, window[:, 1:], mem_len=mem_len, ext_len=0)
-        mems = out.mems
-        yield from (-out.nll[0]).tolist()
+    reader = Reader(model, segment_len=segment_len, mem_len=mem_len)
+    # Segments begin with the first token; the first prediction is the second's.
+    yield from reader.read(ids[:1])
+    for start in range(1, len(ids), segment_len):
+        yield from reader.read(ids[start : start + segment_len])

@@ -2,28 +2,34 @@
 
 from collections.abc import Sequence
 
-import torch
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from transformer_xl.generate.batch import Generation, GenerationBatch
-from transformer_xl.generate.sampler import Sampler
-from transformer_xl.generate.state import State, load_state, save_state
+from transformer_xl.generate.folder import open_folder
+from transformer_xl.generate.sampler import Sampler, random_numbers
+from transformer_xl.generate.session import Mark, Session
+from transformer_xl.generate.state import State, load_state, save_state, write_state
 from transformer_xl.generate.text import TextWriter, batch_texts, text_pieces
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 
 __all__ = [
     "Generation",
     "GenerationBatch",
+    "Mark",
     "Sampler",
+    "Session",
     "State",
     "TextWriter",
     "batch_texts",
     "generate",
     "generate_batch",
     "load_state",
+    "open_folder",
+    "random_numbers",
     "save_state",
     "text_pieces",
+    "write_state",
 ]
 
 
@@ -63,7 +69,7 @@ def generate(
     """
     if mems is not None and mems.batch_size != 1:
         raise ValueError(f"mems holds {mems.batch_size} streams; select one: mems.select([0])")
-    sampler, generator = Sampler(temperature, top_k, top_p), _generator(seed)
+    sampler, generator = Sampler(temperature, top_k, top_p), random_numbers(seed)
     return Generation(GenerationBatch(model, [ids], length, mems, sampler, [generator], mem_len))
 
 
@@ -107,17 +113,6 @@ def generate_batch(
             "or one for each"
         )
     seeds = [None if seed is None else seed + n for n in range(len(prompts))]
-    generators = [_generator(each) for each in seeds]
+    generators = [random_numbers(each) for each in seeds]
     sampler = Sampler(temperature, top_k, top_p)
     return GenerationBatch(model, prompts, length, mems, sampler, generators, mem_len)
-
-
-def _generator(seed: int | Tensor | None) -> torch.Generator:
-    generator = torch.Generator()
-    if seed is None:
-        generator.seed()
-    elif isinstance(seed, Tensor):
-        generator.set_state(seed)
-    else:
-        generator.manual_seed(seed)
-    return generator

@@ -67,17 +67,29 @@ class GenerationBatch(Iterator[dict[int, int]]):
             raise StopIteration
         texts = [self.texts[row] for row in going]
         hidden, mems = self._read(going)
-        # Drawn on the processor: the same seed gives the same numbers wherever the model is.
-        numbers = [
-            torch.rand((), dtype=torch.float64, generator=self.generators[text]) for text in texts
-        ]
-        tokens = self._sampler(self._model.softmax, hidden, torch.stack(numbers))
-        # All at once: an interrupt before this line leaves memories that can be gone on from.
-        self.mems, self.texts, self._unread = mems, texts, [(token,) for token in tokens]
-        for text in texts:
-            left = self._left[text]
-            self._left[text] = None if left is None else left - 1
-        return dict(zip(texts, tokens, strict=True))
+        before = [self.generators[text].get_state() for text in texts]
+        is_drawn = False
+        try:
+            # Drawn on the processor: the same seed gives the same numbers wherever the model is.
+            numbers = [
+                torch.rand((), dtype=torch.float64, generator=self.generators[text])
+                for text in texts
+            ]
+            tokens = self._sampler(self._model.softmax, hidden, torch.stack(numbers))
+            drawn, unread = dict(zip(texts, tokens, strict=True)), [(token,) for token in tokens]
+            left = [
+                n - 1 if n is not None and text in drawn else n for text, n in enumerate(self._left)
+            ]
+            # All at once: an interrupt before this line leaves all as it was.
+            self.mems, self.texts, self._unread, self._left, is_drawn = (
+                *(mems, texts, unread, left),
+                True,
+            )
+        finally:
+            if not is_drawn:
+                for text, state in zip(texts, before, strict=True):
+                    self.generators[text].set_state(state)
+        return drawn
 
     def _read(self, rows: Sequence[int]) -> tuple[Float[Tensor, "B D"], Memory | KeptMemory]:
         """Read what some texts have not read; return the last hidden states and the memories.

@@ -1,10 +1,23 @@
 """Drawing tokens from distributions."""
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.nn import AdaptiveSoftmax, Softmax
 from transformer_xl.nn.softmax import drawn
+
+
+def random_numbers(seed: int | Tensor | None) -> torch.Generator:
+    """Return the random numbers of a seed, or those that follow a state; None: others each time."""
+    generator = torch.Generator()
+    if seed is None:
+        generator.seed()
+    elif isinstance(seed, Tensor):
+        generator.set_state(seed)
+    else:
+        generator.manual_seed(seed)
+    return generator
 
 
 class Sampler:

@@ -1,10 +1,13 @@
 """What a text goes on from, in a file."""
 
+import math
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import UInt8
+import torch.nn.functional as F
+from jaxtyping import Int, UInt8
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -12,7 +15,9 @@ from torch import Tensor
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.files import checksum, write_atomically
 from transformer_xl.generate.batch import Generation
-from transformer_xl.nn import KeptMemory, Memory
+from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+
+_POSITIONED = ("states", "keys", "values")
 
 
 class State(NamedTuple):
@@ -23,45 +28,92 @@ class State(NamedTuple):
     last_token: int
     """That token."""
     random: UInt8[Tensor, " bytes"] | None
-    """The state of the random numbers; None in a file of an older version."""
+    """The state of the random numbers; None where there are none, or in a file of old."""
+    offset: int = 0
+    """How many tokens of a segment that goes on the memory has read."""
+    read: Int[Tensor, " n"] | None = None
+    """The last tokens that the memory has read, for those who show them; None: not known."""
 
 
-def save_state(path: Path, generation: Generation, weights: Path) -> None:
+def save_state(path: Path, generation: Generation, weights: Path | str) -> None:
     """Write what is needed to go on with a text to a safetensors file, atomically.
 
     Args:
         path: The file.
         generation: What was written so far.
-        weights: The weights file of the model, to which the memory belongs.
+        weights: The weights file of the model, to which the memory belongs, or its checksum.
     """
-    state = generation.mems.state_dict() | {"random": generation.random_state}
-    tensors = {name: x.contiguous() for name, x in state.items() if x is not None}
+    state = State(generation.mems, generation.last_token, generation.random_state)
+    write_state(path, state, weights)
+
+
+def write_state(path: Path, state: State, weights: Path | str, *, positions: int = 0) -> None:
+    """Write a state to a safetensors file, atomically.
+
+    Args:
+        path: The file.
+        state: What is written.
+        weights: The weights file of the model, to which the memory belongs; or, where it may be
+            replaced while the model is used, the SHA-256 that it had when the model was loaded.
+        positions: Room for so many positions: files of the same room are of the same size,
+            however much is remembered yet.
+    """
+    unused = max(positions - len(state.mems), 0)
+    found = state.mems.state_dict() | {"random": state.random, "read": state.read}
+    tensors = {name: x.contiguous() for name, x in found.items() if x is not None}
+    # Numbers of one width: the header, too, has the same size at any time.
     about = {
         "format_version": str(FORMAT_VERSION),
-        "last_token": str(generation.last_token),
-        "weights": checksum(weights),
+        "last_token": f"{state.last_token:012}",
+        "offset": f"{state.offset:012}",
+        "unused": f"{unused:012}",
+        "weights": weights_checksum(weights),
     }
+    if unused:
+        tensors |= {
+            name: F.pad(x, (0, 0, unused, 0)) for name, x in tensors.items() if name in _POSITIONED
+        }
     write_atomically(path, lambda temporary: save_file(tensors, temporary, about))
 
 
-def load_state(path: Path, weights: Path) -> State:
+def load_state(path: Path, weights: Path | str, model: TransformerXL | None = None) -> State:
     """Read what a text goes on from.
 
+    Args:
+        path: The file.
+        weights: As for :func:`write_state`.
+        model: The model that will read it: what does not fit is refused, and the memory comes
+            where the model is, in its precision (it may have been written in another). None: as
+            it is in the file.
+
     Raises:
+        OSError: The file is not there, or a folder.
         RuntimeError: The file is damaged or of a newer version.
         ValueError: The memory belongs to another model.
     """
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: name a file")
     try:
         with safe_open(path, "pt") as file:
             about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         version, belongs_to = int(about["format_version"]), about["weights"]
-        last_token = int(about["last_token"])
+        last_token, offset = int(about["last_token"]), int(about.get("offset", 0))
+        unused = int(about.get("unused", 0))
+        if offset < 0 or unused < 0:
+            raise ValueError(f"offset={offset}, unused={unused}")
         random = tensors.pop("random", None)
         if random is not None:
             torch.Generator().set_state(random)
+        read = tensors.pop("read", None)
         kind = Memory if "states" in tensors else KeptMemory
-        memory = kind.from_state_dict({"forgotten": None, **tensors})
+        memory = kind.from_state_dict(
+            {"forgotten": None}
+            | {
+                name: x[..., unused:, :] if name in _POSITIONED else x
+                for name, x in tensors.items()
+            }
+        )
     except (SafetensorError, KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
         raise RuntimeError(f"{path} is damaged or holds no memory: {error}") from error
     if version > FORMAT_VERSION:
@@ -69,6 +121,67 @@ def load_state(path: Path, weights: Path) -> State:
             f"{path} has format {version}; this version reads up to {FORMAT_VERSION}: "
             "update transformer_xl"
         )
-    if belongs_to != checksum(weights):
-        raise ValueError(f"the memory in {path} was made by another model than {weights}")
-    return State(memory, last_token, random)
+    if belongs_to != weights_checksum(weights):
+        this = weights if isinstance(weights, Path) else "this one"
+        raise ValueError(f"the memory in {path} was made by another model than {this}")
+    state = State(memory, last_token, random, offset, read)
+    if model is None:
+        return state
+    if not _fits(state, model):
+        raise RuntimeError(f"{path} is damaged: no text of this model goes on from it")
+    return state._replace(mems=memory.to(model.device, model.dtype))
+
+
+def _fits(state: State, model: TransformerXL) -> bool:
+    """Whether a state is one of a model: who reads a wrong one fails with all beside it."""
+    empty = model.start_memory(1, 1)
+    expected = empty if isinstance(state.mems, Memory) else model.keep(empty)
+    tokens, forgotten = torch.tensor([state.last_token]), state.mems.forgotten
+    if state.read is not None:
+        tokens = torch.cat([tokens, state.read.flatten()])
+    return (
+        _shapes(state.mems) == _shapes(expected)
+        and len({x.shape for x in _tensors(state.mems)}) == 1
+        and all(x.is_floating_point() for x in _tensors(state.mems))
+        and bool(((tokens >= 0) & (tokens < model.config.vocab_size)).all())
+        and (forgotten is None or (forgotten.shape == (1,) and not forgotten.is_floating_point()))
+        and (forgotten is None or 0 <= int(forgotten) <= len(state.mems))
+    )
+
+
+def _tensors(mems: Memory | KeptMemory) -> list[Tensor]:
+    return [*mems.states] if isinstance(mems, Memory) else [*mems.keys, *mems.values]
+
+
+def _shapes(mems: Memory | KeptMemory) -> list[tuple[int, ...]]:
+    # But for how much is remembered.
+    return [(*x.shape[:-2], x.shape[-1]) for x in _tensors(mems)]
+
+
+def most_positions(model: TransformerXL, mem_len: int) -> int:
+    """Return how many positions a memory has when it is full: an LSTM has one state."""
+    return 1 if model.config.kind == "lstm" else mem_len
+
+
+def full_memory(model: TransformerXL, mem_len: int) -> int:
+    """Return how many bytes the memory of a text has when it is full."""
+    start = model.keep(model.start_memory(1, mem_len)).state_dict()
+    start.pop("forgotten")
+    places = most_positions(model, mem_len)
+    shapes = [(*x.shape[:-2], places, x.shape[-1]) for x in start.values()]
+    sizes = [x.element_size() for x in start.values()]
+    return sum(math.prod(shape) * size for shape, size in zip(shapes, sizes, strict=True))
+
+
+def weights_checksum(weights: Path | str) -> str:
+    """Return the SHA-256 of a weights file; what is none already is one."""
+    if isinstance(weights, str):
+        return weights
+    about = weights.stat()
+    return _checksum_at(weights, about.st_ino, about.st_size, about.st_mtime_ns)
+
+
+# Who saves often should not read the weights again each time.
+@lru_cache(maxsize=32)
+def _checksum_at(weights: Path, *what_changes_with_it: int) -> str:
+    return checksum(weights)

@@ -19,7 +19,11 @@ class TextWriter:
         ValueError: A ``stop`` string is empty: every text would end before it begins.
     """
 
-    def __init__(self, vocab: Vocab, stop: Sequence[str] = (), prompt: Iterable[int] = ()) -> None:
+    def __init__(
+        self, vocab: Vocab, stop: str | Sequence[str] = (), prompt: Iterable[int] = ()
+    ) -> None:
+        # A text is a sequence of texts, too: its letters.
+        stop = (stop,) if isinstance(stop, str) else stop
         if not all(stop):
             raise ValueError("a stop string is empty: every text would end before it begins")
         self.has_stopped = False
@@ -44,10 +48,22 @@ class TextWriter:
 
 
 def text_pieces(
-    tokens: Iterable[int], vocab: Vocab, stop: Sequence[str] = (), prompt: Iterable[int] = ()
+    tokens: Iterable[int],
+    vocab: Vocab,
+    stop: str | Sequence[str] = (),
+    prompt: Iterable[int] = (),
 ) -> Iterator[str]:
-    """Turn tokens into pieces of text, as :class:`TextWriter` does; end where it stops."""
-    writer = TextWriter(vocab, stop, prompt)
+    """Turn tokens into pieces of text, as :class:`TextWriter` does; end where it stops.
+
+    Raises:
+        ValueError: A ``stop`` string is empty.
+    """
+    # Not by the first piece, but now.
+    return written(tokens, TextWriter(vocab, stop, prompt))
+
+
+def written(tokens: Iterable[int], writer: TextWriter) -> Iterator[str]:
+    """Hand tokens to a writer until it stops; yield the text that comes."""
     for token in tokens:
         if piece := writer.push(token):
             yield piece
@@ -57,7 +73,10 @@ def text_pieces(
 
 
 def batch_texts(
-    batch: GenerationBatch, vocab: Vocab, stop: Sequence[str], prompts: Sequence[Sequence[int]]
+    batch: GenerationBatch,
+    vocab: Vocab,
+    stop: str | Sequence[str],
+    prompts: Sequence[Sequence[int]],
 ) -> list[str]:
     """Draw a batch to its end; return the texts without their prompts."""
     writers = [TextWriter(vocab, stop, prompt) for prompt in prompts]

@@ -1,0 +1,202 @@
+"""The command that scores a text as it flows: score."""
+
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from io import UnsupportedOperation
+from os import fstat, read
+from pathlib import Path
+from queue import Empty, Queue
+from threading import Thread
+from time import monotonic
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+import tyro
+
+from transformer_xl.cli.models import Weights, ended_by_signals, load
+from transformer_xl.cli.output import say, show
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from transformer_xl.data import Vocab
+    from transformer_xl.evaluate.flow import Cutter, Flow
+    from transformer_xl.nn.reading import Reader
+
+_BLOCK = 1 << 16
+_IDLE_SECONDS = 0.02
+
+
+@dataclass(kw_only=True)
+class Score:
+    """Say how surprising a text is to a model: the log-probability (in nats) of every token.
+
+    One JSON object a line, as soon as it is known. A pipe is scored as it flows, in constant
+    memory, for as long as it runs, and with the numbers of the whole text but for rounding.
+    By line, each line is cut into tokens by itself and comes with its sums; one above 65,536
+    bytes comes in parts.
+    """
+
+    examples: ClassVar = (
+        "txl score runs/demo notes.txt",
+        "cat notes.txt | txl score runs/demo -",
+        "tail -F app.log | txl score runs/demo - --by line --state app.state",
+        "txl score runs/demo notes.txt --by line --json",
+    )
+    takes: ClassVar = "DIR"
+
+    dir: tyro.conf.Suppress[Path] = Path()
+    file: Annotated[Path, tyro.conf.Positional]
+    """The text; - reads the standard input."""
+    by: Literal["token", "line"] = "token"
+    """What each JSON object is about: a token, or a line with its nll and mean surprise in bits."""
+    mem_len: int | None = None
+    """Remembered positions; None: as the model was trained."""
+    segment_len: int = 128
+    """Tokens read at once, if as many have arrived."""
+    weights: Weights = "float32"
+    """Precision of the weights."""
+    state: Path | None = None
+    """Go on from the memory in this file if it exists, and save the memory there at the end."""
+    json: bool = False
+    """Print one JSON object at the end: sums; by token also all ids and log_probs, kept so long."""
+
+    def run(self) -> None:
+        """Score and print."""
+        from transformer_xl.device import pick_device
+        from transformer_xl.evaluate.flow import Cutter, Flow
+        from transformer_xl.nn.pretrained import WEIGHTS_FILE, find_model_folder
+        from transformer_xl.nn.reading import Reader
+
+        for name, value, least in (
+            ("segment_len", self.segment_len, 1),
+            ("mem_len", self.mem_len, 0),
+        ):
+            if value is not None and value < least:
+                raise ValueError(f"{name}={value} must be at least {least}")
+        weights, loaded = find_model_folder(self.dir) / WEIGHTS_FILE, ""
+        if self.state:
+            from transformer_xl.generate.state import weights_checksum
+
+            # Before they are read: while a pipe flows, a better model may take their place.
+            loaded = weights_checksum(weights)
+        model, vocab = load(self.dir, pick_device(), self.weights)
+        place, random = None, None
+        if self.state and self.state.exists():
+            from transformer_xl.generate import load_state
+            from transformer_xl.nn.reading import Place
+
+            found = load_state(self.state, weights, model)
+            place, random = Place(found.mems, found.last_token, found.offset), found.random
+        reader = Reader(model, segment_len=self.segment_len, mem_len=self.mem_len, place=place)
+        with ended_by_signals():
+            try:
+                show_all = self._show_lines if self.by == "line" else self._show_tokens
+                show_all(_arriving(self.file), Cutter(vocab, self.by), Flow(reader), vocab)
+            finally:
+                if self.state:
+                    self._save(self.state, reader, random, loaded)
+
+    def _save(self, path: Path, reader: "Reader", random: "Tensor | None", weights: str) -> None:
+        from transformer_xl.generate import State, write_state
+
+        mems, last_token, offset = reader.place
+        if last_token is None:
+            return
+        state = State(mems, last_token, random, offset)
+        write_state(path, state, weights, positions=reader.most_positions)
+        say(f"the memory is in {path}; the same command goes on from there")
+
+    def _show_tokens(
+        self, blocks: Iterable[bytes], cutter: "Cutter", flow: "Flow", vocab: "Vocab"
+    ) -> None:
+        ids: list[int] = []
+        found: list[float | None] = []
+        for scored in flow.scores(blocks, cutter):
+            for token, log_prob in scored:
+                if self.json:
+                    ids.append(token)
+                    found.append(log_prob)
+                else:
+                    text = vocab.decode([token])
+                    show({"id": token, "text": text, "log_prob": log_prob}, as_json=True)
+            sys.stdout.flush()
+        if self.json:
+            known = [x for x in found if x is not None]
+            nll = -sum(known) / len(known) if known else None
+            show({"tokens": len(known), "nll": nll, "ids": ids, "log_probs": found}, as_json=True)
+
+    def _show_lines(
+        self, blocks: Iterable[bytes], cutter: "Cutter", flow: "Flow", vocab: "Vocab"
+    ) -> None:
+        from transformer_xl.evaluate.flow import LineSums
+
+        lines = LineSums(vocab)
+        for scored in flow.scores(blocks, cutter, lines.push):
+            for line in lines.add(scored):
+                if not self.json:
+                    show(line, as_json=True)
+            sys.stdout.flush()
+        if self.json:
+            total = lines.total
+            sums = {
+                "lines": lines.n_lines,
+                "tokens": total.n_predicted,
+                "nll": total.nll / total.n_predicted if total.n_predicted else None,
+                "bits_per_token": total.bits_per_token,
+                "bits_per_byte": total.bits_per_byte,
+            }
+            show(sums, as_json=True)
+
+
+def _arriving(path: Path) -> Iterator[bytes]:
+    """Read a text in blocks, as they come; an empty one says that no more is there yet."""
+    try:
+        opened = nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb")
+    except OSError as error:
+        raise OSError(f"cannot read {path}: {error.strerror}") from error
+    with opened as file:
+        try:
+            descriptor = file.fileno()
+            is_waited_for = not stat.S_ISREG(fstat(descriptor).st_mode)
+        except UnsupportedOperation:
+            descriptor, is_waited_for = -1, False
+        if is_waited_for:
+            # Not by the file object: whoever waits in it locks it, and the end of the program too.
+            yield from _as_they_come(lambda: read(descriptor, _BLOCK))
+        while block := b"" if is_waited_for else file.read(_BLOCK):
+            yield block
+
+
+def _as_they_come(read_block: Callable[[], bytes]) -> Iterator[bytes]:
+    """Read in a thread of its own; yield an empty block when nothing more has come for a moment."""
+    # Short: what comes faster than it is scored waits where it comes from.
+    blocks: Queue[bytes | OSError] = Queue(maxsize=4)
+
+    def fill() -> None:
+        try:
+            while block := read_block():
+                blocks.put(block)
+            blocks.put(b"")
+        except OSError as error:
+            blocks.put(error)
+
+    Thread(target=fill, daemon=True).start()
+    # When what has come is read even if it fills no segment; None: all of it was.
+    deadline: float | None = None
+    while True:
+        try:
+            left = None if deadline is None else max(deadline - monotonic(), 0.0)
+            block = blocks.get(timeout=left)
+        except Empty:
+            deadline = None
+            yield b""
+            continue
+        if isinstance(block, OSError):
+            raise block
+        if not block:
+            return
+        deadline = deadline or monotonic() + _IDLE_SECONDS
+        yield block

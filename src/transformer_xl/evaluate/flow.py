@@ -1,0 +1,252 @@
+"""A text scored as it arrives: cut where nothing can change any more, read as far as it is there.
+
+Nothing here grows with the text: what waits is at most a line or a segment.
+"""
+
+import codecs
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from transformer_xl.data import Vocab
+from transformer_xl.data.vocab import split_point
+from transformer_xl.nn.reading import Reader
+
+Unit = Literal["token", "line"]
+Scored = tuple[int, float | None]
+"""A token and its log-probability, in nats; None for the first one of all."""
+
+LONGEST = 1 << 16
+"""Bytes of a line, or characters without a place to cut, after which there is a cut anyway."""
+
+
+class Piece(NamedTuple):
+    """A part of a text that is cut into tokens by itself."""
+
+    text: str
+    ids: list[int]
+    ends_line: bool
+    """Whether a line ends with it."""
+
+
+class Cutter:
+    """Cuts bytes into pieces, the same ones for the tokens however the bytes arrive.
+
+    By ``line``, each line is a piece. By ``token``, the tokens are those of the whole text: it is
+    cut where they cannot change any more, and for imported vocabularies where lines end.
+    """
+
+    def __init__(self, vocab: Vocab, by: Unit) -> None:
+        self._vocab, self._by = vocab, by
+        # What waits, as bytes for lines and as characters for tokens.
+        self._bytes, self._text = b"", ""
+        self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+        self._n_lines = 0
+
+    def push(self, block: bytes) -> Iterator[Piece]:
+        """Take what has arrived; yield the pieces that it completes.
+
+        Raises:
+            ValueError: It is no UTF-8, or has symbols that the vocabulary lacks.
+        """
+        if self._by == "line":
+            self._bytes += block
+            yield from self._lines(is_over=False)
+        else:
+            self._text += self._decoder.decode(block)
+            yield from self._parts(is_over=False)
+
+    def flush(self) -> Iterator[Piece]:
+        """Yield what is left at the end of the text.
+
+        Raises:
+            ValueError: As for :meth:`push`.
+        """
+        if self._by == "line":
+            yield from self._lines(is_over=True)
+        else:
+            self._text += self._decoder.decode(b"", final=True)
+            yield from self._parts(is_over=True)
+
+    def _lines(self, *, is_over: bool) -> Iterator[Piece]:
+        start = 0
+        # Taken out as a whole: lines are many, and what waits is cut once.
+        waiting, self._bytes = self._bytes, b""
+        while start < len(waiting):
+            stop = waiting.find(b"\n", start, start + LONGEST) + 1
+            ends_line = stop > 0
+            if not ends_line:
+                if len(waiting) - start > LONGEST:
+                    stop = _character_end(waiting, start, start + LONGEST)
+                elif is_over:
+                    stop = len(waiting)
+                else:
+                    break
+            yield self._piece(waiting[start:stop].decode("utf-8", "surrogateescape"), ends_line)
+            start = stop
+        self._bytes = waiting[start:]
+
+    def _parts(self, *, is_over: bool) -> Iterator[Piece]:
+        while self._text:
+            if is_over and len(self._text) <= LONGEST:
+                cut = len(self._text)
+            else:
+                cut = self._cut(self._text[:LONGEST])
+                if not cut and len(self._text) >= LONGEST:
+                    cut = LONGEST
+            if not cut:
+                return
+            part, self._text = self._text[:cut], self._text[cut:]
+            yield self._piece(part, ends_line=False)
+
+    def _cut(self, text: str) -> int:
+        kind = self._vocab.kind
+        return text.rfind("\n") + 1 if kind == "imported" else split_point(kind, text)
+
+    def _piece(self, text: str, ends_line: bool) -> Piece:
+        number = self._n_lines + 1
+        self._n_lines += text.count("\n")
+        if self._vocab.kind != "bytes":
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                byte = ord(text[error.start]) - 0xDC00
+                number += text.count("\n", 0, error.start)
+                raise ValueError(
+                    f"line {number:,} is no UTF-8: it has the byte 0x{byte:02x}, and the model "
+                    f"knows only {self._vocab.kind}"
+                ) from None
+        try:
+            return Piece(text, self._vocab.encode_lines(text), ends_line)
+        except ValueError as error:
+            raise ValueError(f"from line {number:,} on: {error}") from error
+
+
+class Flow:
+    """Hands tokens to a reader: whole segments while more has arrived, else all that is there."""
+
+    def __init__(self, reader: Reader) -> None:
+        self.reader = reader
+        self._waiting: deque[int] = deque()
+
+    def scores(
+        self,
+        blocks: Iterable[bytes],
+        cutter: Cutter,
+        see: Callable[[Piece], object] = lambda piece: None,
+    ) -> Iterator[list[Scored]]:
+        """Yield tokens with their scores, those that are read at once together.
+
+        Args:
+            blocks: What arrives; an empty one says that nothing more is there at the moment.
+            cutter: What cuts it into pieces.
+            see: Called with each piece before its tokens come.
+
+        Raises:
+            ValueError: The text is no UTF-8, or has symbols that the vocabulary lacks.
+        """
+        for block in blocks:
+            for piece in cutter.push(block):
+                see(piece)
+                yield from self._read(piece.ids, takes_all=False)
+            if not block:
+                # Where it matters how much is read at once, an unfinished segment has to wait.
+                yield from self._read([], takes_all=not self.reader.is_bound_to_segments)
+                yield []
+        for piece in cutter.flush():
+            see(piece)
+            yield from self._read(piece.ids, takes_all=False)
+        yield from self._read([], takes_all=True)
+        yield []
+
+    def _read(self, ids: list[int], *, takes_all: bool) -> Iterator[list[Scored]]:
+        self._waiting.extend(ids)
+        while self._waiting and (takes_all or len(self._waiting) >= self.reader.room):
+            n = min(self.reader.room, len(self._waiting))
+            tokens = [self._waiting.popleft() for _ in range(n)]
+            yield list(zip(tokens, self.reader.read(tokens), strict=True))
+
+
+@dataclass
+class Sums:
+    """What was predicted of a text, or of a line, in sums."""
+
+    n_predicted: int = 0
+    nll: float = 0.0
+    n_bytes: int = 0
+
+    def add(self, log_prob: float | None, n_bytes: int) -> None:
+        """Add a token; the first one of all is not predicted and does not count."""
+        if log_prob is not None:
+            self.n_predicted += 1
+            self.nll -= log_prob
+            self.n_bytes += n_bytes
+
+    @property
+    def bits_per_token(self) -> float | None:
+        """The mean surprise of a token; None without any."""
+        return self.nll / math.log(2) / self.n_predicted if self.n_predicted else None
+
+    @property
+    def bits_per_byte(self) -> float | None:
+        """The mean surprise of a byte; None where tokens do not stand for bytes."""
+        return self.nll / math.log(2) / self.n_bytes if self.n_bytes else None
+
+
+@dataclass
+class _Line:
+    text: str
+    number: int
+    left: int
+    sums: Sums = field(default_factory=Sums)
+
+
+class LineSums:
+    """Puts the scores of tokens together to those of their lines."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        self._token_bytes = vocab.token_bytes
+        self._open: deque[_Line] = deque()
+        self._number = 1
+        self.n_lines, self.total = 0, Sums()
+
+    def push(self, piece: Piece) -> None:
+        """Take a line whose tokens are going to be scored."""
+        self._open.append(_Line(piece.text, self._number, len(piece.ids)))
+        self._number += piece.ends_line
+
+    def add(self, scored: Iterable[Scored]) -> Iterator[dict[str, Any]]:
+        """Take the next tokens with their scores; yield the lines that they complete."""
+        for token, log_prob in scored:
+            yield from self._completed()
+            line = self._open[0]
+            n_bytes = 0 if self._token_bytes is None else int(self._token_bytes[token])
+            for sums in (line.sums, self.total):
+                sums.add(log_prob, n_bytes)
+            line.left -= 1
+        yield from self._completed()
+
+    def _completed(self) -> Iterator[dict[str, Any]]:
+        while self._open and not self._open[0].left:
+            line = self._open.popleft()
+            self.n_lines += 1
+            text = line.text.removesuffix("\n")
+            yield {
+                "line": line.number,
+                # Bytes that are no text have no place in JSON.
+                "text": text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
+                "tokens": line.sums.n_predicted,
+                "nll": line.sums.nll,
+                "bits_per_token": line.sums.bits_per_token,
+                "bits_per_byte": line.sums.bits_per_byte,
+            }
+
+
+def _character_end(data: bytes, start: int, stop: int) -> int:
+    """Return the last place up to ``stop`` where a character of UTF-8 may end."""
+    for place in range(stop, max(stop - 4, start), -1):
+        if data[place] & 0xC0 != 0x80:
+            return place
+    return stop

@@ -1,0 +1,293 @@
+"""A text that is read and written by turns, with a memory of a fixed number of bytes."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from jaxtyping import Int
+from torch import Tensor
+
+from transformer_xl.data import Vocab
+from transformer_xl.device import pick_device
+from transformer_xl.generate.batch import Generation, GenerationBatch
+from transformer_xl.generate.folder import open_folder
+from transformer_xl.generate.sampler import Sampler, random_numbers
+from transformer_xl.generate.state import (
+    State,
+    full_memory,
+    load_state,
+    most_positions,
+    weights_checksum,
+    write_state,
+)
+from transformer_xl.generate.text import TextWriter, written
+from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.compact import Weights
+from transformer_xl.nn.pretrained import WEIGHTS_FILE, find_model_folder
+from transformer_xl.nn.reading import Place, Reader
+
+# Reading in pieces bounds the memory it takes, whatever the length of a text.
+_SEGMENT = 512
+
+Text = str | Sequence[int] | Int[Tensor, " length"]
+"""A text, or its tokens."""
+
+
+class Mark(NamedTuple):
+    """A point of a session to come back to."""
+
+    model: TransformerXL
+    """The model that has read so far."""
+    place: Place
+    """What is remembered there."""
+    random: Tensor
+    """Where the random numbers were."""
+
+
+class Session:
+    """A text without end, read and written by turns.
+
+    What is kept of it is a fixed number of bytes (``nbytes``), which can be saved, resumed in
+    another process, forked, and gone back to. Each token is predicted from the ``mem_len``
+    positions that each layer remembers and itself, neither more nor less: the numbers are the
+    same, but for rounding, in whatever pieces the text came, read or written. In `evaluate` that
+    is ``attn_len = mem_len + 1``. (Not so with absolute positions and with enhanced recurrence,
+    where it also matters how much is read at once.)
+
+    Args:
+        model: The model, in evaluation mode; its weights stay as they are.
+        vocab: Its vocabulary.
+        mem_len: Remembered positions. None: as the model is configured.
+        seed: Seed of what is drawn. None: a different one each time.
+
+    Raises:
+        ValueError: ``mem_len`` is negative.
+
+    Example:
+        >>> session = Session.open("runs/demo")  # doctest: +SKIP
+        >>> session.write("def main(")  # doctest: +SKIP
+        >>> print("".join(session.generate(20)))  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        model: TransformerXL,
+        vocab: Vocab,
+        *,
+        mem_len: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        config = model.config
+        mem_len = config.mem_len if mem_len is None else mem_len
+        window = mem_len + 1
+        self.model, self.vocab, self.mem_len = model, vocab, mem_len
+        self._reader = Reader(
+            model,
+            segment_len=_SEGMENT,
+            mem_len=mem_len,
+            attn_len=window if config.attn_len is None else min(config.attn_len, window),
+        )
+        self._random: Tensor = random_numbers(seed).get_state()
+        self._weights: str | None = None
+
+    @classmethod
+    def open(
+        cls,
+        folder: Path | str,
+        *,
+        mem_len: int | None = None,
+        weights: Weights = "float32",
+        seed: int | None = None,
+    ) -> "Session":
+        """Begin a text with the model of a folder, or the best of a run.
+
+        Args:
+            folder: A model folder or a run folder.
+            mem_len: Remembered positions. None: as the model is configured.
+            weights: Precision of the weights: ``float32``, ``bfloat16`` or ``int8``.
+            seed: Seed of what is drawn. None: a different one each time.
+
+        Raises:
+            FileNotFoundError: There is no model.
+            RuntimeError: A file is damaged.
+            ValueError: Model and vocabulary do not belong together, or a setting is out of range.
+        """
+        # Before they are read: while the session goes on, a better model may take their place.
+        checked = weights_checksum(find_model_folder(folder) / WEIGHTS_FILE)
+        model, vocab = open_folder(folder, pick_device(), weights)
+        session = cls(model, vocab, mem_len=mem_len, seed=seed)
+        session._weights = checked
+        return session
+
+    @classmethod
+    def load(
+        cls,
+        folder: Path | str,
+        path: Path | str,
+        *,
+        mem_len: int | None = None,
+        weights: Weights = "float32",
+    ) -> "Session":
+        """Go on with a text from the file that :meth:`save` or ``txl generate --state`` wrote.
+
+        The arguments are those of :meth:`open`. The tokens that follow are the same, bit for bit,
+        as without the pause, if ``mem_len``, ``weights``, machine and number of threads are.
+
+        Raises:
+            FileNotFoundError: There is no model or no such file.
+            RuntimeError: A file is damaged.
+            ValueError: The file belongs to other weights.
+        """
+        session = cls.open(folder, mem_len=mem_len, weights=weights)
+        weights_file = find_model_folder(folder) / WEIGHTS_FILE
+        state = load_state(Path(path), weights_file, session.model)
+        mems = state.mems
+        if session.model.config.kind == "transformer_xl":
+            mems = mems.last(session.mem_len)
+        session._reader.place = Place(mems, state.last_token)
+        if state.random is not None:
+            session._random = state.random
+        return session
+
+    def save(self, path: Path | str) -> None:
+        """Write the state to a file, atomically; it has the same size at any time.
+
+        Raises:
+            OSError: The file cannot be written; what was there still is.
+            ValueError: Nothing was read yet, or the model comes from no folder.
+        """
+        if self._weights is None:
+            raise ValueError(
+                "the state belongs to a weights file, and this model comes from no folder: "
+                "model.save_pretrained(folder, vocab), then Session.open(folder)"
+            )
+        place = self._begun("saved")
+        state = State(place.mems, _last_token(place), self._random)
+        positions = most_positions(self.model, self.mem_len)
+        write_state(Path(path), state, self._weights, positions=positions)
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the state has, however long the text is.
+
+        The memory when it is full: 2 x n_layer x mem_len x n_head x d_head numbers in the
+        precision of the weights; with absolute positions, n_layer x mem_len x d_model. And the
+        random numbers: 5,056 bytes. A file has a header more, below a thousand.
+        """
+        return full_memory(self.model, self.mem_len) + self._random.nbytes
+
+    def write(self, text: Text, *, scored: bool = False) -> list[float | None]:
+        """Read a text into the memory.
+
+        A text is cut into tokens by itself: end it where a word or a line ends.
+
+        Args:
+            text: The text, or its tokens.
+            scored: Whether to return the log-probability of each token, in nats; None for the
+                first token of all. If not, nothing is returned.
+
+        Raises:
+            ValueError: The vocabulary has no symbol for something in it.
+        """
+        return self._reader.read(self._tokens(text), scored=scored)
+
+    def score(self, text: Text) -> list[float | None]:
+        """Return the log-probability of each token of a text if it came next; it is not kept.
+
+        Raises:
+            ValueError: The vocabulary has no symbol for something in it.
+        """
+        return self.fork().write(text, scored=True)
+
+    def generate(
+        self,
+        length: int | None = None,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        stop: str | Sequence[str] = (),
+    ) -> Iterator[str]:
+        """Write on; yield the text in pieces as it comes.
+
+        What is drawn is read, too: a stop string and all that was drawn with it.
+
+        Args:
+            length: How many tokens to draw. None: without end.
+            temperature: Below 1 safer, above 1 wilder; 0 takes the likeliest token.
+            top_k: Draw from the ``top_k`` likeliest tokens only.
+            top_p: Draw from the fewest likeliest tokens that have this probability together.
+            seed: Seed of the draw. None: go on with the random numbers of the session.
+            stop: End before this string, or before the first of several.
+
+        Raises:
+            ValueError: Nothing was read yet, or a setting is out of range.
+            RuntimeError: While the text is written, the session went on in another way.
+        """
+        if length is not None and length < 0:
+            raise ValueError(f"length={length} must be at least 0, or None for no end")
+        sampler = Sampler(temperature, top_k, top_p)
+        last_token = _last_token(self._begun("continued"))
+        writer = TextWriter(self.vocab, stop, [last_token])
+        return written(self._drawn(length, sampler, seed), writer)
+
+    def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
+        place = self._reader.place
+        batch = GenerationBatch(
+            self.model,
+            [[_last_token(place)]],
+            length,
+            place.mems,
+            sampler,
+            [random_numbers(self._random if seed is None else seed)],
+            self.mem_len,
+        )
+        generation = Generation(batch)
+        while True:
+            if self._reader.place is not place:
+                raise RuntimeError("the session went on in another way: call generate() again")
+            token = next(generation, None)
+            if token is None:
+                return
+            place = Place(generation.mems, token)
+            self._reader.place, self._random = place, generation.random_state
+            yield token
+
+    def fork(self) -> "Session":
+        """Return another session that begins where this one is; neither changes the other.
+
+        It costs nothing: memories are values. Both would draw the same, until one is given a seed.
+        """
+        other = Session(self.model, self.vocab, mem_len=self.mem_len, seed=0)
+        other._weights = self._weights
+        other.rewind(self.mark())
+        return other
+
+    def mark(self) -> Mark:
+        """Return the point where the session is, to come back to it by :meth:`rewind`."""
+        return Mark(self.model, self._reader.place, self._random)
+
+    def rewind(self, mark: Mark) -> None:
+        """Go back to a point; what came after it was never read.
+
+        Raises:
+            ValueError: The point is one of another model.
+        """
+        if mark.model is not self.model:
+            raise ValueError("the mark belongs to a session with another model")
+        self._reader.place, self._random = mark.place, mark.random
+
+    def _tokens(self, text: Text) -> Sequence[int] | Tensor:
+        return self.vocab.encode(text) if isinstance(text, str) else text
+
+    def _begun(self, what: str) -> Place:
+        place = self._reader.place
+        if place.last_token is None:
+            raise ValueError(f"nothing was read yet that could be {what}: write() something first")
+        return place
+
+
+def _last_token(place: Place) -> int:
+    assert place.last_token is not None
+    return place.last_token

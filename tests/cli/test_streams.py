@@ -1,0 +1,172 @@
+"""score, as a pipe flows into it."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from safetensors.torch import load_file
+
+from transformer_xl.cli import streams
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TEXT = "the cat saw a dog.\nthe dog ran to sea.\n" * 9
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    files = []
+
+    def give(content, *, is_pipe=False):
+        binary = io.BytesIO(content)
+        if is_pipe:
+            reader, writer = os.pipe()
+            os.write(writer, content)
+            os.close(writer)
+            binary = os.fdopen(reader, "rb")
+        files.append(io.TextIOWrapper(binary))
+        monkeypatch.setattr(sys, "stdin", files[-1])
+
+    yield give
+    for file in files:
+        file.close()
+
+
+def records(ended):
+    assert (ended.code, ended.err) == (0, "")
+    return [json.loads(line) for line in ended.out.splitlines()]
+
+
+@pytest.mark.parametrize("is_pipe", [False, True])
+def test_lines_have_the_sums_of_their_tokens(txl, trained, stdin, is_pipe):
+    stdin(TEXT.encode())
+    tokens = records(txl("score", trained, "-"))
+    stdin(TEXT.encode(), is_pipe=is_pipe)
+    lines = records(txl("score", trained, "-", "--by", "line"))
+    assert [line["text"] for line in lines] == TEXT.splitlines()
+    for line in lines:
+        n = len(line["text"]) + 1
+        own, tokens = [x["log_prob"] for x in tokens[:n]], tokens[n:]
+        known = [x for x in own if x is not None]
+        assert (line["tokens"], line["nll"]) == (len(known), pytest.approx(-sum(known), 1e-4))
+        assert line["bits_per_byte"] == line["bits_per_token"]
+    assert not tokens
+
+
+def test_the_sums_of_all_lines_are_one_object(txl, trained, stdin):
+    stdin(TEXT.encode())
+    found = txl("score", trained, "-", "--by", "line", "--json").json
+    stdin(TEXT.encode())
+    whole = txl("score", trained, "-", "--json").json
+    assert (found["lines"], found["tokens"]) == (18, len(TEXT) - 1)
+    assert found["nll"] == pytest.approx(whole["nll"])
+    assert set(found) == {"lines", "tokens", "nll", "bits_per_token", "bits_per_byte"}
+    stdin(b"")
+    assert txl("score", trained, "-", "--by", "line", "--json").json["nll"] is None
+
+
+@pytest.mark.parametrize("cut", [1, 130, 200])
+def test_a_stream_in_parts_is_the_stream(txl, trained, stdin, tmp_path, cut):
+    stdin(TEXT.encode())
+    whole = records(txl("score", trained, "-", "--segment_len", 50))
+    found, sizes = [], set()
+    for part in (TEXT[:cut], TEXT[cut:]):
+        stdin(part.encode())
+        words = ["--segment_len", 50, "--state", tmp_path / "state"]
+        ended = txl("score", trained, "-", *words)
+        assert ended.err == (
+            f"the memory is in {tmp_path / 'state'}; the same command goes on from there\n"
+        )
+        found += [json.loads(line) for line in ended.out.splitlines()]
+        sizes.add((tmp_path / "state").stat().st_size)
+    assert [x["id"] for x in found] == [x["id"] for x in whole]
+    assert [x["log_prob"] for x in found][1:] == pytest.approx(
+        [x["log_prob"] for x in whole][1:], abs=1e-5
+    )
+    # 8 + 50 - 1 positions, wherever in a segment the stream was left.
+    assert load_file(tmp_path / "state")["keys"].shape[3] == 57
+    assert len(sizes) == 1
+    # And a text can be written on from there.
+    words = ["--state", tmp_path / "state", "--length", 5]
+    assert len(txl("generate", trained, *words).out) == 6
+
+
+def test_nothing_read_leaves_no_state(txl, trained, stdin, tmp_path):
+    stdin(b"")
+    assert txl("score", trained, "-", "--state", tmp_path / "state") == (0, "", "")
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_text_that_becomes_unreadable_is_scored_up_to_there(txl, trained, stdin, tmp_path):
+    stdin(b"the cat\nsaw \xff\n")
+    words = ["--by", "line", "--state", tmp_path / "state"]
+    code, out, err = txl("score", trained, "-", *words)
+    assert (code, out) == (2, "")
+    assert "line 2 is no UTF-8: it has the byte 0xff, and the model knows only chars" in err
+
+
+def test_an_empty_block_says_that_nothing_more_has_come(monkeypatch):
+    monkeypatch.setattr(streams, "_IDLE_SECONDS", 0.05)
+    reader, writer = os.pipe()
+    blocks = streams._as_they_come(lambda: os.read(reader, 100))
+    for _ in range(3):
+        os.write(writer, b"abc")
+        assert next(blocks) == b"abc"
+        assert next(blocks) == b""
+    os.write(writer, b"end")
+    os.close(writer)
+    assert list(blocks) == [b"end"]
+    os.close(reader)
+
+
+@pytest.mark.parametrize("words", [["missing.txt"], ["."]], ids=str)
+def test_a_file_that_cannot_be_read_is_named(txl, trained, words):
+    code, out, err = txl("score", trained, *words)
+    assert (code, out) == (1, "")
+    assert f"cannot read {words[0]}: " in err
+
+
+@pytest.fixture
+def process(trained, tmp_path):
+    words = ["score", str(trained), "-", "--by", "line", "--state", str(tmp_path / "state")]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "transformer_xl", *words],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": ""},
+    )
+    yield process
+    process.kill()
+    process.__exit__(None, None, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_line_is_scored_when_it_is_there_and_a_signal_keeps_the_memory(process, tmp_path, number):
+    for n, line in enumerate(("the cat saw a dog.\n", "the dog ran to sea.\n"), 1):
+        process.stdin.write(line.encode())
+        process.stdin.flush()
+        # The pipe stays open; what follows is not waited for.
+        found = json.loads(process.stdout.readline())
+        assert (found["line"], found["text"] + "\n") == (n, line)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert b"the memory is in" in err
+    assert b"Traceback" not in err
+    assert load_file(tmp_path / "state")["keys"].isfinite().all()
+
+
+@pytest.mark.slow
+def test_a_reader_that_leaves_ends_the_scoring(process, tmp_path):
+    process.stdout.close()
+    process.stdin.write(b"the cat\n")
+    process.stdin.flush()
+    assert process.wait(timeout=60) == 1
+    assert b"Traceback" not in process.stderr.read()
+    assert (tmp_path / "state").exists()

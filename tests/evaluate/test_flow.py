@@ -1,0 +1,206 @@
+"""A text that arrives in any way has the scores of the text."""
+
+import json
+import math
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transformer_xl.convert.cutting import Wishes, imported_vocab
+from transformer_xl.data.imported import Rules
+from transformer_xl.data.vocab import train_vocab
+from transformer_xl.evaluate import flow, score
+from transformer_xl.evaluate.flow import Cutter, Flow, LineSums
+from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.reading import Reader
+
+TEXT = (
+    "def f(self, name):\n    return name or 'naïve — 漢字 🙂'\n\n\n    # 12 words (of it):\n"
+    "class Node:\n\tx = 3 \n   \nend and no line end"
+)
+PLAIN = "the cat saw a dog\nit ran\n\nto sea and saw a cat\nthe dog"
+WORDS = imported_vocab(
+    [*dict.fromkeys(PLAIN.split()), "<eos>"],
+    Rules(join="words", line_ends="after", eos="<eos>"),
+    "here",
+    Wishes(),
+    lower_case=False,
+)
+VOCABS = {
+    "bytes": (train_vocab("bytes", []), TEXT),
+    "chars": (train_vocab("chars", [TEXT]), TEXT),
+    "bpe": (train_vocab("bpe", [TEXT * 20], 330), TEXT),
+    "words": (train_vocab("words", [TEXT]), TEXT),
+    "imported": (WORDS, PLAIN),
+}
+
+
+def arrivals(data, seed):
+    """The data in blocks, some of them empty: nothing more had come."""
+    draw, blocks = random.Random(seed), []
+    while data:
+        size = draw.choice((0, 1, 1, 2, 3, 7, 30, 100))
+        blocks.append(data[:size])
+        data = data[size:]
+    return blocks
+
+
+def pieces(vocab, by, blocks):
+    cutter = Cutter(vocab, by)
+    found = [piece for block in blocks for piece in cutter.push(block)]
+    return [*found, *cutter.flush()]
+
+
+def tokens(found):
+    return [token for piece in found for token in piece.ids]
+
+
+@pytest.mark.parametrize("kind", VOCABS)
+@pytest.mark.parametrize("seed", range(12))
+def test_the_tokens_are_those_of_the_whole_text(kind, seed):
+    vocab, text = VOCABS[kind]
+    found = pieces(vocab, "token", arrivals(text.encode(), seed))
+    assert tokens(found) == vocab.encode_lines(text)
+
+
+@pytest.mark.parametrize("kind", VOCABS)
+@pytest.mark.parametrize("seed", range(4))
+def test_lines_are_cut_by_themselves(kind, seed):
+    vocab, text = VOCABS[kind]
+    found = pieces(vocab, "line", arrivals(text.encode(), seed))
+    lines = text.splitlines(keepends=True)
+    assert [(piece.text, piece.ids) for piece in found] == [
+        (line, vocab.encode_lines(line)) for line in lines
+    ]
+    assert [piece.ends_line for piece in found] == [line.endswith("\n") for line in lines]
+
+
+@given(st.binary(max_size=60), st.integers(0, 9))
+def test_bytes_that_are_no_text_are_read_as_they_are(data, seed):
+    for by in ("token", "line"):
+        found = pieces(VOCABS["bytes"][0], by, arrivals(data, seed))
+        assert bytes(tokens(found)) == data
+
+
+@settings(deadline=None)
+@given(st.text("aé漢\n ", max_size=80), st.integers(0, 3))
+def test_what_has_no_end_is_cut_where_it_is_cut_in_any_arrival(text, seed):
+    vocab = train_vocab("chars", ["aé漢\n "])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(flow, "LONGEST", 8)
+        for by in ("token", "line"):
+            whole = pieces(vocab, by, [text.encode()])
+            found = pieces(vocab, by, arrivals(text.encode(), seed))
+            assert tokens(found) == vocab.encode(text)
+            if by == "line":
+                assert found == whole
+                assert all(len(piece.text.encode()) <= 8 for piece in found)
+
+
+def test_nothing_waits_that_is_certain():
+    vocab = VOCABS["bpe"][0]
+    for by, text, certain in (
+        ("line", "one\ntwo", "one\n"),
+        ("token", "one\ntwo", "one\n"),
+        ("token", "one two", "one"),
+        ("token", "if x:\n  ", "if"),
+    ):
+        assert "".join(piece.text for piece in Cutter(vocab, by).push(text.encode())) == certain
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"a\nb\xff\n", "line 2 is no UTF-8: it has the byte 0xff, and the model knows only chars"),
+        ("a\nbb\nbΩ\n".encode(), "from line .* on: not in the vocabulary of 3 chars: 'Ω'"),
+    ],
+)
+@pytest.mark.parametrize("by", ["token", "line"])
+def test_what_the_model_does_not_know_is_named_with_its_line(by, data, message):
+    with pytest.raises(ValueError, match=message):
+        pieces(train_vocab("chars", ["a\nb"]), by, arrivals(data, 1))
+
+
+@pytest.fixture
+def of_bytes(tiny_config):
+    return TransformerXL(replace(tiny_config, vocab_size=256, init_std=0.3)).double().eval()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_scores_are_those_of_the_whole_text(of_bytes, seed):
+    vocab, data = VOCABS["bytes"][0], (TEXT * 3).encode()
+    stream = Flow(Reader(of_bytes, segment_len=16))
+    scored = [
+        pair
+        for part in stream.scores(arrivals(data, seed), Cutter(vocab, "token"))
+        for pair in part
+    ]
+    expected = list(score(of_bytes, data, segment_len=16))
+    assert bytes(token for token, _ in scored) == data
+    assert [x for _, x in scored][1:] == pytest.approx(expected[1:], abs=1e-11)
+
+
+def test_segments_are_filled_where_more_has_come(of_bytes, monkeypatch):
+    sizes = []
+    read = Reader.read
+    monkeypatch.setattr(Reader, "read", lambda self, ids: sizes.append(len(ids)) or read(self, ids))
+
+    def sizes_read(reader, blocks):
+        sizes.clear()
+        list(Flow(reader).scores(blocks, Cutter(VOCABS["bytes"][0], "token")))
+        return list(sizes)
+
+    blocks = [b"0123456789", b"abcdefghij", b"", b"x", b"", b"yz"]
+    # The first token is only read with the next one.
+    assert sizes_read(Reader(of_bytes, segment_len=8), blocks) == [9, 8, 3, 1, 2]
+    # Where it matters how much is read at once, segments are whole.
+    config = replace(of_bytes.config, enhanced_recurrence=True)
+    bound = TransformerXL(config).eval()
+    assert sizes_read(Reader(bound, segment_len=8), blocks) == [9, 8, 6]
+
+
+@pytest.mark.parametrize("kind", VOCABS)
+def test_the_sums_of_lines_are_those_of_their_tokens(tiny_config, kind):
+    vocab, text = VOCABS[kind]
+    torch.manual_seed(0)
+    config = replace(tiny_config, vocab_size=len(vocab), init_std=0.3)
+    model = TransformerXL(config).double().eval()
+    lines = LineSums(vocab)
+    found = []
+    stream = Flow(Reader(model, segment_len=8)).scores(
+        arrivals(text.encode(), 2), Cutter(vocab, "line"), lines.push
+    )
+    for scored in stream:
+        found += lines.add(scored)
+    cut = [(line, vocab.encode_lines(line)) for line in text.splitlines(keepends=True)]
+    log_probs = list(score(model, [t for _, ids in cut for t in ids], segment_len=8))
+    assert [line["text"] for line in found] == [line.removesuffix("\n") for line, _ in cut]
+    assert [line["line"] for line in found] == [*range(1, len(cut) + 1)]
+    for line, (_, ids) in zip(found, cut, strict=True):
+        own, log_probs = log_probs[: len(ids)], log_probs[len(ids) :]
+        predicted = [(token, x) for token, x in zip(ids, own, strict=True) if x is not None]
+        nll = -sum(x for _, x in predicted)
+        assert (line["tokens"], line["nll"]) == (len(predicted), pytest.approx(nll))
+        assert line["bits_per_token"] == pytest.approx(nll / math.log(2) / len(predicted))
+        if vocab.token_bytes is None:
+            assert line["bits_per_byte"] is None
+        else:
+            n_bytes = sum(vocab.token_bytes[token] for token, _ in predicted)
+            assert line["bits_per_byte"] == pytest.approx(nll / math.log(2) / n_bytes)
+    assert lines.n_lines == len(found)
+    assert lines.total.nll == pytest.approx(sum(line["nll"] for line in found))
+    assert json.dumps(found).isascii()
+
+
+def test_a_line_without_tokens_comes_in_its_place():
+    vocab = imported_vocab(["a"], Rules(join="words"), "here", Wishes(), lower_case=False)
+    lines = LineSums(vocab)
+    for piece in pieces(vocab, "line", [b"\na\n\n\n"]):
+        lines.push(piece)
+    found = [line["line"] for line in lines.add([(0, -1.0)])]
+    assert found == [1, 2, 3, 4]
+    assert lines.total.bits_per_token == pytest.approx(1 / math.log(2))

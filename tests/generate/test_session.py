@@ -1,0 +1,258 @@
+"""A session is its tokens: however it was cut, saved, forked or rewound."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from transformer_xl import Session
+from transformer_xl.data.vocab import train_vocab
+from transformer_xl.evaluate import evaluate
+from transformer_xl.generate import generate, load_state, text_pieces
+from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.building import build_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+BYTES = train_vocab("bytes", [])
+TEXT = "The memory is a value: it can be saved, forked, and gone back to. "
+KINDS = {
+    "relative": {},
+    "learned": {"attn_type": 1, "n_positions": 9},
+    "narrow": {"attn_len": 3},
+    "zeros": {"start_memory": "zeros"},
+    "absolute": {"attn_type": 2},
+    "lstm": {"kind": "lstm", "mem_len": 0},
+}
+
+
+def made(tiny_config, **options):
+    torch.manual_seed(0)
+    config = replace(tiny_config, vocab_size=256, init_std=0.3)
+    return build_model(replace(config, **options)).eval()
+
+
+@pytest.fixture
+def folder(tiny_config, tmp_path):
+    (tmp_path / "model").mkdir()
+    made(tiny_config).save_pretrained(tmp_path / "model", BYTES)
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def session(folder):
+    return Session.open(folder, seed=1)
+
+
+def written(session, length, **settings):
+    return "".join(session.generate(length, **settings))
+
+
+@pytest.mark.parametrize("kind", ["relative", "learned", "narrow", "zeros", "lstm"])
+def test_every_token_sees_the_same_however_the_text_came(tiny_config, kind):
+    model = made(tiny_config, **KINDS[kind]).double()
+    whole = Session(model, BYTES).write(TEXT * 9, scored=True)
+    for size in (5, 31, 700):
+        session, found, rest = Session(model, BYTES), [], TEXT * 9
+        while rest:
+            found += session.write(rest[:size], scored=True)
+            rest = rest[size:]
+        assert found[1:] == pytest.approx(whole[1:], abs=1e-10)
+    attn_len = min(6, model.config.attn_len or 6)
+    nll = evaluate(model, list((TEXT * 9).encode()), segment_len=50, attn_len=attn_len).nll
+    assert -sum(whole[1:]) / len(whole[1:]) == pytest.approx(nll, abs=1e-10)
+
+
+def test_what_was_drawn_is_remembered_as_if_it_had_been_read(tiny_config):
+    model = made(tiny_config).double()
+    session = Session(model, BYTES, seed=3)
+    session.write(TEXT)
+    drawn = list(islice(session._drawn(None, _sampler(), None), 30))
+    again = Session(model, BYTES)
+    again.write([*TEXT.encode(), *drawn])
+    assert session.score(TEXT) == pytest.approx(again.score(TEXT), abs=1e-10)
+    assert len(set(drawn)) > 10
+
+
+def _sampler():
+    from transformer_xl.generate import Sampler
+
+    return Sampler(2.0)
+
+
+def test_it_writes_what_generate_writes(session):
+    session.write(TEXT)
+    ids = list(TEXT.encode())
+    begun = generate(session.model, ids[-1:], mems=session.mark().place.mems, length=25, seed=1)
+    assert written(session, 25) == "".join(text_pieces(begun, BYTES))
+    for settings in ({"temperature": 0}, {"top_k": 3, "seed": 7}, {"top_p": 0.5, "seed": 7}):
+        place = session.mark().place
+        more = generate(
+            session.model, [place.last_token], mems=place.mems, length=9, **{"seed": 0} | settings
+        )
+        pieces = text_pieces(more, BYTES, prompt=[place.last_token])
+        assert written(session.fork(), 9, **{"seed": 0} | settings) == "".join(pieces)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_saved_session_goes_on_with_the_same_bits(tiny_config, tmp_path, kind):
+    model = made(tiny_config, **KINDS[kind])
+    (tmp_path / "model").mkdir()
+    model.save_pretrained(tmp_path / "model", BYTES)
+    session = Session.open(tmp_path / "model", seed=5)
+    sizes = set()
+    for text in ("T", "he", TEXT, TEXT * 30):
+        session.write(text)
+        session.save(tmp_path / "state")
+        sizes.add((tmp_path / "state").stat().st_size)
+        again = Session.load(tmp_path / "model", tmp_path / "state")
+        assert again.score(TEXT) == session.score(TEXT)
+        assert written(again.fork(), 20) == written(session.fork(), 20)
+        assert again.nbytes == session.nbytes
+        assert sum(x.nbytes for x in load_file(tmp_path / "state").values()) == session.nbytes
+    # Not a byte depends on how long the session has been.
+    assert len(sizes) == 1
+    assert sizes.pop() - session.nbytes < 1000
+
+
+def test_the_bytes_of_a_state_are_those_of_the_formula(folder):
+    # 2 x 3 layers x 5 positions x 16 numbers of 4 bytes, and the random numbers.
+    assert Session.open(folder).nbytes == 2 * 3 * 5 * 16 * 4 + 5056
+    assert Session.open(folder, mem_len=100).nbytes == 2 * 3 * 100 * 16 * 4 + 5056
+    assert Session.open(folder, weights="bfloat16").nbytes == 2 * 3 * 5 * 16 * 2 + 5056
+
+
+@pytest.mark.slow
+def test_another_process_goes_on_with_the_same_text(session, folder, tmp_path):
+    session.write(TEXT)
+    written(session, 11)
+    session.save(tmp_path / "state")
+    program = (
+        "import sys, torch; torch.set_num_threads(1); from transformer_xl import Session; "
+        "session = Session.load(*sys.argv[1:]); sys.stdout.buffer.write("
+        "repr([*session.score('abc'), ''.join(session.generate(40))]).encode())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, folder, tmp_path / "state"],
+        capture_output=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode() == repr([*session.score("abc"), written(session, 40)])
+
+
+def test_forks_go_their_own_ways(session):
+    session.write(TEXT)
+    fork = session.fork()
+    alone = session.fork()
+    expected = written(alone, 20), alone.score(TEXT)
+    fork.write("something else entirely")
+    assert written(fork, 5, seed=9)
+    assert (written(session, 20), session.score(TEXT)) == expected
+    assert fork.score(TEXT) != expected[1]
+
+
+def test_a_mark_is_a_point_to_come_back_to(session):
+    empty = session.mark()
+    session.write(TEXT)
+    mark = session.mark()
+    first = written(session, 30)
+    session.write(TEXT * 3)
+    second = session.mark()
+    session.rewind(mark)
+    assert written(session, 30) == first
+    session.rewind(second)
+    session.rewind(mark)
+    assert written(session, 30) == first
+    session.rewind(empty)
+    assert session.write(TEXT, scored=True)[0] is None
+    assert written(session, 30) == first
+
+
+def test_the_state_of_txl_generate_is_one_of_a_session(session, folder, tmp_path):
+    session.write(TEXT)
+    first = written(session, 9)
+    session.save(tmp_path / "state")
+    state = load_state(tmp_path / "state", folder / "model.safetensors")
+    rest = generate(
+        session.model, [state.last_token], mems=state.mems, seed=state.random, length=20
+    )
+    pieces = text_pieces(rest, BYTES, prompt=[state.last_token])
+    assert "".join(pieces) == written(session, 20) != first
+
+
+def test_it_stops_before_a_stop_string_and_has_read_it(session):
+    session.write(TEXT)
+    text = written(session.fork(), 60)
+    stop = text[20:22]
+    fork = session.fork()
+    assert written(fork, 60, stop=[stop]) == text[: text.index(stop)]
+    other = session.fork()
+    assert "".join(written(other, text.index(stop) + 2)).endswith(stop)
+    assert fork.score(TEXT) == other.score(TEXT)
+
+
+def test_a_text_begun_can_be_left_and_no_other_goes_on_in_between(session):
+    session.write(TEXT)
+    pieces = session.generate()
+    next(pieces)
+    point = session.mark()
+    next(pieces)
+    session.rewind(point)
+    with pytest.raises(RuntimeError, match=r"went on in another way: call generate\(\) again"):
+        list(pieces)
+    # Left in the middle it is where it was left.
+    assert session.mark() is not point
+    assert session.mark().place is point.place
+
+
+def test_what_cannot_be_is_named(session, folder, tiny_config, tmp_path):
+    with pytest.raises(ValueError, match="nothing was read yet that could be continued: write"):
+        session.generate(3)
+    with pytest.raises(ValueError, match="nothing was read yet that could be saved"):
+        session.save(tmp_path / "state")
+    session.write("a")
+    for settings, message in (
+        ({"length": -1}, "length=-1 must be at least 0"),
+        ({"temperature": -1.0}, "temperature=-1.0 must be at least 0"),
+        ({"stop": [""]}, "a stop string is empty"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            session.generate(**settings)
+    with pytest.raises(ValueError, match="mem_len=-1 must be at least 0"):
+        Session.open(folder, mem_len=-1)
+    with pytest.raises(ValueError, match="token 256 is outside the vocabulary"):
+        session.write([256])
+    other = Session(made(tiny_config), BYTES)
+    with pytest.raises(ValueError, match="the mark belongs to a session with another model"):
+        other.rewind(session.mark())
+    other.write("a")
+    with pytest.raises(ValueError, match="this model comes from no folder"):
+        other.save(tmp_path / "state")
+
+
+def test_what_is_saved_belongs_to_the_weights_that_were_loaded(session, folder, tmp_path):
+    session.write(TEXT)
+    # A training run puts a better model there, while this one is used.
+    TransformerXL(session.model.config).save_pretrained(folder, BYTES)
+    session.save(tmp_path / "state")
+    with pytest.raises(ValueError, match="was made by another model"):
+        Session.load(folder, tmp_path / "state")
+
+
+def test_the_state_of_other_weights_is_refused(session, folder, tiny_config, tmp_path):
+    session.write(TEXT)
+    session.save(tmp_path / "state")
+    (tmp_path / "other").mkdir()
+    TransformerXL(session.model.config).save_pretrained(tmp_path / "other", BYTES)
+    with pytest.raises(ValueError, match=r"was made by another model than .*other"):
+        Session.load(tmp_path / "other", tmp_path / "state")
+    # So are weights that have been replaced since.
+    TransformerXL(session.model.config).save_pretrained(folder, BYTES)
+    with pytest.raises(ValueError, match="was made by another model"):
+        Session.load(folder, tmp_path / "state")
