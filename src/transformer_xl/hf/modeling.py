@@ -1,0 +1,329 @@
+"""The language model for transformers: its calls, its memory as the cache, its folder."""
+
+# Methods of transformers are overridden with the arguments that they are called with.
+# pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from transformer_xl.hf.cache import TransformerXLCache, own_cache
+from transformer_xl.hf.configuration import TransformerXLConfig
+from transformer_xl.hf.reading import Inputs, read
+from transformer_xl.nn import KeptMemory, Memory
+from transformer_xl.nn.building import build_model
+
+_IGNORED = -100
+
+
+class TransformerXLPreTrainedModel(PreTrainedModel):
+    """What both kinds of models share: the network, its names in files, and what is refused."""
+
+    config_class = TransformerXLConfig
+    config: TransformerXLConfig
+    base_model_prefix = "transformer"
+    supports_gradient_checkpointing = False
+    _no_split_modules = ["DecoderLayer"]  # noqa: RUF012
+    # Refuses assisted generation: what was guessed wrong could not be forgotten.
+    _is_stateful = True
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__(config)
+        self.transformer = build_model(config.to_model_config())
+        self._tied_weights_keys = _second_names(self)
+        self.register_load_state_dict_pre_hook(_with_names_of_files)
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Return the second names of weights that have two, and the first ones."""
+        return dict(self._tied_weights_keys or {})
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Draw what a language model does not have; the rest draws itself when it is built."""
+        if isinstance(module, nn.Linear) and module is getattr(self, "score", None):
+            nn.init.normal_(module.weight, 0.0, self.config.init_std)
+
+    def _freeze(self) -> None:
+        """Let what is not used not be trained; loading makes parameters anew."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the word embeddings."""
+        return self.transformer.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Refuse: they belong to the softmax, too."""
+        raise NotImplementedError("the embeddings of a Transformer-XL cannot be replaced")
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
+    ) -> nn.Module:
+        """Return the embeddings; refuse another number of tokens.
+
+        Raises:
+            NotImplementedError: It is not the number that there are.
+        """
+        if new_num_tokens not in (None, self.config.vocab_size):
+            raise NotImplementedError(
+                f"the vocabulary has {self.config.vocab_size} tokens and cannot grow or shrink to "
+                f"{new_num_tokens}: padding needs no token of its own, an attention_mask marks it"
+            )
+        return self.transformer.embedding
+
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Read a model folder, as transformers documents it.
+
+        Raises:
+            RuntimeError: The file lacks weights of the network.
+        """
+        wants_info = kwargs.pop("output_loading_info", False)
+        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        model, info = loaded
+        own = f"{cls.base_model_prefix}."
+        lacking = sorted(name for name in info["missing_keys"] if name.startswith(own))
+        if lacking:
+            raise RuntimeError(
+                f"the weights of this folder are not those of its config.json: {lacking[0]} and "
+                f"{len(lacking) - 1} others are missing"
+            )
+        model._freeze()
+        return (model, info) if wants_info else model
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        is_main_process: bool = True,
+        state_dict: Mapping[str, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write a model folder that transformers reads, and our own loader.
+
+        The arguments are those of transformers.
+        """
+        given = self.state_dict() if state_dict is None else state_dict
+        prefix, second = f"{self.base_model_prefix}.", self._tied_weights_keys or {}
+        names = [name for name in given if name not in second]
+        own = {name.removeprefix(prefix): given[name] for name in names}
+        super().save_pretrained(
+            save_directory, is_main_process=is_main_process, state_dict=own, **kwargs
+        )
+
+    def _inputs(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        inputs_embeds: Tensor | None,
+        others: dict[str, Any],
+    ) -> Inputs:
+        """Check what a call was given, and refuse what it asks for in vain."""
+        for name in ("output_attentions", "output_hidden_states"):
+            if others.pop(name, None) or getattr(self.config, name, None):
+                raise NotImplementedError(
+                    f"{name}=True: layers do not hand out what they compute; "
+                    "TransformerXL.attention_weights returns attention for a segment"
+                )
+        if others.pop("head_mask", None) is not None:
+            raise NotImplementedError("head_mask: heads cannot be masked")
+        position_ids = others.pop("position_ids", None)
+        return Inputs.of(input_ids, inputs_embeds, attention_mask, position_ids)
+
+    def _remembering(
+        self,
+        cache: TransformerXLCache | None,
+        mems: Memory | KeptMemory,
+        inputs: Inputs,
+        use_cache: bool | None,
+    ) -> TransformerXLCache | None:
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        if not (use_cache and self.config.has_memory):
+            return None
+        # A cache that has read nothing; what it holds is replaced.
+        before = TransformerXLCache(mems) if cache is None else cache
+        return before.after(mems, inputs.shape[1], inputs.tokens)
+
+
+class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
+    """The language model; ``generate`` and ``past_key_values`` carry its memory."""
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__(config)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B T"] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Float[Tensor, "B T D"] | None = None,
+        labels: Int[Tensor, "B T"] | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        skip_logits: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Read tokens of any number; return the logarithms of the probabilities of what follows.
+
+        Args:
+            input_ids: The tokens; with ``past_key_values``, only those to come.
+            attention_mask: 0 where a row is padded, on either side. It may also cover what was
+                read before. None: nothing is padding.
+            past_key_values: What the call before returned under this name.
+            inputs_embeds: Vectors in place of tokens, read as they are.
+            labels: The tokens themselves, -100 where nothing is to be predicted; each is compared
+                with the prediction before it.
+            use_cache: Whether to return the memory. None: as configured.
+            logits_to_keep: Of how many of the last tokens to return logits, or of which. 0: all.
+            skip_logits: Return a loss alone. None: while training with labels; over a large
+                vocabulary the table of logits would take the most memory of all.
+            return_dict: False: return a tuple.
+            kwargs: ``num_items_in_batch``, by which the sum of losses is divided; and
+                ``position_ids``, in which a 0 begins another document of a packed row.
+
+        Raises:
+            NotImplementedError: Attentions or hidden states are asked for.
+            TypeError: The cache is of another kind.
+            ValueError: Shapes do not fit each other or the memory.
+        """
+        cache = own_cache(past_key_values)
+        inputs = self._inputs(input_ids, attention_mask, inputs_embeds, kwargs)
+        last = None
+        if labels is None and isinstance(logits_to_keep, int) and logits_to_keep:
+            last = logits_to_keep
+        hidden, mems = read(
+            self.transformer,
+            inputs,
+            None if cache is None else cache.mems,
+            self.config.segment_len,
+            last,
+        )
+        loss = None
+        if labels is not None:
+            loss = self._loss(hidden, labels, inputs, kwargs.get("num_items_in_batch"))
+        logits = None
+        if skip_logits is None:
+            skip_logits = labels is not None and self.training
+        if not skip_logits:
+            kept = (
+                slice(-logits_to_keep, None)
+                if isinstance(logits_to_keep, int)
+                else (logits_to_keep.to(hidden.device))
+            )
+            logits = self.transformer.softmax.log_probs(hidden[:, kept])
+        out = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=self._remembering(cache, mems, inputs, use_cache),
+        )
+        return out if return_dict is not False else out.to_tuple()
+
+    def _loss(
+        self,
+        hidden: Float[Tensor, "B T D"],
+        labels: Int[Tensor, "B T"],
+        inputs: Inputs,
+        count: Tensor | int | None,
+    ) -> Float[Tensor, ""]:
+        targets = labels[:, 1:].to(hidden.device)
+        counted = targets != _IGNORED
+        if inputs.is_real is not None:
+            counted = counted & inputs.is_real[:, 1:] & inputs.is_real[:, :-1]
+        if inputs.starts is not None:
+            # The last token of a document does not predict the first of the next one.
+            counted = counted & ~inputs.starts[:, 1:]
+        nll = self.transformer.softmax.nll(hidden[:, :-1][counted], targets[counted])
+        if count is None:
+            return nll.mean()
+        return nll.sum() / (count.to(nll.device) if isinstance(count, Tensor) else count)
+
+    @torch.no_grad()
+    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Continue texts, as transformers documents it.
+
+        With ``past_key_values``, ``input_ids`` are either the whole texts or what the memory has
+        not read of them: which, is seen from the tokens that it read last.
+        """
+        cache = own_cache(kwargs.get("past_key_values"))
+        tokens = kwargs.get("input_ids") if inputs is None else inputs
+        mask = kwargs.get("attention_mask")
+        if (
+            cache is not None
+            and tokens is not None
+            and (mask is None or mask.shape == tokens.shape)
+        ):
+            seen = 0 if cache.is_beginning_of(tokens) else cache.seen
+            mask = torch.ones_like(tokens) if mask is None else mask
+            # That is how transformers is told: by a mask that covers the past as well.
+            kwargs["attention_mask"] = torch.cat([mask.new_ones(len(mask), seen), mask], 1)
+        return super().generate(inputs, *args, **kwargs)
+
+    def _expand_inputs_for_generation(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Repeat each text for its beams, and what is remembered of it."""
+        tokens, kwargs = super()._expand_inputs_for_generation(**kwargs)
+        cache = kwargs.get("past_key_values")
+        if cache is not None and tokens is not None:
+            times = len(tokens) // max(cache.batch_size, 1)
+            kwargs["past_key_values"] = cache.repeated(times) if times > 1 else cache
+        return tokens, kwargs
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Cut off what was read already; without a memory, nothing.
+
+        Raises:
+            ValueError: Nothing is left, or vectors would have to be read again.
+        """
+        if not self.config.has_memory:
+            next_sequence_length = None
+            if inputs_embeds is not None:
+                raise ValueError("mem_len=0: vectors that are not remembered cannot be continued")
+        if next_sequence_length is not None and next_sequence_length < 1:
+            raise ValueError(
+                f"the memory has read all of the {input_ids.shape[1]} tokens: hand in at least one "
+                "more, the last one that was generated"
+            )
+        return super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+
+
+def _second_names(model: nn.Module) -> dict[str, str]:
+    """Return, for weights that have two names, the second ones and the first."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            found[name] = first[id(parameter)]
+    return found
+
+
+def _with_names_of_files(
+    model: nn.Module, state: dict[str, Any], prefix: str, *others: Any
+) -> None:
+    """Let ``load_state_dict`` take the weights of a file, in which they have one name, ours."""
+    assert isinstance(model, TransformerXLPreTrainedModel)
+    inner = f"{prefix}{model.base_model_prefix}."
+    for name, _ in model.transformer.named_parameters():
+        if prefix + name in state:
+            state[inner + name] = state.pop(prefix + name)
+    for second, first in (model._tied_weights_keys or {}).items():
+        if prefix + second not in state and prefix + first in state:
+            state[prefix + second] = state[prefix + first]

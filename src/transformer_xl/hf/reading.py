@@ -1,0 +1,210 @@
+"""Inputs as transformers hands them over, read by our model.
+
+There, rows of different lengths are padded on either side and a mask marks what is real; here,
+they begin at the first place and end where they end. An input of any length is read in pieces,
+with the memory between them.
+"""
+
+from contextlib import nullcontext
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+
+
+class Inputs(NamedTuple):
+    """What a call is given."""
+
+    tokens: Int[Tensor, "B T"] | None
+    vectors: Float[Tensor, "B T D"] | None
+    is_real: Bool[Tensor, "B T"] | None = None
+    """Which places are no padding. None: all."""
+    starts: Bool[Tensor, "B T"] | None = None
+    """Where documents begin that see nothing before them. None: nowhere."""
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Tensor | None,
+        vectors: Tensor | None,
+        mask: Tensor | None,
+        position_ids: Tensor | None,
+    ) -> "Inputs":
+        """Check what a call was given; of a mask that covers the past, too, take the last part.
+
+        Raises:
+            ValueError: There are both tokens and vectors or neither, or shapes do not fit.
+        """
+        given = tokens if vectors is None else vectors
+        if given is None or (tokens is not None and vectors is not None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        B, T = given.shape[:2]
+        if not T:
+            raise ValueError(
+                "the input is empty: hand in at least one token that the memory has not read"
+            )
+        is_real = starts = None
+        if mask is not None:
+            if mask.ndim != 2 or len(mask) != B or mask.shape[1] < T:
+                raise ValueError(
+                    f"attention_mask of shape {tuple(mask.shape)} must be ({B}, {T}), or wider by "
+                    "what the memory has read: one row for each text, 1 for what is real"
+                )
+            real = mask[:, -T:].to(given.device).bool()
+            is_real = None if bool(real.all()) else real
+        if position_ids is not None:
+            # Positions are relative: of these numbers only a new beginning says anything.
+            starts = (position_ids[..., -T:] == 0).to(given.device).expand(B, T)
+            starts = starts if is_real is None else starts & is_real
+            starts = starts if bool(starts.any()) else None
+        return cls(tokens, vectors, is_real, starts)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        given = self.tokens if self.vectors is None else self.vectors
+        assert given is not None
+        return given.shape[0], given.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        given = self.tokens if self.vectors is None else self.vectors
+        assert given is not None
+        return given.device
+
+    def columns(self, order: Int[Tensor, "B n"]) -> "Inputs":
+        """Return other columns of each row, all of them real."""
+        tokens, vectors, _, starts = self
+        return Inputs(
+            None if tokens is None else tokens.gather(1, order),
+            None if vectors is None else _gathered(vectors, order),
+            None,
+            None if starts is None else starts.gather(1, order),
+        )
+
+
+def read(
+    model: TransformerXL,
+    inputs: Inputs,
+    mems: Memory | KeptMemory | None,
+    segment_len: int,
+    last: int | None = None,
+) -> tuple[Float[Tensor, "B n D"], Memory | KeptMemory]:
+    """Read inputs; return the hidden states of the last columns and the memory.
+
+    Args:
+        model: The model.
+        inputs: What it reads.
+        mems: The memory before them.
+        segment_len: How much is read at once. A gradient reaches back to where a piece begins.
+        last: How many of the last columns are asked for. None: all.
+    """
+    B, T = inputs.shape
+    n = T if last is None else min(last, T)
+    place = torch.arange(T - n, T, device=inputs.device).expand(B, n)
+    lengths = None
+    if inputs.is_real is not None:
+        # What is real comes first, in its order.
+        order = (~inputs.is_real).long().argsort(dim=1, stable=True)
+        place, lengths = order.argsort(1)[:, T - n :], inputs.is_real.sum(1)
+        inputs = inputs.columns(order)
+    mems, pieces, first = _begun(model, mems, B), [], None
+    # Without a memory nothing would be left of a piece for the next one.
+    segment_len = segment_len if _remembers(model) else T
+    least = int(place.min()) if segment_len < T and n else 0
+    for start in range(0, T, segment_len):
+        stop = min(start + segment_len, T)
+        own = None if lengths is None else (lengths - start).clamp(0, stop - start)
+        hidden, mems = _read_piece(model, inputs, start, stop, mems, own)
+        if stop > least:
+            first = start if first is None else first
+            pieces.append(hidden)
+    assert first is not None
+    found = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
+    if lengths is None:
+        return found[:, found.shape[1] - n :], mems
+    return _gathered(found, place - first), mems
+
+
+def read_to_the_end(
+    model: TransformerXL,
+    inputs: Inputs,
+    mems: Memory | KeptMemory | None,
+    segment_len: int,
+) -> tuple[Float[Tensor, "B D"], Memory | KeptMemory]:
+    """Read inputs; return the hidden states of each row's last token, and the memory.
+
+    Pieces are counted from the end, so that the last one, through which a gradient flows, is whole
+    for all rows; those before it are read without a gradient.
+
+    Raises:
+        ValueError: A row has no token at all.
+    """
+    B, T = inputs.shape
+    lengths = None
+    if inputs.is_real is not None:
+        lengths = inputs.is_real.sum(1)
+        if not bool(lengths.all()):
+            row = int(lengths.argmin())
+            raise ValueError(f"row {row} has no token: a text must have at least one")
+        # Padding first, and no more of it than the longest row needs.
+        order = inputs.is_real.long().argsort(dim=1, stable=True)
+        inputs, T = inputs.columns(order[:, T - int(lengths.max()) :]), int(lengths.max())
+    mems = _begun(model, mems, B)
+    segment_len = segment_len if _remembers(model) else T
+    begins = [0, *range(T % segment_len or segment_len, T, segment_len)]
+    hidden = own = None
+    for start, stop in zip(begins, [*begins[1:], T], strict=True):
+        piece, n = inputs, stop - start
+        if lengths is not None:
+            own = (lengths - (T - stop)).clamp(0, n)
+            column = (torch.arange(n, device=inputs.device) + (n - own)[:, None]) % n
+            piece = inputs.columns(column + start)
+        begin = 0 if lengths is not None else start
+        with nullcontext() if stop == T else torch.no_grad():
+            hidden, mems = _read_piece(model, piece, begin, begin + n, mems, own)
+    assert hidden is not None
+    if own is None:
+        return hidden[:, -1], mems
+    return _gathered(hidden, (own - 1)[:, None])[:, 0], mems
+
+
+def _begun(
+    model: TransformerXL, mems: Memory | KeptMemory | None, batch_size: int
+) -> Memory | KeptMemory:
+    """Return the memory to begin with; of keys and values where the weights stay as they are."""
+    mems = model.start_memory(batch_size) if mems is None else mems
+    is_fixed = not torch.is_grad_enabled() and not model.training
+    return model.keep(mems) if is_fixed and isinstance(mems, Memory) else mems
+
+
+def _remembers(model: TransformerXL) -> bool:
+    return model.config.kind == "lstm" or model.config.mem_len > 0
+
+
+def _read_piece(
+    model: TransformerXL,
+    inputs: Inputs,
+    start: int,
+    stop: int,
+    mems: Memory | KeptMemory,
+    lengths: Int[Tensor, " B"] | None,
+) -> tuple[Float[Tensor, "B T D"], Memory | KeptMemory]:
+    tokens, vectors, _, starts = inputs
+    # What is read is remembered; nothing is read again.
+    return model.read(
+        None if tokens is None else tokens[:, start:stop].contiguous(),
+        mems,
+        inputs_embeds=None if vectors is None else vectors[:, start:stop],
+        lengths=lengths,
+        starts=None if starts is None else starts[:, start:stop],
+        ext_len=0,
+    )
+
+
+def _gathered(x: Float[Tensor, "B T D"], place: Int[Tensor, "B n"]) -> Float[Tensor, "B n D"]:
+    return x.gather(1, place[..., None].expand(-1, -1, x.shape[2]))

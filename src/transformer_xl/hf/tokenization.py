@@ -1,0 +1,144 @@
+"""A vocabulary of ours as a tokenizer for transformers."""
+
+# Methods of transformers are overridden with the arguments that they are called with.
+# pyright: reportIncompatibleMethodOverride=false
+
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizer
+
+from transformer_xl.data.vocab import Vocab, load_vocab
+
+_PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
+
+
+class TransformerXLTokenizer(PreTrainedTokenizer):
+    """Cuts text into symbols and joins them as the vocabulary of the folder does.
+
+    Of any kind: bytes, characters, words, byte-pair units, tokenizers and vocabularies of other
+    programs. ``eos_token`` ends a line where the vocabulary has such a symbol. Vocabularies hold
+    no symbol for padding unless they brought one; ``pad_token`` is then the last symbol that has
+    no part to play, a rare one, and it is the attention mask that says what is padding.
+
+    Args:
+        vocab_file: The ``vocab.json`` of a folder.
+        definition_file: The ``tokenizer.json`` beside it.
+        vocab: A vocabulary, instead of these.
+        kwargs: Settings of transformers.
+
+    Raises:
+        ValueError: There is no vocabulary, or a named token is none of its symbols.
+    """
+
+    vocab_files_names = {  # noqa: RUF012
+        "vocab_file": "vocab.json",
+        "definition_file": "tokenizer.json",
+    }
+    model_input_names = ["input_ids", "attention_mask"]  # noqa: RUF012
+    padding_side = "left"
+
+    def __init__(
+        self,
+        vocab_file: str | None = None,
+        definition_file: str | None = None,
+        *,
+        vocab: Vocab | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if vocab is None:
+            if vocab_file is None or definition_file is None:
+                raise ValueError(
+                    "the folder holds no vocabulary (vocab.json and tokenizer.json): give one that "
+                    "does; `txl convert OLD NEW --vocab FILE` writes a converted model with its own"
+                )
+            vocab = load_vocab(Path(vocab_file).parent)
+        self._vocab = vocab
+        self._ids = {symbol: number for number, symbol in enumerate(vocab.symbols)}
+        for name, number in (
+            ("eos_token", vocab.eos_id),
+            ("unk_token", vocab.unk_id),
+            ("pad_token", _pad_id(vocab)),
+        ):
+            if kwargs.get(name) is None:
+                kwargs[name] = None if number is None else vocab.symbols[number]
+        for name, token in kwargs.items():
+            if name.endswith("_token") and isinstance(token, str) and token not in self._ids:
+                raise ValueError(
+                    f"{name}={token!r} is none of the {len(vocab)} symbols of the vocabulary, to "
+                    "which none can be added"
+                )
+        super().__init__(**kwargs)
+
+    @property
+    def vocab(self) -> Vocab:
+        """The vocabulary."""
+        return self._vocab
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of symbols."""
+        return len(self._vocab)
+
+    def __len__(self) -> int:
+        return len(self._vocab)
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the symbols with their numbers."""
+        return dict(self._ids)
+
+    def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
+        unknown = [str(token) for token in new_tokens or () if str(token) not in self._ids]
+        if unknown:
+            raise ValueError(
+                f"{unknown[0]!r} cannot be added: the model knows {len(self)} symbols and no more"
+            )
+        return 0
+
+    def tokenize(self, text: str, **kwargs: Any) -> list[str]:
+        """Cut a text into symbols.
+
+        Raises:
+            ValueError: It holds something that the vocabulary has no symbol for.
+        """
+        symbols = self._vocab.symbols
+        return [symbols[number] for number in self._vocab.encode(text)]
+
+    def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
+        return self.tokenize(text)
+
+    def _convert_token_to_id(self, token: str) -> int | None:
+        return self._ids.get(token, self._vocab.unk_id)
+
+    def _convert_id_to_token(self, index: int) -> str:
+        return self._vocab.symbols[index]
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        """Write symbols as text."""
+        return self._vocab.decode([self._ids[token] for token in tokens])
+
+    def _decode(
+        self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs: Any
+    ) -> str:
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        if skip_special_tokens:
+            # An end of line is text. Padding is not, and stands at the ends.
+            real = [place for place, number in enumerate(ids) if number != self.pad_token_id]
+            ids = ids[real[0] : real[-1] + 1] if real else []
+        return self._vocab.decode(ids)
+
+    def save_vocabulary(
+        self, save_directory: str, filename_prefix: str | None = None
+    ) -> tuple[str, ...]:
+        """Write ``vocab.json`` and ``tokenizer.json``, which our own loader reads, too."""
+        folder = Path(save_directory)
+        self._vocab.save(folder)
+        return tuple(str(folder / name) for name in self.vocab_files_names.values())
+
+
+def _pad_id(vocab: Vocab) -> int:
+    """Return the symbol for padding; without one, the last that has no part to play."""
+    ids = {symbol: number for number, symbol in enumerate(vocab.symbols)}
+    own = [ids[symbol] for symbol in _PADS if symbol in ids]
+    others = (n for n in range(len(vocab) - 1, -1, -1) if n not in (vocab.eos_id, vocab.unk_id))
+    return own[0] if own else next(others, 0)

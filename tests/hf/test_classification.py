@@ -1,0 +1,123 @@
+"""The classifier reads a document of any length and judges it by its end."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from transformer_xl.data.vocab import Vocab
+
+
+@pytest.fixture(scope="module")
+def classifier(transformers: Any, folder: Path) -> Any:
+    torch.manual_seed(0)
+    return transformers.AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=3, segment_len=16
+    )
+
+
+@pytest.fixture(scope="module")
+def ids(vocab: Vocab, text: str) -> torch.Tensor:
+    return torch.tensor([vocab.encode(text[start : start + 90]) for start in (0, 500, 900)])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("gradient", [True, False])
+def test_a_padded_document_is_judged_as_if_it_were_alone(
+    classifier: Any, ids: torch.Tensor, side: str, gradient: bool
+) -> None:
+    lengths = (90, 37, 3)
+    mask = torch.zeros_like(ids)
+    for row, n in enumerate(lengths):
+        mask[row, slice(90 - n, 90) if side == "left" else slice(0, n)] = 1
+    with torch.set_grad_enabled(gradient):
+        found = classifier(ids.masked_fill(mask == 0, 999), attention_mask=mask).logits
+        for row in range(3):
+            alone = classifier(ids[row : row + 1, mask[row] == 1]).logits
+            torch.testing.assert_close(found[row : row + 1], alone)
+
+
+def test_a_document_may_come_in_parts(classifier: Any, ids: torch.Tensor) -> None:
+    with torch.no_grad():
+        whole = classifier(ids[:, :80])
+        first = classifier(ids[:, :48])
+        last = classifier(ids[:, 48:80], past_key_values=first.past_key_values)
+    torch.testing.assert_close(last.logits, whole.logits)
+    assert last.past_key_values.get_seq_length() == 80
+
+
+def test_what_is_far_back_reaches_the_judgement(classifier: Any, ids: torch.Tensor) -> None:
+    other = ids.clone()
+    # Behind the last piece and within the memory.
+    other[:, 30] = (ids[:, 30] + 1) % 15
+    assert not torch.allclose(classifier(ids).logits, classifier(other).logits)
+
+
+def test_a_gradient_reaches_the_last_piece_and_leaves_the_softmax_alone(
+    classifier: Any, ids: torch.Tensor
+) -> None:
+    vectors = classifier.get_input_embeddings()(ids).detach().requires_grad_()
+    loss = classifier(inputs_embeds=vectors, labels=torch.tensor([0, 1, 2])).loss
+    loss.backward()
+    reached = vectors.grad.abs().sum((0, 2)) > 0
+    assert reached[-16:].all()
+    assert not reached[:-16].any()
+    unused = {name for name, x in classifier.named_parameters() if not x.requires_grad}
+    assert unused == {"transformer.softmax.bias"}
+    classifier.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("labels", "n", "problem"),
+    [
+        ([1, 0, 2], 3, "single"),
+        ([[0.3], [1.2], [2.0]], 1, "regression"),
+        ([[0.0, 1.0]] * 3, 2, "m"),
+    ],
+)
+def test_labels_of_every_sort_have_a_loss(
+    transformers: Any,
+    folder: Path,
+    ids: torch.Tensor,
+    labels: list[Any],
+    n: int,
+    problem: str,
+) -> None:
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=n)
+    out = model(ids, labels=torch.tensor(labels))
+    assert out.logits.shape == (3, n)
+    assert out.loss.isfinite()
+    assert model.config.problem_type.startswith(problem)
+
+
+def test_the_folder_of_a_classifier_loads_again_and_as_what_it_was(
+    transformers: Any, classifier: Any, folder: Path, tmp_path: Path, ids: torch.Tensor
+) -> None:
+    classifier.save_pretrained(tmp_path)
+    again, info = transformers.AutoModelForSequenceClassification.from_pretrained(
+        tmp_path, output_loading_info=True
+    )
+    assert not info["missing_keys"]
+    torch.testing.assert_close(again(ids).logits, classifier(ids).logits)
+    writer = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    before = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    # As far as pieces of 16 tokens, which it was saved with, see as much.
+    torch.testing.assert_close(writer(ids[:, :64]).logits, before(ids[:, :64]).logits)
+
+
+def test_pipelines_judge(
+    transformers: Any, classifier: Any, tokenizer: Any, texts: list[str]
+) -> None:
+    judge = transformers.pipeline("text-classification", model=classifier, tokenizer=tokenizer)
+    alone = [judge(text)[0] for text in texts]
+    many = judge(texts, batch_size=4)
+    assert [x["label"] for x in many] == [x["label"] for x in alone]
+    assert [x["score"] for x in many] == pytest.approx([x["score"] for x in alone], abs=1e-5)
+
+
+def test_an_empty_document_is_refused(classifier: Any, ids: torch.Tensor) -> None:
+    mask = torch.ones_like(ids)
+    mask[1] = 0
+    with pytest.raises(ValueError, match="row 1 has no token"):
+        classifier(ids, attention_mask=mask)

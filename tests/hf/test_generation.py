@@ -1,0 +1,188 @@
+"""``generate`` on a matrix of ways to search, with and without the cache, padded and alone."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import transformer_xl as txl
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.nn import TransformerXL
+
+N = 12
+WAYS = {
+    "greedy": {"do_sample": False},
+    "sampling": {"do_sample": True, "temperature": 1.3},
+    "beams": {"do_sample": False, "num_beams": 3},
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "the paper's": {},
+    "remembering as much as it sees": {"mem_len": 6, "attn_len": 6},
+    "learned distances": {"attn_type": 1, "n_positions": 20},
+    "adaptive": {"cutoffs": (5, 10), "div_val": 2, "d_embed": 8, "tie_projections": True},
+    "untied": {"tie_embeddings": False, "tie_biases": False, "clamp_len": 7},
+    "pre-norm": {"norm_first": True, "final_norm": True, "norm": "rms", "activation": "swiglu"},
+    "with zeros before": {"start_memory": "zeros", "mem_len": 48},
+    "LSTM": {"kind": "lstm"},
+    "without memory": {"mem_len": 0},
+}
+
+
+def _written(model: Any, batch: Any, **settings: Any) -> Tensor:
+    torch.manual_seed(3)
+    out = model.generate(**batch, max_new_tokens=N, pad_token_id=0, **settings)
+    return out[:, batch["input_ids"].shape[1] :]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_cache_changes_nothing(
+    language_model: Any, tokenizer: Any, texts: list[str], way: str
+) -> None:
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    written = _written(language_model, batch, **WAYS[way])
+    assert torch.equal(written, _written(language_model, batch, use_cache=False, **WAYS[way]))
+    # Of what says the same of every text nothing could be seen.
+    assert len({tuple(row) for row in written.tolist()}) > 2
+
+
+@pytest.mark.parametrize("way", ["greedy", "beams"])
+def test_a_padded_row_is_written_as_if_it_were_alone(
+    language_model: Any, tokenizer: Any, texts: list[str], way: str
+) -> None:
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    written = _written(language_model, batch, **WAYS[way])
+    for row, text in zip(written, texts, strict=True):
+        alone = _written(language_model, tokenizer(text, return_tensors="pt"), **WAYS[way])
+        assert torch.equal(row, alone[0])
+    # What stands in the padding does not matter, be it no symbol at all.
+    batch["input_ids"].masked_fill_(batch["attention_mask"] == 0, 10_000)
+    assert torch.equal(written, _written(language_model, batch, **WAYS[way]))
+
+
+def test_greedy_is_our_own_generate(
+    language_model: Any, tokenizer: Any, model: TransformerXL, vocab: Vocab, texts: list[str]
+) -> None:
+    written = _written(language_model, tokenizer(texts, padding=True, return_tensors="pt"))
+    for row, text in zip(written, texts, strict=True):
+        assert row.tolist() == [*txl.generate(model, vocab.encode(text), length=N, temperature=0)]
+
+
+def test_beams_find_what_is_likelier(language_model: Any, tokenizer: Any, texts: list[str]) -> None:
+    def log_prob(batch: Any, written: Tensor) -> Tensor:
+        ids = torch.cat([batch["input_ids"], written], 1)
+        mask = torch.cat([batch["attention_mask"], torch.ones_like(written)], 1)
+        logits = language_model(ids, attention_mask=mask).logits[:, -N - 1 : -1]
+        return logits.gather(2, written[..., None]).sum((1, 2))
+
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        beams, greedy = (
+            log_prob(batch, _written(language_model, batch, **WAYS[way]))
+            for way in ("beams", "greedy")
+        )
+    assert (beams >= greedy - 1e-4).all()
+    assert (beams > greedy + 1e-4).any()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_writes_the_same_with_cache_and_padding(
+    transformers: Any,
+    tokenizer: Any,
+    any_folder: Callable[..., tuple[TransformerXL, Path]],
+    texts: list[str],
+    kind: str,
+) -> None:
+    own, folder = any_folder(**KINDS[kind])
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    batch = tokenizer(texts[:3], padding=True, return_tensors="pt")
+    for way in ("greedy", "beams"):
+        written = _written(model, batch, **WAYS[way])
+        assert torch.equal(written, _written(model, batch, use_cache=False, **WAYS[way]))
+        alone = _written(model, tokenizer(texts[1], return_tensors="pt"), **WAYS[way])
+        assert torch.equal(written[1], alone[0])
+    if kind != "without memory":
+        ids = tokenizer(texts[0])["input_ids"]
+        greedy = _written(model, batch)[0].tolist()
+        assert greedy == [*txl.generate(own, ids, length=N, temperature=0)]
+
+
+@pytest.mark.parametrize("way", ["greedy", "beams"])
+@pytest.mark.parametrize("more", [" and the dog", 4 * " and the dog"])
+@pytest.mark.parametrize(
+    "hands_in",
+    ["all tokens", "all and their mask", "new tokens", "new and their mask", "new and a mask"],
+)
+def test_memory_goes_out_and_in_again(
+    language_model: Any, tokenizer: Any, texts: list[str], way: str, hands_in: str, more: Any
+) -> None:
+    ids = tokenizer(texts[0], return_tensors="pt")["input_ids"]
+    more = tokenizer(more, return_tensors="pt")["input_ids"]
+    first = language_model.generate(
+        ids, max_new_tokens=5, do_sample=False, return_dict_in_generate=True
+    )
+    cache, whole = first.past_key_values, torch.cat([first.sequences, more], 1)
+    # It has not read the token that was written last.
+    assert cache.get_seq_length() == ids.shape[1] + 4
+    given = {"input_ids": whole if hands_in.startswith("all") else whole[:, cache.seen :]}
+    if hands_in.endswith("mask"):
+        is_own = hands_in.endswith("their mask")
+        given["attention_mask"] = torch.ones_like(given["input_ids"] if is_own else whole)
+    expected = _written(language_model, {"input_ids": whole}, **WAYS[way])
+    for _ in range(2):
+        # What was handed in stays as it was, so that it can be gone on from twice.
+        found = _written(language_model, given, past_key_values=cache, **WAYS[way])
+        assert torch.equal(found, expected)
+
+
+def test_rows_of_a_batch_go_on_with_their_own_memories(
+    language_model: Any, tokenizer: Any, texts: list[str]
+) -> None:
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    cache = language_model(**batch).past_key_values
+    more = tokenizer([" the", " a cat saw", " sea", " ran to"], padding=True, return_tensors="pt")
+    mask = torch.cat([batch["attention_mask"], more["attention_mask"]], 1)
+    found = language_model(more["input_ids"], attention_mask=mask, past_key_values=cache)
+    for row, added in enumerate([" the", " a cat saw", " sea", " ran to"]):
+        ids = tokenizer(texts[row] + added, return_tensors="pt")["input_ids"]
+        torch.testing.assert_close(found.logits[row, -1], language_model(ids).logits[0, -1])
+
+
+def test_a_stopped_row_is_padded_to_its_end(
+    language_model: Any, tokenizer: Any, texts: list[str]
+) -> None:
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    whole = _written(language_model, batch).tolist()
+    end = whole[0][2]
+    found = _written(language_model, batch, eos_token_id=end).tolist()
+    for row, free in zip(found, whole, strict=True):
+        stop = row.index(end) + 1 if end in row else len(row)
+        assert row[:stop] == free[:stop]
+        assert not any(row[stop:])
+    assert found[0].index(end) <= 2
+
+
+def test_what_cannot_be_is_refused(language_model: Any, transformers: Any, tokenizer: Any) -> None:
+    ids = tokenizer("the cat", return_tensors="pt")["input_ids"]
+    with pytest.raises(TypeError, match="past_key_values is a DynamicCache"):
+        language_model(ids, past_key_values=transformers.DynamicCache())
+    for name in ("output_attentions", "output_hidden_states"):
+        with pytest.raises(NotImplementedError, match=name):
+            language_model(ids, **{name: True})
+    with pytest.raises(ValueError, match="stateful"):
+        language_model.generate(ids, assistant_model=language_model, max_new_tokens=2)
+    cache = language_model(ids).past_key_values
+    with pytest.raises(ValueError, match="hand in at least one"):
+        language_model.generate(
+            ids, past_key_values=cache, attention_mask=torch.ones_like(ids), max_new_tokens=2
+        )
+    with pytest.raises(NotImplementedError, match="cannot be rolled back"):
+        cache.crop(-1)
+    with pytest.raises(ValueError, match="attention_mask of shape"):
+        language_model(ids, attention_mask=torch.ones(1, 3))
+    with pytest.raises(ValueError, match="either input_ids or inputs_embeds"):
+        language_model()
+    with pytest.raises(NotImplementedError, match="cannot grow or shrink"):
+        language_model.resize_token_embeddings(99)

@@ -1,0 +1,96 @@
+"""The tokenizer is the vocabulary of the folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from transformer_xl.data.brought import BroughtVocab
+from transformer_xl.data.imported import ImportedVocab, Rules
+from transformer_xl.data.vocab import Vocab, load_vocab, train_vocab
+
+LINES = "the cat  saw a dog\nand ran, to sea\n"
+
+
+def _imported() -> Vocab:
+    words = ["<eos>", "<unk>", *dict.fromkeys(LINES.split()), "zebra"]
+    tokenizer = Tokenizer(models.WordLevel({x: n for n, x in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return ImportedVocab(tokenizer.to_str(), Rules(join="words", eos="<eos>", unk="<unk>"))
+
+
+def _brought() -> Vocab:
+    bpe = json.loads(train_vocab("bpe", [LINES * 9], 270).definition)
+    bpe["added_tokens"] = [
+        {"id": 270 + n, "content": content, "special": True, "single_word": False}
+        | {"lstrip": False, "rstrip": False, "normalized": False}
+        for n, content in enumerate(("<|endoftext|>", "<|pad|>"))
+    ]
+    bpe["model"]["vocab"] |= {"<|endoftext|>": 270, "<|pad|>": 271}
+    return BroughtVocab(json.dumps(bpe))
+
+
+MAKERS = {
+    "bytes": lambda: train_vocab("bytes", []),
+    "chars": lambda: train_vocab("chars", [LINES]),
+    "words": lambda: train_vocab("words", [LINES], None, ["unknown"]),
+    "bpe": lambda: train_vocab("bpe", [LINES * 9], 270),
+    "integers": lambda: train_vocab("integers", ["1 2 3\n4 5\n"]),
+    "imported": _imported,
+    "brought": _brought,
+}
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_text_is_cut_and_joined_as_by_the_vocabulary(
+    transformers: Any, tmp_path: Path, kind: str
+) -> None:
+    vocab = MAKERS[kind]()
+    text = "3 1\n5 2\n" if kind == "integers" else LINES
+    vocab.save(tmp_path)
+    config = transformers.AutoConfig.for_model("transformer-xl", vocab_size=len(vocab))
+    config.save_pretrained(tmp_path)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ids = vocab.encode(text)
+    assert tokenizer(text)["input_ids"] == ids
+    assert tokenizer.decode(ids) == vocab.decode(ids)
+    assert tokenizer.decode(ids, skip_special_tokens=True) == vocab.decode(ids)
+    assert len(tokenizer) == tokenizer.vocab_size == len(vocab)
+    assert tokenizer.convert_tokens_to_ids(tokenizer.convert_ids_to_tokens(ids)) == ids
+    for name, number in (("eos", vocab.eos_id), ("unk", vocab.unk_id)):
+        assert getattr(tokenizer, f"{name}_token_id") == number
+    # Padding is a symbol that the model has an embedding for, and none that means something.
+    assert 0 <= tokenizer.pad_token_id < len(vocab)
+    assert tokenizer.pad_token_id not in (vocab.eos_id, vocab.unk_id)
+    batch = tokenizer([text, text * 2], padding=True)
+    assert batch["input_ids"][0][-len(ids) :] == ids
+    assert sum(batch["attention_mask"][0]) == len(ids)
+    assert tokenizer.decode(batch["input_ids"][0], skip_special_tokens=True) == vocab.decode(ids)
+    # Written by either, the files are the same.
+    tokenizer.save_pretrained(tmp_path / "again")
+    assert load_vocab(tmp_path / "again").hash == vocab.hash
+    again = transformers.AutoTokenizer.from_pretrained(tmp_path / "again")
+    assert again(text)["input_ids"] == ids
+    assert again.special_tokens_map == tokenizer.special_tokens_map
+
+
+def test_a_symbol_for_padding_that_was_brought_is_used(transformers: Any, tmp_path: Path) -> None:
+    del transformers
+    from transformer_xl.hf import TransformerXLTokenizer
+
+    tokenizer = TransformerXLTokenizer(vocab=_brought())
+    assert (tokenizer.pad_token, tokenizer.eos_token) == ("<|pad|>", "<|endoftext|>")
+
+
+def test_what_cannot_be_is_refused(transformers: Any, tokenizer: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="not in the vocabulary of 15 chars: '7'"):
+        tokenizer("the 7")
+    with pytest.raises(ValueError, match="cannot be added"):
+        tokenizer.add_tokens(["<new>"])
+    with pytest.raises(ValueError, match="pad_token='<pad>' is none of the 15 symbols"):
+        type(tokenizer)(vocab=tokenizer.vocab, pad_token="<pad>")
+    transformers.AutoConfig.for_model("transformer-xl", vocab_size=3).save_pretrained(tmp_path)
+    with pytest.raises((ValueError, OSError), match=r"vocab|tokenizer"):
+        transformers.AutoTokenizer.from_pretrained(tmp_path)
