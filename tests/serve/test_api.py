@@ -1,0 +1,273 @@
+"""The server, asked by OpenAI's own client and by plain HTTP."""
+
+import concurrent.futures
+import contextlib
+import json
+import threading
+
+import pytest
+
+for _name in ("fastapi", "uvicorn", "prometheus_client"):
+    pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]'")
+httpx = pytest.importorskip("httpx")
+openai = pytest.importorskip("openai")
+
+COMPLETIONS = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def http(server):
+    with httpx.Client(base_url=server.address, timeout=60) as found:
+        yield found
+
+
+def complete(client, prompt, **settings):
+    return client.completions.create(model="tiny", prompt=prompt, **settings)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"temperature": 0},
+        {"top_p": 0.7, "temperature": 1.3},
+        {"extra_body": {"top_k": 5}},
+    ],
+    ids=str,
+)
+def test_a_seed_writes_what_generate_writes(client, made, settings):
+    found = complete(client, "the cat", max_tokens=20, seed=7, **settings)
+    drawing = settings | settings.get("extra_body", {})
+    drawing.pop("extra_body", None)
+    assert found.choices[0].text == made.alone("the cat", 20, seed=7, **drawing)
+    assert found.choices[0].finish_reason == "length"
+    assert found.usage.model_dump(exclude_none=True) == {
+        "prompt_tokens": 7,
+        "completion_tokens": 20,
+        "total_tokens": 27,
+    }
+
+
+def test_a_stream_says_the_same_piece_by_piece(client, made):
+    settings = {"max_tokens": 25, "seed": 3, "stop": None}
+    chunks = list(
+        complete(client, "abc", stream=True, stream_options={"include_usage": True}, **settings)
+    )
+    *pieces, last = chunks
+    assert "".join(piece.choices[0].text for piece in pieces) == made.alone("abc", 25, seed=3)
+    *others, end = [piece.choices[0].finish_reason for piece in pieces]
+    assert (others, end) == ([None] * len(others), "length")
+    # A token at a time, unless the server is behind.
+    assert 5 < len(others) <= 25
+    assert (last.choices, last.usage.completion_tokens) == ([], 25)
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_prompts_times_n_have_seeds_in_their_order(client, made):
+    found = complete(client, ["ab", "c"], n=2, max_tokens=8, seed=10)
+    expected = [made.alone(p, 8, seed=10 + k) for k, p in enumerate(("ab", "ab", "c", "c"))]
+    assert [choice.text for choice in found.choices] == expected
+    ids = made.vocab.encode("ab")
+    again = complete(client, [ids, made.vocab.encode("c")], n=2, max_tokens=8, seed=10)
+    assert [choice.text for choice in again.choices] == expected
+    assert complete(client, ids, max_tokens=8, seed=10).choices[0].text == expected[0]
+
+
+def test_a_text_ends_before_a_stop_string(client, made):
+    whole = made.alone("so", 40, seed=1)
+    found = complete(client, "so", max_tokens=40, seed=1, stop=[whole[9:11], "never"])
+    assert found.choices[0].text == whole.partition(whole[9:11])[0]
+    assert found.choices[0].finish_reason == "stop"
+
+
+def test_echo_and_scores(client, made):
+    found = complete(client, "abcd", max_tokens=3, seed=2, echo=True, logprobs=2).choices[0]
+    assert found.text == "abcd" + made.alone("abcd", 3, seed=2)
+    scores = found.logprobs
+    assert "".join(scores.tokens) == found.text
+    assert scores.text_offset == [*range(7)]
+    assert scores.token_logprobs[0] is None
+    assert all(x < 0 for x in scores.token_logprobs[1:])
+    assert [len(top) for top in scores.top_logprobs[1:]] == [2] * 6
+    read = complete(client, "abcd", max_tokens=0, echo=True, logprobs=0).choices[0]
+    assert read.text == "abcd"
+    assert read.logprobs.token_logprobs == pytest.approx(scores.token_logprobs[:4])
+
+
+def test_many_at_once_get_no_wrong_token(server, made):
+    def ask(number):
+        prompt = "some words of a text"[: 1 + number % 19]
+        settings = {"max_tokens": 5 + number % 9, "seed": number, "temperature": 0.9}
+        answer = httpx.post(
+            server.address + COMPLETIONS, json={"prompt": prompt, **settings}, timeout=60
+        )
+        return prompt, settings, answer.json()["choices"][0]["text"]
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        for prompt, settings, text in pool.map(ask, range(24)):
+            n = settings.pop("max_tokens")
+            assert text == made.alone(prompt, n, **settings)
+
+
+def test_a_session_goes_on_and_reads_only_what_is_new(client, made, http):
+    whole = made.alone("once upon", 30, seed=4)
+    first = complete(client, "once upon", max_tokens=12, seed=4, extra_body={"session": "tale"})
+    second = complete(client, "", max_tokens=18, extra_headers={"X-Session": "tale"})
+    assert first.choices[0].text + second.choices[0].text == whole
+    assert second.usage.prompt_tokens == 0
+    about = http.get("/v1/sessions/tale").json()
+    assert (about["remembered"], about["is_saved"]) == (12, True)
+    assert "".join(about["texts"]) == ("once upon" + whole)[-13:]
+    assert [s["id"] for s in http.get("/v1/sessions").json()["data"]] == ["tale"]
+    seen = http.get("/v1/sessions/tale/attention").json()
+    assert len(seen["shares"]) == len(seen["tokens"]) == 13
+    assert sum(seen["shares"]) == pytest.approx(1)
+    assert http.post("/v1/sessions/tale/save").json()["is_saved"]
+    assert http.delete("/v1/sessions/tale").json()["deleted"]
+    assert http.get("/v1/sessions/tale").status_code == 404
+
+
+def test_a_session_handles_one_request_at_a_time(server, http):
+    body = {"prompt": "a", "max_tokens": 10**6, "session": "busy", "stream": True}
+    with http.stream("POST", COMPLETIONS, json=body) as answer:
+        # Kept: without its reader the answer is closed.
+        lines = answer.iter_lines()
+        next(lines)
+        for ask in (
+            lambda: http.post(COMPLETIONS, json={"prompt": "b", "session": "busy"}),
+            lambda: http.delete("/v1/sessions/busy"),
+        ):
+            refused = ask()
+            assert refused.status_code == 409
+            assert "session 'busy' is in use" in refused.json()["error"]["message"]
+
+
+def test_who_leaves_ends_the_request_and_the_session_goes_on(server, http, until, made):
+    body = {"prompt": "abc", "max_tokens": 300, "session": "left", "seed": 1, "stream": True}
+    with http.stream("POST", COMPLETIONS, json=body) as answer:
+        lines = answer.iter_lines()
+        for _ in range(12):
+            next(lines)
+    until(lambda: server.service.engine.n_running == 0)
+    until(lambda: not http.get("/v1/sessions").json()["data"][0]["is_busy"])
+    about = http.get("/v1/sessions/left").json()
+    assert "".join(about["texts"]) in "abc" + made.alone("abc", 300, seed=1)
+    threading.Thread(target=_impatient, args=[server], daemon=True).start()
+    until(lambda: server.service.engine.n_running == 1)
+    until(lambda: server.service.engine.n_running == 0)
+
+
+def _impatient(server):
+    with contextlib.suppress(httpx.ReadTimeout):
+        httpx.post(
+            server.address + COMPLETIONS, json={"prompt": "a", "max_tokens": 10**6}, timeout=0.3
+        )
+
+
+def test_attention_of_each_token(http):
+    body = {"prompt": "abcdef", "max_tokens": 3, "attention": 2}
+    found = http.post(COMPLETIONS, json=body).json()["choices"][0]
+    assert [len(places) for places in found["attention"]] == [2, 2, 2]
+    assert all(0 <= back <= 12 and 0 < share <= 1 for x in found["attention"] for back, share in x)
+
+
+WRONG = {
+    "no such address": ("GET", "/v1/nothing", None, 404),
+    "no such method": ("PUT", COMPLETIONS, None, 405),
+    "no such model": ("POST", COMPLETIONS, {"prompt": "a", "model": "gpt"}, 404),
+    "no such field": ("POST", COMPLETIONS, {"prompt": "a", "topk": 1}, 422),
+    "a wrong type": ("POST", COMPLETIONS, {"prompt": {"a": 1}}, 422),
+    "out of range": ("POST", COMPLETIONS, {"prompt": "a", "temperature": -1}, 422),
+    "not supported": ("POST", COMPLETIONS, {"prompt": "a", "presence_penalty": 1}, 422),
+    "an empty prompt": ("POST", COMPLETIONS, {"prompt": ""}, 400),
+    "no prompts": ("POST", COMPLETIONS, {"prompt": []}, 400),
+    "no such symbol": ("POST", COMPLETIONS, {"prompt": "Ä"}, 400),
+    "no such token": ("POST", COMPLETIONS, {"prompt": [5, 999]}, 400),
+    "too many tokens": ("POST", COMPLETIONS, {"prompt": "a", "max_tokens": 10**7}, 400),
+    "too many texts": ("POST", COMPLETIONS, {"prompt": "a", "n": 1000}, 400),
+    "two texts of a session": ("POST", COMPLETIONS, {"prompt": "a", "n": 2, "session": "x"}, 400),
+    "a path for a session": ("POST", COMPLETIONS, {"prompt": "a", "session": "../x"}, 422),
+    "another path": ("GET", "/v1/sessions/..%2f..%2fetc", None, 404),
+    "a name with a line": ("GET", "/v1/sessions/a%0a", None, 422),
+    "no such session": ("GET", "/v1/sessions/nobody/attention", None, 404),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_is_said_in_the_shape_of_openai(http, case):
+    method, path, body, status = WRONG[case]
+    answer = http.request(method, path, json=body) if body else http.request(method, path)
+    assert answer.status_code == status
+    error = answer.json()["error"]
+    assert error.keys() == {"message", "type", "param", "code"}
+    assert len(error["message"]) > 10
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"{", 400),
+        (b"[" * 100_000, 400),
+        (b'{"prompt": "\\ud800"}', 400),
+        (b'{"prompt": "a", "temperature": NaN}', 422),
+        (b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}", 400),
+        (b"\xff\xfe", 400),
+        (b"null", 422),
+    ],
+    ids=["cut", "deep", "surrogate", "nan", "long number", "no utf-8", "null"],
+)
+def test_what_is_no_json_is_refused(http, content, status):
+    answer = http.post(COMPLETIONS, content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == status
+    assert answer.json()["error"]["message"]
+
+
+def test_errors_are_those_of_the_openai_client(client):
+    with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
+        client.completions.create(model="gpt", prompt="a")
+    with pytest.raises(openai.BadRequestError, match="the prompt is empty"):
+        complete(client, "")
+
+
+def test_pages_of_other_hosts_are_kept_out(http):
+    plain = {"Content-Type": "text/plain"}
+    body = json.dumps({"prompt": "a"}).encode()
+    assert http.post(COMPLETIONS, content=body, headers=plain).status_code == 415
+    assert http.get("/v1/models", headers={"Host": "evil.example"}).status_code == 421
+    answer = http.get("/v1/models", headers={"Origin": "http://evil.example"})
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_models_health_and_numbers(client, http):
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").owned_by == "transformer-xl"
+    for path in ("/health", "/health/live", "/health/ready"):
+        assert http.get(path).json() == {"status": "ok"}
+    complete(client, "abc", max_tokens=4)
+    page = http.get("/metrics").text
+    for name in (
+        'txl_requests_total{method="POST",path="/v1/completions",status="200"}',
+        "txl_prompt_tokens_total",
+        "txl_drawn_tokens_total",
+        "txl_request_seconds_bucket",
+        "txl_first_token_seconds_count",
+        "txl_batch_texts_sum",
+        "txl_queued_texts 0.0",
+        "txl_running_texts 0.0",
+        "txl_sessions ",
+        "txl_session_bytes ",
+    ):
+        assert name in page, name
+
+
+def test_the_description_is_one(http):
+    description = http.get("/openapi.json").json()
+    completions = description["paths"][COMPLETIONS]["post"]["responses"]
+    assert {"200", "400", "401", "409", "413", "415", "422", "429", "503"} <= completions.keys()
+    assert "HTTPValidationError" not in json.dumps(description)

@@ -1,0 +1,319 @@
+"""Whatever else is written, each text gets the tokens that it would get alone."""
+
+import random
+import threading
+from concurrent.futures import Future
+
+import pytest
+import torch
+
+from transformer_xl.generate import Sampler, generate, random_numbers
+from transformer_xl.serve.engine import Engine, QueueFullError
+from transformer_xl.serve.seeing import shares
+from transformer_xl.serve.texts import Drawn, Ended, PromptRead, Text, make_writer
+
+SECONDS = 60
+SETTINGS = ({}, {"temperature": 0}, {"top_k": 7}, {"top_p": 0.8, "temperature": 1.5})
+
+
+@pytest.fixture
+def start(made):
+    """Starts engines, and ends them."""
+    engines = []
+
+    def begin(model=None, **settings):
+        engines.append(Engine(model or made.model, **settings))
+        engines[-1].start()
+        return engines[-1]
+
+    yield begin
+    for engine in engines:
+        engine.stop()
+
+
+class Asked:
+    """A text, and what was told of it."""
+
+    def __init__(self, made, prompt, n, *, seed=1, stop=(), mems=None, drawing=None, **more):
+        self.events, self.ended = [], Future()
+        self.text = Text(
+            prompt=tuple(prompt),
+            mems=mems,
+            before=(),
+            writer=make_writer(made.vocab, stop, (), prompt),
+            generator=random_numbers(seed),
+            sampler=Sampler(**(drawing or {})),
+            max_tokens=n,
+            sink=self._take,
+            **more,
+        )
+
+    def _take(self, event):
+        self.events.append(event)
+        if isinstance(event, Ended):
+            self.ended.set_result(event)
+
+    def end(self):
+        return self.ended.result(SECONDS)
+
+    @property
+    def tokens(self):
+        self.end()
+        return [event.token for event in self.events if isinstance(event, Drawn)]
+
+
+def prompts(count, longest, size, seed=0):
+    draw = random.Random(seed)
+    return [[draw.randrange(size) for _ in range(draw.randint(1, longest))] for _ in range(count)]
+
+
+VARIANTS = {
+    "the paper's": {},
+    "no memory": {"mem_len": 0},
+    "a window": {"attn_len": 5},
+    "starting with zeros": {"start_memory": "zeros"},
+    "Shaw's positions": {"attn_type": 1, "n_positions": 600},
+    "absolute positions": {"attn_type": 2},
+    "enhanced recurrence": {"enhanced_recurrence": True},
+    "documents": {"reset_at": 7},
+    "documents, absolute": {"reset_at": 7, "attn_type": 2},
+    "adaptive softmax": {"cutoffs": (8, 20), "div_val": 2, "d_embed": 8},
+    "LSTM": {"kind": "lstm"},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_texts_side_by_side_are_those_written_alone(make_model, start, variant):
+    made = make_model(**VARIANTS[variant])
+    engine = start(made.model, max_batch=5, max_queue=100, piece=16)
+    asked = []
+    for number, prompt in enumerate(prompts(12, 40, len(made.vocab))):
+        drawing = SETTINGS[number % len(SETTINGS)]
+        asked.append(Asked(made, prompt, 1 + 5 * (number % 4), seed=number, drawing=drawing))
+    for each in asked:
+        engine.submit([each.text])
+    for number, each in enumerate(asked):
+        text, drawing = each.text, SETTINGS[number % len(SETTINGS)]
+        alone = generate(made.model, text.prompt, length=text.max_tokens, seed=number, **drawing)
+        assert each.tokens == list(alone), f"text {number}"
+
+
+def test_a_prompt_longer_than_a_segment_is_read_as_one_reading_of_it(made, start):
+    engine = start(max_batch=4, piece=100)
+    long = prompts(3, 1, len(made.vocab), seed=5)
+    draw = random.Random(1)
+    long = [[draw.randrange(len(made.vocab)) for _ in range(n)] for n in (511, 1030, 700)]
+    asked = [Asked(made, prompt, 9, seed=2) for prompt in long]
+    for each in asked:
+        engine.submit([each.text])
+    for each, prompt in zip(asked, long, strict=True):
+        assert each.tokens == list(generate(made.model, prompt, length=9, seed=2))
+
+
+def test_others_are_written_while_a_long_prompt_is_read(made, start):
+    seen = []
+    engine = start(piece=16, deliver=lambda events: seen.append([text for text, _ in events]))
+    short, long = Asked(made, [1], 60), Asked(made, [2] * 400, 1)
+    engine.submit([short.text])
+    engine.submit([long.text])
+    engine.ask(lambda: None).result(SECONDS)
+    end = threading.Event()
+    engine._deliver = lambda events: (seen.append([text for text, _ in events]), end.set())
+    while not any(long.text in texts for texts in seen):
+        assert end.wait(SECONDS)
+        end.clear()
+    before = seen[: next(n for n, texts in enumerate(seen) if long.text in texts)]
+    # Twenty-five pieces, and a token of the other between any two.
+    assert sum(short.text in texts for texts in before) >= 20
+
+
+def test_texts_with_the_same_prompt_share_its_reading(made, start, monkeypatch):
+    read = []
+    original = type(made.model).read
+
+    def spy(self, tokens, *words, **settings):
+        read.append(tuple(tokens.shape))
+        return original(self, tokens, *words, **settings)
+
+    monkeypatch.setattr(type(made.model), "read", spy)
+    engine = start()
+    asked = [Asked(made, [1, 2, 3], 3, seed=n) for n in range(4)]
+    engine.submit([each.text for each in asked])
+    found = [each.tokens for each in asked]
+    assert read == [(1, 3), (4, 1), (4, 1)]
+    assert found == [list(generate(made.model, [1, 2, 3], length=3, seed=n)) for n in range(4)]
+
+
+@pytest.mark.parametrize("variant", ["the paper's", "documents", "absolute positions", "LSTM"])
+def test_a_state_goes_on_as_if_it_had_not_stopped(make_model, start, variant):
+    made = make_model(**VARIANTS[variant])
+    engine = start(made.model)
+    whole = list(generate(made.model, [7, 2, 9], length=40, seed=3))
+    first = Asked(made, [7, 2, 9], 15, seed=3, keeps_state=True)
+    others = [Asked(made, [n], 20 + n) for n in range(3)]
+    for each in (*others, first):
+        engine.submit([each.text])
+    state = first.end().state
+    assert state.last_token == whole[14]
+    assert [*state.read.tolist(), state.last_token] == [7, 2, 9, *whole[:15]][-17:]
+    rest = Asked(made, [state.last_token], 25, seed=state.random, mems=state.mems)
+    engine.submit([rest.text])
+    assert first.tokens + rest.tokens == whole
+
+
+def test_reading_without_writing_leaves_the_last_token_to_the_next(made, start):
+    engine = start()
+    ids = list(range(made.model.config.mem_len))
+    first = Asked(made, ids, 0, keeps_state=True)
+    engine.submit([first.text])
+    state = first.end().state
+    assert state.last_token == ids[-1]
+    second = Asked(made, [state.last_token], 8, seed=4, mems=state.mems)
+    engine.submit([second.text])
+    assert second.tokens == list(generate(made.model, ids, length=8, seed=4))
+
+
+def test_a_stop_string_ends_its_own_text_alone(made, start):
+    engine = start()
+    whole = made.alone("ab", 30, seed=6)
+    stop = whole[7:9]
+    asked = Asked(made, made.vocab.encode("ab"), 30, seed=6, stop=[stop])
+    other = Asked(made, made.vocab.encode("ab"), 30, seed=6)
+    engine.submit([asked.text, other.text])
+    assert asked.end().reason == "stop"
+    assert (
+        "".join(e.text for e in asked.events if not isinstance(e, PromptRead))
+        == (whole.partition(stop)[0])
+    )
+    assert made.vocab.decode(other.tokens) == whole
+
+
+def test_scores_are_those_of_the_model(made, start):
+    ids = prompts(1, 40, len(made.vocab), seed=3)[0]
+    asked = Asked(made, ids, 5, logprobs=3, scores_prompt=True)
+    engine = start(piece=8)
+    engine.submit([asked.text])
+    tokens = [*ids, *asked.tokens]
+    log_probs = made.model(torch.tensor([tokens]), mem_len=100).log_probs[0].log_softmax(-1)
+    scored = [*asked.events[0].scored, *(e.scored for e in asked.events if isinstance(e, Drawn))]
+    assert [each.token for each in scored] == tokens[1:]
+    # Within the prompt; what is written sees only what the memory holds.
+    for place, each in enumerate(scored[: len(ids) - 1]):
+        assert each.log_prob == pytest.approx(log_probs[place, each.token].item(), abs=1e-4)
+        values, likeliest = log_probs[place].topk(3)
+        assert [token for token, _ in each.top] == likeliest.tolist()
+        assert [x for _, x in each.top] == pytest.approx(values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("variant", ["the paper's", "absolute positions"])
+def test_what_a_token_was_predicted_from_adds_up_to_one(make_model, start, variant):
+    made = make_model(**VARIANTS[variant])
+    engine = start(made.model)
+    asked = Asked(made, [1, 2, 3, 4], 30, attention=64)
+    engine.submit([asked.text])
+    asked.end()
+    for n, event in enumerate(e for e in asked.events if isinstance(e, Drawn)):
+        places = [place for place, _ in event.attended]
+        assert sorted(places) == list(range(min(4 + n, made.model.config.mem_len + 1)))
+        assert sum(share for _, share in event.attended) == pytest.approx(1, abs=1e-5)
+    first = next(e for e in asked.events if isinstance(e, Drawn))
+    mems = made.model(torch.tensor([[1, 2, 3]])).mems
+    expected = shares(made.model, [4], mems)[0].flip(0)
+    assert dict(first.attended) == pytest.approx(dict(enumerate(expected.tolist())), abs=1e-5)
+
+
+def test_what_follows_from_the_weights_alone_is_kept_once(made, start):
+    engine = start()
+    mems = made.model.keep(made.model(torch.tensor([[1, 2, 3]])).mems)
+    # As they come from files.
+    one, two = (type(mems).from_state_dict(mems.state_dict()) for _ in range(2))
+    found = [engine.ask(lambda m=m: engine.look(4, m)).result(SECONDS) for m in (one, two)]
+    torch.testing.assert_close(found, [shares(made.model, [4], mems)[0]] * 2)
+    assert one.positions
+    assert one.positions is two.positions
+
+
+def test_who_leaves_frees_the_place_and_keeps_what_was_written(made, start, until):
+    engine = start(max_batch=1)
+    left = Asked(made, [3], 100_000, keeps_state=True)
+    waits = Asked(made, [1, 2], 6)
+    engine.submit([left.text])
+    engine.submit([waits.text])
+    until(lambda: len(left.events) > 5)
+    assert engine.n_waiting == 1
+    left.text.is_cancelled = True
+    assert waits.tokens == list(generate(made.model, [1, 2], length=6, seed=1))
+    ended = left.end()
+    assert ended.reason == "cancelled"
+    assert ended.state.last_token == left.tokens[-1]
+
+
+def test_late_texts_end_where_they_are(made, start):
+    engine = start(max_batch=1)
+    asked = Asked(made, [3], 100_000)
+    engine.submit([asked.text])
+    never = Asked(made, [3], 5, deadline=0.0)
+    engine.submit([never.text])
+    assert never.end().reason == "late"
+    asked.text.deadline = 0.0
+    assert asked.end().reason == "length"
+
+
+def test_a_full_queue_refuses(made, start, until):
+    engine = start(max_batch=1, max_queue=2)
+    first = Asked(made, [3], 100_000)
+    engine.submit([first.text])
+    until(lambda: engine.n_running == 1)
+    engine.submit([Asked(made, [n], 1).text for n in (1, 2)])
+    with pytest.raises(QueueFullError):
+        engine.submit([Asked(made, [4], 1).text])
+    first.text.is_cancelled = True
+
+
+def test_a_step_that_fails_takes_its_own_texts_alone(made, start, monkeypatch, caplog):
+    engine = start()
+    original, broken = type(made.model).read, [True]
+
+    def breaks(self, *words, **settings):
+        if broken and broken.pop():
+            raise RuntimeError("the memory of the device is full")
+        return original(self, *words, **settings)
+
+    monkeypatch.setattr(type(made.model), "read", breaks)
+    first = Asked(made, [1, 2], 6)
+    engine.submit([first.text])
+    assert first.end().reason == "failed"
+    second = Asked(made, [1, 2], 6)
+    engine.submit([second.text])
+    assert second.tokens == list(generate(made.model, [1, 2], length=6, seed=1))
+    assert "the memory of the device is full" in caplog.text
+
+
+def test_a_text_whose_first_token_cannot_be_drawn_ends_too(made, start, monkeypatch):
+    engine = start(piece=1)
+    original, broken = Engine._draw, [True]
+
+    def breaks(self, *words):
+        if broken and broken.pop():
+            raise RuntimeError("the memory of the device is full")
+        return original(self, *words)
+
+    monkeypatch.setattr(Engine, "_draw", breaks)
+    # Its prompt is read in pieces, so that it came some steps before.
+    first = Asked(made, [1, 2, 3], 6)
+    engine.submit([first.text])
+    assert first.end().reason == "failed"
+    assert engine.n_running == 0
+
+
+def test_stopping_ends_all_and_keeps_their_states(made, start, until):
+    engine = start(max_batch=2)
+    asked = [Asked(made, [n], 100_000, keeps_state=True) for n in range(3)]
+    for each in asked:
+        engine.submit([each.text])
+    until(lambda: all(len(each.events) > 2 for each in asked[:2]))
+    engine.stop()
+    assert [each.end().reason for each in asked] == ["length", "length", "late"]
+    assert [each.end().state is not None for each in asked] == [True, True, False]
+    with pytest.raises(QueueFullError):
+        engine.submit([asked[0].text])

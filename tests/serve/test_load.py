@@ -1,0 +1,33 @@
+"""The program that measures the server under load, at toy size."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+for _name in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
+    pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]' httpx")
+
+PROGRAM = Path(__file__).parents[2] / "benchmarks" / "serving.py"
+
+
+@pytest.mark.slow
+def test_no_answer_is_wrong_and_no_session_is_lost(made, tmp_path):
+    path = tmp_path / "measured.json"
+    words = ["--sessions", "4", "--requests", "16", "--length", "4", "--kill", "--pile", "20"]
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(made.folder), *words, "--json", str(path)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(path.read_text())
+    assert found["compared"]["right"] + len(found["compared"]["ties"]) == 16
+    assert found["kill"]["right"] + found["kill"]["ties"] == 16
+    assert sum(found["kill"]["sessions"].values()) == 4
+    assert found["load"]["tokens_per_second"] > 0
+    assert [row["sessions"] for row in found["pile"]][-1] == 20

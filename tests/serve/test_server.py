@@ -1,0 +1,252 @@
+"""The process: limits, the key, restarts, signals, the command line."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+for _name in ("fastapi", "uvicorn", "prometheus_client"):
+    pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]'")
+httpx = pytest.importorskip("httpx")
+
+COMPLETIONS = "/v1/completions"
+
+
+def post(server, **body):
+    return httpx.post(server.address + COMPLETIONS, json={"prompt": "abc"} | body, timeout=60)
+
+
+def test_sessions_survive_a_restart(made, run_server, tmp_path):
+    whole = made.alone("abc", 40, seed=3)
+    with run_server(made, sessions=tmp_path) as server:
+        first = post(server, max_tokens=15, seed=3, session="tale").json()
+    with run_server(made, sessions=tmp_path) as server:
+        second = post(server, prompt="", max_tokens=25, session="tale").json()
+    assert first["choices"][0]["text"] + second["choices"][0]["text"] == whole
+
+
+@pytest.mark.parametrize("save", ["answer", "later"])
+def test_an_answer_that_is_finished_is_on_the_disk(made, run_server, tmp_path, save):
+    with run_server(made, sessions=tmp_path, save=save) as server:
+        assert post(server, max_tokens=3, session="a").status_code == 200
+        assert bool(list(tmp_path.rglob("*.safetensors"))) == (save == "answer")
+        if save == "later":
+            httpx.post(f"{server.address}/v1/sessions/a/save")
+            assert len(list(tmp_path.rglob("*.safetensors"))) == 1
+            post(server, max_tokens=3, session="b")
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 1 + (save == "later")
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is full"), RuntimeError("a fault")])
+def test_who_waits_for_a_session_that_cannot_be_saved_is_told(
+    made, run_server, tmp_path, monkeypatch, error
+):
+    def fails(*words):
+        raise error
+
+    with run_server(made, sessions=tmp_path) as server:
+        monkeypatch.setattr(server.service.sessions, "_save", fails)
+        body = {"prompt": "ab", "session": "tale", "max_tokens": 3}
+        answer = httpx.post(f"{server.address}/v1/completions", json=body, timeout=10)
+        assert answer.status_code == 500
+        monkeypatch.undo()
+        # It goes on in memory.
+        assert httpx.post(f"{server.address}/v1/completions", json=body).status_code == 200
+
+
+def test_what_is_too_much_is_refused(made, run_server):
+    with run_server(made, max_prompt=20, max_tokens=30, max_texts=3, max_body=500) as server:
+        for body, status in [
+            ({"prompt": "a" * 21}, 400),
+            ({"max_tokens": 31}, 400),
+            ({"n": 4}, 400),
+            ({"prompt": "a" * 600}, 413),
+            ({"prompt": "a" * 20, "n": 3, "max_tokens": 30}, 200),
+        ]:
+            answer = post(server, **body)
+            assert answer.status_code == status, answer.text
+        # Without a length that could be believed.
+        pieces = (b" " * 100 for _ in range(10_000))
+        answer = httpx.post(
+            server.address + COMPLETIONS,
+            content=pieces,
+            headers={"Content-Type": "application/json"},
+        )
+        assert answer.status_code == 413
+
+
+def test_a_full_queue_is_said_with_when_to_come_again(made, run_server, until):
+    with run_server(made, max_batch=1, max_queue=1, max_tokens=10**6) as server:
+        long = {"max_tokens": 10**6, "stream": True, "prompt": "abc"}
+        with httpx.stream("POST", server.address + COMPLETIONS, json=long, timeout=60) as answer:
+            # Kept: without its reader the answer is closed.
+            lines = answer.iter_lines()
+            next(lines)
+            waits = threading.Thread(target=post, args=[server], daemon=True)
+            waits.start()
+            until(lambda: server.service.engine.n_waiting == 1)
+            refused = post(server)
+            assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+            assert refused.json()["error"]["code"] == "queue_full"
+        waits.join(60)
+
+
+def test_time_is_limited(made, run_server):
+    with run_server(made, max_seconds=0.7, max_tokens=10**6) as server:
+        answer = post(server, max_tokens=10**6).json()
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert 0 < answer["usage"]["completion_tokens"] < 10**6
+
+
+def test_a_key_is_asked_for_and_never_shown(made, run_server, caplog):
+    with run_server(made, api_key="sesame-open") as server:
+        for headers, status in [
+            ({}, 401),
+            ({"Authorization": "Bearer sesame"}, 401),
+            ({"Authorization": "Basic sesame-open"}, 401),
+            ({"Authorization": "Bearer sesame-open"}, 200),
+        ]:
+            for path in ("/v1/models", "/v1/sessions", "/metrics"):
+                answer = httpx.get(server.address + path, headers=headers)
+                assert answer.status_code == status
+                assert "sesame-open" not in answer.text
+        assert httpx.get(server.address + "/health").status_code == 200
+        assert httpx.get(server.address + "/?key=secret").status_code == 200
+    lines = [r.getMessage() for r in caplog.records if r.name == "transformer_xl.serve"]
+    assert any(line.startswith("GET /v1/models 401 ") for line in lines)
+    assert not any("sesame" in line or "secret" in line for line in lines)
+
+
+def test_behind_a_proxy_it_answers_to_the_proxys_name(made, run_server):
+    with run_server(made, names=("Models.example",)) as server:
+        for host, status in [("models.example", 200), ("models.example:443", 200), ("x.y", 421)]:
+            answer = httpx.get(f"{server.address}/v1/models", headers={"Host": host})
+            assert answer.status_code == status
+
+
+def test_the_end_cuts_what_runs_and_says_so(made, run_server, tmp_path):
+    found = []
+    with run_server(made, sessions=tmp_path, shutdown_seconds=0.3, max_tokens=10**6) as server:
+        thread = threading.Thread(
+            target=lambda: found.append(post(server, max_tokens=10**6, session="cut"))
+        )
+        thread.start()
+        while not server.service.engine.n_running:
+            time.sleep(0.01)
+        server.stop()
+        thread.join(60)
+    answer = found[0].json()
+    assert answer["choices"][0]["finish_reason"] == "length"
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 1
+    with run_server(made, sessions=tmp_path) as server:
+        about = httpx.get(f"{server.address}/v1/sessions/cut").json()
+    assert ("abc" + answer["choices"][0]["text"]).endswith("".join(about["texts"]))
+
+
+@pytest.fixture
+def start(made, tmp_path):
+    """Starts `txl serve` as a process, and ends it."""
+    processes = []
+
+    def begin(*words):
+        process = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "transformer_xl", "serve", str(made.folder)),
+                *("--port", "0", "--sessions", str(tmp_path / "sessions"), *words),
+            ],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+        )
+        processes.append(process)
+        for line in process.stderr:
+            if found := re.search(r"listening on (http://\S+)/", line):
+                return process, found[1]
+        raise AssertionError("it did not begin to listen")
+
+    yield begin
+    for process in processes:
+        process.kill()
+        process.wait()
+        process.stderr.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_process_in_good_order(start, made, tmp_path, number):
+    process, address = start("--save", "later", "--shutdown_seconds", "1")
+    body = {"prompt": "abc", "max_tokens": 9, "seed": 3, "session": "tale"}
+    text = httpx.post(address + COMPLETIONS, json=body, timeout=60).json()["choices"][0]["text"]
+    assert text == made.alone("abc", 9, seed=3)
+    process.send_signal(number)
+    assert process.wait(60) == 0
+    assert process.stderr.read().splitlines()[-1].endswith("stopped")
+    assert len(list((tmp_path / "sessions").rglob("*.safetensors"))) == 1
+
+
+def test_a_kill_loses_nothing_that_was_said(start, made):
+    process, address = start()
+    body = {"prompt": "abc", "max_tokens": 9, "seed": 3, "session": "tale"}
+    first = httpx.post(address + COMPLETIONS, json=body, timeout=60).json()["choices"][0]["text"]
+    process.kill()
+    process.wait()
+    _, address = start()
+    body = {"max_tokens": 11, "session": "tale"}
+    second = httpx.post(address + COMPLETIONS, json=body, timeout=60).json()["choices"][0]["text"]
+    assert first + second == made.alone("abc", 20, seed=3)
+
+
+def test_what_is_missing_is_named_with_the_command(made, monkeypatch, capsys):
+    from transformer_xl.cli import main, serving
+
+    monkeypatch.setattr(serving, "find_spec", lambda name: None)
+    assert main(["serve", str(made.folder)]) == 1
+    assert "pip install 'transformer-xl[serve]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--port", "70000"], "port=70000 must be from 0 to 65535"),
+        (["--max_batch", "0"], "max_batch"),
+        (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000"),
+    ],
+)
+def test_a_wrong_setting_is_named(made, words, message, capsys):
+    from transformer_xl.cli import main
+
+    assert main(["serve", str(made.folder), *words]) in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+def test_the_key_comes_from_the_environment(made, monkeypatch):
+    from transformer_xl.cli import parse
+    from transformer_xl.serve import server
+
+    given = []
+    monkeypatch.setattr(server, "serve", lambda *words: given.append(words))
+    monkeypatch.setenv("TXL_API_KEY", "from-outside")
+    parse(["serve", str(made.folder), "--name", "mine"]).run()
+    parse(["serve", str(made.folder), "--api_key", "given"]).run()
+    assert [words[3].api_key for words in given] == ["from-outside", "given"]
+    assert [words[4] for words in given] == ["mine", made.folder.name]
+
+
+def test_two_servers_do_not_share_the_folder_of_their_sessions(tmp_path):
+    from transformer_xl.serve.server import alone_in
+
+    with alone_in(tmp_path / "new"):
+        said = pytest.raises(OSError, match="another server keeps its sessions in")
+        with said, alone_in(tmp_path / "new"):
+            pass
+        with alone_in(tmp_path / "other"), alone_in(None):
+            pass
+    with alone_in(tmp_path / "new"):
+        pass
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="is no folder"), alone_in(tmp_path / "file"):
+        pass

@@ -1,0 +1,228 @@
+"""Sessions as such: bounds, files, names, and what happens when a file is bad."""
+
+import shutil
+
+import pytest
+import torch
+
+from transformer_xl.generate import State, generate, load_state
+from transformer_xl.serve import sessions
+from transformer_xl.serve.sessions import (
+    SessionBusyError,
+    SessionError,
+    SessionMissingError,
+    Sessions,
+    TooManySessionsError,
+    is_name,
+)
+
+
+@pytest.fixture
+def state(made):
+    writing = generate(made.model, [1, 2, 3], length=20, seed=1)
+    list(writing)
+    read = torch.arange(12)
+    return State(writing.mems, writing.last_token, writing.random_state, read=read)
+
+
+def put(kept, name, state):
+    kept.close(kept.open(name), state)
+
+
+def same(one, two):
+    tensors = [x.mems.state_dict() for x in (one, two)]
+    return (
+        all(torch.equal(tensors[0][name], tensors[1][name]) for name in ("keys", "values"))
+        and torch.equal(one.random, two.random)
+        and torch.equal(one.read, two.read)
+        and one.last_token == two.last_token
+    )
+
+
+def test_what_was_used_least_leaves_the_memory_and_comes_back(made, state, tmp_path):
+    kept = Sessions(made.weights, tmp_path, in_memory=3)
+    for number in range(10):
+        put(kept, f"s{number}", state._replace(last_token=number))
+        assert kept.n_in_memory <= 3
+    put(kept, "s8", None)
+    put(kept, "s0", None)
+    assert [s.name for s in kept.all()][:2] == ["s0", "s8"]
+    assert [s.name for s in kept.all() if s.state] == ["s0", "s8", "s9"]
+    for number in range(10):
+        session = kept.open(f"s{number}")
+        assert same(session.state, state._replace(last_token=number))
+        kept.close(session)
+        assert same(kept.look(f"s{9 - number}"), state._replace(last_token=9 - number))
+        assert kept.n_in_memory <= 3
+    assert len(kept) == 10
+
+
+@pytest.mark.parametrize("saves_each", [True, False])
+def test_bytes_in_memory_are_bounded(made, state, tmp_path, saves_each):
+    kept = Sessions(made.weights, tmp_path, memory_bytes=50_000, saves_each=saves_each)
+    sizes = set()
+    for number in range(30):
+        put(kept, f"s{number}", state)
+        sizes.add(kept.nbytes)
+        assert kept.nbytes <= 50_000
+    assert max(sizes) > 25_000
+    assert kept.save_all() == 0
+    again = Sessions(made.weights, tmp_path)
+    assert {s.name for s in again.all()} == {f"s{n}" for n in range(30)}
+    assert same(again.open("s3").state, state)
+
+
+def test_a_session_has_one_user_at_a_time(made, state, tmp_path):
+    kept = Sessions(made.weights, tmp_path)
+    put(kept, "a", state)
+    session = kept.open("a")
+    for use in (kept.open, kept.save, kept.delete):
+        with pytest.raises(SessionBusyError, match="session 'a' is in use"):
+            use("a")
+    # To look at it, nobody need wait.
+    assert same(kept.look("a"), state)
+    kept.close(session)
+    kept.delete("a")
+    for use in (kept.look, kept.save, kept.delete):
+        with pytest.raises(SessionMissingError, match="there is no session 'a'"):
+            use("a")
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_session_that_never_began_is_none(made, tmp_path):
+    kept = Sessions(made.weights, tmp_path)
+    kept.close(kept.open("a"))
+    assert len(kept) == 0
+
+
+def test_there_is_an_end_to_how_many_there_are(made, state, tmp_path):
+    kept = Sessions(made.weights, tmp_path, most=2)
+    put(kept, "a", state)
+    put(kept, "b", state)
+    with pytest.raises(TooManySessionsError, match="there are 2 sessions"):
+        kept.open("c")
+    put(kept, "a", state)
+    without_disk = Sessions(made.weights, memory_bytes=1)
+    put(without_disk, "a", state)
+    with pytest.raises(TooManySessionsError, match=r"the sessions have \d+ bytes"):
+        without_disk.open("b")
+    with pytest.raises(SessionError, match="--sessions DIR"):
+        without_disk.save("a")
+    # Small yet, they will grow; and there is nowhere to go from the memory.
+    growing = Sessions(made.weights, memory_bytes=2_000_000, largest=1_000_000)
+    put(growing, "a", state)
+    put(growing, "b", state)
+    with pytest.raises(TooManySessionsError, match="have 2000000 bytes when they are full"):
+        growing.open("c")
+    put(growing, "a", state)
+
+
+def test_what_nobody_uses_is_deleted(made, state, tmp_path):
+    now = [1000.0]
+    kept = Sessions(made.weights, tmp_path, idle=60, clock=lambda: now[0])
+    put(kept, "old", state)
+    now[0] += 50
+    put(kept, "new", state)
+    now[0] += 20
+    assert kept.expire() == 1
+    assert [s.name for s in kept.all()] == ["new"]
+    assert len(list(tmp_path.rglob("*.safetensors"))) == 1
+
+
+def test_what_is_used_again_while_others_are_deleted_stays(made, state, tmp_path, monkeypatch):
+    now = [1000.0]
+    kept = Sessions(made.weights, tmp_path, idle=60, clock=lambda: now[0])
+    for name in "abc":
+        put(kept, name, state)
+    now[0] += 100
+    original = Sessions._hold
+
+    def meanwhile(self, session, given):
+        original(self, session, given)
+        # The first that goes gives others the time to use one and delete one.
+        if given is None and session.name == "c":
+            put(self, "b", state)
+            self.delete("a")
+
+    monkeypatch.setattr(Sessions, "_hold", meanwhile)
+    assert kept.expire() == 1
+    assert [s.name for s in kept.all()] == ["b"]
+    assert same(kept.look("b"), state)
+
+
+def test_sessions_belong_to_the_weights_that_were_loaded(made, make_model, state, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(made.folder, folder)
+    weights = folder / made.weights.name
+    kept = Sessions(weights, tmp_path / "sessions", in_memory=1)
+    put(kept, "a", state)
+    # A training run puts a better model there, while this one is served.
+    shutil.copy(make_model(init_std=0.3).weights, weights)
+    put(kept, "b", state)
+    assert same(kept.look("a"), state)
+    again = Sessions(weights, tmp_path / "sessions")
+    for name in "ab":
+        with pytest.raises(ValueError, match="made by another model"):
+            again.open(name)
+
+
+def test_files_are_those_of_txl_generate(made, state, tmp_path):
+    kept = Sessions(made.weights, tmp_path)
+    put(kept, "tale", state)
+    (file,) = tmp_path.rglob("*.safetensors")
+    assert same(load_state(file, made.weights), state)
+
+
+def test_a_damaged_file_and_one_of_another_model_are_told_apart(made, make_model, state, tmp_path):
+    kept = Sessions(made.weights, tmp_path)
+    put(kept, "a", state)
+    other = Sessions(make_model(init_std=0.3).weights, tmp_path)
+    with pytest.raises(ValueError, match="made by another model"):
+        other.open("a")
+    (file,) = tmp_path.rglob("*.safetensors")
+    file.write_bytes(file.read_bytes()[:-7])
+    again = Sessions(made.weights, tmp_path)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="damaged"):
+            again.open("a")
+    again.delete("a")
+    assert not file.exists()
+
+
+def test_a_disk_that_fails_loses_nothing_that_is_in_memory(made, state, tmp_path, monkeypatch):
+    def fails(path, state, weights):
+        raise OSError("the disk is full")
+
+    kept = Sessions(made.weights, tmp_path, in_memory=1, saves_each=False)
+    monkeypatch.setattr(sessions, "write_state", fails)
+    put(kept, "a", state)
+    put(kept, "b", state)
+    assert kept.n_in_memory == 2
+    assert kept.save_all() == 2
+    monkeypatch.undo()
+    put(kept, "c", state)
+    assert kept.n_in_memory == 1
+    assert same(kept.open("a").state, state)
+
+
+def test_names_are_no_paths(tmp_path):
+    assert all(map(is_name, ["a", "A-1", "x.y_z", "0" * 64]))
+    bad = ["", ".", "..", "../a", "a/b", "a\\b", "-a", ".a", "a\n", "a b", "ä", "a\0", "0" * 65]
+    assert not any(map(is_name, bad))
+
+
+def test_names_that_differ_in_case_are_two_sessions_on_any_file_system(made, state, tmp_path):
+    kept = Sessions(made.weights, tmp_path)
+    put(kept, "tale", state)
+    put(kept, "TALE", state._replace(last_token=9))
+    names = [file.name.lower() for file in tmp_path.rglob("*.safetensors")]
+    assert len({*names}) == 2
+
+
+def test_foreign_files_are_left_alone(made, state, tmp_path):
+    kept = Sessions(made.weights, tmp_path)
+    put(kept, "a", state)
+    (file,) = tmp_path.rglob("*.safetensors")
+    (file.parent / "notes.txt").write_text("mine")
+    (file.parent / f"b.{'0' * 12}.safetensors").write_bytes(b"x")
+    assert [s.name for s in Sessions(made.weights, tmp_path).all()] == ["a"]
