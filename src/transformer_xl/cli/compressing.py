@@ -1,0 +1,196 @@
+"""The commands that make files smaller and restore them: compress and decompress."""
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar
+
+import tyro
+
+from transformer_xl.cli.models import load
+from transformer_xl.cli.output import say, show
+from transformer_xl.files import replace_file
+
+if TYPE_CHECKING:
+    from transformer_xl.data import Vocab
+    from transformer_xl.nn import TransformerXL
+
+_SUFFIX = ".txl"
+_SECONDS_BETWEEN_NEWS = 10.0
+
+
+@dataclass(kw_only=True)
+class Compress:
+    """Make a file smaller by what a model knows, so that nothing is lost.
+
+    Each symbol takes -log2 of the probability that the model gave it, in bits. With --learn the
+    model learns from what was coded; without --model it begins with drawn weights, and nothing but
+    the file is needed to read it. What does not shrink is stored as it is.
+    """
+
+    examples: ClassVar = (
+        "txl compress notes.txt --model runs/enwik8-cpu",
+        "txl compress notes.txt --learn",
+        "txl compress enwik8 enwik8.txl --model runs/enwik8-cpu --learn --lr 0.0003",
+        "cat notes.txt | txl compress - --model runs/demo > notes.txl",
+    )
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """The file; - reads the standard input."""
+    out: Annotated[Path | None, tyro.conf.Positional] = None
+    """Where it goes; - is the standard output. None: FILE.txl."""
+    model: Path | None = None
+    """A model folder or run folder; one of bytes takes any file."""
+    learn: bool = False
+    """Learn on the way. The file is then read on the same kind of processor only."""
+    lr: float | None = None
+    """Largest learning rate; None: 0.005 without a model, 0.0005 with one."""
+    streams: int | None = None
+    """Parts coded side by side: more are faster and cost a little; None: by the size."""
+    segment_len: int | None = None
+    """Symbols of each part in a round, after which a model may learn; None: 64, learning 32."""
+    mem_len: int | None = None
+    """Remembered positions; None: as the model was trained."""
+    seed: int = 0
+    """Of the drawn weights."""
+    force: bool = False
+    """Replace what is there already."""
+    json: bool = False
+    """Print one JSON object."""
+
+    def run(self) -> None:
+        """Compress."""
+        from transformer_xl.compress import Settings, compress
+
+        out = _out(self.file, self.out, self.file.with_name(self.file.name + _SUFFIX), self.force)
+        _check_json(self.json, out)
+        if self.model is None and not self.learn:
+            raise ValueError("--model DIR says what predicts; without it, --learn a fresh one")
+        settings = Settings(
+            streams=self.streams,
+            segment_len=self.segment_len,
+            mem_len=self.mem_len,
+            learn=self.learn,
+            lr=self.lr,
+            seed=self.seed,
+        )
+        data = _read(self.file)
+        model, vocab = _load(self.model)
+        found = compress(data, model, vocab, settings, _news())
+        _write(out, found.content)
+        report = found.report()
+        if out is None:
+            say(f"{report['bytes']:,} bytes to {report['compressed_bytes']:,}")
+        else:
+            show({"file": str(out), **report}, as_json=self.json)
+
+
+@dataclass(kw_only=True)
+class Decompress:
+    """Restore a file that txl compress made, with the same model.
+
+    Nothing is written before all of it is restored and its checksum is right.
+    """
+
+    examples: ClassVar = (
+        "txl decompress notes.txt.txl --model runs/enwik8-cpu",
+        "txl decompress notes.txt.txl restored.txt",
+        "txl decompress notes.txl - --model runs/demo | less",
+    )
+
+    file: Annotated[Path, tyro.conf.Positional]
+    """The file; - reads the standard input."""
+    out: Annotated[Path | None, tyro.conf.Positional] = None
+    """Where it goes; - is the standard output. None: FILE without .txl."""
+    model: Path | None = None
+    """The model that it was made with; None: it was made without one."""
+    force: bool = False
+    """Replace what is there already."""
+    json: bool = False
+    """Print one JSON object."""
+
+    def run(self) -> None:
+        """Decompress."""
+        from transformer_xl.compress import decompress, needs_model
+
+        default = self.file.with_suffix("") if self.file.suffix == _SUFFIX else None
+        out = _out(self.file, self.out, default, self.force)
+        _check_json(self.json, out)
+        content = _read(self.file)
+        started = time.perf_counter()
+        try:
+            needed = needs_model(content)
+            if needed and self.model is None:
+                raise ValueError("it was made with a model: give the same one with --model DIR")
+            model, vocab = _load(self.model) if needed else (None, None)
+            data = decompress(content, model, vocab, _news())
+        except RuntimeError as error:
+            raise RuntimeError(f"{self.file}: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{self.file}: {error}") from error
+        seconds = time.perf_counter() - started
+        _write(out, data)
+        if out is not None:
+            about = {"file": str(out), "bytes": len(data), "compressed_bytes": len(content)}
+            show(about | {"seconds": seconds}, as_json=self.json)
+
+
+def _out(file: Path, out: Path | None, default: Path | None, force: bool) -> Path | None:
+    """Return where the result goes; None: the standard output."""
+    if out is None:
+        out = Path("-") if str(file) == "-" else default
+    if out is None:
+        raise ValueError(f"{file} does not end in {_SUFFIX}: say where the result goes")
+    if str(out) == "-":
+        return None
+    if out.exists() and not force:
+        raise FileExistsError(f"{out} is there already; --force replaces it")
+    if out.is_dir():
+        raise IsADirectoryError(f"{out} is a folder: name a file")
+    if out.parent.is_dir() and not os.access(out.parent, os.W_OK):
+        raise PermissionError(f"{out.parent} cannot be written to: name another folder")
+    return out
+
+
+def _check_json(as_json: bool, out: Path | None) -> None:
+    if as_json and out is None:
+        raise ValueError("--json and the result cannot both go to the standard output: name a file")
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+    except OSError as error:
+        raise OSError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _write(out: Path | None, content: bytes) -> None:
+    if out is None:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    else:
+        replace_file(out, content)
+
+
+def _load(folder: Path | None) -> tuple["TransformerXL | None", "Vocab | None"]:
+    from transformer_xl.device import pick_device
+
+    return (None, None) if folder is None else load(folder, pick_device(), "float32")
+
+
+def _news() -> Callable[[int, int], None]:
+    """Return what says now and then how far it has come."""
+    last = started = time.perf_counter()
+
+    def tell(done: int, of: int) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if now - last > _SECONDS_BETWEEN_NEWS:
+            last = now
+            left = (now - started) * (of / done - 1)
+            say(f"{done:,} of {of:,} symbols, {left:,.0f} s to go")
+
+    return tell

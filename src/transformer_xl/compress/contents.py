@@ -1,0 +1,390 @@
+"""Bytes to a file of fewer bytes, and back."""
+
+import hashlib
+import time
+import zlib
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from importlib.metadata import version
+
+import numpy as np
+import torch
+from jaxtyping import Int32
+
+from transformer_xl.compress import arithmetic
+from transformer_xl.compress.coding import Bits, Progress, decode, encode
+from transformer_xl.compress.header import Coding, Header, Learning, pack, unpack
+from transformer_xl.compress.layout import Layout
+from transformer_xl.compress.learning import (
+    FRESH_LR,
+    TRAINED_LR,
+    Learner,
+    fresh_model,
+    reproducible,
+)
+from transformer_xl.compress.predicting import Predictor, fingerprint
+from transformer_xl.config.checks import require
+from transformer_xl.data import Vocab
+from transformer_xl.nn import TransformerXL
+
+_FRESH_VOCAB = "bytes"
+_EACH = 1 << 14
+_MOST_NUMBERS = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How a text is coded.
+
+    Raises:
+        ValueError: A setting is out of range.
+    """
+
+    streams: int | None = None
+    """Parts coded side by side: more are faster, and each begins without a past. None: one for
+    16,384 symbols, and at most 256, or 32 where the model learns."""
+    segment_len: int | None = None
+    """Symbols of each part in a round, after which a model may learn. None: 64, or 32 where it
+    learns, or fewer where the vocabulary is large."""
+    mem_len: int | None = None
+    """Remembered positions. None: as the model was trained."""
+    learn: bool = False
+    """Learn from every round after it was coded."""
+    lr: float | None = None
+    """Largest learning rate. None: 0.005 for a fresh model, 0.0005 for a trained one."""
+    seed: int = 0
+    """Of the weights of a fresh model."""
+
+    def __post_init__(self) -> None:
+        for name, least, most in (
+            ("streams", 1, 1 << 12),
+            ("segment_len", 1, 1 << 16),
+            ("mem_len", 0, 1 << 16),
+            ("lr", 1e-9, 1e3),
+            ("seed", 0, (1 << 63) - 1),
+        ):
+            value = getattr(self, name)
+            require(
+                value is None or least <= value <= most,
+                f"{name}={value} must be from {least} to {most}",
+            )
+        require(self.learn or self.lr is None, f"lr={self.lr} needs learn: nothing learns without")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compressed:
+    """A compressed text and what it costs."""
+
+    content: bytes
+    """The file."""
+    size: int
+    """Bytes of the text."""
+    seconds: float
+    """What it took."""
+    model_bits: float
+    """What the text costs by the model: the sum of -log2 p. 0 where it is stored."""
+    coded_bits: float
+    """The same, but for rounds in which a part is better coded without the model."""
+    plain_tokens: int
+    """Symbols of these."""
+    streams: int
+    """Parts coded side by side; 0 where it is stored."""
+
+    def report(self) -> dict[str, float | int | None]:
+        """Return the numbers that people compare."""
+        size, n = self.size, len(self.content)
+        return {
+            "bytes": size,
+            "compressed_bytes": n,
+            "ratio": size / n,
+            "bits_per_byte": 8 * n / size if size else None,
+            "model_bits_per_byte": self.model_bits / size if self.streams else None,
+            "overhead_percent": 100 * (8 * n / self.coded_bits - 1) if self.streams else None,
+            "plain_tokens": self.plain_tokens,
+            "streams": self.streams,
+            "seconds": self.seconds,
+            "bytes_per_second": size / self.seconds if self.seconds else None,
+        }
+
+
+def compress(
+    data: bytes,
+    model: TransformerXL | None = None,
+    vocab: Vocab | None = None,
+    settings: Settings | None = None,
+    progress: Progress | None = None,
+) -> Compressed:
+    """Compress a text, or any bytes that the vocabulary can restore.
+
+    What does not shrink is stored as it is.
+
+    Args:
+        data: The bytes.
+        model: The model. None: a small fresh one, which learns.
+        vocab: Its vocabulary.
+        settings: How. None: the defaults.
+        progress: Is told how far it has come.
+
+    Raises:
+        RuntimeError: The library for arithmetic coding is missing; the model's numbers are not
+            finite.
+        ValueError: The vocabulary does not restore the bytes; settings do not fit.
+    """
+    arithmetic.check_installed()
+    started = time.perf_counter()
+    settings = Settings() if settings is None else settings
+    if model is None:
+        require(settings.learn, "without a model there must be one that learns: settings.learn")
+        require(vocab is None, "a vocabulary without a model: give both or neither")
+    _check_pair(model, vocab)
+    tokens = to_tokens(data, vocab)
+    payload, coding, total = data, None, Bits()
+    if len(tokens):
+        learning = None
+        if settings.learn:
+            default = FRESH_LR if model is None else TRAINED_LR
+            learning = Learning(
+                fresh=model is None,
+                seed=settings.seed,
+                lr=default if settings.lr is None else settings.lr,
+                threads=torch.get_num_threads(),
+                device="cuda" if model is not None and model.device.type == "cuda" else "cpu",
+            )
+        model = fresh_model(settings.seed) if model is None else model
+        coding = _plan(model, _hash(vocab), len(tokens), settings, learning)
+        coded, total = _encode(tokens, model, coding, progress)
+        if len(coded) < len(data):
+            payload = coded
+        else:
+            coding = None
+    header = Header(
+        size=len(data),
+        digest=_digest(data),
+        payload_crc=zlib.crc32(payload),
+        made_by=made_here(),
+        coding=coding,
+    )
+    return Compressed(
+        content=pack(header, payload),
+        size=len(data),
+        seconds=time.perf_counter() - started,
+        model_bits=total.model if coding else 0.0,
+        coded_bits=total.coded if coding else 8.0 * len(data),
+        plain_tokens=total.plain_tokens if coding else 0,
+        streams=coding.streams if coding else 0,
+    )
+
+
+def decompress(
+    content: bytes,
+    model: TransformerXL | None = None,
+    vocab: Vocab | None = None,
+    progress: Progress | None = None,
+) -> bytes:
+    """Restore the bytes that were compressed, all of them or none.
+
+    Args:
+        content: The file.
+        model: The model with which it was made. None: where it was made without one.
+        vocab: Its vocabulary.
+        progress: Is told how far it has come.
+
+    Raises:
+        RuntimeError: The file is damaged or of another version, or was made where sums come out
+            otherwise; the library for arithmetic coding is missing.
+        ValueError: The model is not the one that the file was made with.
+    """
+    header, payload = unpack(content)
+    data = payload
+    if header.coding is not None:
+        arithmetic.check_installed()
+        model = _model_of(header.coding, model, vocab)
+        tokens = _decode(header, header.coding, payload, model, progress)
+        data = _to_bytes(tokens, vocab)
+    if len(data) != header.size or _digest(data) != header.digest:
+        raise _other_numbers(header)
+    return data
+
+
+def needs_model(content: bytes) -> bool:
+    """Whether a model must be given to decompress a file.
+
+    Raises:
+        RuntimeError: It is no such file, of another version, or damaged.
+    """
+    coding = unpack(content)[0].coding
+    return coding is not None and not (coding.learning and coding.learning.fresh)
+
+
+def to_tokens(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"]:
+    """Cut bytes into symbols that restore them.
+
+    Raises:
+        ValueError: The vocabulary has none.
+    """
+    if vocab is None or vocab.kind == "bytes":
+        return np.frombuffer(data, np.uint8).astype(np.int32)
+    remedy = "a model of bytes compresses any file"
+    try:
+        ids = vocab.encode(data.decode("utf-8"))
+        restored = vocab.decode_bytes(ids)
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"byte {error.start:,} is no UTF-8, and the model's vocabulary ({vocab.kind}) is one "
+            f"of text; {remedy}"
+        ) from None
+    except ValueError as error:
+        raise ValueError(
+            f"the model's vocabulary ({vocab.kind}) cannot restore this file: {error}; {remedy}"
+        ) from None
+    if restored != data:
+        raise ValueError(
+            f"the model's vocabulary ({vocab.kind}) does not restore this file exactly; {remedy}"
+        )
+    return np.asarray(ids, dtype=np.int32)
+
+
+def made_here() -> str:
+    """Return what decides how sums come out here."""
+    processor = torch.backends.cpu.get_cpu_capability()
+    return f"{version('transformer-xl')}, torch {torch.__version__}, {processor}"
+
+
+def _plan(
+    model: TransformerXL,
+    vocab_hash: str,
+    n_tokens: int,
+    settings: Settings,
+    learning: Learning | None,
+) -> Coding:
+    V = model.config.vocab_size
+    require(V > 1, f"a vocabulary of {V} symbols leaves nothing to code")
+    most, segment_len = (32, 32) if learning else (256, 64)
+    streams = settings.streams or min(most, max(1, n_tokens // _EACH))
+    streams = min(streams, n_tokens)
+    fitting = max(1, _MOST_NUMBERS // (streams * V))
+    mem_len = model.config.mem_len if settings.mem_len is None else settings.mem_len
+    layout = Layout(n_tokens, streams, settings.segment_len or min(segment_len, fitting))
+    return Coding(
+        model=fingerprint(model, vocab_hash),
+        n_tokens=n_tokens,
+        streams=streams,
+        segment_len=layout.segment_len,
+        # More than a part has is never remembered.
+        mem_len=min(mem_len, layout.length),
+        learning=learning,
+    )
+
+
+def _encode(
+    tokens: Int32[np.ndarray, " n"],
+    model: TransformerXL,
+    coding: Coding,
+    progress: Progress | None,
+) -> tuple[bytes, Bits]:
+    layout = Layout(coding.n_tokens, coding.streams, coding.segment_len)
+    with _repeatable(coding):
+        return encode(tokens, layout, *_computing(model, layout, coding), progress)
+
+
+def _decode(
+    header: Header,
+    coding: Coding,
+    payload: bytes,
+    model: TransformerXL,
+    progress: Progress | None,
+) -> Int32[np.ndarray, " n"]:
+    V = model.config.vocab_size
+    # Before anything of that size is made.
+    most = (8 * len(payload) + 64) / arithmetic.least_bits(V)
+    if not coding.streams <= coding.n_tokens <= min(header.size, most):
+        raise RuntimeError(
+            f"it is damaged: {coding.n_tokens:,} symbols in {coding.streams:,} parts cannot be "
+            f"{header.size:,} bytes coded in {len(payload):,}"
+        )
+    layout = Layout(coding.n_tokens, coding.streams, coding.segment_len)
+    if coding.mem_len > layout.length:
+        raise RuntimeError(f"it is damaged: it remembers {coding.mem_len} of {layout.length}")
+    try:
+        with _repeatable(coding):
+            return decode(payload, layout, *_computing(model, layout, coding), progress)
+    except MemoryError as error:
+        raise RuntimeError(f"there is no memory for {coding.n_tokens:,} symbols") from error
+    except RuntimeError as error:
+        raise _other_numbers(header) from error
+
+
+def _repeatable(coding: Coding) -> AbstractContextManager[None]:
+    """Only learning depends on the last digits."""
+    return reproducible(coding.learning.threads) if coding.learning else nullcontext()
+
+
+def _computing(
+    model: TransformerXL, layout: Layout, coding: Coding
+) -> tuple[Predictor, Learner | None]:
+    learner = None
+    if coding.learning is not None:
+        learner = Learner(
+            model,
+            streams=layout.streams,
+            mem_len=coding.mem_len,
+            lr=coding.learning.lr,
+            n_rounds=layout.n_rounds,
+        )
+    return Predictor(model, layout.streams, coding.mem_len), learner
+
+
+def _model_of(coding: Coding, model: TransformerXL | None, vocab: Vocab | None) -> TransformerXL:
+    learning = coding.learning
+    if learning is not None and learning.fresh:
+        require(model is None, "it was made without a model: give none")
+        model = fresh_model(learning.seed)
+        if fingerprint(model, _FRESH_VOCAB) != coding.model:
+            raise RuntimeError(
+                f"this version of torch ({torch.__version__}) draws other weights than the one "
+                "that made it; read it there"
+            )
+        return model
+    if model is None:
+        raise ValueError("it was made with a model: give the same one")
+    _check_pair(model, vocab)
+    if fingerprint(model, _hash(vocab)) != coding.model:
+        raise ValueError(
+            "it was made with another model: give the one that it was made with, to the last "
+            "digit of its weights"
+        )
+    if learning is None:
+        return model
+    if learning.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("it was made with a model that learned on a GPU, and there is none here")
+    return model.to(learning.device)
+
+
+def _check_pair(model: TransformerXL | None, vocab: Vocab | None) -> None:
+    symbols = 256 if vocab is None else len(vocab)
+    V = symbols if model is None else model.config.vocab_size
+    require(
+        symbols == V,
+        f"the model has {V:,} symbols and the vocabulary {symbols:,}: give its own vocabulary",
+    )
+
+
+def _to_bytes(tokens: Int32[np.ndarray, " n"], vocab: Vocab | None) -> bytes:
+    if vocab is None or vocab.kind == "bytes":
+        return tokens.astype(np.uint8).tobytes()
+    return vocab.decode_bytes(tokens.tolist())
+
+
+def _other_numbers(header: Header) -> RuntimeError:
+    return RuntimeError(
+        "the numbers that come out here are not those that it was coded with, so it cannot be "
+        f"read here; it was made by {header.made_by}, and this is {made_here()}"
+    )
+
+
+def _hash(vocab: Vocab | None) -> str:
+    return _FRESH_VOCAB if vocab is None else vocab.hash
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()

@@ -1,0 +1,110 @@
+"""The file: a few bytes that say how it was made, a header, and what was coded.
+
+    TXLZ  version  length  CRC-32  header  payload
+    4     1        2       4       length  the rest
+
+Numbers are little-endian; the CRC-32 is that of the header, which is a msgpack array.
+"""
+
+import struct
+import zlib
+from typing import Annotated, Literal
+
+import msgspec
+
+MAGIC = b"TXLZ"
+VERSION = 1
+"""Changed with anything that changes what is coded."""
+
+_PREFIX = struct.Struct("<4sBHI")
+_Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
+_Length = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
+_Digest = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+
+
+class Learning(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """How the model learned on the way."""
+
+    fresh: bool
+    """Whether it began with drawn weights, not with a trained model's."""
+    seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+    """Of the drawn weights."""
+    lr: Annotated[float, msgspec.Meta(gt=0, le=1e3)]
+    """Largest learning rate."""
+    threads: Annotated[int, msgspec.Meta(ge=1, le=1 << 10)]
+    """On how many threads: sums depend on it."""
+    device: Literal["cpu", "cuda"]
+    """Where."""
+
+
+class Coding(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """How the content was cut, predicted and coded."""
+
+    model: _Digest
+    """Of the weights at the beginning, what else decides the numbers, and the vocabulary."""
+    n_tokens: _Count
+    """Symbols of the content."""
+    streams: Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
+    """Parts that are coded side by side."""
+    segment_len: _Length
+    """Symbols of each part in a round."""
+    mem_len: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
+    """Remembered positions."""
+    learning: Learning | None
+    """None: the weights stay as they are."""
+
+
+class Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+    """What a file says of itself."""
+
+    size: _Count
+    """Bytes of the content."""
+    digest: _Digest
+    """Of the content."""
+    payload_crc: Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
+    """CRC-32 of the payload."""
+    made_by: Annotated[str, msgspec.Meta(max_length=200)]
+    """Versions and processor, for whom they help when the file cannot be read."""
+    coding: Coding | None
+    """None: the content is stored as it is."""
+
+
+def pack(header: Header, payload: bytes) -> bytes:
+    """Return the whole file."""
+    packed = msgspec.msgpack.encode(header)
+    prefix = _PREFIX.pack(MAGIC, VERSION, len(packed), zlib.crc32(packed))
+    return prefix + packed + payload
+
+
+def unpack(content: bytes) -> tuple[Header, bytes]:
+    """Return header and payload of a whole file, undamaged but for intent.
+
+    Raises:
+        RuntimeError: It is no such file, of a newer version, or damaged.
+    """
+    if content[: len(MAGIC)] != MAGIC:
+        raise RuntimeError("it is no file of txl compress: it does not begin with TXLZ")
+    if len(content) < _PREFIX.size:
+        raise RuntimeError("it is damaged: it ends within its first bytes")
+    _, version, length, crc = _PREFIX.unpack_from(content)
+    if version != VERSION:
+        raise RuntimeError(
+            f"it has format {version} and this version of transformer_xl reads format {VERSION}: "
+            "read it with the version that made it"
+        )
+    packed = content[_PREFIX.size : _PREFIX.size + length]
+    payload = content[_PREFIX.size + length :]
+    if len(packed) < length or zlib.crc32(packed) != crc:
+        raise RuntimeError("it is damaged: its header does not match its checksum")
+    try:
+        header = msgspec.msgpack.decode(packed, type=Header)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise RuntimeError(f"it is damaged: its header cannot be ({error})") from error
+    if zlib.crc32(payload) != header.payload_crc:
+        raise RuntimeError(
+            "it is damaged or cut off: what was coded does not match its checksum; "
+            "restore it from a copy"
+        )
+    if header.coding is None and len(payload) != header.size:
+        raise RuntimeError(f"it is damaged: {len(payload):,} bytes stand for {header.size:,}")
+    return header, payload

@@ -1,0 +1,86 @@
+"""What a model says of the next symbol, in numbers that two computations agree on."""
+
+import copy
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+import torch
+from jaxtyping import Float64, Int
+from torch import Tensor
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn.pretrained import model_weights
+
+
+class Predictor:
+    """Reads several texts side by side, in pieces of any length, and predicts every next symbol.
+
+    Each symbol is predicted from itself and the ``mem_len`` before it, wherever the pieces are cut:
+    so a segment read at once and the same symbols read one by one give the same numbers, but for
+    rounding. It computes in double precision, in which rounding is far below what coding sees.
+
+    Args:
+        model: The model; what computes here is a copy.
+        streams: How many texts.
+        mem_len: Remembered positions.
+    """
+
+    def __init__(self, model: TransformerXL, streams: int, mem_len: int) -> None:
+        self.model = copy.deepcopy(model).double().eval().requires_grad_(False)
+        config = model.config
+        # Absolute positions count from the start of what is read at once, and an enhanced memory
+        # holds what the segment did not attend to.
+        is_cut_visible = config.enhanced_recurrence or config.attn_type in (2, 3)
+        self._longest = 1 if is_cut_visible else None
+        self.lengths = lengths(config, mem_len)
+        self._mems = self._kept(self.model.start_memory(streams, mem_len))
+
+    @torch.no_grad()
+    def read(self, tokens: Int[Tensor, "B T"]) -> Float64[Tensor, "B T V"]:
+        """Read another piece; return, after each symbol, log p of every next one."""
+        hidden = []
+        for piece in tokens.to(self.model.device).split(self._longest or tokens.shape[1], 1):
+            x, self._mems = self.model.read(piece.contiguous(), self._mems, **self.lengths)
+            hidden.append(x)
+        return self.model.softmax.log_probs(torch.cat(hidden, 1))
+
+    @torch.no_grad()
+    def follow(self, model: TransformerXL, mems: Memory | KeptMemory) -> None:
+        """Go on with the weights and the memory of another model of the same settings."""
+        for own, other in zip(self.model.parameters(), model.parameters(), strict=True):
+            own.copy_(other)
+        assert isinstance(mems, Memory)
+        self._mems = self._kept(mems.to(self.model.device, torch.float64))
+
+    def _kept(self, mems: Memory) -> Memory | KeptMemory:
+        return self.model.keep(mems)
+
+
+def lengths(config: ModelConfig, mem_len: int) -> dict[str, Any]:
+    """Return the lengths of a call with which each symbol sees equally many before it."""
+    seen = mem_len + 1
+    attn_len = seen if config.attn_len is None else min(config.attn_len, seen)
+    return {"mem_len": mem_len, "attn_len": attn_len, "ext_len": 0}
+
+
+def start_symbol(model: TransformerXL) -> int:
+    """Return the symbol that is read before each part of a text: a line break, among bytes."""
+    newline = ord("\n")
+    return newline if newline < model.config.vocab_size else 0
+
+
+def fingerprint(model: TransformerXL, vocab_hash: str) -> bytes:
+    """Return 16 bytes that two models have in common only if they predict the same."""
+    digest = hashlib.blake2b(vocab_hash.encode(), digest_size=16)
+    # Settings that later versions add have defaults that change nothing.
+    default = dataclasses.asdict(ModelConfig())
+    settings = dataclasses.asdict(model.config)
+    changed = {name: x for name, x in settings.items() if x != default.get(name)}
+    digest.update(json.dumps(changed, sort_keys=True).encode())
+    for name, weight in sorted(model_weights(model).items()):
+        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}\n".encode())
+        digest.update(weight.flatten().view(torch.uint8).numpy().data)
+    return digest.digest()

@@ -1,0 +1,130 @@
+"""txl compress and txl decompress: files, pipes, and what must not be overwritten."""
+
+import io
+import sys
+
+import pytest
+
+pytest.importorskip("constriction")
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+_NOTES = b"so it goes, " * 40
+
+
+@pytest.fixture(scope="module")
+def byte_model(tmp_path_factory):
+    import torch
+
+    from transformer_xl.config import ModelConfig
+    from transformer_xl.data import train_vocab
+    from transformer_xl.nn import TransformerXL
+
+    folder = tmp_path_factory.mktemp("byte-model")
+    config = ModelConfig(
+        vocab_size=256, n_layer=1, n_head=2, d_model=8, d_inner=8, mem_len=4, init_std=0.3
+    )
+    torch.manual_seed(0)
+    model = TransformerXL(config)
+    with torch.no_grad():
+        # It expects what the notes are made of.
+        model.softmax.bias[[*_NOTES]] += 6.0
+    model.save_pretrained(folder, train_vocab("bytes", []))
+    return folder
+
+
+@pytest.fixture
+def notes(tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_bytes(_NOTES)
+    return path
+
+
+@pytest.fixture
+def small(txl, notes, byte_model):
+    """The notes compressed."""
+    ended = txl("compress", notes, "--model", byte_model, "--streams", 8, "--json")
+    assert ended.code == 0
+    return notes.with_name("notes.txt.txl")
+
+
+def test_a_file_comes_back(txl, notes, byte_model, tmp_path):
+    settings = ("--learn", "--lr", 0.01, "--streams", 8, "--segment_len", 10, "--mem_len", 5)
+    given = ("--model", byte_model, "--json")
+    ended = txl("compress", notes, tmp_path / "x", *given, *settings)
+    assert ended.code == 0
+    found = ended.json
+    assert found["compressed_bytes"] == (tmp_path / "x").stat().st_size < found["bytes"] == 480
+    assert found["bits_per_byte"] == pytest.approx(8 * found["compressed_bytes"] / 480)
+    ended = txl("decompress", tmp_path / "x", tmp_path / "y", *given)
+    assert (ended.code, ended.json["bytes"]) == (0, 480)
+    assert (tmp_path / "y").read_bytes() == notes.read_bytes()
+
+
+def test_names_are_found_and_nothing_is_overwritten(txl, notes, small, byte_model):
+    before = small.read_bytes()
+    given = ("--model", byte_model)
+    ended = txl("decompress", small, *given)
+    assert ended.code == 1
+    assert "notes.txt is there already; --force replaces it" in ended.err
+    notes.write_bytes(b"changed")
+    assert txl("compress", notes, *given).code == 1
+    assert small.read_bytes() == before
+    assert txl("decompress", small, *given, "--force").code == 0
+    assert notes.read_bytes() == _NOTES
+    ended = txl("decompress", notes)
+    assert ended.code == 2
+    assert "does not end in .txl" in ended.err
+
+
+def test_a_damaged_file_writes_nothing(txl, small, byte_model, tmp_path):
+    content = bytearray(small.read_bytes())
+    content[-5] ^= 1
+    small.write_bytes(content)
+    ended = txl("decompress", small, tmp_path / "out", "--model", byte_model)
+    assert ended.code == 1
+    assert "notes.txt.txl: it is damaged" in ended.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "notes.txt.txl"]
+
+
+def test_pipes_take_and_give_bytes(small, byte_model, monkeypatch):
+    from transformer_xl.cli import main
+
+    def piped(given, *words):
+        stdin, stdout = io.TextIOWrapper(io.BytesIO(given)), io.TextIOWrapper(io.BytesIO())
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "stdin", stdin)
+            patch.setattr(sys, "stdout", stdout)
+            assert main([*words, "-", "--model", str(byte_model)]) == 0
+        return stdout.buffer.getvalue()
+
+    assert piped(small.read_bytes(), "decompress") == _NOTES
+    assert piped(_NOTES, "compress", "--streams", "8") == small.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["compress", "notes.txt"], "--model DIR says what predicts"),
+        (["compress", "notes.txt", "--learn", "--lr", "-1"], "lr=-1"),
+        (["compress", "notes.txt", "-", "--learn", "--json"], "name a file"),
+        (["compress", "nothing", "--learn"], "cannot read nothing"),
+        (["decompress", "notes.txt", "x"], "no file of txl compress"),
+        (["decompress", "given.txl"], "--model DIR"),
+    ],
+    ids=str,
+)
+def test_misuse_is_said(txl, notes, byte_model, tmp_path, monkeypatch, words, reason):
+    monkeypatch.chdir(tmp_path)
+    if "given.txl" in words:
+        assert txl("compress", notes, "given.txl", "--model", byte_model).code == 0
+    ended = txl(*words)
+    assert ended.code in (1, 2)
+    assert reason in ended.err
+    assert not (tmp_path / "notes.txt.txl").exists()
+
+
+def test_a_missing_library_is_named(txl, notes, monkeypatch):
+    monkeypatch.setitem(sys.modules, "constriction", None)
+    ended = txl("compress", notes, "--learn")
+    assert ended.code == 1
+    assert "pip install 'transformer-xl[compress]'" in ended.err

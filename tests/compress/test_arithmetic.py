@@ -1,0 +1,85 @@
+"""What is coded does not depend on the last digits of what was computed."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl.compress import arithmetic
+from transformer_xl.compress.arithmetic import MARGIN, SHIFTS, STEPS
+
+_STEP = math.log(2) / STEPS
+
+
+def _some_log_probs(n=200, V=50):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, V, dtype=torch.float64, generator=generator) * 4
+    return x.log_softmax(-1)
+
+
+def test_rounding_never_moves_a_probability_on_the_grid():
+    log_probs = _some_log_probs()
+    # The worst there is: half of all numbers on a border of the grid as it lies at first.
+    on_border = (log_probs / _STEP).round() * _STEP
+    log_probs[::2] = on_border[::2]
+    shift = arithmetic.safe_shift(log_probs)
+    steps = arithmetic.on_grid(log_probs, shift)
+    assert shift != 0
+    for error in (0.5, -0.5):
+        moved = log_probs + error * MARGIN * _STEP
+        assert torch.equal(arithmetic.on_grid(moved, shift), steps)
+    # Without the shift it would have.
+    down, up = (arithmetic.on_grid(log_probs + e * MARGIN * _STEP, 0) for e in (0.5, -0.5))
+    assert not torch.equal(down, up)
+
+
+def test_a_number_near_every_border_is_refused():
+    every = -(torch.arange(SHIFTS, dtype=torch.float64) / SHIFTS + 7) * _STEP
+    with pytest.raises(RuntimeError, match="fewer streams"):
+        arithmetic.safe_shift(every)
+    assert arithmetic.safe_shift(every[1:]) == 0
+
+
+def test_the_grid_costs_next_to_nothing():
+    log_probs = _some_log_probs(2000)
+    coded = arithmetic.weights(arithmetic.on_grid(log_probs, arithmetic.safe_shift(log_probs)))
+    coded /= coded.sum(1, keepdims=True)
+    p = log_probs.exp().numpy()
+    divergence = (p * (log_probs.numpy() / math.log(2) - np.log2(coded))).sum(1).mean()
+    assert 0 < divergence < 2 * math.log(2) / 2 / (12 * STEPS**2)
+
+
+def test_what_was_written_is_read():
+    draw = np.random.default_rng(0)
+    probabilities = draw.random((300, 40)) ** 8 * 2.0**40
+    symbols = draw.integers(0, 40, 300).astype(np.int32)
+    chosen = draw.random(7) < 0.5
+    before = draw.random(7) < 0.5
+    encoder = arithmetic.Encoder()
+    encoder.put_shift(63)
+    encoder.put(symbols, probabilities)
+    encoder.put_choices(chosen, before)
+    encoder.put_check(0xDEADBEEF)
+    decoder = arithmetic.Decoder(encoder.finish())
+    assert decoder.get_shift() == 63
+    assert np.array_equal(decoder.get(probabilities), symbols)
+    assert np.array_equal(decoder.get_choices(before), chosen)
+    assert decoder.get_check() == 0xDEADBEEF
+
+
+def test_what_cannot_have_been_written_is_said():
+    with pytest.raises(RuntimeError, match="whole number"):
+        arithmetic.Decoder(b"12345")
+    decoder = arithmetic.Decoder(b"\xff" * 64)
+    with pytest.raises(RuntimeError, match="no symbols"):
+        decoder.get(np.ones((8, 3)))
+
+
+def test_a_symbol_costs_at_least_what_is_claimed():
+    sure = np.full((20_000, 256), 1e-30)
+    sure[:, 7] = 1.0
+    encoder = arithmetic.Encoder()
+    encoder.put(np.full(20_000, 7, dtype=np.int32), sure)
+    n_bits = 8 * len(encoder.finish())
+    assert n_bits + 64 >= 20_000 * arithmetic.least_bits(256) > 0

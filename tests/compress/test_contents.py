@@ -1,0 +1,162 @@
+"""Compressed and restored: the same bytes, in as many bits as the model says."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl.compress import Settings, compress, decompress, needs_model
+from transformer_xl.data import train_vocab
+from transformer_xl.nn import TransformerXL
+from transformer_xl.ops import use_backend
+
+# More than the header can be.
+_FIXED = 160
+CONTENTS = {
+    "empty": b"",
+    "one-byte": b"\xff",
+    "two-bytes": b"\0\0",
+    "zeros": bytes(700),
+    "text": "Zürich, 東京, naïve 🙂\r\n".encode() * 15,
+    "noise": np.random.default_rng(0).bytes(500),
+}
+
+
+@pytest.mark.parametrize("data", CONTENTS.values(), ids=CONTENTS.keys())
+@pytest.mark.parametrize("way", ["trained", "trained-learning", "fresh"])
+def test_every_content_comes_back(model, vocab, data, way):
+    streams = min(max(len(data), 1), 16)
+    settings = Settings(learn=way != "trained", streams=streams, segment_len=16, mem_len=8)
+    given = (None, None) if way == "fresh" else (model, vocab)
+    content = compress(data, *given, settings).content
+    assert len(content) <= len(data) + _FIXED
+    if not needs_model(content):
+        given = (None, None)
+    assert decompress(content, *given) == data
+
+
+@pytest.mark.parametrize(("streams", "segment_len", "mem_len"), [(2, 1, 3), (5, 7, 0), (64, 33, 9)])
+def test_any_cut_comes_back(model, vocab, surprising, streams, segment_len, mem_len):
+    data = surprising[:301]
+    settings = Settings(streams=streams, segment_len=segment_len, mem_len=mem_len)
+    content = compress(data, model, vocab, settings).content
+    assert decompress(content, model, vocab) == data
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"attn_type": 2}, {"enhanced_recurrence": True}, {"kind": "lstm", "mem_len": 0}],
+    ids=["sinusoids", "enhanced", "lstm"],
+)
+def test_models_of_every_kind_restore(changed, vocab, surprising, settings):
+    model, data = changed(**settings), surprising[:300]
+    # Such models are surprised by everything: what is coded without them would prove nothing.
+    with torch.no_grad():
+        for name, x in model.named_parameters():
+            if name.startswith(("embedding", "softmax")):
+                x *= 0.1
+    found = compress(data, model, vocab, Settings(streams=9, segment_len=16))
+    assert decompress(found.content, model, vocab) == data
+
+
+def test_the_size_is_what_the_model_says(model, vocab, surprising):
+    settings = Settings(streams=4, segment_len=32)
+    found = compress(surprising, model, vocab, settings)
+    # The loss as an evaluation computes it: whole parts at once, in single precision.
+    parts = torch.tensor(list(surprising)).view(4, -1)
+    before = torch.cat([torch.full((4, 1), ord("\n")), parts[:, :-1]], 1)
+    with torch.no_grad():
+        nll = model(before, None, parts, attn_len=9).nll
+    bits = nll.double().sum().item() / math.log(2)
+    assert found.plain_tokens == 0
+    assert found.model_bits == pytest.approx(bits, rel=1e-5)
+    assert found.coded_bits == found.model_bits
+    # Under a thousandth of what a megabyte becomes, at one bit a byte.
+    assert bits < 8 * len(found.content) < 1.0004 * bits + 8 * _FIXED
+    assert found.report()["bits_per_byte"] < 7.5
+
+
+def test_it_does_not_matter_how_it_is_computed(model, vocab, surprising):
+    data = surprising[:1000]
+    with use_backend("skew"):
+        content = compress(data, model, vocab, Settings(streams=9)).content
+    torch.set_num_threads(2)
+    with use_backend("reference"):
+        assert decompress(content, model, vocab) == data
+        assert compress(data, model, vocab, Settings(streams=9)).content[60:] == content[60:]
+
+
+def test_noise_among_text_is_coded_without_the_model(model, vocab, surprising, noise):
+    settings = Settings(streams=40, segment_len=16)
+    alone = compress(surprising, model, vocab, settings)
+    both = compress(surprising + noise, model, vocab, settings)
+    assert decompress(both.content, model, vocab) == surprising + noise
+    assert len(noise) * 0.9 < both.plain_tokens < len(noise) * 1.1
+    assert len(both.content) < (len(alone.content) + len(noise)) * 1.005
+    assert both.coded_bits < both.model_bits
+
+
+def test_learning_pays_and_repeats_itself(model, vocab):
+    data = b"the cat sat on the mat. " * 50
+
+    def found(lr):
+        settings = Settings(learn=True, lr=lr, streams=16, segment_len=5, mem_len=8)
+        return compress(data, model, vocab, settings).content
+
+    content = found(0.03)
+    assert len(content) < 0.8 * len(found(1e-9))
+    assert found(0.03) == content
+    assert decompress(content, model, vocab) == data
+
+
+def test_learning_does_not_change_the_model(model, vocab, surprising):
+    before = {name: x.clone() for name, x in model.named_parameters()}
+    settings = Settings(learn=True, streams=10, segment_len=8)
+    content = compress(surprising[:300], model, vocab, settings).content
+    assert all(torch.equal(x, before[name]) for name, x in model.named_parameters())
+    assert all(x.grad is None for x in model.parameters())
+    assert decompress(content, model, vocab) == surprising[:300]
+
+
+@pytest.mark.parametrize("kind", ["chars", "bpe"])
+def test_a_vocabulary_of_text_takes_what_it_restores(tiny, kind):
+    text = "a cat, a dog, a čaj\n" * 30
+    vocab = train_vocab(kind, [text], 300 if kind == "bpe" else None)
+    config = tiny.__class__(vocab_size=len(vocab), n_layer=1, n_head=2, d_model=8, d_inner=8)
+    model = TransformerXL(config).eval()
+    data = text.encode()
+    content = compress(data, model, vocab, Settings(streams=20)).content
+    assert needs_model(content)
+    assert decompress(content, model, vocab) == data
+    with pytest.raises(ValueError, match=r"no UTF-8.*a model of bytes compresses any file"):
+        compress(b"a cat \xff", model, vocab)
+    if kind == "chars":
+        with pytest.raises(ValueError, match=r"cannot restore this file.*'Z'"):
+            compress(b"Z", model, vocab)
+
+
+def test_words_are_refused(tiny):
+    vocab = train_vocab("words", ["a cat\n"])
+    config = tiny.__class__(vocab_size=len(vocab), n_layer=1, n_head=2, d_model=8, d_inner=8)
+    with pytest.raises(ValueError, match=r"\(words\) cannot restore"):
+        compress(b"a cat\n", TransformerXL(config), vocab)
+
+
+def test_settings_that_cannot_be_are_refused(model, vocab):
+    with pytest.raises(ValueError, match="streams=0"):
+        Settings(streams=0)
+    with pytest.raises(ValueError, match=r"lr=0.1 needs learn"):
+        Settings(lr=0.1)
+    with pytest.raises(ValueError, match="without a model"):
+        compress(b"abc")
+    with pytest.raises(ValueError, match="give its own vocabulary"):
+        compress(b"abc", model, train_vocab("chars", ["abc"]))
+
+
+def test_weights_that_are_no_numbers_are_said(tiny, vocab):
+    broken = TransformerXL(tiny)
+    with torch.no_grad():
+        broken.softmax.bias[0] = math.nan
+    with pytest.raises(RuntimeError, match="not finite"):
+        compress(b"abc", broken, vocab)

@@ -1,0 +1,61 @@
+"""One piece or many: the same numbers, but for rounding far below what coding sees."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transformer_xl.compress.arithmetic import MARGIN, STEPS
+from transformer_xl.compress.predicting import Predictor, fingerprint
+from transformer_xl.nn import TransformerXL
+
+KINDS = {
+    "paper": {},
+    "pre-norm": {"norm_first": True, "final_norm": True, "qk_norm": True},
+    "zeros": {"start_memory": "zeros"},
+    "clamped": {"clamp_len": 4, "attn_len": 6},
+    "learned-relative": {"attn_type": 1, "n_positions": 7},
+    "sinusoids": {"attn_type": 2},
+    "learned-absolute": {"attn_type": 3, "n_positions": 12},
+    "enhanced": {"enhanced_recurrence": True},
+    "adaptive": {"cutoffs": (20, 90), "div_val": 2},
+    "no-memory": {"mem_len": 0},
+    "lstm": {"kind": "lstm", "mem_len": 0, "n_layer": 2},
+}
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS.keys())
+def test_pieces_of_any_length_give_the_same_numbers(changed, settings):
+    model = changed(**settings)
+    tokens = torch.randint(256, (3, 50))
+
+    def read(*lengths):
+        predictor = Predictor(model, 3, model.config.mem_len)
+        return torch.cat([predictor.read(piece) for piece in tokens.split(lengths, 1)], 1)
+
+    whole = read(50)
+    assert whole.dtype == torch.float64
+    for pieces in ([1] * 50, [7, 1, 30, 12]):
+        # In steps of the grid, and a hundredth of what it can bear.
+        error = (read(*pieces) - whole).abs().max().item() * STEPS
+        assert error < MARGIN / 100
+
+
+def test_the_model_itself_stays_as_it_is(model):
+    before = {name: x.clone() for name, x in model.named_parameters()}
+    Predictor(model, 2, 8).read(torch.zeros(2, 3, dtype=torch.int64))
+    assert all(torch.equal(x, before[name]) for name, x in model.named_parameters())
+    assert model.dtype == torch.float32
+
+
+def test_a_fingerprint_is_that_of_everything_that_decides(model, tiny):
+    torch.manual_seed(1)
+    same, own = TransformerXL(tiny), fingerprint(model, "v")
+    assert fingerprint(same, "v") == own
+    assert fingerprint(model, "w") != own
+    with torch.no_grad():
+        same.softmax.bias[3] += 1e-6
+    assert fingerprint(same, "v") != own
+    other = TransformerXL(replace(tiny, clamp_len=3))
+    other.load_state_dict(model.state_dict())
+    assert fingerprint(other, "v") != own
