@@ -84,6 +84,7 @@ def test_a_model_converted_there_and_back_is_the_same_bit_for_bit(
         ({"cutoffs": (5,), "div_val": 2, "proj_same_dim": False}, "cluster 0 has no projection"),
         ({"norm": "rms"}, "norm='rms': the authors' PyTorch code has no other network than that"),
         ({"activation": "geglu"}, "activation='geglu': .* that of activation='relu'"),
+        ({"gate": "gru", "norm_first": True}, "gate='gru': .* that of gate='none'"),
         ({"qk_norm": True}, "qk_norm=True: .* that of qk_norm=False"),
         ({"enhanced_recurrence": True}, "enhanced_recurrence=True: the authors' PyTorch code"),
         ({"kind": "lstm"}, "kind='lstm': the authors' PyTorch code has no other network"),
@@ -96,6 +97,14 @@ def test_what_the_authors_code_would_compute_otherwise_is_refused(
     save_model(replace(tiny_config, **settings), tmp_path / "ours")
     with pytest.raises(ValueError, match=message):
         txl.convert(tmp_path / "ours", tmp_path / "theirs", to="authors")
+
+
+@pytest.mark.parametrize("to", FORMATS)
+def test_that_a_text_does_not_begin_anew_there_is_told(save_model, tiny_config, tmp_path, to):
+    told = []
+    save_model(replace(tiny_config, reset_at=3), tmp_path / "ours")
+    txl.convert(tmp_path / "ours", tmp_path / "theirs", to=to, say=told.append)
+    assert [line for line in told if line.startswith("reset_at=3: in their code")]
 
 
 @pytest.mark.parametrize("to", FORMATS)

@@ -16,7 +16,7 @@ from transformer_xl.data import Vocab
 
 _THEIR_NORM_EPS = 1e-5
 # Ours alone: what changes the network, and what changes its training.
-_NETWORK = ("kind", "norm", "activation", "qk_norm", "enhanced_recurrence")
+_NETWORK = ("kind", "norm", "activation", "gate", "qk_norm", "enhanced_recurrence")
 _TRAINING = (
     "qkv_dropout", "embed_dropout", "input_dropout", "ff_dropout", "output_dropout",
     "variational_dropout",
@@ -74,6 +74,7 @@ def write_authors(
     if config.norm_eps != _THEIR_NORM_EPS:
         say(f"norm_eps={config.norm_eps}: the authors' code has {_THEIR_NORM_EPS}")
     _tell_attn_len(config, say)
+    _tell_resets(config, say)
     _tell_dropouts(config, say)
     table = entries(config, clusters="reversed", biases_in_layers=False)
     state = write_weights(weights, table, config)
@@ -142,6 +143,7 @@ def write_huggingface(
     if config.start_memory == "empty":
         say("the memory began empty; Hugging Face's begins with zeros that are attended to")
     _tell_attn_len(config, say)
+    _tell_resets(config, say)
     _tell_dropouts(config, say)
     if vocab is not None:
         try:
@@ -172,6 +174,11 @@ def _tell_attn_len(config: ModelConfig, say: Callable[[str], None]) -> None:
             f"attn_len={config.attn_len}: with same_length their code shows a token mem_len="
             f"{config.mem_len} keys"
         )
+
+
+def _tell_resets(config: ModelConfig, say: Callable[[str], None]) -> None:
+    if config.reset_at is not None:
+        say(f"reset_at={config.reset_at}: in their code a text goes on behind that symbol")
 
 
 def _require_expressible(config: ModelConfig, whose: str) -> None:

@@ -1,0 +1,206 @@
+"""A step of a model as a function of tensors alone: what a program of another kind can be made of.
+
+It is the model itself that is called; what is here gives its memory a fixed shape. The newest of
+``mem_len`` positions are last, and ``seen`` says for each stream how many of them it sees.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from transformer_xl.nn import AdaptiveEmbedding, Embedding, KeptMemory, Memory, TransformerXL
+from transformer_xl.nn.decoding import _embedded
+
+
+class Step(nn.Module):
+    """What the two kinds of steps share; :func:`make_step` makes the one that fits a model.
+
+    Attributes:
+        mem_len: Remembered positions.
+        n_tokens: Tokens that a step reads.
+        memory_names: What the tensors of the memory are called.
+        batch_dims: Which dimension of each of them the streams are.
+    """
+
+    memory_names: tuple[str, ...]
+    batch_dims: tuple[int, ...]
+
+    def __init__(self, model: TransformerXL, mem_len: int, n_tokens: int) -> None:
+        super().__init__()
+        self.model, self.mem_len, self.n_tokens = model, mem_len, n_tokens
+
+    def start(self, batch_size: int) -> tuple[Tensor, ...]:
+        """Return the memory at the start of a text, and how much of it is seen."""
+        raise NotImplementedError
+
+    def _start_seen(self, batch_size: int) -> Tensor:
+        seen = len(self.model.start_memory(1, self.mem_len))
+        return torch.full((batch_size,), seen, dtype=torch.int64)
+
+    def _read(
+        self, tokens: Tensor, mems: Memory | KeptMemory
+    ) -> tuple[Tensor, Memory | KeptMemory, Tensor]:
+        hidden, after = self.model.read(tokens, mems, mem_len=self.mem_len, ext_len=0)
+        assert after.forgotten is not None
+        return self.model.softmax.log_probs(hidden), after, self.mem_len - after.forgotten
+
+
+class KeptStep(Step):
+    """A step with keys and values as the memory: nothing is projected twice."""
+
+    memory_names = ("keys", "values")
+    batch_dims = (2, 2)
+
+    @torch.no_grad()
+    def __init__(self, model: TransformerXL, mem_len: int, n_tokens: int) -> None:
+        super().__init__(model, mem_len, n_tokens)
+        # The projected positions depend on the weights alone. A call of the model makes them.
+        keys, values, _ = self.start(1)
+        memory = _Given(keys.unbind(), values.unbind(), None)
+        model.read(torch.zeros(1, n_tokens, dtype=torch.int64), memory, mem_len=mem_len)
+        self._made_for = list(memory.positions)
+        for n, tables in enumerate(memory.positions.values()):
+            for layer, r in enumerate(tables):
+                own = r[-(mem_len + n_tokens) :].clone()
+                self.register_buffer(f"_positions_{n}_{layer}", own, persistent=False)
+
+    def start(self, batch_size: int) -> tuple[Tensor, ...]:
+        """Return the memory at the start of a text, and how much of it is seen."""
+        config = self.model.config
+        shape = (config.n_layer, config.n_head, batch_size, self.mem_len, config.head_width)
+        zeros = torch.zeros(shape, dtype=self.model.dtype)
+        return zeros, zeros.clone(), self._start_seen(batch_size)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B T"],
+        keys: Float[Tensor, "N H B M K"],
+        values: Float[Tensor, "N H B M K"],
+        seen: Int[Tensor, " B"],
+    ) -> tuple[
+        Float[Tensor, "B T V"],
+        Float[Tensor, "N H B M K"],
+        Float[Tensor, "N H B M K"],
+        Int[Tensor, " B"],
+    ]:
+        """Read tokens; return the distribution after each, and the memory after all of them."""
+        memory = _Given(keys.unbind(), values.unbind(), self.mem_len - seen)
+        layers = range(self.model.config.n_layer)
+        memory.positions = {
+            key: [self.get_buffer(f"_positions_{n}_{layer}") for layer in layers]
+            for n, key in enumerate(self._made_for)
+        }
+        log_probs, after, seen = self._read(tokens, memory)
+        assert isinstance(after, KeptMemory)
+        return log_probs, torch.stack(after.keys), torch.stack(after.values), seen
+
+
+class StateStep(Step):
+    """A step with hidden states as the memory, for absolute positions: keys change each time."""
+
+    memory_names = ("states",)
+    batch_dims = (1,)
+
+    def start(self, batch_size: int) -> tuple[Tensor, ...]:
+        """Return the memory at the start of a text, and how much of it is seen."""
+        config = self.model.config
+        shape = (config.n_layer, batch_size, self.mem_len, config.d_model)
+        return torch.zeros(shape, dtype=self.model.dtype), self._start_seen(batch_size)
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "B T"],
+        states: Float[Tensor, "N B M D"],
+        seen: Int[Tensor, " B"],
+    ) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "N B M D"], Int[Tensor, " B"]]:
+        """Read tokens; return the distribution after each, and the memory after all of them."""
+        memory = Memory(states.unbind(), self.mem_len - seen)
+        log_probs, after, seen = self._read(tokens, memory)
+        assert isinstance(after, Memory)
+        return log_probs, torch.stack(after.states), seen
+
+
+def make_step(
+    model: TransformerXL, *, mem_len: int | None = None, n_tokens: int = 1
+) -> KeptStep | StateStep:
+    """Make the step of a model.
+
+    Args:
+        model: The model, in evaluation mode, on the processor; it stays as it is.
+        mem_len: Remembered positions. None: as the model is configured.
+        n_tokens: Tokens that a step reads.
+
+    Raises:
+        ValueError: The model cannot be exported, or a length is out of range.
+    """
+    config = model.config
+    mem_len = config.mem_len if mem_len is None else mem_len
+    if config.kind != "transformer_xl":
+        raise ValueError(f"a model of kind={config.kind!r} has no memory of positions to hand in")
+    if mem_len < 1:
+        raise ValueError(f"mem_len={mem_len}: a step without a memory knows one token; at least 1")
+    if n_tokens < 1:
+        raise ValueError(f"n_tokens={n_tokens} must be at least 1")
+    if model.dtype != torch.float32:
+        raise ValueError(f"weights in {model.dtype} are for reading here: export those in float32")
+    is_absolute = config.attn_type in (2, 3)
+    if config.start_memory == "zeros" and config.norm_first and not is_absolute:
+        raise ValueError(
+            "start_memory='zeros' with norm_first=True: the keys of zeros are not zeros, and a "
+            "step begins with zeros"
+        )
+    if isinstance(model.embedding, AdaptiveEmbedding):
+        model = copy.deepcopy(model)
+        model.embedding = cast(AdaptiveEmbedding, _EachCluster(model.embedding))
+    return (StateStep if is_absolute else KeptStep)(model, mem_len, n_tokens)
+
+
+class _Given(KeptMemory):
+    """Keys and values that are handed in: what comes is put behind them, not into their room."""
+
+    def __init__(
+        self, keys: Sequence[Tensor], values: Sequence[Tensor], forgotten: Tensor | None
+    ) -> None:
+        super().__init__(keys, values, 0, keys[0].shape[2], forgotten)
+        self._longer = [*zip(self.keys, self.values, strict=True)]
+
+    def with_room(self, T: int, mem_len: int) -> "_Given":
+        return self
+
+    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = (
+            torch.cat([old[layer], new.permute(2, 0, 1, 3)], 2)
+            for old, new in ((self.keys, k), (self.values, v))
+        )
+        self._longer[layer] = keys, values
+        return keys.permute(1, 2, 0, 3), values.permute(1, 2, 0, 3)
+
+    def advance(self, T: int, mem_len: int) -> "_Given":
+        newest = [[x[:, :, -mem_len:] for x in pair] for pair in self._longer]
+        keys, values = zip(*newest, strict=True)
+        forgotten = None if self.forgotten is None else (self.forgotten - T).clamp(min=0)
+        return _Given(keys, values, forgotten)
+
+    def forgetting(self, n: Tensor) -> "_Given":
+        return _Given(self.keys, self.values, n.clamp(min=0))
+
+
+class _EachCluster(nn.Module):
+    """An adaptive embedding that looks every token up in every cluster: no shape depends on it."""
+
+    def __init__(self, embedding: Embedding | AdaptiveEmbedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        return _embedded(self.embedding, tokens.reshape(-1, 1)).unflatten(0, tokens.shape)[:, :, 0]
+
+
+def names(step: Step) -> Iterator[tuple[str, str]]:
+    """Yield the memory's names: as it goes in, and as it comes out."""
+    for name in (*step.memory_names, "seen"):
+        yield name, f"new_{name}"

@@ -1,0 +1,57 @@
+"""export, as a user types it."""
+
+import json
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.slow
+@pytest.mark.compile
+def test_export_says_what_it_has_checked(txl, trained, tmp_path):
+    ended = txl("export", trained, tmp_path / "out", "--format", "torch", "--mem_len", 3, "--json")
+    assert ended.code == 0
+    (line,) = ended.err.splitlines()
+    start = f"{tmp_path / 'out'} is written; its log-probabilities are the model's to "
+    assert line.startswith(start)
+    assert float(line.removeprefix(start)) == pytest.approx(ended.json["difference"], rel=0.1)
+    assert ended.json["difference"] < 1e-5
+    manifest = json.loads((tmp_path / "out" / "step.json").read_text())
+    assert {name: x for name, x in ended.json.items() if name != "difference"} == manifest
+    assert (manifest["mem_len"], manifest["vocabulary"]) == (3, "tokenizer.json")
+    again = txl("export", trained, tmp_path / "out", "--format", "torch")
+    assert (again.code, again.out) == (1, "")
+    assert "exists and is not empty: choose another folder" in again.err
+
+
+@pytest.mark.slow
+@pytest.mark.compile
+def test_export_to_onnx_leaves_the_terminal_clean(txl, trained, tmp_path):
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    ended = txl("export", trained, tmp_path / "out")
+    assert (ended.code, ended.out, len(ended.err.splitlines())) == (0, "", 1)
+    assert (tmp_path / "out" / "step.onnx").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["--tokens", 0, "--format", "torch"], 2, "n_tokens=0 must be at least 1"),
+        (["--mem_len", 0, "--format", "torch"], 2, "mem_len=0: a step without a memory"),
+        ([], 1, "--format onnx needs onnxscript: pip install 'transformer-xl[onnx]'"),
+    ],
+    ids=str,
+)
+def test_export_explains_what_it_cannot_do(
+    txl, trained, tmp_path, monkeypatch, words, code, message
+):
+    if not words:
+        pytest.importorskip("onnx")
+        monkeypatch.setitem(sys.modules, "onnxscript", None)
+    ended = txl("export", trained, tmp_path / "out", *words)
+    assert (ended.code, ended.out) == (code, "")
+    assert message in ended.err
+    assert not (tmp_path / "out").exists()

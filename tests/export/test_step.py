@@ -1,0 +1,97 @@
+"""A step is the model, with a memory of a fixed shape."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transformer_xl.export import KeptStep, StateStep, make_step
+from transformer_xl.nn.building import build_model
+
+OPTIONS = {
+    "paper": {},
+    "clamped": {"clamp_len": 3},
+    "windowed": {"attn_len": 4},
+    "zeros": {"start_memory": "zeros"},
+    "learned distances": {"attn_type": 1, "n_positions": 6},
+    "sinusoids": {"attn_type": 2},
+    "learned positions": {"attn_type": 3, "n_positions": 9},
+    "stored positions": {"attn_type": 2, "quirks": ("stored_positions",)},
+    "raw queries": {"attn_type": 2, "norm_first": True, "quirks": ("raw_queries",)},
+    "zeros, pre-norm, absolute": {"attn_type": 2, "norm_first": True, "start_memory": "zeros"},
+    "pre-norm": {"norm_first": True, "final_norm": True, "tie_biases": False},
+    "rms": {"norm": "rms", "qk_norm": True, "activation": "swiglu"},
+    "enhanced": {"enhanced_recurrence": True, "norm_first": True},
+    "adaptive": {"cutoffs": (8, 20), "div_val": 2, "d_embed": 8},
+    "clusters": {"cutoffs": (8, 20), "tie_embeddings": False},
+    "narrow": {"d_embed": 8, "tie_projections": True},
+    "overlapping": {"ext_len": 2},
+    "documents": {"reset_at": 7},
+    "documents, absolute": {"reset_at": 7, "attn_type": 2},
+}
+
+
+@pytest.mark.parametrize("n_tokens", [1, 3, 8])
+@pytest.mark.parametrize("name", OPTIONS)
+def test_steps_say_what_the_model_says(made, steps_alike, name, n_tokens):
+    model = made(**OPTIONS[name])
+    step = make_step(model, n_tokens=n_tokens)
+    assert isinstance(step, StateStep if model.config.attn_type in (2, 3) else KeptStep)
+    assert steps_alike(model, step, step) < 1e-5
+    assert steps_alike(model, step, step, streams=1) < 1e-5
+
+
+def test_the_memory_may_have_another_length(made, steps_alike):
+    model = made()
+    for mem_len in (1, 12):
+        step = make_step(model, mem_len=mem_len)
+        assert steps_alike(model, step, step) < 1e-5
+        assert step.start(2)[0].shape == (2, 2, 2, mem_len, 8)
+
+
+@torch.no_grad()
+def test_what_is_not_seen_may_be_anything(made):
+    step = make_step(made())
+    tokens = torch.tensor([[3], [4]])
+    keys, values, _ = step.start(2)
+    seen = torch.tensor([2, 0])
+    found = step(tokens, keys.clone(), values.clone(), seen)[0]
+    keys[:, :, 0, :3], values[:, :, 0, :3] = 7.0, -9.0
+    keys[:, :, 1], values[:, :, 1] = 7.0, -9.0
+    torch.testing.assert_close(step(tokens, keys, values, seen)[0], found)
+    keys[:, :, 0, 3:] = 7.0
+    assert not torch.allclose(step(tokens, keys, values, seen)[0][0], found[0])
+
+
+def test_the_model_stays_as_it_was(made):
+    model = made(cutoffs=(8, 20), div_val=2)
+    names = [name for name, _ in model.named_modules()]
+    make_step(model)
+    assert [name for name, _ in model.named_modules()] == names
+
+
+@pytest.mark.parametrize(
+    ("options", "settings", "message"),
+    [
+        ({"mem_len": 0}, {}, "mem_len=0: a step without a memory knows one token; at least 1"),
+        ({}, {"mem_len": -1}, "mem_len=-1"),
+        ({}, {"n_tokens": 0}, "n_tokens=0 must be at least 1"),
+        (
+            {"start_memory": "zeros", "norm_first": True},
+            {},
+            "start_memory='zeros' with norm_first=True: the keys of zeros are not zeros",
+        ),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_exported_is_named(made, options, settings, message):
+    with pytest.raises(ValueError, match=message):
+        make_step(made(**options), **settings)
+
+
+def test_a_model_of_another_kind_or_precision_is_named(made):
+    config = made().config
+    with pytest.raises(ValueError, match=r"weights in torch\.bfloat16 are for reading"):
+        make_step(made().bfloat16())
+    with pytest.raises(ValueError, match="a model of kind='lstm' has no memory of positions"):
+        make_step(build_model(replace(config, kind="lstm", mem_len=0)))
