@@ -1,0 +1,140 @@
+"""Learning to classify documents of any length, in the memory of one segment."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int
+from torch import Tensor
+
+from transformer_xl.classify.classifier import LongDocumentClassifier
+from transformer_xl.config.checks import require, require_positive
+
+Documents = Sequence[Int[Tensor, " _"]]
+Labels = Int[Tensor, " documents"] | Sequence[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """How a classifier learns.
+
+    Raises:
+        ValueError: A setting is out of range.
+    """
+
+    epochs: int = 10
+    """How often each document is read."""
+    batch_size: int = 16
+    """Documents read side by side, and between two updates of the weights."""
+    lr: float = 1e-3
+    """Largest learning rate; it rises over the first twentieth and falls in a line to zero."""
+    weight_decay: float = 0.01
+    """Of matrices."""
+    every_segment: float = 0.5
+    """Share of the loss that asks for the class after every segment, not only after the last."""
+    seed: int = 0
+    """Of the order of the documents."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch_size", "lr"):
+            require_positive(name, getattr(self, name))
+        require(self.weight_decay >= 0, f"weight_decay={self.weight_decay} must be at least 0")
+        share = self.every_segment
+        require(0 <= share <= 1, f"every_segment={share} must be from 0 to 1")
+
+
+def fit(
+    classifier: LongDocumentClassifier,
+    documents: Documents,
+    labels: Labels,
+    settings: Fit | None = None,
+    say: Callable[[int, float], None] | None = None,
+) -> None:
+    """Teach a classifier, segment by segment; a batch of documents is an update.
+
+    Args:
+        classifier: What learns.
+        documents: Tokens of each document, of any lengths.
+        labels: Its class.
+        settings: How. None: the defaults.
+        say: Is told the loss after each epoch.
+
+    Raises:
+        ValueError: There are not as many labels as documents, or none; or one is no class.
+    """
+    settings = Fit() if settings is None else settings
+    if not 0 < len(documents) == len(labels):
+        raise ValueError(f"{len(documents)} documents and {len(labels)} labels: one for each")
+    labels, n_classes = torch.as_tensor(labels), classifier.head.out_features
+    least, most = int(labels.min()), int(labels.max())
+    if least < 0 or most >= n_classes:
+        wrong = least if least < 0 else most
+        raise ValueError(
+            f"label {wrong} is no class: with n_classes={n_classes} 0 to {n_classes - 1}"
+        )
+    weights = list(classifier.parameters())
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in weights if p.ndim == 2], "weight_decay": settings.weight_decay},
+            {"params": [p for p in weights if p.ndim != 2], "weight_decay": 0.0},
+        ],
+        lr=settings.lr,
+        betas=(0.9, 0.98),
+    )
+    n_steps = settings.epochs * -(-len(documents) // settings.batch_size)
+    warmup = n_steps // 20 + 1
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warmup, 1 - step / n_steps)
+    )
+    draw = torch.Generator().manual_seed(settings.seed)
+    classifier.train()
+    for epoch in range(settings.epochs):
+        total = 0.0
+        order = torch.randperm(len(documents), generator=draw)
+        for rows in order.split(settings.batch_size):
+            batch = [documents[row] for row in rows.tolist()]
+            total += _learn(classifier, batch, labels[rows], settings.every_segment)
+            torch.nn.utils.clip_grad_norm_(weights, 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+        if say is not None:
+            say(epoch + 1, total / len(documents))
+    classifier.eval()
+
+
+@torch.no_grad()
+def accuracy(
+    classifier: LongDocumentClassifier,
+    documents: Documents,
+    labels: Labels,
+    batch_size: int = 64,
+) -> float:
+    """Return the share of documents whose class is found."""
+    labels = torch.as_tensor(labels)
+    was_training = classifier.training
+    classifier.eval()
+    # Of about equal lengths, side by side.
+    order = torch.tensor([len(document) for document in documents]).argsort()
+    right = 0
+    for rows in order.split(batch_size):
+        found = classifier([documents[row] for row in rows.tolist()]).argmax(1)
+        right += int((found.cpu() == labels[rows]).sum())
+    classifier.train(was_training)
+    return right / len(documents)
+
+
+def _learn(
+    classifier: LongDocumentClassifier, batch: Documents, labels: Tensor, every_segment: float
+) -> float:
+    """Add the gradients of a batch, one segment at a time; return the sum of its last losses."""
+    n_segments = torch.tensor([-(-len(x) // classifier.segment_len) for x in batch])
+    total = 0.0
+    for rows, logits, is_whole in classifier.read(batch):
+        device = logits.device
+        loss = F.cross_entropy(logits.float(), labels[rows].to(device), reduction="none")
+        share = every_segment / n_segments[rows] + (1 - every_segment) * is_whole
+        (loss * share.to(device)).sum().div(len(batch)).backward()
+        total += float((loss.detach() * is_whole.to(device)).sum())
+    return total
