@@ -310,6 +310,7 @@ def main() -> None:
         configs = {v["name"]: recipe_of(experiment, v, more, str(arguments.file)) for v in variants}
     except (OSError, ValueError) as error:
         sys.exit(f"{error}")
+    path = arguments.json or RESULTS / f"experiments_{name}.json"
     out = arguments.out or ROOT / "runs" / "experiments" / name
     plan = Experiment(experiment, configs, arguments.minutes, out)
     runs: dict[str, list[Settings]] = {variant: [] for variant in configs}
@@ -318,7 +319,7 @@ def main() -> None:
         for variant in configs:
             runs[variant].append(plan.run(variant, seed))
             result = {
-                "experiment": name,
+                "experiment": path.stem.removeprefix("experiments_"),
                 "about": experiment.get("about", ""),
                 "recipe": experiment["recipe"],
                 "minutes": arguments.minutes,
@@ -331,7 +332,6 @@ def main() -> None:
                     for v in variants
                 ],
             }
-            path = arguments.json or RESULTS / f"experiments_{name}.json"
             replace_file(path, (json.dumps(result, indent=1) + "\n").encode())
     print(table(result))
 
