@@ -6,6 +6,7 @@ help:
 	@echo "make test    run the tests"
 	@echo "make check   lint, types, import layers, spelling, the house rules"
 	@echo "make setup   only make .venv, with the command .venv/bin/txl"
+	@echo "             (make test and make check install what they need into it)"
 	@echo "PYTHON=...   with any of these: the Python (3.11 or newer) to make .venv with"
 
 setup:
@@ -14,8 +15,8 @@ setup:
 demo: setup
 	.venv/bin/txl train demo --out runs/demo --json
 
-test: setup
+test:
 	@scripts/test
 
-check: setup
+check:
 	@scripts/check

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     from transformer_xl.data.corpus import prepare
     from transformer_xl.data.vocab import Vocab, load_vocab
     from transformer_xl.evaluate import Result, evaluate
-    from transformer_xl.generate import generate, generate_batch
+    from transformer_xl.export import export
+    from transformer_xl.generate import Session, generate, generate_batch
     from transformer_xl.nn.compact import compact
     from transformer_xl.nn.memory import Memory
     from transformer_xl.nn.model import TransformerXL
@@ -29,12 +30,14 @@ __all__ = [
     "Memory",
     "ModelConfig",
     "Result",
+    "Session",
     "TransformerXL",
     "Vocab",
     "__version__",
     "compact",
     "convert",
     "evaluate",
+    "export",
     "generate",
     "generate_batch",
     "load_vocab",
@@ -48,11 +51,13 @@ _HOME = {
     "Memory": "nn.memory",
     "ModelConfig": "config",
     "Result": "evaluate",
+    "Session": "generate",
     "TransformerXL": "nn.model",
     "Vocab": "data.vocab",
     "compact": "nn.compact",
     "convert": "convert",
     "evaluate": "evaluate",
+    "export": "export",
     "generate": "generate",
     "generate_batch": "generate",
     "load_vocab": "data.vocab",

@@ -13,11 +13,18 @@ from transformer_xl.ops import choose_backend
 
 _PACKAGES = (
     "transformer-xl", "torch", "numpy", "safetensors", "tokenizers", "tyro", "msgspec", "rich",
-    "matplotlib", "tensorboard",
+    "matplotlib", "tensorboard", "transformers", "lm-eval", "fastapi", "constriction",
+    "onnxruntime", "datasets",
 )  # fmt: skip
 _OPTIONAL = {
     "matplotlib": "figures in report.html: pip install 'transformer-xl[plot]'",
     "tensorboard": "logs for TensorBoard: pip install 'transformer-xl[track]'",
+    "transformers": "import transformer_xl.hf: pip install 'transformer-xl[hf]'",
+    "lm-eval": "lm-evaluation-harness: pip install 'transformer-xl[eval]'",
+    "fastapi": "txl serve: pip install 'transformer-xl[serve]'",
+    "constriction": "txl compress: pip install 'transformer-xl[compress]'",
+    "onnxruntime": "txl export: pip install 'transformer-xl[onnx]'",
+    "datasets": "hf:... as a corpus: pip install 'transformer-xl[data]'",
 }
 
 
