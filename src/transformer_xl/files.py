@@ -9,6 +9,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+UNFINISHED = ".unfinished-"
+"""Begin of the names of folders that are being written or removed: what a kill leaves of them."""
+
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file beside ``path``, then move it there.

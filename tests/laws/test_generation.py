@@ -46,7 +46,7 @@ def test_a_long_prompt_read_in_pieces_is_the_same_prompt(model, monkeypatch):
         return list(generate(model, range(11), length=5, mems=mems, mem_len=100, **DRAWS[1]))
 
     expected = text()
-    monkeypatch.setattr(batch, "_PROMPT_SEGMENT", 4)
+    monkeypatch.setattr(batch, "PROMPT_SEGMENT", 4)
     assert text() == expected
 
 

@@ -12,7 +12,7 @@ from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_xl.data import Segments
 from transformer_xl.nn import TransformerXL
 from transformer_xl.ops import BACKENDS, use_backend
-from transformer_xl.train import TrainState, train_step
+from transformer_xl.train import Network, TrainState, train_step
 from transformer_xl.train.optim import Optimizer
 
 pytestmark = pytest.mark.slow
@@ -51,7 +51,10 @@ def curve(backend, precision):
         corpus={},
     )
     with use_backend(backend):
-        losses = [train_step(config, state, model, CPU)[0] for _ in range(STEPS)]
+        losses = [
+            train_step(config, state, Network(model, settings, state.world)).loss
+            for _ in range(STEPS)
+        ]
     return torch.stack(losses).double()
 
 

@@ -21,8 +21,8 @@ def at_step(monkeypatch):
     before = loop.train_step
 
     def hook(step, action):
-        def train_step(config, state, model, device):
-            found = before(config, state, model, device)
+        def train_step(config, state, network):
+            found = before(config, state, network)
             return (action(state) or found) if state.step == step else found
 
         monkeypatch.setattr(loop, "train_step", train_step)

@@ -20,8 +20,8 @@ def seen(monkeypatch):
     """The weights after each step."""
     found, before = [], loop.train_step
 
-    def train_step(config, state, model, device):
-        result = before(config, state, model, device)
+    def train_step(config, state, network):
+        result = before(config, state, network)
         found.append(weights(state.model))
         return result
 
@@ -64,9 +64,9 @@ def test_before_it_begins_the_weights_themselves_are_evaluated(
 ):
     shown, before = [], loop._validate
 
-    def validate(config, corpus, model, device):
+    def validate(config, corpus, model):
         shown.append(weights(model))
-        return before(config, corpus, model, device)
+        return before(config, corpus, model)
 
     monkeypatch.setattr(loop, "_validate", validate)
     train(toy_recipe(train={"average": "tail", "average_start": 0.5}), tmp_path, quiet=True)

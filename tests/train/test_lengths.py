@@ -8,7 +8,8 @@ import torch
 
 from transformer_xl.config import TrainConfig
 from transformer_xl.data import Segments, prepare
-from transformer_xl.train import loop
+from transformer_xl.distributed import World
+from transformer_xl.train import Network, loop
 from transformer_xl.train.lengths import (
     VaryingSegments,
     longest_segment,
@@ -90,14 +91,14 @@ def test_a_saved_position_goes_on():
 def begun(config):
     corpus = prepare(config.data)
     config = loop._with_vocabulary(config, corpus)
-    return config, loop._new_state(config, corpus, torch.device("cpu"))
+    return config, loop._new_state(config, corpus, torch.device("cpu"), World())
 
 
 def test_each_stage_reads_and_remembers_as_much_as_it_says(toy_recipe):
     config, state = begun(toy_recipe(train={"stages": STAGES}))
     seen = []
     for _ in range(12):
-        loop.train_step(config, state, state.model, torch.device("cpu"))
+        loop.train_step(config, state, Network(state.model, config.train, state.world))
         seen.append((state.segments.length, len(state.mems[0])))
     # Memories fill up from 0 and grow by a segment at most; they are cut at once.
     assert seen == [(3, 3), (3, 5), (3, 5), (6, 11), *[(6, 12)] * 4, *[(8, 8)] * 4]
@@ -107,7 +108,7 @@ def test_a_single_stage_changes_nothing(toy_recipe):
     def weights(**settings):
         config, state = begun(toy_recipe(train=settings))
         for _ in range(5):
-            loop.train_step(config, state, state.model, torch.device("cpu"))
+            loop.train_step(config, state, Network(state.model, config.train, state.world))
         return [*state.model.parameters()]
 
     for one, other in zip(weights(), weights(stages=((0.0, 8, 8),)), strict=True):
@@ -117,7 +118,7 @@ def test_a_single_stage_changes_nothing(toy_recipe):
 def test_the_rate_follows_the_length(toy_recipe):
     config, state = begun(toy_recipe(train={"random_segment_len": True, "lr": 0.1, "steps": 10**6}))
     for _ in range(6):
-        _, lr = loop.train_step(config, state, state.model, torch.device("cpu"))
+        lr = loop.train_step(config, state, Network(state.model, config.train, state.world)).lr
         assert lr == pytest.approx(0.1 * state.segments.length / 8)
 
 

@@ -70,8 +70,8 @@ def test_stages_share_the_time_and_the_last_ones_speed_decides_the_end(
 ):
     now, lengths, before = [0.0], [], loop.train_step
 
-    def train_step(config, state, model, device):
-        found = before(config, state, model, device)
+    def train_step(config, state, network):
+        found = before(config, state, network)
         lengths.append(state.segments.length)
         # Segments of 4 take a second, segments of 8 two.
         now[0] += lengths[-1] / 4

@@ -1,6 +1,5 @@
 """Learning rates are functions of the step; each parameter belongs to the right optimizer."""
 
-import copy
 import math
 from itertools import pairwise
 
@@ -179,11 +178,15 @@ def test_an_optimizer_goes_on_from_its_state(model, optimizer):
     config = TrainConfig(optimizer=optimizer, weight_decay=0.1)
     first = Optimizer(with_gradients(model), config)
     first.step(0, 10)
-    state = copy.deepcopy(first.state_dict())
+    state = {name: x.detach().clone() for name, x in first.tensors().items()}
     twin = TransformerXL(model.config)
     twin.load_state_dict(model.state_dict())
     second = Optimizer(twin, config)
-    second.load_state_dict(state)
+    second.make_room(state)
+    rooms = second.tensors()
+    assert rooms.keys() == state.keys()
+    for name, room in rooms.items():
+        room.copy_(state[name])
     fresh = TransformerXL(model.config)
     fresh.load_state_dict(model.state_dict())
     for each, found in ((model, first), (twin, second), (fresh, Optimizer(fresh, config))):

@@ -7,8 +7,9 @@ import torch
 
 from transformer_xl.config import TrainConfig
 from transformer_xl.data import prepare
+from transformer_xl.distributed import World
 from transformer_xl.nn import Memory, Output
-from transformer_xl.train import loop
+from transformer_xl.train import Network, loop
 from transformer_xl.train.regularization import activation_penalty
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -39,8 +40,11 @@ def updated(recipe, parts, steps=3, **settings):
     )
     corpus = prepare(config.data)
     config = loop._with_vocabulary(config, corpus)
-    state = loop._new_state(config, corpus, CPU)
-    losses = [loop.train_step(config, state, state.model, CPU)[0] for _ in range(steps)]
+    state = loop._new_state(config, corpus, CPU, World())
+    losses = [
+        loop.train_step(config, state, Network(state.model, config.train, state.world)).loss
+        for _ in range(steps)
+    ]
     return [*state.model.parameters()], torch.stack(losses)
 
 

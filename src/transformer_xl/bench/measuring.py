@@ -18,7 +18,7 @@ from transformer_xl.device import autocast, pick_device, pick_precision
 from transformer_xl.generate import generate
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.ops import choose_backend
-from transformer_xl.train import TrainState, train_step
+from transformer_xl.train import Network, TrainState, train_step
 from transformer_xl.train.optim import Optimizer
 
 WARM_UP = 2
@@ -67,8 +67,8 @@ def training(config: Config, device: torch.device) -> tuple[TrainState, Callable
         total_steps=settings.steps,
         corpus={},
     )
-    called = torch.compile(model, dynamic=False) if settings.compile else model
-    return state, lambda: train_step(config, state, called, device)[0]
+    network = Network(model, settings, state.world)
+    return state, lambda: train_step(config, state, network).loss
 
 
 def measure(config: Config, steps: int) -> dict[str, Any]:

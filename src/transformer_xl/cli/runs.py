@@ -140,6 +140,7 @@ class Train:
     def run(self) -> None:
         """Train, evaluate, report."""
         from transformer_xl.device import keep_freed_memory
+        from transformer_xl.distributed import is_first_process
         from transformer_xl.train import train
 
         keep_freed_memory()
@@ -151,6 +152,8 @@ class Train:
             generate=self.generate,
         )
         results = train(config, self.out, quiet=self.quiet)
+        if not is_first_process():
+            return
         flat = results["test"] | {k: x for k, x in results.items() if k.endswith("per_byte")}
         if not self.quiet:
             say(f"now try: txl generate {self.out} --prompt 'some text to continue'")

@@ -31,7 +31,8 @@ class TrainConfig:
     """Draw the length of each segment: normal around segment_len with deviation 5, one in twenty
     around half of it; the learning rate is scaled with it (Merity et al., arXiv 1708.02182)."""
     accumulate: int = 1
-    """Parts into which the streams of a step are divided to save memory; the sum is the same."""
+    """Parts into which the streams of a step are divided to save memory, in each process; the sum
+    is the same."""
     loss: Literal["full", "half"] = "full"
     """Learn from all tokens of a segment, or from its second half only (Table 6 of the paper)."""
     activation_reg: float = 0.0
@@ -77,10 +78,26 @@ class TrainConfig:
     cooldown, at 1 - cooldown_fraction."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
     """Number format of the matrix products; auto: bfloat16 where the hardware has it."""
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    """What processes that torchrun started share: gradients (DDP), or also the room for weights,
+    gradients and what the optimizer knows of them (FSDP2). The streams are divided either way."""
+    recompute: bool = False
+    """Compute what is inside the layers once more in the backward pass, instead of keeping it:
+    about a third more computing for much less memory."""
     compile: bool = False
     """Compile the model with torch.compile: slow to begin, meant for long runs on a GPU."""
     seed: int = 1
     """Seed of the initial weights and of dropout."""
+    max_skips: int = 10
+    """How many updates in a row may be left out, because the gradient is not finite or too long;
+    after one more the run stops with an error. They count as steps."""
+    skip_norm: float = 0.0
+    """Leave out updates whose gradient is so many times as long as usual; 0: only those that are
+    not finite."""
+    spike: float = 1.0
+    """Report a loss that is so many nats above the usual one."""
+    hang_minutes: float = 10.0
+    """How long processes that train together wait for one another before that is an error."""
     log_every: int = 10
     """Steps between two lines of metrics."""
     eval_every: int = 500
@@ -93,11 +110,17 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name in ("steps", "batch_size", "segment_len", "accumulate", "lr", "muon_lr", "eps"):
             require_positive(name, getattr(self, name))
-        for name in ("log_every", "keep_checkpoints", "minutes", "embedding_lr"):
+        for name in ("log_every", "keep_checkpoints", "minutes", "embedding_lr", "hang_minutes"):
             require_positive(name, getattr(self, name))
         for name in ("warmup_steps", "eval_every", "save_every", "weight_decay", "clip_norm"):
             require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must be at least 0")
-        for name in ("activation_reg", "temporal_activation_reg"):
+        for name in (
+            "activation_reg",
+            "temporal_activation_reg",
+            "max_skips",
+            "skip_norm",
+            "spike",
+        ):
             require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must be at least 0")
         for name in ("beta1", "beta2", "average_decay"):
             require_fraction(name, getattr(self, name))

@@ -4,7 +4,7 @@ The corpus is a ring. Stream ``b`` begins at ``b * (length // B)`` and never bre
 model remembers of a stream is always the text right before the segment. The whole state is one
 number: how many segments were read.
 
-Dimension key: B streams, T tokens of a segment.
+Dimension key: B streams (those that are read here), T tokens of a segment.
 """
 
 from typing import TypedDict
@@ -32,6 +32,7 @@ class Segments:
         batch_size: Streams read side by side.
         segment_len: Tokens of each stream in a segment.
         ext_len: Tokens before each segment that come with it once more, for context.
+        rows: The streams that are read here, where several processes share them; None: all.
 
     Raises:
         ValueError: The corpus is shorter than one segment per stream.
@@ -51,6 +52,7 @@ class Segments:
         batch_size: int,
         segment_len: int,
         ext_len: int = 0,
+        rows: range | None = None,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("segment_len", segment_len)):
             if value < 1:
@@ -67,23 +69,28 @@ class Segments:
         self.ext_len = ext_len
         self.segments_read = 0
         self._tokens = tokens
-        starts = np.arange(batch_size, dtype=np.int64) * (len(tokens) // batch_size)
+        read_here = range(batch_size) if rows is None else rows
+        starts = np.array(read_here, dtype=np.int64) * (len(tokens) // batch_size)
         # One token more than a segment: the target of its last token.
         self._offsets = starts[:, None] + np.arange(-ext_len, segment_len + 1)
+
+    @property
+    def offset(self) -> int:
+        """How many tokens after the beginning of its stream the next segment begins."""
+        return self.segments_read * self.segment_len % len(self._tokens)
 
     def next_segment(self) -> tuple[Int64[Tensor, "B T"], Int64[Tensor, "B predicted"]]:
         """Return the next tokens of each stream and the token that follows each of them.
 
         The tokens begin with the ``ext_len`` before the segment; these have no targets.
         """
-        position = self.segments_read * self.segment_len % len(self._tokens)
-        places = self._offsets + position
+        places = self._offsets + self.offset
         window = torch.from_numpy(self._tokens[places % len(self._tokens)].astype(np.int64))
         self.segments_read += 1
         return window[:, :-1].contiguous(), window[:, self.ext_len + 1 :].contiguous()
 
     def state_dict(self) -> SegmentsState:
-        """Return the position, and what it was counted in."""
+        """Return the position, and what it was counted in; the same for all rows."""
         return {
             "segments_read": self.segments_read,
             "n_tokens": len(self._tokens),

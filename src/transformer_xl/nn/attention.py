@@ -105,7 +105,7 @@ class RelAttention(nn.Module):
 
     def positions(self, encoding: Float[Tensor, "S D"]) -> Float[Tensor, "S H K"]:
         """Project position encodings."""
-        return self._finished(self._heads(linear(encoding, self.r_proj.weight, None)))
+        return self._finished(self._heads(self.r_proj(encoding)))
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_head, self.d_head))

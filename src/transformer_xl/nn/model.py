@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn.adaptive import AdaptiveSoftmax
@@ -47,9 +48,15 @@ class TransformerXL(PositionedModel):
     Args:
         config: Widths, lengths and options. Its ``vocab_size`` must be set.
 
+    Attributes:
+        recompute: Compute the inside of the layers once more in the backward pass, instead of
+            keeping it (Chen et al., arXiv 1604.06174).
+
     Raises:
         ValueError: The size of the vocabulary is not set, or it is another kind of model.
     """
+
+    recompute = False
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -281,7 +288,11 @@ class TransformerXL(PositionedModel):
                 if "stored_positions" in config.quirks:
                     past.append(memory.detach())
                     remembered = x
-            x = layer(x, memory, relative[n], attn_len, first_key)
+            given = x, memory, relative[n], attn_len, first_key
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(layer, *given, use_reentrant=False)
+            else:
+                x = layer(*given)
             if config.enhanced_recurrence:
                 remembered = x
                 if isinstance(mems, KeptMemory):

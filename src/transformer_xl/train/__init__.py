@@ -1,7 +1,9 @@
-"""Training: the loop, its optimizers, and what a run reports."""
+"""Training: optimizers, schedules, the loop and what it records."""
 
 from transformer_xl.train.interrupts import Interrupted
-from transformer_xl.train.loop import train, train_step
+from transformer_xl.train.loop import train
+from transformer_xl.train.network import Network
 from transformer_xl.train.state import TrainState
+from transformer_xl.train.step import train_step
 
-__all__ = ["Interrupted", "TrainState", "train", "train_step"]
+__all__ = ["Interrupted", "Network", "TrainState", "train", "train_step"]

@@ -54,6 +54,7 @@ class VaryingSegments(Segments):
         batch_size: Streams read side by side.
         longest: The largest length.
         ext_len: Tokens before each segment that come with it once more, for context.
+        rows: The streams that are read here, where several processes share them; None: all.
 
     Attributes:
         length: Tokens of each stream in the next segment.
@@ -65,10 +66,16 @@ class VaryingSegments(Segments):
         batch_size: int,
         longest: int,
         ext_len: int = 0,
+        rows: range | None = None,
     ) -> None:
-        super().__init__(tokens, batch_size, longest, ext_len)
+        super().__init__(tokens, batch_size, longest, ext_len, rows)
         self.length = longest
         self.position = 0
+
+    @property
+    def offset(self) -> int:
+        """How many tokens after the beginning of its stream the next segment begins."""
+        return self.position
 
     def next_segment(self) -> tuple[Int64[Tensor, "B T"], Int64[Tensor, "B predicted"]]:
         """Return the next ``length`` tokens of each stream and the token that follows each."""

@@ -2,38 +2,44 @@
 
 import math
 import time
-from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from transformer_xl.checkpoint import RunFolder
+from transformer_xl.checkpoint import CHECKPOINTS, RunFolder
+from transformer_xl.checkpoint.checkpoints import Checkpoints, read_whole
 from transformer_xl.config import Config
 from transformer_xl.data import Corpus, Segments, prepare
 from transformer_xl.device import autocast, pick_device, pick_precision
+from transformer_xl.distributed import World, joined
 from transformer_xl.evaluate import Result, evaluate
 from transformer_xl.nn import TransformerXL, build_model
+from transformer_xl.nn.pretrained import copy_weights, model_weights
 from transformer_xl.ops import choose_backend
 from transformer_xl.train.averaging import new_average
 from transformer_xl.train.finish import finish
 from transformer_xl.train.interrupts import Interrupted, caught_interrupts
 from transformer_xl.train.lengths import VaryingSegments, longest_segment
 from transformer_xl.train.metrics import MetricsLog, Progress
+from transformer_xl.train.network import Network, shard, whole_weights
 from transformer_xl.train.optim import Optimizer
-from transformer_xl.train.regularization import activation_penalty
-from transformer_xl.train.state import TrainState
+from transformer_xl.train.state import TrainState, local
+from transformer_xl.train.step import Update, diverged, running_mean, train_step
 
 
 def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[str, Any]:
     """Train a model, or go on with a run that was stopped; then evaluate and report.
 
+    Started by ``torchrun``, all its processes train one model (:mod:`transformer_xl.distributed`);
+    the first one writes and speaks for all.
+
     Args:
         config: The recipe.
-        run_dir: The run folder; one that holds a run of the same recipe is resumed.
+        run_dir: The run folder; one that holds a run of the same recipe is resumed. Processes on
+            several machines need a disk that they share.
         quiet: Print nothing.
 
     Returns:
@@ -41,174 +47,228 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
         same text under gzip and xz.
 
     Raises:
-        ValueError: The recipe does not fit the corpus or the run folder.
+        ValueError: The recipe does not fit the corpus, the run folder or the number of processes.
         OSError: A file cannot be read or written.
-        RuntimeError: The loss is not a number any more, or a file is damaged.
+        RuntimeError: The loss is not a number any more, or a file is damaged; as `Stalled`, another
+            process stopped or hangs.
         Interrupted: SIGINT or SIGTERM came, and the run was saved.
     """
     device = pick_device()
     with (
-        Progress(config.train.steps, quiet=quiet) as progress,
+        joined(device, config.train.hang_minutes) as world,
+        Progress(config.train.steps, quiet=quiet or not world.is_first) as progress,
         closing(RunFolder(run_dir)) as folder,
     ):
-        folder.check(config)
+        _check_division(config, world)
+        world.by_first(lambda: folder.check(config))
         corpus = prepare(config.data, progress.say)
         config = _with_vocabulary(config, corpus)
-        folder.check(config)
-        state = _new_state(config, corpus, device)
+        world.wait()
+        state = _new_state(config, corpus, device, world)
         n_parameters = sum(p.numel() for p in state.model.parameters())
-        folder.begin(config, n_parameters)
-        if saved := folder.load(state.model, progress.say):
-            state.load_state_dict(saved)
-        progress.expect(state.total_steps, state.step)
-        precision = pick_precision(config.train.precision, device)
-        width, dtype = config.model.head_width, getattr(torch, precision)
-        attention = choose_backend(device, dtype, width).backend
-        progress.say(
-            f"{n_parameters:,} parameters on {device.type} in {precision}, "
-            f"{'compiled' if config.train.compile else attention} attention; "
-            f"{corpus.n_tokens('train'):,} tokens to train on"
+        world.by_first(lambda: _begin(folder, config, n_parameters))
+        if not folder.holds_run:
+            raise OSError(
+                f"process {world.rank} does not see the run folder {folder.path} that the first "
+                "process has made: give an --out on a disk that all machines share"
+            )
+        with Checkpoints(folder.path / CHECKPOINTS, world) as checkpoints:
+            if newest := checkpoints.newest(progress.say):
+                state.load(checkpoints, newest)
+            progress.expect(state.total_steps, state.step)
+            progress.say(_opening(config, corpus, device, n_parameters, world))
+            if state.step:
+                progress.say(f"going on after step {state.step} of {state.total_steps}")
+            if state.step < state.total_steps:
+                log = MetricsLog(folder.path, state.step) if world.is_first else None
+                with log or nullcontext(), caught_interrupts() as caught:
+                    _Run(config, folder, corpus, state, checkpoints, log, progress).go(caught)
+        return world.by_first(lambda: finish(config, folder, corpus, device, progress.say))
+
+
+def _begin(folder: RunFolder, config: Config, n_parameters: int) -> None:
+    folder.check(config)
+    folder.begin(config, n_parameters)
+
+
+def _check_division(config: Config, world: World) -> None:
+    own = len(world.rows(config.train.batch_size))
+    if own % config.train.accumulate:
+        raise ValueError(
+            f"train.accumulate={config.train.accumulate} does not divide the {own} streams that "
+            f"each of {world.size} processes has of train.batch_size={config.train.batch_size}"
         )
-        if state.step:
-            progress.say(f"going on after step {state.step} of {state.total_steps}")
-        if state.step < state.total_steps:
-            with MetricsLog(folder.path, state.step) as log, caught_interrupts() as caught:
-                _run(config, folder, corpus, state, log, progress, caught)
-        return finish(config, folder, corpus, device, progress.say)
 
 
-def train_step(
-    config: Config, state: TrainState, model: Callable[..., Any], device: torch.device
-) -> tuple[Tensor, float]:
-    """Make one update; return its loss (nats per token) and learning rate."""
-    settings = config.train
-    segment_len, mem_len = state.next_lengths(config)
-    tokens, targets = (_moved(x, device) for x in state.segments.next_segment())
-    state.tokens += targets.numel()
-    if settings.loss == "half":
-        targets = targets[:, targets.shape[1] // 2 :]
-    context = tokens.shape[1] - targets.shape[1]
-    parts = settings.accumulate
-    loss = torch.zeros((), device=device)
-    for i, (part, part_targets) in enumerate(
-        zip(tokens.chunk(parts), targets.chunk(parts), strict=True)
-    ):
-        # Of the lengths that a memory has while it fills up, each would be compiled for itself.
-        memory = state.mems[i]
-        is_full = memory is not None and len(memory) == mem_len
-        network = model if is_full else state.model
-        with autocast(settings.precision, device):
-            out = network(part, memory, part_targets, mem_len=mem_len, context=context)
-            part_loss = out.nll.mean() / parts
-            penalty = activation_penalty(settings, out, part_targets.shape[1])
-        (part_loss + penalty / parts).backward()
-        state.mems[i] = out.mems
-        loss += part_loss.detach()
-    if settings.clip_norm:
-        torch.nn.utils.clip_grad_norm_(state.model.parameters(), settings.clip_norm)
-    usual_len = settings.segment_len
-    if settings.stages:
-        usual_len = settings.stages[state.stage][1]
-    # Else short segments would have more of a say for each of their tokens than long ones.
-    share = segment_len / usual_len if settings.random_segment_len else 1.0
-    lr = state.optimizer.step(
-        state.step, state.total_steps, share=share, cooldown_steps=state.cooldown_steps
+def _opening(
+    config: Config, corpus: Corpus, device: torch.device, n_parameters: int, world: World
+) -> str:
+    precision = pick_precision(config.train.precision, device)
+    width, dtype = config.model.head_width, getattr(torch, precision)
+    attention = choose_backend(device, dtype, width).backend
+    where = device.type if world.size == 1 else f"{world.size} x {device.type}"
+    return (
+        f"{n_parameters:,} parameters on {where} in {precision}, "
+        f"{'compiled' if config.train.compile else attention} attention; "
+        f"{corpus.n_tokens('train'):,} tokens to train on"
     )
-    state.step += 1
-    state.add_to_average(settings)
-    return loss, lr
 
 
-def _moved(x: Tensor, device: torch.device) -> Tensor:
-    # From pinned memory the copy waits for nothing; its room is not used again before it is done.
-    return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
+class _Run:
+    """A part of a run: from where it was to where it ends or is stopped."""
 
+    def __init__(
+        self,
+        config: Config,
+        folder: RunFolder,
+        corpus: Corpus,
+        state: TrainState,
+        checkpoints: Checkpoints,
+        log: MetricsLog | None,
+        progress: Progress,
+    ) -> None:
+        self._config, self._folder, self._corpus = config, folder, corpus
+        self._state, self._checkpoints = state, checkpoints
+        self._log, self._progress = log, progress
+        self._network = Network(state.model, config.train, state.world)
+        self._logged_at = state.seconds
 
-def _run(
-    config: Config,
-    folder: RunFolder,
-    corpus: Corpus,
-    state: TrainState,
-    log: MetricsLog,
-    progress: Progress,
-    interrupts: list[int],
-) -> None:
-    settings = config.train
-    device = state.model.device
-    # Without dynamic shapes, a resumed run compiles what the first one did, to the same bits; and
-    # as only full memories come to it, there is one shape.
-    model = torch.compile(state.model, dynamic=False) if settings.compile else state.model
-    state.model.train()
-    logged_at = state.seconds
-    while state.step < state.total_steps:
-        began = time.perf_counter()
-        loss, lr = train_step(config, state, model, device)
-        # Asked once: a signal that comes later is for the next step, which saves before it stops.
-        is_stopping = bool(interrupts)
-        if is_stopping:
-            progress.say("stopping after this step and saving; once more stops at once")
-        state.losses.append(loss)
-        is_last = state.step == state.total_steps
-        is_logged = is_last or _every(settings.log_every, state.step)
-        is_evaluated = is_last or _every(settings.eval_every, state.step)
-        is_saved = is_last or is_stopping or _every(settings.save_every, state.step)
-        if is_logged or is_evaluated or is_saved:
-            # Only here is the device waited for.
-            _require_finite_losses(state)
-        state.seconds += time.perf_counter() - began
-        _fix_end(config, state, progress)
+    def go(self, interrupts: list[int]) -> None:
+        """Train to the end, or until there is an interrupt."""
+        settings, state, world = self._config.train, self._state, self._state.world
+        state.model.train()
+        own_seconds = state.seconds
+        while state.step < state.total_steps:
+            began = time.perf_counter()
+            update = train_step(self._config, state, self._network)
+            self._note(update)
+            own_seconds += time.perf_counter() - began
+            # Asked once: a signal that comes later is for the next step, which saves before it
+            # stops. All processes hear the same, and so they do the same.
+            number, state.seconds, has_failed = world.largest_before(
+                max(interrupts, default=0), own_seconds, self._checkpoints.has_failed
+            )
+            is_stopping = bool(number)
+            if is_stopping:
+                self._progress.say("stopping after this step and saving; once more stops at once")
+            if has_failed:
+                self._checkpoints.wait()
+            is_last = state.step == state.total_steps
+            is_logged = is_last or _every(settings.log_every, state.step)
+            is_evaluated = is_last or _every(settings.eval_every, state.step)
+            is_saved = is_last or is_stopping or _every(settings.save_every, state.step)
+            _fix_end(self._config, state, self._progress)
+            if is_logged:
+                self._write_log(update)
+            if is_evaluated:
+                self._evaluate()
+            if is_saved:
+                self._save()
+            if is_stopping:
+                self._checkpoints.wait()
+                raise Interrupted(int(number), state.step)
+        self._checkpoints.wait()
 
-        if is_logged:
-            losses = state.read_losses()
-            bits = sum(losses) / len(losses) / math.log(2)
-            speed = state.tokens / max(state.seconds - logged_at, 1e-9)
-            state.losses.clear()
-            state.tokens, logged_at = 0, state.seconds
-            log.log("train", state.step, bits=bits, lr=lr, tokens_per_second=speed)
-            progress.update(state.step, bits, speed)
+    def _record(self, kind: str, step: int, **values: float) -> None:
+        if self._log is not None:
+            self._log.log(kind, step, **values)
 
-        if is_evaluated:
-            _require_finite_weights(state)
-            result = _validate(config, corpus, state.shown, device)
-            log.log("valid", state.step, bits=result.bpc, nll=result.nll)
-            progress.say(_validation_line(state.step, result))
+    def _note(self, update: Update) -> None:
+        state = self._state
+        if not update.is_skipped:
+            state.losses.append(update.loss)
+            state.offsets.append(update.offset)
+            return
+        loss = float(update.loss)
+        self._record("skip", state.step, nll=loss, norm=update.norm, offset=update.offset)
+        self._progress.say(
+            f"step {state.step}: the norm of the gradient is {update.norm:g}, the loss {loss:g}; "
+            f"the update is left out ({state.skipped} so far). Its segments begin "
+            f"{update.offset:,} tokens into each stream"
+        )
+
+    def _write_log(self, update: Update) -> None:
+        state, settings = self._state, self._config.train
+        losses = state.read_losses()
+        first = state.step - len(losses) + 1
+        for step, (loss, offset) in enumerate(zip(losses, state.offsets, strict=True), first):
+            usual = state.usual_loss
+            if usual is not None and loss > usual + settings.spike:
+                self._record("spike", step, nll=loss, usual=usual, offset=offset)
+                self._progress.say(
+                    f"about step {step}: a loss of {loss:.3f} nats where {usual:.3f} is usual. Its "
+                    f"segments begin {offset:,} tokens into each stream"
+                )
+            state.usual_loss = running_mean(usual, loss)
+        bits = sum(losses) / len(losses) / math.log(2) if losses else math.nan
+        # Of many processes, the time of the last step is told with the next one.
+        seconds = state.seconds - self._logged_at
+        speed = state.tokens / seconds if seconds > 0 else 0.0
+        state.losses.clear()
+        state.offsets.clear()
+        state.tokens, self._logged_at = 0, state.seconds
+        self._record("train", state.step, bits=bits, lr=update.lr, tokens_per_second=speed)
+        self._progress.update(state.step, bits, speed)
+
+    def _evaluate(self) -> None:
+        state = self._state
+        _require_finite_weights(state)
+        model = _whole(state.shown, self._config, state.world)
+
+        def judge() -> Result:
+            result = _validate(self._config, self._corpus, model)
             if result.nll < state.best:
-                state.best = result.nll
-                folder.save_model("best", state.shown, corpus.vocab)
+                weights = model_weights(model)
+                self._folder.save_model("best", self._config.model, weights, self._corpus.vocab)
+            return result
 
-        if is_saved:
-            _require_finite_weights(state)
-            # The checkpoint comes last: a run that goes on from it finds the rest as it should be.
-            folder.save_model("last", state.shown, corpus.vocab)
-            log.sync()
-            folder.save(state.step, state.model, state.state_dict(), settings.keep_checkpoints)
+        result = state.world.by_first(judge)
+        self._record("valid", state.step, bits=result.bpc, nll=result.nll)
+        self._progress.say(_validation_line(state.step, result))
+        state.best = min(state.best, result.nll)
 
-        if is_stopping:
-            raise Interrupted(interrupts[0], state.step)
+    def _save(self) -> None:
+        state = self._state
+        _require_finite_weights(state)
+        if self._log is not None:
+            self._log.sync()
+        # The checkpoint comes last: a run that goes on from it finds the rest as it should be.
+        self._checkpoints.save(
+            state.step,
+            state.tensors(),
+            about := state.about(),
+            self._config.train.keep_checkpoints,
+            before=lambda checkpoint: self._save_last(checkpoint, f"{about['shown']}."),
+        )
+
+    def _save_last(self, checkpoint: Path, prefix: str) -> None:
+        weights = read_whole(checkpoint, prefix)
+        self._folder.save_model("last", self._config.model, weights, self._corpus.vocab)
 
 
 def _every(n: int, step: int) -> bool:
     return n > 0 and step % n == 0
 
 
-def _require_finite_losses(state: TrainState) -> None:
-    losses = state.read_losses()
-    for step, loss in enumerate(losses, state.step - len(losses) + 1):
-        if not math.isfinite(loss):
-            raise _diverged(step, f"the loss is {loss}")
+def _whole(model: TransformerXL, config: Config, world: World) -> TransformerXL:
+    """Return a model that is in one piece; all processes must ask, and the first one gets it."""
+    if config.train.parallel != "fsdp" or world.size == 1:
+        return model
+    weights = whole_weights(model)
+    if not world.is_first:
+        return model
+    # Initial weights are drawn for nothing; the random numbers of the training stay where they are.
+    with torch.random.fork_rng(devices=[]):
+        whole = build_model(config.model)
+    copy_weights(whole, weights)
+    return whole.to(model.device)
 
 
 def _require_finite_weights(state: TrainState) -> None:
-    # The gradient of a finite loss may not be finite; the next loss tells, which may be too late.
-    if not all(bool(p.isfinite().all()) for p in state.model.parameters()):
-        raise _diverged(state.step, "the weights are not finite")
-
-
-def _diverged(step: int, what: str) -> RuntimeError:
-    return RuntimeError(
-        f"{what} after step {step}: lower train.lr or train.clip_norm, or raise "
-        "train.warmup_steps; the checkpoints before it are intact"
-    )
+    # A gradient that is finite may still move a weight too far.
+    own = all(bool(local(p).isfinite().all()) for p in state.model.parameters())
+    if not all(state.world.gather(own)):
+        raise diverged(state.step, "the weights are not finite")
 
 
 def _with_vocabulary(config: Config, corpus: Corpus) -> Config:
@@ -233,11 +293,15 @@ def _with_vocabulary(config: Config, corpus: Corpus) -> Config:
     return replace(config, model=model)
 
 
-def _new_state(config: Config, corpus: Corpus, device: torch.device) -> TrainState:
+def _new_state(config: Config, corpus: Corpus, device: torch.device, world: World) -> TrainState:
     settings = config.train
     kind = VaryingSegments if settings.stages or settings.random_segment_len else Segments
     segments = kind(
-        corpus.split("train"), settings.batch_size, longest_segment(settings), config.model.ext_len
+        corpus.split("train"),
+        settings.batch_size,
+        longest_segment(settings),
+        config.model.ext_len,
+        world.rows(settings.batch_size),
     )
     if settings.stages and settings.stages[-1][2] != config.model.mem_len:
         raise ValueError(
@@ -257,6 +321,11 @@ def _new_state(config: Config, corpus: Corpus, device: torch.device) -> TrainSta
         )
     torch.manual_seed(settings.seed)
     model = build_model(config.model).to(device)
+    model.recompute = settings.recompute
+    average = new_average(model, settings)
+    for each in (model, *([] if average is None else [average.module])):
+        shard(each, settings, world, device)
+    world.seed_apart()
     return TrainState(
         model=model,
         optimizer=Optimizer(model, settings),
@@ -264,7 +333,8 @@ def _new_state(config: Config, corpus: Corpus, device: torch.device) -> TrainSta
         mems=[None] * settings.accumulate,
         total_steps=settings.steps,
         end_is_fixed=settings.minutes is None,
-        average=new_average(model, settings),
+        world=world,
+        average=average,
         corpus={
             "vocab": corpus.vocab.hash,
             **{name: corpus.manifest["splits"][name]["sha256"] for name in ("train", "valid")},
@@ -294,9 +364,9 @@ def _fix_end(config: Config, state: TrainState, progress: Progress) -> None:
         progress.expect(state.total_steps if state.end_is_fixed else max(expected, state.step))
 
 
-def _validate(config: Config, corpus: Corpus, model: TransformerXL, device: torch.device) -> Result:
+def _validate(config: Config, corpus: Corpus, model: TransformerXL) -> Result:
     settings = config.eval
-    with autocast(config.train.precision, device):
+    with autocast(config.train.precision, model.device):
         return evaluate(
             model,
             corpus.split("valid"),

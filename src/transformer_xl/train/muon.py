@@ -2,7 +2,8 @@
 
 Follows Jordan et al., https://kellerjordan.github.io/posts/muon. ``torch.optim.Muon`` does the
 same one matrix at a time and always in bfloat16, which many processors only emulate; this one
-takes all matrices of a shape at once and computes in the precision that it is told.
+takes all matrices of a shape at once and computes in the precision that it is told. Of weights
+that are sharded, every process computes all updates and takes its part.
 """
 
 from collections import defaultdict
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 # The quintic polynomial of the reference: it lifts small singular values fastest and ends with
 # all of them between about 0.7 and 1.2.
@@ -49,6 +51,7 @@ class Muon(torch.optim.Optimizer):
         """Update every matrix that has a gradient."""
         loss = closure() if closure is not None else None
         by_shape: dict[torch.Size, list[tuple[Tensor, Tensor, float]]] = defaultdict(list)
+        shared: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is None:
@@ -59,8 +62,14 @@ class Muon(torch.optim.Optimizer):
                 mean = state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
                 ahead = parameter.grad.lerp(mean, group["momentum"])
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                changed: Tensor = parameter
+                if isinstance(ahead, DTensor):
+                    # Singular vectors are those of a whole matrix, whoever holds its rows.
+                    ahead = ahead.full_tensor()
+                    changed = torch.zeros_like(ahead)
+                    shared.append((parameter, changed))
                 for matrix, update in zip(
-                    parameter.chunk(group["parts"]), ahead.chunk(group["parts"]), strict=True
+                    changed.chunk(group["parts"]), ahead.chunk(group["parts"]), strict=True
                 ):
                     by_shape[matrix.shape].append((matrix, update, group["lr"]))
         for (rows, columns), entries in by_shape.items():
@@ -70,6 +79,12 @@ class Muon(torch.optim.Optimizer):
             scale = max(1.0, rows / columns) ** 0.5
             for (matrix, _, lr), update in zip(entries, updates, strict=True):
                 matrix.add_(update.to(matrix.dtype), alpha=-lr * scale)
+        for parameter, change in shared:
+            assert isinstance(parameter, DTensor)
+            own = distribute_tensor(
+                change, parameter.device_mesh, parameter.placements, src_data_rank=None
+            )
+            parameter.add_(own)
         return loss
 
 

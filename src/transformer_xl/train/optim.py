@@ -1,7 +1,7 @@
 """Optimizers and learning rates as functions of the step."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -53,6 +53,7 @@ class Optimizer:
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
         self._config = config
         parameters = dict(model.named_parameters())
+        self._names = {parameter: name for name, parameter in parameters.items()}
         muon = {}
         if config.optimizer == "muon":
             muon = {n: p for n, p in parameters.items() if n.startswith(_INSIDE) and p.ndim == 2}
@@ -92,6 +93,11 @@ class Optimizer:
             )
             self._parts.append((optimizer, [config.muon_lr] * len(groups)))
 
+    def skip(self) -> None:
+        """Clear the gradients without an update."""
+        for optimizer, _ in self._parts:
+            optimizer.zero_grad()
+
     def step(
         self,
         step: int,
@@ -119,14 +125,35 @@ class Optimizer:
             optimizer.zero_grad()
         return self._config.lr * scale
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of every part."""
-        return {"parts": [optimizer.state_dict() for optimizer, _ in self._parts]}
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what is known of each weight, as ``optimizer.{weight}.{what}``."""
+        return {
+            f"optimizer.{self._names[parameter]}.{what}": tensor
+            for optimizer, _ in self._parts
+            for parameter, known in optimizer.state.items()
+            for what, tensor in known.items()
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned."""
-        for (optimizer, _), saved in zip(self._parts, state["parts"], strict=True):
-            optimizer.load_state_dict(saved)
+    def make_room(self, stored: Iterable[str]) -> None:
+        """Make room for what a checkpoint holds, given the names of its tensors."""
+        parameters = {name: parameter for parameter, name in self._names.items()}
+        owners = {
+            parameter: optimizer
+            for optimizer, _ in self._parts
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        for full_name in stored:
+            kind, _, rest = full_name.partition(".")
+            name, _, what = rest.rpartition(".")
+            if kind != "optimizer" or name not in parameters:
+                continue
+            parameter = parameters[name]
+            # AdamW counts its steps for each weight.
+            room = torch.zeros_like(parameter, requires_grad=False)
+            if what == "step":
+                room = torch.zeros((), device=parameter.device)
+            owners[parameter].state[parameter][what] = room
 
 
 def _matrices_in(name: str, parameters: Mapping[str, Tensor]) -> int:

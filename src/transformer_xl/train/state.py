@@ -2,14 +2,18 @@
 
 import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
 from torch.optim.swa_utils import AveragedModel
 
+from transformer_xl.checkpoint.checkpoints import Checkpoints, empty, read_about, stored
 from transformer_xl.config import Config, TrainConfig
 from transformer_xl.data import Segments
+from transformer_xl.distributed import World
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.train.averaging import average_start
 from transformer_xl.train.lengths import VaryingSegments, random_segment_len, stage_at
@@ -24,12 +28,14 @@ class TrainState:
     optimizer: Optimizer
     segments: Segments
     mems: list[Memory | KeptMemory | None]
-    """The memory of the streams, one for each part of an accumulated step."""
+    """The memory of the streams of this process, one for each part of an accumulated step."""
     total_steps: int
     corpus: dict[str, str]
     """Checksums of the vocabulary and the tokens."""
+    world: World = field(default_factory=World)
+    """The processes that train together."""
     step: int = 0
-    """Updates made so far."""
+    """Updates made so far; those that were left out count."""
     seconds: float = 0.0
     """Time spent in steps, over all parts of the run."""
     end_is_fixed: bool = True
@@ -40,6 +46,16 @@ class TrainState:
     """Lowest validation loss so far."""
     losses: list[float | Tensor] = field(default_factory=list)
     """Losses since the last line of the log; where they were computed, until they are read."""
+    offsets: list[int] = field(default_factory=list)
+    """Where the segments of these losses begin, in tokens after the beginning of each stream."""
+    usual_loss: float | None = None
+    """Running mean of the losses that were read."""
+    usual_norm: float | None = None
+    """Running mean of the norms of the gradient."""
+    skipped: int = 0
+    """Updates that were left out."""
+    skipped_in_a_row: int = 0
+    """Updates that were left out since the last one that was made."""
     tokens: int = 0
     """Tokens read since the last line of the log or the beginning of this part of the run."""
     stage: int = 0
@@ -91,55 +107,124 @@ class TrainState:
             self.average.update_parameters(self.model)
 
     def read_losses(self) -> list[float]:
-        """Return the losses as numbers: this waits for the device, a step does not."""
-        numbers = [float(loss) for loss in self.losses]
+        """Return the losses as numbers, means over all processes, which all must ask for them.
+
+        This waits for the device; a step does not.
+        """
+        numbers = self.world.mean([float(loss) for loss in self.losses])
         self.losses = [*numbers]
         return numbers
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all but the weights, as tensors and numbers."""
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors that training changes, by name.
+
+        ``model.…``, ``average.…`` and ``optimizer.…`` are the same in all processes, or
+        distributed over them. ``mems.…`` are distributed: of all streams in their order, each
+        process has its own. ``random.…`` are the states of the random numbers of each process.
+        """
+        found = {f"model.{name}": x for name, x in self.model.named_parameters()}
+        if self.average is not None:
+            averaged = self.average.module.named_parameters()
+            found |= {f"average.{name}": x for name, x in averaged}
+        found |= self.optimizer.tensors()
+        mems = [m for m in self.mems if m is not None]
+        if mems:
+            assert all(isinstance(m, Memory) for m in mems)
+            for n, parts in enumerate(zip(*(m.states for m in mems), strict=True)):
+                found[f"mems.{n}"] = self._of_streams(torch.cat(parts))
+            forgotten = [m.forgotten for m in mems if m.forgotten is not None]
+            if forgotten:
+                found["mems.forgotten"] = self._of_streams(torch.cat(forgotten))
+        found[f"random.{self.world.rank}"] = torch.get_rng_state()
+        if (device := self.model.device).type == "cuda":
+            found[f"random_cuda.{self.world.rank}"] = torch.cuda.get_rng_state(device)
+        return found
+
+    def about(self) -> dict[str, Any]:
+        """Return all else that training changes, and what the tensors belong to."""
         self.read_losses()
-        device = self.model.device
         return {
-            "optimizer": self.optimizer.state_dict(),
+            "processes": self.world.size,
             "segments": self.segments.state_dict(),
-            "mems": [None if m is None else m.state_dict() for m in self.mems],
-            "average": None if self.average is None else self.average.state_dict(),
             "corpus": self.corpus,
-            "random": torch.get_rng_state(),
-            "random_cuda": None if device.type == "cpu" else torch.cuda.get_rng_state(device),
+            "averaged": 0 if self.average is None else int(self.average.n_averaged),
+            "shown": "model" if self.shown is self.model else "average",
             **{name: getattr(self, name) for name in sorted(self._NUMBERS)},
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what :meth:`state_dict` returned.
+    def load(self, checkpoints: Checkpoints, checkpoint: Path) -> None:
+        """Go on from a checkpoint, which any number of processes may have written.
+
+        Where their number is another one, dropout draws other numbers than it would have drawn.
 
         Raises:
-            ValueError: The state belongs to a run on another text.
+            ValueError: The checkpoint belongs to a run on another text.
+            RuntimeError: It does not fit the model.
         """
-        device = self.model.device
-        if state["corpus"] != self.corpus:
+        about, found = read_about(checkpoint), stored(checkpoint)
+        if about["corpus"] != self.corpus:
             raise ValueError(
                 "the text is not the one that the run began with: its tokens have another "
                 "checksum. Give that text, or another --out"
             )
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.segments.load_state_dict(state["segments"])
-        self.mems = [
-            None if m is None else Memory.from_state_dict(m).to(device) for m in state["mems"]
-        ]
-        torch.set_rng_state(state["random"])
-        if state["random_cuda"] is not None and device.type == "cuda":
-            torch.cuda.set_rng_state(state["random_cuda"], device)
+        self.segments.load_state_dict(about["segments"])
+        for name in self._NUMBERS:
+            setattr(self, name, about[name])
         if self.average is not None:
-            self.average.load_state_dict(state["average"])
-        # Checkpoints of earlier versions know fewer.
-        for name in self._NUMBERS & state.keys():
-            setattr(self, name, state[name])
+            self.average.n_averaged.fill_(about["averaged"])
+        self.mems = [None] * len(self.mems)
+        self.optimizer.make_room(found)
+        # All that is there by now is read in place.
+        rooms = {name: x for name, x in self.tensors().items() if not name.startswith("random")}
+        kinds = ("random", "random_cuda") if self.model.device.type == "cuda" else ("random",)
+        own = [f"{kind}.{self.world.rank}" for kind in kinds]
+        is_same_world = about["processes"] == self.world.size and set(own) <= found.keys()
+        if is_same_world:
+            rooms |= {name: empty(name, found) for name in own}
+        device = self.model.device
+        remembered = [name for name in found if name.startswith("mems.")]
+        for name in remembered:
+            whole = empty(name, found)
+            n_own = len(self.world.rows(len(whole)))
+            rooms[name] = self._of_streams(whole.new_empty(n_own, *whole.shape[1:], device=device))
+        checkpoints.load(checkpoint, rooms)
+        if remembered:
+            self._remember({name.removeprefix("mems."): local(rooms[name]) for name in remembered})
+        if is_same_world:
+            torch.set_rng_state(rooms[own[0]])
+            if device.type == "cuda":
+                torch.cuda.set_rng_state(rooms[own[1]], device)
+        else:
+            self.world.seed_apart(self.step)
+
+    def _of_streams(self, own: Tensor) -> Tensor:
+        """Return a tensor of the streams of this process as a part of that of all streams."""
+        if self.world.size == 1:
+            return own
+        assert self.world.mesh is not None
+        own = own.contiguous()
+        shape = torch.Size((len(own) * self.world.size, *own.shape[1:]))
+        return DTensor.from_local(
+            own, self.world.mesh, [Shard(0)], run_check=False, shape=shape, stride=own.stride()
+        )
+
+    def _remember(self, found: dict[str, Tensor]) -> None:
+        forgotten = found.pop("forgotten", None)
+        states = [found[str(n)] for n in range(len(found))]
+        parts = len(self.mems)
+        of_parts = zip(*(x.chunk(parts) for x in states), strict=True)
+        unseen = [None] * parts if forgotten is None else forgotten.chunk(parts)
+        self.mems = [Memory(own, hidden) for own, hidden in zip(of_parts, unseen, strict=True)]
 
     _NUMBERS = frozenset(
         {
-            *("total_steps", "step", "seconds", "end_is_fixed", "best", "losses"),
+            *("total_steps", "step", "seconds", "end_is_fixed", "best", "losses", "offsets"),
             *("stage", "stage_step", "stage_seconds", "cooldown_steps"),
+            *("usual_loss", "usual_norm", "skipped", "skipped_in_a_row"),
         }
     )
+
+
+def local(x: Tensor) -> Tensor:
+    """Return what this process holds of a tensor."""
+    return x.to_local() if isinstance(x, DTensor) else x

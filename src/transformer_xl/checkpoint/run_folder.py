@@ -5,12 +5,12 @@
     recipe.toml            the settings
     environment.json       versions and hardware
     metrics.jsonl          what was measured
-    checkpoints/step_…/    model.safetensors, state.pt, checksums.json
+    checkpoints/step_…/    what training goes on from (`checkpoints`)
     model/best, model/last model folders
     results.json, sample.json, report.html
 
-A checkpoint is written under a temporary name and renamed when it is whole, so that a kill at any
-moment leaves the one before it. Its files are read after their checksums were compared.
+Whatever is written is there as a whole or not at all, so that a kill at any moment leaves a run
+that goes on.
 """
 
 import fcntl
@@ -20,32 +20,34 @@ import platform
 import shutil
 import sys
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from transformer_xl.config import FORMAT_VERSION, Config
+from transformer_xl.config import FORMAT_VERSION, Config, ModelConfig
 from transformer_xl.data import Vocab
-from transformer_xl.files import checksum, is_disk_full, replace_file, require_space, sync
-from transformer_xl.nn import TransformerXL
-from transformer_xl.nn.pretrained import WEIGHTS_FILE, load_weights, save_model, save_weights
+from transformer_xl.files import UNFINISHED, replace_file, require_space
+from transformer_xl.nn.pretrained import write_model
 from transformer_xl.recipes import differences, dump_recipe, load_recipe
 
 RECIPE_FILE = "recipe.toml"
 ENVIRONMENT_FILE = "environment.json"
 METRICS_FILE = "metrics.jsonl"
-_STATE_FILE = "state.pt"
-_CHECKSUMS_FILE = "checksums.json"
-_UNFINISHED = ".unfinished-"
+CHECKPOINTS = "checkpoints"
 _LOCK_FILE = ".lock"
 
 # Settings that may change between the parts of a run: no weight depends on them. Text may move,
 # and its checksum is compared.
 _MAY_DIFFER = (
     *("eval.", "generate.", "train.log_every", "train.save_every", "train.keep_checkpoints"),
+    # How the work is divided: it moves nothing but the last digits.
+    *("train.parallel", "train.accumulate", "train.recompute", "train.compile"),
+    *("train.hang_minutes", "train.max_skips", "train.spike"),
     *("data.path", "data.valid_path", "data.test_path", "data.cache_dir", "data.workers"),
 )
 
@@ -109,8 +111,8 @@ class RunFolder:
             raise OSError(
                 f"cannot write to the run folder {self.path}: {error.strerror}"
             ) from error
-        for place in ("checkpoints", "model/*"):
-            for left in self.path.glob(f"{place}/{_UNFINISHED}*"):
+        for place in (CHECKPOINTS, "model/*"):
+            for left in self.path.glob(f"{place}/{UNFINISHED}*"):
                 shutil.rmtree(left)
         if not self.holds_run:
             # Weights, for a checkpoint two more numbers for each, three with an average, and one
@@ -148,114 +150,26 @@ class RunFolder:
         ours = (_LOCK_FILE, f".{RECIPE_FILE}.")
         return any(not path.name.startswith(ours) for path in self.path.iterdir())
 
-    def save(self, step: int, model: TransformerXL, state: dict[str, Any], keep: int) -> None:
-        """Write a checkpoint, then remove all but the newest ``keep`` up to it.
-
-        Later ones, to which the run did not come back, were damaged; they are removed too.
-
-        Raises:
-            OSError: It could not be written; the checkpoints before it are intact.
-        """
-        folder = self.path / "checkpoints"
-        final = folder / f"step_{step:08d}"
-        temporary = folder / f"{_UNFINISHED}{os.getpid()}"
-        try:
-            folder.mkdir(exist_ok=True)
-            temporary.mkdir()
-            save_weights(model, temporary / WEIGHTS_FILE)
-            # Given a path, torch does not say that the disk is full.
-            with (temporary / _STATE_FILE).open("wb") as file:
-                torch.save({"format_version": FORMAT_VERSION, **state}, file)
-            sync(temporary / _STATE_FILE)
-            sums = {name: checksum(temporary / name) for name in (WEIGHTS_FILE, _STATE_FILE)}
-            replace_file(temporary / _CHECKSUMS_FILE, json.dumps(sums).encode())
-            sync(temporary)
-            if final.exists():
-                _remove(final)
-            temporary.rename(final)
-            sync(folder)
-        except (OSError, RuntimeError) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
-            reason = "the disk is full" if is_disk_full(error) else str(error)
-            raise OSError(
-                f"the checkpoint of step {step} could not be written to {folder}: {reason}. "
-                "The ones before it are intact; make room and start the same command again"
-            ) from error
-        checkpoints = self._checkpoints()
-        kept = [path for path in checkpoints if path.name <= final.name][:keep]
-        for other in checkpoints:
-            if other not in kept:
-                _remove(other)
-
-    def load(self, model: TransformerXL, say: Any = print) -> dict[str, Any] | None:
-        """Read the newest intact checkpoint into the model; return its state, None without one.
-
-        Raises:
-            RuntimeError: There are checkpoints and all of them are damaged.
-        """
-        checkpoints = self._checkpoints()
-        for folder in checkpoints:
-            if damaged := _damaged_file(folder):
-                say(f"{damaged} is damaged; going back to the checkpoint before it")
-                continue
-            state = torch.load(folder / _STATE_FILE, weights_only=True, map_location="cpu")
-            if state["format_version"] > FORMAT_VERSION:
-                raise RuntimeError(
-                    f"{folder} has format {state['format_version']}; this version reads up to "
-                    f"{FORMAT_VERSION}: update transformer_xl"
-                )
-            load_weights(model, folder / WEIGHTS_FILE)
-            return state
-        if checkpoints:
-            raise RuntimeError(
-                f"every checkpoint in {self.path / 'checkpoints'} is damaged: restore one from a "
-                "copy, or delete that folder to train from the beginning"
-            )
-        return None
-
-    def save_model(self, name: str, model: TransformerXL, vocab: Vocab) -> None:
+    def save_model(
+        self, name: str, config: ModelConfig, weights: Mapping[str, Tensor], vocab: Vocab
+    ) -> None:
         """Write the model folder ``model/best`` or ``model/last``, weights last."""
         folder = self.path / "model" / name
         folder.mkdir(parents=True, exist_ok=True)
         # Its last file; where it is, the vocabulary is whole.
         if not (folder / "vocab.json").exists():
             _save_vocab(vocab, folder)
-        replace_file(folder / "README.md", _model_card(model, vocab, name).encode())
-        save_model(model, folder)
+        replace_file(folder / "README.md", _model_card(config, weights, vocab, name).encode())
+        write_model(config, weights, folder)
 
     def write_json(self, name: str, values: dict[str, Any]) -> None:
         """Write a JSON file of the folder."""
         content = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
         replace_file(self.path / name, content.encode("utf-8", "surrogateescape"))
 
-    def _checkpoints(self) -> list[Path]:
-        return sorted((self.path / "checkpoints").glob("step_*"), reverse=True)
-
-
-def _remove(folder: Path) -> None:
-    # Half of a checkpoint must not pass for a damaged one.
-    doomed = folder.rename(folder.with_name(f"{_UNFINISHED}{folder.name}"))
-    shutil.rmtree(doomed)
-
-
-def _damaged_file(folder: Path) -> Path | None:
-    names = (WEIGHTS_FILE, _STATE_FILE)
-    try:
-        sums = json.loads((folder / _CHECKSUMS_FILE).read_text())
-        expected = {name: sums[name] for name in names}
-    except (OSError, ValueError, KeyError, TypeError):
-        return folder / _CHECKSUMS_FILE
-    for name in names:
-        try:
-            if checksum(folder / name) != expected[name]:
-                return folder / name
-        except OSError:
-            return folder / name
-    return None
-
 
 def _save_vocab(vocab: Vocab, folder: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=folder, prefix=_UNFINISHED) as temporary:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=UNFINISHED) as temporary:
         vocab.save(Path(temporary))
         for name in ("tokenizer.json", "vocab.json"):
             replace_file(folder / name, (Path(temporary) / name).read_bytes())
@@ -276,9 +190,8 @@ def _environment() -> dict[str, Any]:
     }
 
 
-def _model_card(model: TransformerXL, vocab: Vocab, name: str) -> str:
-    config = model.config
-    n_parameters = sum(p.numel() for p in model.parameters())
+def _model_card(config: ModelConfig, weights: Mapping[str, Tensor], vocab: Vocab, name: str) -> str:
+    n_parameters = sum(x.numel() for x in weights.values())
     return f"""---
 library_name: transformer-xl
 pipeline_tag: text-generation

@@ -1,0 +1,262 @@
+"""Checkpoints: what was saved is read, whole or not at all, and a failure costs no older one."""
+
+import errno
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from torch.distributed import checkpoint as dcp
+
+from transformer_xl.checkpoint import checkpoints as module
+from transformer_xl.checkpoint.checkpoints import (
+    Checkpoints,
+    read_about,
+    read_whole,
+    stored,
+)
+from transformer_xl.config import FORMAT_VERSION
+from transformer_xl.distributed import World
+
+SHARD = "shard-00001-model-00001-of-00001.safetensors"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "checkpoints"
+
+
+def values(step):
+    return {"a.weight": torch.full((3, 2), float(step)), "b": torch.tensor([step])}
+
+
+def save(folder, *steps, keep=10, **options):
+    """Write checkpoints that differ."""
+    with Checkpoints(folder, World()) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, values(step), {"step": step}, keep, **options)
+
+
+def loaded(folder):
+    """The step of the newest intact checkpoint, by what is about it and by its tensors."""
+    said = []
+    checkpoints = Checkpoints(folder, World())
+    found = checkpoints.newest(said.append)
+    rooms = {name: torch.zeros_like(x) for name, x in values(0).items()}
+    checkpoints.load(found, rooms)
+    step = read_about(found)["step"]
+    assert all(torch.equal(rooms[name], x) for name, x in values(step).items())
+    return step, said
+
+
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:-9])
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def remove(path):
+    path.unlink()
+
+
+def test_what_was_saved_is_loaded(folder):
+    assert Checkpoints(folder, World()).newest() is None
+    save(folder, 3, 12)
+    assert loaded(folder) == (12, [])
+    assert {name: x.size for name, x in stored(folder / "step_00000012").items()} == {
+        "a.weight": torch.Size([3, 2]),
+        "b": torch.Size([1]),
+    }
+    assert read_whole(folder / "step_00000003", "a.")["weight"].unique().tolist() == [3]
+
+
+def test_what_changes_after_a_save_is_not_in_it(folder):
+    given = values(5)
+    about = {"step": 5}
+    with Checkpoints(folder, World()) as checkpoints:
+        checkpoints.save(5, given, about, 1)
+        given["a.weight"].zero_()
+        about["step"] = 6
+    assert loaded(folder) == (5, [])
+
+
+def test_no_file_of_a_checkpoint_can_hold_a_program(folder):
+    save(folder, 1)
+    assert names(folder / "step_00000001") == ["checksums.json", SHARD, "state.json"]
+
+
+def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(folder, monkeypatch):
+    seen = []
+
+    def sync(path):
+        seen.append((path.name.split("-")[0], names(folder)[-1][:4]))
+
+    monkeypatch.setattr(module, "sync", sync)
+    save(folder, 1)
+    assert seen == [(".unfinished", ".unf"), ("checkpoints", "step")]
+
+
+def test_before_it_counts_it_can_be_read(folder):
+    found = []
+
+    def before(place: Path) -> None:
+        found.append((read_whole(place, "b")[""].tolist(), names(folder)))
+
+    save(folder, 4, before=before)
+    assert found == [([4], [".unfinished-step_00000004"])]
+
+
+def test_only_the_newest_are_kept(folder):
+    save(folder, 5, 10, 100, 1000, keep=2)
+    assert names(folder) == ["step_00000100", "step_00001000"]
+
+
+@pytest.mark.parametrize("damage", [cut, flip, empty, remove])
+@pytest.mark.parametrize("name", [SHARD, "state.json", "checksums.json"])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(folder, name, damage):
+    save(folder, 1, 2)
+    damage(folder / "step_00000002" / name)
+    step, said = loaded(folder)
+    assert step == 1
+    (line,) = said
+    assert "step_00000002/" in line
+    assert "is damaged; going back to the checkpoint before it" in line
+
+
+@pytest.mark.parametrize("content", ["[]", "[1, 2]", "{}", '{"../../x": "0"}', "null"])
+def test_checksums_of_another_kind_are_damage(folder, content):
+    save(folder, 1, 2)
+    (folder / "step_00000002" / "checksums.json").write_text(content)
+    assert loaded(folder)[0] == 1
+
+
+def test_it_is_an_error_when_all_checkpoints_are_damaged(folder):
+    save(folder, 1, 2)
+    for path in folder.glob("*/state.json"):
+        cut(path)
+    with pytest.raises(
+        RuntimeError, match=r"every checkpoint in .* is damaged: restore .* or delete"
+    ):
+        Checkpoints(folder, World()).newest(lambda line: None)
+
+
+def test_a_run_that_went_back_keeps_what_it_saves_from_then_on(folder):
+    save(folder, 10, 20, keep=2)
+    cut(folder / "step_00000020" / SHARD)
+    assert loaded(folder)[0] == 10
+    save(folder, 15, keep=1)
+    assert names(folder) == ["step_00000015"]
+
+
+def test_a_step_that_is_saved_again_replaces_what_was_there(folder):
+    save(folder, 7)
+    cut(folder / "step_00000007" / SHARD)
+    save(folder, 7)
+    assert loaded(folder) == (7, [])
+    assert names(folder) == ["step_00000007"]
+
+
+def test_a_checkpoint_of_a_newer_version_is_not_guessed_at(folder, monkeypatch):
+    monkeypatch.setattr(module, "FORMAT_VERSION", FORMAT_VERSION + 1)
+    save(folder, 1)
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match=f"format {FORMAT_VERSION + 1}; .*update transformer_xl"):
+        Checkpoints(folder, World()).newest()
+
+
+def test_tensors_of_another_model_are_an_error(folder):
+    save(folder, 1)
+    for rooms in ({"c": torch.zeros(1)}, {"b": torch.zeros(5)}):
+        with pytest.raises(RuntimeError, match=r"does not fit this run: .*Give the recipe"):
+            Checkpoints(folder, World()).load(folder / "step_00000001", rooms)
+
+
+def failing(*about, **options):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        (dcp.HuggingFaceStorageWriter, "write_data"),
+        (module, "replace_file"),
+        (module, "checksum"),
+        (module, "sync"),
+    ],
+)
+def test_a_full_disk_is_said_and_costs_no_older_checkpoint(folder, monkeypatch, place):
+    save(folder, 1, keep=1)
+    monkeypatch.setattr(*place, failing)
+    message = r"step 2 could not be written to .*checkpoints: the disk is full. The ones before it"
+    with pytest.raises(OSError, match=message):
+        save(folder, 2, keep=1)
+    monkeypatch.undo()
+    assert loaded(folder) == (1, [])
+    save(folder, 3, keep=1)
+    assert names(folder) == ["step_00000003"]
+
+
+def test_a_failure_is_known_before_the_next_save(folder, monkeypatch):
+    with Checkpoints(folder, World()) as checkpoints:
+        checkpoints.save(1, values(1), {}, 1)
+        checkpoints.wait()
+        assert not checkpoints.has_failed
+        monkeypatch.setattr(module, "checksum", failing)
+        checkpoints.save(2, values(2), {}, 1)
+        while not checkpoints.has_failed:
+            pass
+        with pytest.raises(OSError, match="step 2 could not be written"):
+            checkpoints.save(3, values(3), {}, 1)
+        assert not checkpoints.has_failed
+
+
+def test_an_error_of_the_training_is_not_hidden_by_one_of_the_writing(folder, monkeypatch):
+    monkeypatch.setattr(module, "checksum", failing)
+    with pytest.raises(KeyError), Checkpoints(folder, World()) as checkpoints:  # noqa: PT012
+        checkpoints.save(1, values(1), {}, 1)
+        raise KeyError
+
+
+@pytest.mark.parametrize("kilobytes", [3, 8, 12, 20])
+def test_a_disk_that_is_really_full_costs_no_older_checkpoint(tmp_path, kilobytes):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        save(disk / "run", 1)
+        free = os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize
+        (disk / "filler").write_bytes(bytes(free - kilobytes * 1000))
+        with pytest.raises(OSError, match=r"step 2 could not be written .*the disk is full"):  # noqa: SIM117
+            with Checkpoints(disk / "run", World()) as checkpoints:
+                checkpoints.save(2, {"large": torch.zeros(6000)}, {}, 10)
+        assert names(disk / "run") == ["step_00000001"]
+        assert loaded(disk / "run") == (1, [])
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_checksums_are_those_of_the_files(folder):
+    save(folder, 1)
+    place = folder / "step_00000001"
+    sums = json.loads((place / "checksums.json").read_text())
+    assert sums == {
+        path.name: subprocess.run(["sha256sum", path], capture_output=True, text=True).stdout[:64]
+        for path in place.iterdir()
+        if path.name != "checksums.json"
+    }

@@ -1,0 +1,265 @@
+"""Several processes train what one process trains.
+
+This file is also the program of these processes: it does one thing after the other, each time as
+a new group, and writes down what it found.
+"""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from transformer_xl.checkpoint.checkpoints import Checkpoints, read_whole
+from transformer_xl.data import prepare
+from transformer_xl.distributed import Stalled, World, is_first_process, joined
+from transformer_xl.recipes import dump_recipe, load_recipe
+from transformer_xl.train import Interrupted, loop, train
+from transformer_xl.train.metrics import read_metrics
+from transformer_xl.train.state import local
+
+CPU = torch.device("cpu")
+EXACT = {"dropout": 0.0, "attn_dropout": 0.0}
+# With an eps this large, the direction of an update does not hang on the rounding of a gradient
+# that is all but zero.
+SETTINGS = {"eps": 1e-3, "accumulate": 1, "log_every": 1}
+VARIANTS = {
+    "ddp": {"model": EXACT, "train": SETTINGS},
+    "ddp in parts, average": {
+        "model": EXACT,
+        "train": {**SETTINGS, "accumulate": 2, "average": "ema", "average_decay": 0.5},
+    },
+    "ddp, lamb, adaptive": {
+        "model": {**EXACT, "cutoffs": (3, 9), "div_val": 2, "d_embed": 16},
+        "train": {**SETTINGS, "optimizer": "lamb"},
+    },
+    "ddp, lstm": {
+        "model": {**EXACT, "kind": "lstm", "mem_len": 0},
+        "train": {**SETTINGS, "optimizer": "muon"},
+    },
+    "fsdp": {"model": EXACT, "train": {**SETTINGS, "parallel": "fsdp"}},
+    "fsdp in parts, muon, average": {
+        "model": {**EXACT, "norm_first": True, "activation": "swiglu"},
+        "train": {
+            **SETTINGS,
+            "parallel": "fsdp",
+            "optimizer": "muon",
+            "accumulate": 2,
+            "average": "tail",
+            "average_start": 0.5,
+        },
+    },
+    "fsdp, lamb, computed again": {
+        "model": EXACT,
+        "train": {**SETTINGS, "parallel": "fsdp", "optimizer": "lamb", "recompute": True},
+    },
+    "fsdp, resets, lengths": {
+        "model": EXACT,
+        "data": {"reset_at": "\n"},
+        "train": {**SETTINGS, "parallel": "fsdp", "random_segment_len": True},
+    },
+}
+SWITCHED = {"model": EXACT, "train": {**SETTINGS, "optimizer": "muon", "save_every": 0}}
+
+
+def losses(folder):
+    records = read_metrics(folder / "metrics.jsonl")
+    return {(r["kind"], r["step"]): r["bits"] for r in records if "bits" in r}
+
+
+def newest(folder):
+    return max((folder / "checkpoints").iterdir())
+
+
+def stop_at(step):
+    """Let the next training be interrupted; return what undoes it."""
+    before = loop.train_step
+
+    def train_step(config, state, network):
+        found = before(config, state, network)
+        # One process is told; all stop.
+        if state.step == step and state.world.rank == state.world.size - 1:
+            signal.raise_signal(signal.SIGTERM)
+        return found
+
+    loop.train_step = train_step
+    return lambda: setattr(loop, "train_step", before)
+
+
+def part(config, folder, step):
+    undo = stop_at(step)
+    try:
+        train(config, folder, quiet=True)
+    except Interrupted as stopped:
+        return str(stopped)
+    finally:
+        undo()
+    return "not stopped"
+
+
+@pytest.fixture
+def found(toy_recipe, tmp_path_factory):
+    """Let two processes do everything, once for all tests."""
+    folder = tmp_path_factory.getbasetemp() / "two-processes"
+    if not (folder / "found-0.json").exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for name, sections in VARIANTS.items():
+            (folder / f"{name}.toml").write_text(dump_recipe(toy_recipe(**sections)))
+        switched = toy_recipe(**SWITCHED)
+        (folder / "switched").write_text(dump_recipe(switched))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "finish", lambda *about: {})
+            for name in VARIANTS:
+                config = load_recipe(folder / f"{name}.toml")
+                train(config, folder / "alone" / name, quiet=True)
+            train(switched, folder / "alone" / "switched", quiet=True)
+            assert "step 4" in part(switched, folder / "switched-run", 4)
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TXL_TRACEBACK": "1"}
+        done = subprocess.run(
+            [*command, __file__, str(folder)], env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", VARIANTS)
+def test_two_processes_have_the_losses_of_one(found, name):
+    alone, together = losses(found / "alone" / name), losses(found / "two" / name)
+    assert alone.keys() == together.keys()
+    # Gradients are summed up in another order.
+    assert max(abs(alone[key] - together[key]) for key in alone) < 1e-5
+    for kind in ("best", "last"):
+        weights = [
+            (found / where / name / "model" / kind / "config.json").read_text()
+            for where in ("alone", "two")
+        ]
+        assert weights[0] == weights[1]
+    one, other = (read_whole(newest(found / where / name), "model.") for where in ("alone", "two"))
+    torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_any_number_of_processes(found):
+    alone, switched = losses(found / "alone" / "switched"), losses(found / "switched-run")
+    assert alone.keys() == switched.keys()
+    assert max(abs(alone[key] - switched[key]) for key in alone) < 1e-5
+    about = json.loads((found / "found-0.json").read_text())
+    # It hears of the signal one step later.
+    assert about["stopped"] == "stopped at step 9 and saved; the same command goes on from there"
+    assert about["again"] == []
+
+
+@pytest.mark.slow
+def test_each_process_has_its_streams_of_a_memory_bit_for_bit(found):
+    for rank in range(2):
+        about = json.loads((found / f"found-{rank}.json").read_text())
+        assert about["equal"] == {"mems.0": True, "mems.1": True}
+        assert about["rows"] == [2 * rank, 2 * rank + 1]
+
+
+@pytest.mark.slow
+def test_what_processes_say_to_each_other(found):
+    for rank in range(2):
+        about = json.loads((found / f"found-{rank}.json").read_text())
+        assert about["by first"] == 0
+        assert about["error"] == "only the first"
+        assert about["mean"] == [0.5, 5.0]
+        assert about["gathered"] == ["a", "b"]
+        assert about["before"] == [[0.0], [1.0], [11.0]]
+        assert about["drawn"] == [rank == 0, True]
+
+
+@pytest.mark.slow
+def test_a_process_that_hangs_ends_the_others_within_the_time_limit(found):
+    about = json.loads((found / "found-0.json").read_text())
+    assert "lost another one, which stopped or did not answer" in about["stalled"]
+    assert 2 < about["waited"] < 20
+
+
+def test_streams_that_cannot_be_divided_are_an_error():
+    with pytest.raises(ValueError, match="batch_size=6 streams cannot be divided evenly over 4"):
+        World(rank=1, size=4).rows(6)
+    assert World(rank=1, size=3).rows(6) == range(2, 4)
+
+
+def test_one_process_talks_to_itself():
+    world = World()
+    assert world.is_first
+    assert world.by_first(lambda: 3) == 3
+    assert world.mean([1.5]) == [1.5]
+    assert world.gather("x") == ["x"]
+    assert world.largest_before(1.0, 2.0) == [1.0, 2.0]
+    with joined(CPU, 1.0) as found:
+        assert found.size == 1
+
+
+def main(folder):
+    """What each of the two processes does."""
+    loop.finish = lambda *about: {}
+    rank = int(os.environ["RANK"])
+    about = {}
+    for name in VARIANTS:
+        train(load_recipe(folder / f"{name}.toml"), folder / "two" / name, quiet=True)
+
+    switched = load_recipe(folder / "switched")
+    sharded = replace(switched, train=replace(switched.train, parallel="fsdp"))
+    about["stopped"] = part(sharded, folder / "switched-run", 8)
+    config = loop._with_vocabulary(switched, corpus := prepare(switched.data))
+    with joined(CPU, 1.0) as world:
+        state = loop._new_state(config, corpus, CPU, world)
+        checkpoint = newest(folder / "switched-run")
+        state.load(Checkpoints(checkpoint.parent, world), checkpoint)
+        about["rows"] = list(rows := world.rows(config.train.batch_size))
+        own = {name: local(x) for name, x in state.tensors().items() if "mems" in name}
+        whole = read_whole(checkpoint, "")
+        about["equal"] = {
+            name: torch.equal(x, whole[name][rows.start : rows.stop]) for name, x in own.items()
+        }
+        world.wait()
+    about["again"] = []
+    train(switched, folder / "switched-run", quiet=True)
+
+    with joined(CPU, 1.0) as world:
+        about["by first"] = world.by_first(lambda: world.rank)
+        try:
+            world.by_first(lambda: {}["only the first"])
+        except KeyError as error:
+            about["error"] = error.args[0]
+        about["mean"] = world.mean([float(rank), 5.0])
+        about["gathered"] = world.gather("ab"[rank])
+        about["before"] = [world.largest_before(10.0 * n + rank) for n in range(3)]
+        torch.manual_seed(5)
+        alone = torch.rand(3)
+        torch.manual_seed(5)
+        world.seed_apart()
+        drawn = world.gather(torch.rand(3).tolist())
+        about["drawn"] = [drawn[rank] == alone.tolist(), drawn[0] != drawn[1]]
+
+    # The second one stays away; the first must not wait for ever.
+    began = time.perf_counter()
+    try:
+        with joined(CPU, 0.05) as world:
+            if is_first_process():
+                world.mean([1.0])
+            else:
+                time.sleep(8)
+    except Stalled as error:
+        about["stalled"] = str(error)
+    about["waited"] = time.perf_counter() - began
+    (folder / f"found-{rank}.json").write_text(json.dumps(about))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main(Path(sys.argv[1]))
