@@ -29,6 +29,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 from turns import circumstances
 
+from transformer_xl.data.corpus import VERIFIED
+
 N_WORDS = 50_000
 WORDS_PER_LINE = 20
 BLOCK_WORDS = 200_000
@@ -101,9 +103,9 @@ def finish(process: "subprocess.Popen[bytes]") -> tuple[dict[str, Any], int]:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Return the checksum of every file of a corpus."""
+    """Return the checksum of every file of a corpus, but for that which tells when."""
     found = {}
-    for path in sorted(folder.iterdir()):
+    for path in sorted(path for path in folder.iterdir() if path.name != VERIFIED):
         with path.open("rb") as file:
             found[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
     return found

@@ -38,7 +38,7 @@ def test_compressed_text_is_the_text(tmp_path, suffix, compress):
     # What was unpacked served the building only.
     names = {path.name for path in corpus.folder.iterdir()}
     bins = {"train.bin", "valid.bin", "test.bin"}
-    assert names == {*bins, "manifest.json", "tokenizer.json", "vocab.json"}
+    assert names == {*bins, "manifest.json", "tokenizer.json", "verified.json", "vocab.json"}
 
 
 def test_zstd_needs_its_package_and_says_so(tmp_path, monkeypatch):

@@ -99,7 +99,7 @@ class Eval:
                 f"--eval.dynamic {settings.dynamic} with --weights {self.weights}: weights in "
                 "fewer bits cannot learn; leave out one of them"
             )
-        if settings.dynamic == "rms" and not (self.data.name or self.data.path):
+        if settings.dynamic == "rms" and not self.data.is_given:
             raise ValueError(
                 f"--eval.dynamic rms learns from the training text how large gradients are, and "
                 f"{self.dir} is a model without the recipe of its run: give the text with "
@@ -134,7 +134,7 @@ class Eval:
         if self.file:
             text = read_text(self.file, vocab)
             return vocab.encode_lines(text, prepared=self.prepared or bool(self.preset))
-        if not (self.data.name or self.data.path):
+        if not self.data.is_given:
             raise ValueError(
                 f"{self.dir} is a model without the recipe of its run, which says on what text it "
                 "was trained: give any text with --file, or the run folder instead"

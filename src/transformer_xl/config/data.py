@@ -14,8 +14,8 @@ class DataConfig:
     """A corpus known to `txl prepare`, such as tiny-shakespeare, or hf:ORG/NAME of Hugging Face
     datasets; empty: the text at data.path."""
     path: str | None = None
-    """File, folder or pattern such as texts/*.txt.gz, several divided by a colon as in PATH; for a
-    known corpus, a copy of it that is already here."""
+    """File, folder or pattern such as texts/*.txt.gz, or a URL of one such as s3://bucket/texts/;
+    several divided by a colon as in PATH; for a known corpus, a copy of it that is already here."""
     valid_path: str | None = None
     """The validation text, given as data.path is; None: split it off the text."""
     test_path: str | None = None
@@ -48,6 +48,17 @@ class DataConfig:
     them writes the same bytes."""
     cache_dir: str | None = None
     """Where token files are kept; None: TXL_CACHE, else ~/.cache/transformer_xl."""
+    corpus: str | None = None
+    """A corpus that txl prepare has made: its folder, or the URL of a copy in a store, of which
+    training reads what its streams need. None: prepare the text at data.name or data.path."""
+    verify: Literal["once", "always", "never"] = "once"
+    """Compare token files with their checksums once until they change, each time they are opened,
+    or never; files in a store only with always. Sizes are always compared."""
+
+    @property
+    def is_given(self) -> bool:
+        """Whether they name a text or a corpus."""
+        return bool(self.name or self.path or self.corpus)
 
     def __post_init__(self) -> None:
         require_positive("vocab_size", self.vocab_size)

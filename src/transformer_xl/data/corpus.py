@@ -4,7 +4,7 @@ A corpus folder holds ``tokenizer.json`` and ``vocab.json`` (the vocabulary), ``
 ``valid.bin`` and ``test.bin`` (the symbols, 16 or 32 bits each) and ``manifest.json`` (what is
 there, with checksums, and where it came from). It is written once, under a temporary name, and
 renamed when it is whole (`building`). Text passes through in blocks; no part is ever in memory
-as a whole.
+as a whole. ``verified.json`` remembers that the checksums were right, until a file changes.
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,19 @@ from jaxtyping import Integer
 
 from transformer_xl.config import FORMAT_VERSION, DataConfig
 from transformer_xl.data.building import build, vocabulary_source
-from transformer_xl.data.finding import find_text
+from transformer_xl.data.finding import fetch_text, find_text
 from transformer_xl.data.locking import LOCK, locked
+from transformer_xl.data.store import is_url, local_path
 from transformer_xl.data.text import SPLITS, TextFiles
+from transformer_xl.data.tokens import Tokens
 from transformer_xl.data.vocab import Vocab, load_vocab
-from transformer_xl.files import checksum
+from transformer_xl.files import checksum, replace_file
 
+MANIFEST = "manifest.json"
+VERIFIED = "verified.json"
+"""Which token files were compared with their checksums, and their sizes and times then."""
 _ONE_WEEK = 7 * 24 * 60 * 60
+_LONG_BYTES = 1 << 30
 
 
 class Corpus:
@@ -39,6 +46,7 @@ class Corpus:
         folder: Where it lies.
         manifest: The contents of ``manifest.json``.
         vocab: Its vocabulary.
+        dtype: Of a token on disk, ``uint16`` or ``uint32``.
 
     Raises:
         FileNotFoundError: The folder holds no corpus.
@@ -47,7 +55,7 @@ class Corpus:
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        path = self.folder / "manifest.json"
+        path = self.folder / MANIFEST
         if not path.is_file():
             raise FileNotFoundError(f"{self.folder} holds no corpus: manifest.json is missing")
         try:
@@ -58,7 +66,9 @@ class Corpus:
                     f"{path} has format {version!r}, this version reads up to {FORMAT_VERSION}: "
                     "update transformer_xl"
                 )
-            self._dtype = np.dtype(self.manifest["dtype"])
+            if self.manifest["dtype"] not in ("uint16", "uint32"):
+                raise ValueError(f"dtype {self.manifest['dtype']!r} is not uint16 or uint32")
+            self.dtype = np.dtype(self.manifest["dtype"])
             vocab_hash = self.manifest["vocab"]["hash"]
             for name in SPLITS:
                 self._check_size(name)
@@ -81,14 +91,22 @@ class Corpus:
     def _check_size(self, name: str) -> None:
         about = self.manifest["splits"][name]
         path = self.folder / about["file"]
-        expected = about["tokens"] * self._dtype.itemsize
-        found = path.stat().st_size if path.is_file() else None
+        if path.name != about["file"]:
+            raise ValueError(
+                f"the {name} split is in {about['file']!r}, which is no name of a file"
+            )
+        expected = about["tokens"] * self.dtype.itemsize
+        found = self._size(path.name)
         if found != expected:
             raise RuntimeError(
                 self._damage(path, f"{found:,} bytes instead of {expected:,}")
                 if found is not None
                 else self._damage(path, "it is missing")
             )
+
+    def _size(self, file: str) -> int | None:
+        path = self.folder / file
+        return path.stat().st_size if path.is_file() else None
 
     def _about(self, name: str) -> dict[str, Any]:
         if name not in SPLITS:
@@ -120,7 +138,15 @@ class Corpus:
                 f"the corpus has no {name} split: nothing was held out for it; set "
                 f"data.{name}_fraction above 0 or give data.{name}_path"
             )
-        return np.memmap(self.folder / about["file"], dtype=self._dtype, mode="r")
+        return np.memmap(self.folder / about["file"], dtype=self.dtype, mode="r")
+
+    def tokens(self, name: str) -> Tokens:
+        """Return the symbols of a split, to be read where they lie: indexed by places.
+
+        Raises:
+            ValueError: The split is empty.
+        """
+        return self.split(name)
 
     def verify(self) -> None:
         """Compare every token file with its checksum.
@@ -129,13 +155,53 @@ class Corpus:
             RuntimeError: A file differs.
         """
         for name in SPLITS:
-            path = self.folder / self._about(name)["file"]
-            with path.open("rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-            if found != self._about(name)["sha256"]:
-                raise RuntimeError(
-                    self._damage(path, "its contents do not match the checksum in manifest.json")
-                )
+            about = self._about(name)
+            if self._digest(about["file"]) != about["sha256"]:
+                raise RuntimeError(self._wrong_checksum(self.folder / about["file"]))
+
+    def verify_once(self, say: Callable[[str], None]) -> None:
+        """Do what :meth:`verify` does, unless it was done since the files changed.
+
+        Where another process is at it, this one waits for it. In a folder that cannot be written,
+        where nothing can be remembered, it is done each time.
+
+        Raises:
+            RuntimeError: A file differs.
+        """
+        if self._is_verified():
+            return
+        with locked(self.folder, say, "another process is comparing checksums"):
+            if self._is_verified():
+                return
+            seen = self._seen()
+            n_bytes = sum(size for _, size, _ in seen.values())
+            if n_bytes > _LONG_BYTES:
+                say(f"comparing {n_bytes:,} bytes of tokens with their checksums, this once")
+            self.verify()
+            with suppress(OSError):
+                replace_file(self.folder / VERIFIED, json.dumps(seen).encode())
+                (self.folder / LOCK).unlink(missing_ok=True)
+
+    def _seen(self) -> dict[str, list[Any]]:
+        """Return checksum, size and time of change, in nanoseconds, of each token file."""
+        abouts = [self._about(name) for name in SPLITS]
+        stats = [(self.folder / about["file"]).stat() for about in abouts]
+        return {
+            about["file"]: [about["sha256"], stat.st_size, stat.st_mtime_ns]
+            for about, stat in zip(abouts, stats, strict=True)
+        }
+
+    def _is_verified(self) -> bool:
+        try:
+            return json.loads((self.folder / VERIFIED).read_bytes()) == self._seen()
+        except (OSError, ValueError):
+            return False
+
+    def _digest(self, file: str) -> str:
+        return checksum(self.folder / file)
+
+    def _wrong_checksum(self, path: Path) -> str:
+        return self._damage(path, f"its contents do not match the checksum in {MANIFEST}")
 
 
 def raw_split(corpus: Corpus, name: str) -> bytes:
@@ -177,13 +243,13 @@ def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -
     say = progress or (lambda line: None)
     given = cache_folder(config)
     cache = given.absolute()
+    if config.corpus:
+        return _verified(_prepared(config, config.corpus, cache, say), config, say)
     files = find_text(config, cache / "downloads", say)
     settings = _settings(config)
     folder = cache / f"{_title(config, files)}-{_key(settings, files)}"
     if folder.is_dir():
-        corpus = Corpus(folder)
-        corpus.verify()
-        return corpus
+        return _verified(Corpus(folder), config, say)
     building = cache / f".building-{folder.name}"
     try:
         cache.mkdir(parents=True, exist_ok=True)
@@ -200,7 +266,7 @@ def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -
             shutil.rmtree(building, ignore_errors=True)
         elif is_ours:
             try:
-                build(config, files, settings, building, say)
+                build(config, fetch_text(config, files, say), settings, building, say)
             except ValueError:
                 # What does not fit will not fit later.
                 shutil.rmtree(building, ignore_errors=True)
@@ -208,7 +274,39 @@ def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -
             # The lock goes with it: who waits for it finds that it is not where it was.
             building.rename(folder)
             (folder / LOCK).unlink(missing_ok=True)
-    return Corpus(folder) if is_ours else prepare(config, progress)
+    return _verified(Corpus(folder), config, say) if is_ours else prepare(config, progress)
+
+
+def _verified(corpus: Corpus, config: DataConfig, say: Callable[[str], None]) -> Corpus:
+    if config.verify == "always":
+        corpus.verify()
+    elif config.verify == "once":
+        corpus.verify_once(say)
+    return corpus
+
+
+def _prepared(config: DataConfig, place: str, cache: Path, say: Callable[[str], None]) -> Corpus:
+    """Open the corpus that ``data.corpus`` names, if it is what the other settings say."""
+    place = local_path(place)
+    if is_url(place):
+        from transformer_xl.data.stored import StoredCorpus
+
+        corpus = StoredCorpus(place, cache / "downloads", say)
+    else:
+        corpus = Corpus(Path(place).expanduser())
+    name = corpus.manifest.get("source", {}).get("name", config.name)
+    vocab = corpus.manifest.get("settings", {}).get("vocab", config.vocab)
+    if config.name not in ("", name):
+        raise ValueError(
+            f"data.name={config.name!r}, but data.corpus={config.corpus!r} was made with "
+            f"data.name={name!r}: set that, or name another corpus"
+        )
+    if vocab not in ("brought", config.vocab):
+        raise ValueError(
+            f"data.vocab={config.vocab}, but data.corpus={config.corpus!r} has {vocab}: set "
+            f"data.vocab to {vocab}"
+        )
+    return corpus
 
 
 def _title(config: DataConfig, files: TextFiles) -> str:
@@ -223,7 +321,10 @@ def _settings(config: DataConfig) -> dict[str, Any]:
     is still found.
     """
     settings = dataclasses.asdict(config)
-    for name in ("cache_dir", "workers", "vocab_from", "json_field", "tokenizer", "reset_at"):
+    for name in (
+        *("cache_dir", "workers", "vocab_from", "json_field", "tokenizer", "reset_at"),
+        *("corpus", "verify"),
+    ):
         del settings[name]
     if config.tokenizer:
         settings["tokenizer"] = checksum(_tokenizer_file(config.tokenizer))
@@ -248,7 +349,9 @@ def _tokenizer_file(given: str) -> Path:
 def _key(settings: dict[str, Any], files: TextFiles) -> str:
     parts = (files.train, files.valid or (), files.test or ())
     identity = [
-        [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
+        [x.url, x.size, x.version]
+        if (x := files.stored.get(path))
+        else [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
         for paths in parts
         for path in paths
     ]

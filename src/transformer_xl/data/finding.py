@@ -3,29 +3,49 @@
 import codecs
 import glob
 import os
+import re
 import sysconfig
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data.catalogue import KNOWN_CORPORA, RemoteFile
 from transformer_xl.data.download import Progress, differs, download, where_from
+from transformer_xl.data.fetching import fetch
 from transformer_xl.data.hub import HUB_PREFIX, find_hub_text
-from transformer_xl.data.text import TextFiles
+from transformer_xl.data.store import StoredObject, is_url, list_objects, local_path
+from transformer_xl.data.text import SPLITS, TextFiles
 from transformer_xl.data.unpacking import first_bytes, parts_within, unpacking_of
 
 _PROBE_BYTES = 8192
 _LISTED_SKIPPED = 5
 _SUBFOLDERS = ("", "data", "simple-examples/data")
+# Beside a URL, which has colons of its own, a colon divides before a URL or an absolute path.
+_BEFORE_URL = rf"(?<!:){os.pathsep}" + r"(?=[A-Za-z][A-Za-z0-9+.-]+://)"
+_BETWEEN_URLS = rf"{_BEFORE_URL}|{os.pathsep}(?=/(?!/))"
+
+
+class Texts(NamedTuple):
+    """What a path names."""
+
+    root: Path
+    """The folder below which all files lie."""
+    files: tuple[Path, ...]
+    stored: dict[Path, StoredObject]
+    """Those of a store, which may not be here yet, and the objects they are."""
 
 
 def find_text(config: DataConfig, downloads: Path, progress: Progress) -> TextFiles:
     """Find the files of a corpus, downloading them where they must be.
 
+    Objects in a store are listed; :func:`fetch_text` fetches them.
+
     Raises:
         ValueError: The settings name an unknown corpus, or files that hold no text.
         FileNotFoundError: A file is missing.
-        OSError: A download failed.
+        OSError: A download failed, or a store does not answer.
     """
     if not (config.name or config.path):
         raise ValueError(
@@ -39,11 +59,17 @@ def find_text(config: DataConfig, downloads: Path, progress: Progress) -> TextFi
             f"{', '.join(KNOWN_CORPORA)}, and {HUB_PREFIX}ORG/NAME of Hugging Face datasets. For "
             "text of your own leave it empty and give --data.path FILE_OR_FOLDER"
         )
-    held_out = {
-        part: list_texts(path, config, progress)[1]
+    if config.name and config.path and is_url(config.path):
+        raise ValueError(
+            f"data.name={config.name!r} with data.path={config.path!r}: of a known corpus, "
+            "data.path takes a copy on this machine; leave out data.name to read any text at a URL"
+        )
+    listed = {
+        part: list_texts(path, config, downloads, progress)
         for part, path in (("valid", config.valid_path), ("test", config.test_path))
         if path is not None
     }
+    held_out = {part: texts.files for part, texts in listed.items()}
     parts: dict[str, tuple[Path, ...]]
     if config.name == "python-stdlib":
         root = Path(config.path or sysconfig.get_path("stdlib"))
@@ -53,7 +79,8 @@ def find_text(config: DataConfig, downloads: Path, progress: Progress) -> TextFi
     elif config.name:
         root, parts = _find_known(config, downloads, progress)
     else:
-        root, files = list_texts(config.path or "", config, progress)
+        listed["train"] = list_texts(config.path or "", config, downloads, progress)
+        root, files, _ = listed["train"]
         parts = {"train": files}
     # A folder may hold its held-out files itself; nothing is trained on that is also measured.
     away = {file.resolve() for files in held_out.values() for file in files}
@@ -61,8 +88,13 @@ def find_text(config: DataConfig, downloads: Path, progress: Progress) -> TextFi
     parts["train"] = tuple(file for file in parts["train"] if file.resolve() not in away)
     if found and not parts["train"]:
         raise ValueError(f"{root} holds nothing but what data.valid_path and test_path hold out")
+    stored = {path: x for texts in listed.values() for path, x in texts.stored.items()}
     if len(parts["train"]) == 1:
-        parts |= dict.fromkeys(parts_within(parts["train"][0], config), parts["train"])
+        (file,) = parts["train"]
+        if unpacking_of(file, config) == "json":
+            # Which parts it has is in it.
+            fetch({file: stored[file]} if file in stored else {}, file.parent, progress)
+        parts |= dict.fromkeys(parts_within(file, config), parts["train"])
     parts |= held_out
     known = KNOWN_CORPORA.get(config.name)
     return TextFiles(
@@ -71,19 +103,69 @@ def find_text(config: DataConfig, downloads: Path, progress: Progress) -> TextFi
         train=parts["train"],
         valid=parts.get("valid"),
         test=parts.get("test"),
+        stored=stored,
     )
 
 
-def list_texts(given: str, config: DataConfig, progress: Progress) -> tuple[Path, tuple[Path, ...]]:
-    """List what ``data.path`` names: a file, a folder, a pattern, or several, in that order.
+def fetch_text(config: DataConfig, files: TextFiles, progress: Progress) -> TextFiles:
+    """Fetch what lies in a store, and leave out what a folder there holds beside text.
 
-    Returns:
-        The folder below which all of them lie, and the files.
+    Raises:
+        ValueError: A folder holds no text.
+        OSError: An object cannot be read or changed meanwhile, or the disk failed.
+    """
+    if not files.stored:
+        return files
+    fetch(files.stored, next(iter(files.stored)).parent, progress)
+    in_folder = [path for path, x in files.stored.items() if x.in_folder]
+    skipped = {path for path in in_folder if not _begins_like_text(path, config)}
+    _say_skipped([files.name(path) for path in sorted(skipped)], files.description, progress)
+    kept = {
+        part: tuple(path for path in paths if path not in skipped)
+        for part in SPLITS
+        if (paths := getattr(files, part)) is not None
+    }
+    for part, paths in kept.items():
+        if not paths:
+            raise ValueError(f"{files.description} ({part}): the folder holds no text files")
+    return replace(files, **kept)
+
+
+def list_texts(given: str, config: DataConfig, downloads: Path, progress: Progress) -> Texts:
+    """List what ``data.path`` names: a file, a folder, a pattern, a URL, or several, in that order.
 
     Raises:
         FileNotFoundError: There is nothing at a path.
         ValueError: A folder holds no text.
+        OSError: A store does not answer.
     """
+    if not is_url(given) and not re.search(_BEFORE_URL, given):
+        return Texts(*_list_local(given, config, progress), {})
+    stored: dict[Path, StoredObject] = {}
+    files: list[Path] = []
+    local_roots: list[Path] = []
+    store_roots: list[Path] = []
+    for item in re.split(_BETWEEN_URLS, given):
+        place = local_path(item)
+        if is_url(place):
+            objects = list_objects(place, downloads / "objects", progress)
+            _refuse_corpus([x.name for x in objects], place)
+            targets = [x.target(downloads / "objects") for x in objects]
+            stored |= dict(zip(targets, objects, strict=True))
+            # A name for people.
+            root = re.split(r"[*?\[]", place.partition("://")[2])[0]
+            store_roots.append(Path(root if objects[0].in_folder else root.rpartition("/")[0]))
+        else:
+            root, found = _list_local(place, config, progress)
+            targets = list(found)
+            local_roots.append(root)
+        files += targets
+    return Texts([*local_roots, *store_roots][0], tuple(dict.fromkeys(files)), stored)
+
+
+def _list_local(
+    given: str, config: DataConfig, progress: Progress
+) -> tuple[Path, tuple[Path, ...]]:
     # A name with a colon or a star in it is a name first.
     single = Path(given).exists() or (os.pathsep not in given and not glob.has_magic(given))
     places: list[Path] = []
@@ -122,21 +204,31 @@ def list_text(path: Path, config: DataConfig, progress: Progress) -> tuple[Path,
         return (path,)
     if not path.is_dir():
         raise FileNotFoundError(f"there is no file or folder {path}")
+    _refuse_corpus([file.name for file in path.iterdir()], path)
     found, skipped = [], []
     for file in _walk(path, lambda name: name.startswith(".")):
         if file.name.startswith("."):
             continue
         (found if _begins_like_text(file, config) else skipped).append(file)
-    if skipped:
-        names = ", ".join(str(file.relative_to(path)) for file in skipped[:_LISTED_SKIPPED])
-        more = len(skipped) - _LISTED_SKIPPED
-        progress(
-            f"skipped {len(skipped)} files of {path} that are empty or no text: {names}"
-            + (f" and {more} more" if more > 0 else "")
-        )
+    _say_skipped([str(file.relative_to(path)) for file in skipped], path, progress)
     if not found:
         raise ValueError(f"the folder {path} holds no text files")
     return tuple(found)
+
+
+def _refuse_corpus(names: list[str], where: object) -> None:
+    if {"manifest.json", "vocab.json", "train.bin"} <= {*names}:
+        raise ValueError(f"{where} is a prepared corpus, no text: give it with --data.corpus")
+
+
+def _say_skipped(names: list[str], where: object, progress: Progress) -> None:
+    if names:
+        more = len(names) - _LISTED_SKIPPED
+        progress(
+            f"skipped {len(names)} files of {where} that are empty or no text: "
+            + ", ".join(names[:_LISTED_SKIPPED])
+            + (f" and {more} more" if more > 0 else "")
+        )
 
 
 def _walk(root: Path, is_skipped: Callable[[str], bool]) -> list[Path]:

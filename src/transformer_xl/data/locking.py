@@ -16,8 +16,17 @@ _SECONDS = 0.2
 
 
 @contextmanager
-def locked(folder: Path, say: Callable[[str], None]) -> Iterator[bool]:
+def locked(
+    folder: Path,
+    say: Callable[[str], None],
+    waiting: str = "another process is preparing this corpus",
+) -> Iterator[bool]:
     """Hold the lock of a folder, waiting while another process does.
+
+    Args:
+        folder: The folder. One that cannot be written needs no lock.
+        say: Takes a line of text for the user.
+        waiting: What that line says when this process has to wait.
 
     Yields:
         Whether the folder is ours now; False when the other process finished and took it away.
@@ -27,6 +36,11 @@ def locked(folder: Path, say: Callable[[str], None]) -> Iterator[bool]:
     except FileNotFoundError:
         yield False
         return
+    except OSError:
+        if os.access(folder, os.W_OK):
+            raise
+        yield True
+        return
     try:
         has_said = False
         while fcntl is not None:
@@ -35,7 +49,7 @@ def locked(folder: Path, say: Callable[[str], None]) -> Iterator[bool]:
                 break
             except BlockingIOError:
                 if not has_said:
-                    say("another process is preparing this corpus; waiting for it")
+                    say(f"{waiting}; waiting for it")
                 has_said = True
                 time.sleep(_SECONDS)
             except OSError:

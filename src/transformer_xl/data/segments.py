@@ -11,8 +11,10 @@ from typing import TypedDict
 
 import numpy as np
 import torch
-from jaxtyping import Int64, Integer
+from jaxtyping import Int64
 from torch import Tensor
+
+from transformer_xl.data.tokens import Tokens
 
 
 class SegmentsState(TypedDict):
@@ -48,7 +50,7 @@ class Segments:
 
     def __init__(
         self,
-        tokens: Integer[np.ndarray, " length"],
+        tokens: Tokens,
         batch_size: int,
         segment_len: int,
         ext_len: int = 0,

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from transformer_xl.config import DataConfig
+from transformer_xl.data.store import StoredObject
 from transformer_xl.data.vocab import VocabKind, split_point
 
 BLOCK_BYTES = 1 << 16
@@ -50,10 +51,15 @@ class TextFiles:
     test: tuple[Path, ...] | None = None
     origins: Mapping[Path, Path] = field(default_factory=dict)
     """For files that were unpacked: the files they came from."""
+    stored: Mapping[Path, StoredObject] = field(default_factory=dict)
+    """For files of a store, which are fetched when the corpus is built: the objects."""
 
     def name(self, path: Path) -> str:
-        """Return the place of a file, or of the file it came from, below ``root``."""
-        return Path(os.path.relpath(self.origins.get(path, path), self.root)).as_posix()
+        """Return the place of a file, or of what it came from, below ``root``."""
+        path = self.origins.get(path, path)
+        if path in self.stored:
+            return self.stored[path].name
+        return Path(os.path.relpath(path, self.root)).as_posix()
 
 
 def read_bytes(span: Span) -> Iterator[bytes]:

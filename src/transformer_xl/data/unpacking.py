@@ -62,7 +62,7 @@ def opened(path: Path) -> Iterator[io.BufferedIOBase]:
     suffix = path.suffix.lower()
     try:
         if suffix == ".zst":
-            zstandard = _package("zstandard", f"{path} is compressed with zstd")
+            zstandard = optional_package("zstandard", f"{path} is compressed with zstd")
             with io.BufferedReader(zstandard.open(path, "rb")) as file:
                 yield file
             return
@@ -164,7 +164,7 @@ def _json_lines(path: Path, field: str) -> Iterator[str]:
 
 
 def _parquet(path: Path, field: str) -> Iterator[str]:
-    datasets = _package("datasets", f"{path} is a Parquet table")
+    datasets = optional_package("datasets", f"{path} is a Parquet table")
     rows = datasets.load_dataset("parquet", data_files=[str(path)], split="train", streaming=True)
     yield from texts_of(rows, field, str(path))
 
@@ -235,7 +235,7 @@ def _numpy_integers(path: Path) -> Iterator[str]:
             yield block + ("\n" if start + _BLOCK >= len(row) else " ")
 
 
-def _package(name: str, why: str) -> Any:
+def optional_package(name: str, why: str) -> Any:
     """Import an optional package.
 
     Raises:

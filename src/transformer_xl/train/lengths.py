@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Int64, Integer
+from jaxtyping import Int64
 from torch import Tensor
 
 from transformer_xl.config import TrainConfig
 from transformer_xl.config.training import Stage
 from transformer_xl.data import Segments
 from transformer_xl.data.segments import SegmentsState
+from transformer_xl.data.tokens import Tokens
 
 DEVIATION = 5
 """Standard deviation of a random length (Merity et al. 2017, arXiv 1708.02182)."""
@@ -62,7 +63,7 @@ class VaryingSegments(Segments):
 
     def __init__(
         self,
-        tokens: Integer[np.ndarray, " length"],
+        tokens: Tokens,
         batch_size: int,
         longest: int,
         ext_len: int = 0,

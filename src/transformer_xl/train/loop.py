@@ -297,7 +297,7 @@ def _new_state(config: Config, corpus: Corpus, device: torch.device, world: Worl
     settings = config.train
     kind = VaryingSegments if settings.stages or settings.random_segment_len else Segments
     segments = kind(
-        corpus.split("train"),
+        corpus.tokens("train"),
         settings.batch_size,
         longest_segment(settings),
         config.model.ext_len,

@@ -1,0 +1,303 @@
+"""Objects in a store: what lies at a URL, by way of ``fsspec``.
+
+An object is told by its URL, its size, and the version that the store gives it. What is read is
+data: one file system at a time, no chain of them, nothing that is executed.
+"""
+
+import hashlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from transformer_xl.data.unpacking import optional_package
+from transformer_xl.files import replace_file
+
+Say = Callable[[str], None]
+
+RANGE_BYTES = 8 << 20
+"""How much of an object is asked for at once where all of it is read."""
+CONNECTIONS = 8
+"""How many objects are asked for at once."""
+# Between attempts to read a range. A network that is away for a minute stops no run.
+_WAITS_SECONDS = (1.0, 4.0, 15.0, 60.0)
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_HIDDEN = r"(^|/)\."
+_WEB = ("http", "https")
+# What stores call the version of an object; a time only where there is nothing better.
+_VERSIONS = (
+    *(
+        "ETag",
+        "etag",
+        "e_tag",
+        "md5Hash",
+        "Content-MD5",
+        "generation",
+        "blob_id",
+        "oid",
+        "checksum",
+    ),
+    *("Digest", "LastModified", "last_modified", "Last-Modified", "updated", "mtime", "modified"),
+    "created",
+)
+
+
+class UnreachableError(OSError):
+    """A store does not answer, or not as it should."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """An object as the store describes it."""
+
+    url: str
+    name: str
+    """Its place below the folder or pattern that named it."""
+    size: int | None
+    """Bytes; None where the server does not tell."""
+    version: str
+    """What changes with its contents; empty where the server tells nothing."""
+    in_folder: bool = False
+    """Found in a folder, where what is no text is passed over."""
+    sha256: str = ""
+    """Its checksum, where it is known."""
+
+    def target(self, folder: Path) -> Path:
+        """Return where it is kept in a folder; another version has another place."""
+        key = hashlib.sha256(json.dumps([self.url, self.size, self.version]).encode())
+        last = re.sub(r"[^\w.+-]", "_", self.name.rsplit("/", 1)[-1])
+        return folder / f"{key.hexdigest()[:16]}-{last[-100:]}"
+
+
+def is_url(given: str) -> bool:
+    """Whether something names an object in a store, not a file."""
+    return _URL.match(given) is not None
+
+
+def local_path(given: str) -> str:
+    """Return the path of a ``file://`` URL; others as they are."""
+    return unquote(urlsplit(given).path) if given.lower().startswith("file://") else given
+
+
+def open_store(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL, and the path in it.
+
+    Raises:
+        ValueError: A package is missing, or there is no such file system.
+        OSError: The store cannot be opened.
+    """
+    if "::" in url:
+        raise ValueError(f"{url} chains file systems with ::, which are not read here: give one")
+    fsspec = optional_package("fsspec", f"{url} is read with fsspec")
+    protocol = url.partition("://")[0].lower()
+    options: dict[str, Any] = {}
+    if protocol in _WEB:
+        # What a server packs on the way has another size, and its ranges are others.
+        options = {
+            "headers": {"Accept-Encoding": "identity"},
+            "client_kwargs": {"trust_env": True},
+        }
+    try:
+        return fsspec.url_to_fs(url, **options)
+    except ImportError as error:
+        package = getattr(error.__cause__, "name", None) or error.name or "the one named above"
+        raise ValueError(
+            f"{url}: {protocol}:// needs the package {package}: pip install {package}"
+        ) from error
+    except ValueError as error:
+        if "not known" not in str(error):
+            raise
+        raise ValueError(
+            f"{url}: fsspec knows no {protocol}://; there are s3, gs, az, https, hf and those of "
+            "fsspec.available_protocols()"
+        ) from error
+    except Exception as error:  # Each package has classes of its own.
+        raise _explained(error, url) from error
+
+
+def _explained(error: Exception, url: str) -> OSError:
+    """Say in our words what a store said in its own."""
+    cause = error.__cause__
+    status = getattr(error, "status", None) or getattr(cause, "status", None)
+    kind = type(error).__name__
+    if isinstance(error, PermissionError) or status in (401, 403) or "Credential" in kind:
+        return PermissionError(
+            f"{url} may not be read: {cause or error}. Credentials are taken from where the "
+            "package of the store looks for them, such as AWS_PROFILE or ~/.aws for s3://"
+        )
+    is_about_network = (
+        isinstance(cause, ConnectionError | TimeoutError)
+        or type(cause).__module__.startswith("aiohttp")
+    ) and status != 404
+    if status == 404 or (isinstance(error, FileNotFoundError) and not is_about_network):
+        return FileNotFoundError(f"there is nothing at {url}")
+    # The last of several is what the system said.
+    said = str(cause if isinstance(error, FileNotFoundError) and cause else error) or kind
+    return UnreachableError(f"cannot read {url}: {said}")
+
+
+@contextmanager
+def _explaining(url: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # Each package has classes of its own.
+        raise _explained(error, url) from error
+
+
+def describe(url: str, name: str = "") -> StoredObject:
+    """Ask the store for one object.
+
+    Raises:
+        OSError: There is none, it may not be read, or the store does not answer.
+    """
+    fs, path = open_store(url)
+    with _explaining(url):
+        fs.invalidate_cache()
+        info = fs.info(path)
+    return _object(url, name or _last(url), info)
+
+
+def _object(
+    url: str, name: str, info: Mapping[str, Any], *, in_folder: bool = False
+) -> StoredObject:
+    values = (info.get(field) for field in _VERSIONS)
+    version = next((x for x in values if x), "")
+    # The same moment, however it is written.
+    version = version.timestamp() if isinstance(version, datetime) else version
+    return StoredObject(url, name, info.get("size"), str(version), in_folder)
+
+
+def _last(url: str) -> str:
+    path = urlsplit(url).path if url.partition("://")[0].lower() in _WEB else url
+    return unquote(path.rstrip("/").rsplit("/", 1)[-1])
+
+
+def list_objects(url: str, records: Path, say: Say) -> tuple[StoredObject, ...]:
+    """List the object at a URL, those that a pattern matches, or those in a folder, sorted.
+
+    What was found is noted. Where the store does not answer another time, the note counts.
+
+    Args:
+        url: An object; a pattern with ``*`` or ``[]``; or a folder, on the web one that ends with
+            ``/`` and shows its files as links.
+        records: Where notes are kept.
+        say: Takes a line of text for the user.
+
+    Raises:
+        ValueError: A package is missing, or a folder holds nothing.
+        FileNotFoundError: There is nothing at the URL.
+        PermissionError: It may not be read.
+        OSError: The store does not answer, and never did.
+    """
+    note = records / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
+    try:
+        found = _list(url)
+    except UnreachableError as error:
+        try:
+            noted = tuple(StoredObject(**row) for row in json.loads(note.read_bytes()))
+        except (OSError, ValueError, TypeError):
+            raise error from None
+        say(f"warning: {error}; what was there the last time is taken")
+        return noted
+    content = json.dumps([asdict(x) for x in found]).encode()
+    # Where nothing can be written, all that is missing is a note.
+    with suppress(OSError):
+        if not note.is_file() or note.read_bytes() != content:
+            replace_file(note, content)
+    for x in found:
+        if not x.version:
+            say(f"warning: nothing tells the version of {x.url}: only another size is another text")
+    return found
+
+
+def _list(url: str) -> tuple[StoredObject, ...]:
+    fs, path = open_store(url)
+    is_web = url.partition("://")[0].lower() in _WEB
+    with _explaining(url):
+        fs.invalidate_cache()
+        if "*" in path or "[" in path:
+            found = {p: i for p, i in fs.glob(path, detail=True).items() if i["type"] == "file"}
+            root = re.split(r"[*\[]", path)[0].rsplit("/", 1)[0]
+            if not found:
+                raise FileNotFoundError(path)
+            in_folder = False
+        elif is_web and not path.endswith("/"):
+            return (_object(fs.unstrip_protocol(path), _last(url), fs.info(path)),)
+        else:
+            info = {"type": "directory"} if is_web else fs.info(path)
+            if info["type"] == "file":
+                return (_object(fs.unstrip_protocol(path), _last(url), info),)
+            root, in_folder = path.rstrip("/"), True
+            found = fs.find(path, detail=True)
+        if is_web:
+            # Their lists are names alone.
+            with ThreadPoolExecutor(CONNECTIONS) as pool:
+                found = dict(zip(found, pool.map(fs.info, found), strict=True))
+    objects = [
+        _object(fs.unstrip_protocol(p), p.removeprefix(root).lstrip("/"), info, in_folder=in_folder)
+        for p, info in found.items()
+    ]
+    # As on a disk: what is hidden is found by a pattern that says so.
+    if not re.search(_HIDDEN, path.removeprefix(root)):
+        objects = [x for x in objects if not re.search(_HIDDEN, x.name)]
+    if not objects:
+        raise ValueError(f"the folder {url} holds no files")
+    return tuple(sorted(objects, key=lambda x: x.name))
+
+
+def read_range(fs: Any, path: str, start: int, stop: int, url: str) -> bytes:
+    """Read bytes ``start`` to ``stop`` of an object, several times if need be.
+
+    Raises:
+        OSError: It is not there, may not be read, or the store does not answer.
+    """
+    for wait in (*_WAITS_SECONDS, None):
+        try:
+            with _explaining(url):
+                data = fs.cat_file(path, start=start, end=stop)
+            if len(data) == stop - start:
+                return data
+            raise UnreachableError(
+                f"{url} gave {len(data):,} bytes for the {stop - start:,} from {start:,} on: it "
+                "changed, or its server gives no byte ranges"
+            )
+        except UnreachableError:
+            if wait is None:
+                raise
+            time.sleep(wait)
+    raise AssertionError
+
+
+def _is_web(fs: Any) -> bool:
+    return fs.protocol in (*_WEB, _WEB)
+
+
+def has_ranges(fs: Any, path: str, size: int) -> bool:
+    """Whether a server gives parts of an object; on the web it may send all of it instead."""
+    if not _is_web(fs) or size < 2:
+        return True
+    try:
+        with fs.open(path, "rb", block_size=1 << 10, cache_type="none") as file:
+            file.seek(1)
+            return len(file.read(1)) == 1
+    except ValueError:
+        return False
+
+
+@contextmanager
+def opened_stream(url: str) -> Iterator[Any]:
+    """Open an object to be read from its beginning to its end.
+
+    Raises:
+        OSError: It cannot be opened, or read.
+    """
+    fs, path = open_store(url)
+    with _explaining(url), fs.open(path, "rb", **({"block_size": 0} if _is_web(fs) else {})) as x:
+        yield x

@@ -1,0 +1,121 @@
+"""A store on this machine: a web server that gives ranges, counts, and fails when told to."""
+
+import hashlib
+import re
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+from transformer_xl.data import store as store_module
+
+
+class Web:
+    """A folder that a web server shows.
+
+    Attributes:
+        folder: The folder.
+        url: Its address.
+        sent: Bytes that were sent, by the name of the file.
+        statuses: What is answered instead, one for each request to come.
+        has_ranges: Whether ranges are given.
+        tells_size: Whether the size is told.
+        tells_version: Whether versions are told.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.sent: Counter[str] = Counter()
+        self.statuses: list[int] = []
+        self.has_ranges = self.tells_size = self.tells_version = True
+        self.on_get = lambda name: None
+        web = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_HEAD(self) -> None:
+                web._answer(self, is_get=False)
+
+            def do_GET(self) -> None:
+                web._answer(self, is_get=True)
+
+            def log_message(self, format: str, *arguments: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        # Many connections at once.
+        self._server.socket.listen(64)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _answer(self, request: BaseHTTPRequestHandler, *, is_get: bool) -> None:
+        name = unquote(urlsplit(request.path).path).lstrip("/")
+        path = self.folder / name
+        if is_get:
+            self.on_get(name)
+        status = self.statuses.pop(0) if self.statuses else 0
+        if status or not path.exists():
+            request.send_error(status or 404)
+            return
+        if path.is_dir():
+            links = [f"<a href='{x.name}{'/' * x.is_dir()}'>x</a>" for x in path.iterdir()]
+            data, is_page = "".join(links).encode(), True
+        else:
+            data, is_page = path.read_bytes(), False
+        wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers.get("Range", ""))
+        part = data
+        if wanted and self.has_ranges:
+            part = data[int(wanted[1]) : int(wanted[2]) + 1]
+            request.send_response(206)
+            last = int(wanted[1]) + len(part) - 1
+            request.send_header("Content-Range", f"bytes {wanted[1]}-{last}/{len(data)}")
+        else:
+            request.send_response(200)
+        request.send_header("Content-Type", "text/html" if is_page else "text/plain")
+        if self.tells_size:
+            request.send_header("Content-Length", str(len(part)))
+        if self.tells_version:
+            request.send_header("ETag", hashlib.md5(data).hexdigest())
+        request.end_headers()
+        if is_get:
+            # Before it goes out, so that who has it finds it counted.
+            self.sent[name] += len(part)
+            # Who asked may have been killed.
+            with suppress(ConnectionError):
+                request.wfile.write(part)
+
+
+@pytest.fixture
+def web(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Web]:
+    monkeypatch.setattr(store_module, "_WAITS_SECONDS", (0.01, 0.02))
+    folder = tmp_path / "web"
+    folder.mkdir()
+    web = Web(folder)
+    yield web
+    web.stop()
+
+
+@pytest.fixture
+def bucket(tmp_path: Path) -> Iterator[str]:
+    """A folder of a store that lists."""
+    import fsspec
+
+    url = f"memory://{tmp_path.name}"
+    yield url
+    fsspec.filesystem("memory").rm(f"/{tmp_path.name}", recursive=True)
+
+
+@pytest.fixture
+def put(bucket: str):
+    """Writes an object: `put("a/b.txt", b"text")`."""
+    import fsspec
+
+    return lambda name, data: fsspec.filesystem("memory").pipe(f"{bucket}/{name}", data)
