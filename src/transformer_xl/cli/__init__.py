@@ -90,6 +90,7 @@ def parse(argv: list[str]) -> Command:
 def _verbs() -> dict[str, Any]:
     from transformer_xl.cli.bench import Bench
     from transformer_xl.cli.compressing import Compress, Decompress
+    from transformer_xl.cli.estimating import Estimate
     from transformer_xl.cli.evaluation import Eval, Report
     from transformer_xl.cli.exporting import Export
     from transformer_xl.cli.models import Generate
@@ -102,7 +103,7 @@ def _verbs() -> dict[str, Any]:
         *(Recipes, Prepare, Train, Eval, Report, Score, Generate, Convert, Export),
         *(Compress, Decompress),
         Serve,
-        *(Recl, Ablate, Bench, Doctor),
+        *(Recl, Ablate, Bench, Estimate, Doctor),
     )
     return {kind.__name__.lower(): kind for kind in kinds}
 

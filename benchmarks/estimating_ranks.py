@@ -1,0 +1,148 @@
+"""Compare `txl estimate` with training by two processes: what they hold, and what they send.
+
+    python benchmarks/estimating_ranks.py --json result.json
+    python benchmarks/estimating_ranks.py --cases Muon
+
+The cases are those of `benchmarks/estimating.py`, by DDP and by FSDP, on a processor. Tensors are
+counted as there, in the first process. What is sent goes through the loopback device, whose counter
+is read around a step; it counts all that the machine sends to itself, so nothing else should.
+gloo, which sends it, adds up by parts as it likes: FSDP's sums may go around as often as DDP's.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+from estimating import CASES, CPU, MARK, STEPS
+from turns import circumstances
+
+from transformer_xl.bench.measuring import full_memory
+from transformer_xl.data import Segments
+from transformer_xl.distributed import World, joined
+from transformer_xl.estimate import Plan, peak, sent_bytes
+from transformer_xl.nn import build_model
+from transformer_xl.train import Network, TrainState, train_step
+from transformer_xl.train.network import shard
+from transformer_xl.train.optim import Optimizer
+
+RANKS = 2
+NAMES = ("plain", "Muon", "60,000 words")
+
+
+def plan_of(case: str, parallel: Any) -> Plan:
+    """Return the plan of a case, divided over the processes."""
+    config = CASES[case].config()
+    train = replace(config.train, parallel=parallel)
+    return Plan(
+        config=replace(config, train=train),
+        ranks=RANKS,
+        parallel=parallel,
+        precision="float32",
+        device="cpu",
+    )
+
+
+def work(plan: Plan) -> None:
+    """Train a few steps; print the most bytes of tensors and the bytes sent in the last one."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with (
+        joined(CPU, 5) as world,
+        profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
+    ):
+        state, network = _begun(plan, world)
+        for _ in range(STEPS - 1):
+            train_step(plan.config, state, network)
+        dist.barrier()
+        before = _looped()
+        dist.barrier()
+        torch.empty(MARK, dtype=torch.uint8)
+        train_step(plan.config, state, network)
+        dist.barrier()
+        sent = (_looped() - before) // RANKS
+    # torch has no public way to a list of what was allocated.
+    events = profiled.profiler.kineto_results.events()  # pyright: ignore
+    changes = [event.nbytes() for event in events if event.name() == "[memory]"]
+    last = changes.index(MARK)
+    total = most = sum(changes[:last])
+    for change in changes[last + 2 :]:
+        total += change
+        most = max(most, total)
+    if world.is_first:
+        print(json.dumps({"allocated": most, "sent": sent}))
+
+
+def _begun(plan: Plan, world: World) -> tuple[TrainState, Network]:
+    config, settings = plan.config, plan.config.train
+    torch.manual_seed(settings.seed)
+    model = build_model(config.model).train()
+    shard(model, settings, world, CPU)
+    n_tokens = 8 * settings.batch_size * settings.segment_len + 1
+    tokens = np.random.default_rng(0).integers(config.model.vocab_size, size=n_tokens)
+    rows = world.rows(settings.batch_size)
+    state = TrainState(
+        model=model,
+        optimizer=Optimizer(model, settings),
+        segments=Segments(tokens, settings.batch_size, settings.segment_len, 0, rows),
+        mems=[full_memory(model, plan.B, plan.M) for _ in range(settings.accumulate)],
+        total_steps=settings.steps,
+        corpus={},
+        world=world,
+    )
+    return state, Network(model, settings, world)
+
+
+def _looped() -> int:
+    lines = Path("/proc/net/dev").read_text().splitlines()
+    return next(int(line.split()[9]) for line in lines if line.split()[0] == "lo:")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cases", nargs="+", choices=NAMES, default=list(NAMES))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--worker", nargs=2, metavar=("PARALLEL", "CASE"))
+    arguments = parser.parse_args()
+    if arguments.worker:
+        parallel, case = arguments.worker
+        work(plan_of(case, parallel))
+        return
+    rows = []
+    for case in arguments.cases:
+        for parallel in ("ddp", "fsdp"):
+            plan = plan_of(case, parallel)
+            words = ["--standalone", f"--nproc-per-node={RANKS}", __file__, "--worker"]
+            command = [sys.executable, "-m", "torch.distributed.run", *words, parallel, case]
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            done = subprocess.run(
+                command, stdout=subprocess.PIPE, text=True, check=True, env=environment
+            )
+            moment, most = peak(plan)
+            row = {
+                "case": case,
+                "parallel": parallel,
+                "moment": moment,
+                "estimated": most.total,
+                "estimated_sent": sum(sent_bytes(plan).values()),
+                **json.loads(done.stdout.splitlines()[-1]),
+            }
+            rows.append(row)
+            print(row, flush=True)
+    if arguments.json:
+        result = circumstances() | {"ranks": RANKS, "steps": STEPS, "rows": rows}
+        arguments.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
