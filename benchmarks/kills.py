@@ -1,13 +1,15 @@
 """A run that is killed at any moment, also while it saves, ends as if nothing had happened.
 
-    python benchmarks/kills.py RECIPE --processes 1 2 --kills 100 --json kills.json
+    python benchmarks/kills.py --json kills.json
+    python benchmarks/kills.py --recipe mine.toml --processes 2 4 --kills 20
 
-A recipe is trained to its end once, undisturbed. Then it is trained again and again and killed
-(SIGKILL): before a random operation on its files (opening, renaming, removing), most of which
-belong to a save, or after a random time; of several processes sometimes one, sometimes all. After
-a few kills the run is left to finish, and must then equal the undisturbed one bit for bit: the
-weights, the optimizer, the memory, the random numbers, the lines of the log, the models in its
-folder. When one of several processes is killed, the others must end by themselves.
+A recipe (a small one that uses all there is, if none is given) is trained to its end once,
+undisturbed. Then it is trained again and again and killed (SIGKILL): before a random operation on
+its files (opening, renaming, removing), most of which belong to a save, or after a random time; of
+several processes sometimes one, sometimes all. After a few kills the run is left to finish, and
+must then equal the undisturbed one bit for bit: the weights, the optimizer, the memory, the random
+numbers, the lines of the log, the models in its folder. When one of several processes is killed,
+the others must end by themselves.
 
 torch is loaded once; each part of a run is forked from there.
 """
@@ -32,7 +34,7 @@ import torch
 from turns import circumstances
 
 from transformer_xl.checkpoint.checkpoints import read_about, read_whole
-from transformer_xl.config import Config
+from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_xl.data import prepare
 from transformer_xl.recipes import load_recipe
 from transformer_xl.train import loop, metrics
@@ -42,6 +44,28 @@ FILE_EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir")
 LONGEST_SECONDS = 120
 """How long the others may take to end when one process was killed."""
 _HUNG = 124
+
+SMALL = Config(
+    model=ModelConfig(
+        n_layer=2, n_head=2, d_model=16, d_inner=32, mem_len=8, dropout=0.1, attn_dropout=0.1
+    ),
+    data=DataConfig(path=__file__, vocab="chars"),
+    train=TrainConfig(
+        steps=8,
+        batch_size=4,
+        segment_len=8,
+        stages=((0.0, 6, 6), (0.6, 8, 8)),
+        random_segment_len=True,
+        optimizer="muon",
+        average="tail",
+        average_start=0.4,
+        lr=1e-2,
+        log_every=2,
+        eval_every=3,
+        save_every=2,
+        precision="float32",
+    ),
+)
 
 
 @dataclass
@@ -224,7 +248,7 @@ def _free_port() -> int:
 def main() -> None:
     """Kill, compare, report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("recipe", help="a small recipe that saves often")
+    parser.add_argument("--recipe", help="a small one that saves often")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--kills", type=int, default=100, help="for each number of processes")
     parser.add_argument("--in-a-row", type=int, default=4, help="kills before a run may finish")
@@ -232,7 +256,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    config = load_recipe(arguments.recipe)
+    config = load_recipe(arguments.recipe) if arguments.recipe else SMALL
     metrics.find_spec = lambda name: None  # pyright: ignore[reportAttributeAccessIssue]
     loop.finish = lambda *about: {}
     prepare(config.data)

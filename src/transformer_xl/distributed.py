@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 _T = TypeVar("_T")
 
@@ -167,9 +169,11 @@ def joined(device: torch.device, minutes: float) -> Iterator[World]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     with _named():
-        # Who joins a second time must not find what the first time has left in the store.
+        # Who joins again, also after torchrun started all processes anew, must not find what the
+        # time before has left in the store: torchrun's may live on.
         store, rank = _rendezvous()
-        store = dist.PrefixStore(f"joined {next(_times)}", store)
+        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"joined {restarts} {size} {next(_times)}", store)
         dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
         world = World(
             rank=rank,
@@ -186,8 +190,8 @@ def joined(device: torch.device, minutes: float) -> Iterator[World]:
 
 
 @cache
-def _rendezvous() -> tuple[dist.Store, int]:
-    store, rank, _ = next(dist.rendezvous("env://"))
+def _rendezvous() -> tuple[Store, int]:
+    store, rank, _ = next(rendezvous("env://"))
     return store, rank
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from transformer_xl.checkpoint import checkpoints as module
 from transformer_xl.checkpoint.checkpoints import (
@@ -192,7 +192,7 @@ def failing(*about, **options):
 @pytest.mark.parametrize(
     "place",
     [
-        (dcp.HuggingFaceStorageWriter, "write_data"),
+        (HuggingFaceStorageWriter, "write_data"),
         (module, "replace_file"),
         (module, "checksum"),
         (module, "sync"),

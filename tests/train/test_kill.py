@@ -30,7 +30,16 @@ def test_a_kill_at_any_moment_loses_nothing(tmp_path, toy_recipe, options, proce
     recipe = tmp_path / "recipe.toml"
     settings = {"steps": 6, "save_every": 2, "eval_every": 3, "optimizer": "muon", **options}
     recipe.write_text(dump_recipe(toy_recipe(train=settings)))
-    command = [sys.executable, PROGRAM, recipe, "--processes", processes, "--kills", KILLS]
+    command = [
+        sys.executable,
+        PROGRAM,
+        "--recipe",
+        recipe,
+        "--processes",
+        processes,
+        "--kills",
+        KILLS,
+    ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, env=environment, capture_output=True, text=True)
     found = json.loads(result.stdout)

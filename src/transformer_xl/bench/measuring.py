@@ -53,6 +53,7 @@ def training(config: Config, device: torch.device) -> tuple[TrainState, Callable
     settings = config.train
     torch.manual_seed(settings.seed)
     model = TransformerXL(config.model).to(device).train()
+    model.recompute = settings.recompute
     streams = settings.batch_size // settings.accumulate
     n_tokens = 8 * settings.batch_size * settings.segment_len + 1
     tokens = np.random.default_rng(settings.seed).integers(config.model.vocab_size, size=n_tokens)

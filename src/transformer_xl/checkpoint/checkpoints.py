@@ -23,9 +23,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from transformer_xl.config import FORMAT_VERSION
@@ -94,7 +99,7 @@ class Checkpoints:
         # Now, as the training changes it.
         state = json.dumps({"format_version": FORMAT_VERSION, **about}).encode()
         writer = _Writer(self.folder, step, state, keep, before)
-        future = dcp.async_save(
+        future = async_save(
             {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
             storage_writer=writer,
             process_group=self._world.background,
@@ -171,7 +176,7 @@ def read_about(checkpoint: Path) -> dict[str, Any]:
 
 def stored(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
     """Return sizes and kinds of the tensors in a checkpoint, by name."""
-    metadata = dcp.HuggingFaceStorageReader(str(checkpoint)).read_metadata()
+    metadata = HuggingFaceStorageReader(str(checkpoint)).read_metadata()
     # It says of some that they are bytes, which safetensors has no room for.
     return {
         name: about
@@ -186,9 +191,9 @@ def read_tensors(checkpoint: Path, tensors: Mapping[str, Tensor], world: World) 
     Raises:
         RuntimeError: The checkpoint has no such tensors.
     """
-    reader = dcp.HuggingFaceStorageReader(str(checkpoint))
+    reader = HuggingFaceStorageReader(str(checkpoint))
     try:
-        dcp.load(
+        load(
             {name: tensor.detach() for name, tensor in tensors.items()},
             storage_reader=reader,
             no_dist=world.size == 1,
@@ -214,7 +219,7 @@ def empty(name: str, found: Mapping[str, TensorStorageMetadata]) -> Tensor:
     return torch.empty(about.size, dtype=about.properties.dtype)
 
 
-class _Writer(dcp.HuggingFaceStorageWriter):
+class _Writer(HuggingFaceStorageWriter):
     """Writes into a temporary folder, which gets its name when all processes are done."""
 
     def __init__(

@@ -17,8 +17,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from transformer_xl.config import TrainConfig
@@ -87,11 +88,12 @@ def shard(model: nn.Module, settings: TrainConfig, world: World, device: torch.d
     fully_shard(model, **how)
 
 
-def whole_weights(model: nn.Module) -> dict[str, torch.Tensor]:
+def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """Put the weights of a model together, each once; all processes must call this."""
     return {
-        name: (x.full_tensor() if isinstance(x, torch.distributed.tensor.DTensor) else x).detach()
-        for name, x in model.named_parameters()
+        name: x.full_tensor() if isinstance(x, DTensor) else x
+        for name, parameter in model.named_parameters()
+        for x in (parameter.detach(),)
     }
 
 

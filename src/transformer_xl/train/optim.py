@@ -53,7 +53,7 @@ class Optimizer:
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
         self._config = config
         parameters = dict(model.named_parameters())
-        self._names = {parameter: name for name, parameter in parameters.items()}
+        self._names: dict[Any, str] = {parameter: name for name, parameter in parameters.items()}
         muon = {}
         if config.optimizer == "muon":
             muon = {n: p for n, p in parameters.items() if n.startswith(_INSIDE) and p.ndim == 2}
@@ -136,9 +136,8 @@ class Optimizer:
 
     def make_room(self, stored: Iterable[str]) -> None:
         """Make room for what a checkpoint holds, given the names of its tensors."""
-        parameters = {name: parameter for parameter, name in self._names.items()}
-        owners = {
-            parameter: optimizer
+        states = {
+            self._names[parameter]: (parameter, optimizer.state[parameter])
             for optimizer, _ in self._parts
             for group in optimizer.param_groups
             for parameter in group["params"]
@@ -146,14 +145,14 @@ class Optimizer:
         for full_name in stored:
             kind, _, rest = full_name.partition(".")
             name, _, what = rest.rpartition(".")
-            if kind != "optimizer" or name not in parameters:
-                continue
-            parameter = parameters[name]
-            # AdamW counts its steps for each weight.
-            room = torch.zeros_like(parameter, requires_grad=False)
-            if what == "step":
-                room = torch.zeros((), device=parameter.device)
-            owners[parameter].state[parameter][what] = room
+            if kind == "optimizer" and name in states:
+                parameter, state = states[name]
+                # AdamW counts its steps for each weight.
+                state[what] = (
+                    torch.zeros((), device=parameter.device)
+                    if what == "step"
+                    else torch.zeros_like(parameter, requires_grad=False)
+                )
 
 
 def _matrices_in(name: str, parameters: Mapping[str, Tensor]) -> int:

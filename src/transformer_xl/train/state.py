@@ -127,9 +127,8 @@ class TrainState:
             averaged = self.average.module.named_parameters()
             found |= {f"average.{name}": x for name, x in averaged}
         found |= self.optimizer.tensors()
-        mems = [m for m in self.mems if m is not None]
+        mems = [m for m in self.mems if isinstance(m, Memory)]
         if mems:
-            assert all(isinstance(m, Memory) for m in mems)
             for n, parts in enumerate(zip(*(m.states for m in mems), strict=True)):
                 found[f"mems.{n}"] = self._of_streams(torch.cat(parts))
             forgotten = [m.forgotten for m in mems if m.forgotten is not None]

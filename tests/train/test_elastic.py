@@ -1,0 +1,129 @@
+"""Runs under torchrun, as people start them: workers are killed, machines die, processes hang."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from transformer_xl.recipes import dump_recipe
+from transformer_xl.train.metrics import read_metrics
+
+pytestmark = pytest.mark.slow
+STEPS = 240
+KILLED_AFTER = 60
+LONGEST_SECONDS = 200
+
+
+@pytest.fixture
+def launch(tmp_path, toy_recipe):
+    """Start torchrun on a recipe; everything ends with the test."""
+    settings = {"steps": STEPS, "save_every": 20, "eval_every": 0, "hang_minutes": 0.1}
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(dump_recipe(toy_recipe(train=settings)))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    started = []
+
+    def start(*options):
+        log = (tmp_path / f"log-{len(started)}").open("w+")
+        command = [sys.executable, "-m", "torch.distributed.run", *options]
+        command += ["-m", "transformer_xl", "train", str(recipe), "--out", str(tmp_path / "run")]
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+        started.append((process, log))
+        return process
+
+    yield start
+    for process, log in started:
+        if process.poll() is None:
+            for left in (process.pid, *workers_of(process)):
+                os.kill(left, signal.SIGKILL)
+            process.wait()
+        log.close()
+
+
+def free_port():
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return found.getsockname()[1]
+
+
+def steps_in(run):
+    log = run / "metrics.jsonl"
+    return [r["step"] for r in read_metrics(log) if r["kind"] == "train"] if log.exists() else []
+
+
+def wait_for_steps(run, process):
+    until = time.monotonic() + LONGEST_SECONDS
+    while max(steps_in(run), default=0) < KILLED_AFTER:
+        assert process.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
+def workers_of(process):
+    """The processes that an agent has started."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(child) for child in children]
+
+
+def is_complete(run):
+    return steps_in(run) == list(range(2, STEPS + 1, 2)) and (run / "results.json").exists()
+
+
+def test_a_killed_worker_is_started_again_and_the_run_goes_on(tmp_path, launch):
+    process = launch("--nproc-per-node", "2", "--max-restarts", "1", "--standalone")
+    wait_for_steps(tmp_path / "run", process)
+    os.kill(workers_of(process)[-1], signal.SIGKILL)
+    assert process.wait(LONGEST_SECONDS) == 0
+    assert is_complete(tmp_path / "run")
+    assert "going on after step" in (tmp_path / "log-0").read_text()
+
+
+def test_when_one_of_two_machines_dies_the_other_goes_on(tmp_path, launch):
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    # How soon a silent machine counts as dead.
+    rendezvous += [
+        "--rdzv-conf",
+        "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=3",
+    ]
+    elastic = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", *rendezvous]
+    first, second = launch(*elastic), launch(*elastic)
+    wait_for_steps(tmp_path / "run", first)
+    said = [(tmp_path / name).read_text() for name in ("log-0", "log-1")]
+    # The one with the first rank speaks; the rendezvous is held by the first.
+    assert sum("on 2 x cpu" in text for text in said) == 1
+    for dying in (second.pid, *workers_of(second)):
+        os.kill(dying, signal.SIGKILL)
+    assert first.wait(LONGEST_SECONDS) == 0
+    assert is_complete(tmp_path / "run")
+    assert "parameters on cpu in" in (tmp_path / "log-0").read_text()
+
+
+def test_a_process_that_hangs_is_found_and_the_run_goes_on(tmp_path, launch):
+    process = launch("--nproc-per-node", "2", "--max-restarts", "1", "--standalone")
+    wait_for_steps(tmp_path / "run", process)
+    os.kill(workers_of(process)[-1], signal.SIGSTOP)
+    assert process.wait(LONGEST_SECONDS) == 0
+    assert is_complete(tmp_path / "run")
+    assert "did not answer within the time limit" in (tmp_path / "log-0").read_text()
+
+
+def test_a_machine_that_is_taken_away_loses_no_step(tmp_path, launch):
+    process = launch("--nproc-per-node", "2", "--standalone")
+    wait_for_steps(tmp_path / "run", process)
+    # As Slurm and Kubernetes do before they take a machine.
+    os.kill(process.pid, signal.SIGTERM)
+    process.wait(LONGEST_SECONDS)
+    said = (tmp_path / "log-0").read_text()
+    assert "and saved; the same command goes on from there" in said
+    stopped = max(steps_in(tmp_path / "run"))
+    process = launch("--nproc-per-node", "2", "--standalone")
+    assert process.wait(LONGEST_SECONDS) == 0
+    assert is_complete(tmp_path / "run")
+    after = int(said.split("stopped at step ")[1].split()[0])
+    assert stopped <= after
+    assert f"going on after step {after} of {STEPS}" in (tmp_path / "log-1").read_text()

@@ -1,0 +1,127 @@
+"""Updates that would do harm are left out, counted and reported; loss spikes are reported."""
+
+import math
+
+import pytest
+import torch
+
+from transformer_xl.data import prepare
+from transformer_xl.distributed import World
+from transformer_xl.train import Network, loop, step, train
+from transformer_xl.train.metrics import read_metrics
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+CPU = torch.device("cpu")
+
+
+def begun(config):
+    corpus = prepare(config.data)
+    config = loop._with_vocabulary(config, corpus)
+    state = loop._new_state(config, corpus, CPU, World())
+    return config, state, Network(state.model, config.train, state.world)
+
+
+@pytest.fixture
+def spoiled(monkeypatch):
+    """Multiply the gradients of some steps by a number."""
+
+    def at(steps, factor):
+        before, done = step.get_total_norm, [0]
+
+        def spoil(gradients):
+            done[0] += 1
+            if done[0] in steps:
+                for gradient in gradients:
+                    gradient.mul_(factor)
+            return before(gradients)
+
+        monkeypatch.setattr(step, "get_total_norm", spoil)
+
+    return at
+
+
+def everything(state):
+    memory = [] if state.mems[0] is None else state.mems[0].states
+    tensors = [*state.model.parameters(), *state.optimizer.tensors().values(), *memory]
+    return [x.detach().clone() for x in tensors]
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lamb"])
+def test_an_update_that_is_left_out_changes_nothing_but_the_place(
+    toy_recipe, spoiled, optimizer, factor
+):
+    config, state, network = begun(toy_recipe(train={"optimizer": optimizer, "average": "ema"}))
+    spoiled([3], factor)
+    for _ in range(2):
+        assert not step.train_step(config, state, network).is_skipped
+    before, offset = everything(state), state.segments.offset
+    update = step.train_step(config, state, network)
+    assert (update.is_skipped, update.offset, update.lr) == (True, offset, 0.0)
+    assert not math.isfinite(update.norm)
+    assert all(map(torch.equal, before, everything(state)))
+    assert all(p.grad is None for p in state.model.parameters())
+    assert (state.step, state.skipped, state.skipped_in_a_row) == (3, 1, 1)
+    assert state.segments.offset == offset + config.train.segment_len
+    assert not step.train_step(config, state, network).is_skipped
+    assert (state.skipped, state.skipped_in_a_row) == (1, 0)
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_what_was_left_out_is_counted_and_reported_with_its_place(
+    tmp_path, toy_recipe, spoiled, capsys
+):
+    spoiled([5, 6], math.nan)
+    train(toy_recipe(), tmp_path)
+    records = [r for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "skip"]
+    assert [(r["step"], r["offset"]) for r in records] == [(5, 32), (6, 40)]
+    said = " ".join(capsys.readouterr().err.split())
+    assert "step 6: the norm of the gradient is nan, the loss " in said
+    assert "left out (2 so far). Its segments begin 40 tokens into each stream" in said
+    logged = [r["bits"] for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "train"]
+    # The lines at steps 2, 4, 6, ...: of the third nothing was learned.
+    assert [math.isnan(bits) for bits in logged] == [False, False, True, False, False, False]
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_too_many_in_a_row_stop_the_run_with_the_checkpoints_intact(tmp_path, toy_recipe, spoiled):
+    spoiled([2, *range(5, 99)], math.inf)
+    message = (
+        r"3 updates in a row were left out \(train.max_skips=2\): the norm of the gradient is inf, "
+        r"the loss [\d.]+, on segments that begin 48 tokens into each stream, after step 7: lower"
+    )
+    with pytest.raises(RuntimeError, match=message):
+        train(toy_recipe(train={"max_skips": 2}), tmp_path, quiet=True)
+    names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
+    assert sorted(names) == ["step_00000003", "step_00000006"]
+
+
+def test_a_gradient_that_is_much_longer_than_usual_is_left_out_if_asked(toy_recipe, spoiled):
+    for skip_norm, expected in ((0.0, []), (5.0, [30])):
+        config, state, network = begun(toy_recipe(train={"skip_norm": skip_norm, "steps": 40}))
+        # The second too early to know what is usual.
+        spoiled([2, 30], 50.0)
+        updates = [step.train_step(config, state, network) for _ in range(40)]
+        assert [n for n, each in enumerate(updates, 1) if each.is_skipped] == expected
+
+
+@pytest.mark.usefixtures("unfinished")
+def test_a_loss_far_above_the_usual_one_is_reported(tmp_path, toy_recipe, at_step, capsys):
+    # Weights that know nothing any more: the loss of the next step tells.
+    def spoil(state):
+        with torch.no_grad():
+            state.model.embedding.weight.mul_(30)
+
+    at_step(7, spoil)
+    train(toy_recipe(train={"lr": 1e-5}), tmp_path)
+    records = [r for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "spike"]
+    assert (records[0]["step"], records[0]["offset"]) == (8, 56)
+    assert records[0]["nll"] > records[0]["usual"] + 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "about step 8: a loss of" in said
+    assert "Its segments begin 56 tokens into each stream" in said
+
+
+def test_the_usual_is_a_mean_that_forgets():
+    assert step.running_mean(None, 3.0) == 3.0
+    assert step.running_mean(1.0, 2.0) == pytest.approx(1.02)
