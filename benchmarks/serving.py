@@ -3,11 +3,14 @@
     python benchmarks/serving.py runs/demo --json serving.json
     python benchmarks/serving.py runs/demo --requests 4000 --kill --pile 5000
 
-A server process of its own is asked by many clients at once, each with a session of its own. Every
-answer is compared with what the same model writes alone, one text after the other, in this process;
-that is also the pace of one at a time, and so is the server with one client. Where two tokens are
-as likely as each other but for rounding, the two may differ: such answers are counted, shown, and
-checked to be ties.
+A server process of its own is asked by many clients at once, each with a session of its own, and by
+one client alone, which is the pace of one at a time; the two take turns (--rounds), so that a
+machine that slows down slows both. Every answer is compared with what the same model writes alone,
+one text after the other, in this process. Where two tokens are as likely as each other but for
+rounding, the two may differ: such answers are counted, shown, and checked to be ties.
+
+The seconds of the processor are told for the clients, for the thread of the engine, and for the
+rest of the server (HTTP, JSON, sessions, disk).
 
 --kill: the server is killed (SIGKILL) in the midst of the load and started again; every session
 must then be at its last answer that was finished (an answer is finished when its session is on the
@@ -18,75 +21,25 @@ disk) or at the one that was just saved, and go on from there with no wrong toke
 import argparse
 import asyncio
 import json
-import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import httpx
 import torch
+from serving_clients import Asked, Process, Turns, load
 from turns import circumstances
 
+from transformer_xl.device import keep_freed_memory
 from transformer_xl.generate import generate, open_folder
 from transformer_xl.nn import KeptMemory, Memory
 
 LETTERS = "the quick brown fox jumps over the lazy dog and then it sleeps for a while in the sun "
-
-
-@dataclass
-class Asked:
-    """A request of a session, and its answer."""
-
-    session: str
-    prompt: str
-    seed: int
-    length: int
-    text: str | None = None
-    tokens: list[int] = field(default_factory=list)
-    first: float = 0.0
-    seconds: float = 0.0
-
-
-class Process:
-    """A server, in a process of its own."""
-
-    def __init__(self, arguments: argparse.Namespace, sessions: Path, *words: str) -> None:
-        environment = os.environ | {"OMP_NUM_THREADS": str(arguments.threads)}
-        command = [sys.executable, "-m", "transformer_xl", "serve", str(arguments.model)]
-        command += ["--port", "0", "--sessions", str(sessions), "--max_queue", "100000", *words]
-        self.log = sessions.with_suffix(f".{time.monotonic_ns()}.log")
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, stderr=log, env=environment)
-        self.address = self._address()
-
-    def _address(self) -> str:
-        end = time.monotonic() + 120
-        while time.monotonic() < end:
-            if found := re.search(r"listening on (http://\S+)/", self.log.read_text()):
-                return found[1]
-            if self.process.poll() is not None:
-                break
-            time.sleep(0.05)
-        raise SystemExit(f"the server did not begin: {self.log.read_text()}")
-
-    def resident(self) -> float:
-        """Return its resident memory in MB."""
-        text = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+) kB", text)
-        return int(found[1]) / 1024 if found else float("nan")
-
-    def end(self, number: int = signal.SIGTERM) -> None:
-        """Send a signal and wait."""
-        self.process.send_signal(number)
-        self.process.wait(120)
 
 
 def work(arguments: argparse.Namespace) -> list[list[Asked]]:
@@ -103,60 +56,6 @@ def work(arguments: argparse.Namespace) -> list[list[Asked]]:
             asked.append(Asked(f"s{number}", prompt, draw.randrange(2**31), length))
         found.append(asked)
     return found
-
-
-async def ask(client: httpx.AsyncClient, asked: Asked) -> None:
-    """Ask, and read the answer as it comes."""
-    body = {
-        "prompt": asked.prompt,
-        "max_tokens": asked.length,
-        "seed": asked.seed,
-        "session": asked.session,
-        "stream": True,
-    }
-    started, text, tokens, reason = time.perf_counter(), "", [], None
-    async with client.stream("POST", "/v1/completions", json=body) as answer:
-        if answer.status_code != 200:
-            raise RuntimeError(f"{answer.status_code}: {(await answer.aread()).decode()}")
-        async for line in answer.aiter_lines():
-            if not line.startswith("data: {"):
-                continue
-            value = json.loads(line[6:])
-            if "error" in value:
-                raise RuntimeError(value["error"]["message"])
-            for piece in value["choices"]:
-                asked.first = asked.first or time.perf_counter() - started
-                text += piece["text"]
-                tokens += piece["token_ids"]
-                reason = piece["finish_reason"] or reason
-    if reason is None:
-        raise RuntimeError("the answer broke off")
-    asked.seconds, asked.text, asked.tokens = time.perf_counter() - started, text, tokens
-
-
-async def load(address: str, sessions: list[list[Asked]], done: list[Asked]) -> None:
-    """Let all sessions ask at once, each one request after the other."""
-    limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits) as client:
-
-        async def one(asked: list[Asked]) -> None:
-            for each in asked:
-                await ask(client, each)
-                done.append(each)
-
-        results = await asyncio.gather(*map(one, sessions), return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-
-
-def percentiles(values: list[float]) -> dict[str, float]:
-    """Return p50, p95 and p99 in milliseconds."""
-    ordered = sorted(values)
-    return {
-        f"p{p}": round(1000 * ordered[min(len(ordered) - 1, len(ordered) * p // 100)], 2)
-        for p in (50, 95, 99)
-    }
 
 
 class Alone:
@@ -230,29 +129,32 @@ def compare(alone: Alone, sessions: list[list[Asked]]) -> dict[str, Any]:
 
 
 def measure(
-    arguments: argparse.Namespace, folder: Path, sessions: list[list[Asked]], *words: str
+    arguments: argparse.Namespace, folder: Path, sessions: list[list[Asked]], one: list[Asked]
 ) -> dict[str, Any]:
-    """Load a server; return what that took."""
-    server = Process(arguments, folder, *words)
-    done: list[Asked] = []
+    """Let all sessions and one client load a server by turns; return what that took."""
+    server, many, alone = Process(arguments, folder), Turns(), Turns()
     try:
         warm = [[Asked(f"warm{n}", "the ", n, 8)] for n in range(min(8, len(sessions)))]
         asyncio.run(load(server.address, warm, []))
-        started = time.perf_counter()
-        asyncio.run(load(server.address, sessions, done))
-        seconds = time.perf_counter() - started
+        for turn in range(arguments.rounds):
+            many.take(server, [_part(asked, turn, arguments.rounds) for asked in sessions])
+            alone.take(server, [_part(one, turn, arguments.rounds)])
     finally:
         server.end()
-    tokens = sum(len(each.tokens) for each in done)
-    return {
-        "requests": len(done),
-        "tokens": tokens,
-        "seconds": round(seconds, 3),
-        "tokens_per_second": round(tokens / seconds, 1),
-        "requests_per_second": round(len(done) / seconds, 2),
-        "latency_ms": percentiles([each.seconds for each in done]),
-        "first_token_ms": percentiles([each.first for each in done]),
-    }
+    ratios = [pace / own for pace, own in zip(many.paces, alone.paces, strict=True)]
+    found: dict[str, Any] = {"load": many.result(), "one_client": alone.result()}
+    times = found["load"]["tokens_per_second"] / found["one_client"]["tokens_per_second"]
+    own, other = (
+        sum(found[name]["processor_ms_per_token"].values()) for name in ("load", "one_client")
+    )
+    found["times_one_client"] = round(times, 2)
+    found["times_one_client_each_round"] = [round(ratio, 2) for ratio in ratios]
+    found["processor_times_less_per_token"] = round(other / own, 2)
+    return found
+
+
+def _part(asked: list[Asked], turn: int, turns: int) -> list[Asked]:
+    return asked[len(asked) * turn // turns : len(asked) * (turn + 1) // turns]
 
 
 def kill(arguments: argparse.Namespace, alone: Alone, folder: Path) -> dict[str, Any]:
@@ -347,6 +249,7 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=64, help="at once")
     parser.add_argument("--requests", type=int, default=2000, help="in all")
     parser.add_argument("--length", type=int, default=16, help="tokens of an answer, on average")
+    parser.add_argument("--rounds", type=int, default=4, help="turns of many and of one client")
     parser.add_argument("--threads", type=int, default=1, help="of the model, in each process")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kill", action="store_true")
@@ -354,19 +257,20 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the result to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    alone, result = Alone(arguments.model), {"circumstances": circumstances()}
+    keep_freed_memory()
+    alone = Alone(arguments.model)
+    result: dict[str, Any] = {"circumstances": circumstances()}
+    result["weights"] = sum(x.numel() for x in alone.model.parameters())
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         sessions = work(arguments)
-        result["load"] = measure(arguments, folder / "load", sessions)
-        result["compared"] = compare(alone, sessions)
-        few = work(arguments)[:1]
-        result["one_client"] = measure(arguments, folder / "one", few)
-        for name, pace in (
-            ("one_client", result["one_client"]["tokens_per_second"]),
-            ("alone", result["compared"]["alone_tokens_per_second"]),
-        ):
-            result[f"times_{name}"] = round(result["load"]["tokens_per_second"] / pace, 2)
+        # As many as leave its turns a few seconds each.
+        few = max(arguments.rounds, arguments.requests // 16)
+        one = work(argparse.Namespace(**vars(arguments) | {"sessions": 1, "requests": few}))[0]
+        for each in one:
+            each.session = "one"
+        result |= measure(arguments, folder / "load", sessions, one)
+        result["compared"] = compare(alone, [*sessions, one])
         if arguments.kill:
             result["kill"] = kill(arguments, alone, folder / "kill")
         if arguments.pile:

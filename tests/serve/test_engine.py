@@ -7,7 +7,9 @@ from concurrent.futures import Future
 import pytest
 import torch
 
-from transformer_xl.generate import Sampler, generate, random_numbers
+from transformer_xl.data import train_vocab
+from transformer_xl.data.vocab import StreamDecoder
+from transformer_xl.generate import Sampler, TextWriter, generate, random_numbers
 from transformer_xl.serve.engine import Engine, QueueFullError
 from transformer_xl.serve.seeing import shares
 from transformer_xl.serve.texts import Drawn, Ended, PromptRead, Text, make_writer
@@ -317,3 +319,63 @@ def test_stopping_ends_all_and_keeps_their_states(made, start, until):
     assert [each.end().state is not None for each in asked] == [True, True, False]
     with pytest.raises(QueueFullError):
         engine.submit([asked[0].text])
+
+
+def test_a_large_group_does_not_wait_for_the_longest_text_before_it(made, start, until):
+    engine = start(max_batch=8)
+    long = Asked(made, [3], 10**6)
+    engine.submit([long.text])
+    until(lambda: engine.n_running == 1)
+    group = [Asked(made, [1, 2], 6, seed=n) for n in range(8)]
+    behind = Asked(made, [1, 2], 6)
+    engine.submit([each.text for each in group])
+    engine.submit([behind.text])
+    assert [each.tokens for each in group] == [
+        list(generate(made.model, [1, 2], length=6, seed=n)) for n in range(8)
+    ]
+    assert behind.tokens == group[1].tokens
+    assert not long.ended.done()
+
+
+def test_a_group_is_not_divided_into_single_texts(made, start, until, monkeypatch):
+    read = []
+    original = type(made.model).read
+
+    def spy(self, tokens, *words, **settings):
+        if tokens.shape[1] > 1:
+            read.append(tuple(tokens.shape))
+        return original(self, tokens, *words, **settings)
+
+    engine = start(max_batch=8)
+    # They end one after the other, so that places become free one by one.
+    before = [Asked(made, [3], 20 + 10 * n) for n in range(8)]
+    engine.submit([each.text for each in before])
+    until(lambda: engine.n_running == 8)
+    monkeypatch.setattr(type(made.model), "read", spy)
+    group = [Asked(made, [1, 2], 200, seed=n) for n in range(8)]
+    engine.submit([each.text for each in group])
+    for each in group:
+        each.end()
+    assert 1 <= len(read) <= 4
+
+
+@pytest.mark.parametrize("kind", ["bytes", "words"])
+def test_a_long_prompt_does_not_hold_up_what_makes_its_writer(kind, monkeypatch):
+    vocab = train_vocab(kind, ["the sun € and\nthe sea"])
+    pushed, ids = [], vocab.encode("the sun € and\n" * 10_000)
+    original = StreamDecoder.push
+    monkeypatch.setattr(
+        StreamDecoder, "push", lambda self, token: pushed.append(token) or original(self, token)
+    )
+    dash = vocab.encode("the sun € and")[7:]
+    for prompt in (ids, [*ids, *vocab.encode("the sun €")[:9]]):
+        writers = make_writer(vocab, (), (), prompt), TextWriter(vocab, (), prompt)
+        texts = [
+            "".join(writer.push(token) for token in dash) + writer.flush() for writer in writers
+        ]
+        assert texts[0] == texts[1]
+    make_writer(vocab, (), (), ids)
+    assert len(pushed) < 4 * len(ids)
+    pushed.clear()
+    make_writer(vocab, (), (), ids)
+    assert len(pushed) <= 1024

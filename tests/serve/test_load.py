@@ -26,7 +26,10 @@ def test_no_answer_is_wrong_and_no_session_is_lost(made, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(path.read_text())
-    assert found["compared"]["right"] + len(found["compared"]["ties"]) == 16
+    # Those of the one client, one in each round, are compared, too.
+    assert found["compared"]["right"] + len(found["compared"]["ties"]) == 16 + 4
+    assert found["one_client"]["requests"] == len(found["times_one_client_each_round"]) == 4
+    assert found["load"]["processor_ms_per_token"]["engine"] > 0
     assert found["kill"]["right"] + found["kill"]["ties"] == 16
     assert sum(found["kill"]["sessions"].values()) == 4
     assert found["load"]["tokens_per_second"] > 0

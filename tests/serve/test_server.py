@@ -1,8 +1,11 @@
 """The process: limits, the key, restarts, signals, the command line."""
 
+import contextlib
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -13,6 +16,8 @@ import pytest
 for _name in ("fastapi", "uvicorn", "prometheus_client"):
     pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]'")
 httpx = pytest.importorskip("httpx")
+
+from transformer_xl.serve import completions, protocol, sessions  # noqa: E402  (they need these)
 
 COMPLETIONS = "/v1/completions"
 
@@ -101,6 +106,104 @@ def test_time_is_limited(made, run_server):
         answer = post(server, max_tokens=10**6).json()
         assert answer["choices"][0]["finish_reason"] == "length"
         assert 0 < answer["usage"]["completion_tokens"] < 10**6
+
+
+def answer_of(server, sent, seconds=60):
+    """Send bytes, leave the connection open, and return what comes until the server closes it."""
+    port = int(server.address.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=seconds) as connection:
+        connection.sendall(sent)
+        found = b""
+        while part := connection.recv(1 << 16):
+            found += part
+        return found
+
+
+def test_who_sends_no_whole_head_is_not_waited_for(made, run_server, monkeypatch, until):
+    monkeypatch.setattr(protocol, "SECONDS", 0.3)
+    with run_server(made, max_seconds=2.0, max_tokens=10**6) as server:
+        for sent in (b"", b"GET /health HTTP/1.1\r\nHost: local"):
+            with contextlib.suppress(ConnectionResetError):
+                assert answer_of(server, sent) == b""
+        # A request that takes longer is none that is slow to come.
+        assert post(server, max_tokens=10**6).status_code == 200
+        until(lambda: not server.server.server_state.connections)
+
+
+def test_who_takes_nothing_of_an_answer_is_not_waited_for(made, run_server, monkeypatch, until):
+    monkeypatch.setattr(protocol, "SECONDS", 0.3)
+    original = protocol.PatientProtocol.connection_made
+
+    def connection_made(self, transport):
+        # The system's own room for what is not taken yet would need megabytes.
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        original(self, transport)
+
+    monkeypatch.setattr(protocol.PatientProtocol, "connection_made", connection_made)
+    with run_server(made, max_tokens=10**6) as server:
+        port = int(server.address.rpartition(":")[2])
+        body = b'{"prompt": "a", "max_tokens": 999999, "stream": true, "logprobs": 20}'
+        head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        with socket.socket() as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.connect(("127.0.0.1", port))
+            connection.sendall(head.encode() + body)
+            until(lambda: server.service.engine.n_running == 1)
+            until(lambda: server.service.engine.n_running == 0)
+            assert not server.server.server_state.connections
+
+
+def test_connections_are_bounded(made, run_server, until):
+    with run_server(made, max_connections=3) as server:
+        port = int(server.address.rpartition(":")[2])
+        state = server.server.server_state
+        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+        until(lambda: len(state.connections) == 3)
+        assert httpx.get(f"{server.address}/health").status_code == 503
+        for each in held:
+            each.close()
+        until(lambda: not state.connections)
+        assert httpx.get(f"{server.address}/health").status_code == 200
+
+
+def test_a_full_disk_and_a_full_memory_are_said(made, run_server, tmp_path, monkeypatch):
+    def fails(path, state, weights):
+        raise OSError("the disk is full")
+
+    with run_server(made, sessions=tmp_path, sessions_in_memory=2, save="later") as server:
+        monkeypatch.setattr(sessions, "write_state", fails)
+        found = [post(server, max_tokens=2, session=f"s{n}") for n in range(6)]
+        assert [answer.status_code for answer in found] == [200] * 3 + [507] * 3
+        error = found[-1].json()["error"]
+        assert error["code"] == "no_room"
+        assert "the disk is full" in error["message"]
+        # Who has a session goes on, and so does who needs none.
+        assert post(server, max_tokens=2, session="s0").status_code == 200
+        assert post(server, max_tokens=2).status_code == 200
+        assert server.service.sessions.n_in_memory == 3
+        monkeypatch.undo()
+        assert post(server, max_tokens=2, session="s9").status_code == 200
+
+
+def test_tokens_that_wait_go_together(made, run_server, monkeypatch, until):
+    monkeypatch.setattr(completions, "_EVENT_SECONDS", 0.2)
+    body = {"prompt": "abc", "max_tokens": 300, "seed": 3, "stream": True, "logprobs": 1}
+    # A name that looks like what stands for the choices.
+    with run_server(made, name="tiny[]") as server:
+        with httpx.stream("POST", server.address + COMPLETIONS, json=body, timeout=60) as answer:
+            lines = [line[6:] for line in answer.iter_lines() if line.startswith("data: {")]
+        until(lambda: server.service.n_streams == 0)
+    choices = [json.loads(line)["choices"][0] for line in lines]
+    assert "".join(choice["text"] for choice in choices) == made.alone("abc", 300, seed=3)
+    assert sum(len(choice["token_ids"]) for choice in choices) == 300
+    # The first is not waited for.
+    assert len(choices[0]["token_ids"]) < 20
+    assert len(choices) < 100
+    offsets = [
+        x for choice in choices if choice["logprobs"] for x in choice["logprobs"]["text_offset"]
+    ]
+    assert offsets == [*range(300)]
 
 
 def test_a_key_is_asked_for_and_never_shown(made, run_server, caplog):

@@ -1,20 +1,23 @@
 """Sessions as such: bounds, files, names, and what happens when a file is bad."""
 
+import contextlib
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from transformer_xl.generate import State, generate, load_state
 from transformer_xl.serve import sessions
-from transformer_xl.serve.sessions import (
+from transformer_xl.serve.session import (
+    NoRoomError,
     SessionBusyError,
     SessionError,
     SessionMissingError,
-    Sessions,
     TooManySessionsError,
     is_name,
 )
+from transformer_xl.serve.sessions import Sessions
 
 
 @pytest.fixture
@@ -226,3 +229,89 @@ def test_foreign_files_are_left_alone(made, state, tmp_path):
     (file.parent / "notes.txt").write_text("mine")
     (file.parent / f"b.{'0' * 12}.safetensors").write_bytes(b"x")
     assert [s.name for s in Sessions(made.weights, tmp_path).all()] == ["a"]
+
+
+def test_a_file_whose_name_has_no_digest_is_foreign(made, state, tmp_path):
+    kept = Sessions(made.weights, tmp_path)
+    put(kept, "a", state)
+    (file,) = tmp_path.rglob("*.safetensors")
+    for name in ("b..safetensors", "b.safetensors", f"a.{file.name[2:5]}.safetensors"):
+        file.with_name(name).write_bytes(file.read_bytes())
+    assert [s.name for s in Sessions(made.weights, tmp_path).all()] == ["a"]
+
+
+@pytest.mark.parametrize("saves_each", [True, False])
+def test_a_full_disk_does_not_let_sessions_fill_the_memory(
+    made, state, tmp_path, monkeypatch, saves_each
+):
+    def fails(path, state, weights):
+        raise OSError("the disk is full")
+
+    kept = Sessions(made.weights, tmp_path, in_memory=3, saves_each=saves_each)
+    put(kept, "saved", state)
+    kept.save("saved")
+    monkeypatch.setattr(sessions, "write_state", fails)
+    for number in range(4):
+        session = kept.open(f"s{number}")
+        with pytest.raises(OSError, match="full") if saves_each else contextlib.nullcontext():
+            kept.close(session, state)
+    for number in range(4, 20):
+        with pytest.raises(NoRoomError, match="the disk is full"):
+            kept.open(f"s{number}")
+        assert kept.n_in_memory == 4
+    # Those that are there go on, and what is on the disk is still read, though not kept.
+    kept.close(kept.open("s0"))
+    assert same(kept.look("saved"), state)
+    assert kept.n_in_memory <= 4
+    monkeypatch.undo()
+    put(kept, "late", state)
+    assert kept.n_in_memory <= 3
+    assert same(kept.look("s1"), state)
+
+
+def test_sessions_that_come_at_once_do_not_fill_the_memory_either(
+    made, state, tmp_path, monkeypatch
+):
+    def fails(path, state, weights):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(sessions, "write_state", fails)
+    kept = Sessions(made.weights, tmp_path, in_memory=3, saves_each=False)
+    put(kept, "first", state)
+    begun = [kept.open(f"s{n}") for n in range(3)]
+    with pytest.raises(NoRoomError):
+        kept.open("one more")
+    for session in begun:
+        kept.close(session, state)
+    assert kept.n_in_memory == 4
+
+
+def test_what_cannot_be_deleted_does_not_keep_others_from_it(made, state, tmp_path, monkeypatch):
+    now = [1000.0]
+    kept = Sessions(made.weights, tmp_path, idle=60, clock=lambda: now[0])
+    for name in "abc":
+        put(kept, name, state)
+    now[0] += 100
+    original = Path.unlink
+
+    def unlink(self, **how):
+        if self.name.startswith("a."):
+            raise PermissionError(f"{self} is read-only")
+        original(self, **how)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with pytest.raises(OSError, match=r"2 sessions were deleted, 1 not: .* is read-only"):
+        kept.expire()
+    assert [s.name for s in kept.all()] == ["a"]
+    monkeypatch.undo()
+    assert kept.expire() == 1
+
+
+def test_whether_the_disk_is_needed_is_known_before(made, state, tmp_path):
+    kept = Sessions(made.weights, tmp_path, in_memory=1)
+    assert kept.is_at_hand("a")
+    put(kept, "a", state)
+    assert kept.is_at_hand("a")
+    put(kept, "b", state)
+    assert not kept.is_at_hand("a")
+    assert kept.is_at_hand("b")

@@ -12,7 +12,7 @@ from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.nn.memory import join
 
 # Reading a prompt in pieces bounds the memory it takes, whatever its length.
-_PROMPT_SEGMENT = 512
+PROMPT_SEGMENT = 512
 
 
 class GenerationBatch(Iterator[dict[int, int]]):
@@ -104,8 +104,8 @@ class GenerationBatch(Iterator[dict[int, int]]):
         for length, group in groupby(distinct, key=lambda each: len(each[0])):
             texts, own = zip(*group, strict=True)
             hidden, mems = None, _selected(self.mems, own)
-            for start in range(0, length, _PROMPT_SEGMENT):
-                segment = [ids[start : start + _PROMPT_SEGMENT] for ids in texts]
+            for start in range(0, length, PROMPT_SEGMENT):
+                segment = [ids[start : start + PROMPT_SEGMENT] for ids in texts]
                 tokens = torch.tensor(segment, device=self._model.device)
                 # What is read is remembered; nothing is read again.
                 hidden, mems = self._model.read(tokens, mems, mem_len=self._mem_len, ext_len=0)

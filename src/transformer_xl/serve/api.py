@@ -19,7 +19,7 @@ from transformer_xl.serve.errors import ApiError, JsonResponse, add_handlers
 from transformer_xl.serve.guard import Guard
 from transformer_xl.serve.schemas import errors
 from transformer_xl.serve.service import Service
-from transformer_xl.serve.sessions import Session
+from transformer_xl.serve.session import Session
 
 Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
@@ -58,7 +58,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/completions",
         response_model=schemas.Completion,
-        responses={200: {"content": _STREAM}, **errors(404, 409, 429, 503)},
+        responses={200: {"content": _STREAM}, **errors(404, 409, 429, 503, 507)},
     )
     async def completions(
         body: schemas.CompletionRequest,

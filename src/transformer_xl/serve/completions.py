@@ -1,11 +1,11 @@
 """From a request to texts, and from what becomes of them to an answer."""
 
 import asyncio
-import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -13,17 +13,20 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from transformer_xl.generate import Sampler, random_numbers
-from transformer_xl.serve.errors import ApiError, JsonResponse, content, response
+from transformer_xl.serve.choices import Choices
+from transformer_xl.serve.errors import ApiError, JsonResponse, content, encoded, response
 from transformer_xl.serve.prompts import read_prompts
 from transformer_xl.serve.schemas import CompletionRequest
 from transformer_xl.serve.service import Service
-from transformer_xl.serve.sessions import Session
-from transformer_xl.serve.texts import Drawn, Ended, Event, PromptRead, Scored, Text, make_writer
+from transformer_xl.serve.session import Session
+from transformer_xl.serve.texts import Ended, Event, PromptRead, Text, make_writer
 
 log = logging.getLogger("transformer_xl.serve")
 
 _LONG = 4096
 """Characters that are cut into tokens while others wait; more are cut beside them."""
+_EVENT_SECONDS = 0.002
+"""Least time from one event to the next, of all streams together."""
 
 
 async def complete(service: Service, body: CompletionRequest, request: Request) -> Response:
@@ -38,22 +41,24 @@ async def complete(service: Service, body: CompletionRequest, request: Request) 
             await service.close_session(session, None)
         raise
     gone = asyncio.ensure_future(_gone(request))
+    answer.watch(gone)
+    is_streamed = False
     try:
         # An answer that fails at once can still say so by its status.
-        if not await _finished(answer.first(), gone):
-            return _nobody()
-        if body.stream:
-            return _EventStream(answer, request, body)
-        if not await _finished(answer.rest(), gone):
-            return _nobody()
-        return answer.whole(request)
-    except BaseException:
-        answer.cancel()
-        raise
+        await answer.first()
+        if not body.stream:
+            await answer.rest()
+        if gone.done():
+            return response(ApiError(499, "the client has left", "client_closed_request"))
+        if not body.stream:
+            return answer.whole(request)
+        is_streamed = True
+        return _EventStream(answer, request, gone)
     finally:
-        if gone.done() and not gone.cancelled():
+        if not is_streamed:
+            # Of a text that has ended already, nobody asks it.
             answer.cancel()
-        gone.cancel()
+            gone.cancel()
 
 
 class Answer:
@@ -73,13 +78,16 @@ class Answer:
         self.created = int(time.time())
         self._service, self._body, self._session = service, body, session
         self._started = started
-        self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._texts: list[Text] = []
         self._begins: list[str] = []
-        self._offsets: list[int] = []
         self._n_prompt = self._n_going = 0
-        self._early: list[tuple[int, Event]] = []
-        self._choices: list[dict[str, Any]] = []
+        self._events: list[tuple[int, Event]] = []
+        self._gone: asyncio.Future | None = None
+        self._waiter: asyncio.Future | None = None
+        self._is_woken = False
+        self._error: ApiError | None = None
+        self._due = 0.0
+        """When the next event may be written."""
 
     async def begin(self) -> None:
         """Check the request and hand its texts to the engine.
@@ -102,9 +110,24 @@ class Answer:
         if body.attention and self._service.model.config.kind != "transformer_xl":
             message = "this model has no attention to look at: leave attention out"
             raise ApiError(400, message, "unsupported", "attention")
-        size = len(body.prompt) if isinstance(body.prompt, str) else _LONG + 1
-        cut = partial(read_prompts, self._service, body)
-        prompts = await asyncio.to_thread(cut) if size > _LONG else cut()
+        make = partial(self._make, n, max_tokens)
+        if n * _size(body.prompt) > _LONG:
+            await asyncio.to_thread(make)
+        else:
+            make()
+        self._service.engine.submit(self._texts)
+        self._n_going = len(self._texts)
+        self._choices = Choices(
+            body,
+            self._texts,
+            self._begins,
+            bool(self._session and self._session.state),
+            self._service.token_text,
+        )
+
+    def _make(self, n: int, max_tokens: int) -> None:
+        body, limits = self._body, self._service.settings
+        prompts = read_prompts(self._service, body)
         n_texts = n * len(prompts)
         if n_texts > limits.max_texts:
             message = f"{len(prompts)} prompts times n={n} must be at most {limits.max_texts}"
@@ -112,12 +135,6 @@ class Answer:
         if self._session and n_texts > 1:
             message = "a session goes on with one text: give one prompt, and n=1"
             raise ApiError(400, message, "too_many", "session")
-        self._make(prompts, n, max_tokens)
-        self._service.engine.submit(self._texts)
-        self._n_going = len(self._texts)
-
-    def _make(self, prompts: Sequence[tuple[str, Sequence[int]]], n: int, max_tokens: int) -> None:
-        body = self._body
         sampler = Sampler(
             1.0 if body.temperature is None else body.temperature, body.top_k, body.top_p
         )
@@ -159,7 +176,6 @@ class Answer:
                 )
                 self._texts.append(text)
                 self._begins.append(begin)
-                self._offsets.append(0)
 
     def _take(self, number: int, event: Event) -> None:
         """Take what the engine tells, in the thread of the server."""
@@ -167,7 +183,7 @@ class Answer:
             # What was finished is saved before anybody is told.
             self._service.keep(self._close(number, event, self._session))
         else:
-            self._events.put_nowait((number, event))
+            self._put(number, event)
 
     async def _close(self, number: int, event: Ended, session: Session) -> None:
         try:
@@ -179,7 +195,42 @@ class Answer:
             log.exception("session %s could not be given back", session.name)
             message = "the session could not be saved: see the log"
             event = Ended("failed", event.text, None, message)
-        self._events.put_nowait((number, event))
+        self._put(number, event)
+
+    def _put(self, number: int, event: Event) -> None:
+        self._events.append((number, event))
+        if isinstance(event, Ended):
+            self._n_going -= 1
+            if event.reason == "failed":
+                self._error = ApiError(500, event.error, "failed")
+            elif event.reason == "late":
+                message = "the time of the request was over before it began"
+                self._error = ApiError(503, message, "late")
+        elif isinstance(event, PromptRead) or time.monotonic() < self._due:
+            # It goes with what comes next.
+            return
+        self._wake()
+
+    def _wake(self, *_: Any) -> None:
+        # Kept, where nobody waits just now: an event is being written.
+        self._is_woken = True
+        if self._waiter and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def _wait(self) -> None:
+        if not self._is_woken:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        self._is_woken = False
+
+    def watch(self, gone: asyncio.Future) -> None:
+        """Wait for nothing any more when the client has left."""
+        self._gone = gone
+        gone.add_done_callback(self._wake)
+
+    @property
+    def _is_watched(self) -> bool:
+        return not (self._gone and self._gone.done())
 
     def cancel(self) -> None:
         """Let all texts end: nobody waits for them."""
@@ -187,53 +238,72 @@ class Answer:
             text.is_cancelled = True
 
     async def first(self) -> None:
-        """Wait for the first token.
+        """Wait for the first token, or until the client has left.
 
         Raises:
             ApiError: There will be none.
         """
-        while True:
-            number, event = await self._next()
-            self._early.append((number, event))
-            if not isinstance(event, PromptRead):
-                break
-        self._service.metrics.first_token.observe(time.monotonic() - self._started)
+        while self._is_watched and all(isinstance(e, PromptRead) for _, e in self._events):
+            await self._wait()
+        self._check()
+        if self._is_watched:
+            self._service.metrics.first_token.observe(time.monotonic() - self._started)
 
     async def rest(self) -> None:
-        """Wait for all.
+        """Wait for all, or until the client has left.
 
         Raises:
             ApiError: The engine failed.
         """
-        self._choices = [_empty(number) for number in range(len(self._texts))]
-        async for number, event in self._all():
-            if piece := self._piece(number, event):
-                _extend(self._choices[number], piece)
+        # Nobody is told before the end.
+        self._due = float("inf")
+        while self._n_going and self._is_watched:
+            await self._wait()
+            self._check()
 
     def whole(self, request: Request) -> Response:
         """Return the answer, after :meth:`rest`."""
         self._note(request)
-        return JsonResponse(self._chunk(self._choices) | {"usage": self.usage})
+        for number, event in self._events:
+            self._choices.add(number, event)
+        return JsonResponse(self._chunk(self._choices.take_all()) | {"usage": self.usage})
 
-    async def stream(self, request: Request) -> AsyncIterator[bytes]:
-        """Write the answer as it comes, as events."""
+    async def stream(
+        self, request: Request, send: Callable[[bytes, bool], Awaitable[None]]
+    ) -> None:
+        """Write the answer as it comes, as events, as long as the client is there.
+
+        All that has come until an event can be written goes with it. To write one costs the
+        server much more than a token, so a stream writes the less often the more of them there
+        are, and no token waits for longer than until the next one.
+        """
         options = self._body.stream_options
         usage = {"usage": None} if options and options.include_usage else {}
+        head = encoded(self._chunk([]) | usage).rpartition(b"[]")
+        written = b""
         try:
-            held: dict[int, dict[str, Any]] = {}
-            async for number, event in self._all():
-                if piece := self._piece(number, event):
-                    held.setdefault(number, _empty(number))
-                    _extend(held[number], piece)
-                # What is there already goes together: a server that is behind catches up.
-                if self._events.empty() and held:
-                    yield _event(self._chunk([*held.values()]) | usage)
-                    held.clear()
+            while self._is_watched:
+                events, self._events = self._events, []
+                is_over = not self._n_going
+                self._check()
+                for number, event in events:
+                    self._choices.add(number, event)
+                if choices := self._choices.take():
+                    written = b"data: " + head[0] + encoded(choices) + head[2] + b"\n\n"
+                if is_over:
+                    break
+                if written:
+                    await send(written, True)
+                    written = b""
+                    pause = _EVENT_SECONDS * self._service.n_streams
+                    self._due = time.monotonic() + pause
+                if self._n_going:
+                    await self._wait()
             if usage:
-                yield _event(self._chunk([]) | {"usage": self.usage})
+                written += _event(self._chunk([]) | {"usage": self.usage})
         except ApiError as error:
-            yield _event(content(error))
-        yield b"data: [DONE]\n\n"
+            written += _event(content(error))
+        await send(written + b"data: [DONE]\n\n", False)
         self._note(request)
 
     @property
@@ -246,24 +316,19 @@ class Answer:
             "total_tokens": self._n_prompt + drawn,
         }
 
-    async def _all(self) -> AsyncIterator[tuple[int, Event]]:
-        early, self._early = self._early, []
-        for each in early:
-            yield each
-        while self._n_going:
-            yield await self._next()
+    @contextmanager
+    def streaming(self) -> Iterator[None]:
+        """Count as one that writes events."""
+        self._service.n_streams += 1
+        try:
+            yield
+        finally:
+            self._service.n_streams -= 1
 
-    async def _next(self) -> tuple[int, Event]:
-        number, event = await self._events.get()
-        if isinstance(event, Ended):
-            self._n_going -= 1
-            if event.reason == "failed":
-                self.cancel()
-                raise ApiError(500, event.error, "failed")
-            if event.reason == "late":
-                self.cancel()
-                raise ApiError(503, "the time of the request was over before it began", "late")
-        return number, event
+    def _check(self) -> None:
+        if self._error:
+            self.cancel()
+            raise self._error
 
     def _note(self, request: Request) -> None:
         usage, metrics = self.usage, self._service.metrics
@@ -281,106 +346,46 @@ class Answer:
             "choices": choices,
         }
 
-    def _piece(self, number: int, event: Event) -> dict[str, Any] | None:
-        """Return what an event adds to its text."""
-        piece = _empty(number)
-        if isinstance(event, PromptRead):
-            if not self._body.echo:
-                return None
-            piece["text"] = self._begins[number]
-            if self._body.logprobs is not None:
-                first = [] if self._session and self._session.state else [self._unscored(number)]
-                self._score(number, piece, [*first, *event.scored])
-        elif isinstance(event, Drawn):
-            piece |= {"text": event.text, "token_ids": [event.token]}
-            if event.scored:
-                self._score(number, piece, [event.scored])
-            if event.attended is not None:
-                piece["attention"] = [event.attended]
-        else:
-            reason = "stop" if event.reason == "stop" else "length"
-            piece |= {"text": event.text, "finish_reason": reason}
-        return piece
-
-    def _unscored(self, number: int) -> Scored:
-        return Scored(self._texts[number].prompt[0], None)
-
-    def _score(self, number: int, piece: dict[str, Any], tokens: Sequence[Scored]) -> None:
-        texts = self._service.token_text
-        offsets = []
-        for each in tokens:
-            offsets.append(self._offsets[number])
-            self._offsets[number] += len(texts(each.token))
-        piece["logprobs"] = {
-            "tokens": [texts(each.token) for each in tokens],
-            "token_logprobs": [each.log_prob for each in tokens],
-            "top_logprobs": [
-                None if each.log_prob is None else {texts(token): x for token, x in each.top}
-                for each in tokens
-            ],
-            "text_offset": offsets,
-        }
-
 
 class _EventStream(StreamingResponse):
     """An answer as it comes; who leaves ends it."""
 
-    def __init__(self, answer: Answer, request: Request, body: CompletionRequest) -> None:
+    def __init__(self, answer: Answer, request: Request, gone: asyncio.Future) -> None:
         super().__init__(
-            answer.stream(request),
+            (),
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
-        self._answer = answer
+        self._answer, self._request, self._gone = answer, request, gone
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Write it, in this task: starlette's own would start two more."""
+
+        async def write(body: bytes, more: bool) -> None:
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
         try:
-            await super().__call__(scope, receive, send)
+            with self._answer.streaming():
+                headers = self.raw_headers
+                await send({"type": "http.response.start", "status": 200, "headers": headers})
+                await self._answer.stream(self._request, write)
         finally:
             self._answer.cancel()
-
-
-def _empty(number: int) -> dict[str, Any]:
-    return {"index": number, "text": "", "logprobs": None, "finish_reason": None, "token_ids": []}
-
-
-def _extend(choice: dict[str, Any], piece: dict[str, Any]) -> None:
-    """Add a piece to a text."""
-    choice["text"] += piece["text"]
-    choice["token_ids"] += piece["token_ids"]
-    choice["finish_reason"] = piece["finish_reason"] or choice["finish_reason"]
-    if "attention" in piece:
-        choice["attention"] = [*choice.get("attention", []), *piece["attention"]]
-    if choice["logprobs"] is None:
-        choice["logprobs"] = piece["logprobs"]
-    elif piece["logprobs"]:
-        for name, values in piece["logprobs"].items():
-            choice["logprobs"][name] += values
+            self._gone.cancel()
 
 
 def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+    return b"data: " + encoded(value) + b"\n\n"
+
+
+def _size(prompt: str | list[Any]) -> int:
+    """Return how many characters or tokens there are."""
+    if isinstance(prompt, str):
+        return len(prompt)
+    return sum(1 if isinstance(each, int) else len(each) for each in prompt)
 
 
 async def _gone(request: Request) -> None:
     """Wait until the client has left."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-async def _finished(work: Any, gone: asyncio.Future) -> bool:
-    """Do something, unless the client leaves before; whether it was done."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            task.result()
-            return True
-        return False
-    finally:
-        task.cancel()
-
-
-def _nobody() -> Response:
-    """Return what nobody will read."""
-    return response(ApiError(499, "the client has left", "client_closed_request"))

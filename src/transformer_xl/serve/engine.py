@@ -21,6 +21,9 @@ log = logging.getLogger("transformer_xl.serve")
 
 Events = list[tuple[Text, Event]]
 
+_PARTS = 4
+"""Into how many parts a group that finds too few places is divided at most."""
+
 
 class QueueFullError(Exception):
     """As many texts wait as may."""
@@ -172,11 +175,20 @@ class Engine:
                 return
 
     def _came(self) -> list[list[Text]]:
-        """Take as many waiting groups as there are places."""
+        """Take as many waiting groups as there are places, and a part of a large one."""
         came: list[list[Text]] = []
         free = self._max_batch - self.n_running
-        while self._waiting and (len(self._waiting[0]) <= free or self._is_stopping):
-            free -= len(self._waiting[0])
+        while self._waiting and (free > 0 or self._is_stopping):
+            first = self._waiting[0]
+            if len(first) > free and not self._is_stopping:
+                # Not in bits, each of which reads the prompt anew; nor all at once, for which
+                # those behind it would wait until the longest text before it has ended.
+                if free < self._max_batch / _PARTS:
+                    break
+                came.append(first[:free])
+                self._waiting[0] = first[free:]
+                break
+            free -= len(first)
             came.append(self._waiting.popleft())
         # One that is not waited for any more needs no place to end.
         gone = [texts for texts in self._waiting if all(t.is_cancelled or t.is_late for t in texts)]

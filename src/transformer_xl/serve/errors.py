@@ -11,7 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from transformer_xl.serve.engine import QueueFullError
-from transformer_xl.serve.sessions import (
+from transformer_xl.serve.session import (
+    NoRoomError,
     SessionBusyError,
     SessionError,
     SessionMissingError,
@@ -45,14 +46,23 @@ class ApiError(Exception):
         self.status, self.message, self.code, self.param = status, message, code, param
 
 
+# Made once: json.dumps makes one each time.
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
+
+def encoded(value: Any) -> bytes:
+    """Return JSON in ASCII, in which a character that has no UTF-8 can be quoted, too."""
+    return _ENCODER.encode(value).encode()
+
+
 class JsonResponse(Response):
-    """JSON in ASCII, in which a character that has no UTF-8 can be quoted, too."""
+    """JSON, as :func:`encoded` writes it."""
 
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
         """Write a value."""
-        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
+        return encoded(content)
 
 
 def content(error: ApiError) -> dict[str, Any]:
@@ -85,6 +95,9 @@ def of_session(error: Exception, name: str) -> ApiError:
         return ApiError(409, f"{error}: wait until it has ended", "session_busy", "session")
     if isinstance(error, TooManySessionsError):
         return ApiError(429, f"{error}: delete one", "too_many_sessions", "session")
+    if isinstance(error, NoRoomError):
+        message = f"{error}: make room on the disk of the server, or delete sessions"
+        return ApiError(507, message, "no_room", "session")
     if isinstance(error, SessionError):
         return ApiError(409, str(error), "session_not_saved", "session")
     if isinstance(error, ValueError):

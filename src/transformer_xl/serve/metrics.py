@@ -1,5 +1,6 @@
 """What Prometheus is told."""
 
+import time
 from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -49,12 +50,16 @@ class Metrics:
             buckets=_SECONDS,
             registry=registry,
         )
+        self.engine_seconds = Gauge(
+            "txl_engine_seconds", "Processor time of the engine's thread.", registry=registry
+        )
         for name, (about, value) in gauges.items():
             Gauge(name, about, registry=registry).set_function(value)
 
     def stepped(self, batch: int) -> None:
-        """Count a step of so many texts."""
+        """Count a step of so many texts, in the thread that makes it."""
         self.batch.observe(batch)
+        self.engine_seconds.set(time.thread_time())
 
     def page(self) -> bytes:
         """Return all numbers in the text format."""

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.generate.batch import _PROMPT_SEGMENT
+from transformer_xl.generate.batch import PROMPT_SEGMENT
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.nn.memory import join
 from transformer_xl.serve.seeing import most_seen, shares
@@ -67,7 +67,7 @@ class PromptReader:
         self._start, self._is_kept = start, isinstance(start, KeptMemory)
         # Where a segment's bounds show in the results, it is read as a whole.
         can_cut = self._is_kept and not model.config.enhanced_recurrence
-        self._piece = min(piece, _PROMPT_SEGMENT) if can_cut else _PROMPT_SEGMENT
+        self._piece = min(piece, PROMPT_SEGMENT) if can_cut else PROMPT_SEGMENT
 
     def begin(self, texts: list[Text]) -> Reading:
         """Begin to read the prompt of texts that have it in common."""
@@ -99,7 +99,7 @@ class PromptReader:
     def _length(self, reading: Reading) -> int:
         """Return how many tokens the next piece has: up to the end of a segment."""
         left = len(reading.ids) - reading.place
-        return min(left, self._piece, _PROMPT_SEGMENT - reading.place % _PROMPT_SEGMENT)
+        return min(left, self._piece, PROMPT_SEGMENT - reading.place % PROMPT_SEGMENT)
 
     def _read_beside(self, group: Sequence[Reading], longest: int) -> None:
         lengths = [self._length(reading) for reading in group]
@@ -122,7 +122,7 @@ class PromptReader:
                 stop = after.stop - longest + length
                 first = self._first_seen(reading, length, stop)
                 self._look(reading, after, row, first, stop)
-                is_end = reading.is_done or reading.place % _PROMPT_SEGMENT == 0
+                is_end = reading.is_done or reading.place % PROMPT_SEGMENT == 0
                 first = max(first, stop - self._mem_len) if is_end else first
                 reading.mems = _row(after, row, first, stop)
             else:

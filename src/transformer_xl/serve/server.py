@@ -5,6 +5,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ import uvicorn
 from transformer_xl.data import Vocab
 from transformer_xl.nn import TransformerXL
 from transformer_xl.serve.api import create_app
+from transformer_xl.serve.protocol import PatientProtocol
 from transformer_xl.serve.service import Service
 from transformer_xl.serve.settings import ServeSettings
 
@@ -25,6 +27,8 @@ except ImportError:  # Where there is none, two servers are not kept apart.
 
 log = logging.getLogger("transformer_xl.serve")
 
+_SWITCH_SECONDS = 0.001
+"""After how long a thread lets another one go on that waits for it."""
 _MARGIN = 2.0
 """Seconds in which texts that were cut are still sent."""
 
@@ -44,6 +48,10 @@ class Server(uvicorn.Server):
         settings = service.settings
         config = uvicorn.Config(
             create_app(service),
+            http=PatientProtocol,
+            limit_concurrency=settings.max_connections,
+            # Nothing asks where a request came from.
+            proxy_headers=False,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -156,5 +164,7 @@ def serve(
         where = f"in {settings.sessions}" if settings.sessions else "in memory alone"
         log.info("%s with %d sessions %s", name, found, where)
         log.info("listening on %s", address_of(listening))
+        # The engine computes all the time; who waits for requests should not wait 5 ms for it.
+        sys.setswitchinterval(_SWITCH_SECONDS)
         server.run(sockets=[listening])
         log.info("stopped")

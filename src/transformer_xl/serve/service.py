@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from transformer_xl.nn import TransformerXL
 from transformer_xl.serve.engine import Engine, Events
 from transformer_xl.serve.errors import of_session
 from transformer_xl.serve.metrics import Metrics
-from transformer_xl.serve.sessions import Session, SessionError, Sessions
+from transformer_xl.serve.session import Session, SessionError
+from transformer_xl.serve.sessions import Sessions
 from transformer_xl.serve.settings import ServeSettings
 from transformer_xl.serve.texts import Event, Text
 
@@ -48,6 +50,7 @@ class Service:
         self.created = int(time.time())
         self.n_weights = sum(x.numel() for x in model.parameters())
         self.is_closing = False
+        self.n_streams = 0
         self.sessions = Sessions(
             weights,
             settings.sessions,
@@ -118,6 +121,9 @@ class Service:
         Raises:
             ApiError: It cannot be had.
         """
+        if self.sessions.is_at_hand(name):
+            with _told(name):
+                return self.sessions.open(name)
         return await self.with_session(self.sessions.open, name)
 
     async def with_session(self, function: Callable[[str], Any], name: str) -> Any:
@@ -126,12 +132,8 @@ class Service:
         Raises:
             ApiError: The session cannot be had.
         """
-        try:
+        with _told(name):
             return await self.on_disk(function, name)
-        except (SessionError, ValueError, RuntimeError, OSError) as error:
-            if not isinstance(error, SessionError):
-                log.error("session %s: %s", name, error)
-            raise of_session(error, name) from error
 
     async def close_session(self, session: Session, state: State | None) -> None:
         """Give a session back, saved if it has gone on and that is wanted.
@@ -187,6 +189,17 @@ class Service:
                     log.info("%d sessions expired", gone)
             except (OSError, SessionError) as error:
                 log.error("a session cannot be deleted: %s", error)
+
+
+@contextmanager
+def _told(name: str) -> Iterator[None]:
+    """Say in the shape of OpenAI why a session cannot be had."""
+    try:
+        yield
+    except (SessionError, ValueError, RuntimeError, OSError) as error:
+        if not isinstance(error, SessionError):
+            log.error("session %s: %s", name, error)
+        raise of_session(error, name) from error
 
 
 def _tell(events: list[tuple[Text, Event]]) -> None:

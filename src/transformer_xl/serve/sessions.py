@@ -5,65 +5,26 @@ on the disk; what nobody uses for long is deleted. Files are those of
 :mod:`transformer_xl.generate.state`, replaced atomically.
 """
 
-import hashlib
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from transformer_xl.files import checksum
 from transformer_xl.generate import State, load_state, write_state
 from transformer_xl.nn import TransformerXL
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_SUFFIX = ".safetensors"
-
-
-class SessionError(Exception):
-    """A session cannot be had."""
-
-
-class SessionMissingError(SessionError):
-    """There is no such session."""
-
-
-class SessionBusyError(SessionError):
-    """Another request uses the session."""
-
-
-class TooManySessionsError(SessionError):
-    """There are as many sessions as may be."""
-
-
-@dataclass(eq=False)
-class Session:
-    """A text that goes on.
-
-    Attributes:
-        name: Its name.
-        used: When it was last used, in seconds since 1970.
-        state: What it goes on from; None: it is on the disk, or has not begun.
-        nbytes: Size of the state.
-        is_saved: Whether the file holds the state.
-        is_busy: Whether a request has it.
-        is_moving: Whether it is on its way between memory and disk.
-    """
-
-    name: str
-    used: float
-    state: State | None = None
-    nbytes: int = 0
-    is_saved: bool = False
-    is_busy: bool = False
-    is_moving: bool = False
-
-
-def is_name(name: str) -> bool:
-    """Whether a session can have this name."""
-    return bool(_NAME.fullmatch(name))
+from transformer_xl.serve.session import (
+    NoRoomError,
+    Session,
+    SessionBusyError,
+    SessionError,
+    SessionMissingError,
+    TooManySessionsError,
+    path_of,
+    saved_sessions,
+    size_of,
+)
 
 
 class Sessions:
@@ -109,10 +70,11 @@ class Sessions:
         # In the order of their last use; those in memory once more.
         self._all: dict[str, Session] = {}
         self._held: dict[str, Session] = {}
-        self._nbytes = 0
+        # Bytes of these; and how many are in use and not in memory yet.
+        self._nbytes = self._n_coming = 0
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
-            found = sorted(_files(folder), key=lambda pair: pair[1])
+            found = sorted(saved_sessions(folder), key=lambda pair: pair[1])
             self._all = {name: Session(name, used, is_saved=True) for name, used in found}
 
     def __len__(self) -> int:
@@ -134,10 +96,12 @@ class Sessions:
         Raises:
             SessionBusyError: Another request has it.
             TooManySessionsError: There is no room for a new one.
+            NoRoomError: The memory is full, and the disk cannot be written.
             RuntimeError: Its file is damaged.
             ValueError: Its file belongs to another model.
             OSError: Its file cannot be read.
         """
+        self._make_room(name)
         with self._lock:
             session = self._settled(name)
             if session is None:
@@ -154,6 +118,7 @@ class Sessions:
             if session.is_busy:
                 raise SessionBusyError(f"session {name!r} is in use by another request")
             session.is_busy = True
+            self._n_coming += session.state is None
             # The one used last is the last.
             self._all[name] = self._all.pop(name)
         try:
@@ -163,6 +128,13 @@ class Sessions:
             self._give_back(session)
             raise
         return session
+
+    def is_at_hand(self, name: str) -> bool:
+        """Whether :meth:`open` need not wait for the disk."""
+        session = self._all.get(name)
+        if session is None:
+            return not self._is_over()
+        return not session.is_moving and (session.state is not None or session.is_busy)
 
     def close(self, session: Session, state: State | None = None) -> None:
         """Give a session back.
@@ -265,20 +237,30 @@ class Sessions:
             self._remove(session)
 
     def expire(self) -> int:
-        """Delete those that nobody used for long; return how many."""
+        """Delete those that nobody used for long; return how many.
+
+        Raises:
+            OSError: Some cannot be deleted; the others are.
+        """
         before, gone = self._clock() - self._idle, 0
+        failed: list[OSError] = []
         for name in [s.name for s in self.all() if s.used < before]:
             with self._lock:
                 session = self._settled(name)
                 # Others may have been deleted meanwhile, and this one be used again.
                 if session and session.used < before and not session.is_busy:
-                    self._remove(session)
-                    gone += 1
+                    try:
+                        self._remove(session)
+                        gone += 1
+                    except OSError as error:
+                        failed.append(error)
+        if failed:
+            raise OSError(f"{gone} sessions were deleted, {len(failed)} not: {failed[0]}")
         return gone
 
     def _remove(self, session: Session) -> None:
         if self._folder:
-            self._path(session.name).unlink(missing_ok=True)
+            path_of(self._folder, session.name).unlink(missing_ok=True)
         self._hold(session, None)
         del self._all[session.name]
 
@@ -308,64 +290,77 @@ class Sessions:
         """Keep a state in memory, or none."""
         with self._lock:
             self._held.pop(session.name, None)
+            if session.is_busy:
+                self._n_coming += (state is None) - (session.state is None)
             self._nbytes -= session.nbytes
-            session.state, session.nbytes = state, 0 if state is None else _size(state)
+            session.state, session.nbytes = state, 0 if state is None else size_of(state)
             self._nbytes += session.nbytes
             if state is not None:
                 self._held[session.name] = session
 
     def _give_back(self, session: Session) -> None:
         with self._lock:
+            self._n_coming -= session.state is None
             session.is_busy, session.used = False, self._clock()
             self._all.pop(session.name, None)
             # One that has never begun is none.
             if session.state is not None or session.is_saved:
                 self._all[session.name] = session
 
-    def _evict(self) -> None:
-        """Let those used least recently leave the memory, as far as there is a disk."""
-        while self._folder:
+    def _make_room(self, name: str) -> None:
+        """Let others leave the memory before one comes that is not there.
+
+        Raises:
+            NoRoomError: They cannot.
+        """
+        session = self._all.get(name)
+        if session and (session.state is not None or session.is_busy):
+            return
+        if error := self._evict():
+            raise NoRoomError(
+                f"{len(self._held)} sessions in memory, as many as may be, and not all of them "
+                f"can be saved ({error})"
+            )
+
+    def _is_over(self) -> bool:
+        """Whether more is in memory, or will be when those that were begun are, than may be."""
+        with self._lock:
+            n = len(self._held) + self._n_coming
+            nbytes = self._nbytes + self._n_coming * self._largest
+            return n > self._in_memory or nbytes > self._memory_bytes
+
+    def _evict(self) -> OSError | None:
+        """Let those used least recently leave the memory, as far as there is a disk.
+
+        Returns:
+            Why more than may be are still there; None where they are not, or are all in use.
+        """
+        failed: OSError | None = None
+        while self._folder and self._is_over():
             with self._lock:
-                if len(self._held) <= self._in_memory and self._nbytes <= self._memory_bytes:
-                    return
                 free = (s for s in self._held.values() if not (s.is_busy or s.is_moving))
-                session = next(free, None)
+                # Where one could not be saved, the next ones would not fare better.
+                session = next((s for s in free if s.is_saved or failed is None), None)
                 if session is None:
-                    return
+                    return failed
                 session.is_moving = True
             try:
                 with self._moving(session):
                     if not session.is_saved:
                         self._save(session)
                     self._hold(session, None)
-            except OSError:
-                # It stays in memory; the next ones would not fare better.
-                return
-
-    def _path(self, name: str) -> Path:
-        assert self._folder is not None
-        # Some file systems take a and A for one name; and a folder should not become too large.
-        digest = hashlib.sha256(name.encode()).hexdigest()
-        return self._folder / digest[:2] / f"{name}.{digest[:12]}{_SUFFIX}"
+            except OSError as error:
+                # It stays in memory.
+                failed = error
+        return None
 
     def _save(self, session: Session) -> None:
         assert session.state is not None
-        write_state(self._path(session.name), session.state, self._weights)
+        assert self._folder is not None
+        write_state(path_of(self._folder, session.name), session.state, self._weights)
         session.is_saved = True
 
     def _load(self, session: Session) -> None:
-        state = load_state(self._path(session.name), self._weights, self._model)
+        assert self._folder is not None
+        state = load_state(path_of(self._folder, session.name), self._weights, self._model)
         self._hold(session, state)
-
-
-def _size(state: State) -> int:
-    tensors = [*state.mems.state_dict().values(), state.random, state.read]
-    return sum(x.nbytes for x in tensors if x is not None)
-
-
-def _files(folder: Path) -> Iterator[tuple[str, float]]:
-    """Find the names of saved sessions and when they were used."""
-    for path in folder.glob(f"??/*{_SUFFIX}"):
-        name, _, digest = path.name.removesuffix(_SUFFIX).rpartition(".")
-        if is_name(name) and hashlib.sha256(name.encode()).hexdigest().startswith(digest):
-            yield name, path.stat().st_mtime

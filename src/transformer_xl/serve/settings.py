@@ -45,6 +45,8 @@ class ServeSettings:
     """Texts of a request: its prompts times n."""
     max_queue: int = 256
     """Texts that wait for a place; beyond, a request is refused with 429."""
+    max_connections: int = 1_024
+    """Connections at once; beyond, a request is refused with 503."""
     max_seconds: float = 300.0
     """Seconds of a request; then its texts end where they are."""
     max_body: int = 1 << 20
@@ -65,6 +67,7 @@ class ServeSettings:
             "max_tokens",
             "max_texts",
             "max_queue",
+            "max_connections",
             "max_seconds",
             "max_body",
         ):

@@ -1,7 +1,7 @@
 """A text that is being written, and what is told of it as it goes."""
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -13,6 +13,8 @@ from transformer_xl.nn import KeptMemory, Memory
 
 _CONTEXT = 16
 """Tokens before a text that decide what stands between them and its first word."""
+_PROMPT_CONTEXT = 1024
+"""As many of a prompt, where they are at hand: a quotation may be open in it."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,8 @@ class Text:
 
 
 def make_writer(
-    vocab: Vocab, stop: Sequence[str], before: Sequence[int], prompt: Iterable[int]
+    vocab: Vocab, stop: Sequence[str], before: Sequence[int], prompt: Sequence[int]
 ) -> TextWriter:
     """Return what turns the tokens behind a prompt into text."""
-    return TextWriter(vocab, stop, (*before[-_CONTEXT:], *prompt))
+    # Not all: a long prompt would take as long to be read as to be cut into tokens.
+    return TextWriter(vocab, stop, (*before[-_CONTEXT:], *prompt[-_PROMPT_CONTEXT:]))
