@@ -109,9 +109,14 @@ class Checkpoints:
         self._writing = step, future
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being written."""
+        return self._writing is None or self._writing[1].done()
+
+    @property
     def has_failed(self) -> bool:
         """Whether :meth:`wait` would raise an error at once."""
-        if self._writing is None or not self._writing[1].done():
+        if self._writing is None or not self.is_idle:
             return False
         return self._writing[1].exception() is not None
 
