@@ -21,10 +21,11 @@ Four ways to read, all of the same size and trained alike:
 
 import argparse
 import json
+import platform
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -154,6 +155,16 @@ def learned(task: Task, way: str, settings: Fit, seed: int) -> dict[str, Any]:
     }
 
 
+def machine() -> dict[str, Any]:
+    """Return what ran it."""
+    return {
+        "processor": str(torch.cpu.get_capabilities().get("cpu_name") or platform.machine()),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
 def main() -> None:
     """Train every way on every task and print the table."""
     parser = argparse.ArgumentParser(
@@ -183,10 +194,20 @@ def main() -> None:
             rows += [row | {"most_frequent_class": most_frequent} for row in found]
             shown = ", ".join(f"{row['accuracy']:.3f}" for row in found)
             seconds = sum(row["seconds"] for row in found)
-            print(f"| {task.name} | {way} | {shown} | {most_frequent:.3f} | {seconds:.0f} |")
+            row = f"| {task.name} | {way} | {shown} | {most_frequent:.3f} | {seconds:.0f} |"
+            print(row, flush=True)
     if arguments.out:
-        about = {"format_version": 1, "torch": torch.__version__, "rows": rows}
-        arguments.out.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        content = {
+            "format_version": 1,
+            "machine": machine(),
+            "settings": {
+                "documents": arguments.documents,
+                "transpositions": arguments.transpositions,
+                **asdict(settings),
+            },
+            "rows": rows,
+        }
+        arguments.out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

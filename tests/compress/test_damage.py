@@ -11,6 +11,8 @@ import torch
 
 from transformer_xl.compress import Settings, compress, decompress
 from transformer_xl.compress.header import VERSION, Coding, Learning, pack, unpack
+from transformer_xl.compress.needs import too_much
+from transformer_xl.compress.planning import plan
 from transformer_xl.nn import TransformerXL
 
 
@@ -82,7 +84,7 @@ def test_another_model_is_refused_before_it_computes(model, vocab, content, tiny
         ({"n_tokens": 0}, "cannot be"),
         ({"n_tokens": 2}, "cannot be"),
         ({"n_tokens": 481}, "cannot be"),
-        ({"n_tokens": 479}, "numbers that come out"),
+        ({"n_tokens": 479}, "cannot be"),
         ({"streams": 481}, "cannot be"),
         ({"streams": 11}, "numbers that come out"),
         ({"mem_len": 1 << 16}, "remembers"),
@@ -116,6 +118,91 @@ def test_a_forged_size_is_refused(model, vocab, content):
     longer = pack(msgspec.structs.replace(header, size=4), payload)
     with pytest.raises(RuntimeError, match="3 bytes stand for 4"):
         decompress(longer)
+
+
+@pytest.fixture
+def allocated(monkeypatch):
+    """The largest number of elements that one array of whatever library was made with."""
+    largest = [0]
+
+    def watch(module, name):
+        make = getattr(module, name)
+
+        def made(*args, **kwargs):
+            found = make(*args, **kwargs)
+            largest[0] = max(largest[0], found.numel() if torch.is_tensor(found) else found.size)
+            return found
+
+        monkeypatch.setattr(module, name, made)
+
+    for name in ("zeros", "arange", "full", "pad"):
+        watch(np, name)
+    watch(torch.Tensor, "new_empty")
+    watch(torch, "zeros")
+    return largest
+
+
+@pytest.mark.parametrize(
+    ("coding", "reason"),
+    [
+        # A kilobyte that stands for more than a coder can put into it.
+        ({"n_tokens": 1 << 30, "streams": 1}, "symbols cannot be coded in"),
+        ({"n_tokens": 1 << 26, "streams": 1 << 12, "segment_len": 1}, "symbols cannot be coded in"),
+        # What it can, but with more remembered, or more in a round, than anyone has RAM for.
+        ({"n_tokens": 1 << 24, "streams": 1 << 8, "mem_len": 1 << 16}, "GB of RAM, and ram=4 GB"),
+        ({"n_tokens": 1 << 24, "streams": 1 << 8, "segment_len": 1 << 16}, r"GB of RAM.*--ram"),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_small_file_cannot_ask_for_much_ram(
+    model, vocab, content, allocated, coding, reason, fresh
+):
+    given = () if fresh else (model, vocab)
+    if fresh:
+        content = compress(b"a" * 900, settings=Settings(learn=True, segment_len=8)).content
+    largest, allocated[0] = max(allocated[0], 1 << 16), 0
+    # Each as a whole file: its digests are right, and its payload is two thousand bytes.
+    forged = _forged(content, bytes(2000), coding, size=coding["n_tokens"])
+    with pytest.raises(RuntimeError, match=reason):
+        decompress(forged, *given)
+    assert allocated[0] <= largest
+
+
+def test_room_is_taken_for_what_is_decoded(model, vocab, content, allocated):
+    coding = {"n_tokens": 1 << 22, "streams": 16, "segment_len": 16, "mem_len": 8}
+    payload = np.random.default_rng(0).bytes(100_000)
+    forged = _forged(content, payload, coding, size=1 << 22)
+    allocated[0] = 0
+    with pytest.raises(RuntimeError, match="numbers that come out"):
+        decompress(forged, model, vocab)
+    # It says that it is four million symbols, and the first checksum is wrong.
+    assert allocated[0] < 1 << 17
+
+
+def test_who_compresses_keeps_to_the_same_ram(model, vocab, data):
+    with pytest.raises(ValueError, match=r"streams=64, .* GB of RAM, and ram=0.001 GB.*allow more"):
+        compress(data, model, vocab, Settings(streams=64, ram=0.001))
+    # Where they are not chosen, there are as many parts as there is RAM for.
+    fewer = plan(model, "", 1 << 22, Settings(ram=0.02), None)
+    assert 1 < fewer.streams < plan(model, "", 1 << 22, Settings(), None).streams == 256
+    assert too_much(model.config, fewer, 0.02) is None
+    with pytest.raises(ValueError, match="ram=0 must be from"):
+        Settings(ram=0)
+    # It is read where as much is allowed.
+    small = compress(data, model, vocab, Settings(streams=12)).content
+    with pytest.raises(RuntimeError, match=r"ram=0\.0005 GB are allowed"):
+        decompress(small, model, vocab, ram=0.0005)
+
+
+def test_what_is_very_sure_may_be_very_small(tiny, vocab):
+    sure = TransformerXL(tiny).eval()
+    with torch.no_grad():
+        sure.softmax.bias[0] = 60.0
+    data = bytes(60_000)
+    content = compress(data, sure, vocab, Settings(streams=200)).content
+    assert len(content) < 300
+    assert decompress(content, sure, vocab) == data
 
 
 def test_a_forged_payload_never_passes(model, vocab, data, content):

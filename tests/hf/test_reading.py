@@ -15,6 +15,11 @@ def ids(vocab: Vocab, text: str) -> torch.Tensor:
     return torch.tensor([vocab.encode(text[:100]), vocab.encode(text[900:1000])])
 
 
+@pytest.fixture(scope="module")
+def classifier(transformers: Any, folder: Path) -> Any:
+    return transformers.AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
+
+
 def test_logits_are_our_log_probabilities(
     language_model: Any, model: TransformerXL, ids: torch.Tensor
 ) -> None:
@@ -101,3 +106,38 @@ def test_a_tuple_where_one_is_asked_for(language_model: Any, ids: torch.Tensor) 
     assert logits.shape[:2] == ids.shape
     assert cache.get_seq_length() == 100
     assert language_model(ids, use_cache=False).past_key_values is None
+
+
+def test_what_is_refused_comes_with_another_way(
+    language_model: Any, classifier: Any, ids: torch.Tensor
+) -> None:
+    for model in (language_model, classifier):
+        with pytest.raises(NotImplementedError, match=r"head_mask.*zeros in the columns.*o_proj"):
+            model(ids, head_mask=torch.ones(2, 2))
+        assert model(ids, head_mask=None).logits is not None
+        with pytest.raises(NotImplementedError, match=r"cannot be replaced.*copy other numbers"):
+            model.set_input_embeddings(torch.nn.Embedding(15, 16))
+        with pytest.raises(NotImplementedError, match="an attention_mask marks it"):
+            model.resize_token_embeddings(99)
+
+
+def test_a_head_is_silent_with_zeros_where_the_refusal_says(
+    transformers: Any, folder: Path, ids: torch.Tensor
+) -> None:
+    def changed(columns: slice) -> torch.Tensor:
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+        attention = model.transformer.layers[1].attention
+        with torch.no_grad():
+            attention.o_proj.weight[:, columns] = 0
+        first = slice(0, 8)
+        found = []
+        # What the first head of the layer attends to makes no difference then.
+        for factor in (1.0, 3.0):
+            with torch.no_grad():
+                attention.qkv_proj.weight[first] *= factor
+                found.append(model(ids).logits)
+        return torch.stack(found)
+
+    silent, other = changed(slice(0, 8)), changed(slice(8, 16))
+    torch.testing.assert_close(silent[0], silent[1])
+    assert not torch.allclose(other[0], other[1])

@@ -56,6 +56,8 @@ class Compress:
     """Remembered positions; None: as the model was trained."""
     seed: int = 0
     """Of the drawn weights."""
+    ram: float = 4.0
+    """Gigabytes of RAM that may be taken, beside model and file; to restore it takes as many."""
     force: bool = False
     """Replace what is there already."""
     json: bool = False
@@ -76,6 +78,7 @@ class Compress:
             learn=self.learn,
             lr=self.lr,
             seed=self.seed,
+            ram=self.ram,
         )
         data = _read(self.file)
         model, vocab = _load(self.model)
@@ -107,6 +110,8 @@ class Decompress:
     """Where it goes; - is the standard output. None: FILE without .txl."""
     model: Path | None = None
     """The model that it was made with; None: it was made without one."""
+    ram: float = 4.0
+    """Gigabytes of RAM that a file may ask for, beside the model and what it holds."""
     force: bool = False
     """Replace what is there already."""
     json: bool = False
@@ -126,7 +131,7 @@ class Decompress:
             if needed and self.model is None:
                 raise ValueError("it was made with a model: give the same one with --model DIR")
             model, vocab = _load(self.model) if needed else (None, None)
-            data = decompress(content, model, vocab, _news())
+            data = decompress(content, model, vocab, _news(), self.ram)
         except RuntimeError as error:
             raise RuntimeError(f"{self.file}: {error}") from error
         except ValueError as error:

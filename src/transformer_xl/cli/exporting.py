@@ -34,22 +34,30 @@ class Export:
     tokens: int = 1
     """Tokens of each stream that a step reads, a fixed number too."""
     json: bool = False
-    """Print the manifest as one JSON object, with the largest difference to the model."""
+    """Print the manifest as one JSON object, with the largest differences to the model."""
 
     def run(self) -> None:
         """Export and say what was checked."""
         from json import loads
 
         from transformer_xl.export import export
+        from transformer_xl.export.checking import EQUAL
         from transformer_xl.export.writing import MANIFEST_FILE
 
-        folder, difference = export(
+        folder, errors = export(
             self.dir, self.out, format=self.format, mem_len=self.mem_len, n_tokens=self.tokens
         )
-        if difference is None:
+        if errors is None:
             say(f"{self.out} is written, and was not run: pip install 'transformer-xl[onnx]'")
         else:
-            say(f"{self.out} is written; its log-probabilities are the model's to {difference:.1e}")
+            largest = f"{errors.difference:.1e}"
+            say(f"{self.out} is written; its log-probabilities are the model's to {largest}")
+            if errors.difference > EQUAL:
+                say(
+                    f"this model magnifies rounding: its own are exact to {errors.model:.1e}, the "
+                    f"program's to {errors.program:.1e}"
+                )
         if self.json:
             manifest = loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+            difference = None if errors is None else errors.difference
             show(manifest | {"difference": difference}, as_json=True)

@@ -2,11 +2,11 @@
 
 from transformer_xl.compress.contents import (
     Compressed,
-    Settings,
     compress,
     decompress,
     needs_model,
 )
+from transformer_xl.compress.planning import Settings
 
 __all__ = [
     "Compressed",

@@ -31,6 +31,10 @@ DEEPEST = 24 * STEPS
 
 _UNSHIFTED = 4096.0
 _UNCHANGED = 255.0
+LEAST_SHIFT = math.log2(1 + (SHIFTS - 1) / _UNSHIFTED)
+"""Bits that a shift of the grid costs at the least."""
+LEAST_CHOICE = math.log2(1 + 1 / _UNCHANGED)
+"""Bits that each stream's way costs at the least."""
 
 
 def on_grid(log_probs: Float64[Tensor, "*batch V"], shift: int) -> Int64[Tensor, "*batch V"]:

@@ -16,13 +16,11 @@ from torch import Tensor
 from transformer_xl.compress import arithmetic
 from transformer_xl.compress.layout import Layout
 from transformer_xl.compress.learning import Learner
+from transformer_xl.compress.needs import CHECK_EVERY, FIRST_CHECK
 from transformer_xl.compress.predicting import Predictor, start_symbol
 
 Progress = Callable[[int, int], None]
 """Is told after each round how many symbols are done, and of how many."""
-
-_FIRST_CHECK = 1 << 12
-_CHECK_EVERY = 1 << 18
 
 
 class _Sides:
@@ -63,7 +61,7 @@ class _Sides:
             self.learner.learn(self.inputs(parts, places), targets)
             self.predictor.follow(self.learner.model, self.learner.mems)
         # Soon at first: whoever computes other numbers should not wait long to hear of it.
-        pause = min(_FIRST_CHECK + 3 * self._checked, _CHECK_EVERY)
+        pause = min(FIRST_CHECK + 3 * self._checked, CHECK_EVERY)
         if self._done - self._checked < pause or is_last:
             return None
         self._checked = self._done
@@ -128,17 +126,20 @@ def decode(
     learner: Learner | None,
     progress: Progress | None = None,
 ) -> Int32[np.ndarray, " n"]:
-    """Restore a text.
+    """Restore a text; room is taken for what was decoded, whatever its size should be.
 
     Raises:
         RuntimeError: A checksum is wrong: the numbers here are not those that coded it.
     """
     sides, coder = _Sides(layout, predictor, learner), arithmetic.Decoder(payload)
-    parts = np.zeros((layout.streams, layout.length), dtype=np.int32)
+    parts = np.zeros((layout.streams, 0), dtype=np.int32)
     before = np.full(layout.streams, sides.first, dtype=np.int32)
     for places in layout.rounds():
         shift = coder.get_shift()
         sides.is_plain = coder.get_choices(sides.is_plain)
+        if places.stop > parts.shape[1]:
+            longer = min(2 * places.stop, layout.length) - parts.shape[1]
+            parts = np.pad(parts, ((0, 0), (0, longer)))
         for place, row in enumerate(layout.is_there(places), places.start):
             read = torch.from_numpy(before.astype(np.int64))[:, None]
             log_probs = predictor.read(read)[:, 0]

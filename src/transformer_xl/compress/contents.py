@@ -22,53 +22,14 @@ from transformer_xl.compress.learning import (
     fresh_model,
     reproducible,
 )
+from transformer_xl.compress.needs import check_possible
+from transformer_xl.compress.planning import RAM, Settings, plan
 from transformer_xl.compress.predicting import Predictor, fingerprint
 from transformer_xl.config.checks import require
 from transformer_xl.data import Vocab
 from transformer_xl.nn import TransformerXL
 
 _FRESH_VOCAB = "bytes"
-_EACH = 1 << 14
-_MOST_NUMBERS = 1 << 22
-
-
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """How a text is coded.
-
-    Raises:
-        ValueError: A setting is out of range.
-    """
-
-    streams: int | None = None
-    """Parts coded side by side: more are faster, and each begins without a past. None: one for
-    16,384 symbols, and at most 256, or 32 where the model learns."""
-    segment_len: int | None = None
-    """Symbols of each part in a round, after which a model may learn. None: 64, or 32 where it
-    learns, or fewer where the vocabulary is large."""
-    mem_len: int | None = None
-    """Remembered positions. None: as the model was trained."""
-    learn: bool = False
-    """Learn from every round after it was coded."""
-    lr: float | None = None
-    """Largest learning rate. None: 0.005 for a fresh model, 0.0005 for a trained one."""
-    seed: int = 0
-    """Of the weights of a fresh model."""
-
-    def __post_init__(self) -> None:
-        for name, least, most in (
-            ("streams", 1, 1 << 12),
-            ("segment_len", 1, 1 << 16),
-            ("mem_len", 0, 1 << 16),
-            ("lr", 1e-9, 1e3),
-            ("seed", 0, (1 << 63) - 1),
-        ):
-            value = getattr(self, name)
-            require(
-                value is None or least <= value <= most,
-                f"{name}={value} must be from {least} to {most}",
-            )
-        require(self.learn or self.lr is None, f"lr={self.lr} needs learn: nothing learns without")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +112,7 @@ def compress(
                 device="cuda" if model is not None and model.device.type == "cuda" else "cpu",
             )
         model = fresh_model(settings.seed) if model is None else model
-        coding = _plan(model, _hash(vocab), len(tokens), settings, learning)
+        coding = plan(model, _hash(vocab), len(tokens), settings, learning)
         coded, total = _encode(tokens, model, coding, progress)
         if len(coded) < len(data):
             payload = coded
@@ -180,6 +141,7 @@ def decompress(
     model: TransformerXL | None = None,
     vocab: Vocab | None = None,
     progress: Progress | None = None,
+    ram: float = RAM,
 ) -> bytes:
     """Restore the bytes that were compressed, all of them or none.
 
@@ -188,10 +150,13 @@ def decompress(
         model: The model with which it was made. None: where it was made without one.
         vocab: Its vocabulary.
         progress: Is told how far it has come.
+        ram: Gigabytes of RAM that may be taken, beside the model and the text. The text itself
+            takes room only as far as it is restored.
 
     Raises:
         RuntimeError: The file is damaged or of another version, or was made where sums come out
-            otherwise; the library for arithmetic coding is missing.
+            otherwise; it takes more RAM than is allowed; the library for arithmetic coding is
+            missing.
         ValueError: The model is not the one that the file was made with.
     """
     header, payload = unpack(content)
@@ -199,6 +164,8 @@ def decompress(
     if header.coding is not None:
         arithmetic.check_installed()
         model = _model_of(header.coding, model, vocab)
+        is_of_bytes = _of_text(vocab) is None
+        check_possible(header, header.coding, len(payload), model.config, is_of_bytes, ram)
         tokens = _decode(header, header.coding, payload, model, progress)
         data = _to_bytes(tokens, vocab)
     if len(data) != header.size or _digest(data) != header.digest:
@@ -222,7 +189,8 @@ def to_tokens(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"]:
     Raises:
         ValueError: The vocabulary has none.
     """
-    if vocab is None or vocab.kind == "bytes":
+    vocab = _of_text(vocab)
+    if vocab is None:
         return np.frombuffer(data, np.uint8).astype(np.int32)
     remedy = "a model of bytes compresses any file"
     try:
@@ -250,32 +218,6 @@ def made_here() -> str:
     return f"{version('transformer-xl')}, torch {torch.__version__}, {processor}"
 
 
-def _plan(
-    model: TransformerXL,
-    vocab_hash: str,
-    n_tokens: int,
-    settings: Settings,
-    learning: Learning | None,
-) -> Coding:
-    V = model.config.vocab_size
-    require(V > 1, f"a vocabulary of {V} symbols leaves nothing to code")
-    most, segment_len = (32, 32) if learning else (256, 64)
-    streams = settings.streams or min(most, max(1, n_tokens // _EACH))
-    streams = min(streams, n_tokens)
-    fitting = max(1, _MOST_NUMBERS // (streams * V))
-    mem_len = model.config.mem_len if settings.mem_len is None else settings.mem_len
-    layout = Layout(n_tokens, streams, settings.segment_len or min(segment_len, fitting))
-    return Coding(
-        model=fingerprint(model, vocab_hash),
-        n_tokens=n_tokens,
-        streams=streams,
-        segment_len=layout.segment_len,
-        # More than a part has is never remembered.
-        mem_len=min(mem_len, layout.length),
-        learning=learning,
-    )
-
-
 def _encode(
     tokens: Int32[np.ndarray, " n"],
     model: TransformerXL,
@@ -294,17 +236,7 @@ def _decode(
     model: TransformerXL,
     progress: Progress | None,
 ) -> Int32[np.ndarray, " n"]:
-    V = model.config.vocab_size
-    # Before anything of that size is made.
-    most = (8 * len(payload) + 64) / arithmetic.least_bits(V)
-    if not coding.streams <= coding.n_tokens <= min(header.size, most):
-        raise RuntimeError(
-            f"it is damaged: {coding.n_tokens:,} symbols in {coding.streams:,} parts cannot be "
-            f"{header.size:,} bytes coded in {len(payload):,}"
-        )
     layout = Layout(coding.n_tokens, coding.streams, coding.segment_len)
-    if coding.mem_len > layout.length:
-        raise RuntimeError(f"it is damaged: it remembers {coding.mem_len} of {layout.length}")
     try:
         with _repeatable(coding):
             return decode(payload, layout, *_computing(model, layout, coding), progress)
@@ -369,8 +301,14 @@ def _check_pair(model: TransformerXL | None, vocab: Vocab | None) -> None:
     )
 
 
+def _of_text(vocab: Vocab | None) -> Vocab | None:
+    """Return a vocabulary of which a symbol is not a byte; None: it is."""
+    return None if vocab is None or vocab.kind == "bytes" else vocab
+
+
 def _to_bytes(tokens: Int32[np.ndarray, " n"], vocab: Vocab | None) -> bytes:
-    if vocab is None or vocab.kind == "bytes":
+    vocab = _of_text(vocab)
+    if vocab is None:
         return tokens.astype(np.uint8).tobytes()
     return vocab.decode_bytes(tokens.tolist())
 

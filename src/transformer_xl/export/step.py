@@ -5,6 +5,7 @@ It is the model itself that is called; what is here gives its memory a fixed sha
 """
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import cast
 
@@ -16,7 +17,7 @@ from transformer_xl.nn import AdaptiveEmbedding, Embedding, KeptMemory, Memory, 
 from transformer_xl.nn.decoding import _embedded
 
 
-class Step(nn.Module):
+class Step(nn.Module, ABC):
     """What the two kinds of steps share; :func:`make_step` makes the one that fits a model.
 
     Attributes:
@@ -33,9 +34,9 @@ class Step(nn.Module):
         super().__init__()
         self.model, self.mem_len, self.n_tokens = model, mem_len, n_tokens
 
+    @abstractmethod
     def start(self, batch_size: int) -> tuple[Tensor, ...]:
         """Return the memory at the start of a text, and how much of it is seen."""
-        raise NotImplementedError
 
     def _start_seen(self, batch_size: int) -> Tensor:
         seen = len(self.model.start_memory(1, self.mem_len))

@@ -4,7 +4,7 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -14,23 +14,19 @@ from torch import Tensor
 
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.data import load_vocab
-from transformer_xl.export.step import KeptStep, Step, make_step, names
+from transformer_xl.export.checking import Errors, Run, compare
+from transformer_xl.export.step import Step, make_step, names
 from transformer_xl.files import checksum, sync
-from transformer_xl.nn import KeptMemory, Memory, load_model
+from transformer_xl.nn import load_model
 from transformer_xl.nn.pretrained import WEIGHTS_FILE, find_model_folder
 
 Format = Literal["onnx", "torch"]
 
 MANIFEST_FILE = "step.json"
 PROGRAM_FILES = {"onnx": "step.onnx", "torch": "step.pt2"}
-LARGEST_DIFFERENCE = 1e-3
-"""Of log-probabilities, beyond which a program is not what the model computes. Rounding is far
-below it, also that of deep models."""
 
 # What one file of ONNX can hold, with a reserve; what is larger lies beside it.
 _LARGEST_ONNX = 1_900_000_000
-
-_Run = Callable[..., Sequence[Tensor]]
 
 
 class Exported(NamedTuple):
@@ -38,8 +34,8 @@ class Exported(NamedTuple):
 
     folder: Path
     """The folder."""
-    difference: float | None
-    """Largest difference to the model's log-probabilities; None: there was nothing to run it."""
+    errors: Errors | None
+    """How far its log-probabilities are from the model's; None: there was nothing to run it."""
 
 
 def export(
@@ -66,7 +62,8 @@ def export(
     Raises:
         FileExistsError: The folder holds something.
         FileNotFoundError: There is no model.
-        RuntimeError: A package is missing, or the program does not do what the model does.
+        RuntimeError: A package is missing, or the program is further from the model than rounding
+            explains (:class:`~transformer_xl.export.checking.Errors`).
         ValueError: The model cannot be exported, or a setting is out of range.
     """
     source, folder = find_model_folder(source), Path(folder).absolute()
@@ -86,13 +83,15 @@ def export(
         path = unfinished / PROGRAM_FILES[format]
         with _quietly():
             run = (_write_onnx if format == "onnx" else _write_torch)(step, path)
-        difference = None if run is None else _difference(step, run)
-        # What is not a number is not small either.
-        if difference is not None and not difference <= LARGEST_DIFFERENCE:
+        errors = None if run is None else compare(step, run)
+        if errors is not None and not errors.is_equal:
             raise RuntimeError(
-                f"the program's log-probabilities are off by {difference:.1e}: it was not written"
+                f"the program's log-probabilities are off by {errors.program:.1e} and the model's "
+                f"own by {errors.model:.1e}, so it is not the model and was not written; another "
+                "--format or other versions of torch and onnxruntime may do better"
             )
         about = _about(step, format) | {"weights": checksum(source / WEIGHTS_FILE)}
+        about["errors"] = None if errors is None else errors._asdict()
         try:
             load_vocab(source).save(unfinished)
             about["vocabulary"] = "tokenizer.json"
@@ -104,7 +103,7 @@ def export(
         unfinished.replace(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-    return Exported(folder, difference)
+    return Exported(folder, errors)
 
 
 def _about(step: Step, format: Format) -> dict[str, Any]:
@@ -149,13 +148,13 @@ def _traced(step: Step) -> torch.export.ExportedProgram:
         return torch.export.export(step.eval(), example, dynamic_shapes=dynamic, strict=False)
 
 
-def _write_torch(step: Step, path: Path) -> _Run:
+def _write_torch(step: Step, path: Path) -> Run:
     torch.export.save(_traced(step), path)
     program = torch.export.load(path).module()
     return lambda *given: program(*given)
 
 
-def _write_onnx(step: Step, path: Path) -> _Run | None:
+def _write_onnx(step: Step, path: Path) -> Run | None:
     pairs = list(names(step))
     traced = _traced(step)
     if step.model.config.reset_at is not None:
@@ -194,31 +193,6 @@ def _cummax(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     later_TT = torch.ones(T, T, dtype=torch.bool).triu(1)
     values = x.unsqueeze(dim).masked_fill(later_TT, torch.iinfo(x.dtype).min).amax(-1)
     return values, torch.zeros_like(values)
-
-
-@torch.no_grad()
-def _difference(step: Step, run: _Run) -> float:
-    """Run a program beside the model, on memories of all ages, and compare what they say."""
-    generator, largest = torch.Generator().manual_seed(0), 0.0
-    config = step.model.config
-    for batch_size in (1, 3):
-        memory = [torch.randn(x.shape, generator=generator) for x in step.start(batch_size)[:-1]]
-        seen = torch.linspace(step.mem_len, 0, batch_size).long()
-        for _ in range(2):
-            size = (batch_size, step.n_tokens)
-            tokens = torch.randint(config.vocab_size, size, generator=generator)
-            forgotten = step.mem_len - seen
-            if isinstance(step, KeptStep):
-                keys, values = (x.unbind() for x in memory)
-                mems = KeptMemory(keys, values, 0, step.mem_len, forgotten)
-            else:
-                mems = Memory(memory[0].unbind(), forgotten)
-            expected = step.model(tokens, mems, mem_len=step.mem_len, ext_len=0).log_probs
-            log_probs, *memory, seen = run(tokens, *memory, seen)
-            worst = (log_probs - expected).abs().max().item()
-            # Of two numbers max takes the first when the second is none.
-            largest = worst if worst != worst else max(largest, worst)
-    return largest
 
 
 def _require_onnx() -> None:

@@ -62,7 +62,11 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         """Refuse: they belong to the softmax, too."""
-        raise NotImplementedError("the embeddings of a Transformer-XL cannot be replaced")
+        raise NotImplementedError(
+            "the embeddings cannot be replaced, as the softmax may share their weights: copy other "
+            "numbers into the weights of get_input_embeddings(), or hand vectors in as "
+            "inputs_embeds"
+        )
 
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
@@ -133,7 +137,11 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
                     "TransformerXL.attention_weights returns attention for a segment"
                 )
         if others.pop("head_mask", None) is not None:
-            raise NotImplementedError("head_mask: heads cannot be masked")
+            raise NotImplementedError(
+                "head_mask: heads cannot be masked in a call; leave it out, or silence head h of "
+                "layer n for good by zeros in the columns h * d_head to (h + 1) * d_head of "
+                "model.transformer.layers[n].attention.o_proj.weight"
+            )
         position_ids = others.pop("position_ids", None)
         return Inputs.of(input_ids, inputs_embeds, attention_mask, position_ids)
 
@@ -149,7 +157,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             return None
         # A cache that has read nothing; what it holds is replaced.
         before = TransformerXLCache(mems) if cache is None else cache
-        return before.after(mems, inputs.shape[1], inputs.tokens)
+        return before.after(mems, inputs.segment.shape[1], inputs.segment.tokens)
 
 
 class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
@@ -238,9 +246,10 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         counted = targets != _IGNORED
         if inputs.is_real is not None:
             counted = counted & inputs.is_real[:, 1:] & inputs.is_real[:, :-1]
-        if inputs.starts is not None:
+        starts = inputs.segment.starts
+        if starts is not None:
             # The last token of a document does not predict the first of the next one.
-            counted = counted & ~inputs.starts[:, 1:]
+            counted = counted & ~starts[:, 1:]
         nll = self.transformer.softmax.nll(hidden[:, :-1][counted], targets[counted])
         if count is None:
             return nll.mean()

@@ -13,17 +13,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn.segment import Segment
 
 
 class Inputs(NamedTuple):
     """What a call is given."""
 
-    tokens: Int[Tensor, "B T"] | None
-    vectors: Float[Tensor, "B T D"] | None
+    segment: Segment
+    """Tokens or vectors, and where documents begin; of any length, and padded on either side."""
     is_real: Bool[Tensor, "B T"] | None = None
     """Which places are no padding. None: all."""
-    starts: Bool[Tensor, "B T"] | None = None
-    """Where documents begin that see nothing before them. None: nowhere."""
 
     @classmethod
     def of(
@@ -60,30 +59,17 @@ class Inputs(NamedTuple):
             starts = (position_ids[..., -T:] == 0).to(given.device).expand(B, T)
             starts = starts if is_real is None else starts & is_real
             starts = starts if bool(starts.any()) else None
-        return cls(tokens, vectors, is_real, starts)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
-        given = self.tokens if self.vectors is None else self.vectors
-        assert given is not None
-        return given.shape[0], given.shape[1]
-
-    @property
-    def device(self) -> torch.device:
-        """Where they are."""
-        given = self.tokens if self.vectors is None else self.vectors
-        assert given is not None
-        return given.device
+        return cls(Segment(tokens, vectors, starts=starts), is_real)
 
     def columns(self, order: Int[Tensor, "B n"]) -> "Inputs":
         """Return other columns of each row, all of them real."""
-        tokens, vectors, _, starts = self
+        tokens, vectors, _, starts = self.segment
         return Inputs(
-            None if tokens is None else tokens.gather(1, order),
-            None if vectors is None else _gathered(vectors, order),
-            None,
-            None if starts is None else starts.gather(1, order),
+            Segment(
+                None if tokens is None else tokens.gather(1, order),
+                None if vectors is None else _gathered(vectors, order),
+                starts=None if starts is None else starts.gather(1, order),
+            )
         )
 
 
@@ -103,9 +89,9 @@ def read(
         segment_len: How much is read at once. A gradient reaches back to where a piece begins.
         last: How many of the last columns are asked for. None: all.
     """
-    B, T = inputs.shape
+    B, T = inputs.segment.shape
     n = T if last is None else min(last, T)
-    place = torch.arange(T - n, T, device=inputs.device).expand(B, n)
+    place = torch.arange(T - n, T, device=inputs.segment.device).expand(B, n)
     lengths = None
     if inputs.is_real is not None:
         # What is real comes first, in its order.
@@ -144,7 +130,7 @@ def read_to_the_end(
     Raises:
         ValueError: A row has no token at all.
     """
-    B, T = inputs.shape
+    B, T = inputs.segment.shape
     lengths = None
     if inputs.is_real is not None:
         lengths = inputs.is_real.sum(1)
@@ -162,7 +148,7 @@ def read_to_the_end(
         piece, n = inputs, stop - start
         if lengths is not None:
             own = (lengths - (T - stop)).clamp(0, n)
-            column = (torch.arange(n, device=inputs.device) + (n - own)[:, None]) % n
+            column = (torch.arange(n, device=inputs.segment.device) + (n - own)[:, None]) % n
             piece = inputs.columns(column + start)
         begin = 0 if lengths is not None else start
         with nullcontext() if stop == T else torch.no_grad():
@@ -194,7 +180,7 @@ def _read_piece(
     mems: Memory | KeptMemory,
     lengths: Int[Tensor, " B"] | None,
 ) -> tuple[Float[Tensor, "B T D"], Memory | KeptMemory]:
-    tokens, vectors, _, starts = inputs
+    tokens, vectors, _, starts = inputs.segment
     # What is read is remembered; nothing is read again.
     return model.read(
         None if tokens is None else tokens[:, start:stop].contiguous(),
