@@ -30,10 +30,10 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-import torch
 from revision import ROOT, commit
 from turns import circumstances
 
+from transformer_xl.checkpoint.checkpoints import read_about
 from transformer_xl.config import Config
 from transformer_xl.files import replace_file
 from transformer_xl.recipes import dump_recipe, load_recipe, parse_recipe
@@ -183,7 +183,7 @@ def _trained(config: Config, folder: Path) -> Settings:
     results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     valid = [r for r in read_metrics(folder / "metrics.jsonl") if r["kind"] == "valid"]
     checkpoint = max((folder / "checkpoints").glob("step_*"))
-    state = torch.load(checkpoint / "state.pt", weights_only=True, map_location="cpu")
+    state = read_about(checkpoint)
     stride = math.ceil(len(valid) / POINTS)
     # Counted from the end, whose point is kept.
     curve = [[r["step"], r["nll"]] for r in valid[::-1][::stride]][::-1]

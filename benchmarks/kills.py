@@ -64,6 +64,8 @@ SMALL = Config(
         eval_every=3,
         save_every=2,
         precision="float32",
+        # When one of two is killed before they have met, the other one waits so long.
+        hang_minutes=0.5,
     ),
 )
 
@@ -251,7 +253,7 @@ def main() -> None:
     parser.add_argument("--recipe", help="a small one that saves often")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--kills", type=int, default=100, help="for each number of processes")
-    parser.add_argument("--in-a-row", type=int, default=4, help="kills before a run may finish")
+    parser.add_argument("--in_a_row", type=int, default=4, help="kills before a run may finish")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

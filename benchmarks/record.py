@@ -34,6 +34,7 @@ from typing import Any
 import torch
 
 from transformer_xl.ablate.running import MEASURED_FILE
+from transformer_xl.checkpoint.checkpoints import read_about
 from transformer_xl.nn.pretrained import WEIGHTS_FILE, find_model_folder
 from transformer_xl.recipes import load_recipe
 from transformer_xl.train.figures import series, smoothed, thinned
@@ -140,7 +141,7 @@ def _spent(folder: Path) -> tuple[int, float]:
     checkpoints = sorted((folder / "checkpoints").glob("step_*"))
     if not checkpoints:
         raise SystemExit(f"{folder} has no checkpoint, which says how long the training took")
-    state = torch.load(checkpoints[-1] / "state.pt", weights_only=True, map_location="cpu")
+    state = read_about(checkpoints[-1])
     return state["step"], state["seconds"]
 
 

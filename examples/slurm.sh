@@ -28,6 +28,7 @@ srun torchrun \
     --nnodes "$SLURM_JOB_NUM_NODES" \
     --nproc-per-node gpu \
     --max-restarts 3 \
+    --shutdown-timeout 110 \
     --rdzv-id "$SLURM_JOB_ID" \
     --rdzv-backend c10d \
     --rdzv-endpoint "$head:29500" \

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache
 from itertools import count
 from typing import Any, TypeVar
 
@@ -31,6 +30,7 @@ LONGEST_WORK = timedelta(days=7)
 
 
 _times = count()
+_met: list[tuple[Store, int]] = []
 
 
 class Stalled(RuntimeError):  # noqa: N818  (it says what happened)
@@ -106,13 +106,16 @@ class World:
             dist.all_reduce(found)
         return (found / self.size).tolist()
 
-    def gather(self, value: _T) -> list[_T]:
-        """Return what each process has given, in their order."""
+    def gather(self, value: _T, *, is_long: bool = False) -> list[_T]:
+        """Return what each process has given, in their order.
+
+        With ``is_long`` a process may take as long as it takes to have something to give.
+        """
         if self.size == 1:
             return [value]
         found: list[Any] = [None] * self.size
         with _named():
-            dist.all_gather_object(found, value)
+            dist.all_gather_object(found, value, group=self._patient if is_long else None)
         return found
 
     def largest_before(self, *values: float) -> list[float]:
@@ -169,17 +172,19 @@ def joined(device: torch.device, minutes: float) -> Iterator[World]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     with _named():
-        # Who joins again, also after torchrun started all processes anew, must not find what the
-        # time before has left in the store: torchrun's may live on.
-        store, rank = _rendezvous()
-        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        # Who joins again must not find what the time before has left in the store. That of torchrun
+        # outlives the processes, unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE gives them a new one;
+        # launchers on several machines count their restarts each for itself.
+        store, rank = _rendezvous(timeout)
+        is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_shared else "-"
         store = PrefixStore(f"joined {restarts} {size} {next(_times)}", store)
         dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
         world = World(
             rank=rank,
             size=size,
             mesh=init_device_mesh(device.type, (size,)),
-            background=dist.new_group(backend="gloo", timeout=timeout),
+            background=dist.new_group(backend="gloo", timeout=LONGEST_WORK),
             _patient=dist.new_group(backend="gloo", timeout=LONGEST_WORK),
         )
     try:
@@ -189,10 +194,12 @@ def joined(device: torch.device, minutes: float) -> Iterator[World]:
         dist.destroy_process_group()
 
 
-@cache
-def _rendezvous() -> tuple[Store, int]:
-    store, rank, _ = next(rendezvous("env://"))
-    return store, rank
+def _rendezvous(timeout: timedelta) -> tuple[Store, int]:
+    # Once: the first process may be the one that holds the store.
+    if not _met:
+        store, rank, _ = next(rendezvous("env://", timeout=timeout))
+        _met.append((store, rank))
+    return _met[0]
 
 
 @contextmanager
@@ -212,5 +219,6 @@ def _named() -> Iterator[None]:
 
 
 def _is_of_network(error: BaseException) -> bool:
-    words = ("gloo", "Timed out", "timed out", "Connection", "NCCL", "peer")
+    # Gloo's errors begin with the place in its source.
+    words = ("third_party/gloo", "Gloo ", "NCCL", "ProcessGroup")
     return isinstance(error, dist.DistError) or any(word in str(error) for word in words)

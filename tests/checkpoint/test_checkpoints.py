@@ -260,3 +260,27 @@ def test_checksums_are_those_of_the_files(folder):
         for path in place.iterdir()
         if path.name != "checksums.json"
     }
+
+
+def test_a_file_without_a_checksum_is_not_read(folder):
+    save(folder, 1, 2)
+    (folder / "step_00000002" / "shard-00002-model-00001-of-00001.safetensors").write_bytes(
+        (folder / "step_00000001" / SHARD).read_bytes()
+    )
+    step, said = loaded(folder)
+    assert step == 1
+    assert "which has no checksum, is damaged" in said[0]
+
+
+def test_what_is_not_ours_stays(folder):
+    save(folder, 1)
+    (folder / "step_00000001").rename(folder / "step_00000001-mine")
+    save(folder, 2, 3, keep=1)
+    assert names(folder) == ["step_00000001-mine", "step_00000003"]
+
+
+def test_a_checkpoint_of_an_earlier_version_is_not_called_damaged(folder):
+    save(folder, 1)
+    (folder / "step_00000001" / "state.pt").write_bytes(b"")
+    with pytest.raises(RuntimeError, match="is of an earlier version, whose runs cannot be"):
+        Checkpoints(folder, World()).newest()

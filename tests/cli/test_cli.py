@@ -18,7 +18,7 @@ from transformer_xl.cli.runs import Train
 
 VERBS = (
     *("recipes", "prepare", "train", "eval", "report", "score", "generate", "convert", "export"),
-    *("compress", "decompress", "serve", "recl", "ablate", "bench", "doctor"),
+    *("compress", "decompress", "serve", "recl", "ablate", "bench", "estimate", "doctor"),
 )
 
 

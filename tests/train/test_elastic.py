@@ -20,9 +20,10 @@ LONGEST_SECONDS = 200
 
 
 @pytest.fixture
-def launch(tmp_path, toy_recipe):
+def launch(tmp_path, toy_recipe, request):
     """Start torchrun on a recipe; everything ends with the test."""
-    settings = {"steps": STEPS, "save_every": 20, "eval_every": 0, "hang_minutes": 0.1}
+    steps = 100_000 if "comes_back" in request.node.name else STEPS
+    settings = {"steps": steps, "save_every": 20, "eval_every": 0, "hang_minutes": 0.1}
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(dump_recipe(toy_recipe(train=settings)))
     environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -83,15 +84,53 @@ def test_a_killed_worker_is_started_again_and_the_run_goes_on(tmp_path, launch):
     assert "going on after step" in (tmp_path / "log-0").read_text()
 
 
+def launch_two(launch, port, *options):
+    """Start two launchers, of which the first holds the rendezvous."""
+    first = launch(*options)
+    until = time.monotonic() + LONGEST_SECONDS
+    while time.monotonic() < until:
+        with socket.socket() as found:
+            if found.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.05)
+    return first, launch(*options)
+
+
+def test_a_machine_that_comes_back_is_let_in(tmp_path, launch):
+    port = free_port()
+    options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "9"]
+    options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf"]
+    options += ["keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=3"]
+    first, second = launch_two(launch, port, *options)
+    log = tmp_path / "run" / "metrics.jsonl"
+    wait_for_steps(tmp_path / "run", first)
+    for dying in (second.pid, *workers_of(second)):
+        os.kill(dying, signal.SIGKILL)
+    wait_until(lambda: "parameters on cpu in" in (tmp_path / "log-0").read_text())
+    launch(*options)
+    logs = [tmp_path / f"log-{n}" for n in range(3)]
+    wait_until(lambda: sum(each.read_text().count("on 2 x cpu") for each in logs) == 2)
+    before = len(log.read_text())
+    wait_until(lambda: len(log.read_text()) > before)
+
+
+def wait_until(is_so):
+    until = time.monotonic() + LONGEST_SECONDS
+    while not is_so():
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
 def test_when_one_of_two_machines_dies_the_other_goes_on(tmp_path, launch):
-    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
+    port = free_port()
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}"]
     # How soon a silent machine counts as dead.
     rendezvous += [
         "--rdzv-conf",
         "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=3",
     ]
     elastic = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", *rendezvous]
-    first, second = launch(*elastic), launch(*elastic)
+    first, second = launch_two(launch, port, *elastic)
     wait_for_steps(tmp_path / "run", first)
     said = [(tmp_path / name).read_text() for name in ("log-0", "log-1")]
     # The one with the first rank speaks; the rendezvous is held by the first.

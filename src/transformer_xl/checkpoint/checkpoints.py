@@ -14,6 +14,7 @@ written, the training goes on; what is written is a copy. An error is told at th
 """
 
 import json
+import re
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
@@ -34,7 +35,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.storage import WriteResult
 
 from transformer_xl.config import FORMAT_VERSION
-from transformer_xl.distributed import World
+from transformer_xl.distributed import Stalled, World
 from transformer_xl.files import UNFINISHED, checksum, is_disk_full, replace_file, sync
 
 STATE_FILE = "state.json"
@@ -65,8 +66,9 @@ class Checkpoints:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.wait()
-        elif self._writing is not None:
-            # There is an error already, but nothing is to write here when this is left.
+        elif self._writing is not None and not issubclass(kind, Stalled):
+            # There is an error already, but nothing is to write here when this is left. Only who
+            # lost another process could wait for it for ever.
             self._writing[1].exception()
 
     def save(
@@ -133,13 +135,15 @@ class Checkpoints:
         error = future.exception()
         if error is None:
             return
-        shutil.rmtree(self.folder / f"{UNFINISHED}{_name(step)}", ignore_errors=True)
+        if self._world.is_first:
+            shutil.rmtree(self.folder / f"{UNFINISHED}{_name(step)}", ignore_errors=True)
         causes = _causes(error)
         is_full = any(is_disk_full(cause) for cause in causes)
         reason = "the disk is full" if is_full else _said(causes)
+        remedy = "make room" if is_full else "see to that"
         raise OSError(
             f"the checkpoint of step {step} could not be written to {self.folder}: {reason}. "
-            "The ones before it are intact; make room and start the same command again"
+            f"The ones before it are intact; {remedy} and start the same command again"
         ) from causes[0]
 
     def newest(self, say: Callable[[str], None] = print) -> Path | None:
@@ -153,7 +157,8 @@ class Checkpoints:
         world = self._world
         names = world.by_first(lambda: [path.name for path in _checkpoints(self.folder)])
         for name in names:
-            damaged = next(filter(None, world.gather(_damaged(self.folder / name, world))), None)
+            found = world.gather(_damaged(self.folder / name, world), is_long=True)
+            damaged = next(filter(None, found), None)
             if damaged is None:
                 _check_version(self.folder / name)
                 return self.folder / name
@@ -276,7 +281,9 @@ def _name(step: int) -> str:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    return sorted(folder.glob("step_*"), reverse=True)
+    # Nothing else in the folder is ours.
+    ours = (x for x in folder.glob("step_*") if re.fullmatch(r"step_\d{8,}", x.name))
+    return sorted(ours, reverse=True)
 
 
 def _remove(folder: Path) -> None:
@@ -292,8 +299,17 @@ def _damaged(folder: Path, world: World) -> str | None:
         names = sorted(sums)
     except (OSError, ValueError, TypeError):
         return str(folder / CHECKSUMS_FILE)
+    if (folder / "state.pt").exists():
+        raise RuntimeError(
+            f"{folder} is of an earlier version, whose runs cannot be gone on with: give another "
+            "--out, or use that version. The models of that run, in model/, load as before"
+        )
     if STATE_FILE not in names:
         return str(folder / STATE_FILE)
+    # What nobody vouches for would be read with the rest.
+    for path in folder.iterdir():
+        if path.name not in {*names, CHECKSUMS_FILE}:
+            return f"{path}, which has no checksum,"
     for name in names[world.rank :: world.size]:
         try:
             is_intact = Path(name).name == name and checksum(folder / name) == sums[name]

@@ -1,5 +1,7 @@
 """The commands that make models: recipes, prepare, train, and doctor."""
 
+import os
+import sys
 from dataclasses import asdict, dataclass
 from json import loads
 from pathlib import Path
@@ -140,7 +142,7 @@ class Train:
     def run(self) -> None:
         """Train, evaluate, report."""
         from transformer_xl.device import keep_freed_memory
-        from transformer_xl.distributed import is_first_process
+        from transformer_xl.distributed import Stalled, is_first_process
         from transformer_xl.train import train
 
         keep_freed_memory()
@@ -151,7 +153,13 @@ class Train:
             eval=self.eval,
             generate=self.generate,
         )
-        results = train(config, self.out, quiet=self.quiet)
+        try:
+            results = train(config, self.out, quiet=self.quiet)
+        except Stalled as error:
+            say(f"txl: {error}")
+            # Threads may wait for the lost process for as long as it hangs.
+            sys.stderr.flush()
+            os._exit(1)
         if not is_first_process():
             return
         flat = results["test"] | {k: x for k, x in results.items() if k.endswith("per_byte")}

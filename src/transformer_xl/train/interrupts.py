@@ -17,7 +17,7 @@ class Interrupted(Exception):  # noqa: N818  (it is no error)
 
 @contextmanager
 def caught_interrupts() -> Iterator[list[int]]:
-    """Collect the first SIGINT or SIGTERM instead of dying of it; a second one is as usual."""
+    """Collect SIGINT and SIGTERM instead of dying of them; after the first, SIGINT is as usual."""
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught
@@ -27,8 +27,8 @@ def caught_interrupts() -> Iterator[list[int]]:
 
     def note(number: int, frame: FrameType | None) -> None:
         caught.append(number)
-        for each in numbers:
-            signal.signal(each, before[each])
+        # SIGTERM may come twice, from a launcher and from who told the launcher.
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
         # Nothing is said here: what was just being written may not be interrupted by more.
 
     for number in numbers:

@@ -145,12 +145,14 @@ class _Run:
             own_seconds += time.perf_counter() - began
             # Asked once: a signal that comes later is for the next step, which saves before it
             # stops. All processes hear the same, and so they do the same.
-            number, state.seconds, has_failed = world.largest_before(
+            number, seconds, has_failed = world.largest_before(
                 max(interrupts, default=0), own_seconds, self._checkpoints.has_failed
             )
+            # The first answer is zeros.
+            state.seconds = max(state.seconds, seconds)
             is_stopping = bool(number)
             if is_stopping:
-                self._progress.say("stopping after this step and saving; once more stops at once")
+                self._progress.say("stopping after this step and saving; Ctrl-C stops at once")
             if has_failed:
                 self._checkpoints.wait()
             is_last = state.step == state.total_steps
@@ -165,9 +167,20 @@ class _Run:
             if is_saved:
                 self._save()
             if is_stopping:
-                self._checkpoints.wait()
-                raise Interrupted(int(number), state.step)
+                self._stop(int(number), interrupts)
+        # Of a signal in the last step the others have not heard yet.
+        if world.size > 1 and (number := max(world.gather(max(interrupts, default=0)))):
+            self._stop(number, interrupts)
         self._checkpoints.wait()
+
+    def _stop(self, number: int, interrupts: list[int]) -> None:
+        """End a run that was asked to stop, when all is saved."""
+        self._checkpoints.wait()
+        stopped = Interrupted(number, self._state.step)
+        if not interrupts:
+            # On another machine, whose launcher ends; ours is to start again with those that stay.
+            raise RuntimeError(f"another process of this run was asked to end; {stopped}")
+        raise stopped
 
     def _record(self, kind: str, step: int, **values: float) -> None:
         if self._log is not None:
@@ -179,7 +192,7 @@ class _Run:
             state.losses.append(update.loss)
             state.offsets.append(update.offset)
             return
-        loss = float(update.loss)
+        (loss,) = state.world.mean([float(update.loss)])
         self._record("skip", state.step, nll=loss, norm=update.norm, offset=update.offset)
         self._progress.say(
             f"step {state.step}: the norm of the gradient is {update.norm:g}, the loss {loss:g}; "
@@ -254,7 +267,7 @@ def _whole(model: TransformerXL, config: Config, world: World) -> TransformerXL:
     """Return a model that is in one piece; all processes must ask, and the first one gets it."""
     if config.train.parallel != "fsdp" or world.size == 1:
         return model
-    weights = whole_weights(model)
+    weights = whole_weights(model, world)
     if not world.is_first:
         return model
     # Initial weights are drawn for nothing; the random numbers of the training stay where they are.
@@ -359,7 +372,7 @@ def _fix_end(config: Config, state: TrainState, progress: Progress) -> None:
         state.cooldown_steps = min(left, settings.steps - state.step)
         state.total_steps = state.step + state.cooldown_steps
     if state.total_steps != settings.steps or not state.end_is_fixed:
-        pace = state.step / state.seconds
+        pace = state.step / max(state.seconds, 1e-9)
         expected = min(settings.steps, round(settings.minutes * 60 * pace))
         progress.expect(state.total_steps if state.end_is_fixed else max(expected, state.step))
 

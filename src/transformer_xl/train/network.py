@@ -88,13 +88,18 @@ def shard(model: nn.Module, settings: TrainConfig, world: World, device: torch.d
     fully_shard(model, **how)
 
 
-def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Put the weights of a model together, each once; all processes must call this."""
-    return {
-        name: x.full_tensor() if isinstance(x, DTensor) else x
-        for name, parameter in model.named_parameters()
-        for x in (parameter.detach(),)
-    }
+def whole_weights(model: nn.Module, world: World) -> dict[str, Tensor]:
+    """Put the weights of a model together, each once and one after the other.
+
+    All processes must call this; the first one gets them, in the memory of the processor.
+    """
+    found = {}
+    for name, parameter in model.named_parameters():
+        weight = parameter.detach()
+        whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        if world.is_first:
+            found[name] = whole.cpu()
+    return found
 
 
 def _layers(model: nn.Module) -> list[Any]:
