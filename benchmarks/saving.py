@@ -3,9 +3,10 @@
     python benchmarks/saving.py --json saving.json
 
 A model of 41 M weights (the paper's 12 layers for enwik8) makes steps of few tokens. Now and then a
-checkpoint is begun, as a run begins it: weights, what the optimizer knows of them, the memory. What
-the steps from there to its end take beyond what as many steps usually take is what it costs; of
-that, the training stands still while copies are made. The share is that of one save a minute.
+checkpoint is begun, as a run begins it: weights, what the optimizer knows of them, the memory, and
+the model folder `last`. What the steps from there to its end take beyond what as many steps usually
+take is what it costs; of that, the training stands still while copies are made. The share is that
+of one save a minute.
 """
 
 import argparse
@@ -22,9 +23,10 @@ from torch import Tensor
 from turns import circumstances
 
 from transformer_xl.bench.measuring import training, with_vocabulary
-from transformer_xl.checkpoint.checkpoints import Checkpoints
+from transformer_xl.checkpoint.checkpoints import Checkpoints, read_whole
 from transformer_xl.device import keep_freed_memory, pick_device
 from transformer_xl.distributed import World
+from transformer_xl.nn.pretrained import write_model
 from transformer_xl.recipes import load_recipe
 from transformer_xl.train import TrainState
 
@@ -38,7 +40,15 @@ def measure(
     usual = [_seconds(step) for _ in range(usual_steps)]
     pace = statistics.mean(usual)
     began, steps = time.perf_counter(), 0
-    checkpoints.save(state.step, state.tensors(), state.about(), keep=1)
+    # As a run does, with the model folder that is written of what the checkpoint holds.
+    last = checkpoints.folder.parent / "last"
+    checkpoints.save(
+        state.step,
+        state.tensors(),
+        state.about(),
+        keep=1,
+        before=lambda place: write_model(state.model.config, read_whole(place, "model."), last),
+    )
     stood = time.perf_counter() - began
     while not checkpoints.is_idle:
         step()

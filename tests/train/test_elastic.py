@@ -100,7 +100,7 @@ def test_a_machine_that_comes_back_is_let_in(tmp_path, launch):
     port = free_port()
     options = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "9"]
     options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-conf"]
-    options += ["keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=3"]
+    options += ["keep_alive_interval=2,keep_alive_max_attempt=10,last_call_timeout=3"]
     first, second = launch_two(launch, port, *options)
     log = tmp_path / "run" / "metrics.jsonl"
     wait_for_steps(tmp_path / "run", first)
@@ -127,7 +127,7 @@ def test_when_one_of_two_machines_dies_the_other_goes_on(tmp_path, launch):
     # How soon a silent machine counts as dead.
     rendezvous += [
         "--rdzv-conf",
-        "keep_alive_interval=1,keep_alive_max_attempt=2,last_call_timeout=3",
+        "keep_alive_interval=2,keep_alive_max_attempt=10,last_call_timeout=3",
     ]
     elastic = ["--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "3", *rendezvous]
     first, second = launch_two(launch, port, *elastic)

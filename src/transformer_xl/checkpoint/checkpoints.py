@@ -23,19 +23,31 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
+from torch.distributed.checkpoint._hf_utils import (
+    CUSTOM_METADATA_KEY,
+    DCP_VERSION_KEY,
+    FORMAT_KEY,
+    FORMAT_VALUE,
+    HF_DCP_VERSION,
+    SAVED_OFFSETS_KEY,
+    _gen_file_name,
+)
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import (
     HuggingFaceStorageReader,
     HuggingFaceStorageWriter,
 )
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future as TorchFuture
 
 from transformer_xl.config import FORMAT_VERSION
-from transformer_xl.distributed import Stalled, World
+from transformer_xl.distributed import World
 from transformer_xl.files import UNFINISHED, checksum, is_disk_full, replace_file, sync
 
 STATE_FILE = "state.json"
@@ -66,9 +78,9 @@ class Checkpoints:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.wait()
-        elif self._writing is not None and not issubclass(kind, Stalled):
-            # There is an error already, but nothing is to write here when this is left. Only who
-            # lost another process could wait for it for ever.
+        elif self._writing is not None and self._world.size == 1:
+            # There is an error already, but nothing is to write here when this is left. Of several
+            # processes one may be lost, and be waited for without end.
             self._writing[1].exception()
 
     def save(
@@ -244,6 +256,30 @@ class _Writer(HuggingFaceStorageWriter):
         self._temporary = folder / f"{UNFINISHED}{_name(step)}"
         self._state, self._keep, self._before = state, keep, before
         super().__init__(str(self._temporary), save_distributed=True)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
+        """Write what this process owns.
+
+        As the class above it does, but from where the tensors lie: it makes two copies of them all
+        on the way, in Python, which the training would wait for.
+        """
+        tensors, places = {}, {}
+        for item in plan.items:
+            assert item.tensor_data is not None
+            tensor = planner.resolve_data(item)
+            assert isinstance(tensor, Tensor)
+            tensors[item.index.fqn] = tensor.detach().contiguous()
+            places[item.index.fqn] = {SAVED_OFFSETS_KEY: item.tensor_data.chunk.offsets}
+        done: TorchFuture[list[WriteResult]] = TorchFuture()
+        if tensors:
+            path = self._temporary / _gen_file_name(1, 1, plan.storage_data["shard_index"])
+            about = {CUSTOM_METADATA_KEY: json.dumps(places), FORMAT_KEY: FORMAT_VALUE}
+            save_file(tensors, path, about | {DCP_VERSION_KEY: str(HF_DCP_VERSION)})
+            sync(path)
+        done.set_result(
+            [WriteResult(item.index, tensors[item.index.fqn].nbytes, None) for item in plan.items]
+        )
+        return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """Make the folder count: the first process calls this when all have written."""
