@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from transformer_xl.checkpoint import checkpoints as module
 from transformer_xl.checkpoint.checkpoints import (
@@ -107,7 +106,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(folder, monkeypatch
 
     monkeypatch.setattr(module, "sync", sync)
     save(folder, 1)
-    assert seen == [(".unfinished", ".unf"), ("checkpoints", "step")]
+    assert seen == [("shard", ".unf"), (".unfinished", ".unf"), ("checkpoints", "step")]
 
 
 def test_before_it_counts_it_can_be_read(folder):
@@ -192,7 +191,7 @@ def failing(*about, **options):
 @pytest.mark.parametrize(
     "place",
     [
-        (HuggingFaceStorageWriter, "write_data"),
+        (module, "save_file"),
         (module, "replace_file"),
         (module, "checksum"),
         (module, "sync"),
