@@ -12,6 +12,7 @@ Every process reads streams of its own. What they share:
 The model knows nothing of it.
 """
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -73,6 +74,8 @@ def shard(model: nn.Module, settings: TrainConfig, world: World, device: torch.d
     """
     if settings.parallel != "fsdp" or world.size == 1:
         return
+    # Nothing is written into what the model returns.
+    warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     policy = MixedPrecisionPolicy()
     if pick_precision(settings.precision, device) == "bfloat16":
         policy = MixedPrecisionPolicy(
