@@ -49,7 +49,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(start, toy_toml, tmp_path):
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (130, ""), err
-    assert "stopping after this step and saving; another Ctrl-C stops at once" in err
+    assert "stopping after this step and saving; Ctrl-C now stops at once" in err
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     step = int(checkpoint.name.removeprefix("step_"))
     last = f"stopped at step {step} and saved; the same command goes on from there"

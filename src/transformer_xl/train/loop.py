@@ -152,7 +152,7 @@ class _Run:
             state.seconds = max(state.seconds, seconds)
             is_stopping = bool(number)
             if is_stopping:
-                self._progress.say("stopping after this step and saving; another Ctrl-C stops at once")
+                self._progress.say("stopping after this step and saving; Ctrl-C now stops at once")
             if has_failed:
                 self._checkpoints.wait()
             is_last = state.step == state.total_steps

@@ -40,6 +40,7 @@ class Network:
 
     def __init__(self, model: nn.Module, settings: TrainConfig, world: World) -> None:
         self._module: nn.Module = model
+        self._has_compiler = settings.compile
         if settings.compile and isinstance(model, FSDPModule):
             # What puts a layer together and takes it apart stays outside.
             for layer in _layers(model):
@@ -53,8 +54,10 @@ class Network:
 
     def __call__(self, *arguments: Any, is_compiled: bool, **options: Any) -> Output:
         """Call the model; compiled, if it is at all and ``is_compiled``."""
-        stance = "default" if is_compiled else "force_eager"
-        with torch.compiler.set_stance(stance):
+        if is_compiled or not self._has_compiler:
+            return self._module(*arguments, **options)
+        # Only here, as it loads the compiler, which takes seconds.
+        with torch.compiler.set_stance("force_eager"):
             return self._module(*arguments, **options)
 
     def shares_gradients(self, is_last: bool) -> AbstractContextManager:
