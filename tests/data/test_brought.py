@@ -1,11 +1,14 @@
+import shutil
 import struct
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from transformer_xl.config import DataConfig
+from transformer_xl.convert.vocabularies import read_vocab
 from transformer_xl.data import building
 from transformer_xl.data.brought import BroughtVocab, bring
 from transformer_xl.data.corpus import prepare, raw_split
@@ -107,6 +110,49 @@ def test_sentencepiece_cuts_each_line_and_ends_it(tmp_path, kind):
         assert symbols(vocab, "the cat") == ["\u2581the", "\u2581c", "at"]
     else:
         assert symbols(vocab, "cat") == ["\u2581c", "at"]
+
+
+@pytest.mark.parametrize("part_bytes", [100, 1 << 20])
+@pytest.mark.parametrize("kind", ["bytes", "chars", "words", "bpe", "authors-bytes"])
+def test_a_vocabulary_of_ours_cuts_another_text_as_it_cut_its_own(
+    tmp_path, monkeypatch, kind, part_bytes
+):
+    monkeypatch.setattr(building, "PART_BYTES", part_bytes)
+    (tmp_path / "text").write_text(SAMPLE)
+    first = prepare(DataConfig(path=str(tmp_path / "text"), vocab=kind, cache_dir=str(tmp_path)))
+    again = prepare(config(tmp_path / "text", first.folder, tmp_path))
+    assert again.folder != first.folder
+    assert again.vocab.hash == first.vocab.hash
+    # The authors' bytes may be divided within a line, which a vocabulary of old is not.
+    names = ("train", "valid", "test")
+    found, known = ([x.split(name) for name in names] for x in (again, first))
+    assert np.array_equal(np.concatenate(found), np.concatenate(known))
+    assert kind == "authors-bytes" or [*map(len, found)] == [*map(len, known)]
+
+
+@pytest.mark.parametrize("part_bytes", [100, 1 << 20])
+@pytest.mark.parametrize("line_ends", [False, True])
+def test_a_vocabulary_of_old_cuts_a_long_text_as_its_lines(
+    tmp_path, monkeypatch, shared, line_ends, part_bytes
+):
+    folder = shared / "goldens" / "hf_tokenizer"
+    if not folder.is_dir():
+        pytest.skip(f"no {folder}")
+    monkeypatch.setattr(building, "PART_BYTES", part_bytes)
+    vocab = read_vocab(folder, line_ends=line_ends)
+    (tmp_path / "model").mkdir()
+    vocab.save(tmp_path / "model")
+    text = "".join((folder / "corpus.txt").read_text().splitlines(keepends=True)[:300])
+    (tmp_path / "text").write_text(text)
+    corpus = prepare(config(tmp_path / "text", tmp_path / "model", tmp_path))
+    found = [x for name in ("train", "valid", "test") for x in corpus.split(name)]
+    assert found == vocab.encode_lines(text)
+
+
+def test_the_numbers_of_another_program_are_no_vocabulary_of_ours(gpt2, tmp_path):
+    shutil.copy(gpt2, tmp_path / "tokenizer.json")
+    (tmp_path / "vocab.json").write_text('{"kind": 7, "format_version": 8}')
+    assert bring(tmp_path).hash == bring(gpt2).hash
 
 
 def test_symbols_that_are_no_text_are_not_found_in_a_text(tmp_path):

@@ -1,17 +1,25 @@
-"""Tokenizers that another program made: a ``tokenizer.json``, or a SentencePiece model.
+"""Tokenizers that are there already: another program's, or the vocabulary of a model folder.
 
 A ``tokenizer.json`` is kept as it is. A SentencePiece model is written as one: its pieces and
 scores, its table of normal forms, its rules for blanks (Kudo and Richardson 2018).
 """
 
+import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from transformer_xl.data.vocab import StreamDecoder, Vocab, byte_characters
+from transformer_xl.data.vocab import (
+    VOCAB_FILE,
+    StreamDecoder,
+    Vocab,
+    VocabKind,
+    byte_characters,
+    load_vocab,
+)
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
 _LARGEST = 256 << 20
@@ -95,13 +103,34 @@ class _Decoder(StreamDecoder):
         return ""
 
 
-def bring(path: Path) -> BroughtVocab:
+def is_vocabulary(path: Path) -> bool:
+    """Return whether a folder holds a vocabulary of ours: a model or corpus folder does."""
+    try:
+        about = json.loads((path / VOCAB_FILE).read_text(encoding="utf-8"))
+        # The file of this name beside another program's tokenizer maps its symbols to numbers.
+        return about["kind"] in get_args(VocabKind)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+def divided_as(tokenizer: str) -> VocabKind:
+    """Return by which rules a text may be cut in parts for the tokenizer of ``data.tokenizer``."""
+    if not is_vocabulary(Path(tokenizer)):
+        return "brought"
+    kind = load_vocab(tokenizer).kind
+    return "words" if kind == "imported" else kind
+
+
+def bring(path: Path) -> Vocab:
     """Read the tokenizer of ``data.tokenizer``.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is no tokenizer.
+        RuntimeError: It is the vocabulary of a model folder, and damaged.
     """
+    if is_vocabulary(path):
+        return load_vocab(path)
     if path.is_dir():
         path = path / "tokenizer.json"
     if not path.is_file():

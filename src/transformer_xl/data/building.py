@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from transformer_xl.config import FORMAT_VERSION, DataConfig
-from transformer_xl.data.brought import bring
+from transformer_xl.data.brought import bring, divided_as
 from transformer_xl.data.catalogue import KNOWN_CORPORA
 from transformer_xl.data.counting import vocab_of_counts
 from transformer_xl.data.tasks import (
@@ -166,7 +166,7 @@ def _plan(config: DataConfig, files: TextFiles, folder: Path) -> dict[str, list[
 
 
 def _parts(config: DataConfig, spans: Sequence[Span]) -> Iterator[list[Span]]:
-    kind = "brought" if config.tokenizer else config.vocab
+    kind = divided_as(config.tokenizer) if config.tokenizer else config.vocab
     part: list[Span] = []
     room = PART_BYTES
     for span in spans:
@@ -204,7 +204,7 @@ def _vocabulary(
     kind = config.vocab
     if config.tokenizer:
         say(f"taking the tokenizer {config.tokenizer}")
-        vocab: Vocab = bring(Path(config.tokenizer))
+        vocab = bring(Path(config.tokenizer))
     elif kind in ("bytes", "bpe"):
         say(f"making a vocabulary of {kind}")
         learned = _learned(

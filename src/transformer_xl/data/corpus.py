@@ -23,13 +23,14 @@ import numpy as np
 from jaxtyping import Integer
 
 from transformer_xl.config import FORMAT_VERSION, DataConfig
+from transformer_xl.data.brought import is_vocabulary
 from transformer_xl.data.building import build, vocabulary_source
 from transformer_xl.data.finding import fetch_text, find_text
 from transformer_xl.data.locking import LOCK, locked
 from transformer_xl.data.store import is_url, local_path
 from transformer_xl.data.text import SPLITS, TextFiles
 from transformer_xl.data.tokens import Tokens
-from transformer_xl.data.vocab import Vocab, load_vocab
+from transformer_xl.data.vocab import VOCAB_FILE, Vocab, load_vocab
 from transformer_xl.files import checksum, replace_file
 
 MANIFEST = "manifest.json"
@@ -328,6 +329,9 @@ def _settings(config: DataConfig) -> dict[str, Any]:
         del settings[name]
     if config.tokenizer:
         settings["tokenizer"] = checksum(_tokenizer_file(config.tokenizer))
+        if is_vocabulary(folder := Path(config.tokenizer)):
+            # How symbols are joined, and where lines end.
+            settings["tokenizer_rules"] = checksum(folder / VOCAB_FILE)
         settings["vocab"] = "brought"
     if config.vocab not in ("words", "bpe", "integers") or config.tokenizer:
         settings["vocab_size"] = None

@@ -26,7 +26,7 @@ import numpy as np
 
 from transformer_xl.data.counting import count_part
 from transformer_xl.data.imported import ImportedVocab
-from transformer_xl.data.text import Span, read_blocks, read_bytes
+from transformer_xl.data.text import Span, read_blocks, read_bytes, read_text
 from transformer_xl.data.unpacking import Unpacking, unpack
 from transformer_xl.data.vocab import Vocab, load_vocab, symbols_in
 from transformer_xl.files import replace_file, write_atomically
@@ -133,8 +133,11 @@ def _write(vocab: Vocab, spans: Sequence[Span], path: Path) -> dict[str, Any]:
 
 
 def _encode(vocab: Vocab, spans: Sequence[Span]) -> Iterator[np.ndarray | list[int]]:
-    if vocab.kind == "bytes" or isinstance(vocab, ImportedVocab):
+    has_bytes = vocab.token_bytes is not None and set(vocab.token_bytes) == {1}
+    if vocab.kind == "bytes" or (isinstance(vocab, ImportedVocab) and has_bytes):
         yield from _encode_bytes(vocab, spans)
+    elif isinstance(vocab, ImportedVocab):
+        yield from _encode_lines(vocab, spans)
     elif vocab.kind == "chars":
         yield from _encode_characters(vocab, spans)
     elif vocab.kind in ("words", "integers"):
@@ -156,6 +159,15 @@ def _encode_bytes(vocab: Vocab, spans: Sequence[Span]) -> Iterator[np.ndarray]:
             if (tokens == _MISSING).any():
                 raise ValueError(f"{span.path} holds bytes that the vocabulary has no symbol for")
             yield tokens[tokens >= 0]
+
+
+def _encode_lines(vocab: ImportedVocab, spans: Sequence[Span]) -> Iterator[list[int]]:
+    for span in spans:
+        waiting = ""
+        for text in read_text(span):
+            whole, end, waiting = (waiting + text).rpartition("\n")
+            yield vocab.encode_lines(whole + end)
+        yield vocab.encode_lines(waiting)
 
 
 def _encode_characters(vocab: Vocab, spans: Sequence[Span]) -> Iterator[np.ndarray]:

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 
 from transformer_xl.config import DataConfig
+from transformer_xl.data.brought import divided_as
 from transformer_xl.data.store import StoredObject
 from transformer_xl.data.vocab import VocabKind, split_point
 
@@ -162,8 +163,10 @@ def divide(config: DataConfig, files: TextFiles) -> dict[str, list[Span]]:
         parts = _hold_out_files(spans, files, valid_share, test_share)
     else:
         kind: VocabKind = "bytes" if config.vocab == "authors-bytes" else config.vocab
-        # A tokenizer of somebody's own is given whole lines.
-        kind = "words" if config.tokenizer else kind
+        if config.tokenizer:
+            kind = divided_as(config.tokenizer)
+            # A tokenizer of somebody's own is given whole lines.
+            kind = "words" if kind == "brought" else kind
         parts = _cut_off_end(kind, spans, valid_share, test_share)
     splits: dict[str, list[Span]] = dict(zip(SPLITS, parts, strict=True))
     for name, paths in (("valid", files.valid), ("test", files.test)):

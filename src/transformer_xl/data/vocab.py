@@ -31,6 +31,7 @@ from transformer_xl.config import FORMAT_VERSION
 
 VocabKind = Literal["bytes", "chars", "words", "bpe", "integers", "brought", "imported"]
 
+VOCAB_FILE = "vocab.json"
 EOS = "<eos>"
 UNK = "<unk>"
 DEFAULT_BPE_SIZE = 4096
@@ -183,7 +184,7 @@ class Vocab:
             **self._about(),
         }
         (folder / "tokenizer.json").write_text(self.definition, encoding="utf-8", newline="")
-        (folder / "vocab.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        (folder / VOCAB_FILE).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
 
 
 class StreamDecoder:
@@ -252,14 +253,14 @@ def load_vocab(folder: Path | str) -> Vocab:
     """
     folder = Path(folder)
     within = (folder, folder / "model" / "best", folder / "model" / "last")
-    folder = next((x for x in within if (x / "vocab.json").is_file()), folder)
-    for name in ("vocab.json", "tokenizer.json"):
+    folder = next((x for x in within if (x / VOCAB_FILE).is_file()), folder)
+    for name in (VOCAB_FILE, "tokenizer.json"):
         if not (folder / name).is_file():
             raise FileNotFoundError(
                 f"{folder} holds no vocabulary: {name} is missing; give a folder that has one, or "
                 f"for a converted model write it again with `txl convert {folder} NEW --vocab FILE`"
             )
-    path = folder / "vocab.json"
+    path = folder / VOCAB_FILE
     try:
         about = json.loads(path.read_text(encoding="utf-8"))
         version, kind, expected = about["format_version"], about["kind"], about["hash"]
