@@ -55,11 +55,11 @@ def test_the_help_of_a_command_says_what_it_does_and_shows_examples(txl, verb):
 
 def test_the_help_of_train_is_not_indented_like_its_source(txl):
     lines = txl("train", "--help").out.splitlines()
-    assert "Any setting of the recipe can be changed here. Ctrl-C saves and stops." in lines
+    assert any(line.startswith("Any setting of the recipe can be changed here.") for line in lines)
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_the_examples_in_the_help_parse(verb, toy_toml):
+def test_the_examples_in_the_help_parse(verb, toy_toml, trained):
     kind = cli._verbs()[verb]
     parts = getattr(kind, "parts", {}).values()
     for example in (example for each in (kind, *parts) for example in each.examples):
@@ -72,6 +72,8 @@ def test_the_examples_in_the_help_parse(verb, toy_toml):
             words = [word for word in words if word not in ("main", "A")]
         known = {"shakespeare-char-cpu", "demo"} - {*transformer_xl.recipes.recipe_names()}
         words = [str(toy_toml) if word in known else word for word in words]
+        if verb == "train" and "/" in words[1]:
+            words[1] = str(trained)
         assert type(parse(words)) in (kind, *parts)
 
 

@@ -10,6 +10,7 @@ from transformer_xl.config import TrainConfig
 from transformer_xl.data import Segments, prepare
 from transformer_xl.distributed import World
 from transformer_xl.train import Network, loop
+from transformer_xl.train.beginning import fit_to_corpus, new_state
 from transformer_xl.train.lengths import (
     VaryingSegments,
     longest_segment,
@@ -90,8 +91,8 @@ def test_a_saved_position_goes_on():
 
 def begun(config):
     corpus = prepare(config.data)
-    config = loop._with_vocabulary(config, corpus)
-    return config, loop._new_state(config, corpus, torch.device("cpu"), World())
+    config = fit_to_corpus(config, corpus)
+    return config, new_state(config, corpus, torch.device("cpu"), World())
 
 
 def test_each_stage_reads_and_remembers_as_much_as_it_says(toy_recipe):

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from transformer_xl.distributed import World
 from transformer_xl.evaluate import evaluate
 from transformer_xl.nn import TransformerXL
 from transformer_xl.train import Interrupted, Network, loop, train
+from transformer_xl.train.beginning import fit_to_corpus, new_state
 from transformer_xl.train.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -161,13 +163,13 @@ def test_a_run_needs_no_main_thread(tmp_path, toy_recipe):
 
 def begun(config):
     corpus = prepare(config.data)
-    config = loop._with_vocabulary(config, corpus)
-    return config, loop._new_state(config, corpus, CPU, World())
+    config = fit_to_corpus(config, corpus)
+    return config, new_state(config, corpus, CPU, World())
 
 
 def updated(config, parts, steps=3):
     """Weights, memory and losses after some updates made in a number of parts."""
-    config = loop.replace(config, train=loop.replace(config.train, accumulate=parts))
+    config = replace(config, train=replace(config.train, accumulate=parts))
     config, state = begun(config)
     losses = [
         loop.train_step(config, state, Network(state.model, config.train, state.world)).loss
@@ -285,7 +287,7 @@ def test_the_best_model_is_that_of_the_lowest_validation_loss(tmp_path, toy_reci
     def validate(config, corpus, model):
         weights.append(model.content_bias.detach().clone())
         result = evaluate(model, corpus.split("valid")[:20])
-        return loop.replace(result, nll=next(losses))
+        return replace(result, nll=next(losses))
 
     monkeypatch.setattr(loop, "_validate", validate)
     train(toy_recipe(), tmp_path, quiet=True)
@@ -333,7 +335,7 @@ def test_another_text_under_the_same_name_is_noticed(tmp_path, toy_recipe, toy_t
 
 @pytest.mark.usefixtures("unfinished")
 def test_two_programs_do_not_train_in_one_folder(tmp_path, toy_recipe):
-    config = loop._with_vocabulary(toy_recipe(), prepare(toy_recipe().data))
+    config = fit_to_corpus(toy_recipe(), prepare(toy_recipe().data))
     other = RunFolder(tmp_path)
     other.begin(config, 1)
     with pytest.raises(RuntimeError, match="another program is training in"):

@@ -22,6 +22,7 @@ from transformer_xl.data import prepare
 from transformer_xl.distributed import Stalled, World, is_first_process, joined
 from transformer_xl.recipes import dump_recipe, load_recipe
 from transformer_xl.train import Interrupted, loop, train
+from transformer_xl.train.beginning import fit_to_corpus, new_state
 from transformer_xl.train.metrics import read_metrics
 from transformer_xl.train.state import local
 
@@ -262,9 +263,9 @@ def main(folder, what):
     switched = load_recipe(folder / "switched")
     sharded = replace(switched, train=replace(switched.train, parallel="fsdp"))
     about["stopped"] = part(sharded, folder / "switched-run", 6, told=[1])
-    config = loop._with_vocabulary(switched, corpus := prepare(switched.data))
+    config = fit_to_corpus(switched, corpus := prepare(switched.data))
     with joined(CPU, 1.0) as world:
-        state = loop._new_state(config, corpus, CPU, world)
+        state = new_state(config, corpus, CPU, world)
         checkpoint = newest(folder / "switched-run")
         state.load(Checkpoints(checkpoint.parent, world), checkpoint)
         about["rows"] = list(rows := world.rows(config.train.batch_size))

@@ -10,6 +10,7 @@ from transformer_xl.data import prepare
 from transformer_xl.distributed import World
 from transformer_xl.nn import Memory, Output
 from transformer_xl.train import Network, loop
+from transformer_xl.train.beginning import fit_to_corpus, new_state
 from transformer_xl.train.regularization import activation_penalty
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -39,8 +40,8 @@ def updated(recipe, parts, steps=3, **settings):
         train={"eps": 1e-3, "accumulate": parts, "clip_norm": 0.0, **settings},
     )
     corpus = prepare(config.data)
-    config = loop._with_vocabulary(config, corpus)
-    state = loop._new_state(config, corpus, CPU, World())
+    config = fit_to_corpus(config, corpus)
+    state = new_state(config, corpus, CPU, World())
     losses = [
         loop.train_step(config, state, Network(state.model, config.train, state.world)).loss
         for _ in range(steps)

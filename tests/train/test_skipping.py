@@ -7,7 +7,8 @@ import torch
 
 from transformer_xl.data import prepare
 from transformer_xl.distributed import World
-from transformer_xl.train import Network, loop, step, train
+from transformer_xl.train import Network, step, train
+from transformer_xl.train.beginning import fit_to_corpus, new_state
 from transformer_xl.train.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -16,8 +17,8 @@ CPU = torch.device("cpu")
 
 def begun(config):
     corpus = prepare(config.data)
-    config = loop._with_vocabulary(config, corpus)
-    state = loop._new_state(config, corpus, CPU, World())
+    config = fit_to_corpus(config, corpus)
+    state = new_state(config, corpus, CPU, World())
     return config, state, Network(state.model, config.train, state.world)
 
 

@@ -5,7 +5,7 @@ import torch
 
 from transformer_xl.data import prepare
 from transformer_xl.distributed import World
-from transformer_xl.train import loop
+from transformer_xl.train.beginning import fit_to_corpus, new_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")
@@ -13,8 +13,8 @@ CPU = torch.device("cpu")
 
 def begun(config):
     corpus = prepare(config.data)
-    config = loop._with_vocabulary(config, corpus)
-    return config, loop._new_state(config, corpus, CPU, World())
+    config = fit_to_corpus(config, corpus)
+    return config, new_state(config, corpus, CPU, World())
 
 
 def test_progress_is_of_the_steps_or_of_the_minutes(toy_recipe):

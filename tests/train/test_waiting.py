@@ -12,6 +12,7 @@ from transformer_xl.checkpoint.checkpoints import read_about
 from transformer_xl.data import prepare
 from transformer_xl.distributed import World
 from transformer_xl.train import Interrupted, Network, loop, train
+from transformer_xl.train.beginning import fit_to_corpus, new_state
 
 pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
 
@@ -72,8 +73,8 @@ def test_a_step_waits_for_the_gpu_once(toy_recipe):
     # To know whether the gradient is a number before it moves the weights.
     device = torch.device("cuda")
     corpus = prepare(toy_recipe().data)
-    config = loop._with_vocabulary(toy_recipe(), corpus)
-    state = loop._new_state(config, corpus, device, World())
+    config = fit_to_corpus(toy_recipe(), corpus)
+    state = new_state(config, corpus, device, World())
     network = Network(state.model, config.train, state.world)
     try:
         # The first steps fill the memory, and the libraries set themselves up.

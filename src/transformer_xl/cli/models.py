@@ -5,7 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
@@ -13,7 +13,7 @@ import tyro
 
 from transformer_xl.cli.output import say, show
 from transformer_xl.cli.runs import Value
-from transformer_xl.config import Config, EvalConfig, GenerateConfig
+from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
 from transformer_xl.recipes import load_recipe
 
 if TYPE_CHECKING:
@@ -35,6 +35,31 @@ def recipe_of(folder: Path) -> Config | None:
         folders.append(folder.parent.parent)
     recipes = (place / "recipe.toml" for place in folders)
     return next((load_recipe(recipe) for recipe in recipes if recipe.is_file()), None)
+
+
+def continuation_of(folder: Path) -> Config:
+    """Return a recipe that goes on from a model: its network, vocabulary and weights.
+
+    How to train, evaluate and write comes from the run that made it, if its recipe is there.
+
+    Raises:
+        FileNotFoundError: There is no model.
+        RuntimeError: Its settings file is damaged.
+        ValueError: A setting is wrong.
+    """
+    from transformer_xl.data.brought import is_vocabulary
+    from transformer_xl.nn.pretrained import CONFIG_FILE, find_model_folder, load_config
+
+    found = find_model_folder(folder)
+    recipe = recipe_of(folder)
+    model = load_config(found / CONFIG_FILE)
+    base = recipe or Config(model=model, data=DataConfig(), eval=evaluation_of(folder, None, None))
+    return replace(
+        base,
+        model=model,
+        data=DataConfig(tokenizer=str(found) if is_vocabulary(found) else None),
+        train=replace(base.train, init_from=str(found)),
+    )
 
 
 def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> EvalConfig:

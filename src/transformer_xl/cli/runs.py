@@ -117,13 +117,16 @@ class Prepare:
 class Train:
     """Train a model by a recipe; the same command goes on with a run that was stopped.
 
-    Any setting of the recipe can be changed here. Ctrl-C saves and stops.
+    Any setting of the recipe can be changed here. Ctrl-C saves and stops. In place of a recipe, a
+    model or run folder gives its network, its vocabulary and the weights to begin with, for
+    another text.
     """
 
     examples: ClassVar = (
         "txl train demo --out runs/demo",
         "txl train shakespeare-char-cpu --out runs/bard --train.seed 2",
         "txl train mine.toml --out runs/mine --model.mem_len 256 --data.path corpus/",
+        "txl train models/wt103 --out runs/mine --data.path corpus/ --train.steps 2000",
     )
     takes: ClassVar = "RECIPE"
 
@@ -138,6 +141,13 @@ class Train:
     train: Annotated[TrainConfig, Value]
     eval: Annotated[EvalConfig, Value]
     generate: Annotated[GenerateConfig, Value]
+
+    @staticmethod
+    def load(subject: str) -> Config:
+        """Return the settings of a recipe, or those that go on from a model."""
+        from transformer_xl.cli.models import continuation_of
+
+        return continuation_of(Path(subject)) if Path(subject).is_dir() else load_recipe(subject)
 
     def run(self) -> None:
         """Train, evaluate, report."""

@@ -84,6 +84,9 @@ class TrainConfig:
     recompute: bool = False
     """Compute what is inside the layers once more in the backward pass, instead of keeping it:
     about a third more computing for much less memory."""
+    init_from: str | None = None
+    """A model or run folder with the weights to begin with, of this network and vocabulary: those
+    of another text, or of a converted checkpoint. None: weights are drawn."""
     compile: bool = False
     """Compile the model with torch.compile: slow to begin, meant for long runs on a GPU."""
     seed: int = 1

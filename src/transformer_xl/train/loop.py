@@ -3,7 +3,6 @@
 import math
 import time
 from contextlib import closing, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +11,18 @@ import torch
 from transformer_xl.checkpoint import CHECKPOINTS, RunFolder
 from transformer_xl.checkpoint.checkpoints import Checkpoints, read_whole
 from transformer_xl.config import Config
-from transformer_xl.data import Corpus, Segments, prepare
+from transformer_xl.data import Corpus, prepare
 from transformer_xl.device import autocast, pick_device, pick_precision
 from transformer_xl.distributed import World, joined
 from transformer_xl.evaluate import Result, evaluate
 from transformer_xl.nn import TransformerXL, build_model
 from transformer_xl.nn.pretrained import copy_weights, model_weights
 from transformer_xl.ops import choose_backend
-from transformer_xl.train.averaging import new_average
+from transformer_xl.train.beginning import check_division, fit_to_corpus, new_state
 from transformer_xl.train.finish import finish
 from transformer_xl.train.interrupts import Interrupted, caught_interrupts
-from transformer_xl.train.lengths import VaryingSegments, longest_segment
 from transformer_xl.train.metrics import MetricsLog, Progress
-from transformer_xl.train.network import Network, shard, whole_weights
-from transformer_xl.train.optim import Optimizer
+from transformer_xl.train.network import Network, whole_weights
 from transformer_xl.train.state import TrainState, local
 from transformer_xl.train.step import Update, diverged, running_mean, train_step
 
@@ -59,12 +56,12 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
         Progress(config.train.steps, quiet=quiet or not world.is_first) as progress,
         closing(RunFolder(run_dir)) as folder,
     ):
-        _check_division(config, world)
+        check_division(config, world)
         world.by_first(lambda: folder.check(config))
         corpus = prepare(config.data, progress.say)
-        config = _with_vocabulary(config, corpus)
+        config = fit_to_corpus(config, corpus)
         world.wait()
-        state = _new_state(config, corpus, device, world)
+        state = new_state(config, corpus, device, world)
         n_parameters = sum(p.numel() for p in state.model.parameters())
         world.by_first(lambda: _begin(folder, config, n_parameters))
         if not folder.holds_run:
@@ -89,15 +86,6 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
 def _begin(folder: RunFolder, config: Config, n_parameters: int) -> None:
     folder.check(config)
     folder.begin(config, n_parameters)
-
-
-def _check_division(config: Config, world: World) -> None:
-    own = len(world.rows(config.train.batch_size))
-    if own % config.train.accumulate:
-        raise ValueError(
-            f"train.accumulate={config.train.accumulate} does not divide the {own} streams that "
-            f"each of {world.size} processes has of train.batch_size={config.train.batch_size}"
-        )
 
 
 def _opening(
@@ -282,77 +270,6 @@ def _require_finite_weights(state: TrainState) -> None:
     own = all(bool(local(p).isfinite().all()) for p in state.model.parameters())
     if not all(state.world.gather(own)):
         raise diverged(state.step, "the weights are not finite")
-
-
-def _with_vocabulary(config: Config, corpus: Corpus) -> Config:
-    size = config.model.vocab_size
-    if size not in (0, len(corpus.vocab)):
-        raise ValueError(
-            f"model.vocab_size={size} is not the size of the corpus's vocabulary, "
-            f"{len(corpus.vocab)}; leave it out to take that"
-        )
-    model = replace(config.model, vocab_size=len(corpus.vocab))
-    if config.data.reset_at is not None:
-        try:
-            reset_at = corpus.vocab.number_of(config.data.reset_at)
-        except ValueError as error:
-            raise ValueError(f"data.reset_at: {error}") from error
-        if model.reset_at not in (None, reset_at):
-            raise ValueError(
-                f"model.reset_at={model.reset_at} is not the number of data.reset_at="
-                f"{config.data.reset_at!r}, which is {reset_at}; leave it out to take that"
-            )
-        model = replace(model, reset_at=reset_at)
-    return replace(config, model=model)
-
-
-def _new_state(config: Config, corpus: Corpus, device: torch.device, world: World) -> TrainState:
-    settings = config.train
-    kind = VaryingSegments if settings.stages or settings.random_segment_len else Segments
-    segments = kind(
-        corpus.tokens("train"),
-        settings.batch_size,
-        longest_segment(settings),
-        config.model.ext_len,
-        world.rows(settings.batch_size),
-    )
-    if settings.stages and settings.stages[-1][2] != config.model.mem_len:
-        raise ValueError(
-            f"train.stages ends with mem_len={settings.stages[-1][2]}, and model.mem_len is "
-            f"{config.model.mem_len}: the last stage must have the lengths of the model"
-        )
-    # What is needed at the end had better be right at the beginning.
-    if len(corpus.split("valid")) < 2:
-        raise ValueError("the validation text has one token; to predict one, at least 2 are needed")
-    try:
-        prompt = corpus.vocab.encode(config.generate.prompt)
-    except ValueError as error:
-        raise ValueError(f"generate.prompt={config.generate.prompt!r}: {error}") from error
-    if not prompt:
-        raise ValueError(
-            "generate.prompt is empty: the sample at the end needs a token to continue"
-        )
-    torch.manual_seed(settings.seed)
-    model = build_model(config.model).to(device)
-    model.recompute = settings.recompute
-    average = new_average(model, settings)
-    for each in (model, *([] if average is None else [average.module])):
-        shard(each, settings, world, device)
-    world.seed_apart()
-    return TrainState(
-        model=model,
-        optimizer=Optimizer(model, settings),
-        segments=segments,
-        mems=[None] * settings.accumulate,
-        total_steps=settings.steps,
-        end_is_fixed=settings.minutes is None,
-        world=world,
-        average=average,
-        corpus={
-            "vocab": corpus.vocab.hash,
-            **{name: corpus.manifest["splits"][name]["sha256"] for name in ("train", "valid")},
-        },
-    )
 
 
 def _fix_end(config: Config, state: TrainState, progress: Progress) -> None:

@@ -1,0 +1,163 @@
+"""How a run begins: its settings fitted to the text, its model, and what else a step changes."""
+
+from dataclasses import fields, replace
+
+import torch
+from torch import Tensor
+
+from transformer_xl.config import Config, ModelConfig
+from transformer_xl.data import Corpus, Segments
+from transformer_xl.data.vocab import load_vocab
+from transformer_xl.distributed import World
+from transformer_xl.nn import build_model
+from transformer_xl.nn.pretrained import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    copy_weights,
+    find_model_folder,
+    load_config,
+    read_weights_file,
+)
+from transformer_xl.train.averaging import new_average
+from transformer_xl.train.lengths import VaryingSegments, longest_segment
+from transformer_xl.train.network import shard
+from transformer_xl.train.optim import Optimizer
+from transformer_xl.train.state import TrainState
+
+_FREE = {
+    *("mem_len", "ext_len", "attn_len", "clamp_len", "start_memory", "reset_at"),
+    *("dropout", "attn_dropout", "qkv_dropout", "embed_dropout", "input_dropout", "ff_dropout"),
+    *("output_dropout", "variational_dropout", "init_std", "proj_init_std", "sample_softmax"),
+}
+"""Settings of the network that may change between one training and the next."""
+
+
+def check_division(config: Config, world: World) -> None:
+    """Refuse a number of processes that does not fit the recipe.
+
+    Raises:
+        ValueError: The streams of a process cannot be divided as ``train.accumulate`` says.
+    """
+    own = len(world.rows(config.train.batch_size))
+    if own % config.train.accumulate:
+        raise ValueError(
+            f"train.accumulate={config.train.accumulate} does not divide the {own} streams that "
+            f"each of {world.size} processes has of train.batch_size={config.train.batch_size}"
+        )
+
+
+def fit_to_corpus(config: Config, corpus: Corpus) -> Config:
+    """Return the recipe with what it leaves to the vocabulary of its text.
+
+    Raises:
+        ValueError: The vocabulary is not what the recipe says.
+    """
+    size = config.model.vocab_size
+    if size not in (0, len(corpus.vocab)):
+        raise ValueError(
+            f"model.vocab_size={size} is not the size of the corpus's vocabulary, "
+            f"{len(corpus.vocab)}; leave it out to take that"
+        )
+    model = replace(config.model, vocab_size=len(corpus.vocab))
+    if config.data.reset_at is not None:
+        try:
+            reset_at = corpus.vocab.number_of(config.data.reset_at)
+        except ValueError as error:
+            raise ValueError(f"data.reset_at: {error}") from error
+        if model.reset_at not in (None, reset_at):
+            raise ValueError(
+                f"model.reset_at={model.reset_at} is not the number of data.reset_at="
+                f"{config.data.reset_at!r}, which is {reset_at}; leave it out to take that"
+            )
+        model = replace(model, reset_at=reset_at)
+    return replace(config, model=model)
+
+
+def new_state(config: Config, corpus: Corpus, device: torch.device, world: World) -> TrainState:
+    """Make what training begins with.
+
+    Args:
+        config: The recipe, fitted to the corpus.
+        corpus: The text.
+        device: Where the model trains.
+        world: The processes that train it.
+
+    Raises:
+        ValueError: The recipe does not fit the corpus, or the model that it begins with.
+        FileNotFoundError: There is no model to begin with.
+        RuntimeError: The model to begin with is damaged.
+    """
+    settings = config.train
+    kind = VaryingSegments if settings.stages or settings.random_segment_len else Segments
+    segments = kind(
+        corpus.tokens("train"),
+        settings.batch_size,
+        longest_segment(settings),
+        config.model.ext_len,
+        world.rows(settings.batch_size),
+    )
+    if settings.stages and settings.stages[-1][2] != config.model.mem_len:
+        raise ValueError(
+            f"train.stages ends with mem_len={settings.stages[-1][2]}, and model.mem_len is "
+            f"{config.model.mem_len}: the last stage must have the lengths of the model"
+        )
+    # What is needed at the end had better be right at the beginning.
+    if len(corpus.split("valid")) < 2:
+        raise ValueError("the validation text has one token; to predict one, at least 2 are needed")
+    try:
+        prompt = corpus.vocab.encode(config.generate.prompt)
+    except ValueError as error:
+        raise ValueError(f"generate.prompt={config.generate.prompt!r}: {error}") from error
+    if not prompt:
+        raise ValueError(
+            "generate.prompt is empty: the sample at the end needs a token to continue"
+        )
+    torch.manual_seed(settings.seed)
+    model = build_model(config.model)
+    if settings.init_from is not None:
+        copy_weights(model, _initial_weights(settings.init_from, config.model, corpus))
+    model = model.to(device)
+    model.recompute = settings.recompute
+    average = new_average(model, settings)
+    for each in (model, *([] if average is None else [average.module])):
+        shard(each, settings, world, device)
+    world.seed_apart()
+    return TrainState(
+        model=model,
+        optimizer=Optimizer(model, settings),
+        segments=segments,
+        mems=[None] * settings.accumulate,
+        total_steps=settings.steps,
+        end_is_fixed=settings.minutes is None,
+        world=world,
+        average=average,
+        corpus={
+            "vocab": corpus.vocab.hash,
+            **{name: corpus.manifest["splits"][name]["sha256"] for name in ("train", "valid")},
+        },
+    )
+
+
+def _initial_weights(init_from: str, config: ModelConfig, corpus: Corpus) -> dict[str, Tensor]:
+    folder = find_model_folder(init_from)
+    given = load_config(folder / CONFIG_FILE)
+    try:
+        vocab = load_vocab(folder)
+    except FileNotFoundError:
+        vocab = None  # A converted model may have none; then the sizes are all that is known.
+    if vocab is not None and vocab.hash != corpus.vocab.hash:
+        raise ValueError(
+            f"train.init_from={init_from!r} has another vocabulary than the text was cut with: "
+            f"give --data.tokenizer {folder}"
+        )
+    different = [
+        f"{name}={mine!r} and {theirs!r}"
+        for name in (field.name for field in fields(ModelConfig) if field.name not in _FREE)
+        if (mine := getattr(config, name)) != (theirs := getattr(given, name))
+    ]
+    if different:
+        raise ValueError(
+            f"train.init_from={init_from!r} has another network than the recipe: "
+            f"{', '.join(different)}. `txl train {init_from}` takes its network and its vocabulary"
+        )
+    return read_weights_file(folder / WEIGHTS_FILE, given)
