@@ -8,10 +8,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from transformer_xl.config import DataConfig
+from transformer_xl.convert.cutting import Wishes, imported_vocab
 from transformer_xl.convert.vocabularies import read_vocab
-from transformer_xl.data import building
+from transformer_xl.data import building, text
 from transformer_xl.data.brought import BroughtVocab, bring
 from transformer_xl.data.corpus import prepare, raw_split
+from transformer_xl.data.imported import Rules
 from transformer_xl.data.vocab import load_vocab
 
 SAMPLE = "The cat sat on the mat, it's 42 years old!\n\n  Größe und Länge; 漢字.\nthe end\n" * 30
@@ -123,11 +125,8 @@ def test_a_vocabulary_of_ours_cuts_another_text_as_it_cut_its_own(
     again = prepare(config(tmp_path / "text", first.folder, tmp_path))
     assert again.folder != first.folder
     assert again.vocab.hash == first.vocab.hash
-    # The authors' bytes may be divided within a line, which a vocabulary of old is not.
-    names = ("train", "valid", "test")
-    found, known = ([x.split(name) for name in names] for x in (again, first))
-    assert np.array_equal(np.concatenate(found), np.concatenate(known))
-    assert kind == "authors-bytes" or [*map(len, found)] == [*map(len, known)]
+    for name in ("train", "valid", "test"):
+        assert np.array_equal(again.split(name), first.split(name)), name
 
 
 @pytest.mark.parametrize("part_bytes", [100, 1 << 20])
@@ -147,6 +146,49 @@ def test_a_vocabulary_of_old_cuts_a_long_text_as_its_lines(
     corpus = prepare(config(tmp_path / "text", tmp_path / "model", tmp_path))
     found = [x for name in ("train", "valid", "test") for x in corpus.split(name)]
     assert found == vocab.encode_lines(text)
+
+
+def old_vocab(symbols, **rules):
+    rules = {"line_ends": "none", "eos": None, "unk": None} | rules
+    return imported_vocab(symbols, Rules(**rules), "here", Wishes(), lower_case=False)
+
+
+def cut_by(vocab, tmp_path, **settings):
+    (tmp_path / "model").mkdir()
+    vocab.save(tmp_path / "model")
+    share = {"valid_fraction": 0.0, "test_fraction": 0.0}
+    where = settings.pop("path", tmp_path / "text")
+    corpus = prepare(config(where, tmp_path / "model", tmp_path / "cache", **share, **settings))
+    return corpus.split("train").tolist()
+
+
+def test_each_file_ends_its_last_line(tmp_path):
+    vocab = old_vocab(["<eos>", "a", "b"], join="words", line_ends="after", eos="<eos>")
+    (tmp_path / "many").mkdir()
+    (tmp_path / "many" / "1.txt").write_text("a b\nb")
+    (tmp_path / "many" / "2.txt").write_text("a a\n")
+    found = cut_by(vocab, tmp_path, path=tmp_path / "many")
+    assert found == [1, 2, 0, 2, 0, 1, 1, 0]
+
+
+@pytest.mark.parametrize("block", [1, 7, 1 << 16])
+def test_a_long_line_of_characters_is_cut_within_words(tmp_path, monkeypatch, block):
+    monkeypatch.setattr(text, "BLOCK_BYTES", block)
+    monkeypatch.setattr(building, "PART_BYTES", 50)
+    vocab = old_vocab([*" abc"], join="chars")
+    line = "  abc  a bb   cab c " * 20
+    (tmp_path / "text").write_text(line)
+    assert cut_by(vocab, tmp_path) == vocab.encode_lines(line)
+
+
+@pytest.mark.parametrize("is_published", [True, False])
+def test_the_words_of_a_published_corpus_are_not_cut_again(tmp_path, monkeypatch, is_published):
+    common = DataConfig(vocab="words" if is_published else "bytes")
+    monkeypatch.setattr(building, "common_settings", lambda name: common)
+    symbols = ["<eos>", "2", "@,@", "000", ",", "@"]
+    vocab = old_vocab(symbols, join="moses", eos="<eos>", unk="<eos>")
+    (tmp_path / "text").write_text("2 @,@ 000\n")
+    assert (cut_by(vocab, tmp_path) == [1, 2, 3, 0]) == is_published
 
 
 def test_the_numbers_of_another_program_are_no_vocabulary_of_ours(gpt2, tmp_path):

@@ -1,18 +1,27 @@
 """How a run begins: from weights that are drawn, or those of a model."""
 
+import shutil
+import signal
 from dataclasses import replace
 
 import pytest
 import torch
 
 from transformer_xl.cli import parse
-from transformer_xl.config import DataConfig
+from transformer_xl.config import DataConfig, ModelConfig
+from transformer_xl.convert.cutting import Wishes, imported_vocab
 from transformer_xl.data import prepare
+from transformer_xl.data.imported import Rules
 from transformer_xl.distributed import World
 from transformer_xl.evaluate import evaluate
-from transformer_xl.nn import load_model
-from transformer_xl.train import train
-from transformer_xl.train.beginning import fit_to_corpus, new_state
+from transformer_xl.nn import TransformerXL, load_model
+from transformer_xl.train import Interrupted, train
+from transformer_xl.train.beginning import (
+    fit_to_corpus,
+    initial_weights,
+    new_state,
+    require_vocabulary,
+)
 
 CPU = torch.device("cpu")
 
@@ -46,9 +55,33 @@ def going_on(toy_recipe, trained, other_text):
 
 
 def begun(config):
+    weights = initial_weights(config)
     corpus = prepare(config.data)
+    require_vocabulary(config, corpus)
     config = fit_to_corpus(config, corpus)
-    return new_state(config, corpus, CPU, World())
+    return new_state(config, corpus, CPU, World(), weights)
+
+
+def test_a_width_that_is_left_out_is_what_it_stands_for(going_on):
+    assert begun(going_on(model={"d_head": 8, "d_embed": 16})).model.config.d_head == 8
+
+
+def test_a_run_goes_on_without_the_model_that_it_began_with(
+    tmp_path, trained, other_text, toy_recipe, at_step
+):
+    source = tmp_path / "source"
+    shutil.copytree(trained / "model" / "best", source)
+    data = DataConfig(path=str(other_text), tokenizer=str(source))
+    recipe = replace(toy_recipe(train={"init_from": str(source)}), data=data)
+    at_step(4, lambda state: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(Interrupted):
+        train(recipe, tmp_path / "run", quiet=True)
+    source.rename(tmp_path / "elsewhere")
+    with pytest.raises(FileNotFoundError, match=r"--data\.tokenizer RUN/model/last"):
+        train(recipe, tmp_path / "run", quiet=True)
+    data = replace(data, tokenizer=str(tmp_path / "run" / "model" / "last"))
+    train(replace(recipe, data=data), tmp_path / "run", quiet=True)
+    assert (tmp_path / "run" / "results.json").is_file()
 
 
 def test_training_begins_with_the_weights_of_the_model(trained, going_on):
@@ -107,6 +140,42 @@ def test_the_command_takes_a_model_in_place_of_a_recipe(tmp_path, trained, other
     assert command.model == load_model(trained).config
     assert command.train.init_from == str(trained / "model" / "best") == command.data.tokenizer
     assert command.train.lr == 1e-2, "as the run that made the model"
-    assert command.data.vocab == DataConfig().vocab
+    assert command.data.path == str(other_text)
     assert command.run() is None
     assert (tmp_path / "second" / "report.html").is_file()
+
+
+def test_a_recipe_comes_before_a_run_of_its_name(tmp_path, trained, monkeypatch):
+    shutil.copytree(trained, tmp_path / "demo")
+    monkeypatch.chdir(tmp_path)
+    assert parse(["train", "demo", "--out", "x"]).train.init_from is None
+    assert parse(["train", "./demo", "--out", "x"]).train.init_from == "demo/model/best"
+
+
+def test_the_default_prompt_is_one_that_the_vocabulary_knows(tmp_path):
+    config = ModelConfig(vocab_size=2, n_layer=1, n_head=1, d_model=2, d_inner=2)
+    words = Rules(join="words", line_ends="none", eos=None, unk=None)
+    vocab = imported_vocab(["cat", "mat"], words, "here", Wishes(), lower_case=False)
+    TransformerXL(config).save_pretrained(tmp_path / "model", vocab)
+    command = parse(["train", str(tmp_path / "model"), "--out", "x", "--data.path", "y"])
+    assert command.generate.prompt == "cat"
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "message"),
+    [
+        (lambda x: (x / "vocab.json").write_text('{"kind'), RuntimeError, "vocab.json is damaged"),
+        (lambda x: (x / "tokenizer.json").unlink(), FileNotFoundError, "tokenizer.json"),
+    ],
+)
+def test_a_damaged_vocabulary_is_no_other_one(
+    tmp_path, trained, other_text, going_on, damage, error, message
+):
+    shutil.copytree(trained / "model" / "best", tmp_path / "model")
+    damage(tmp_path / "model")
+    # The text is cut as it should be; what is damaged is what it is compared with.
+    with pytest.raises(error, match=message):
+        begun(going_on(init_from=str(tmp_path / "model")))
+    data = DataConfig(path=str(other_text), tokenizer=str(tmp_path / "model"))
+    with pytest.raises(error, match=message):
+        prepare(data)

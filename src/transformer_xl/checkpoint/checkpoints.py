@@ -158,6 +158,10 @@ class Checkpoints:
             f"The ones before it are intact; {remedy} and start the same command again"
         ) from causes[0]
 
+    def exist(self) -> bool:
+        """Return whether there are any, be they damaged; all processes must ask."""
+        return self._world.by_first(lambda: bool(_checkpoints(self.folder)))
+
     def newest(self, say: Callable[[str], None] = print) -> Path | None:
         """Return the newest intact checkpoint, the same in all processes; None without any.
 

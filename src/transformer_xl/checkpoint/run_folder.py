@@ -41,13 +41,15 @@ METRICS_FILE = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 _LOCK_FILE = ".lock"
 
-# Settings that may change between the parts of a run: no weight depends on them. Text may move,
-# and its checksum is compared.
+# Settings that may change between the parts of a run: no weight depends on them. The text, its
+# vocabulary and the model that the run began with may move; of the first two, checksums are
+# compared.
 _MAY_DIFFER = (
     *("eval.", "generate.", "train.log_every", "train.save_every", "train.keep_checkpoints"),
     # How the work is divided: it moves nothing but the last digits.
     *("train.parallel", "train.accumulate", "train.recompute", "train.compile"),
     *("train.hang_minutes", "train.max_skips", "train.spike"),
+    *("train.init_from", "data.tokenizer"),
     *("data.path", "data.valid_path", "data.test_path", "data.cache_dir", "data.workers"),
 )
 

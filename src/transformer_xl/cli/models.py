@@ -30,6 +30,7 @@ Weights = Literal["float32", "bfloat16", "int8"]
 
 def recipe_of(folder: Path) -> Config | None:
     """Return the recipe of a run folder, or of the run that a model folder lies in."""
+    folder = folder.resolve()
     folders = [folder]
     if folder.parent.name == "model":
         folders.append(folder.parent.parent)
@@ -47,6 +48,7 @@ def continuation_of(folder: Path) -> Config:
         RuntimeError: Its settings file is damaged.
         ValueError: A setting is wrong.
     """
+    from transformer_xl.data import load_vocab
     from transformer_xl.data.brought import is_vocabulary
     from transformer_xl.nn.pretrained import CONFIG_FILE, find_model_folder, load_config
 
@@ -54,12 +56,24 @@ def continuation_of(folder: Path) -> Config:
     recipe = recipe_of(folder)
     model = load_config(found / CONFIG_FILE)
     base = recipe or Config(model=model, data=DataConfig(), eval=evaluation_of(folder, None, None))
-    return replace(
-        base,
-        model=model,
-        data=DataConfig(tokenizer=str(found) if is_vocabulary(found) else None),
-        train=replace(base.train, init_from=str(found)),
-    )
+    texts = {"name": "", "path": None, "valid_path": None, "test_path": None, "corpus": None}
+    data = replace(base.data, **texts)
+    if is_vocabulary(found):
+        data = replace(data, tokenizer=str(found))
+        if recipe is None:
+            base = replace(base, generate=GenerateConfig(prompt=_prompt_for(load_vocab(found))))
+    return replace(base, model=model, data=data, train=replace(base.train, init_from=str(found)))
+
+
+def _prompt_for(vocab: "Vocab") -> str:
+    """Return a text that the vocabulary has symbols for; in some a line break is none."""
+    for text in ("\n", "The", "the", *vocab.symbols):
+        try:
+            if vocab.encode(text):
+                return text
+        except ValueError:
+            continue
+    return "\n"
 
 
 def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> EvalConfig:

@@ -147,7 +147,9 @@ class Train:
         """Return the settings of a recipe, or those that go on from a model."""
         from transformer_xl.cli.models import continuation_of
 
-        return continuation_of(Path(subject)) if Path(subject).is_dir() else load_recipe(subject)
+        # A run folder often has the name of its recipe.
+        is_model = subject not in recipe_names() and Path(subject).is_dir()
+        return continuation_of(Path(subject)) if is_model else load_recipe(subject)
 
     def run(self) -> None:
         """Train, evaluate, report."""

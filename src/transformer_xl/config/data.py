@@ -38,8 +38,8 @@ class DataConfig:
     """Count words and characters in the training text or in all of it; None: as the authors did for
     a known corpus, else in the training text."""
     tokenizer: str | None = None
-    """A tokenizer that is there instead of data.vocab: a tokenizer.json of Hugging Face, a .model of
-    SentencePiece, or a model or corpus folder with a vocabulary."""
+    """A tokenizer that is there, instead of data.vocab: a tokenizer.json of Hugging Face, a .model
+    of SentencePiece, or a model or corpus folder with a vocabulary."""
     reset_at: str | None = None
     """A symbol such as <eos> with which the text begins anew, for sentences that were shuffled or
     documents of their own: it and what follows see nothing before it. None: none does."""

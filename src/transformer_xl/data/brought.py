@@ -8,10 +8,11 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from transformer_xl.data.imported import ImportedVocab
 from transformer_xl.data.vocab import (
     VOCAB_FILE,
     StreamDecoder,
@@ -104,21 +105,27 @@ class _Decoder(StreamDecoder):
 
 
 def is_vocabulary(path: Path) -> bool:
-    """Return whether a folder holds a vocabulary of ours: a model or corpus folder does."""
+    """Return whether a folder has a vocabulary of ours, be it damaged: a model folder may."""
     try:
         about = json.loads((path / VOCAB_FILE).read_text(encoding="utf-8"))
-        # The file of this name beside another program's tokenizer maps its symbols to numbers.
-        return about["kind"] in get_args(VocabKind)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except OSError:
         return False
+    except (ValueError, RecursionError):
+        return True
+    # The file of this name beside another program's tokenizer maps its symbols to numbers.
+    return isinstance(about, dict) and isinstance(about.get("kind"), str)
 
 
 def divided_as(tokenizer: str) -> VocabKind:
     """Return by which rules a text may be cut in parts for the tokenizer of ``data.tokenizer``."""
     if not is_vocabulary(Path(tokenizer)):
         return "brought"
-    kind = load_vocab(tokenizer).kind
-    return "words" if kind == "imported" else kind
+    vocab = load_vocab(tokenizer)
+    if not isinstance(vocab, ImportedVocab):
+        return vocab.kind
+    # Words of old end with their line; a text of characters may be one long line.
+    kinds: dict[str, VocabKind] = {"bytes": "bytes", "chars": "imported"}
+    return kinds.get(vocab.rules.join, "words")
 
 
 def bring(path: Path) -> Vocab:

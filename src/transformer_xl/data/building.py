@@ -26,7 +26,7 @@ from typing import Any, cast
 
 from transformer_xl.config import FORMAT_VERSION, DataConfig
 from transformer_xl.data.brought import bring, divided_as
-from transformer_xl.data.catalogue import KNOWN_CORPORA
+from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
 from transformer_xl.data.counting import vocab_of_counts
 from transformer_xl.data.tasks import (
     Task,
@@ -109,9 +109,13 @@ def _build(
         "source": {"name": config.name, "description": files.description},
         "settings": settings,
     }
+    # Published corpora of words have a blank around each, marks included.
+    is_prepared = common_settings(config.name).vocab == "words"
     for name in SPLITS:
         say(f"writing {name}: {n_bytes[name]:,} bytes of text")
-        about = _write_split(name, parts[name], folder, dtype.itemsize, n_workers, say)
+        about = _write_split(
+            name, parts[name], folder, dtype.itemsize, n_workers, say, is_prepared=is_prepared
+        )
         spans = (span.path for part in parts[name] for span in part)
         about["text_files"] = [files.name(path) for path in dict.fromkeys(spans)]
         manifest["splits"][name] = about
@@ -295,6 +299,8 @@ def _write_split(
     itemsize: int,
     n_workers: int,
     say: Say,
+    *,
+    is_prepared: bool,
 ) -> dict[str, Any]:
     described = folder / f"{name}.json"
     if described.is_file():
@@ -302,7 +308,7 @@ def _write_split(
     place = folder / "parts" / name
     place.mkdir(parents=True, exist_ok=True)
     tasks = [
-        encode_task(folder, spans, place / f"{number:06d}.bin")
+        encode_task(folder, spans, place / f"{number:06d}.bin", is_prepared=is_prepared)
         for number, spans in enumerate(parts)
     ]
     _perform(tasks, n_workers, f"cut {name},", [sum(map(len, spans)) for spans in parts], say)

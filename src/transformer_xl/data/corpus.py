@@ -23,7 +23,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from transformer_xl.config import FORMAT_VERSION, DataConfig
-from transformer_xl.data.brought import is_vocabulary
+from transformer_xl.data.brought import bring, is_vocabulary
 from transformer_xl.data.building import build, vocabulary_source
 from transformer_xl.data.finding import fetch_text, find_text
 from transformer_xl.data.locking import LOCK, locked
@@ -302,7 +302,13 @@ def _prepared(config: DataConfig, place: str, cache: Path, say: Callable[[str], 
             f"data.name={config.name!r}, but data.corpus={config.corpus!r} was made with "
             f"data.name={name!r}: set that, or name another corpus"
         )
-    if vocab not in ("brought", config.vocab):
+    if config.tokenizer:
+        if bring(Path(config.tokenizer)).hash != corpus.vocab.hash:
+            raise ValueError(
+                f"data.tokenizer={config.tokenizer!r} is not the vocabulary of data.corpus="
+                f"{config.corpus!r}: leave it out, or name another corpus"
+            )
+    elif vocab not in ("brought", config.vocab):
         raise ValueError(
             f"data.vocab={config.vocab}, but data.corpus={config.corpus!r} has {vocab}: set "
             f"data.vocab to {vocab}"
@@ -346,7 +352,10 @@ def _tokenizer_file(given: str) -> Path:
     path = Path(given)
     path = path / "tokenizer.json" if path.is_dir() else path
     if not path.is_file():
-        raise FileNotFoundError(f"data.tokenizer={given!r}: there is no file {path}")
+        raise FileNotFoundError(
+            f"data.tokenizer={given!r}: there is no file {path}. A run keeps its vocabulary: to go "
+            "on with one or evaluate it, give --data.tokenizer RUN/model/last"
+        )
     return path
 
 

@@ -13,6 +13,7 @@ import itertools
 import json
 import os
 import queue
+import re
 import signal
 import subprocess
 import sys
@@ -35,19 +36,25 @@ Task = dict[str, Any]
 
 # Bytes that have no number: those that are left out, and those that are an error.
 _LEFT_OUT, _MISSING = -1, -2
+# Where a text of characters can be cut for vocabularies that treat blanks in ways of their own.
+_WITHIN_A_WORD = re.compile(r"[!-~](?=[!-~])")
 _ERRORS = {"ValueError": ValueError, "FileNotFoundError": FileNotFoundError, "OSError": OSError}
 
 
-def encode_task(folder: Path, spans: Sequence[Span], target: Path) -> Task:
+def encode_task(
+    folder: Path, spans: Sequence[Span], target: Path, *, is_prepared: bool = False
+) -> Task:
     """Return the task to write ``target``, the symbols of some text, and what it holds beside it.
 
     Args:
         folder: Where the vocabulary lies.
         spans: The text.
         target: A file of 16 or 32 bits a symbol; ``target`` with ``.json`` describes it.
+        is_prepared: Words are what stands between spaces, whatever rules a vocabulary of old has.
     """
     return {
         "do": "encode",
+        "is_prepared": is_prepared,
         "folder": str(folder),
         "spans": [[str(span.path), span.start, span.stop] for span in spans],
         "target": str(target),
@@ -86,7 +93,8 @@ def perform(task: Task) -> None:
         return
     vocab = _vocab(task["folder"])
     about: dict[str, Any] = {}
-    write_atomically(target, lambda path: about.update(_write(vocab, spans, path)))
+    is_prepared = task["is_prepared"]
+    write_atomically(target, lambda path: about.update(_write(vocab, spans, path, is_prepared)))
     replace_file(_described(target), json.dumps(about).encode())
 
 
@@ -115,12 +123,12 @@ def _vocab(folder: str) -> Vocab:
     return load_vocab(folder)
 
 
-def _write(vocab: Vocab, spans: Sequence[Span], path: Path) -> dict[str, Any]:
+def _write(vocab: Vocab, spans: Sequence[Span], path: Path, is_prepared: bool) -> dict[str, Any]:
     digest = hashlib.sha256()
     n_tokens = 0
     dtype = token_dtype(vocab)
     with path.open("wb") as file:
-        for tokens in _encode(vocab, spans):
+        for tokens in _encode(vocab, spans, is_prepared):
             block = np.asarray(tokens).astype(dtype)
             digest.update(block.data)
             file.write(block.data)
@@ -132,12 +140,14 @@ def _write(vocab: Vocab, spans: Sequence[Span], path: Path) -> dict[str, Any]:
     }
 
 
-def _encode(vocab: Vocab, spans: Sequence[Span]) -> Iterator[np.ndarray | list[int]]:
-    has_bytes = vocab.token_bytes is not None and set(vocab.token_bytes) == {1}
-    if vocab.kind == "bytes" or (isinstance(vocab, ImportedVocab) and has_bytes):
+def _encode(
+    vocab: Vocab, spans: Sequence[Span], is_prepared: bool
+) -> Iterator[np.ndarray | list[int]]:
+    is_imported = isinstance(vocab, ImportedVocab)
+    if vocab.kind == "bytes" or (is_imported and vocab.rules.join == "bytes"):
         yield from _encode_bytes(vocab, spans)
-    elif isinstance(vocab, ImportedVocab):
-        yield from _encode_lines(vocab, spans)
+    elif is_imported:
+        yield from _encode_lines(vocab, spans, is_prepared)
     elif vocab.kind == "chars":
         yield from _encode_characters(vocab, spans)
     elif vocab.kind in ("words", "integers"):
@@ -161,13 +171,21 @@ def _encode_bytes(vocab: Vocab, spans: Sequence[Span]) -> Iterator[np.ndarray]:
             yield tokens[tokens >= 0]
 
 
-def _encode_lines(vocab: ImportedVocab, spans: Sequence[Span]) -> Iterator[list[int]]:
+def _encode_lines(
+    vocab: ImportedVocab, spans: Sequence[Span], is_prepared: bool
+) -> Iterator[list[int]]:
     for span in spans:
         waiting = ""
         for text in read_text(span):
-            whole, end, waiting = (waiting + text).rpartition("\n")
-            yield vocab.encode_lines(whole + end)
-        yield vocab.encode_lines(waiting)
+            waiting += text
+            cut = waiting.rfind("\n") + 1
+            if not cut and vocab.rules.join == "chars" and vocab.eos_id is None:
+                cut = max((x.end() for x in _WITHIN_A_WORD.finditer(waiting)), default=0)
+            yield vocab.encode_lines(waiting[:cut], prepared=is_prepared)
+            waiting = waiting[cut:]
+        # A last line without a line end gets one.
+        end = "\n" if waiting.strip() and vocab.eos_id is not None else ""
+        yield vocab.encode_lines(waiting + end, prepared=is_prepared)
 
 
 def _encode_characters(vocab: Vocab, spans: Sequence[Span]) -> Iterator[np.ndarray]:

@@ -137,6 +137,8 @@ def find_cut(kind: VocabKind | Literal["authors-bytes"], span: Span, near: int) 
         # A unit ends before the first visible character of a line.
         "bpe": rb"\n[ \t]*(?=[!-~])",
         "brought": rb"[A-Za-z0-9](?=\n)",
+        # Within a word: what some of them do with blanks depends on what stands around them.
+        "imported": rb"[!-~](?=[!-~])",
     }
     pattern = re.compile(patterns.get(kind, rb"\n"))
     position, held = near, b""

@@ -1,12 +1,15 @@
 """How a run begins: its settings fitted to the text, its model, and what else a step changes."""
 
-from dataclasses import fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from transformer_xl.config import Config, ModelConfig
 from transformer_xl.data import Corpus, Segments
+from transformer_xl.data.brought import is_vocabulary
 from transformer_xl.data.vocab import load_vocab
 from transformer_xl.distributed import World
 from transformer_xl.nn import build_model
@@ -46,6 +49,56 @@ def check_division(config: Config, world: World) -> None:
         )
 
 
+def initial_weights(config: Config) -> dict[str, Tensor] | None:
+    """Return the weights of the model that ``train.init_from`` names; None without one.
+
+    Raises:
+        FileNotFoundError: There is no model.
+        RuntimeError: It is damaged.
+        ValueError: Its network is not that of the recipe.
+    """
+    init_from = config.train.init_from
+    if init_from is None:
+        return None
+    folder = find_model_folder(init_from)
+    given = load_config(folder / CONFIG_FILE)
+    mine, theirs = _written_out(config.model), _written_out(given)
+    different = [
+        f"{name}={mine[name]!r} and {theirs[name]!r}"
+        for name in mine.keys() - _FREE
+        if mine[name] != theirs[name]
+        # The text may decide it yet.
+        and not (name == "vocab_size" and mine[name] == 0)
+    ]
+    if different:
+        raise ValueError(
+            f"train.init_from={init_from!r} has another network than the recipe: "
+            f"{', '.join(sorted(different))}. `txl train {init_from}` takes the network and the "
+            "vocabulary that it has"
+        )
+    return read_weights_file(folder / WEIGHTS_FILE, given)
+
+
+def _written_out(config: ModelConfig) -> dict[str, Any]:
+    return asdict(replace(config, d_head=config.head_width, d_embed=config.embed_width))
+
+
+def require_vocabulary(config: Config, corpus: Corpus) -> None:
+    """Refuse a text that was cut into other symbols than the model to begin with knows.
+
+    Raises:
+        ValueError: So it is.
+    """
+    assert config.train.init_from is not None
+    folder = find_model_folder(config.train.init_from)
+    # A converted model may have none; then the sizes are all that is known.
+    if is_vocabulary(folder) and load_vocab(folder).hash != corpus.vocab.hash:
+        raise ValueError(
+            f"train.init_from={config.train.init_from!r} has another vocabulary than the text was "
+            f"cut with: give --data.tokenizer {folder}"
+        )
+
+
 def fit_to_corpus(config: Config, corpus: Corpus) -> Config:
     """Return the recipe with what it leaves to the vocabulary of its text.
 
@@ -54,9 +107,12 @@ def fit_to_corpus(config: Config, corpus: Corpus) -> Config:
     """
     size = config.model.vocab_size
     if size not in (0, len(corpus.vocab)):
+        remedy = "leave it out to take that"
+        if config.train.init_from is not None:
+            remedy = "give --data.tokenizer or --data.vocab as the model was trained with"
         raise ValueError(
             f"model.vocab_size={size} is not the size of the corpus's vocabulary, "
-            f"{len(corpus.vocab)}; leave it out to take that"
+            f"{len(corpus.vocab)}; {remedy}"
         )
     model = replace(config.model, vocab_size=len(corpus.vocab))
     if config.data.reset_at is not None:
@@ -73,7 +129,13 @@ def fit_to_corpus(config: Config, corpus: Corpus) -> Config:
     return replace(config, model=model)
 
 
-def new_state(config: Config, corpus: Corpus, device: torch.device, world: World) -> TrainState:
+def new_state(
+    config: Config,
+    corpus: Corpus,
+    device: torch.device,
+    world: World,
+    weights: Mapping[str, Tensor] | None = None,
+) -> TrainState:
     """Make what training begins with.
 
     Args:
@@ -81,11 +143,10 @@ def new_state(config: Config, corpus: Corpus, device: torch.device, world: World
         corpus: The text.
         device: Where the model trains.
         world: The processes that train it.
+        weights: Those to begin with; None: they are drawn.
 
     Raises:
-        ValueError: The recipe does not fit the corpus, or the model that it begins with.
-        FileNotFoundError: There is no model to begin with.
-        RuntimeError: The model to begin with is damaged.
+        ValueError: The recipe does not fit the corpus.
     """
     settings = config.train
     kind = VaryingSegments if settings.stages or settings.random_segment_len else Segments
@@ -114,8 +175,8 @@ def new_state(config: Config, corpus: Corpus, device: torch.device, world: World
         )
     torch.manual_seed(settings.seed)
     model = build_model(config.model)
-    if settings.init_from is not None:
-        copy_weights(model, _initial_weights(settings.init_from, config.model, corpus))
+    if weights is not None:
+        copy_weights(model, weights)
     model = model.to(device)
     model.recompute = settings.recompute
     average = new_average(model, settings)
@@ -136,28 +197,3 @@ def new_state(config: Config, corpus: Corpus, device: torch.device, world: World
             **{name: corpus.manifest["splits"][name]["sha256"] for name in ("train", "valid")},
         },
     )
-
-
-def _initial_weights(init_from: str, config: ModelConfig, corpus: Corpus) -> dict[str, Tensor]:
-    folder = find_model_folder(init_from)
-    given = load_config(folder / CONFIG_FILE)
-    try:
-        vocab = load_vocab(folder)
-    except FileNotFoundError:
-        vocab = None  # A converted model may have none; then the sizes are all that is known.
-    if vocab is not None and vocab.hash != corpus.vocab.hash:
-        raise ValueError(
-            f"train.init_from={init_from!r} has another vocabulary than the text was cut with: "
-            f"give --data.tokenizer {folder}"
-        )
-    different = [
-        f"{name}={mine!r} and {theirs!r}"
-        for name in (field.name for field in fields(ModelConfig) if field.name not in _FREE)
-        if (mine := getattr(config, name)) != (theirs := getattr(given, name))
-    ]
-    if different:
-        raise ValueError(
-            f"train.init_from={init_from!r} has another network than the recipe: "
-            f"{', '.join(different)}. `txl train {init_from}` takes its network and its vocabulary"
-        )
-    return read_weights_file(folder / WEIGHTS_FILE, given)

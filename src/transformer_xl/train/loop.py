@@ -18,7 +18,13 @@ from transformer_xl.evaluate import Result, evaluate
 from transformer_xl.nn import TransformerXL, build_model
 from transformer_xl.nn.pretrained import copy_weights, model_weights
 from transformer_xl.ops import choose_backend
-from transformer_xl.train.beginning import check_division, fit_to_corpus, new_state
+from transformer_xl.train.beginning import (
+    check_division,
+    fit_to_corpus,
+    initial_weights,
+    new_state,
+    require_vocabulary,
+)
 from transformer_xl.train.finish import finish
 from transformer_xl.train.interrupts import Interrupted, caught_interrupts
 from transformer_xl.train.metrics import MetricsLog, Progress
@@ -58,10 +64,16 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
     ):
         check_division(config, world)
         world.by_first(lambda: folder.check(config))
+        checkpoints = Checkpoints(folder.path / CHECKPOINTS, world)
+        # A run that goes on has its weights, wherever those are that it began with.
+        weights = None if checkpoints.exist() else initial_weights(config)
         corpus = prepare(config.data, progress.say)
+        if weights is not None:
+            require_vocabulary(config, corpus)
         config = fit_to_corpus(config, corpus)
         world.wait()
-        state = new_state(config, corpus, device, world)
+        state = new_state(config, corpus, device, world, weights)
+        del weights
         n_parameters = sum(p.numel() for p in state.model.parameters())
         world.by_first(lambda: _begin(folder, config, n_parameters))
         if not folder.holds_run:
@@ -69,7 +81,7 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
                 f"process {world.rank} does not see the run folder {folder.path} that the first "
                 "process has made: give an --out on a disk that all machines share"
             )
-        with Checkpoints(folder.path / CHECKPOINTS, world) as checkpoints:
+        with checkpoints:
             if newest := checkpoints.newest(progress.say):
                 state.load(checkpoints, newest)
             progress.expect(state.total_steps, state.step)
