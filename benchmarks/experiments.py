@@ -266,7 +266,8 @@ def page(results: Mapping[str, Settings]) -> str:
             table(result),
             f"{result['minutes']:g} minutes of training for each run of `{result['recipe']}`, "
             f"seeds {', '.join(map(str, result['seeds']))}; {where['processor']}, "
-            f"{where['threads']} thread{'s' * (where['threads'] != 1)}, torch {where['torch']}, {where['date']}. "
+            f"{where['threads']} thread{'s' * (where['threads'] != 1)}, torch {where['torch']}, "
+            f"{where['date']}. "
             f"Command: `{where['command']}`. "
             f"Curves and settings: [{name}](../benchmarks/results/{name}).",
         ]

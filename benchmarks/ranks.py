@@ -45,7 +45,8 @@ def speed(words: list[str], processes: int, threads: int, steps: int) -> float:
         command = [*launcher, "-m", "transformer_xl", "train", *words]
         command += ["--out", f"{folder}/run", "--train.steps", str(steps)]
         command += ["--train.minutes", "None", "--train.log_every", "1", "--train.eval_every", "0"]
-        command += ["--train.warmup_steps", "1", "--train.save_every", "0"]
+        # All steps alike.
+        command += ["--train.warmup_steps", "1", "--train.save_every", "0", "--train.stages"]
         environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         if done.returncode:

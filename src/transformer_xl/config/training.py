@@ -168,7 +168,8 @@ class TrainConfig:
             )
         require(
             self.stages[-1][1] == self.segment_len,
-            f"stages={stages} must end with segment_len={self.segment_len}",
+            f"stages={stages} must end with segment_len={self.segment_len}; for one length from "
+            "the beginning, stages is empty: --train.stages with nothing behind it",
         )
         require(
             self.minutes is None or starts[-1] < 1 - self.cooldown_fraction,

@@ -160,7 +160,8 @@ def new_state(
     if settings.stages and settings.stages[-1][2] != config.model.mem_len:
         raise ValueError(
             f"train.stages ends with mem_len={settings.stages[-1][2]}, and model.mem_len is "
-            f"{config.model.mem_len}: the last stage must have the lengths of the model"
+            f"{config.model.mem_len}: the last stage must have the lengths of the model. For one "
+            "length from the beginning: --train.stages with nothing behind it"
         )
     # What is needed at the end had better be right at the beginning.
     if len(corpus.split("valid")) < 2:
