@@ -68,6 +68,13 @@ def test_an_adaptive_embedding_is_the_row_of_its_cluster_projected(adaptive, tok
     torch.testing.assert_close(adaptive(tokens), expected)
 
 
+def test_tokens_that_lie_apart_are_read_without_a_warning(adaptive, request):
+    request.addfinalizer(lambda: torch.set_warn_always(False))
+    torch.set_warn_always(True)
+    tokens = torch.arange(30)[None, ::3]
+    assert torch.equal(adaptive(tokens), adaptive(tokens.contiguous()))
+
+
 def test_the_tables_of_an_adaptive_embedding_have_the_shapes_of_their_clusters(tiny_config):
     embedding = filled(replace(tiny_config, **ADAPTIVE["equal widths as they are"]))
     assert [tuple(x.shape) for x in embedding.weights] == [(3, 16), (6, 8), (22, 4)]

@@ -55,7 +55,9 @@ class AdaptiveEmbedding(nn.Module):
 
     def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Embed the tokens."""
-        flat = tokens.flatten()
+        # A view of every other token, say, stays one when it is flattened, which bucketize copies
+        # with a warning.
+        flat = tokens.flatten().contiguous()
         places, parts = [], []
         # Every token is in some cluster; one outside the vocabulary is then outside its table.
         starts = torch.tensor([x.start for x in self.clusters[1:]], device=tokens.device)
