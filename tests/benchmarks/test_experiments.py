@@ -20,9 +20,15 @@ recipe = "shakespeare-char-cpu"
 [set]
 model = { n_layer = 1, d_model = 16, d_inner = 16, mem_len = 8 }
 data = { name = "" }
-train = { segment_len = 8, batch_size = 2, eval_every = 0, save_every = 0, precision = "float32" }
 eval = { mem_lens = [] }
 generate = { prompt = "the", length = 2 }
+[set.train]
+segment_len = 8
+batch_size = 2
+stages = []
+eval_every = 0
+save_every = 0
+precision = "float32"
 [[variant]]
 name = "first"
 about = "as it is"
