@@ -102,3 +102,54 @@ def test_the_position_counts_no_context():
     second.load_state_dict(first.state_dict())
     for ours, theirs in zip(first.next_segment(), second.next_segment(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+@given(SHAPES, st.integers(0, 9), st.integers(0, 99))
+def test_a_rolled_stream_reads_its_own_part_once_in_each_pass(shape, ext_len, seed):
+    batch_size, segment_len, _ = shape
+    corpus = corpus_for(*shape)
+    stream_len = len(corpus) // batch_size
+    n_segments = -(-3 * stream_len // segment_len)
+    segments = Segments(corpus, batch_size, segment_len, ext_len, roll_seed=seed)
+    pairs = [segments.next_segment() for _ in range(n_segments)]
+    tokens = torch.cat([each[:, ext_len:] for each, _ in pairs], dim=1).numpy()
+    targets = torch.cat([each for _, each in pairs], dim=1).numpy()
+    assert np.array_equal(tokens[:, 1:], targets[:, :-1])
+    for n, (each, _) in enumerate(pairs):
+        before = tokens[:, max(n * segment_len - ext_len, 0) : n * segment_len]
+        context = each[:, :ext_len].numpy()
+        assert np.array_equal(context[:, ext_len - before.shape[1] :], before)
+    for b in range(batch_size):
+        part = np.arange(b * stream_len, (b + 1) * stream_len)
+        for n in range(3):
+            read_in_pass = tokens[b, n * stream_len : (n + 1) * stream_len]
+            assert np.array_equal(np.sort(read_in_pass), part)
+            # Turned, and not in another order.
+            assert np.array_equal(np.roll(part, -int(read_in_pass[0] - part[0])), read_in_pass)
+
+
+def test_each_pass_and_each_stream_are_rolled_by_another_length():
+    corpus = np.arange(4000, dtype=np.uint16)
+    tokens, _ = read(Segments(corpus, 2, 100, roll_seed=1), 60)
+    begins = tokens[:, ::2000] - np.array([[0], [2000]])
+    assert len(np.unique(begins)) == begins.size
+    again, _ = read(Segments(corpus, 2, 100, roll_seed=1), 60)
+    assert np.array_equal(tokens, again)
+    other, _ = read(Segments(corpus, 2, 100, roll_seed=2), 60)
+    assert not np.array_equal(tokens, other)
+
+
+@given(SHAPES, st.integers(0, 20))
+def test_rolled_streams_resume_and_divide_over_processes(shape, n_read):
+    batch_size, segment_len, _ = shape
+    corpus = corpus_for(*shape)
+    whole = Segments(corpus, batch_size, segment_len, roll_seed=3)
+    read(whole, n_read + 1)
+    parts = [
+        Segments(corpus, batch_size, segment_len, rows=range(b, b + 1), roll_seed=3)
+        for b in range(batch_size)
+    ]
+    for part in parts:
+        part.load_state_dict(whole.state_dict())
+    expected, _ = read(whole, 3)
+    assert np.array_equal(np.concatenate([read(part, 3)[0] for part in parts]), expected)

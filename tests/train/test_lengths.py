@@ -70,9 +70,13 @@ def test_streams_of_varying_segments_never_break(ext_len):
     assert torch.equal(torch.cat(following, 1), (expected + 1) % 50)
 
 
-def test_of_one_length_they_are_plain_segments():
+@pytest.mark.parametrize("roll_seed", [None, 3])
+def test_of_one_length_they_are_plain_segments(roll_seed):
     text = np.arange(23, dtype=np.uint16)
-    plain, varying = Segments(text, 3, 4, 2), VaryingSegments(text, 3, 4, 2)
+    plain, varying = (
+        kind(text, 3, 4, 2, roll_seed=roll_seed) for kind in (Segments, VaryingSegments)
+    )
+    # More than once around.
     for _ in range(12):
         for one, other in zip(plain.next_segment(), varying.next_segment(), strict=True):
             assert torch.equal(one, other)
@@ -87,6 +91,15 @@ def test_a_saved_position_goes_on():
     other.load_state_dict(one.state_dict())
     one.length = other.length = 4
     assert torch.equal(one.next_segment()[0], other.next_segment()[0])
+
+
+def test_a_position_counted_around_the_ring_goes_on_as_one_that_is_not():
+    text = np.arange(40, dtype=np.uint16)
+    one, other = VaryingSegments(text, 2, 5), VaryingSegments(text, 2, 5)
+    one.load_state_dict(one.state_dict() | {"position": 33})
+    other.load_state_dict(other.state_dict() | {"position": 73})
+    assert torch.equal(one.next_segment()[0], other.next_segment()[0])
+    assert one.offset == other.offset == 38
 
 
 def begun(config):
@@ -143,6 +156,7 @@ COOLDOWN = {"minutes": 1.0, "schedule": "constant_cooldown", "cooldown_fraction"
         ({"stages": ((0.0, 8, 8), (0.5, 16, 8))}, "must end with segment_len=8"),
         ({"stages": ((0.0, 4, 8), (0.6, 8, 8)), **COOLDOWN}, "start before the cooldown"),
         ({"random_segment_len": True, "compile": True}, "choose one"),
+        ({"roll": True, "seed": -1}, "seed=-1 with roll=true must be at least 0"),
         ({"average_start": 1.5}, "average_start=1.5 must be between 0 and 1"),
         ({"average_decay": 1.0}, "average_decay=1.0 must be at least 0 and below 1"),
         ({"activation_reg": -1.0}, "activation_reg=-1.0 must be at least 0"),
@@ -152,3 +166,21 @@ COOLDOWN = {"minutes": 1.0, "schedule": "constant_cooldown", "cooldown_fraction"
 def test_what_cannot_be_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         replace(TrainConfig(segment_len=8), **settings)
+
+
+@pytest.mark.parametrize("is_rolled", [False, True])
+@pytest.mark.parametrize("stages", [(), STAGES])
+def test_streams_are_turned_by_the_seed_of_the_training_where_it_says_so(
+    toy_recipe, is_rolled, stages
+):
+    config, state = begun(toy_recipe(train={"roll": is_rolled, "stages": stages, "seed": 5}))
+    tokens = prepare(config.data).tokens("train")
+    expected = Segments(
+        tokens,
+        config.train.batch_size,
+        longest_segment(config.train),
+        0,
+        None,
+        5 if is_rolled else None,
+    )
+    assert torch.equal(state.segments.next_segment()[0], expected.next_segment()[0])

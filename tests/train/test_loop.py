@@ -70,7 +70,7 @@ def same(one, other):
         {"model": {"ext_len": 3}, "train": {"random_segment_len": True, "loss": "half"}},
         {"train": {"average": "ema", "average_decay": 0.9}},
         {"train": {"average": "tail", "average_start": 0.5, "optimizer": "muon"}},
-        {"train": {"stages": ((0.0, 3, 5), (0.25, 6, 12), (0.6, 8, 8))}},
+        {"train": {"stages": ((0.0, 3, 5), (0.25, 6, 12), (0.6, 8, 8)), "roll": True}},
         {
             "train": {
                 "stages": ((0.0, 5, 5), (0.4, 8, 8)),

@@ -30,6 +30,9 @@ class TrainConfig:
     random_segment_len: bool = False
     """Draw the length of each segment: normal around segment_len with deviation 5, one in twenty
     around half of it; the learning rate is scaled with it (Merity et al., arXiv 1708.02182)."""
+    roll: bool = False
+    """At each pass, turn each stream's part of the text by a random length, so that no two passes
+    cut it alike (NVIDIA's --roll). Without it, a stream that is at its end reads the next one's."""
     accumulate: int = 1
     """Parts into which the streams of a step are divided to save memory, in each process; the sum
     is the same."""
@@ -90,7 +93,7 @@ class TrainConfig:
     compile: bool = False
     """Compile the model with torch.compile: slow to begin, meant for long runs on a GPU."""
     seed: int = 1
-    """Seed of the initial weights and of dropout."""
+    """Seed of the initial weights, of dropout, and of lengths that are drawn."""
     max_skips: int = 10
     """How many updates in a row may be left out, because the gradient is not finite or too long;
     after one more the run stops with an error. They count as steps."""
@@ -149,6 +152,10 @@ class TrainConfig:
             not (self.random_segment_len and self.compile),
             "random_segment_len=true with compile=true would compile the model for each length: "
             "choose one",
+        )
+        require(
+            not (self.roll and self.seed < 0),
+            f"seed={self.seed} with roll=true must be at least 0",
         )
         self._check_stages()
 

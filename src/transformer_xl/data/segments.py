@@ -4,6 +4,12 @@ The corpus is a ring. Stream ``b`` begins at ``b * (length // B)`` and never bre
 model remembers of a stream is always the text right before the segment. The whole state is one
 number: how many segments were read.
 
+With ``roll_seed``, a stream keeps to its own part of the corpus, and at each pass through it that
+part is turned by a random length, so that no two passes cut it alike or show the streams in the
+same company. Each pass then breaks the text of a stream twice, where the part ends and where the
+next pass begins: what is remembered and the target of the last token are of another place there.
+The last ``length % B`` tokens belong to no part.
+
 Dimension key: B streams (those that are read here), T tokens of a segment.
 """
 
@@ -35,6 +41,10 @@ class Segments:
         segment_len: Tokens of each stream in a segment.
         ext_len: Tokens before each segment that come with it once more, for context.
         rows: The streams that are read here, where several processes share them; None: all.
+        roll_seed: Seed of the lengths by which parts are turned, at least 0; None: none is.
+
+    Attributes:
+        length: Tokens of each stream in the next segment.
 
     Raises:
         ValueError: The corpus is shorter than one segment per stream.
@@ -55,6 +65,7 @@ class Segments:
         segment_len: int,
         ext_len: int = 0,
         rows: range | None = None,
+        roll_seed: int | None = None,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("segment_len", segment_len)):
             if value < 1:
@@ -69,27 +80,56 @@ class Segments:
         self.batch_size = batch_size
         self.segment_len = segment_len
         self.ext_len = ext_len
+        self.length = segment_len
         self.segments_read = 0
         self._tokens = tokens
-        read_here = range(batch_size) if rows is None else rows
-        starts = np.array(read_here, dtype=np.int64) * (len(tokens) // batch_size)
-        # One token more than a segment: the target of its last token.
-        self._offsets = starts[:, None] + np.arange(-ext_len, segment_len + 1)
+        self._roll_seed = roll_seed
+        self._rows = np.array(range(batch_size) if rows is None else rows, dtype=np.int64)
+        self._stream_len = len(tokens) // batch_size
+
+    @property
+    def tokens_read(self) -> int:
+        """How many tokens of each stream were read."""
+        return self.segments_read * self.segment_len
 
     @property
     def offset(self) -> int:
-        """How many tokens after the beginning of its stream the next segment begins."""
-        return self.segments_read * self.segment_len % len(self._tokens)
+        """How many tokens after the beginning of its stream the next segment begins.
+
+        A stream that is turned at each pass has no period; else it begins anew after all tokens.
+        """
+        if self._roll_seed is not None:
+            return self.tokens_read
+        return self.tokens_read % len(self._tokens)
 
     def next_segment(self) -> tuple[Int64[Tensor, "B T"], Int64[Tensor, "B predicted"]]:
         """Return the next tokens of each stream and the token that follows each of them.
 
         The tokens begin with the ``ext_len`` before the segment; these have no targets.
         """
-        places = self._offsets + self.offset
-        window = torch.from_numpy(self._tokens[places % len(self._tokens)].astype(np.int64))
+        # One token more than a segment: the target of its last token.
+        times = self.tokens_read + np.arange(-self.ext_len, self.length + 1)
+        starts = self._rows[:, None] * self._stream_len
+        places = (starts + self._turned(times)) % len(self._tokens)
+        window = torch.from_numpy(self._tokens[places].astype(np.int64))
         self.segments_read += 1
         return window[:, :-1].contiguous(), window[:, self.ext_len + 1 :].contiguous()
+
+    def _turned(self, times: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "_ n"]:
+        """Return how far into its part each stream is at each time; one row stands for all."""
+        if self._roll_seed is None:
+            return times[None]
+        # What comes before the first pass is seen as a part of it.
+        passes, where = np.unique(np.maximum(times // self._stream_len, 0), return_inverse=True)
+        # Drawn for all streams, whichever are read here.
+        drawn = [
+            np.random.default_rng([self._roll_seed, int(n)]).integers(
+                self._stream_len, size=self.batch_size
+            )
+            for n in passes
+        ]
+        turns = np.stack(drawn, axis=1)[self._rows]
+        return (times + turns[:, where]) % self._stream_len
 
     def state_dict(self) -> SegmentsState:
         """Return the position, and what it was counted in; the same for all rows."""

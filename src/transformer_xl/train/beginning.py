@@ -156,6 +156,7 @@ def new_state(
         longest_segment(settings),
         config.model.ext_len,
         world.rows(settings.batch_size),
+        roll_seed=settings.seed if settings.roll else None,
     )
     if settings.stages and settings.stages[-1][2] != config.model.mem_len:
         raise ValueError(

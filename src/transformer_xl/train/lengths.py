@@ -3,8 +3,6 @@
 import random
 from collections.abc import Sequence
 
-import numpy as np
-import torch
 from jaxtyping import Int64
 from torch import Tensor
 
@@ -50,15 +48,11 @@ class VaryingSegmentsState(SegmentsState):
 class VaryingSegments(Segments):
     """Segments whose length may change between two of them; the streams never break.
 
-    Args:
-        tokens: The corpus; may be memory-mapped.
-        batch_size: Streams read side by side.
-        longest: The largest length.
-        ext_len: Tokens before each segment that come with it once more, for context.
-        rows: The streams that are read here, where several processes share them; None: all.
+    The length of the next one is :attr:`length`; the other arguments are those of
+    :class:`~transformer_xl.data.Segments`.
 
-    Attributes:
-        length: Tokens of each stream in the next segment.
+    Args:
+        longest: The largest length.
     """
 
     def __init__(
@@ -68,23 +62,21 @@ class VaryingSegments(Segments):
         longest: int,
         ext_len: int = 0,
         rows: range | None = None,
+        roll_seed: int | None = None,
     ) -> None:
-        super().__init__(tokens, batch_size, longest, ext_len, rows)
-        self.length = longest
+        super().__init__(tokens, batch_size, longest, ext_len, rows, roll_seed)
         self.position = 0
 
     @property
-    def offset(self) -> int:
-        """How many tokens after the beginning of its stream the next segment begins."""
+    def tokens_read(self) -> int:
+        """How many tokens of each stream were read."""
         return self.position
 
     def next_segment(self) -> tuple[Int64[Tensor, "B T"], Int64[Tensor, "B predicted"]]:
         """Return the next ``length`` tokens of each stream and the token that follows each."""
-        offsets = self._offsets[:, : self.ext_len + self.length + 1] + self.position
-        window = torch.from_numpy(self._tokens[offsets % len(self._tokens)].astype(np.int64))
-        self.position = (self.position + self.length) % len(self._tokens)
-        self.segments_read += 1
-        return window[:, :-1].contiguous(), window[:, self.ext_len + 1 :].contiguous()
+        found = super().next_segment()
+        self.position += self.length
+        return found
 
     def state_dict(self) -> VaryingSegmentsState:
         """Return the position, and what it was counted in."""
