@@ -11,7 +11,8 @@ training steps counts. A run that was finished is not made again, and one that w
 so the same command goes on with a stopped experiment, and one with more seeds adds to it.
 
 A learning rate that needs to know the last step beforehand (any schedule but constant_cooldown)
-gets it from a trial run of a tenth of the time.
+gets it from a trial run of a tenth of the time; on a machine that changes its pace such a run takes
+more or less than its time.
 
 The result, written anew after each run, is one JSON file in benchmarks/results, from which --docs
 makes docs/experiments.md.
@@ -251,7 +252,8 @@ def page(results: Mapping[str, Settings]) -> str:
     parts = [
         "# Experiments",
         "What was tried, each at the same training time on the same machine: what helped, what did "
-        "not, and by how much. Losses are in nats per token on the validation text; lower is "
+        "not, and by how much. Schedules that must know their last step get it from a trial run, "
+        "and may end some percent earlier or later. Losses are in nats per token on the validation text; lower is "
         "better. ± is the standard deviation over the seeds, and a difference in spreads below 2 "
         "says little. This page is made by `python benchmarks/experiments.py --docs` from the "
         "files that it names.",
@@ -260,10 +262,12 @@ def page(results: Mapping[str, Settings]) -> str:
         parts.append("No experiment has been recorded yet.")
     for name, result in results.items():
         where = result["circumstances"]
+        noted = [result["note"]] if "note" in result else []
         parts += [
             f"## {result['experiment']}",
             result["about"],
             table(result),
+            *noted,
             f"{result['minutes']:g} minutes of training for each run of `{result['recipe']}`, "
             f"seeds {', '.join(map(str, result['seeds']))}; {where['processor']}, "
             f"{where['threads']} thread{'s' * (where['threads'] != 1)}, torch {where['torch']}, "
@@ -294,6 +298,7 @@ def main() -> None:
     parser.add_argument(
         "--json", type=Path, help="default benchmarks/results/experiments_NAME.json"
     )
+    parser.add_argument("--note", help="what else should be known, in a sentence")
     parser.add_argument("--docs", action="store_true", help="write docs/experiments.md and end")
     arguments = parser.parse_args()
     if arguments.docs:
@@ -333,6 +338,8 @@ def main() -> None:
                     for v in variants
                 ],
             }
+            if arguments.note:
+                result["note"] = arguments.note
             replace_file(path, (json.dumps(result, indent=1) + "\n").encode())
     print(table(result))
 

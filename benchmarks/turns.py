@@ -7,6 +7,7 @@ way (``--worker ...``), and that call serves :func:`work`.
 
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -169,7 +170,7 @@ def circumstances(device: str = "cpu") -> dict[str, Any]:
         processor = torch.cuda.get_device_name()
     return {
         "date": str(date.today()),
-        "command": "python " + " ".join(sys.argv),
+        "command": shlex.join(["python", *sys.argv]),
         "processor": processor,
         "bfloat16_instructions": "avx512_bf16" in flags or "amx_bf16" in flags,
         "threads": torch.get_num_threads(),

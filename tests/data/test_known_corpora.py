@@ -135,6 +135,7 @@ def test_chorales_are_integers_with_an_end_for_each(known):
     assert (len(corpus.vocab), corpus.vocab.kind) == (48, "integers")
     ends = [corpus.split(name).tolist().count(corpus.vocab.eos_id) for name in SPLITS]
     assert ends == [229, 76, 77]
+    assert [len(corpus.split(name)) for name in SPLITS] == [221_141, 73_708, 75_677]
     text = corpus.vocab.decode(corpus.split("test")[:16])
     assert text == "65 60 57 53 65 60 57 53 65 60 57 53 65 60 57 53"
     assert corpus.vocab.encode(text) == corpus.split("test")[:16].tolist()
