@@ -253,10 +253,10 @@ def page(results: Mapping[str, Settings]) -> str:
         "# Experiments",
         "What was tried, each at the same training time on the same machine: what helped, what did "
         "not, and by how much. Schedules that must know their last step get it from a trial run, "
-        "and may end some percent earlier or later. Losses are in nats per token on the validation text; lower is "
-        "better. ± is the standard deviation over the seeds, and a difference in spreads below 2 "
-        "says little. This page is made by `python benchmarks/experiments.py --docs` from the "
-        "files that it names.",
+        "and may end some percent earlier or later. Losses are in nats per token on the validation "
+        "text; lower is better. ± is the standard deviation over the seeds, and a "
+        "difference in spreads below 2 says little. This page is made by "
+        "`python benchmarks/experiments.py --docs` from the files that it names.",
     ]
     if not results:
         parts.append("No experiment has been recorded yet.")

@@ -10,11 +10,14 @@ is as the files are: a test compares them.
 
 import argparse
 import json
+import math
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from drawing import lines_svg
 
 from transformer_xl.ablate import markdown, rows_of
 
@@ -58,8 +61,8 @@ def pages(tables: Path = TABLES, results: Path = RESULTS) -> dict[Path, str]:
         sections.append("\n".join([*lines, *_curves(others)]))
     files = {PAGE: _INTRODUCTION + "\n".join(sections).rstrip() + "\n"}
     for name, result in found.items():
-        if _has_curve(result):
-            files[CURVES / f"{name}.svg"] = curve_svg(result["curve"])
+        if drawn := _drawn(result):
+            files[CURVES / f"{name}.svg"] = drawn
     return files
 
 
@@ -137,6 +140,8 @@ def _ablations(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> I
             yield from _noted(result)
             yield ""
             yield markdown(result["rows"])
+            yield f"![Bits per token over the attention length]({_picture(name)})"
+            yield ""
         return
     yield from _header("recurrence", "encoding", "loss", "paper: init", "best",
                        "attention length", "ours")  # fmt: skip
@@ -172,6 +177,8 @@ def _lengths(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> Ite
             shown = (f"{'≥ ' * x['is_bound']}{x['length']:,}" for x in lengths)
             yield _line(model["name"], *shown, f"{model['nll'][-1]:.3f}")
         yield ""
+        yield f"![Nats per token over the tokens of context]({_picture(name)})"
+        yield ""
 
 
 def _speeds(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> Iterator[str]:
@@ -202,11 +209,15 @@ def _curves(own: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     for name, result in own.items():
         if not _has_curve(result):
             continue
-        yield f"![Bits per token of {name} over the steps](images/runs/{name}.svg)"
+        yield f"![Bits per token of {name} over the steps]({_picture(name)})"
         yield ""
         yield f"`{name}`: {result['steps']:,} steps, {result['parameters']:,} parameters."
         yield from _noted(result)
         yield ""
+
+
+def _picture(name: str) -> str:
+    return f"images/runs/{name}.svg"
 
 
 def _noted(result: Mapping[str, Any]) -> list[str]:
@@ -217,49 +228,22 @@ def _has_curve(result: Mapping[str, Any]) -> bool:
     return any(result.get("curve", {}).values())
 
 
-def curve_svg(curve: Mapping[str, Sequence[Sequence[float]]]) -> str:
-    """Draw bits per token over the steps; by hand, so that it is the same everywhere."""
-    width, height, left, bottom = 560, 240, 52, 30
-    points = [point for line in curve.values() for point in line]
-    last = max(step for step, _ in points) or 1
-    # The first steps fall from so high that the rest would be a flat line below them: cut off.
-    late = [bits for step, bits in points if step >= last / 20]
-    low, high = min(late), max(late)
-    margin = 0.05 * (high - low) or 0.1
-    low, high = low - margin, high + margin
-
-    def place(step: float, bits: float) -> tuple[float, float]:
-        x = left + (width - left - 10) * step / last
-        return x, 10 + (height - bottom - 10) * (high - bits) / (high - low)
-
-    lines = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" '
-        'font-family="sans-serif" font-size="11">',
-        '<rect width="100%" height="100%" fill="white"/>',
-    ]
-    for i in range(5):
-        bits = low + (high - low) * i / 4
-        _, y = place(0, bits)
-        lines += [
-            f'<path d="M{left} {y:.1f}H{width - 10}" stroke="#dfe3e7"/>',
-            f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{bits:.3f}</text>',
-        ]
-    for i, anchor in ((0, "start"), (2, "middle"), (4, "end")):
-        x, _ = place(last * i / 4, high)
-        lines.append(
-            f'<text x="{x:.1f}" y="{height - 10}" text-anchor="{anchor}">{last * i / 4:,.0f}</text>'
-        )
-    for n, (name, color) in enumerate((("train", "#2463b8"), ("valid", "#c4501b"))):
-        if not curve.get(name):
-            continue
-        shown = [place(step, bits) for step, bits in curve[name] if bits <= high]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in shown)
-        lines.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.5"/>')
-        if name == "valid":
-            lines += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2" fill="{color}"/>' for x, y in shown]
-        at = f'x="{width - 14}" y="{24 + 15 * n}" text-anchor="end"'
-        lines.append(f'<text {at} fill="{color}">{name}</text>')
-    return "\n".join([*lines, "</svg>", ""])
+def _drawn(result: Mapping[str, Any]) -> str | None:
+    """Return the picture of a result, if there is something to see."""
+    if _has_curve(result):
+        # The first steps fall from so high that the rest would be a flat line below them.
+        return lines_svg({k: line for k, line in result["curve"].items() if line}, after=1 / 20)
+    if result["kind"] == "ablation":
+        return lines_svg({
+            row["row"]: [[x["attn_len"], x["nll"] / math.log(2)] for x in row["curve"]]
+            for row in result["rows"]
+        })  # fmt: skip
+    if result["kind"] == "recl":
+        return lines_svg({
+            model["name"]: [*zip(result["contexts"], model["nll"], strict=True)]
+            for model in result["models"]
+        })  # fmt: skip
+    return None
 
 
 def _header(*names: str) -> list[str]:

@@ -92,10 +92,12 @@ def test_a_run_fills_its_row(reproduction: ModuleType, results: Callable[..., Pa
     assert "<circle" in pages[reproduction.CURVES / "paper-wt103-base.svg"]
 
 
-def test_a_curve_is_a_picture_whose_lines_lie_in_it(reproduction: ModuleType) -> None:
+@pytest.mark.usefixtures("reproduction")
+def test_a_curve_is_a_picture_whose_lines_lie_in_it() -> None:
+    lines_svg = import_module("drawing").lines_svg
     train = [[step, 3 + 60 / step] for step in range(1, 101)]
     valid = [[50, 4.4], [100, 3.7]]
-    svg = ElementTree.fromstring(reproduction.curve_svg({"train": train, "valid": valid}))
+    svg = ElementTree.fromstring(lines_svg({"train": train, "valid": valid}, after=1 / 20))
     _, _, width, height = map(float, svg.attrib["viewBox"].split())
     lines = svg.findall("{*}polyline")
     assert len(lines) == 2
@@ -122,9 +124,10 @@ def test_the_other_kinds_have_their_tables(
     spread = {"mean": 2.5, "std": 0.01}
     row = {"recurrence": True, "encoding": "ours", "loss": "full", "segment_len": 32}
     row |= {"unit": "bits per token", "init": spread, "best": spread, "attn_len": 48}
-    row |= {"paper": {"init": 27.02, "best": 26.77, "attn_len": 500}}
+    row |= {"paper": {"init": 27.02, "best": 26.77, "attn_len": 500}, "row": "all"}
+    row |= {"curve": [{"attn_len": 48, "nll": 1.7}, {"attn_len": 96, "nll": 1.8}]}
     speeds = [{"attn_len": 800, "slowdown": 401.2}]
-    page = reproduction.pages(
+    pages = reproduction.pages(
         results=results(
             lengths={
                 **head,
@@ -144,7 +147,8 @@ def test_the_other_kinds_have_their_tables(
             },
             stray=_result(),
         )
-    )[reproduction.PAGE]
+    )
+    page = pages[reproduction.PAGE]
     assert "| xl | ≥ 96 | 2.000 |" in page
     assert "The true length of this text is 64." in page
     ours = "| yes | ours | full | 32 | 2.5000 ± 0.0100 | 2.5000 ± 0.0100 | 48 | 27.02 | 26.77 |"
@@ -152,6 +156,9 @@ def test_the_other_kinds_have_their_tables(
     assert "| attention length 800 | 363 | **401** |" in page
     assert "| attention length 3,800 | 1,874 | not run |" in page
     assert "Recorded, but in no table above: `stray`." in page
+    for name in ("lengths", "rows"):
+        assert f"(images/runs/{name}.svg)" in page
+        assert "<polyline" in pages[reproduction.CURVES / f"{name}.svg"]
 
 
 @pytest.mark.usefixtures("one_thread")
