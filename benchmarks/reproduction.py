@@ -72,7 +72,7 @@ def _belonging(
     """Return the results that a table shows, by name."""
     kind = table.get("kind", "run")
     if kind == "run":
-        names = [row["recipe"] for row in table["rows"] if "recipe" in row]
+        names = [_name(row) for row in table["rows"]]
         return {name: found[name] for name in names if name in found}
     return {
         name: result
@@ -92,11 +92,16 @@ def _section(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> Ite
     yield from _KINDS[kind](table, own)
 
 
+def _name(row: Mapping[str, Any]) -> str:
+    """Return the result that a row shows: that of its recipe, or another one of the same recipe."""
+    return row.get("result", row.get("recipe", ""))
+
+
 def _runs(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     yield from _header("model", "parameters", "paper", "authors' code", "others", "ours",
                        "time and machine", "command")  # fmt: skip
     for row in table["rows"]:
-        result = own.get(row.get("recipe", ""))
+        result = own.get(_name(row))
         command = f"`txl train {row['recipe']} --out DIR`" if "recipe" in row else ""
         ours, spent, size = NOT_RUN if "recipe" in row else "", "", row.get("parameters", "")
         if result:

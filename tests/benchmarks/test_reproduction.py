@@ -44,9 +44,11 @@ def test_every_table_names_recipes_that_exist(path: Path) -> None:
     table = tomllib.loads(path.read_text("utf-8"))
     for row in table.get("rows", ()):
         assert row.get("recipe", "demo") in recipe_names()
-        assert "paper" in row or "recipe" in row
+        assert {"paper", "recipe", "result"} & row.keys()
+        if "result" in row:
+            assert (PROGRAMS / "results" / "runs" / f"{row['result']}.json").is_file()
         assert row.keys() <= {
-            *("model", "parameters", "paper", "authors", "others", "recipe", "length")
+            *("model", "parameters", "paper", "authors", "others", "recipe", "result", "length")
         }
 
 
