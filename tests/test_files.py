@@ -3,7 +3,7 @@
 import errno
 import os
 import subprocess
-import sys
+import time
 
 import pytest
 import torch
@@ -25,12 +25,11 @@ def full(*about):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.fixture
-def ended_process():
-    """The number of a process that is no more."""
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
+def left_by_a_kill(path, days):
+    """Write what somebody who was killed left that many days ago."""
+    path.write_text("half")
+    then = time.time() - days * 24 * 3600
+    os.utime(path, (then, then))
 
 
 @pytest.fixture
@@ -74,26 +73,44 @@ def test_the_file_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
     assert [is_there for _, is_there in seen] == [False]
 
 
-def test_what_killed_writers_left_is_removed(tmp_path, ended_process):
-    left = tmp_path / f".a.txt.{ended_process}.tmp"
-    others = [
-        # A writer that is at work, and files that are none of ours.
-        tmp_path / f".a.txt.{os.getppid()}.tmp",
-        tmp_path / f".b.txt.{ended_process}.tmp",
-        tmp_path / ".a.txt.tmp",
-        tmp_path / f"a.txt.{ended_process}.tmp",
+def test_two_writers_share_no_file(tmp_path, monkeypatch):
+    # Processes in two containers may have one number.
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    path = tmp_path / "a.txt"
+
+    def write(temporary):
+        temporary.write_text("the first begins, ")
+        replace_file(path, b"the second")
+        assert path.read_text() == "the second"
+        with temporary.open("a") as file:
+            file.write("and ends")
+
+    write_atomically(path, write)
+    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [
+        ("a.txt", "the first begins, and ends")
     ]
-    for path in (left, *others):
-        path.write_text("half")
+
+
+def test_what_killed_writers_left_is_removed_when_nobody_can_be_writing_it(tmp_path):
+    # Of this version, and of earlier ones, which took the number of the process.
+    left = [tmp_path / ".a.txt.0123456789abcdef.tmp", tmp_path / ".a.txt.123.tmp"]
+    others = [
+        tmp_path / ".b.txt.0123456789abcdef.tmp",
+        tmp_path / ".a.txt.tmp",
+        tmp_path / "a.txt.123.tmp",
+    ]
+    for path in (*left, *others):
+        left_by_a_kill(path, days=1.1)
+    # Its writer may be at work, here or on another machine.
+    others.append(tmp_path / ".a.txt.fedcba9876543210.tmp")
+    left_by_a_kill(others[-1], days=0.5)
     replace_file(tmp_path / "a.txt", b"x")
-    assert not left.exists()
-    assert all(path.exists() for path in others)
+    assert {*tmp_path.iterdir()} == {tmp_path / "a.txt", *others}
 
 
-def test_a_name_with_signs_of_patterns_is_a_name(tmp_path, ended_process):
+def test_a_name_with_signs_of_patterns_is_a_name(tmp_path):
     path = tmp_path / "a[1]*.txt"
-    left = tmp_path / f".{path.name}.{ended_process}.tmp"
-    left.write_text("half")
+    left_by_a_kill(tmp_path / f".{path.name}.123.tmp", days=2)
     replace_file(path, b"x")
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 

@@ -4,24 +4,30 @@ import errno
 import hashlib
 import os
 import re
+import secrets
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 UNFINISHED = ".unfinished-"
 """Begin of the names of folders that are being written or removed: what a kill leaves of them."""
+# A temporary file that nobody has written to for so long belongs to a process that was killed.
+# Whether one still runs cannot be asked where folders are shared between machines or containers.
+_LEFT_SECONDS = 24 * 3600
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary file beside ``path``, then move it there.
 
-    What killed processes left beside ``path`` is removed.
+    Several processes may write the same path, on one machine or on several: each has a file of its
+    own, and who ends last counts. What killed ones left beside ``path`` is removed after a day.
 
     Raises:
         OSError: The file cannot be written; what was at ``path`` is still there.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(path)
@@ -91,16 +97,8 @@ def require_space(folder: Path, n_bytes: int, what: str) -> None:
 
 def _remove_leftovers(path: Path) -> None:
     for left in path.parent.iterdir():
-        match = re.fullmatch(rf"\.{re.escape(path.name)}\.(\d+)\.tmp", left.name)
-        if match and not _is_running(int(match[1])):
-            left.unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
+        if re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]+\.tmp", left.name):
+            # Others tidy up, too.
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
+                    left.unlink()
