@@ -72,7 +72,7 @@ def plain(url, checksum=SHA256, name="input.txt"):
 
 
 def left(tmp_path):
-    return sorted(path.name for path in (tmp_path / "downloads").iterdir())
+    return sorted(path.name for path in (tmp_path / "downloads").iterdir() if path.name != "lock")
 
 
 @pytest.mark.parametrize("checksum", [SHA256, MD5])
@@ -85,6 +85,35 @@ def test_a_download_is_checked_and_made_once(site, fetch, tmp_path, checksum):
     (folder / "input.txt").unlink()
     assert fetch(plain(url, checksum)) == (file,)
     assert len(fetch.said) == 1
+
+
+def test_processes_that_start_together_download_once(site, fetch, tmp_path, monkeypatch):
+    folder, url = site
+    (folder / "input.txt").write_bytes(TEXT)
+    opened, asked, said, found = download_module._opened, threading.Event(), [], []
+
+    def second():
+        def progress(line):
+            said.append(line)
+            asked.set()
+
+        remote = plain(url)
+        found.append(download(remote, tmp_path / "downloads", corpus_of(remote), "toy", progress))
+
+    other = threading.Thread(target=second)
+
+    def slow(*about):
+        # The second one comes while the first one reads.
+        if not other.ident:
+            other.start()
+            assert asked.wait(10)
+        return opened(*about)
+
+    monkeypatch.setattr(download_module, "_opened", slow)
+    files = fetch(plain(url))
+    other.join()
+    assert found == [files]
+    assert said == ["another process is downloading the same; waiting for it"]
 
 
 def test_a_damaged_download_is_made_again(site, fetch):

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 import types
 
 import pytest
@@ -68,6 +69,34 @@ def test_its_splits_are_ours_and_rows_end_with_a_line(datasets, tmp_path):
     assert len(datasets.asked) == 1
     prepare(config(tmp_path, "hf:org/name:part", test_fraction=0))
     assert datasets.asked[1:] == [("org/name", "part")]
+
+
+def test_processes_that_start_together_read_it_once(datasets, tmp_path):
+    said, found, asked = [], [], threading.Event()
+    load = datasets.load_dataset
+
+    def second():
+        def progress(line):
+            said.append(line)
+            asked.set()
+
+        found.append(hub.find_hub_text(config(tmp_path), tmp_path, progress))
+
+    other = threading.Thread(target=second)
+
+    def slow(*about, **settings):
+        # The second one comes while the first one reads.
+        if not other.ident:
+            other.start()
+            assert asked.wait(10)
+        return load(*about, **settings)
+
+    datasets.load_dataset = slow
+    first = hub.find_hub_text(config(tmp_path), tmp_path, print)
+    other.join()
+    assert found == [first]
+    assert said == ["another process is reading the same data set; waiting for it"]
+    assert len(datasets.asked) == 1
 
 
 def test_a_stopped_import_goes_on_and_ends_with_the_same_text(datasets, tmp_path, monkeypatch):

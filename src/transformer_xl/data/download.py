@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from transformer_xl.data.catalogue import KnownCorpus, RemoteFile, Source
+from transformer_xl.data.locking import locked
 from transformer_xl.files import checksum, replace_file, write_atomically
 
 Progress = Callable[[str], None]
@@ -45,6 +46,8 @@ def download(
 ) -> tuple[Path, ...]:
     """Return the files of ``folder``, fetching them unless they are there already.
 
+    Where another process fetches to the folder, this one waits.
+
     Args:
         remote: What to fetch; a pattern for its name stands for several files.
         folder: Where it goes.
@@ -59,14 +62,17 @@ def download(
         return found
     folder.mkdir(parents=True, exist_ok=True)
     failures = []
-    for source in remote.sources:
-        try:
-            _fetch_from(source, remote, folder, progress)
-        except _SourceError as error:
-            failures.append(f"{source.url}: {error}")
-            progress(f"cannot use {source.url}: {error}")
-        else:
-            return _present(remote, folder)
+    with locked(folder, progress, "another process is downloading the same"):
+        if found := _present(remote, folder):
+            return found
+        for source in remote.sources:
+            try:
+                _fetch_from(source, remote, folder, progress)
+            except _SourceError as error:
+                failures.append(f"{source.url}: {error}")
+                progress(f"cannot use {source.url}: {error}")
+            else:
+                return _present(remote, folder)
     raise OSError(
         f"cannot download {remote.name} of {name}. Tried: {'; '.join(failures)}. Without a "
         f"network, --data.path takes a copy that is already at hand: {where_from(corpus)}"

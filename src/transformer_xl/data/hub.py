@@ -15,6 +15,7 @@ from typing import Any
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data.download import Progress
+from transformer_xl.data.locking import locked
 from transformer_xl.data.unpacking import texts_of
 from transformer_xl.files import replace_file
 
@@ -30,6 +31,8 @@ def find_hub_text(
 ) -> tuple[Path, dict[str, tuple[Path, ...]]]:
     """Return the folder with the text of a data set, and its files by part.
 
+    Where another process reads the same data set, this one waits.
+
     Raises:
         ValueError: ``datasets`` is not installed, or the data set has no training text.
         OSError: The data set cannot be read, or the disk failed.
@@ -38,8 +41,11 @@ def find_hub_text(
     key = hashlib.sha256(json.dumps([name, config.json_field]).encode()).hexdigest()[:12]
     folder = downloads / "hf" / f"{Path(name.replace(':', '-')).name}-{key}"
     if (found := _whole(folder)) is None:
-        _import(name, config.json_field, folder, progress)
-        found = _whole(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder, progress, "another process is reading the same data set"):
+            if (found := _whole(folder)) is None:
+                _import(name, config.json_field, folder, progress)
+                found = _whole(folder)
     if not found or not found.get("train"):
         raise ValueError(f"data.name={config.name!r}: the data set has no split named train")
     return folder, found
@@ -62,7 +68,6 @@ def _import(name: str, field: str, folder: Path, progress: Progress) -> None:
             f"data.name={HUB_PREFIX + name!r} needs the package datasets: pip install datasets"
         ) from error
     path, _, configuration = name.partition(":")
-    folder.mkdir(parents=True, exist_ok=True)
     progress(f"reading {name} with datasets; its text is kept in {folder}")
     try:
         splits = datasets.load_dataset(path, configuration or None, streaming=True)
