@@ -42,9 +42,14 @@ def draws(kind, temperature=1.0, top_k=None, top_p=None, seed=1):
 @pytest.mark.parametrize("kind", ["full", "adaptive"])
 @pytest.mark.parametrize(
     "settings",
-    [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-4}, {"top_p": 0.39}],
+    [
+        {"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}, {"temperature": 1e-4}, {"top_p": 0.39},
+        # Numbers that single precision does not hold.
+        {"temperature": 1e-40}, {"temperature": 5e-324}, {"temperature": 5e-324, "top_k": 3},
+        {"top_p": 1e-46}, {"top_p": 5e-324}, {"top_p": 5e-324, "top_k": 3},
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_the_safest_settings_take_the_likeliest_token(settings, kind):
     assert set(islice(draws(kind, **settings), 50)) == {1}
 
@@ -65,6 +70,8 @@ def test_the_safest_settings_take_the_likeliest_token(settings, kind):
         ({"top_k": 3, "top_p": 0.7}, [0, 0.4, 0, 0.25, 0]),
         # The temperature comes first: the second token then has 0.24 and not 0.25.
         ({"top_p": 0.65, "temperature": 2.0}, [0, 0.4**0.5, 0, 0.5, 0.2**0.5]),
+        # All alike.
+        ({"temperature": float("inf")}, [1.0] * 5),
     ],
     ids=str,
 )
@@ -76,3 +83,17 @@ def test_tokens_come_as_often_as_their_distribution_says(settings, expected, kin
     chi_square = sum((count[token] - expected[token]) ** 2 / expected[token] for token in possible)
     # With four degrees of freedom one seed in ten thousand is beyond this.
     assert chi_square < 23.5
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": -0.1}, {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 0.0},
+        {"top_p": 1.1}, {"top_p": float("nan")},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_setting_out_of_range_is_named(settings):
+    ((name, value),) = settings.items()
+    with pytest.raises(ValueError, match=f"^{name}={value} must be "):
+        Sampler(**settings)

@@ -7,6 +7,9 @@ from torch import Tensor
 from transformer_xl.nn import AdaptiveSoftmax, Softmax
 from transformer_xl.nn.softmax import drawn
 
+_COLDEST, _HOTTEST = 1e-30, 1e30
+"""Temperatures beyond which single precision knows no difference, but for infinity and NaN."""
+
 
 def random_numbers(seed: int | Tensor | None) -> torch.Generator:
     """Return the random numbers of a seed, or those that follow a state; None: others each time."""
@@ -30,7 +33,8 @@ class Sampler:
     def __init__(
         self, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
     ) -> None:
-        if temperature < 0:
+        # Not "< 0", which is untrue of NaN.
+        if not temperature >= 0:
             raise ValueError(f"temperature={temperature} must be at least 0")
         if top_k is not None and top_k < 1:
             raise ValueError(f"top_k={top_k} must be at least 1")
@@ -55,12 +59,17 @@ class Sampler:
             values, tokens = softmax.top_k(hidden, self.top_k)
         else:
             values = softmax.log_probs(hidden)
-        probs = (values / self.temperature).softmax(-1)
+        # The likeliest becomes 0 first: so it stays finite, however small what divides it is.
+        values = values - values.amax(-1, keepdim=True)
+        probs = values.div_(min(max(self.temperature, _COLDEST), _HOTTEST)).softmax(-1)
         if self.top_p is not None:
             if tokens is None:
                 probs, tokens = _with_probability(self.top_p, probs)
-            # A token stays while those likelier than it do not reach top_p together.
-            probs = probs * (probs.cumsum(-1) - probs < self.top_p)
+            # A token stays while those likelier than it do not reach top_p together; the first
+            # one always, even where top_p is 0 in single precision.
+            stays = probs.cumsum(-1) - probs < self.top_p
+            stays[:, 0] = True
+            probs = probs * stays
         places = drawn(probs, numbers)[0][:, None]
         return (places if tokens is None else tokens.gather(1, places))[:, 0].tolist()
 

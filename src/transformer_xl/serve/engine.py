@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transformer_xl.generate import Sampler
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.serve.reading import PromptReader, Reading, scored
 from transformer_xl.serve.seeing import most_seen, shares
@@ -23,6 +24,7 @@ Events = list[tuple[Text, Event]]
 
 _PARTS = 4
 """Into how many parts a group that finds too few places is divided at most."""
+_FAILED = Ended("failed", "", None, "the model failed")
 
 
 class QueueFullError(Exception):
@@ -273,7 +275,7 @@ class Engine:
         hidden: Float[Tensor, "B D"],
         seen: Sequence[tuple[tuple[int, float], ...] | None],
     ) -> list[str]:
-        """Draw a token for each text; return why it ends with it, empty where it goes on."""
+        """Draw a token for each text; return why it ends there, empty where it goes on."""
         # Drawn on the processor: the same seed gives the same numbers wherever the model is.
         numbers = torch.stack(
             [torch.rand((), dtype=torch.float64, generator=text.generator) for text in texts]
@@ -282,14 +284,16 @@ class Engine:
         for row, text in enumerate(texts):
             sampler = text.sampler
             kinds.setdefault((sampler.temperature, sampler.top_k, sampler.top_p), []).append(row)
-        tokens = [0] * len(texts)
+        tokens: list[int | None] = [None] * len(texts)
         for rows in kinds.values():
-            sampler = texts[rows[0]].sampler
-            drawn = sampler(self.model.softmax, hidden[rows], numbers[rows])
+            drawn = self._sampled(texts[rows[0]].sampler, hidden[rows], numbers[rows])
             for row, token in zip(rows, drawn, strict=True):
                 tokens[row] = token
         reasons = []
         for row, (text, token) in enumerate(zip(texts, tokens, strict=True)):
+            if token is None:
+                reasons.append("failed")
+                continue
             score = None
             if text.logprobs is not None:
                 (score,) = scored(self.model, hidden[row : row + 1], [token], text.logprobs)
@@ -300,7 +304,26 @@ class Engine:
             reasons.append("stop" if text.writer.has_stopped else "length" if is_full else "")
         return reasons
 
+    def _sampled(
+        self, sampler: Sampler, hidden: Float[Tensor, "B D"], numbers: Float[Tensor, " B"]
+    ) -> list[int | None]:
+        """Draw tokens of texts that are drawn alike; None for one of which that fails."""
+        try:
+            return [*sampler(self.model.softmax, hidden, numbers)]
+        except Exception:
+            if len(hidden) == 1:
+                log.exception("a token cannot be drawn; its text is given up")
+                return [None]
+        # One of them may be at fault: the others shall not suffer from it.
+        return [
+            self._sampled(sampler, hidden[row : row + 1], numbers[row : row + 1])[0]
+            for row in range(len(hidden))
+        ]
+
     def _ended(self, text: Text, reason: Any, mems: Memory | KeptMemory | None) -> None:
+        if reason == "failed":
+            self._events.append((text, _FAILED))
+            return
         state = None if mems is None else text.state(mems, self._mem_len)
         self._events.append((text, Ended(reason, text.writer.flush(), state)))
 
@@ -314,7 +337,7 @@ class Engine:
         texts += [text for group in came for text in group]
         for text in dict.fromkeys(texts):
             if text not in told:
-                self._events.append((text, Ended("failed", "", None, "the model failed")))
+                self._events.append((text, _FAILED))
         self._forget_all()
 
 
