@@ -110,6 +110,7 @@ def test_another_recipe_is_an_error_that_names_the_settings(run, toy_recipe):
         {"train": {"log_every": 1, "save_every": 1, "keep_checkpoints": 9}},
         {"eval": {"mem_lens": (0, 5)}, "generate": {"length": 3}},
         {"data": {"path": "moved/text.txt", "cache_dir": "elsewhere"}},
+        {"data": {"corpus": "moved/corpus", "verify": "never"}},
         {"train": {"parallel": "fsdp", "accumulate": 2, "recompute": True, "hang_minutes": 1.0}},
     ],
 )

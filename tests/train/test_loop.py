@@ -334,6 +334,28 @@ def test_another_text_under_the_same_name_is_noticed(tmp_path, toy_recipe, toy_t
 
 
 @pytest.mark.usefixtures("unfinished")
+def test_a_prepared_corpus_may_move_but_not_become_another(tmp_path, toy_recipe, toy_text, at_step):
+    def made_of(text, name):
+        path = tmp_path / f"{name}.txt"
+        path.write_text(text)
+        return prepare(toy_recipe(data={"path": str(path), "cache_dir": str(tmp_path)}).data).folder
+
+    def part(corpus, verify):
+        data = {"path": None, "corpus": str(corpus), "verify": verify}
+        return train(toy_recipe(data=data), tmp_path / "run", quiet=True)
+
+    text = toy_text.read_text()
+    corpus = made_of(text, "one")
+    at_step(4, interrupt)
+    with pytest.raises(Interrupted):
+        part(corpus, "once")
+    # As long as before and with the same characters.
+    with pytest.raises(ValueError, match="the text is not the one that the run began with"):
+        part(made_of(text[::-1], "other"), "once")
+    part(corpus.rename(tmp_path / "moved"), "always")
+
+
+@pytest.mark.usefixtures("unfinished")
 def test_two_programs_do_not_train_in_one_folder(tmp_path, toy_recipe):
     config = fit_to_corpus(toy_recipe(), prepare(toy_recipe().data))
     other = RunFolder(tmp_path)

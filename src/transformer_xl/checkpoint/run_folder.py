@@ -41,9 +41,9 @@ METRICS_FILE = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 _LOCK_FILE = ".lock"
 
-# Settings that may change between the parts of a run: no weight depends on them. The text, its
-# vocabulary and the model that the run began with may move; of the first two, checksums are
-# compared.
+# Settings that may change between the parts of a run: no weight depends on them. The text, the
+# prepared corpus, the vocabulary and the model that the run began with may move; of all but the
+# last, checksums are compared.
 _MAY_DIFFER = (
     *("eval.", "generate.", "train.log_every", "train.save_every", "train.keep_checkpoints"),
     # How the work is divided: it moves nothing but the last digits.
@@ -51,6 +51,7 @@ _MAY_DIFFER = (
     *("train.hang_minutes", "train.max_skips", "train.spike"),
     *("train.init_from", "data.tokenizer"),
     *("data.path", "data.valid_path", "data.test_path", "data.cache_dir", "data.workers"),
+    *("data.corpus", "data.verify"),
 )
 
 
