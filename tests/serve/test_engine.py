@@ -11,6 +11,7 @@ from transformer_xl.data import train_vocab
 from transformer_xl.data.vocab import StreamDecoder
 from transformer_xl.generate import Sampler, TextWriter, generate, random_numbers
 from transformer_xl.serve.engine import Engine, QueueFullError
+from transformer_xl.serve.reading import scored
 from transformer_xl.serve.seeing import shares
 from transformer_xl.serve.texts import Drawn, Ended, PromptRead, Text, make_writer
 
@@ -205,6 +206,39 @@ def test_scores_are_those_of_the_model(made, start):
         values, likeliest = log_probs[place].topk(3)
         assert [token for token, _ in each.top] == likeliest.tolist()
         assert [x for _, x in each.top] == pytest.approx(values.tolist(), abs=1e-4)
+
+
+@pytest.mark.parametrize("variant", ["the paper's", "adaptive softmax"])
+def test_the_scores_of_a_step_are_computed_once_and_are_those_of_each_text(
+    make_model, start, monkeypatch, variant
+):
+    made, counts = make_model(**VARIANTS[variant]), []
+
+    def spy(model, hidden, tokens, most):
+        counts.append(len(tokens))
+        return scored(model, hidden, tokens, most)
+
+    monkeypatch.setattr("transformer_xl.serve.engine.scored", spy)
+    asks = [None, 3, 0, 20, None, 3]
+    together = [Asked(made, [1, 2], 5, seed=n, logprobs=most) for n, most in enumerate(asks)]
+    start(made.model).submit([each.text for each in together])
+    scores = [[e.scored for e in x.events if isinstance(e, Drawn)] for x in together if x.end()]
+    assert counts == [4] * 5
+    engine = start(made.model)
+    for n, most in enumerate(asks):
+        alone = Asked(made, [1, 2], 5, seed=n, logprobs=most)
+        engine.submit([alone.text])
+        assert alone.tokens == together[n].tokens
+        own = [e.scored for e in alone.events if isinstance(e, Drawn)]
+        for one, other in zip(own, scores[n], strict=True):
+            if most is None:
+                assert one is other is None
+                continue
+            assert other.token == one.token
+            assert other.log_prob == pytest.approx(one.log_prob, abs=1e-5)
+            assert len(other.top) == most
+            assert [token for token, _ in other.top] == [token for token, _ in one.top]
+            assert [x for _, x in other.top] == pytest.approx([x for _, x in one.top], abs=1e-5)
 
 
 @pytest.mark.parametrize("variant", ["the paper's", "absolute positions"])

@@ -5,6 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -16,7 +17,7 @@ from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.serve.reading import PromptReader, Reading, scored
 from transformer_xl.serve.seeing import most_seen, shares
 from transformer_xl.serve.streams import make_streams
-from transformer_xl.serve.texts import Drawn, Ended, Event, PromptRead, Text
+from transformer_xl.serve.texts import Drawn, Ended, Event, PromptRead, Scored, Text
 
 log = logging.getLogger("transformer_xl.serve")
 
@@ -289,17 +290,15 @@ class Engine:
             drawn = self._sampled(texts[rows[0]].sampler, hidden[rows], numbers[rows])
             for row, token in zip(rows, drawn, strict=True):
                 tokens[row] = token
+        scores = self._scores(texts, hidden, tokens)
         reasons = []
         for row, (text, token) in enumerate(zip(texts, tokens, strict=True)):
             if token is None:
                 reasons.append("failed")
                 continue
-            score = None
-            if text.logprobs is not None:
-                (score,) = scored(self.model, hidden[row : row + 1], [token], text.logprobs)
             text.written.append(token)
             piece = text.writer.push(token)
-            self._events.append((text, Drawn(token, piece, score, seen[row])))
+            self._events.append((text, Drawn(token, piece, scores.get(row), seen[row])))
             is_full = len(text.written) >= text.max_tokens
             reasons.append("stop" if text.writer.has_stopped else "length" if is_full else "")
         return reasons
@@ -319,6 +318,27 @@ class Engine:
             self._sampled(sampler, hidden[row : row + 1], numbers[row : row + 1])[0]
             for row in range(len(hidden))
         ]
+
+    def _scores(
+        self,
+        texts: Sequence[Text],
+        hidden: Float[Tensor, "B D"],
+        tokens: Sequence[int | None],
+    ) -> dict[int, Scored]:
+        """Score the tokens of the texts that asked for it, by their rows, all in one go."""
+        asked = [
+            (row, token, text.logprobs)
+            for row, (text, token) in enumerate(zip(texts, tokens, strict=True))
+            if text.logprobs is not None and token is not None
+        ]
+        if not asked:
+            return {}
+        rows, drawn, most = (list(x) for x in zip(*asked, strict=True))
+        found = scored(self.model, hidden[rows], drawn, max(most))
+        return {
+            row: replace(each, top=each.top[:n])
+            for row, n, each in zip(rows, most, found, strict=True)
+        }
 
     def _ended(self, text: Text, reason: Any, mems: Memory | KeptMemory | None) -> None:
         if reason == "failed":
