@@ -41,3 +41,16 @@ def test_a_compiled_model_gives_the_same_losses_memories_and_gradients(tiny_conf
         compiled_out.nll.mean().backward()
     for parameter, compiled_parameter in zip(model.parameters(), other.parameters(), strict=True):
         torch.testing.assert_close(compiled_parameter.grad, parameter.grad)
+
+
+@pytest.mark.compile
+@torch.no_grad()
+def test_a_compiled_model_reads_with_kept_keys(tiny_config):
+    model = TransformerXL(replace(tiny_config, n_layer=1)).eval()
+    # What is asked is whether all of it can be traced.
+    compiled = torch.compile(model, dynamic=False, fullgraph=True, backend="eager")
+    mems = compiled_mems = model.keep(model.start_memory(1))
+    for segment in torch.randint(31, (4, 1, 3)):
+        out, compiled_out = model(segment, mems), compiled(segment, compiled_mems)
+        mems, compiled_mems = out.mems, compiled_out.mems
+        torch.testing.assert_close(compiled_out.hidden, out.hidden)

@@ -1,4 +1,7 @@
+import copy
+import pickle
 import random
+import threading
 from dataclasses import dataclass, replace
 
 import pytest
@@ -259,6 +262,47 @@ def test_no_operation_changes_a_memory_that_was_handed_out(seed):
         assert (found.tolist() if found is not None else [0] * len(twin.forgotten)) == (
             twin.forgotten
         )
+
+
+def test_two_who_go_on_from_one_memory_before_either_writes_do_not_share_places():
+    before, _ = write(kept(5), 1, 8)
+    roomy = [before.with_room(2, 8) for _ in range(3)]
+    new = torch.randn(3, 2, B, 2, H, K)
+    for own, (k, v) in zip(roomy, new, strict=True):
+        own.write(0, k, v)
+    for own, segment in zip(roomy, new, strict=True):
+        after = contents(own.advance(2, 8))
+        assert torch.equal(after[:, 0, :, :, -2:], segment.permute(0, 3, 1, 2, 4))
+        assert torch.equal(after[..., :-2, :], contents(before))
+
+
+def test_threads_that_go_on_from_one_memory_do_not_change_each_other():
+    barrier, after = threading.Barrier(4), {}
+
+    def go_on(thread):
+        barrier.wait()
+        after[thread] = write(before, 1, 8)
+
+    for _ in range(40):
+        before, _ = write(kept(5), 1, 8)
+        threads = [threading.Thread(target=go_on, args=(n,)) for n in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        for memory, new in after.values():
+            assert torch.equal(contents(memory), torch.cat([contents(before), new], -2))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_a_copied_memory_goes_its_own_way(copied):
+    before, _ = write(kept(5), 1, 8)
+    other = copied(before)
+    expected = contents(before)
+    for memory in (before, other, before, other):
+        after, new = write(memory, 1, 8)
+        assert torch.equal(contents(after), torch.cat([expected, new], -2))
+    assert torch.equal(contents(other), expected)
 
 
 def test_another_precision_leaves_the_older_memory_as_it_was():

@@ -135,8 +135,9 @@ class KeptMemory:
         self.start, self.stop = start, stop
         self.forgotten = forgotten
         self.positions: dict[tuple[int | None, bool], list[Tensor]] = {}
-        # Shared by all memories in the same room: how far it is in use.
-        self._written = [stop]
+        # Shared by all memories in the same room: where its free part begins. Who takes this out may
+        # write there. A lock would do, too, but torch.compile cannot trace one.
+        self._free = {stop: True}
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -147,20 +148,24 @@ class KeptMemory:
         return self.keys[0].shape[1]
 
     def with_room(self, T: int, mem_len: int) -> "KeptMemory":
-        """Return the same memory with free places behind it for ``T`` more positions."""
-        is_last_writer = self._written[0] == self.stop
-        if is_last_writer and self.stop + T <= self.keys[0].shape[2]:
+        """Return the same memory with free places behind it for ``T`` more positions.
+
+        They are its own: whoever goes on from this memory, in another thread too, gets others.
+        """
+        # No other thread comes in between when a key is taken out.
+        if self.stop + T <= self.keys[0].shape[2] and self._free.pop(self.stop, False):
+            self._free[self.stop + T] = True
             # A value of its own, because writing in another precision replaces its tensors.
             return self._in_same_room(self.start, self.stop, self.forgotten)
         # Twice the memory: its positions are moved once in every mem_len tokens.
-        return self._moved(room=len(self) + T + max(len(self), mem_len))
+        roomy = self._moved(room=len(self) + T + max(len(self), mem_len))
+        return roomy.with_room(T, mem_len)
 
     def write(
         self, layer: int, k: Float[Tensor, "B T H K"], v: Float[Tensor, "B T H K"]
     ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
         """Write a segment's keys and values behind the memory; return them all, memory first."""
         stop = self.stop + k.shape[1]
-        self._written[0] = stop
         for kept, new in ((self.keys, k), (self.values, v)):
             if kept[layer].dtype != new.dtype:
                 kept[layer] = kept[layer].to(new.dtype)
@@ -260,7 +265,7 @@ class KeptMemory:
 
     def _in_same_room(self, start: int, stop: int, forgotten: Tensor | None) -> "KeptMemory":
         memory = self._like_this(self.keys, self.values, start, stop, forgotten)
-        memory._written = self._written
+        memory._free = self._free
         return memory
 
 
