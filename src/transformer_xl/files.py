@@ -13,6 +13,8 @@ from pathlib import Path
 
 UNFINISHED = ".unfinished-"
 """Begin of the names of folders that are being written or removed: what a kill leaves of them."""
+TEMPORARY = ".*.tmp"
+"""Pattern of the names of files that are being written."""
 # A temporary file that nobody has written to for so long belongs to a process that was killed.
 # Whether one still runs cannot be asked where folders are shared between machines or containers.
 _LEFT_SECONDS = 24 * 3600

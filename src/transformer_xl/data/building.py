@@ -41,7 +41,7 @@ from transformer_xl.data.tasks import (
 from transformer_xl.data.text import SPLITS, Span, TextFiles, divide, find_cut, read_blocks
 from transformer_xl.data.unpacking import unpacking_of
 from transformer_xl.data.vocab import Vocab, VocabKind, load_vocab, train_vocab
-from transformer_xl.files import replace_file, require_space, write_atomically
+from transformer_xl.files import TEMPORARY, replace_file, require_space, write_atomically
 
 Say = Callable[[str], None]
 Splits = dict[str, list[Span]]
@@ -79,6 +79,9 @@ def build(
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in ("plan.json", *(f"{split}.json" for split in SPLITS)):
         (folder / name).unlink(missing_ok=True)
+    # What killed ones were writing.
+    for left in folder.glob(TEMPORARY):
+        left.unlink(missing_ok=True)
 
 
 def vocabulary_source(config: DataConfig) -> str:
