@@ -37,12 +37,15 @@ def run(tmp_path, toy_recipe):
 
 def test_what_a_killed_program_left_is_removed(run, toy_recipe):
     run.close()
-    for place in ("checkpoints", "model/best"):
-        left = run.path / place / ".unfinished-123"
-        left.mkdir(parents=True)
-        (left / "state.json").write_bytes(b"half")
+    left = run.path / "checkpoints" / ".unfinished-123"
+    left.mkdir(parents=True)
+    (left / "state.json").write_bytes(b"half")
+    weights = run.path / "model" / "best" / ".model.safetensors.0123456789abcdef.tmp"
+    weights.parent.mkdir(parents=True)
+    weights.write_bytes(b"half")
     run.begin(toy_recipe(model={"vocab_size": 30}), 10)
-    assert not [*run.path.rglob(".unfinished*")]
+    assert not left.exists()
+    assert not weights.exists()
 
 
 def test_a_run_that_cannot_fit_is_refused_before_it_begins(tmp_path, toy_recipe):

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from transformer_xl import files
 from transformer_xl.data.vocab import VocabKind, load_vocab, split_point, train_vocab
 
 SAMPLE = (
@@ -201,6 +202,23 @@ def test_saving_and_loading_changes_nothing(kind, tmp_path):
 def test_a_missing_vocabulary_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"vocab\.json is missing.*--vocab FILE"):
         load_vocab(tmp_path)
+
+
+@pytest.mark.parametrize("n_written", [0, 1])
+def test_a_vocabulary_is_whole_where_its_second_file_is(tmp_path, monkeypatch, n_written):
+    syncs = iter([None] * n_written)
+
+    def stop(path):
+        # The content is in the file by now, but not under its name.
+        next(syncs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "sync", stop)
+        with pytest.raises(StopIteration):
+            BPE.save(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["tokenizer.json"][:n_written]
+    BPE.save(tmp_path)
+    assert load_vocab(tmp_path).hash == BPE.hash
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,6 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
@@ -31,7 +30,8 @@ from torch import Tensor
 
 from transformer_xl.config import FORMAT_VERSION, Config, ModelConfig
 from transformer_xl.data import Vocab
-from transformer_xl.files import UNFINISHED, replace_file, require_space
+from transformer_xl.data.vocab import VOCAB_FILE
+from transformer_xl.files import TEMPORARY, UNFINISHED, replace_file, require_space
 from transformer_xl.nn.pretrained import write_model
 from transformer_xl.recipes import differences, dump_recipe, load_recipe
 
@@ -114,9 +114,10 @@ class RunFolder:
             raise OSError(
                 f"cannot write to the run folder {self.path}: {error.strerror}"
             ) from error
-        for place in (CHECKPOINTS, "model/*"):
-            for left in self.path.glob(f"{place}/{UNFINISHED}*"):
-                shutil.rmtree(left)
+        for left in self.path.glob(f"{CHECKPOINTS}/{UNFINISHED}*"):
+            shutil.rmtree(left)
+        for left in self.path.glob(f"model/*/{TEMPORARY}"):
+            left.unlink()
         if not self.holds_run:
             # Weights, for a checkpoint two more numbers for each, three with an average, and one
             # more while writing.
@@ -160,8 +161,8 @@ class RunFolder:
         folder = self.path / "model" / name
         folder.mkdir(parents=True, exist_ok=True)
         # Its last file; where it is, the vocabulary is whole.
-        if not (folder / "vocab.json").exists():
-            _save_vocab(vocab, folder)
+        if not (folder / VOCAB_FILE).exists():
+            vocab.save(folder)
         replace_file(folder / "README.md", _model_card(config, weights, vocab, name).encode())
         write_model(config, weights, folder)
 
@@ -169,13 +170,6 @@ class RunFolder:
         """Write a JSON file of the folder."""
         content = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
         replace_file(self.path / name, content.encode("utf-8", "surrogateescape"))
-
-
-def _save_vocab(vocab: Vocab, folder: Path) -> None:
-    with tempfile.TemporaryDirectory(dir=folder, prefix=UNFINISHED) as temporary:
-        vocab.save(Path(temporary))
-        for name in ("tokenizer.json", "vocab.json"):
-            replace_file(folder / name, (Path(temporary) / name).read_bytes())
 
 
 def _environment() -> dict[str, Any]:

@@ -28,6 +28,7 @@ from jaxtyping import Int32
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from transformer_xl.config import FORMAT_VERSION
+from transformer_xl.files import replace_file
 
 VocabKind = Literal["bytes", "chars", "words", "bpe", "integers", "brought", "imported"]
 
@@ -175,7 +176,13 @@ class Vocab:
         return StreamDecoder(self.kind, self.symbols, self._bytes)
 
     def save(self, folder: Path) -> None:
-        """Write ``tokenizer.json`` and ``vocab.json`` into an existing folder."""
+        """Write ``tokenizer.json`` and ``vocab.json`` into a folder, each as a whole.
+
+        ``vocab.json`` comes last: where it is, the vocabulary is complete.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
         about = {
             "format_version": FORMAT_VERSION,
             "kind": self.kind,
@@ -183,8 +190,8 @@ class Vocab:
             "hash": self.hash,
             **self._about(),
         }
-        (folder / "tokenizer.json").write_text(self.definition, encoding="utf-8", newline="")
-        (folder / VOCAB_FILE).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+        replace_file(folder / "tokenizer.json", self.definition.encode())
+        replace_file(folder / VOCAB_FILE, (json.dumps(about, indent=2) + "\n").encode())
 
 
 class StreamDecoder:
