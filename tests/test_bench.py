@@ -19,7 +19,9 @@ from transformer_xl.bench import (
 )
 from transformer_xl.bench.work import forward_flops, token_bytes, training_flops
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
+from transformer_xl.estimate import with_known_vocabulary
 from transformer_xl.ops import use_backend
+from transformer_xl.recipes import load_recipe, recipe_names
 
 CPU = torch.device("cpu")
 BASE = ModelConfig(
@@ -178,6 +180,8 @@ def test_what_cannot_be_measured_is_explained():
         ({"vocab": "bpe"}, 4096),
         ({"vocab": "bpe", "vocab_size": 512}, 512),
         ({"vocab": "words"}, 10_000),
+        ({"vocab": "words", "name": "wikitext-103"}, 267_735),
+        ({"vocab": "words", "vocab_size": 512, "name": "wikitext-103"}, 512),
         ({"vocab": "bytes", "vocab_size": 512}, 256),
     ],
 )
@@ -186,6 +190,18 @@ def test_a_vocabulary_that_is_left_to_the_text_is_guessed(data, size):
     assert with_vocabulary(config).model.vocab_size == size
     known = replace(config, model=replace(config.model, vocab_size=7))
     assert with_vocabulary(known) == known
+
+
+def test_the_vocabulary_of_every_shipped_recipe_is_the_one_that_is_estimated():
+    guessed = set()
+    for name in recipe_names():
+        config = load_recipe(name)
+        found = with_vocabulary(config)
+        try:
+            assert found == with_known_vocabulary(config), name
+        except ValueError:
+            guessed.add(config.data.name)
+    assert guessed == {"jsb-chorales"}
 
 
 def test_both_ways_of_evaluating_are_timed_in_turns(monkeypatch):

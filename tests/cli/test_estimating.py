@@ -94,8 +94,7 @@ def test_every_recipe_with_a_known_vocabulary_is_estimated():
 
 
 def test_known_vocabularies_are_those_of_the_catalogue_and_the_published_models():
-    from transformer_xl.data.catalogue import KNOWN_CORPORA
-    from transformer_xl.estimate.summary import SYMBOLS
+    from transformer_xl.data.catalogue import KNOWN_CORPORA, SYMBOLS
     from transformer_xl.presets import PRESETS
 
     sizes = {name: n for (name, _), n in SYMBOLS.items()}

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformer_xl.bench.work import forward_flops, token_bytes, training_flops
 from transformer_xl.config import Config
 from transformer_xl.data import Segments
+from transformer_xl.data.catalogue import known_vocab_size
 from transformer_xl.device import autocast, pick_device, pick_precision
 from transformer_xl.generate import generate
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
@@ -29,22 +30,15 @@ CEILING_WIDTH = {"cpu": 2048, "cuda": 8192}
 """Width of the matrices whose product is the ceiling."""
 READING_WIDTH = {"cpu": 8192, "cuda": 32768}
 """Width of the float32 matrix that is read: it must be more than a cache holds."""
-_SYMBOLS = {
-    "bytes": 256,
-    "authors-bytes": 204,
-    "chars": 100,
-    "bpe": 4096,
-    "words": 10_000,
-    "integers": 50,
-}
+_GUESSED = {"authors-bytes": 204, "chars": 100, "words": 10_000, "integers": 50}
+"""Symbols of a text that is not known, by ``data.vocab``."""
 
 
 def with_vocabulary(config: Config) -> Config:
-    """Return the recipe with a size of the vocabulary, guessed where it leaves that to the text."""
-    data, size = config.data, config.model.vocab_size
-    if not size:
-        is_limited = data.vocab in ("words", "bpe") and data.vocab_size
-        size = data.vocab_size if is_limited else _SYMBOLS[data.vocab]
+    """Return the recipe with a size of the vocabulary, guessed where only the text says it."""
+    size = config.model.vocab_size or known_vocab_size(config.data)
+    # A tokenizer that is brought along has its own number.
+    size = size or _GUESSED.get(config.data.vocab, 4096)
     return replace(config, model=replace(config.model, vocab_size=size))
 
 

@@ -271,6 +271,32 @@ KNOWN_CORPORA: Mapping[str, KnownCorpus] = MappingProxyType(
 )
 """The corpora that ``data.name`` may name."""
 
+SYMBOLS: Mapping[tuple[str, str], int] = MappingProxyType(
+    {
+        ("enwik8", "authors-bytes"): 204,
+        ("text8", "chars"): 27,
+        ("wikitext-103", "words"): 267_735,
+        ("wikitext-2", "words"): 33_278,
+        ("lm1b", "words"): 793_471,
+        ("ptb-word", "words"): 10_000,
+        ("ptb-char", "words"): 50,
+        ("tiny-shakespeare", "chars"): 65,
+    }
+)
+"""Sizes of vocabularies, by ``data.name`` and ``data.vocab``."""
+
+
+def known_vocab_size(data: DataConfig) -> int | None:
+    """Return the size of the vocabulary where that is known without the text, else None."""
+    if data.tokenizer is not None:
+        return None
+    size = SYMBOLS.get((data.name, data.vocab))
+    if data.vocab == "bytes":
+        return 256
+    if data.vocab in ("words", "bpe", "integers"):
+        return data.vocab_size or size or (4096 if data.vocab == "bpe" else None)
+    return size
+
 
 def common_settings(name: str) -> DataConfig:
     """Return the settings with which a corpus is commonly used; own defaults for an unknown one."""

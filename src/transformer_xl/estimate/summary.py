@@ -1,11 +1,10 @@
 """All that is estimated of a recipe, as one value for people and programs."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, replace
-from types import MappingProxyType
 from typing import Any
 
 from transformer_xl.config import Config
+from transformer_xl.data.catalogue import known_vocab_size
 from transformer_xl.estimate.memory import checkpoint_bytes, moments, peak
 from transformer_xl.estimate.plan import Plan, count_weights
 from transformer_xl.estimate.scaling import (
@@ -20,21 +19,6 @@ from transformer_xl.estimate.scaling import (
     times,
 )
 
-SYMBOLS: Mapping[tuple[str, str], int] = MappingProxyType(
-    {
-        ("enwik8", "authors-bytes"): 204,
-        ("text8", "chars"): 27,
-        ("wikitext-103", "words"): 267_735,
-        ("wikitext-2", "words"): 33_278,
-        ("lm1b", "words"): 793_471,
-        ("ptb-word", "words"): 10_000,
-        ("ptb-char", "words"): 50,
-        ("tiny-shakespeare", "chars"): 65,
-    }
-)
-"""Sizes of vocabularies, by ``data.name`` and ``data.vocab``."""
-_BYTES, _BPE = 256, 4096
-
 
 def with_known_vocabulary(config: Config) -> Config:
     """Return the recipe with the size of its vocabulary, where that is known without the text.
@@ -42,18 +26,11 @@ def with_known_vocabulary(config: Config) -> Config:
     Raises:
         ValueError: It depends on the text.
     """
-    data = config.data
-    size = None
-    if data.tokenizer is None:
-        size = SYMBOLS.get((data.name, data.vocab))
-        if data.vocab == "bytes":
-            size = _BYTES
-        elif data.vocab in ("words", "bpe", "integers"):
-            size = data.vocab_size or size or (_BPE if data.vocab == "bpe" else None)
+    size = known_vocab_size(config.data)
     if size is None:
         raise ValueError(
-            f"model.vocab_size=0 is left to the text, and how many {data.vocab} it has is not "
-            "known before it is read: give the number with --model.vocab_size"
+            f"model.vocab_size=0 is left to the text, and how many {config.data.vocab} it has is "
+            "not known before it is read: give the number with --model.vocab_size"
         )
     return replace(config, model=replace(config.model, vocab_size=size))
 
