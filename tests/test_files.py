@@ -1,4 +1,4 @@
-"""Files are there as a whole or not at all."""
+"""Files and folders are there as a whole or not at all."""
 
 import errno
 import os
@@ -14,6 +14,7 @@ from transformer_xl import files
 from transformer_xl.files import (
     checksum,
     is_disk_full,
+    new_folder,
     replace_file,
     require_space,
     sync,
@@ -113,6 +114,62 @@ def test_a_name_with_signs_of_patterns_is_a_name(tmp_path):
     left_by_a_kill(tmp_path / f".{path.name}.123.tmp", days=2)
     replace_file(path, b"x")
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_folder_appears_as_a_whole_and_nothing_else(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    with new_folder(folder) as unfinished:
+        (unfinished / "sub").mkdir()
+        (unfinished / "sub" / "a").write_text("x")
+        assert not folder.exists()
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["folder"]
+    assert (folder / "sub" / "a").read_text() == "x"
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_a_folder_that_fails_is_not_there_at_all(tmp_path, error):
+    def fill(folder):
+        (folder / "a").write_text("half")
+        raise error("stop")
+
+    with pytest.raises(error), new_folder(tmp_path / "folder") as unfinished:
+        fill(unfinished)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_of_two_who_make_a_folder_the_first_to_end_has_made_it(tmp_path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+
+    def make_late():
+        with new_folder(folder) as late:
+            (late / "a").write_text("late")
+            with new_folder(folder) as early:
+                (early / "b").write_text("early")
+            assert (late / "a").exists()
+
+    with pytest.raises(FileExistsError, match="exists and is not empty: choose another folder"):
+        make_late()
+    assert [str(x.relative_to(tmp_path)) for x in tmp_path.rglob("*")] == ["folder", "folder/b"]
+
+
+def test_a_folder_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    folder = tmp_path / "folder"
+    seen = []
+    monkeypatch.setattr(files, "sync", lambda path: seen.append((path, folder.exists())))
+    with new_folder(folder) as unfinished:
+        (unfinished / "a").write_text("x")
+    assert seen == [(unfinished / "a", False), (unfinished, False), (tmp_path, True)]
+
+
+def test_what_killed_makers_of_a_folder_left_is_removed(tmp_path):
+    left = tmp_path / ".folder.0123456789abcdef.tmp"
+    left.mkdir()
+    (left / "a").write_text("half")
+    os.utime(left, (0, 0))
+    with new_folder(tmp_path / "folder"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
 
 
 def test_a_full_disk_is_named_and_leaves_what_was_there(tmp_path):

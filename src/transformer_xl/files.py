@@ -1,4 +1,4 @@
-"""Files that are there as a whole or not at all."""
+"""Files and folders that are there as a whole or not at all."""
 
 import errno
 import hashlib
@@ -7,15 +7,15 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 UNFINISHED = ".unfinished-"
 """Begin of the names of folders that are being written or removed: what a kill leaves of them."""
 TEMPORARY = ".*.tmp"
-"""Pattern of the names of files that are being written."""
-# A temporary file that nobody has written to for so long belongs to a process that was killed.
+"""Pattern of the names of what is being written."""
+# What nobody has written to for so long belongs to a process that was killed.
 # Whether one still runs cannot be asked where folders are shared between machines or containers.
 _LEFT_SECONDS = 24 * 3600
 
@@ -29,7 +29,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     Raises:
         OSError: The file cannot be written; what was at ``path`` is still there.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    temporary = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(path)
@@ -54,6 +54,45 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 def replace_file(path: Path, content: bytes) -> None:
     """Write ``content`` to ``path`` atomically."""
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
+
+
+def require_new(folder: Path) -> None:
+    """Check that a folder does not exist, or is empty.
+
+    Raises:
+        FileExistsError: It holds something, or is a file.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} exists and is not empty: choose another folder")
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[Path]:
+    """Give a folder to fill; when that is done without an error, it becomes ``folder``.
+
+    Several processes may do this: each fills its own, and who ends first has made ``folder``. What
+    killed ones left beside it is removed after a day.
+
+    Args:
+        folder: An absolute path, so that it has a name.
+
+    Raises:
+        FileExistsError: By the end, ``folder`` holds something.
+        OSError: It cannot be written.
+    """
+    temporary = _temporary(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(folder)
+    temporary.mkdir()
+    try:
+        yield temporary
+        for path in (*temporary.rglob("*"), temporary):
+            sync(path)
+        require_new(folder)
+        temporary.replace(folder)
+        sync(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def is_disk_full(error: BaseException | None) -> bool:
@@ -97,10 +136,14 @@ def require_space(folder: Path, n_bytes: int, what: str) -> None:
         )
 
 
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+
+
 def _remove_leftovers(path: Path) -> None:
     for left in path.parent.iterdir():
         if re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]+\.tmp", left.name):
             # Others tidy up, too.
             with suppress(OSError):
                 if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
-                    left.unlink()
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()

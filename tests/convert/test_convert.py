@@ -1,6 +1,7 @@
 import json
 import shutil
 from dataclasses import replace
+from importlib import import_module
 
 import pytest
 import torch
@@ -124,11 +125,21 @@ def test_a_folder_that_holds_something_is_left_alone(shared, tmp_path):
     assert [x.name for x in (tmp_path / "out").iterdir()] == ["mine.txt"]
 
 
-def test_what_a_killed_conversion_left_behind_does_not_matter(shared, tmp_path):
-    (tmp_path / ".out.unfinished").mkdir()
-    (tmp_path / ".out.unfinished/config.json").write_text("half")
-    txl.convert(shared / "goldens/pt_01_base/model.pt", tmp_path / "out")
+def test_another_conversion_to_the_same_folder_is_left_alone(shared, tmp_path, monkeypatch):
+    source, convert = shared / "goldens/pt_01_base/model.pt", import_module(txl.convert.__module__)
+    write = convert._write
+
+    def slow(model, folder, *about):
+        write(model, folder, *about)
+        monkeypatch.setattr(convert, "_write", write)
+        txl.convert(source, tmp_path / "out")
+        assert (folder / "config.json").exists()
+
+    monkeypatch.setattr(convert, "_write", slow)
+    with pytest.raises(FileExistsError, match="is not empty: choose another folder"):
+        txl.convert(source, tmp_path / "out")
     assert [x.name for x in tmp_path.iterdir()] == ["out"]
+    assert txl.TransformerXL.from_pretrained(tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["malicious_model.pt", "truncated_model.pt"])

@@ -4,7 +4,6 @@ Nothing in a file is ever executed: what pickles name is recognized by its name 
 """
 
 import dataclasses
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +19,7 @@ from transformer_xl.convert.pickles import UnreadableFile
 from transformer_xl.convert.settings import DEFAULTS, SETTABLE, model_config
 from transformer_xl.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
 from transformer_xl.data import Vocab, load_vocab
+from transformer_xl.files import new_folder, require_new
 from transformer_xl.nn.pretrained import (
     CONFIG_FILE,
     MODEL_TYPE,
@@ -78,19 +78,10 @@ def convert(
     source, folder = Path(source), Path(folder).absolute()
     if to not in ("txl", "authors", "huggingface"):
         raise ValueError(f"to={to!r} is unknown; choose txl, authors or huggingface")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists and is not empty: choose another folder")
+    require_new(folder)
     model = _open(source, dict(settings or {}), None if vocab is None else Path(vocab), say)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Beside its place, so that it appears there as a whole.
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    try:
+    with new_folder(folder) as unfinished:
         _write(model, unfinished, to, say)
-        unfinished.replace(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     say(f"{folder} is written")
     return folder
 

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.data import load_vocab
 from transformer_xl.export.checking import Errors, Run, compare
 from transformer_xl.export.step import Step, make_step, names
-from transformer_xl.files import checksum, sync
+from transformer_xl.files import checksum, new_folder, require_new
 from transformer_xl.nn import load_model
 from transformer_xl.nn.pretrained import WEIGHTS_FILE, find_model_folder
 
@@ -69,17 +68,11 @@ def export(
     source, folder = find_model_folder(source), Path(folder).absolute()
     if format not in get_args(Format):
         raise ValueError(f"format={format!r} is unknown; choose from {', '.join(get_args(Format))}")
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise FileExistsError(f"{folder} exists and is not empty: choose another folder")
+    require_new(folder)
     if format == "onnx":
         _require_onnx()
     step = make_step(load_model(source).requires_grad_(False), mem_len=mem_len, n_tokens=n_tokens)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # Beside its place, so that it appears there as a whole.
-    unfinished = folder.with_name(f".{folder.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir()
-    try:
+    with new_folder(folder) as unfinished:
         path = unfinished / PROGRAM_FILES[format]
         with _quietly():
             run = (_write_onnx if format == "onnx" else _write_torch)(step, path)
@@ -98,11 +91,6 @@ def export(
         except FileNotFoundError:
             about["vocabulary"] = None
         (unfinished / MANIFEST_FILE).write_text(json.dumps(about, indent=2) + "\n")
-        for written in unfinished.iterdir():
-            sync(written)
-        unfinished.replace(folder)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return Exported(folder, errors)
 
 
