@@ -125,6 +125,40 @@ def test_the_memory_is_full_from_the_first_step_on():
     assert state.step == 3
 
 
+@pytest.mark.parametrize("average", ["none", "ema", "tail"])
+def test_a_step_is_one_of_the_end_of_a_run(average):
+    config = recipe(stages=((0.0, 2, 0), (0.3, 3, 9), (0.6, 4, 5)), average=average)
+    state, step = training(config, CPU)
+    shapes = []
+    forward = state.model.forward
+
+    def noting(tokens, mems, *rest, **settings):
+        shapes.append((tokens.shape[1], len(mems), settings["mem_len"]))
+        return forward(tokens, mems, *rest, **settings)
+
+    state.model.forward = noting
+    for _ in range(3):
+        step()
+    assert shapes == [(4, 5, 5)] * 3
+    assert (state.average is None) == (average == "none")
+    if state.average is not None:
+        assert state.average.n_averaged == 3
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        lambda config: measure(config, steps=1),
+        lambda config: profile(config, steps=1),
+        lambda config: evaluation_speed(config.model, (5,)),
+    ],
+    ids=["measure", "profile", "evaluation_speed"],
+)
+def test_only_a_transformer_xl_is_measured(way):
+    with pytest.raises(ValueError, match=r"model.kind='lstm': only .* 'transformer_xl' can be mea"):
+        way(replace(recipe(), model=ModelConfig(kind="lstm", vocab_size=60)))
+
+
 def test_a_profile_adds_up_to_the_step():
     found = profile(recipe(accumulate=2), steps=1)
     parts = {row["part"]: row for row in found["parts"]}

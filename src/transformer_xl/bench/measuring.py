@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from transformer_xl.bench.work import forward_flops, token_bytes, training_flops
-from transformer_xl.config import Config
+from transformer_xl.config import Config, ModelConfig
 from transformer_xl.data import Segments
 from transformer_xl.data.catalogue import known_vocab_size
 from transformer_xl.device import autocast, pick_device, pick_precision
@@ -20,6 +20,7 @@ from transformer_xl.generate import generate
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.ops import choose_backend
 from transformer_xl.train import Network, TrainState, train_step
+from transformer_xl.train.averaging import new_average
 from transformer_xl.train.optim import Optimizer
 
 WARM_UP = 2
@@ -43,8 +44,17 @@ def with_vocabulary(config: Config) -> Config:
 
 
 def training(config: Config, device: torch.device) -> tuple[TrainState, Callable[[], Tensor]]:
-    """Begin to train on random tokens; return the training and a function that makes a step."""
-    settings = config.train
+    """Begin to train on random tokens; return the training and a function that makes a step.
+
+    A step is one of the end of a run: with the lengths of its last stage, and an average of the
+    weights that has begun.
+
+    Raises:
+        ValueError: It is another kind of model.
+    """
+    require_transformer_xl(config.model)
+    settings = replace(config.train, stages=(), average_start=0.0)
+    config = replace(config, train=settings)
     torch.manual_seed(settings.seed)
     model = TransformerXL(config.model).to(device).train()
     model.recompute = settings.recompute
@@ -61,6 +71,7 @@ def training(config: Config, device: torch.device) -> tuple[TrainState, Callable
         ],
         total_steps=settings.steps,
         corpus={},
+        average=new_average(model, settings),
     )
     network = Network(model, settings, state.world)
     return state, lambda: train_step(config, state, network).loss
@@ -77,7 +88,7 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
         For each of the three its seconds, tokens per second and share of what is possible.
 
     Raises:
-        ValueError: ``steps`` is below 1.
+        ValueError: ``steps`` is below 1, or it is another kind of model.
     """
     if steps < 1:
         raise ValueError(f"steps={steps} must be at least 1")
@@ -215,6 +226,18 @@ def _generate(
     mb = token_bytes(config.model, M, model.dtype.itemsize) / 1e6
     dtype = str(model.dtype).removeprefix("torch.")
     return {"batch_size": 1, "segment_len": 1, "mem_len": M, "dtype": dtype, "mb_read": mb} | taken
+
+
+def require_transformer_xl(model: ModelConfig) -> None:
+    """Check that what is counted and filled here is there.
+
+    Raises:
+        ValueError: It is another kind of model.
+    """
+    if model.kind != "transformer_xl":
+        raise ValueError(
+            f"model.kind={model.kind!r}: only a model of kind 'transformer_xl' can be measured"
+        )
 
 
 def full_memory(model: TransformerXL, B: int, M: int) -> Memory:

@@ -81,7 +81,8 @@ def profile(config: Config, steps: int) -> dict[str, Any]:
         Milliseconds of a step by part, and by operator within each part.
 
     Raises:
-        ValueError: ``steps`` is below 1, or the model would be compiled: then it has no parts.
+        ValueError: ``steps`` is below 1, it is another kind of model, or it would be compiled: then
+            it has no parts.
     """
     if steps < 1:
         raise ValueError(f"steps={steps} must be at least 1")

@@ -12,7 +12,12 @@ from typing import Any
 
 import torch
 
-from transformer_xl.bench.measuring import circumstances, full_memory, timed
+from transformer_xl.bench.measuring import (
+    circumstances,
+    full_memory,
+    require_transformer_xl,
+    timed,
+)
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_xl.device import autocast, pick_device, pick_precision
 from transformer_xl.evaluate import window_nll
@@ -50,8 +55,9 @@ def evaluation_speed(
         ``memory``, with their ranges, how many times slower the window is, and the paper's number.
 
     Raises:
-        ValueError: A number is below 1.
+        ValueError: A number is below 1, or it is another kind of model.
     """
+    require_transformer_xl(model)
     for name, values in (
         ("attn_lens", attn_lens),
         ("windows", windows),
