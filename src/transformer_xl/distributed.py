@@ -10,6 +10,7 @@ the waiting on work that only the first process does: that may take as long as i
 """
 
 import os
+import pickle
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,19 +78,22 @@ class World:
     def by_first(self, work: Callable[[], _T]) -> _T:
         """Let the first process do something while the others wait; return its result in all.
 
-        An error of the first process is raised in all of them.
+        An error of the first process is raised in all of them. Where it cannot be sent, the others
+        raise a RuntimeError that says the same.
         """
         if self.size == 1:
             return work()
         found: list[Any] = [None, None]
+        own = None
         if self.is_first:
             try:
                 found[0] = work()
             except Exception as error:  # noqa: BLE001  (it is raised, in all of them)
-                found[1] = error
+                own, found[1] = error, _sendable(error)
         dist.broadcast_object_list(found, group=self._patient)
-        if found[1] is not None:
-            raise found[1]
+        error = found[1] if own is None else own
+        if error is not None:
+            raise error
         return found[0]
 
     def wait(self) -> None:
@@ -145,6 +149,14 @@ class World:
         """
         if step or self.rank:
             torch.manual_seed(hash((torch.initial_seed(), self.size, self.rank, step)) % 2**63)
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return an error as another process can get it."""
+    try:
+        return pickle.loads(pickle.dumps(error))
+    except Exception:  # noqa: BLE001  (whatever its class makes of it)
+        return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def is_first_process() -> bool:

@@ -6,12 +6,15 @@ a new group, and writes down what it found.
 
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +22,7 @@ import torch
 
 from transformer_xl.checkpoint.checkpoints import Checkpoints, read_about, read_whole
 from transformer_xl.data import prepare
-from transformer_xl.distributed import Stalled, World, is_first_process, joined
+from transformer_xl.distributed import Stalled, World, _sendable, is_first_process, joined
 from transformer_xl.recipes import dump_recipe, load_recipe
 from transformer_xl.train import Interrupted, loop, train
 from transformer_xl.train.beginning import fit_to_corpus, new_state
@@ -215,6 +218,12 @@ def test_what_processes_say_to_each_other(found):
         about = json.loads((found / f"found-{rank}.json").read_text())
         assert about["by first"] == 0
         assert about["error"] == "only the first"
+        # The first process has its own error, the others as much of it as can be sent.
+        assert about["as they are"] == (
+            [["PairError", "a and b"], ["LockError", "a lock"]]
+            if rank == 0
+            else [["RuntimeError", "PairError: a and b"], ["RuntimeError", "LockError: a lock"]]
+        )
         assert about["mean"] == [0.5, 5.0]
         assert about["gathered"] == ["a", "b"]
         assert about["before"] == [[0.0], [1.0], [11.0]]
@@ -243,6 +252,32 @@ def test_one_process_talks_to_itself():
     assert world.largest_before(1.0, 2.0) == [1.0, 2.0]
     with joined(CPU, 1.0) as found:
         assert found.size == 1
+
+
+class PairError(Exception):
+    """It can be written by pickle, and not be read."""
+
+    def __init__(self, one, other):
+        super().__init__(f"{one} and {other}")
+
+
+class LockError(Exception):
+    """It cannot be written by pickle."""
+
+    def __init__(self, message):
+        super().__init__(message)
+        self.lock = threading.Lock()
+
+
+def throw(error):
+    raise error
+
+
+@pytest.mark.parametrize("error", [PairError("a", "b"), LockError("a lock")], ids=str)
+def test_an_error_that_cannot_be_sent_becomes_one_that_says_the_same(error):
+    sent = pickle.loads(pickle.dumps(_sendable(error)))
+    assert (type(sent), str(sent)) == (RuntimeError, f"{type(error).__name__}: {error}")
+    assert type(_sendable(KeyError("x"))) is KeyError
 
 
 def main(folder, what):
@@ -281,6 +316,12 @@ def main(folder, what):
             world.by_first(lambda: {}["only the first"])
         except KeyError as error:
             about["error"] = error.args[0]
+        about["as they are"] = []
+        for error in (PairError("a", "b"), LockError("a lock")):
+            try:
+                world.by_first(partial(throw, error))
+            except Exception as raised:  # noqa: BLE001
+                about["as they are"].append([type(raised).__name__, str(raised)])
         about["mean"] = world.mean([float(rank), 5.0])
         about["gathered"] = world.gather("ab"[rank])
         about["before"] = [world.largest_before(10.0 * n + rank) for n in range(3)]
