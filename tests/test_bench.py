@@ -188,6 +188,34 @@ def test_an_operator_is_where_it_ran_and_its_gradient_too():
     assert rows["EmbeddingBackward0", "backward"]["part"] == "embedding"
 
 
+def test_every_scope_is_entered_by_some_kind_of_training(monkeypatch):
+    entered = set()
+
+    def noting(function, scope):
+        def noted(*args, **kwargs):
+            entered.add(function)
+            return function(*args, **kwargs)
+
+        return noted
+
+    monkeypatch.setattr(profiling, "_noting", noting)
+    names = {getattr(owner, name): (owner, name) for owner, name, _ in profiling.SCOPES}
+    kinds = ({}, VARIANTS["sinusoids"], VARIANTS["adaptive softmax"], {"norm": "rms"})
+    steps = [training(recipe(kind), CPU)[1] for kind in kinds]
+    with profiling._scopes():
+        for step in steps:
+            step()
+    assert [name for function, name in names.items() if function not in entered] == []
+
+
+def test_clipping_is_part_of_the_optimizer(monkeypatch):
+    # Its own operators would hide those of clipping.
+    monkeypatch.setattr(profiling.Optimizer, "step", lambda *_, **__: 0.0)
+    found = profile(recipe(clip_norm=1e-6), steps=1)
+    parts = {row["operator"]: row["part"] for row in found["operators"]}
+    assert parts["aten::_foreach_norm"] == parts["aten::_foreach_mul_"] == "optimizer"
+
+
 def test_a_profile_leaves_the_functions_as_they_were(monkeypatch):
     functions = [getattr(owner, name) for owner, name, _ in profiling.SCOPES]
     profile(recipe(), steps=1)

@@ -34,6 +34,9 @@ from transformer_xl.nn import (
     Softmax,
     attention,
 )
+from transformer_xl.nn.norm import RMSNorm
+from transformer_xl.train import TrainState
+from transformer_xl.train import step as updating
 from transformer_xl.train.optim import Optimizer
 
 SCOPES: tuple[tuple[Any, str, str], ...] = (
@@ -47,13 +50,16 @@ SCOPES: tuple[tuple[Any, str, str], ...] = (
     (FeedForward, "forward", "feed-forward"),
     (DecoderLayer, "forward", "norms, residuals, dropout"),
     (nn.LayerNorm, "forward", "norms, residuals, dropout"),
+    (RMSNorm, "forward", "norms, residuals, dropout"),
     (Softmax, "nll", "softmax and loss"),
     (AdaptiveSoftmax, "nll", "softmax and loss"),
     (Memory, "extend", "memory"),
-    (nn.utils, "clip_grad_norm_", "optimizer"),
+    (updating, "get_total_norm", "optimizer"),
+    (updating, "clip_grads_with_norm_", "optimizer"),
     (Optimizer, "step", "optimizer"),
+    (TrainState, "add_to_average", "optimizer"),
 )
-"""Whose function, its name, and the part of the model it is."""
+"""Whose function, its name where it is called, and the part of the model it is."""
 PARTS = (
     "embedding", "projections", "attention: products", "attention: softmax",
     "attention: shift, masks, copies", "feed-forward", "norms, residuals, dropout",
