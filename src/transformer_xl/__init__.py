@@ -10,27 +10,39 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transformer_xl.config import Config, ModelConfig
+    from transformer_xl.config import (
+        Config,
+        DataConfig,
+        EvalConfig,
+        GenerateConfig,
+        ModelConfig,
+        TrainConfig,
+    )
     from transformer_xl.convert import convert
     from transformer_xl.data.corpus import prepare
     from transformer_xl.data.vocab import Vocab, load_vocab
     from transformer_xl.evaluate import Result, evaluate
     from transformer_xl.export import export
-    from transformer_xl.generate import Session, generate, generate_batch
+    from transformer_xl.generate import Session, generate, generate_batch, load_state, save_state
     from transformer_xl.nn.compact import compact
     from transformer_xl.nn.memory import Memory
     from transformer_xl.nn.model import TransformerXL
     from transformer_xl.ops import rel_attention
+    from transformer_xl.recipes import load_recipe
     from transformer_xl.train import train
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Config",
+    "DataConfig",
+    "EvalConfig",
+    "GenerateConfig",
     "Memory",
     "ModelConfig",
     "Result",
     "Session",
+    "TrainConfig",
     "TransformerXL",
     "Vocab",
     "__version__",
@@ -40,18 +52,25 @@ __all__ = [
     "export",
     "generate",
     "generate_batch",
+    "load_recipe",
+    "load_state",
     "load_vocab",
     "prepare",
     "rel_attention",
+    "save_state",
     "train",
 ]
 
 _HOME = {
     "Config": "config",
+    "DataConfig": "config",
+    "EvalConfig": "config",
+    "GenerateConfig": "config",
     "Memory": "nn.memory",
     "ModelConfig": "config",
     "Result": "evaluate",
     "Session": "generate",
+    "TrainConfig": "config",
     "TransformerXL": "nn.model",
     "Vocab": "data.vocab",
     "compact": "nn.compact",
@@ -60,9 +79,12 @@ _HOME = {
     "export": "export",
     "generate": "generate",
     "generate_batch": "generate",
+    "load_recipe": "recipes",
+    "load_state": "generate",
     "load_vocab": "data.vocab",
     "prepare": "data.corpus",
     "rel_attention": "ops",
+    "save_state": "generate",
     "train": "train",
 }
 

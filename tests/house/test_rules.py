@@ -5,6 +5,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
@@ -147,6 +148,18 @@ def test_the_public_names_are_those_that_can_be_imported() -> None:
     for name in names:
         value = getattr(transformer_xl, name)
         assert not hasattr(value, "__path__"), f"{name} is a folder, not what is in it"
+
+
+def test_every_part_of_a_recipe_can_be_made_and_read_by_public_names() -> None:
+    parts = {name: getattr(transformer_xl, name)() for name in SECTIONS}
+    model, data, train, evaluation, generation = parts.values()
+    config = transformer_xl.Config(
+        model=model, data=data, train=train, eval=evaluation, generate=generation
+    )
+    assert transformer_xl.load_recipe("demo") != config
+    assert {type(getattr(config, field.name)) for field in fields(config)} == {
+        type(part) for part in parts.values()
+    }
 
 
 def test_an_unknown_public_name_is_an_error_that_names_it() -> None:
