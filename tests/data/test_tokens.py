@@ -1,4 +1,6 @@
 import copy
+import subprocess
+import sys
 
 import fsspec
 import numpy as np
@@ -131,6 +133,27 @@ def test_a_store_that_fails_is_named_and_asked_again_by_the_next_call(web):
         stored[5]
     web.statuses.clear()
     assert stored[5] == tokens[5]
+
+
+HANGS = """
+import sys, threading
+import numpy as np
+from transformer_xl.data import tokens
+
+def read_range(fs, path, start, stop, url):
+    return b"12" if start == 0 else threading.Event().wait()
+
+tokens.read_range = read_range
+stored = tokens.StoredTokens("file://" + sys.argv[1], np.dtype("uint16"), 2, block_bytes=2)
+sys.exit(f"read {stored[0]}")
+"""
+
+
+def test_a_program_ends_while_a_store_keeps_it_waiting_for_what_it_read_ahead(tmp_path):
+    (tmp_path / FILE).write_bytes(b"1234")
+    command = [sys.executable, "-c", HANGS, str(tmp_path / FILE)]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.stderr == f"read {int.from_bytes(b'12', 'little')}\n"
 
 
 def test_another_size_and_a_server_without_ranges_are_refused(web):

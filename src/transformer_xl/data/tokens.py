@@ -6,7 +6,8 @@ owns some of the streams reads their parts and nothing else.
 
 import math
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ class StoredTokens:
             )
         self._counting = threading.Lock()
         self._blocks: dict[int, Future[np.ndarray]] = {}
-        self._readers = ThreadPoolExecutor(_CONNECTIONS, thread_name_prefix="tokens")
+        self._asked: SimpleQueue[tuple[int, Future[np.ndarray]]] = SimpleQueue()
 
     def __len__(self) -> int:
         return self.shape[0]
@@ -107,13 +108,27 @@ class StoredTokens:
             task = self._blocks.get(block)
             # What failed is tried again by who needs it now.
             if task is None or (task.done() and task.exception() is not None):
-                task = self._readers.submit(self._read_block, block)
+                task = Future()
+                self._asked.put((block, task))
             kept[block] = task
         self._blocks = kept
+        # Daemons: what they read ahead nobody may ever ask for, and a program must be able to end
+        # while they wait for a network. Those of an executor would be waited for.
+        for _ in range(min(self._asked.qsize(), _CONNECTIONS)):
+            threading.Thread(target=self._read_blocks, name="tokens", daemon=True).start()
 
-    def _read_block(self, block: int) -> np.ndarray:
-        start = block * self._per_block
-        return self._read(start, min(start + self._per_block, len(self)))
+    def _read_blocks(self) -> None:
+        """Read blocks until none is asked for."""
+        while True:
+            try:
+                block, task = self._asked.get_nowait()
+            except Empty:
+                return
+            start = block * self._per_block
+            try:
+                task.set_result(self._read(start, min(start + self._per_block, len(self))))
+            except BaseException as error:  # noqa: BLE001  (it is raised where the block is used)
+                task.set_exception(error)
 
     def _read(self, start: int, stop: int) -> np.ndarray:
         size = self.dtype.itemsize
