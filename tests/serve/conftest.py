@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import Vocab, train_vocab
-from transformer_xl.generate import generate
+from transformer_xl.generate import Sampler, generate, random_numbers
 from transformer_xl.nn import TransformerXL, build_model
+from transformer_xl.serve.engine import Engine
+from transformer_xl.serve.texts import Drawn, Ended, Event, Text, make_writer
 
 SECONDS = 60
 """Nothing here takes so long on the slowest machine."""
@@ -81,6 +84,72 @@ def make_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
 @pytest.fixture(scope="session")
 def made(make_model: Callable[..., Made]) -> Made:
     return make_model()
+
+
+class Asked:
+    """A text, and what the engine told of it."""
+
+    def __init__(
+        self,
+        made: Made,
+        prompt: Any,
+        n: int,
+        *,
+        seed: Any = 1,
+        stop: Any = (),
+        mems: Any = None,
+        drawing: dict[str, Any] | None = None,
+        **more: Any,
+    ) -> None:
+        self.events: list[Event] = []
+        self.ended: Future = Future()
+        self.text = Text(
+            prompt=tuple(prompt),
+            mems=mems,
+            before=(),
+            writer=make_writer(made.vocab, stop, (), prompt),
+            generator=random_numbers(seed),
+            sampler=Sampler(**(drawing or {})),
+            max_tokens=n,
+            sink=self._take,
+            **more,
+        )
+
+    def _take(self, event: Event) -> None:
+        self.events.append(event)
+        if isinstance(event, Ended):
+            self.ended.set_result(event)
+
+    def end(self) -> Ended:
+        """Wait until it has ended."""
+        return self.ended.result(SECONDS)
+
+    @property
+    def tokens(self) -> list[int]:
+        """What was drawn until its end."""
+        self.end()
+        return [event.token for event in self.events if isinstance(event, Drawn)]
+
+
+@pytest.fixture(scope="session")
+def ask() -> type[Asked]:
+    """Makes texts for an engine: `ask(made, [1, 2], 6, seed=3)`."""
+    return Asked
+
+
+@pytest.fixture
+def start(made: Made) -> Iterator[Callable[..., Engine]]:
+    """Starts engines, and ends them: `start(max_batch=2)`."""
+    engines: list[Engine] = []
+
+    def begin(model: TransformerXL | None = None, **settings: Any) -> Engine:
+        engines.append(Engine(model or made.model, **settings))
+        engines[-1].start()
+        return engines[-1]
+
+    yield begin
+    for engine in engines:
+        engine.stop()
 
 
 @dataclass

@@ -2,67 +2,18 @@
 
 import random
 import threading
-from concurrent.futures import Future
 
 import pytest
 import torch
 
-from transformer_xl.data import train_vocab
-from transformer_xl.data.vocab import StreamDecoder
-from transformer_xl.generate import Sampler, TextWriter, generate, random_numbers
-from transformer_xl.serve.engine import Engine, QueueFullError
+from transformer_xl.generate import generate
+from transformer_xl.serve.engine import QueueFullError
 from transformer_xl.serve.reading import scored
 from transformer_xl.serve.seeing import shares
-from transformer_xl.serve.texts import Drawn, Ended, PromptRead, Text, make_writer
+from transformer_xl.serve.texts import Drawn, PromptRead
 
 SECONDS = 60
 SETTINGS = ({}, {"temperature": 0}, {"top_k": 7}, {"top_p": 0.8, "temperature": 1.5})
-
-
-@pytest.fixture
-def start(made):
-    """Starts engines, and ends them."""
-    engines = []
-
-    def begin(model=None, **settings):
-        engines.append(Engine(model or made.model, **settings))
-        engines[-1].start()
-        return engines[-1]
-
-    yield begin
-    for engine in engines:
-        engine.stop()
-
-
-class Asked:
-    """A text, and what was told of it."""
-
-    def __init__(self, made, prompt, n, *, seed=1, stop=(), mems=None, drawing=None, **more):
-        self.events, self.ended = [], Future()
-        self.text = Text(
-            prompt=tuple(prompt),
-            mems=mems,
-            before=(),
-            writer=make_writer(made.vocab, stop, (), prompt),
-            generator=random_numbers(seed),
-            sampler=Sampler(**(drawing or {})),
-            max_tokens=n,
-            sink=self._take,
-            **more,
-        )
-
-    def _take(self, event):
-        self.events.append(event)
-        if isinstance(event, Ended):
-            self.ended.set_result(event)
-
-    def end(self):
-        return self.ended.result(SECONDS)
-
-    @property
-    def tokens(self):
-        self.end()
-        return [event.token for event in self.events if isinstance(event, Drawn)]
 
 
 def prompts(count, longest, size, seed=0):
@@ -86,13 +37,13 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_texts_side_by_side_are_those_written_alone(make_model, start, variant):
+def test_texts_side_by_side_are_those_written_alone(make_model, start, ask, variant):
     made = make_model(**VARIANTS[variant])
     engine = start(made.model, max_batch=5, max_queue=100, piece=16)
     asked = []
     for number, prompt in enumerate(prompts(12, 40, len(made.vocab))):
         drawing = SETTINGS[number % len(SETTINGS)]
-        asked.append(Asked(made, prompt, 1 + 5 * (number % 4), seed=number, drawing=drawing))
+        asked.append(ask(made, prompt, 1 + 5 * (number % 4), seed=number, drawing=drawing))
     for each in asked:
         engine.submit([each.text])
     for number, each in enumerate(asked):
@@ -101,22 +52,22 @@ def test_texts_side_by_side_are_those_written_alone(make_model, start, variant):
         assert each.tokens == list(alone), f"text {number}"
 
 
-def test_a_prompt_longer_than_a_segment_is_read_as_one_reading_of_it(made, start):
+def test_a_prompt_longer_than_a_segment_is_read_as_one_reading_of_it(made, start, ask):
     engine = start(max_batch=4, piece=100)
     long = prompts(3, 1, len(made.vocab), seed=5)
     draw = random.Random(1)
     long = [[draw.randrange(len(made.vocab)) for _ in range(n)] for n in (511, 1030, 700)]
-    asked = [Asked(made, prompt, 9, seed=2) for prompt in long]
+    asked = [ask(made, prompt, 9, seed=2) for prompt in long]
     for each in asked:
         engine.submit([each.text])
     for each, prompt in zip(asked, long, strict=True):
         assert each.tokens == list(generate(made.model, prompt, length=9, seed=2))
 
 
-def test_others_are_written_while_a_long_prompt_is_read(made, start):
+def test_others_are_written_while_a_long_prompt_is_read(made, start, ask):
     seen = []
     engine = start(piece=16, deliver=lambda events: seen.append([text for text, _ in events]))
-    short, long = Asked(made, [1], 60), Asked(made, [2] * 400, 1)
+    short, long = ask(made, [1], 60), ask(made, [2] * 400, 1)
     engine.submit([short.text])
     engine.submit([long.text])
     engine.ask(lambda: None).result(SECONDS)
@@ -130,7 +81,7 @@ def test_others_are_written_while_a_long_prompt_is_read(made, start):
     assert sum(short.text in texts for texts in before) >= 20
 
 
-def test_texts_with_the_same_prompt_share_its_reading(made, start, monkeypatch):
+def test_texts_with_the_same_prompt_share_its_reading(made, start, ask, monkeypatch):
     read = []
     original = type(made.model).read
 
@@ -140,7 +91,7 @@ def test_texts_with_the_same_prompt_share_its_reading(made, start, monkeypatch):
 
     monkeypatch.setattr(type(made.model), "read", spy)
     engine = start()
-    asked = [Asked(made, [1, 2, 3], 3, seed=n) for n in range(4)]
+    asked = [ask(made, [1, 2, 3], 3, seed=n) for n in range(4)]
     engine.submit([each.text for each in asked])
     found = [each.tokens for each in asked]
     assert read == [(1, 3), (4, 1), (4, 1)]
@@ -148,40 +99,40 @@ def test_texts_with_the_same_prompt_share_its_reading(made, start, monkeypatch):
 
 
 @pytest.mark.parametrize("variant", ["the paper's", "documents", "absolute positions", "LSTM"])
-def test_a_state_goes_on_as_if_it_had_not_stopped(make_model, start, variant):
+def test_a_state_goes_on_as_if_it_had_not_stopped(make_model, start, ask, variant):
     made = make_model(**VARIANTS[variant])
     engine = start(made.model)
     whole = list(generate(made.model, [7, 2, 9], length=40, seed=3))
-    first = Asked(made, [7, 2, 9], 15, seed=3, keeps_state=True)
-    others = [Asked(made, [n], 20 + n) for n in range(3)]
+    first = ask(made, [7, 2, 9], 15, seed=3, keeps_state=True)
+    others = [ask(made, [n], 20 + n) for n in range(3)]
     for each in (*others, first):
         engine.submit([each.text])
     state = first.end().state
     assert state.last_token == whole[14]
     assert [*state.read.tolist(), state.last_token] == [7, 2, 9, *whole[:15]][-17:]
-    rest = Asked(made, [state.last_token], 25, seed=state.random, mems=state.mems)
+    rest = ask(made, [state.last_token], 25, seed=state.random, mems=state.mems)
     engine.submit([rest.text])
     assert first.tokens + rest.tokens == whole
 
 
-def test_reading_without_writing_leaves_the_last_token_to_the_next(made, start):
+def test_reading_without_writing_leaves_the_last_token_to_the_next(made, start, ask):
     engine = start()
     ids = list(range(made.model.config.mem_len))
-    first = Asked(made, ids, 0, keeps_state=True)
+    first = ask(made, ids, 0, keeps_state=True)
     engine.submit([first.text])
     state = first.end().state
     assert state.last_token == ids[-1]
-    second = Asked(made, [state.last_token], 8, seed=4, mems=state.mems)
+    second = ask(made, [state.last_token], 8, seed=4, mems=state.mems)
     engine.submit([second.text])
     assert second.tokens == list(generate(made.model, ids, length=8, seed=4))
 
 
-def test_a_stop_string_ends_its_own_text_alone(made, start):
+def test_a_stop_string_ends_its_own_text_alone(made, start, ask):
     engine = start()
     whole = made.alone("ab", 30, seed=6)
     stop = whole[7:9]
-    asked = Asked(made, made.vocab.encode("ab"), 30, seed=6, stop=[stop])
-    other = Asked(made, made.vocab.encode("ab"), 30, seed=6)
+    asked = ask(made, made.vocab.encode("ab"), 30, seed=6, stop=[stop])
+    other = ask(made, made.vocab.encode("ab"), 30, seed=6)
     engine.submit([asked.text, other.text])
     assert asked.end().reason == "stop"
     assert (
@@ -191,9 +142,9 @@ def test_a_stop_string_ends_its_own_text_alone(made, start):
     assert made.vocab.decode(other.tokens) == whole
 
 
-def test_scores_are_those_of_the_model(made, start):
+def test_scores_are_those_of_the_model(made, start, ask):
     ids = prompts(1, 40, len(made.vocab), seed=3)[0]
-    asked = Asked(made, ids, 5, logprobs=3, scores_prompt=True)
+    asked = ask(made, ids, 5, logprobs=3, scores_prompt=True)
     engine = start(piece=8)
     engine.submit([asked.text])
     tokens = [*ids, *asked.tokens]
@@ -210,7 +161,7 @@ def test_scores_are_those_of_the_model(made, start):
 
 @pytest.mark.parametrize("variant", ["the paper's", "adaptive softmax"])
 def test_the_scores_of_a_step_are_computed_once_and_are_those_of_each_text(
-    make_model, start, monkeypatch, variant
+    make_model, start, ask, monkeypatch, variant
 ):
     made, counts = make_model(**VARIANTS[variant]), []
 
@@ -220,13 +171,13 @@ def test_the_scores_of_a_step_are_computed_once_and_are_those_of_each_text(
 
     monkeypatch.setattr("transformer_xl.serve.engine.scored", spy)
     asks = [None, 3, 0, 20, None, 3]
-    together = [Asked(made, [1, 2], 5, seed=n, logprobs=most) for n, most in enumerate(asks)]
+    together = [ask(made, [1, 2], 5, seed=n, logprobs=most) for n, most in enumerate(asks)]
     start(made.model).submit([each.text for each in together])
     scores = [[e.scored for e in x.events if isinstance(e, Drawn)] for x in together if x.end()]
     assert counts == [4] * 5
     engine = start(made.model)
     for n, most in enumerate(asks):
-        alone = Asked(made, [1, 2], 5, seed=n, logprobs=most)
+        alone = ask(made, [1, 2], 5, seed=n, logprobs=most)
         engine.submit([alone.text])
         assert alone.tokens == together[n].tokens
         own = [e.scored for e in alone.events if isinstance(e, Drawn)]
@@ -242,10 +193,10 @@ def test_the_scores_of_a_step_are_computed_once_and_are_those_of_each_text(
 
 
 @pytest.mark.parametrize("variant", ["the paper's", "absolute positions"])
-def test_what_a_token_was_predicted_from_adds_up_to_one(make_model, start, variant):
+def test_what_a_token_was_predicted_from_adds_up_to_one(make_model, start, ask, variant):
     made = make_model(**VARIANTS[variant])
     engine = start(made.model)
-    asked = Asked(made, [1, 2, 3, 4], 30, attention=64)
+    asked = ask(made, [1, 2, 3, 4], 30, attention=64)
     engine.submit([asked.text])
     asked.end()
     for n, event in enumerate(e for e in asked.events if isinstance(e, Drawn)):
@@ -269,10 +220,10 @@ def test_what_follows_from_the_weights_alone_is_kept_once(made, start):
     assert one.positions is two.positions
 
 
-def test_who_leaves_frees_the_place_and_keeps_what_was_written(made, start, until):
+def test_who_leaves_frees_the_place_and_keeps_what_was_written(made, start, ask, until):
     engine = start(max_batch=1)
-    left = Asked(made, [3], 100_000, keeps_state=True)
-    waits = Asked(made, [1, 2], 6)
+    left = ask(made, [3], 100_000, keeps_state=True)
+    waits = ask(made, [1, 2], 6)
     engine.submit([left.text])
     engine.submit([waits.text])
     until(lambda: len(left.events) > 5)
@@ -284,101 +235,31 @@ def test_who_leaves_frees_the_place_and_keeps_what_was_written(made, start, unti
     assert ended.state.last_token == left.tokens[-1]
 
 
-def test_late_texts_end_where_they_are(made, start):
+def test_late_texts_end_where_they_are(made, start, ask):
     engine = start(max_batch=1)
-    asked = Asked(made, [3], 100_000)
+    asked = ask(made, [3], 100_000)
     engine.submit([asked.text])
-    never = Asked(made, [3], 5, deadline=0.0)
+    never = ask(made, [3], 5, deadline=0.0)
     engine.submit([never.text])
     assert never.end().reason == "late"
     asked.text.deadline = 0.0
     assert asked.end().reason == "length"
 
 
-def test_a_full_queue_refuses(made, start, until):
+def test_a_full_queue_refuses(made, start, ask, until):
     engine = start(max_batch=1, max_queue=2)
-    first = Asked(made, [3], 100_000)
+    first = ask(made, [3], 100_000)
     engine.submit([first.text])
     until(lambda: engine.n_running == 1)
-    engine.submit([Asked(made, [n], 1).text for n in (1, 2)])
+    engine.submit([ask(made, [n], 1).text for n in (1, 2)])
     with pytest.raises(QueueFullError):
-        engine.submit([Asked(made, [4], 1).text])
+        engine.submit([ask(made, [4], 1).text])
     first.text.is_cancelled = True
 
 
-def test_a_step_that_fails_takes_no_text_that_comes_after_it(made, start, monkeypatch, caplog):
-    engine = start()
-    original, broken = type(made.model).read, [True]
-
-    def breaks(self, *words, **settings):
-        if broken and broken.pop():
-            raise RuntimeError("the memory of the device is full")
-        return original(self, *words, **settings)
-
-    monkeypatch.setattr(type(made.model), "read", breaks)
-    first = Asked(made, [1, 2], 6)
-    engine.submit([first.text])
-    assert first.end().reason == "failed"
-    second = Asked(made, [1, 2], 6)
-    engine.submit([second.text])
-    assert second.tokens == list(generate(made.model, [1, 2], length=6, seed=1))
-    assert "the memory of the device is full" in caplog.text
-
-
-@pytest.mark.parametrize("place", [0, 3])
-def test_a_token_that_cannot_be_drawn_ends_its_own_text_alone(
-    made, start, monkeypatch, caplog, place
-):
-    original, generator = Sampler.__call__, random_numbers(13)
-    fatal = [torch.rand((), dtype=torch.float64, generator=generator).item() for _ in range(4)]
-
-    def breaks(self, softmax, hidden, numbers):
-        if fatal[place] in numbers.tolist():
-            raise RuntimeError("the model's probabilities are not finite")
-        return original(self, softmax, hidden, numbers)
-
-    monkeypatch.setattr(Sampler, "__call__", breaks)
-    drawings = [{}, {"top_k": 7}, {}, {"temperature": 0}]
-    asked = [Asked(made, [1, 2], 6, seed=n, drawing=x) for n, x in enumerate(drawings)]
-    # Drawn in one go with two of the others.
-    failing = Asked(made, [1, 2], 6, seed=13, keeps_state=True)
-    start().submit([each.text for each in (*asked, failing)])
-    for n, (each, drawing) in enumerate(zip(asked, drawings, strict=True)):
-        assert each.tokens == list(generate(made.model, [1, 2], length=6, seed=n, **drawing))
-    ended = failing.end()
-    assert (ended.reason, ended.state, len(failing.tokens)) == ("failed", None, place)
-    assert "the model's probabilities are not finite" in caplog.text
-
-
-@pytest.mark.parametrize("drawing", [{"temperature": 1e-40}, {"top_p": 1e-46}], ids=str)
-def test_extreme_settings_write_what_is_likeliest_and_disturb_nobody(made, start, drawing):
-    asked = [Asked(made, [1, 2], 6), Asked(made, [1, 2], 6, drawing=drawing)]
-    start().submit([each.text for each in asked])
-    settings = {"seed": 1}, {"temperature": 0}
-    for each, words in zip(asked, settings, strict=True):
-        assert each.tokens == list(generate(made.model, [1, 2], length=6, **words))
-
-
-def test_a_text_whose_first_token_cannot_be_drawn_ends_too(made, start, monkeypatch):
-    engine = start(piece=1)
-    original, broken = Engine._draw, [True]
-
-    def breaks(self, *words):
-        if broken and broken.pop():
-            raise RuntimeError("the memory of the device is full")
-        return original(self, *words)
-
-    monkeypatch.setattr(Engine, "_draw", breaks)
-    # Its prompt is read in pieces, so that it came some steps before.
-    first = Asked(made, [1, 2, 3], 6)
-    engine.submit([first.text])
-    assert first.end().reason == "failed"
-    assert engine.n_running == 0
-
-
-def test_stopping_ends_all_and_keeps_their_states(made, start, until):
+def test_stopping_ends_all_and_keeps_their_states(made, start, ask, until):
     engine = start(max_batch=2)
-    asked = [Asked(made, [n], 100_000, keeps_state=True) for n in range(3)]
+    asked = [ask(made, [n], 100_000, keeps_state=True) for n in range(3)]
     for each in asked:
         engine.submit([each.text])
     until(lambda: all(len(each.events) > 2 for each in asked[:2]))
@@ -389,13 +270,13 @@ def test_stopping_ends_all_and_keeps_their_states(made, start, until):
         engine.submit([asked[0].text])
 
 
-def test_a_large_group_does_not_wait_for_the_longest_text_before_it(made, start, until):
+def test_a_large_group_does_not_wait_for_the_longest_text_before_it(made, start, ask, until):
     engine = start(max_batch=8)
-    long = Asked(made, [3], 10**6)
+    long = ask(made, [3], 10**6)
     engine.submit([long.text])
     until(lambda: engine.n_running == 1)
-    group = [Asked(made, [1, 2], 6, seed=n) for n in range(8)]
-    behind = Asked(made, [1, 2], 6)
+    group = [ask(made, [1, 2], 6, seed=n) for n in range(8)]
+    behind = ask(made, [1, 2], 6)
     engine.submit([each.text for each in group])
     engine.submit([behind.text])
     assert [each.tokens for each in group] == [
@@ -405,7 +286,7 @@ def test_a_large_group_does_not_wait_for_the_longest_text_before_it(made, start,
     assert not long.ended.done()
 
 
-def test_a_group_is_not_divided_into_single_texts(made, start, until, monkeypatch):
+def test_a_group_is_not_divided_into_single_texts(made, start, ask, until, monkeypatch):
     read = []
     original = type(made.model).read
 
@@ -416,34 +297,12 @@ def test_a_group_is_not_divided_into_single_texts(made, start, until, monkeypatc
 
     engine = start(max_batch=8)
     # They end one after the other, so that places become free one by one.
-    before = [Asked(made, [3], 20 + 10 * n) for n in range(8)]
+    before = [ask(made, [3], 20 + 10 * n) for n in range(8)]
     engine.submit([each.text for each in before])
     until(lambda: engine.n_running == 8)
     monkeypatch.setattr(type(made.model), "read", spy)
-    group = [Asked(made, [1, 2], 200, seed=n) for n in range(8)]
+    group = [ask(made, [1, 2], 200, seed=n) for n in range(8)]
     engine.submit([each.text for each in group])
     for each in group:
         each.end()
     assert 1 <= len(read) <= 4
-
-
-@pytest.mark.parametrize("kind", ["bytes", "words"])
-def test_a_long_prompt_does_not_hold_up_what_makes_its_writer(kind, monkeypatch):
-    vocab = train_vocab(kind, ["the sun € and\nthe sea"])
-    pushed, ids = [], vocab.encode("the sun € and\n" * 10_000)
-    original = StreamDecoder.push
-    monkeypatch.setattr(
-        StreamDecoder, "push", lambda self, token: pushed.append(token) or original(self, token)
-    )
-    dash = vocab.encode("the sun € and")[7:]
-    for prompt in (ids, [*ids, *vocab.encode("the sun €")[:9]]):
-        writers = make_writer(vocab, (), (), prompt), TextWriter(vocab, (), prompt)
-        texts = [
-            "".join(writer.push(token) for token in dash) + writer.flush() for writer in writers
-        ]
-        assert texts[0] == texts[1]
-    make_writer(vocab, (), (), ids)
-    assert len(pushed) < 4 * len(ids)
-    pushed.clear()
-    make_writer(vocab, (), (), ids)
-    assert len(pushed) <= 1024
