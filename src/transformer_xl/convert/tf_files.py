@@ -21,6 +21,7 @@ from torch import Tensor
 
 from transformer_xl.convert.inert import UnreadableFile, map_file, printable, reading
 from transformer_xl.convert.storages import Storage, checked_size
+from transformer_xl.data.protobuf import fields, varint
 
 _FOOTER_SIZE = 48
 _MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
@@ -178,7 +179,7 @@ def _variables(index: Path) -> tuple[list[_Variable], int]:
             if n_names > 50 * len(content):
                 raise UnreadableFile(f"{index} has names of absurd length")
             entries[name] = entry
-    header = dict(_fields(entries.pop(b"", b"")))
+    header = dict(fields(entries.pop(b"", b"")))
     n_shards = header.get(1, 1)
     if header.get(2, 0) != 0:
         raise UnreadableFile(f"{index} was written by a big-endian machine: convert it there")
@@ -191,17 +192,17 @@ def _variables(index: Path) -> tuple[list[_Variable], int]:
 def _variable(name: str, entry: bytes, n_shards: int) -> _Variable | None:
     numbers = {1: 0, 3: 0, 4: 0, 5: 0}
     shape: list[int] = []
-    for field, value in _fields(entry):
+    for field, value in fields(entry):
         if field == 7:
             raise UnreadableFile(
                 f"its variable {printable(name)} is stored in slices (a partitioner was used): "
                 "restore it with TensorFlow and save it without a partitioner"
             )
         if field == 2 and isinstance(value, bytes):
-            for part, dimension in _fields(value):
+            for part, dimension in fields(value):
                 if part == 2 and isinstance(dimension, bytes):
                     # A dimension of nothing is written as nothing.
-                    size = dict(_fields(dimension)).get(1, 0)
+                    size = dict(fields(dimension)).get(1, 0)
                     shape.append(size if isinstance(size, int) else -1)
         elif field in numbers and isinstance(value, int):
             numbers[field] = value
@@ -232,9 +233,9 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise UnreadableFile("its table is damaged: get a fresh copy")
     position, key = 0, b""
     while position < end:
-        shared, position = _varint(block, position)
-        own, position = _varint(block, position)
-        length, position = _varint(block, position)
+        shared, position = varint(block, position)
+        own, position = varint(block, position)
+        length, position = varint(block, position)
         if shared > len(key) or position + own + length > end:
             raise UnreadableFile("its table is damaged: get a fresh copy")
         key = key[:shared] + block[position : position + own]
@@ -245,41 +246,12 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         position += length
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    value = 0
-    for i, byte in enumerate(data[position : position + 10]):
-        value |= (byte & 127) << 7 * i
-        if byte < 128:
-            return value, position + i + 1
-    raise UnreadableFile("it has a number without an end: get a fresh copy")
-
-
 def _varints(data: bytes, n: int) -> list[int]:
     position, found = 0, []
     for _ in range(n):
-        value, position = _varint(data, position)
+        value, position = varint(data, position)
         found.append(value)
     return found
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Take a message of Protocol Buffers apart."""
-    position = 0
-    while position < len(message):
-        tag, position = _varint(message, position)
-        kind = tag & 7
-        if kind == 0:
-            value, position = _varint(message, position)
-            yield tag >> 3, value
-            continue
-        size = {1: 8, 5: 4}.get(kind)
-        if kind == 2:
-            size, position = _varint(message, position)
-        if size is None or position + size > len(message):
-            raise UnreadableFile("its table is damaged: get a fresh copy")
-        content = message[position : position + size]
-        position += size
-        yield tag >> 3, content if kind == 2 else int.from_bytes(content, "little")
 
 
 def _crc_table() -> list[int]:

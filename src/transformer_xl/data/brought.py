@@ -6,13 +6,13 @@ scores, its table of normal forms, its rules for blanks (Kudo and Richardson 201
 
 import json
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from transformer_xl.data.imported import ImportedVocab
+from transformer_xl.data.protobuf import fields
 from transformer_xl.data.vocab import (
     VOCAB_FILE,
     StreamDecoder,
@@ -160,15 +160,15 @@ def _from_sentencepiece(data: bytes) -> str:
     pieces: list[tuple[str, float, int]] = []
     trainer: dict[int, Any] = {}
     normal: dict[int, Any] = {}
-    for number, value in _fields(data):
+    for number, value in fields(data):
         if number == 1:
-            piece = dict(_fields(value))
+            piece = dict(fields(value))
             score = struct.unpack("<f", piece[2])[0] if 2 in piece else 0.0
             pieces.append((piece[1].decode(), score, piece.get(3, 1)))
         elif number == 2:
-            trainer = dict(_fields(value))
+            trainer = dict(fields(value))
         elif number == 3:
-            normal = dict(_fields(value))
+            normal = dict(fields(value))
     unknown = next((n for n, x in enumerate(pieces) if x[2] == _UNKNOWN), None)
     if not pieces or unknown is None:
         raise ValueError("a SentencePiece model has pieces, and one of them is the unknown")
@@ -227,37 +227,3 @@ def _set_blanks(tokenizer: Tokenizer, trainer: dict[int, Any], normal: dict[int,
     )
     steps = [decoders.ByteFallback(), decoders.Metaspace(_BLANK, prepend_scheme=scheme)]
     tokenizer.decoder = cast(decoders.Decoder, decoders.Sequence(steps))
-
-
-def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Read the numbered fields of a message in the protocol-buffer encoding."""
-    at = 0
-    while at < len(data):
-        key, at = _varint(data, at)
-        number, wire = key >> 3, key & 7
-        if wire == 0:
-            value, at = _varint(data, at)
-            yield number, value
-            continue
-        if wire == 2:
-            length, at = _varint(data, at)
-        elif wire in (1, 5):
-            length = 8 if wire == 1 else 4
-        else:
-            raise ValueError("this is no message in the protocol-buffer encoding")
-        if at + length > len(data):
-            raise ValueError("the message ends too early")
-        yield number, data[at : at + length]
-        at += length
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 70, 7):
-        if at >= len(data):
-            raise ValueError("the message ends too early")
-        value |= (data[at] & 0x7F) << shift
-        at += 1
-        if data[at - 1] < 0x80:
-            return value, at
-    raise ValueError("a number in the message is too long")
