@@ -3,7 +3,11 @@
 import pytest
 import torch
 
-from transformer_xl.device import autocast, pick_device, pick_precision
+from transformer_xl.bench.measuring import circumstances
+from transformer_xl.cli.science import _circumstances
+from transformer_xl.config import Config, DataConfig, ModelConfig
+from transformer_xl.device import autocast, describe_machine, pick_device, pick_precision
+from transformer_xl.doctor import diagnose
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -12,6 +16,27 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 def test_the_accelerator_is_taken_where_there_is_one(monkeypatch, has_cuda):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
     assert pick_device() == (CUDA if has_cuda else CPU)
+
+
+@pytest.mark.parametrize("gpu", [None, "A GPU"])
+def test_whoever_describes_the_machine_says_the_same(monkeypatch, gpu):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"cpu_name": "A processor"})
+    if gpu is not None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **_: True)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: gpu)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    machine = describe_machine()
+    assert (machine["processor"], machine["gpu"]) == ("A processor", gpu)
+    threads = machine["threads"]
+    told = diagnose()
+    assert (told["processor"], told["threads"]) == ("A processor", threads)
+    assert told["device"] == (gpu or "cpu")
+    told = _circumstances()
+    assert (told["processor"], told["gpu"], told["threads"]) == ("A processor", gpu, threads)
+    config = Config(model=ModelConfig(vocab_size=9), data=DataConfig())
+    told = circumstances(config, CPU)
+    assert (told["device"], told["threads"]) == ("A processor", threads)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])

@@ -1,9 +1,11 @@
 """Where the model runs and in which precision its products are computed."""
 
 import ctypes
+import os
+import platform
 import sys
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -13,6 +15,18 @@ Precision = Literal["auto", "float32", "bfloat16"]
 def pick_device() -> torch.device:
     """Return the accelerator if there is one, else the processor."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return what stands beside results: versions and names, ``gpu`` None where there is none."""
+    return {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+    }
 
 
 def keep_freed_memory() -> None:

@@ -1,6 +1,5 @@
 """What this machine offers, and what the package would use of it."""
 
-import platform
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -8,7 +7,7 @@ import torch
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data.corpus import cache_folder
-from transformer_xl.device import pick_device, pick_precision
+from transformer_xl.device import describe_machine, pick_device, pick_precision
 from transformer_xl.ops import choose_backend
 
 _PACKAGES = (
@@ -33,13 +32,11 @@ def diagnose() -> dict[str, Any]:
     device = pick_device()
     precision = pick_precision("auto", device)
     has_bfloat16 = precision == "bfloat16"
-    capabilities = torch.cpu.get_capabilities()
+    machine = describe_machine()
+    gpu = machine.pop("gpu")
     return {
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": capabilities.get("cpu_name", platform.processor()),
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else "cpu",
+        **machine,
+        "device": gpu or "cpu",
         "precision": f"{precision}: the {device.type} "
         f"{'has' if has_bfloat16 else 'has no'} bfloat16 arithmetic",
         **{f"attention on {each}": _attention(each) for each in _devices()},

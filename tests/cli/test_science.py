@@ -1,4 +1,6 @@
+import io
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from shutil import copytree
@@ -59,9 +61,26 @@ def test_recl_compares_models_of_all_kinds(
     assert [line.split(" | ")[0] for line in table.splitlines()[2:]] == ["| toy", "| lstm"]
 
 
-def test_recl_reads_any_text(trained: Path, toy_text: Path, txl: Callable) -> None:
+def test_recl_reads_any_text(
+    trained: Path, toy_text: Path, txl: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = trained / "model" / "best"
-    assert txl("recl", model, *SMALL, "--file", toy_text, "--json").code == 0
+    ended = txl("recl", model, *SMALL, "--file", toy_text, "--json")
+    assert ended.code == 0
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(toy_text.read_bytes())))
+    piped = txl("recl", model, *SMALL, "--file", "-", "--json")
+    assert piped.json["models"] == ended.json["models"]
+
+
+def test_recl_explains_a_text_that_it_cannot_read(
+    trained: Path, tmp_path: Path, txl: Callable
+) -> None:
+    file = tmp_path / "latin.txt"
+    file.write_bytes(b"the caf\xe9 " * 50)
+    ended = txl("recl", trained, *SMALL, "--file", file)
+    assert ended.code == 2
+    assert f"{file} is no UTF-8 text: character 7 is the byte 0xe9" in ended.err
+    assert "cannot read" in txl("recl", trained, *SMALL, "--file", tmp_path / "none.txt").err
 
 
 def test_models_that_cannot_be_compared_are_named(

@@ -11,7 +11,7 @@ from jaxtyping import Integer
 from torch import Tensor
 
 from transformer_xl.ablate.rows import Row, recipe_of
-from transformer_xl.checkpoint import ENVIRONMENT_FILE, RunFolder
+from transformer_xl.checkpoint import ENVIRONMENT_FILE, METRICS_FILE, RunFolder
 from transformer_xl.config import Config
 from transformer_xl.data import prepare
 from transformer_xl.device import autocast, pick_device
@@ -19,6 +19,7 @@ from transformer_xl.evaluate import evaluate
 from transformer_xl.files import replace_file
 from transformer_xl.nn import TransformerXL
 from transformer_xl.train import train
+from transformer_xl.train.metrics import read_metrics
 
 MEASURED_FILE = "ablation.json"
 _FACTORS = (0.5, 0.75, 1, 1.5, 2, 3)
@@ -138,8 +139,8 @@ def _measure(
             )
             lengths.append({"attn_len": attn_len, "nll": nll})
     environment = json.loads((place / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
-    records = (place / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    steps = max((json.loads(line).get("step", 0) for line in records), default=0)
+    records = read_metrics(place / METRICS_FILE)
+    steps = max((record.get("step", 0) for record in records), default=0)
     return {
         "lengths": lengths,
         "parameters": sum(p.numel() for p in model.parameters()),

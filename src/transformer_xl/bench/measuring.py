@@ -15,7 +15,7 @@ from transformer_xl.bench.work import forward_flops, token_bytes, training_flops
 from transformer_xl.config import Config, ModelConfig
 from transformer_xl.data import Segments
 from transformer_xl.data.catalogue import known_vocab_size
-from transformer_xl.device import autocast, pick_device, pick_precision
+from transformer_xl.device import autocast, describe_machine, pick_device, pick_precision
 from transformer_xl.generate import generate
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.ops import choose_backend
@@ -121,13 +121,12 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
 
 def circumstances(config: Config, device: torch.device) -> dict[str, Any]:
     """Say what is measured, and on what."""
-    is_cuda = device.type == "cuda"
-    processor = torch.cpu.get_capabilities().get("cpu_name", "cpu")
+    machine = describe_machine()
     dtype = getattr(torch, pick_precision(config.train.precision, device))
     attention = choose_backend(device, dtype, config.model.head_width).backend
     return {
-        "device": torch.cuda.get_device_name(device) if is_cuda else str(processor),
-        "threads": torch.get_num_threads(),
+        "device": machine["gpu" if device.type == "cuda" else "processor"],
+        "threads": machine["threads"],
         "torch": torch.__version__,
         "attention": "compiled" if config.train.compile else attention,
         "n_layer": config.model.n_layer,

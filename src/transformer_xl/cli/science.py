@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from transformer_xl.cli.models import evaluation_of, recipe_of
+from transformer_xl.cli.models import evaluation_of, read_text, recipe_of
 from transformer_xl.cli.output import say, show
 from transformer_xl.cli.runs import Value
 from transformer_xl.config import (
@@ -88,7 +88,7 @@ class Recl:
     dirs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Run folders or model folders."""
     file: Path | None = None
-    """Measure on this text instead of the corpus of the first run."""
+    """Measure on this text instead of the corpus of the first run; - is the standard input."""
     plot: Path | None = None
     """Draw the gains into this file, .png or .svg."""
     json: bool = False
@@ -149,7 +149,7 @@ class Recl:
 
     def _tokens(self, vocab: "Vocab") -> Any:
         if self.file:
-            return vocab.encode_lines(self.file.read_text(encoding="utf-8"))
+            return vocab.encode_lines(read_text(self.file, vocab))
         from transformer_xl.data import prepare
 
         recipe = recipe_of(self.dirs[0])
@@ -326,14 +326,12 @@ def _shared_vocabulary(folders: tuple[Path, ...]) -> "Vocab":
 def _circumstances() -> dict[str, Any]:
     import torch
 
-    from transformer_xl.device import pick_device
+    from transformer_xl.device import describe_machine
 
-    is_cuda = pick_device().type == "cuda"
+    machine = describe_machine()
     return {
         "command": " ".join(("txl", *sys.argv[1:])),
-        "processor": torch.cpu.get_capabilities().get("cpu_name", "cpu"),
-        "gpu": torch.cuda.get_device_name() if is_cuda else None,
-        "threads": torch.get_num_threads(),
+        **{name: machine[name] for name in ("processor", "gpu", "threads")},
         "torch": torch.__version__,
     }
 
