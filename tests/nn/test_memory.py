@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from transformer_xl.nn import KeptMemory, Memory
+from transformer_xl.nn import KeptMemory, Memory, build_model
 from transformer_xl.nn.memory import join
 
 B, H, K, D, N = 3, 2, 4, 6, 2
@@ -292,6 +292,26 @@ def test_threads_that_go_on_from_one_memory_do_not_change_each_other():
             each.join()
         for memory, new in after.values():
             assert torch.equal(contents(memory), torch.cat([contents(before), new], -2))
+
+
+@pytest.mark.parametrize("settings", [{}, {"attn_type": 2}, {"reset_at": 3}, {"kind": "lstm"}])
+def test_what_was_read_in_inference_mode_can_be_gone_on_from(tiny_config, settings):
+    model = build_model(replace(tiny_config, **settings)).eval()
+    segment = torch.randint(31, (2, 4))
+    found = []
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            mems = model(segment, model.start_memory(2)).mems.reset([1])
+            kept = model(segment, model.keep(mems)).mems
+        model.zero_grad()
+        model(segment, mems, segment).loss.backward()
+        with torch.no_grad():
+            out = model(segment, kept)
+            # The other way round, too.
+            with torch.inference_mode():
+                after = model(segment, out.mems).hidden
+        found.append([*(x.grad for x in model.parameters()), out.hidden, after])
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])

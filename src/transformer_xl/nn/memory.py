@@ -85,8 +85,17 @@ class Memory:
         return type(self)([x[index] for x in self.states], forgotten)
 
     def detach(self) -> "Memory":
-        """Return the memory cut from the graph; what a model returns is detached already."""
-        return type(self)([x.detach() for x in self.states], self.forgotten)
+        """Return the memory cut from the graph; what a model returns is detached already.
+
+        With gradients enabled, what was made in torch's inference mode is copied, because a graph
+        cannot hold it.
+        """
+        states, forgotten = [x.detach() for x in self.states], self.forgotten
+        if torch.is_grad_enabled():
+            states = [x.clone() if _is_sealed(x) else x for x in states]
+            if forgotten is not None and _is_sealed(forgotten):
+                forgotten = forgotten.clone()
+        return type(self)(states, forgotten)
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -135,8 +144,8 @@ class KeptMemory:
         self.start, self.stop = start, stop
         self.forgotten = forgotten
         self.positions: dict[tuple[int | None, bool], list[Tensor]] = {}
-        # Shared by all memories in the same room: where its free part begins. Who takes this out may
-        # write there. A lock would do, too, but torch.compile cannot trace one.
+        # Shared by all memories in the same room: where its free part begins. Who takes this out
+        # may write there. A lock would do, too, but torch.compile cannot trace one.
         self._free = {stop: True}
 
     def __len__(self) -> int:
@@ -152,8 +161,10 @@ class KeptMemory:
 
         They are its own: whoever goes on from this memory, in another thread too, gets others.
         """
+        has_room = self.stop + T <= self.keys[0].shape[2]
+        is_sealed = any(_is_sealed(x) for x in (*self.keys, *self.values))
         # No other thread comes in between when a key is taken out.
-        if self.stop + T <= self.keys[0].shape[2] and self._free.pop(self.stop, False):
+        if has_room and not is_sealed and self._free.pop(self.stop, False):
             self._free[self.stop + T] = True
             # A value of its own, because writing in another precision replaces its tensors.
             return self._in_same_room(self.start, self.stop, self.forgotten)
@@ -293,6 +304,16 @@ def join(memories: Sequence[Memory | KeptMemory]) -> Memory | KeptMemory:
     memory = KeptMemory(side_by_side(keys, 1), side_by_side(values, 1), 0, M, hidden)
     memory.positions = next(m.positions for m in memories if isinstance(m, KeptMemory))
     return memory
+
+
+def _is_sealed(x: Tensor) -> bool:
+    """Whether a tensor of torch's inference mode is used outside of it, where it stays as it is."""
+    # What is traced has no such tensors.
+    return (
+        not torch.compiler.is_compiling()
+        and x.is_inference()
+        and not torch.is_inference_mode_enabled()
+    )
 
 
 def _shift(forgotten: Tensor | None, cut: int) -> Tensor | None:

@@ -272,6 +272,8 @@ class TransformerXL(PositionedModel):
                     "a memory of keys and values needs fixed weights: use it under torch.no_grad()"
                 )
             mems = mems.with_room(T, mem_len)
+        else:
+            mems = mems.detach()
 
         M = len(mems)
         x = self._drop_input(segment.embedded(self.embedding, self.dtype))
@@ -279,7 +281,7 @@ class TransformerXL(PositionedModel):
         relative = self._relative_positions(M + T, mems, clamp_len)
         past, present = [], []
         for n, layer in enumerate(self.layers):
-            memory = (mems, n) if isinstance(mems, KeptMemory) else mems.states[n].detach()
+            memory = (mems, n) if isinstance(mems, KeptMemory) else mems.states[n]
             remembered = x
             if (absolute := self._absolute_positions(n, M + T, clamp_len)) is not None:
                 assert isinstance(memory, Tensor)
