@@ -17,6 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from beyond import WAYS as GROUPS
+from beyond import has_room, seconds
+
 from transformer_xl.estimate import (
     HARDWARE,
     Assumed,
@@ -27,8 +30,6 @@ from transformer_xl.estimate import (
     times,
     with_known_vocabulary,
 )
-from transformer_xl.estimate.beyond import WAYS as GROUPS
-from transformer_xl.estimate.beyond import has_room, seconds
 from transformer_xl.estimate.scaling import (
     bound_by_sending_from,
     largest_batch,

@@ -1,7 +1,6 @@
 """Bytes sent, operations and seconds: what grows with what, and where it ends."""
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from transformer_xl.bench.work import forward_flops, training_flops
 from transformer_xl.estimate import HARDWARE, Assumed, count_weights, sent_bytes, times
-from transformer_xl.estimate.beyond import WAYS, seconds
 from transformer_xl.estimate.plan import layer_matrices, muon_weights
 from transformer_xl.estimate.scaling import (
     MUON_ITERATIONS,
@@ -158,40 +156,3 @@ def test_sending_dominates_from_the_number_on_that_is_said(plan):
 
 def test_streams_are_the_most_gpus(plan):
     assert most_gpus(plan(train={"batch_size": 24, "accumulate": 2})) == 12
-
-
-@pytest.mark.parametrize("way", ["sequence", "tensor", "pipeline"])
-def test_a_group_of_one_is_what_there_is(plan, way):
-    made = plan({"n_layer": 4}, ranks=4)
-    alone, now = WAYS[way](made, 1), WAYS["data"](made, 1)
-    assert alone.flops == now.flops
-    assert alone.bytes_between == pytest.approx(now.bytes_between, abs=4)
-    assert alone.idle == 0
-    if way != "pipeline":
-        # That one reads a stream after the other.
-        assert alone.bytes_held == now.bytes_held
-        assert alone.bytes_in_group == 0
-    assert seconds(now, made, 1, H100, ASSUMED) == times(made, H100, ASSUMED).hidden
-
-
-@pytest.mark.parametrize("way", ["sequence", "tensor", "pipeline"])
-def test_a_larger_group_holds_less_and_computes_less_each(plan, way):
-    made = plan({"n_layer": 4}, ranks=4)
-    shares = [WAYS[way](made, G) for G in (1, 2, 4)]
-    for a, b in pairwise(shares):
-        assert b.bytes_held < a.bytes_held
-        assert b.flops == pytest.approx(a.flops / 2)
-
-
-def test_a_group_divides_what_it_can_and_lies_within_a_machine(plan):
-    made = plan()
-    with pytest.raises(ValueError, match=r"G=3 must divide model.n_head=4"):
-        WAYS["tensor"](made, 3)
-    with pytest.raises(ValueError, match=r"G=2 must divide model.n_layer=3"):
-        WAYS["pipeline"](made, 2)
-    with pytest.raises(ValueError, match="G=0 must be at least 1"):
-        WAYS["sequence"](made, 0)
-    with pytest.raises(ValueError, match="G=2: without another way"):
-        WAYS["data"](made, 2)
-    with pytest.raises(ValueError, match="G=16: a machine has 8 GPUs"):
-        seconds(WAYS["sequence"](made, 16), made, 16, H100, ASSUMED)

@@ -1,8 +1,9 @@
 """What would come after data parallelism: three ways to let several GPUs share a stream.
 
 None of them is built. Each function returns what one GPU of a group would take, from the same
-counts as everything else here, so that they can be compared before one of them is begun. A group of
-G GPUs stands in the place of one process; W groups share the gradients as W processes do now.
+counts as everything that `txl estimate` says, so that they can be compared before one of them is
+begun; `scale_tables.py` puts them into docs/scale.md. A group of G GPUs stands in the place of one
+process; W groups share the gradients as W processes do now.
 """
 
 from collections.abc import Callable, Mapping
