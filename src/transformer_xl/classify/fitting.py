@@ -10,6 +10,7 @@ from torch import Tensor
 
 from transformer_xl.classify.classifier import LongDocumentClassifier
 from transformer_xl.config.checks import require, require_positive
+from transformer_xl.nn.mode import evaluating
 
 Documents = Sequence[Int[Tensor, " _"]]
 Labels = Int[Tensor, " documents"] | Sequence[int]
@@ -113,15 +114,13 @@ def accuracy(
 ) -> float:
     """Return the share of documents whose class is found."""
     labels = torch.as_tensor(labels)
-    was_training = classifier.training
-    classifier.eval()
     # Of about equal lengths, side by side.
     order = torch.tensor([len(document) for document in documents]).argsort()
     right = 0
-    for rows in order.split(batch_size):
-        found = classifier([documents[row] for row in rows.tolist()]).argmax(1)
-        right += int((found.cpu() == labels[rows]).sum())
-    classifier.train(was_training)
+    with evaluating(classifier):
+        for rows in order.split(batch_size):
+            found = classifier([documents[row] for row in rows.tolist()]).argmax(1)
+            right += int((found.cpu() == labels[rows]).sum())
     return right / len(documents)
 
 

@@ -1,37 +1,17 @@
 """Reading a text with the memory carried along: the losses of its tokens."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
-import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int, Integer
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.nn.memory import join
-from transformer_xl.nn.reading import Reader
+from transformer_xl.nn.mode import evaluating as evaluating
+from transformer_xl.nn.reading import Reader, Text, as_tokens
 from transformer_xl.nn.segment import Lengths
-
-Text = Sequence[int] | Integer[np.ndarray | Tensor, " length"]
-"""A text in tokens, as it lies in memory or on the disk."""
-
-
-def as_tokens(ids: Text, config: ModelConfig) -> Int[Tensor, " length"]:
-    """Return tokens as one tensor on the processor.
-
-    Raises:
-        ValueError: A token is outside the vocabulary.
-    """
-    tokens = ids.cpu() if isinstance(ids, Tensor) else torch.from_numpy(np.array(ids))
-    tokens = tokens.to(torch.int64)
-    if len(tokens) and (tokens.max() >= config.vocab_size or tokens.min() < 0):
-        raise ValueError(
-            f"the text has tokens from {tokens.min()} to {tokens.max()}, the model knows 0 to "
-            f"{config.vocab_size - 1}: it was made with another vocabulary"
-        )
-    return tokens
 
 
 def as_text(ids: Text, config: ModelConfig) -> Int[Tensor, " length"]:
@@ -54,17 +34,6 @@ def require_at_least(least: int, **values: int | None) -> None:
     for name, value in values.items():
         if value is not None and value < least:
             raise ValueError(f"{name}={value} must be at least {least}")
-
-
-@contextmanager
-def evaluating(model: TransformerXL) -> Iterator[None]:
-    """Put the model into its evaluation mode for the length of a ``with`` block."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def read_parts(

@@ -50,7 +50,7 @@ def generate(
     Time and memory for each token stay the same for as long as one goes on.
 
     Args:
-        model: The model; it should be in evaluation mode.
+        model: The model. It reads as in evaluation mode; its mode is restored after each token.
         ids: The prompt in tokens, at least one.
         length: How many tokens to draw. None: without end.
         mems: The memory of one stream to begin with. None: as at the start of a text.
@@ -90,7 +90,7 @@ def generate_batch(
     For each step the weights are read once for all of them.
 
     Args:
-        model: The model; it should be in evaluation mode.
+        model: The model. It reads as in evaluation mode; its mode is restored after each token.
         prompts: The prompts in tokens, of any lengths; the same one several times is read once.
         length: How many tokens to draw for each. None: without end.
         mems: A memory of one stream, with which all begin, or of a stream for each. None: as at

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformer_xl.generate.sampler import Sampler
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.nn.memory import join
+from transformer_xl.nn.mode import evaluating
 
 # Reading a prompt in pieces bounds the memory it takes, whatever its length.
 PROMPT_SEGMENT = 512
@@ -66,7 +67,8 @@ class GenerationBatch(Iterator[dict[int, int]]):
         if not going:
             raise StopIteration
         texts = [self.texts[row] for row in going]
-        hidden, mems = self._read(going)
+        with evaluating(self._model):
+            hidden, mems = self._read(going)
         before = [self.generators[text].get_state() for text in texts]
         is_drawn = False
         try:

@@ -55,7 +55,8 @@ class Session:
     where it also matters how much is read at once.)
 
     Args:
-        model: The model, in evaluation mode; its weights stay as they are.
+        model: The model; its weights stay as they are. It reads as in evaluation mode; its mode is
+            restored afterwards.
         vocab: Its vocabulary.
         mem_len: Remembered positions. None: as the model is configured.
         seed: Seed of what is drawn. None: a different one each time.

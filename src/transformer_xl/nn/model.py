@@ -15,6 +15,7 @@ from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.nn.initialization import init_weights
 from transformer_xl.nn.layer import DecoderLayer
 from transformer_xl.nn.memory import KeptMemory, Memory
+from transformer_xl.nn.mode import evaluating
 from transformer_xl.nn.norm import make_norm
 from transformer_xl.nn.output import Output
 from transformer_xl.nn.positioned import PositionedModel
@@ -222,11 +223,10 @@ class TransformerXL(PositionedModel):
             found.append(attention.weights(q, k, *seen))
 
         hooks = [layer.attention.register_forward_pre_hook(look) for layer in self.layers]
-        was_training = self.training
         try:
-            self.eval().read(tokens, mems, starts=starts, attn_len=attn_len, clamp_len=clamp_len)
+            with evaluating(self):
+                self.read(tokens, mems, starts=starts, attn_len=attn_len, clamp_len=clamp_len)
         finally:
-            self.train(was_training)
             for hook in hooks:
                 hook.remove()
         return found
@@ -359,7 +359,8 @@ class TransformerXL(PositionedModel):
         if self.config.attn_type in (2, 3):
             return memory
         keys, values = [], []
-        for layer, state in zip(self.layers, memory.states, strict=True):
-            for kept, x in zip((keys, values), layer.keys_and_values(state), strict=True):
-                kept.append(x.permute(2, 0, 1, 3).contiguous())
+        with evaluating(self):
+            for layer, state in zip(self.layers, memory.states, strict=True):
+                for kept, x in zip((keys, values), layer.keys_and_values(state), strict=True):
+                    kept.append(x.permute(2, 0, 1, 3).contiguous())
         return KeptMemory(keys, values, 0, len(memory), memory.forgotten)

@@ -3,11 +3,34 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from jaxtyping import Int, Integer
 from torch import Tensor
 
+from transformer_xl.config import ModelConfig
 from transformer_xl.nn.memory import KeptMemory, Memory
+from transformer_xl.nn.mode import evaluating
 from transformer_xl.nn.model import TransformerXL
+
+Text = Sequence[int] | Integer[np.ndarray | Tensor, " length"]
+"""A text in tokens, as it lies in memory or on the disk."""
+
+
+def as_tokens(ids: Text, config: ModelConfig) -> Int[Tensor, " length"]:
+    """Return tokens as one tensor on the processor.
+
+    Raises:
+        ValueError: A token is outside the vocabulary.
+    """
+    tokens = ids.cpu() if isinstance(ids, Tensor) else torch.from_numpy(np.array(ids))
+    tokens = tokens.to(torch.int64)
+    if len(tokens) and (tokens.max() >= config.vocab_size or tokens.min() < 0):
+        raise ValueError(
+            f"the text has tokens from {tokens.min()} to {tokens.max()}, the model knows 0 to "
+            f"{config.vocab_size - 1}: it was made with another vocabulary"
+        )
+    return tokens
 
 
 class Place(NamedTuple):
@@ -34,7 +57,7 @@ class Reader:
     them one gives whole segments: ``room`` says how many tokens are missing.
 
     Args:
-        model: The model, in evaluation mode.
+        model: The model. It reads as in evaluation mode; its mode is restored afterwards.
         segment_len: Tokens read at once, at most.
         mem_len: Remembered positions. None: as configured.
         attn_len: Keys a token sees, counting its own. None: as configured.
@@ -111,10 +134,11 @@ class Reader:
         if self.place.last_token is None and tokens:
             self.place, start = self.place._replace(last_token=tokens[0]), 1
             found += [None] * scored
-        while start < len(tokens):
-            stop = start + self.room
-            found += self._read(tokens[start:stop], scored)
-            start = stop
+        with evaluating(self.model):
+            while start < len(tokens):
+                stop = start + self.room
+                found += self._read(tokens[start:stop], scored)
+                start = stop
         return found
 
     @property

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
-from jaxtyping import Float, Integer
+from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.mode import evaluating
+from transformer_xl.nn.reading import Text, as_tokens
 from transformer_xl.nn.segment import Lengths
 
 _ROWS = 16
@@ -48,7 +50,7 @@ def target_places(n_tokens: int, contexts: range, n_targets: int) -> list[int]:
 @torch.no_grad()
 def context_losses(
     model: TransformerXL,
-    ids: Sequence[int] | Integer[np.ndarray, " length"],
+    ids: Text,
     places: Sequence[int],
     contexts: range,
     *,
@@ -83,12 +85,7 @@ def context_losses(
     Raises:
         ValueError: A token is outside the vocabulary, or a target has too little text before it.
     """
-    text = torch.from_numpy(np.array(ids)).to(torch.int64)
-    if len(text) and not 0 <= int(text.min()) <= int(text.max()) < model.config.vocab_size:
-        raise ValueError(
-            f"the text has tokens from {text.min()} to {text.max()}, the model knows 0 to "
-            f"{model.config.vocab_size - 1}: it was made with another vocabulary"
-        )
+    text = as_tokens(ids, model.config)
     if min(places) < contexts[-1] or max(places) >= len(text) or contexts[0] < 1:
         raise ValueError(
             f"tokens {min(places)} to {max(places)} of a text of {len(text)} cannot all have "
@@ -98,9 +95,7 @@ def context_losses(
     limit = contexts[-1] if window is None else min(window, contexts[-1])
     within = [c for c in contexts if c <= limit]
     found = np.empty((len(contexts), len(places)))
-    was_training = model.training
-    model.eval()
-    try:
+    with evaluating(model):
         for asked in (within, [] if limit in contexts else [limit]):
             pairs = {(place - c, c) for place in places for c in asked}
             losses = _window_losses(
@@ -109,8 +104,6 @@ def context_losses(
             for row, c in enumerate(contexts):
                 if (seen := min(c, limit)) in asked:
                     found[row] = [losses[place - seen, seen] for place in places]
-    finally:
-        model.train(was_training)
     return found
 
 

@@ -1,0 +1,95 @@
+"""Whatever reads with a model reads without dropout, and leaves each module in its mode."""
+
+import copy
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+
+from transformer_xl.classify import LongDocumentClassifier, accuracy
+from transformer_xl.data.vocab import train_vocab
+from transformer_xl.evaluate import attended, evaluate, score
+from transformer_xl.generate import Session, generate, generate_batch
+from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.mode import evaluating
+from transformer_xl.recl.contexts import context_losses
+
+IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
+DROPPED = ("dropout", "attn_dropout", "qkv_dropout", "embed_dropout")
+
+
+def _classified(model):
+    classifier = LongDocumentClassifier(model, 16, segment_len=8)
+    torch.nn.init.eye_(classifier.head.weight)
+    documents = [torch.tensor(IDS[: n + 1]) for n in range(8)]
+    with torch.no_grad():
+        labels = copy.deepcopy(classifier).eval()(documents).argmax(1)
+    assert len(labels.unique()) > 1
+    return accuracy(classifier, documents, labels)
+
+
+def _kept(model):
+    with torch.no_grad():
+        return [x.tolist() for x in model.keep(model.start_memory(1)).keys]
+
+
+def _spoken(model):
+    session = Session(model, train_vocab("bytes", []), seed=1)
+    return session.write("written", scored=True), list(session.generate(9))
+
+
+READERS = {
+    "evaluate": lambda model: evaluate(model, IDS, segment_len=4).nll,
+    "attended": lambda model: attended(model, IDS * 5, segment_len=40).by_distance.tolist(),
+    "score": lambda model: list(score(model, IDS)),
+    "recl": lambda model: context_losses(model, IDS, [9, 11], range(2, 9, 2)).tolist(),
+    "classify": _classified,
+    "generate": lambda model: list(islice(generate(model, IDS, seed=1), 9)),
+    "generate_batch": lambda model: list(generate_batch(model, [IDS, [1]], length=9, seed=1)),
+    "session": _spoken,
+    "attention_weights": lambda model: [
+        x.tolist() for x in model.attention_weights(torch.tensor([IDS]))
+    ],
+    "keep": _kept,
+}
+
+
+def _model(tiny_config):
+    torch.manual_seed(0)
+    changes = {"vocab_size": 256, "init_std": 0.3, "start_memory": "zeros", "norm_first": True}
+    model = TransformerXL(replace(tiny_config, **changes, **dict.fromkeys(DROPPED, 0.5)))
+    # So that a memory of zeros has keys.
+    for layer in model.layers:
+        torch.nn.init.normal_(layer.attention_norm.bias)
+    return model
+
+
+def _modes(model):
+    return [module.training for module in model.modules()]
+
+
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("reader", READERS)
+def test_whoever_reads_drops_nothing_and_restores_each_mode(tiny_config, reader, is_training):
+    expected = READERS[reader](_model(tiny_config).eval())
+    model = _model(tiny_config).train(is_training)
+    model.layers[1].train(not is_training)
+    before = _modes(model)
+    assert READERS[reader](model) == expected
+    assert _modes(model) == before
+
+
+def test_an_error_restores_each_mode_too(tiny_config):
+    model = _model(tiny_config)
+    model.layers[0].eval()
+    before = _modes(model)
+    with pytest.raises(ValueError, match="not empty"), evaluating(model):
+        model(torch.zeros(1, 0, dtype=torch.int64))
+    assert _modes(model) == before
+
+
+def test_between_two_tokens_the_model_can_be_trained(tiny_config):
+    model = _model(tiny_config)
+    for _ in islice(generate(model, IDS), 3):
+        assert all(_modes(model))
