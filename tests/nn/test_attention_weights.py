@@ -1,6 +1,7 @@
 """Which past positions a token attends to: what is shown is what the operation uses."""
 
 from dataclasses import replace
+from threading import Thread
 
 import pytest
 import torch
@@ -88,6 +89,25 @@ def test_looking_leaves_the_model_as_it_was(training):
         model.attention_weights(segment[:1], model.start_memory(2))
     assert {module.training for module in model.modules()} == {training}
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_what_another_thread_reads_meanwhile_is_not_looked_at():
+    model = TransformerXL(CONFIG).eval()
+    segment, other = text(), text(T=3)
+    expected, expected_other = model.attention_weights(segment), model.attention_weights(other)
+    found = []
+
+    def read_other(*_):
+        hook.remove()
+        thread = Thread(target=lambda: found.append(model.attention_weights(other)))
+        thread.start()
+        thread.join()
+
+    hook = model.layers[1].register_forward_hook(read_other)
+    found.insert(0, model.attention_weights(segment))
+    for weights, right in zip(found, (expected, expected_other), strict=True):
+        assert len(weights) == len(right)
+        assert all(map(torch.equal, weights, right))
 
 
 def test_a_model_without_attention_says_so():

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -216,11 +217,14 @@ class TransformerXL(PositionedModel):
         if self.config.kind != "transformer_xl":
             raise ValueError(f"a model of kind={self.config.kind!r} has no attention to look at")
         found: list[Tensor] = []
+        own_thread = get_ident()
 
         def look(attention: Any, given: tuple[Any, ...]) -> None:
-            # At what the layer hands its attention, but for the values.
-            q, k, _, *seen = given
-            found.append(attention.weights(q, k, *seen))
+            # Another thread may be reading with the same model.
+            if get_ident() == own_thread:
+                # At what the layer hands its attention, but for the values.
+                q, k, _, *seen = given
+                found.append(attention.weights(q, k, *seen))
 
         hooks = [layer.attention.register_forward_pre_hook(look) for layer in self.layers]
         try:
