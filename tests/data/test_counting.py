@@ -1,8 +1,12 @@
+from pathlib import Path
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
+from transformer_xl.convert.cutting import Wishes
+from transformer_xl.convert.vocabularies import _authors
 from transformer_xl.data import counting
 from transformer_xl.data.corpus import prepare
 from transformer_xl.data.counting import count_part, vocab_of_counts
@@ -14,6 +18,15 @@ PARTS = st.lists(
     min_size=1,
     max_size=9,
 ).map(lambda parts: [f"{part}\n" for part in parts])
+
+
+def test_the_authors_bytes_keep_their_numbers_and_their_name():
+    vocab = counting.authors_bytes([98, 10, 97])
+    assert (vocab.encode("a\nb"), vocab.decode([0, 1])) == ([1, 0], "ba")
+    # What was prepared before is still found, and fits converted checkpoints.
+    assert vocab.hash == "74cba45c2c644afd6261aca47207253e9cb1137a67c6811bfc227513e68922bc"
+    wishes = Wishes(dataset="enwik8")
+    assert _authors(["98", "97"], None, {}, Path("here"), wishes).hash == vocab.hash
 
 
 def counted(folder, kind, texts, name):

@@ -2,12 +2,12 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, normalizers
 
-from transformer_xl.convert.moses import SPACE, moses_normalizer, replacements
-from transformer_xl.data.imported import ImportedVocab, LineEnds, Rules
+from transformer_xl.convert.moses import moses_normalizer, replacements
+from transformer_xl.data.imported import ImportedVocab, LineEnds, Rules, cutter
 
 
 class Wishes(NamedTuple):
@@ -55,30 +55,15 @@ def imported_vocab(
         ValueError: A wish cannot be granted.
     """
     rules = _grant(rules, {*symbols, *(x.content for x in added or ())}, where, wishes)
-    ids = {symbol: number for number, symbol in enumerate(symbols)}
-    # An unknown word is an error where the symbol for it does not exist.
-    missing = next(x for x in map(chr, range(0xD800)) if x not in ids)
-    unk = missing if rules.unk is None else rules.unk
-    tokenizer = Tokenizer(models.WordLevel(vocab=ids, unk_token=unk))
     steps = _lower_case(is_huggingface=added is not None) if lower_case else []
-    cutter: Any = pre_tokenizers.Split(Regex(f"[{SPACE}]+"), "removed")
     if rules.join == "moses":
         line_end = None if rules.line_ends == "none" else rules.eos
         steps.append(moses_normalizer(protected, line_end))
     elif rules.join == "words":
         steps.append(replacements(_line_marks(rules)))
-    else:
-        cutter = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     if dropped:
         steps.append(replacements([(dropped, "")]))
-    if rules.join == "bytes":
-        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        cutter = pre_tokenizers.Sequence([byte_level, cutter])
-        tokenizer.decoder = cast(decoders.Decoder, decoders.ByteLevel())
-    elif rules.join == "chars":
-        tokenizer.decoder = cast(decoders.Decoder, decoders.Fuse())
-    tokenizer.normalizer = cast(normalizers.Normalizer, normalizers.Sequence(steps))
-    tokenizer.pre_tokenizer = cutter
+    tokenizer = cutter(symbols, rules, steps)
     for token in added or ():
         tokenizer.add_tokens([AddedToken(token.content, normalized=False, **token.options)])
     return ImportedVocab(tokenizer.to_str(pretty=True), rules)

@@ -10,8 +10,7 @@ import torch
 
 from transformer_xl.convert.cutting import Added, Wishes, imported_vocab
 from transformer_xl.convert.inert import read_json
-from transformer_xl.convert.moses import SPACE
-from transformer_xl.data.imported import ImportedVocab, Join, Rules
+from transformer_xl.data.imported import SPACE, ImportedVocab, Join, Rules
 from transformer_xl.data.vocab import EOS, UNK, Vocab
 
 _UNKNOWN_NAMES = (UNK, "<UNK>")

@@ -20,8 +20,8 @@ from typing import cast
 
 from tokenizers import Regex, normalizers
 
-# Where Python's str.split() splits; Oniguruma's \s lacks the separators of ASCII.
-SPACE = r"\s\x1c-\x1f\x85"
+from transformer_xl.data.imported import SPACE
+
 LINE_BREAK = r"\r\n?|\n"
 
 _RUN_DOT, _LINE, _MARK, _OPEN, _CLOSE = "\ufdd0", "\ufdd1", "\ufdd2", "\ufdd3", "\ufdd4"

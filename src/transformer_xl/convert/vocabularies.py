@@ -27,10 +27,9 @@ from transformer_xl.convert.hf_vocabularies import (
     settings_beside,
     write_hf_vocab,
 )
-from transformer_xl.convert.moses import SPACE
 from transformer_xl.convert.pickles import Instance, UnreadableFile
 from transformer_xl.convert.torch_files import read_pickle, read_torch
-from transformer_xl.data.imported import Rules
+from transformer_xl.data.imported import SPACE, Rules
 from transformer_xl.data.vocab import EOS, UNK, Vocab, byte_characters
 
 __all__ = ["find_vocab", "read_vocab", "vocab_from_object", "write_hf_vocab"]

@@ -15,16 +15,13 @@ from typing import NamedTuple, cast
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from transformer_xl.data.imported import ImportedVocab, Rules
+from transformer_xl.data.imported import SPACE, ImportedVocab, Rules, cutter
 from transformer_xl.data.text import Span, read_blocks, read_bytes
 from transformer_xl.data.vocab import EOS, UNK, Vocab, VocabKind, byte_characters, symbols_in
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
 # How many files are read at once.
 _FAN_IN = 200
-
-# Words are split where Python's str.split() splits, so that both roads give the same numbers.
-_SPACE = r"[\s\x1c-\x1f\x85]+"
 
 
 class Count(NamedTuple):
@@ -68,7 +65,8 @@ def counted_vocab(
         tokenizer.decoder = decoders.Fuse()
     else:
         tokenizer.normalizer = cast(normalizers.Normalizer, normalizers.Replace("\n", f" {EOS} "))
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(_SPACE), "removed")
+        # As `symbols_in` does, so that both roads give the same numbers.
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"[{SPACE}]+"), "removed")
     return Vocab(kind, tokenizer.to_str(pretty=True))
 
 
@@ -104,22 +102,9 @@ def authors_bytes(byte_values: Sequence[int]) -> ImportedVocab:
     """
     characters = byte_characters()
     symbols = [characters[byte] for byte in byte_values if byte != ord("\n")]
-    ids = {symbol: number for number, symbol in enumerate(symbols)}
-    missing = next(x for x in map(chr, range(0xD800)) if x not in ids)
-    tokenizer = Tokenizer(models.WordLevel(vocab=ids, unk_token=missing))
+    rules = Rules(join="bytes")
     dropped = normalizers.Sequence([normalizers.Replace(Regex(r"\n"), "")])
-    tokenizer.normalizer = cast(normalizers.Normalizer, normalizers.Sequence([dropped]))
-    tokenizer.pre_tokenizer = cast(
-        pre_tokenizers.PreTokenizer,
-        pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-                pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated"),
-            ]
-        ),
-    )
-    tokenizer.decoder = cast(decoders.Decoder, decoders.ByteLevel())
-    return ImportedVocab(tokenizer.to_str(pretty=True), Rules(join="bytes"))
+    return ImportedVocab(cutter(symbols, rules, [dropped]).to_str(pretty=True), rules)
 
 
 def count_part(kind: str, spans: Sequence[Span], target: Path) -> None:

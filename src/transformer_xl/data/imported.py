@@ -10,13 +10,19 @@ import json
 import re
 import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from transformer_xl.data.vocab import StreamDecoder, Vocab, byte_characters
 
 Join = Literal["bytes", "chars", "words", "moses"]
 LineEnds = Literal["none", "after", "around"]
+
+# Where Python's str.split() splits; Oniguruma's \s lacks the separators of ASCII.
+SPACE = r"\s\x1c-\x1f\x85"
 
 _LISTED_UNKNOWN = 5
 
@@ -50,6 +56,33 @@ class Rules:
     def to_json(self) -> dict[str, Any]:
         """Return what ``vocab.json`` holds."""
         return dataclasses.asdict(self) | {"apart": list(self.apart)}
+
+
+def cutter(symbols: Sequence[str], rules: Rules, steps: Sequence[Any]) -> Tokenizer:
+    """Make what cuts a text into the symbols of another program, numbered in their order.
+
+    Args:
+        symbols: The symbols.
+        rules: How that program joined them.
+        steps: Normalizers that come before.
+    """
+    ids = {symbol: number for number, symbol in enumerate(symbols)}
+    # An unknown word is an error where the symbol for it does not exist.
+    missing = next(x for x in map(chr, range(0xD800)) if x not in ids)
+    unk = missing if rules.unk is None else rules.unk
+    tokenizer = Tokenizer(models.WordLevel(vocab=ids, unk_token=unk))
+    cut: Any = pre_tokenizers.Split(Regex(f"[{SPACE}]+"), "removed")
+    if rules.join in ("bytes", "chars"):
+        cut = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    if rules.join == "bytes":
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        cut = pre_tokenizers.Sequence([byte_level, cut])
+        tokenizer.decoder = cast(decoders.Decoder, decoders.ByteLevel())
+    elif rules.join == "chars":
+        tokenizer.decoder = cast(decoders.Decoder, decoders.Fuse())
+    tokenizer.normalizer = cast(normalizers.Normalizer, normalizers.Sequence([*steps]))
+    tokenizer.pre_tokenizer = cut
+    return tokenizer
 
 
 class ImportedVocab(Vocab):
