@@ -1,6 +1,7 @@
 """What the documents say is true: commands parse, links lead somewhere, the tree is drawn whole."""
 
 import ast
+import inspect
 import re
 import shlex
 from collections.abc import Iterator
@@ -159,6 +160,19 @@ def test_every_local_link_leads_somewhere(path: Path) -> None:
         assert file.is_relative_to(ROOT), f"{_name(path)}: {link} is not part of the project"
         if anchor and file.suffix == ".md":
             assert anchor in _anchors(file), f"{_name(path)}: {link}: no such heading"
+
+
+def test_what_the_migration_page_says_is_not_here_is_not_here() -> None:
+    from transformer_xl.nn import TransformerXL
+
+    text = (ROOT / "docs/migration.md").read_text("utf-8")
+    (missing,) = re.findall(r"^Not here: (.*?)\n\n", text, re.M | re.S)
+    # What is in brackets takes its place.
+    names = re.findall(r"`(\w+)`", re.sub(r"\(`.*\)", "", missing, flags=re.S))
+    here = {*inspect.signature(TransformerXL.forward).parameters, *dir(TransformerXL)}
+    assert names
+    assert not here & set(names)
+    assert not re.findall(r"\btxl train|[Bb]eam|Trainer|several streams|Classification", missing)
 
 
 def test_the_tree_in_the_readme_is_the_tree() -> None:
