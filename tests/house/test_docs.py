@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from fnmatch import fnmatch
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,27 @@ def test_every_local_link_leads_somewhere(path: Path) -> None:
         assert file.is_relative_to(ROOT), f"{_name(path)}: {link} is not part of the project"
         if anchor and file.suffix == ".md":
             assert anchor in _anchors(file), f"{_name(path)}: {link}: no such heading"
+
+
+def test_the_readme_reads_no_folder_and_no_recipe_that_its_commands_have_not_made() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    made: set[str] = set()
+    is_active = False
+    for command in _commands(text):
+        if command.startswith("make demo"):
+            made.add("runs/demo")
+        is_active |= command == "source .venv/bin/activate"
+        words = command.split()
+        if not re.search(r"\btxl |transformer_xl |torchrun|pip ", command):
+            continue
+        assert is_active, f"`{command}` comes before the environment"
+        assert ".venv" not in command
+        out = [new for flag, new in pairwise(words) if flag in ("--out", "--copy")]
+        out += words[3:4] if words[1] == "convert" else []
+        read = {x for x in words if re.match(r"(runs|models)/|.*\.toml$", x)} - set(out)
+        assert read <= made, f"`{command}` reads {read - made}, which nothing above has made"
+        made.update(out)
+    assert {"runs/mine", "mine.toml"} <= made
 
 
 def test_what_the_migration_page_says_is_not_here_is_not_here() -> None:
