@@ -1,19 +1,27 @@
-"""What the compiler makes of the kernels for a GPU: registers, spills, shared memory. Needs none.
+"""What the compiler makes of the kernels for a GPU: registers, spills, instructions. Needs none.
 
     python benchmarks/gpu/resources.py                        # the table of the kernels, for sm_90
     python benchmarks/gpu/resources.py --capability 80 --with_options
     python benchmarks/gpu/resources.py --candidates --dtypes bfloat16 --widths 64
 
-With ``--candidates`` other divisions of the work are compiled as well: which of them spill nothing
-is known before a GPU has been asked. Needs Triton (pip install triton), which runs without a GPU as
+The last two columns are the cycles of a multiprocessor that 1,024 pairs of query and key take at
+least: to issue the instructions of the loop over tiles (one for each of four schedulers in a
+cycle; the masks of the tiles at the edges, which the others jump over, are counted, too), and on
+the tensor cores (4,096 operations of bfloat16 in a cycle of an H100). The larger is a bound from
+below, which a GPU with few threads at a time does not reach.
+
+With ``--candidates`` other divisions of the work are compiled as well: which of them are bad is
+known before a GPU has been asked. Needs Triton (pip install triton), which runs without a GPU as
 far as the machine code.
 """
 
 import argparse
 import itertools
+import math
 import re
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -77,7 +85,8 @@ class Resources(NamedTuple):
     registers: int
     spilled_bytes: int
     shared_kb: float
-    tensor_core_products: int
+    issue_cycles: float
+    tensor_cycles: float
 
 
 @contextmanager
@@ -105,7 +114,9 @@ def compile_kernel(
     q, *others = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
     options = [None, None, None, S, 0.0]
     if with_options:
-        first_key, seed = (torch.empty(n, dtype=torch.int64, device="meta") for n in (B, 1))
+        first_key, seed = (
+            torch.empty(size, dtype=torch.int64, device="meta") for size in ((B, T), (1,))
+        )
         options = [torch.empty(S, H, dtype=dtype, device="meta"), first_key, seed, S, 0.1]
     operands = (q, *others, *options)
     out, norms = kernels._like_attended(*operands)
@@ -123,8 +134,39 @@ def compile_kernel(
     usage, code = (_disassembled(made.asm["cubin"], flag) for flag in ("-res-usage", "-sass"))
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert found, usage
-    products = len(re.findall(r"\bH(?:G)?MMA\.", code))
-    return Resources(int(found[1]), int(found[2]), made.metadata.shared / 1024, products)
+    blocks = kernels.BLOCKS[kernel, dtype.itemsize, 64 if K <= 64 else 128]
+    tiles = 1024 / (blocks.queries * blocks.keys) * blocks.warps
+    loop = main_loop(code)
+    operations = sum(2 * n * _size_of_product(x) for x, n in Counter(loop).items())
+    return Resources(
+        int(found[1]),
+        int(found[2]),
+        made.metadata.shared / 1024,
+        len(loop) / 4 * tiles,
+        operations / 4096 * tiles,
+    )
+
+
+def main_loop(code: str) -> list[str]:
+    """Return the instructions of the longest loop of a disassembled kernel."""
+    line = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z]\S*)(.*?);")
+    found = [(int(place, 16), name, rest) for place, name, rest in line.findall(code)]
+    index = {place: n for n, (place, *_) in enumerate(found)}
+    loops = [[]]
+    for n, (place, name, rest) in enumerate(found):
+        target = re.search(r"0x([0-9a-f]+)", rest)
+        if name == "BRA" and target and int(target[1], 16) < place:
+            loops.append([name for _, name, _ in found[index[int(target[1], 16)] : n + 1]])
+    return max(loops, key=len)
+
+
+def _size_of_product(instruction: str) -> float:
+    """Return the multiplications of a warp's share of a product on tensor cores, else 0."""
+    if shape := re.match(r"HGMMA\.(\d+)x(\d+)x(\d+)", instruction):
+        # Four warps make it together.
+        return math.prod(map(int, shape.groups())) / 4
+    shape = re.match(r"HMMA\.(\d\d)(\d)(\d+)", instruction)
+    return math.prod(map(int, shape.groups())) if shape else 0
 
 
 def _disassembled(code: bytes, flag: str) -> str:
@@ -160,13 +202,15 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     driver.set_active(NoGPU(arguments.capability))
+    if arguments.capability < 90:
+        kernels.BLOCKS.update(kernels.BEFORE_HOPPER)
     print(f"sm_{arguments.capability}, Triton {triton.__version__}")
     print(
         "| kernel | dtype | width | queries, keys, warps, stages | registers | spilled bytes ",
         end="",
     )
-    print("| shared KB | products on tensor cores |")
-    print("|---|---|---|---|---|---|---|---|")
+    print("| shared KB | issue cycles | tensor cycles |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for kernel, name, K in itertools.product(arguments.kernels, arguments.dtypes, arguments.widths):
         dtype = getattr(torch, name)
         key = (kernel, dtype.itemsize, 64 if K <= 64 else 128)
@@ -176,9 +220,9 @@ def main() -> None:
             try:
                 found = compile_kernel(kernel, dtype, K, arguments.with_options)
                 told = f"{found.registers} | {found.spilled_bytes} | {found.shared_kb:.0f} "
-                told += f"| {found.tensor_core_products}"
+                told += f"| {found.issue_cycles:.0f} | {found.tensor_cycles:.0f}"
             except Exception as error:  # noqa: BLE001  (the compiler fails in many ways)
-                told = f"{type(error).__name__} | | |"
+                told = f"{type(error).__name__} | | | |"
             print(
                 f"| {kernel} | {name} | {K} | {', '.join(map(str, blocks))} | {told} |", flush=True
             )

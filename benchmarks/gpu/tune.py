@@ -5,9 +5,11 @@
     python benchmarks/gpu/tune.py --shapes 22,512,512,8 1,128,3800,8 --json tuned.json
 
 A shape is streams, queries, remembered, heads. Every division is compiled first, on all cores of
-the processor; then it computes what the present one computes, or it is left out; then it is timed
-(median, on the device). The best is the one with the lowest geometric mean over the shapes of its
-time as a share of the present one's. Paste the lines into ``BLOCKS`` of ops/triton.py.
+the processor; those whose instructions alone take half as long again as the best's are left out
+(``resources.py`` counts them). The others have to compute what the present one computes; then they
+are timed (median, on the device). The best is the one with the lowest geometric mean over the
+shapes of its time as a share of the present one's. Paste the lines into ``BLOCKS`` of
+ops/triton.py.
 """
 
 import argparse
@@ -36,15 +38,16 @@ SHAPES = ("22,512,512,8", "64,192,192,8", "4,128,3800,8")
 PRODUCTS = {"forward": 3, "queries": 5, "keys": 5, "distances": 4}
 
 
-def precompile(job: tuple[str, kernels.Blocks, str, int, int]) -> None:
-    """Compile one division into Triton's cache, in a process without a GPU."""
+def precompile(job: tuple[str, kernels.Blocks, str, int, int]) -> float:
+    """Compile one division into Triton's cache, in a process without a GPU; return its cycles."""
     kernel, blocks, dtype, K, capability = job
     driver.set_active(NoGPU(capability))
     kernels.BLOCKS[_key(kernel, dtype, K)] = blocks
     try:
-        compile_kernel(kernel, getattr(torch, dtype), K)
+        return compile_kernel(kernel, getattr(torch, dtype), K).issue_cycles
     except Exception as error:  # noqa: BLE001  (the compiler fails in many ways)
         print(f"{kernel} {tuple(blocks)}: {type(error).__name__}")
+        return math.inf
 
 
 def launches(shape: str, dtype: str, K: int) -> dict[str, Callable[[], tuple[Tensor, ...]]]:
@@ -85,8 +88,10 @@ def measure(launch: Callable[[], tuple[Tensor, ...]], expected: tuple[Tensor, ..
     return float(triton.testing.do_bench(launch, warmup=10, rep=50, return_mode="median")) / 1e3
 
 
-def tune(kernel: str, arguments: argparse.Namespace, end: float) -> list[dict[str, Any]]:
-    """Time every division of a kernel's work, until the time is over."""
+def tune(
+    kernel: str, promising: list[kernels.Blocks], arguments: argparse.Namespace, end: float
+) -> list[dict[str, Any]]:
+    """Time the present and other divisions of a kernel's work, until the time is over."""
     key = _key(kernel, arguments.dtype, arguments.width)
     standard = kernels.BLOCKS[key]
     all_launches = {
@@ -95,7 +100,7 @@ def tune(kernel: str, arguments: argparse.Namespace, end: float) -> list[dict[st
     }
     expected = {shape: launch() for shape, launch in all_launches.items()}
     rows = []
-    for blocks in [standard, *candidates(getattr(torch, arguments.dtype))]:
+    for blocks in [standard, *promising]:
         if time.monotonic() > end:
             print(f"    out of time before {tuple(blocks)}")
             break
@@ -132,6 +137,10 @@ def main() -> None:
     arguments = parser.parse_args()
     end = time.monotonic() + 60 * arguments.minutes
     major, minor = torch.cuda.get_device_capability()
+    if major < 9:
+        # The divisions that are tried stand in one table, whatever the GPU.
+        kernels.BLOCKS.update(kernels.BEFORE_HOPPER)
+        kernels.BEFORE_HOPPER.clear()
     jobs = [
         (kernel, blocks, arguments.dtype, arguments.width, 10 * major + minor)
         for kernel, blocks in itertools.product(
@@ -139,13 +148,16 @@ def main() -> None:
         )
     ]
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(precompile, jobs))
+        cycles = dict(zip([job[:2] for job in jobs], pool.map(precompile, jobs), strict=True))
     print(f"{torch.cuda.get_device_name()}, Triton {triton.__version__}; TFLOP/s at each shape")
     rows, best = [], []
     for number, kernel in enumerate(arguments.kernels):
         # What is left of the time is shared by the kernels that are left.
         left = (end - time.monotonic()) / (len(arguments.kernels) - number)
-        measured = tune(kernel, arguments, time.monotonic() + left)
+        of_kernel = {blocks: n for (name, blocks), n in cycles.items() if name == kernel}
+        best_first = sorted(of_kernel, key=of_kernel.__getitem__)
+        promising = [x for x in best_first if of_kernel[x] <= 1.5 * of_kernel[best_first[0]]]
+        measured = tune(kernel, promising, arguments, time.monotonic() + left)
         rows += measured
         chosen = min(measured, key=lambda row: share(row, measured[0]))
         best.append((chosen, share(chosen, measured[0])))

@@ -34,37 +34,6 @@ def test_the_kernels_are_chosen_where_they_were_tried_and_can_compute(monkeypatc
         assert chosen("cuda", torch.bfloat16) == "reference"
 
 
-@pytest.mark.parametrize("is_compiling", [False, True])
-@pytest.mark.parametrize("backend", ["auto", "triton", "skew", "reference"])
-def test_a_first_key_for_each_query_is_never_left_to_the_kernels(
-    monkeypatch, backend, is_compiling
-):
-    monkeypatch.setattr(ops.triton, "find_spec", lambda name: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: is_compiling)
-    monkeypatch.setattr(ops, "TRITON_IS_TRIED", True)
-    cuda, dtype = torch.device("cuda"), torch.bfloat16
-    plain = "reference" if is_compiling else "skew"
-    with use_backend(backend):
-        of_streams = choose_backend(cuda, dtype, 64)
-        of_queries = choose_backend(cuda, dtype, 64, is_per_query=True)
-    named = backend if backend != "auto" else "triton"
-    assert of_streams.backend == named
-    assert of_queries.backend == (plain if named == "triton" else named)
-    assert ("one first key" in of_queries.reason) == (named == "triton")
-
-
-def test_asked_for_the_kernels_queries_with_a_past_of_their_own_get_the_right_numbers():
-    shapes = [(1, 2, 1, 2), (1, 3, 1, 2), (1, 3, 1, 2), (3, 1, 2), (1, 2), (1, 2)]
-    inputs, first_key = [torch.randn(shape) for shape in shapes], torch.tensor([[0, 2]])
-    with use_backend("triton"):
-        found = rel_attention(*inputs, first_key=first_key)
-    with use_backend("reference"):
-        torch.testing.assert_close(found, rel_attention(*inputs, first_key=first_key))
-    with pytest.raises(ValueError, match=r"shape \(1, 2\).*one first key for all queries"):
-        BACKENDS["triton"](*inputs, first_key=first_key)
-
-
 def test_a_choice_says_why(monkeypatch):
     def reason(device, dtype=torch.float32, K=64):
         return choose_backend(torch.device(device), dtype, K).reason

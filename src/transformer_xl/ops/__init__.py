@@ -126,8 +126,7 @@ def rel_attention(
         distance_bias = None if distance_bias is None else distance_bias.to(dtype)
     # Each way takes care of its precision itself.
     with torch.autocast(device, enabled=False):
-        is_per_query = first_key is not None and first_key.ndim == 2
-        chosen = choose_backend(q.device, operands[0].dtype, q.shape[3], is_per_query=is_per_query)
+        chosen = choose_backend(q.device, operands[0].dtype, q.shape[3])
         return BACKENDS[chosen.backend](
             *operands,
             distance_bias=distance_bias,
@@ -193,17 +192,11 @@ class Choice(NamedTuple):
     """Why it and no other, in words."""
 
 
-def choose_backend(
-    device: torch.device, dtype: torch.dtype, K: int, *, is_per_query: bool = False
-) -> Choice:
-    """Choose how the operation is computed there, in that precision, for heads of that width.
-
-    The fused kernels know one first key for all queries of a stream. Where each query has its own
-    (``is_per_query``), another way stands in for them, also inside ``use_backend("triton")``.
-    """
-    if _backend != "auto" and not (_backend == "triton" and is_per_query):
+def choose_backend(device: torch.device, dtype: torch.dtype, K: int) -> Choice:
+    """Choose how the operation is computed there, in that precision, for heads of that width."""
+    if _backend != "auto":
         return Choice(_backend, "chosen by use_backend")
-    against = triton.PER_QUERY if is_per_query else triton.reason_against(device, dtype, K)
+    against = triton.reason_against(device, dtype, K)
     if against is None and TRITON_IS_TRIED:
         return Choice("triton", "fused kernels, forward and backward")
     against = against or "the fused kernels of triton have not been tried on a GPU yet"

@@ -27,10 +27,6 @@ A constant: the order of a sum is not to depend on the machine.
 """
 
 
-PER_QUERY = "the fused kernels have one first key for all queries of a stream, not one for each"
-"""Why documents that begin within a segment are computed another way."""
-
-
 class Blocks(NamedTuple):
     """How a kernel divides its work: powers of two, no more queries than keys, at least 16."""
 
@@ -41,28 +37,37 @@ class Blocks(NamedTuple):
 
 
 BLOCKS = {
-    ("forward", 2, 64): Blocks(64, 64, 8, 2),
-    ("forward", 2, 128): Blocks(64, 64, 8, 1),
+    ("forward", 2, 64): Blocks(64, 64, 4, 2),
+    ("forward", 2, 128): Blocks(64, 64, 4, 1),
     ("forward", 4, 64): Blocks(32, 32, 8, 2),
     ("forward", 4, 128): Blocks(16, 16, 8, 1),
-    ("queries", 2, 64): Blocks(64, 64, 8, 2),
-    ("queries", 2, 128): Blocks(32, 32, 8, 2),
+    ("queries", 2, 64): Blocks(64, 64, 4, 2),
+    ("queries", 2, 128): Blocks(64, 64, 4, 2),
     ("queries", 4, 64): Blocks(32, 32, 8, 2),
     ("queries", 4, 128): Blocks(16, 16, 8, 1),
-    ("keys", 2, 64): Blocks(64, 64, 8, 2),
-    ("keys", 2, 128): Blocks(32, 64, 8, 1),
+    ("keys", 2, 64): Blocks(64, 64, 4, 1),
+    ("keys", 2, 128): Blocks(64, 64, 8, 1),
     ("keys", 4, 64): Blocks(32, 32, 8, 2),
     ("keys", 4, 128): Blocks(16, 16, 8, 1),
-    ("distances", 2, 64): Blocks(64, 64, 8, 2),
-    ("distances", 2, 128): Blocks(32, 32, 8, 2),
+    ("distances", 2, 64): Blocks(64, 64, 4, 1),
+    ("distances", 2, 128): Blocks(64, 64, 8, 1),
     ("distances", 4, 64): Blocks(32, 32, 8, 2),
     ("distances", 4, 128): Blocks(16, 16, 8, 1),
 }
 """How each kernel divides its work, by the bytes of a number and the widest head.
 
-Chosen so that what the compiler makes for an H200 keeps nearly all in registers, as
-``benchmarks/gpu/resources.py`` shows; not yet measured.
+Chosen for the fewest instructions of an H100 for a pair of query and key, which
+``benchmarks/gpu/resources.py`` counts without a GPU; not yet measured.
 """
+BEFORE_HOPPER = {
+    ("forward", 2, 128): Blocks(32, 64, 4, 2),
+    ("queries", 2, 64): Blocks(32, 64, 4, 2),
+    ("queries", 2, 128): Blocks(32, 64, 4, 2),
+    ("keys", 2, 64): Blocks(64, 64, 4, 2),
+    ("keys", 2, 128): Blocks(32, 64, 8, 1),
+    ("distances", 2, 128): Blocks(32, 64, 4, 1),
+}
+"""What takes the place of some on an A100 and its like, whose compiler has fewer registers left."""
 
 
 def reason_against(device: torch.device, dtype: torch.dtype, K: int) -> str | None:
@@ -100,22 +105,20 @@ def rel_attention(
 
     Raises:
         ModuleNotFoundError: Triton is not installed.
-        ValueError: The precision, the width of the heads or the device is not one of the kernels';
-            or each query has a first key of its own, where
-            :func:`transformer_xl.ops.choose_backend` chooses another way.
+        ValueError: The precision, the width of the heads or the device is not one of the kernels'.
     """
-    if first_key is not None and first_key.ndim != 1:
-        raise ValueError(f"a first key of shape {tuple(first_key.shape)}: {PER_QUERY}")
     q, k, v, r = (_dense_rows(x) for x in (q, k, v, r))
-    others = (content_bias, position_bias, distance_bias, first_key)
-    others = [None if x is None else x.contiguous() for x in others]
+    biases = (content_bias, position_bias, distance_bias)
+    biases = [None if x is None else x.contiguous() for x in biases]
+    if first_key is not None and first_key.ndim == 1:
+        first_key = first_key[:, None].expand(-1, q.shape[1])
     seed = None
     if dropout:
         # On the device: nobody waits for it, and a graph draws a new one each time it is replayed.
         seed = torch.randint(2**62, (1,), device=q.device)
     S = k.shape[1]
     attn_len = S if attn_len is None else min(attn_len, S)
-    return _attend(q, k, v, r, *others, seed, attn_len, dropout)[0]
+    return _attend(q, k, v, r, *biases, first_key, seed, attn_len, dropout)[0]
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, r: Tensor) -> None:
@@ -301,7 +304,10 @@ _attend.register_autograd(_gradients, setup_context=_remember)
 
 
 def _blocks(kernel: str, x: Tensor) -> Blocks:
-    return BLOCKS[kernel, x.element_size(), 64 if x.shape[3] <= 64 else 128]
+    key = kernel, x.element_size(), 64 if x.shape[3] <= 64 else 128
+    if x.is_cuda and torch.cuda.get_device_capability(x.device) < (9, 0):
+        return BEFORE_HOPPER.get(key, BLOCKS[key])
+    return BLOCKS[key]
 
 
 def _arguments(
@@ -320,6 +326,8 @@ def _arguments(
     return strides | {
         "r_row": r.stride(0),
         "r_head": r.stride(1),
+        "first_stream": 0 if first_key is None else first_key.stride(0),
+        "first_row": 0 if first_key is None else first_key.stride(1),
         "T": T,
         "S": k.shape[1],
         "H": H,

@@ -31,13 +31,17 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 @no_type_check
-def load_rows(base, rows, stride, first, end, K: tl.constexpr, WIDTH: tl.constexpr):
+def load_rows(
+    base, start, stride, first, end, ROWS: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr
+):
     """Load rows of K numbers; what lies before ``first``, from ``end`` on or beyond K is zero."""
-    columns = tl.arange(0, WIDTH)
-    is_there = ((rows >= first) & (rows < end))[:, None] & (columns < K)[None, :]
-    # Rows of many streams side by side lie more than 2^31 numbers apart.
-    place = base + rows.to(tl.int64)[:, None] * stride + columns[None, :]
-    return tl.load(place, mask=is_there, other=0.0)
+    rows, columns = tl.arange(0, ROWS), tl.arange(0, WIDTH)
+    is_there = ((start + rows >= first) & (start + rows < end))[:, None] & (columns < K)[None, :]
+    # Rows of many streams side by side lie more than 2^31 numbers apart. What does not depend on
+    # where the block begins is computed once for all blocks.
+    apart = rows.to(tl.int64)[:, None] * stride + columns[None, :]
+    begin = (tl.zeros((), tl.int64) + start) * stride
+    return tl.load(base + begin + apart, mask=is_there, other=0.0)
 
 
 @triton.jit
@@ -72,12 +76,13 @@ def product(a, b, PRECISION: tl.constexpr, UPCAST: tl.constexpr):
 @triton.jit
 @no_type_check
 def position_chunk(
-    query, r_rows, rows, distance_bias, head, S, H,
+    query, r_rows, start, distance_bias, head, S, H,
     HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
     """Score a chunk of distances, before it is turned to keys."""
     chunk = product(query, tl.trans(r_rows), PRECISION, UPCAST)
     if HAS_BIAS:
+        rows = start + tl.arange(0, r_rows.shape[0])
         is_there = (rows >= 0) & (rows < S)
         bias = tl.load(distance_bias + rows * H + head, mask=is_there, other=0.0)
         chunk += bias.to(tl.float32)[None, :]
@@ -112,10 +117,37 @@ def turn_to_distances(tile, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr):
 
 @triton.jit
 @no_type_check
-def is_seen(queries, keys, first, T, S, attn_len):
+def seen_keys(
+    t0, first_key, stream, first_stream, first_row, T, S, attn_len,
+    BLOCK_T: tl.constexpr, HAS_FIRST: tl.constexpr,
+):  # fmt: skip
+    """Find out which keys a block of queries sees; a query beyond the last sees none.
+
+    Returns:
+        For each query the first key that it sees, and how many; the first key that any of them
+        sees; the first and the end of the keys that all of them see.
+    """
+    queries = t0 + tl.arange(0, BLOCK_T)
+    own = S - T + queries
+    first = tl.maximum(own + 1 - attn_len, 0)
+    any_start = tl.maximum(S - T + t0 + 1 - attn_len, 0)
+    all_start = tl.maximum(S - T + t0 + BLOCK_T - attn_len, 0)
+    if HAS_FIRST:
+        place = first_key + stream * first_stream + queries * first_row
+        given = tl.load(place, mask=queries < T, other=S).to(tl.int32)
+        first = tl.maximum(first, given)
+        any_start, all_start = tl.min(first, 0), tl.max(first, 0)
+    all_end = tl.where(t0 + BLOCK_T <= T, S - T + t0 + 1, 0)
+    n_seen = tl.where(queries < T, tl.maximum(own + 1 - first, 0), 0)
+    return first, n_seen, any_start, all_start, all_end
+
+
+@triton.jit
+@no_type_check
+def is_seen(keys, first, n_seen):
     """Mark which keys, a row of them for each query, the queries see."""
-    distance = S - T + queries[:, None] - keys
-    return (distance >= 0) & (distance < attn_len) & (keys >= first) & (queries < T)[:, None]
+    # One comparison: what lies before the first becomes a very large number.
+    return (keys - first[:, None]).to(tl.uint32) < n_seen[:, None].to(tl.uint32)
 
 
 @triton.jit
@@ -143,7 +175,7 @@ def is_kept(
 def attention_kernel(
     q, k, v, r, content_bias, position_bias, distance_bias, first_key, seed, out, norms,
     q_stream, q_row, q_head, k_stream, k_row, k_head, v_stream, v_row, v_head, r_row, r_head,
-    T, S, H, attn_len, scale, dropout, kept_scale,
+    first_stream, first_row, T, S, H, attn_len, scale, dropout, kept_scale,
     K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_FIRST: tl.constexpr, DROPS: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
@@ -155,52 +187,53 @@ def attention_kernel(
     t0 = (n_blocks - 1 - tl.program_id(0) % n_blocks) * BLOCK_T
     stream, head = (stream_head // H).to(tl.int64), (stream_head % H).to(tl.int64)
     queries = t0 + tl.arange(0, BLOCK_T)
-    query = load_rows(q + stream * q_stream + head * q_head, queries, q_row, 0, T, K, WIDTH)
+    query = load_rows(q + stream * q_stream + head * q_head, t0, q_row, 0, T, BLOCK_T, K, WIDTH)
     q_content = add_bias(query, content_bias, head, K, WIDTH)
     q_position = add_bias(query, position_bias, head, K, WIDTH)
     k += stream * k_stream + head * k_head
     v += stream * v_stream + head * v_head
     r += head * r_head
-    first = 0
-    if HAS_FIRST:
-        first = tl.load(first_key + stream).to(tl.int32)
+    first, n_seen, any_start, all_start, all_end = seen_keys(
+        t0, first_key, stream, first_stream, first_row, T, S, attn_len, BLOCK_T, HAS_FIRST
+    )
     if DROPS:
         seed = tl.load(seed)
 
-    start = tl.maximum(tl.maximum(first, S - T + t0 + 1 - attn_len), 0) // BLOCK_S * BLOCK_S
+    start = any_start // BLOCK_S * BLOCK_S
     end = tl.minimum(S, S - T + t0 + BLOCK_T)
-    rows = start + T - t0 - BLOCK_T + tl.arange(0, BLOCK_S)
-    r_rows = load_rows(r, rows, r_row, 0, S, K, WIDTH)
+    # The row of r at which the chunk for key 0 begins.
+    r0 = T - t0 - BLOCK_T
+    r_rows = load_rows(r, r0 + start, r_row, 0, S, BLOCK_S, K, WIDTH)
     near = position_chunk(
-        q_position, r_rows, rows, distance_bias, head, S, H, HAS_BIAS, PRECISION, UPCAST
+        q_position, r_rows, r0 + start, distance_bias, head, S, H, HAS_BIAS, PRECISION, UPCAST
     )
     takes_near = is_near(BLOCK_T, BLOCK_S)
     highest = tl.full((BLOCK_T,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_T,), tl.float32)
     attended = tl.zeros((BLOCK_T, WIDTH), tl.float32)
     for s0 in range(start, end, BLOCK_S):
-        keys = s0 + tl.arange(0, BLOCK_S)
-        rows = s0 + T - t0 - BLOCK_T + BLOCK_S + tl.arange(0, BLOCK_S)
-        r_rows = load_rows(r, rows, r_row, 0, S, K, WIDTH)
+        n0 = r0 + s0 + BLOCK_S
+        r_rows = load_rows(r, n0, r_row, 0, S, BLOCK_S, K, WIDTH)
         ahead = position_chunk(
-            q_position, r_rows, rows, distance_bias, head, S, H, HAS_BIAS, PRECISION, UPCAST
+            q_position, r_rows, n0, distance_bias, head, S, H, HAS_BIAS, PRECISION, UPCAST
         )
         score = turn_to_keys(tl.where(takes_near, near, ahead), BLOCK_T, BLOCK_S)
         near = ahead
-        k_rows = load_rows(k, keys, k_row, first, S, K, WIDTH)
+        k_rows = load_rows(k, s0, k_row, any_start, S, BLOCK_S, K, WIDTH)
         score += product(q_content, tl.trans(k_rows), PRECISION, UPCAST)
-        seen = is_seen(queries, keys[None, :], first, T, S, attn_len)
-        score = tl.where(seen, score * (scale * LOG2_E), float("-inf"))
-        higher = tl.maximum(highest, tl.max(score, 1))
+        if (s0 < all_start) | (s0 + BLOCK_S > all_end):
+            seen = is_seen(s0 + tl.arange(0, BLOCK_S)[None, :], first, n_seen)
+            score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(highest, tl.max(score, 1) * (scale * LOG2_E))
         # A query that has seen nothing yet is not to subtract infinity from itself.
         level = tl.where(higher == float("-inf"), 0.0, higher)
-        weight = tl.exp2(score - level[:, None])
+        weight = tl.exp2(score * (scale * LOG2_E) - level[:, None])
         faded = tl.exp2(highest - level)
         total = total * faded + tl.sum(weight, 1)
         if DROPS:
             kept = is_kept(seed, stream_head, queries, s0, S, dropout, BLOCK_T, BLOCK_S)
             weight = tl.where(kept, weight, 0.0)
-        v_rows = load_rows(v, keys, v_row, first, S, K, WIDTH)
+        v_rows = load_rows(v, s0, v_row, any_start, S, BLOCK_S, K, WIDTH)
         values = product(weight.to(v_rows.dtype), v_rows, PRECISION, UPCAST)
         attended = attended * faded[:, None] + values
         highest = higher
