@@ -128,6 +128,14 @@ def test_unk_is_there_only_when_something_needs_it(kind):
     assert vocab.encode("c") == [vocab.unk_id]
 
 
+def test_what_a_text_holds_beside_the_vocabulary_is_told_before_it_is_cut():
+    chars = train_vocab("chars", ["ab"], held_out=["c"])
+    assert chars.unknown("xayxb") == ["x", "y"]
+    assert train_vocab("words", ["a b\n"], held_out=["c\n"]).unknown("b z\na") == ["z"]
+    for vocab in (BYTES, BPE):
+        assert vocab.unknown("日本") == []
+
+
 def test_an_unknown_character_counts_no_bytes_and_restores_nothing():
     vocab = train_vocab("chars", ["ab"], held_out=["c"])
     assert vocab.token_bytes is not None

@@ -185,7 +185,7 @@ class Generate:
             if state.random is not None and not self.seed_is_given:
                 seed = state.random
             prompt = [state.last_token]
-        prompt += vocab.encode(_checked(text, vocab, "the prompt"))
+        prompt += _encoded(text, vocab)
         drawn = generate(model, prompt, mems=mems, seed=seed, **self._drawing())
         with ended_by_signals():
             try:
@@ -209,9 +209,8 @@ class Generate:
         from transformer_xl.generate import batch_texts, generate_batch
 
         begins = self.prompts or (self.settings.prompt,)
-        begins = [_checked(prompt, vocab, "the prompt") for prompt in begins]
-        begins = [prompt for prompt in begins for _ in range(self.samples)]
-        prompts = [vocab.encode(prompt) for prompt in begins]
+        prompts = [ids for text in begins for ids in [_encoded(text, vocab)] * self.samples]
+        begins = [text for text in begins for _ in range(self.samples)]
         seed = self.settings.seed
         batch = generate_batch(model, prompts, seed=seed, **self._drawing())
         texts = batch_texts(batch, vocab, self.stop, prompts)
@@ -279,6 +278,16 @@ def read_text(path: Path, vocab: "Vocab") -> str:
         raise OSError(f"cannot read {path}: {error.strerror}") from error
     name = "the standard input" if is_stdin else str(path)
     return _checked(raw.decode("utf-8", "surrogateescape"), vocab, name)
+
+
+def _encoded(prompt: str, vocab: "Vocab") -> list[int]:
+    """Cut a prompt into symbols; say what of it the model is not shown as it is."""
+    from transformer_xl.data.vocab import listed
+
+    ids = vocab.encode(_checked(prompt, vocab, "the prompt"))
+    if unknown := vocab.unknown(prompt):
+        say(f"warning: the model never saw {listed(unknown)}, and reads <unk> in their place")
+    return ids
 
 
 def _checked(text: str, vocab: "Vocab", name: str) -> str:

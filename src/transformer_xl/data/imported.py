@@ -16,15 +16,13 @@ from typing import Any, Literal, cast, get_args
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from transformer_xl.data.vocab import StreamDecoder, Vocab, byte_characters
+from transformer_xl.data.vocab import StreamDecoder, Vocab, byte_characters, listed
 
 Join = Literal["bytes", "chars", "words", "moses"]
 LineEnds = Literal["none", "after", "around"]
 
 # Where Python's str.split() splits; Oniguruma's \s lacks the separators of ASCII.
 SPACE = r"\s\x1c-\x1f\x85"
-
-_LISTED_UNKNOWN = 5
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,18 +150,16 @@ class ImportedVocab(Vocab):
         try:
             return self._tokenizer.encode(text).ids
         except Exception:  # tokenizers has no class of its own for this.
-            unknown = self._unknown(text)
+            unknown = self.unknown(text)
             if not unknown:
                 raise
-        listed = ", ".join(map(repr, unknown[:_LISTED_UNKNOWN]))
-        more = len(unknown) - _LISTED_UNKNOWN
         raise ValueError(
-            f"not in the imported vocabulary of {len(self):,} symbols: {listed}"
-            + (f" and {more} more" if more > 0 else "")
-            + "; it has no symbol for the unknown: leave them out"
+            f"not in the imported vocabulary of {len(self):,} symbols: {listed(unknown)}"
+            "; it has no symbol for the unknown: leave them out"
         )
 
-    def _unknown(self, text: str) -> list[str]:
+    def unknown(self, text: str) -> list[str]:
+        """List what a text holds that the vocabulary has no symbol for."""
         normalizer, cutter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
         if normalizer is not None:
             text = normalizer.normalize_str(text)

@@ -19,7 +19,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -130,14 +130,17 @@ class Vocab:
         try:
             return [self._ids[symbol] for symbol in symbols]
         except KeyError:
-            unknown = list(dict.fromkeys(symbol for symbol in symbols if symbol not in self._ids))
-            listed = ", ".join(map(repr, unknown[:_LISTED_UNKNOWN]))
-            more = len(unknown) - _LISTED_UNKNOWN
             raise ValueError(
-                f"not in the vocabulary of {len(self):,} {self.kind}: {listed}"
-                + (f" and {more} more" if more > 0 else "")
-                + "; it has no <unk>, because its training text needed none: leave them out"
+                f"not in the vocabulary of {len(self):,} {self.kind}: {listed(self.unknown(text))}"
+                "; it has no <unk>, because its training text needed none: leave them out"
             ) from None
+
+    def unknown(self, text: str) -> list[str]:
+        """List what a text holds that has no symbol: `encode` makes ``<unk>`` of it, or refuses."""
+        if self.kind in ("bytes", "bpe", "brought"):
+            return []
+        symbols = symbols_in(self.kind, text)
+        return list(dict.fromkeys(symbol for symbol in symbols if symbol not in self._ids))
 
     def encode_lines(self, text: str, *, prepared: bool = False) -> list[int]:
         """Cut the text of a file into symbols; where there is an ``<eos>``, it ends each line.
@@ -361,6 +364,13 @@ def _train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False),
     )
     return tokenizer
+
+
+def listed(symbols: Sequence[str]) -> str:
+    """Name the first of some symbols, and say how many more there are."""
+    more = len(symbols) - _LISTED_UNKNOWN
+    names = ", ".join(map(repr, symbols[:_LISTED_UNKNOWN]))
+    return f"{names} and {more} more" if more > 0 else names
 
 
 def symbols_in(kind: VocabKind, text: str) -> Iterable[str]:
