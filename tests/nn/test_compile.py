@@ -54,3 +54,22 @@ def test_a_compiled_model_reads_with_kept_keys(tiny_config):
         out, compiled_out = model(segment, mems), compiled(segment, compiled_mems)
         mems, compiled_mems = out.mems, compiled_out.mems
         torch.testing.assert_close(compiled_out.hidden, out.hidden)
+
+
+@pytest.mark.compile
+def test_a_compiled_step_computes_no_sinusoids(tiny_config):
+    # Other tests have compiled the same functions, of which torch compiles a few variants only.
+    torch.compiler.reset()
+    operations = set()
+
+    def record(graph, _):
+        operations.update(str(node.target) for node in graph.graph.nodes)
+        return graph.forward
+
+    config = replace(tiny_config, n_layer=1)
+    compiled = torch.compile(TransformerXL(config), dynamic=False, fullgraph=True, backend=record)
+    tokens = torch.randint(config.vocab_size, (2, 4))
+    compiled(tokens, None, tokens).nll.mean().backward()
+    # They would be made on the processor at each step, and a GPU would wait for them.
+    assert any("softmax" in name for name in operations)
+    assert not {name for name in operations if "sin" in name or "cos" in name}

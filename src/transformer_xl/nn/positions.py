@@ -1,7 +1,7 @@
 """What the attention knows of positions: sinusoids, or rows of a table that is learned."""
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
@@ -39,9 +39,9 @@ def relative_positions(
     (section 3.3 of the paper). Distances above ``clamp_len`` count as ``clamp_len``.
     The frequencies are rounded to ``precision``: to float32 in every published PyTorch checkpoint.
     """
-    # The table grows in powers of two, so that a memory that fills up does not rebuild it.
-    # Compiled code makes it anew, fused with what reads it: tracing does not see through caches.
-    sinusoids = _sinusoids.__wrapped__ if torch.compiler.is_compiling() else _sinusoids
+    # The table grows in powers of two, so that a memory that fills up does not rebuild it. An
+    # export makes it anew: its tensors have no numbers, and what is kept would have none.
+    sinusoids = _sinusoids.__wrapped__ if torch.compiler.is_exporting() else _kept_sinusoids
     table = sinusoids(1 << (S - 1).bit_length(), d_model, dtype, device, precision)
     if clamp_len is None or clamp_len >= S:
         return table[:S].flip(0)
@@ -52,6 +52,15 @@ def distances(S: int, largest: int | None, device: torch.device) -> Int[Tensor, 
     """Return the distances ``S - 1, ..., 1, 0``, those above ``largest`` as ``largest``."""
     distance = torch.arange(S - 1, -1, -1, device=device)
     return distance if largest is None else distance.clamp(max=largest)
+
+
+def _kept_sinusoids(*about: Any) -> Tensor:
+    return _sinusoids(*about)
+
+
+# Compiled code reads the table that is kept and computes nothing of it. This is what
+# torch.compiler.assume_constant_result does, but for loading the whole compiler to do it.
+setattr(_kept_sinusoids, "_dynamo_marked_constant", True)  # noqa: B010
 
 
 @lru_cache(maxsize=32)
