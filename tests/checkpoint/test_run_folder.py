@@ -3,10 +3,12 @@
 import errno
 import json
 import os
+from importlib.metadata import PackageNotFoundError
 
 import pytest
 import torch
 
+import transformer_xl
 from transformer_xl.checkpoint import RunFolder, run_folder
 from transformer_xl.config import FORMAT_VERSION, ModelConfig
 from transformer_xl.data import load_vocab, train_vocab
@@ -141,6 +143,24 @@ def test_the_folder_says_what_was_run_and_where(run, toy_recipe):
     about = json.loads((run.path / "environment.json").read_text())
     assert about["format_version"] == FORMAT_VERSION
     assert about["packages"]["torch"] == str(torch.__version__)
+
+
+def test_a_run_begins_where_the_package_is_on_the_path_and_not_installed(
+    tmp_path, toy_recipe, monkeypatch
+):
+    def version(name):
+        if name == "transformer-xl":
+            raise PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(run_folder, "version", version)
+    run = RunFolder(tmp_path / "run")
+    run.begin(toy_recipe(), 10)
+    run.close()
+    about = json.loads((run.path / "environment.json").read_text())
+    assert about["packages"]["transformer-xl"] == transformer_xl.__version__
+    machine = ["python", "platform", "processor", "cores", "threads", "gpu"]
+    assert [*about] == ["format_version", *machine, "command", "packages"]
 
 
 def test_a_folder_that_was_killed_while_it_was_made_is_completed(tmp_path, toy_recipe):

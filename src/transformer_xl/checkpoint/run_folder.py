@@ -16,7 +16,6 @@ that goes on.
 import fcntl
 import json
 import os
-import platform
 import shutil
 import sys
 from collections.abc import Mapping
@@ -25,12 +24,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from transformer_xl import __version__
 from transformer_xl.config import FORMAT_VERSION, Config, ModelConfig
 from transformer_xl.data import Vocab
 from transformer_xl.data.vocab import VOCAB_FILE
+from transformer_xl.device import describe_machine
 from transformer_xl.files import TEMPORARY, UNFINISHED, replace_file, require_space
 from transformer_xl.nn.pretrained import write_model
 from transformer_xl.recipes import differences, dump_recipe, load_recipe
@@ -173,17 +173,16 @@ class RunFolder:
 
 
 def _environment() -> dict[str, Any]:
-    packages = ("transformer-xl", "torch", "numpy", "safetensors", "tokenizers")
+    packages = ("torch", "numpy", "safetensors", "tokenizers")
     return {
         "format_version": FORMAT_VERSION,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "processor": torch.cpu.get_capabilities().get("cpu_name", platform.processor()),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        **describe_machine(),
         "command": " ".join(sys.argv),
-        "packages": {name: version(name) for name in packages},
+        # What runs, which is not always what is installed.
+        "packages": {
+            "transformer-xl": __version__,
+            **{name: version(name) for name in packages},
+        },
     }
 
 
