@@ -22,6 +22,17 @@ def test_a_folder_without_the_copy_is_refused(tmp_path):
         find(tmp_path, name="ptb-word", path=str(tmp_path))
 
 
+def test_a_path_that_is_wrong_for_a_known_corpus_is_told_what_helps(tmp_path):
+    nowhere = tmp_path / "nowhere"
+    with pytest.raises(FileNotFoundError) as caught:
+        find(tmp_path, name="tiny-shakespeare", path=str(nowhere))
+    assert str(caught.value).startswith(f"there is no file or folder {nowhere}: ")
+    assert "input.txt or a folder with it" in str(caught.value)
+    assert str(caught.value).count("https://") == 1
+    with pytest.raises(FileNotFoundError, match=r"holds no input\.txt.*--data\.name ''"):
+        find(tmp_path, name="tiny-shakespeare", path=str(tmp_path))
+
+
 def test_an_unknown_corpus_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"'war-and-peace' is no known corpus.*tiny-shakespeare"):
         find(tmp_path, name="war-and-peace")

@@ -69,13 +69,14 @@ def download(
             try:
                 _fetch_from(source, remote, folder, progress)
             except _SourceError as error:
-                failures.append(f"{source.url}: {error}")
-                progress(f"cannot use {source.url}: {error}")
+                failures.append(f"cannot use {source.url}: {error}")
             else:
+                for failure in failures:
+                    progress(failure)
                 return _present(remote, folder)
     raise OSError(
-        f"cannot download {remote.name} of {name}. Tried: {'; '.join(failures)}. Without a "
-        f"network, --data.path takes a copy that is already at hand: {where_from(corpus)}"
+        f"cannot download {remote.name} of {name}. Without a network, --data.path takes a copy "
+        f"that is at hand: {copies_of(corpus)}\n" + "\n".join(failures)
     )
 
 
@@ -90,11 +91,10 @@ _UNREADABLE = (
 )
 
 
-def where_from(corpus: KnownCorpus) -> str:
-    """Say which files a copy at hand must hold, and where they are published."""
+def copies_of(corpus: KnownCorpus) -> str:
+    """Say which files a copy at hand must hold."""
     names = ", ".join(remote.name for remote in corpus.files.values())
-    urls = dict.fromkeys(s.url for remote in corpus.files.values() for s in remote.sources)
-    return f"a folder with {names} (published at {' '.join(urls)})"
+    return f"{names} or a folder with it" if len(corpus.files) == 1 else f"a folder with {names}"
 
 
 def differs(path: Path, known: str) -> str | None:

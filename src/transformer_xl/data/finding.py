@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data.catalogue import KNOWN_CORPORA, RemoteFile
-from transformer_xl.data.download import Progress, differs, download, where_from
+from transformer_xl.data.download import Progress, copies_of, differs, download
 from transformer_xl.data.fetching import fetch
 from transformer_xl.data.hub import HUB_PREFIX, find_hub_text
 from transformer_xl.data.store import StoredObject, is_url, list_objects, local_path
@@ -21,6 +21,7 @@ from transformer_xl.data.unpacking import first_bytes, parts_within, unpacking_o
 
 _PROBE_BYTES = 8192
 _LISTED_SKIPPED = 5
+_OWN_TEXT = "for text of your own, delete data.name in the recipe, or give --data.name ''"
 _SUBFOLDERS = ("", "data", "simple-examples/data")
 # Beside a URL, which has colons of its own, a colon divides before a URL or an absolute path.
 _BEFORE_URL = rf"(?<!:){os.pathsep}" + r"(?=[A-Za-z][A-Za-z0-9+.-]+://)"
@@ -294,9 +295,13 @@ def _find_known(
     }
     missing = [corpus.files[part].name for part, files in parts.items() if not files]
     if missing and (len(missing) == len(parts) or missing != [corpus.files["train"].name]):
+        problem = f"{given} holds no {', '.join(missing)}"
+        if not given.exists():
+            problem = f"there is no file or folder {given}"
+        urls = dict.fromkeys(remote.sources[0].url for remote in corpus.files.values())
         raise FileNotFoundError(
-            f"{given} is no folder with {', '.join(missing)}: --data.path for {config.name} takes "
-            f"{where_from(corpus)}"
+            f"{problem}: of {config.name}, --data.path takes a copy: {copies_of(corpus)} "
+            f"(published at {' '.join(urls)}); {_OWN_TEXT}"
         )
     if missing:
         progress(
@@ -305,7 +310,7 @@ def _find_known(
         )
     for part, files in parts.items():
         for file in files:
-            _compare(file, corpus.files[part], progress)
+            _compare(file, corpus.files[part], config.name, progress)
     return (given if given.is_dir() else given.parent), parts
 
 
@@ -320,18 +325,19 @@ def _copies(given: Path, remote: RemoteFile, n_parts: int) -> tuple[Path, ...]:
     return ()
 
 
-def _compare(file: Path, remote: RemoteFile, progress: Progress) -> None:
+def _compare(file: Path, remote: RemoteFile, name: str, progress: Progress) -> None:
     """Warn where a copy is not what was published."""
     size = file.stat().st_size
     if remote.n_bytes is not None and size < remote.n_bytes:
         progress(
             f"warning: {file} is a part of {remote.name}, {size:,} of {remote.n_bytes:,} bytes; it "
-            "is split by the same shares, and results will not compare with published ones"
+            "is split by the same shares, and results will not compare with published ones; "
+            f"{_OWN_TEXT}"
         )
     elif remote.checksum and differs(file, remote.checksum):
         progress(
-            f"warning: {file} differs from the published {remote.name} (it has not the checksum "
-            f"{remote.checksum}); results will not compare with published ones"
+            f"warning: {file} differs from the published {remote.name} of {name}: results will "
+            f"not compare with published ones; {_OWN_TEXT}"
         )
     elif not remote.checksum and "*" not in remote.name:
         progress(f"no checksum of {remote.name} is known: {file} is taken as it is")
