@@ -1,10 +1,12 @@
 """Whatever is faster than the reference gives the numbers of the reference."""
 
 import itertools
+from collections import Counter
 from inspect import unwrap
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_xl.ops import (
     attention,
@@ -365,3 +367,20 @@ def test_an_attention_length_below_one_is_named(attn_len):
         rel_attention(*inputs, attn_len=attn_len)
     with pytest.raises(ValueError, match=f"attn_len={attn_len} must be at least 1"):
         attention(*inputs[:3], attn_len=attn_len)
+
+
+def test_off_the_processor_a_block_has_one_softmax():
+    started = Counter()
+
+    class Launches(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            started[operation.overloadpacket] += 1
+            return operation(*args, **(kwargs or {}))
+
+    # A GPU takes longer to begin a kernel than it computes a matrix, and there are H times B. The
+    # device that computes nothing stands for one.
+    inputs = [x.to("meta").requires_grad_() for x in operands(6, 5, 9, 4, 3)]
+    with Launches():
+        skew.rel_attention(*inputs).sum().backward()
+    # Forward, and once more for the backward pass.
+    assert started[torch.ops.aten.softmax] == 2
