@@ -2,10 +2,11 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import pytest
 
-from transformer_xl.data import load_vocab, prepare
+from transformer_xl.data import load_vocab, prepare, train_vocab
 from transformer_xl.evaluate import Dynamic, evaluate, gradient_squares
 from transformer_xl.nn import TransformerXL
 from transformer_xl.recipes import load_recipe
@@ -95,6 +96,18 @@ def test_eval_explains_what_cannot_be(txl, trained, text, words, message):
     ended = txl("eval", trained, "--file", text, *words)
     assert (ended.code, ended.out) == (2, "")
     assert message in " ".join(ended.err.replace("│", " ").split())
+
+
+def test_bits_are_per_byte_of_the_text_whatever_the_model_knows(txl, tiny_config, tmp_path):
+    vocab = train_vocab("chars", ["ab\n"], held_out=["c"])
+    model = TransformerXL(replace(tiny_config, vocab_size=len(vocab)))
+    model.save_pretrained(tmp_path / "model", vocab)
+    text = tmp_path / "text.txt"
+    text.write_text("ab, ba!\n?ab\n")
+    found = txl("eval", tmp_path / "model", "--file", text, "--json").json
+    assert found["bits_per_byte"] == pytest.approx(found["bpc"])
+    found = txl("score", tmp_path / "model", text, "--by", "line", "--json").json
+    assert found["bits_per_byte"] == pytest.approx(found["bits_per_token"])
 
 
 def test_report_draws_again_what_is_there(txl, run):

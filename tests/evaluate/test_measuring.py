@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.evaluate import evaluate, score
+from transformer_xl.data import train_vocab
+from transformer_xl.evaluate import evaluate, score, token_bytes_in
 from transformer_xl.nn import TransformerXL
 
 
@@ -80,13 +81,36 @@ def test_a_length_that_is_not_given_is_that_of_the_model(model, text, name):
 
 
 def test_bits_per_byte_are_bits_over_the_bytes_that_were_predicted(model, text):
-    token_bytes = np.arange(31, dtype=np.int32)
+    token_bytes = np.arange(1, 32, dtype=np.int32)
     result = evaluate(model, text, token_bytes=token_bytes)
-    n_bytes = sum(int(token) for token in text[1:])
+    n_bytes = sum(int(token) + 1 for token in text[1:])
     assert result.bits_per_byte == pytest.approx(result.bpc * 59 / n_bytes)
     one_each = evaluate(model, text, token_bytes=np.ones(31, dtype=np.int32))
     assert one_each.bits_per_byte == pytest.approx(one_each.bpc)
-    assert evaluate(model, text, token_bytes=np.zeros(31, dtype=np.int32)).bits_per_byte is None
+
+
+def test_bits_per_byte_are_not_known_where_the_bytes_of_one_token_are_not(model, text):
+    token_bytes = np.ones(31, dtype=np.int32)
+    token_bytes[text[5]] = 0
+    assert evaluate(model, text, token_bytes=token_bytes).bits_per_byte is None
+
+
+@pytest.mark.parametrize("written", ["ab! ?ab a!!b", "!ab?!", "abba"])
+def test_a_byte_of_ascii_is_a_character_known_or_not(tiny_config, written):
+    vocab = train_vocab("chars", ["ab "], held_out=["c"])
+    model = TransformerXL(replace(tiny_config, vocab_size=len(vocab))).eval()
+    ids = vocab.encode(written)
+    result = evaluate(model, ids, token_bytes=token_bytes_in(vocab, ids, len(written)))
+    assert result.bits_per_byte == pytest.approx(result.bpc)
+
+
+@pytest.mark.parametrize("written", ["abcÀ 漢字ab", "a" * 9, "漢", ""])
+def test_the_bytes_of_all_tokens_are_those_of_the_text(written):
+    vocab = train_vocab("chars", ["ab "], held_out=["c"])
+    ids, n_bytes = vocab.encode(written), len(written.encode())
+    sizes = token_bytes_in(vocab, ids, n_bytes)
+    assert sum(sizes[token] for token in ids) == pytest.approx(n_bytes)
+    assert token_bytes_in(train_vocab("words", ["a b"]), [0, 1], 3) is None
 
 
 def test_the_text_may_come_as_it_lies_on_the_disk(model, text, tmp_path):

@@ -96,10 +96,14 @@ def test_an_unknown_character_costs_the_comparison_and_not_the_run(
 ):
     path = tmp_path / "text.txt"
     path.write_text(toy_text.read_text() + "Ω")
-    results = train(short(data={"path": str(path)}), tmp_path / "run")
+    config = short(data={"path": str(path)})
+    results = train(config, tmp_path / "run")
     assert "no comparison with gzip and xz: the text holds characters" in capsys.readouterr().err
     assert "gzip_bits_per_byte" not in results
-    assert results["test"]["bits_per_byte"] > 0
+    corpus, found = prepare(config.data), results["test"]
+    assert corpus.vocab.unk_id in corpus.split("test")
+    bits = found["bpc"] * found["tokens"]
+    assert found["bits_per_byte"] == pytest.approx(bits / (corpus.n_bytes("test") - 1))
 
 
 @pytest.mark.parametrize("share", [0.0, 0.0002], ids=["no", "one"])

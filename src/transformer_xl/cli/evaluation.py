@@ -55,7 +55,7 @@ class Eval:
     def run(self) -> None:
         """Evaluate and print."""
         from transformer_xl.device import autocast, pick_device
-        from transformer_xl.evaluate import evaluate
+        from transformer_xl.evaluate import evaluate, token_bytes_in
         from transformer_xl.train.finish import describe
 
         settings = self.eval
@@ -70,7 +70,7 @@ class Eval:
         if settings.window is not None:
             # Those of the recipe; a window has nothing to remember.
             lengths |= {"mem_len": None, "ext_len": None}
-        ids = self._tokens(vocab)
+        ids, n_bytes = self._tokens(vocab)
         with autocast(precision, device):
             dynamic = self._dynamic(model, vocab, segment_len)
             result = evaluate(
@@ -78,7 +78,7 @@ class Eval:
                 ids,
                 segment_len=segment_len,
                 batch_size=1 if dynamic else settings.batch_size,
-                token_bytes=vocab.token_bytes,
+                token_bytes=token_bytes_in(vocab, ids, n_bytes),
                 window=settings.window,
                 dynamic=dynamic,
                 **lengths,
@@ -130,16 +130,19 @@ class Eval:
             batch_size=settings.batch_size,
         )
 
-    def _tokens(self, vocab: "Vocab") -> Any:
+    def _tokens(self, vocab: "Vocab") -> tuple[Any, int]:
+        """Return the text in symbols, and how many bytes it has."""
         if self.file:
             text = read_text(self.file, vocab)
-            return vocab.encode_lines(text, prepared=self.prepared or bool(self.preset))
+            ids = vocab.encode_lines(text, prepared=self.prepared or bool(self.preset))
+            return ids, len(text.encode("utf-8", "surrogateescape"))
         if not self.data.is_given:
             raise ValueError(
                 f"{self.dir} is a model without the recipe of its run, which says on what text it "
                 "was trained: give any text with --file, or the run folder instead"
             )
-        return self._corpus(vocab).split(self.eval.split)
+        corpus, split = self._corpus(vocab), self.eval.split
+        return corpus.split(split), corpus.n_bytes(split)
 
     def _corpus(self, vocab: "Vocab") -> Any:
         from transformer_xl.data import prepare

@@ -7,7 +7,7 @@ from transformer_xl.evaluate.dynamic import (
     gradient_squares,
     plan_dynamic,
 )
-from transformer_xl.evaluate.measuring import Result, evaluate
+from transformer_xl.evaluate.measuring import Result, evaluate, token_bytes_in
 from transformer_xl.evaluate.positions import loss_from_start, loss_in_segment, spans
 from transformer_xl.evaluate.streams import score
 from transformer_xl.evaluate.window import window_nll
@@ -25,5 +25,6 @@ __all__ = [
     "plan_dynamic",
     "score",
     "spans",
+    "token_bytes_in",
     "window_nll",
 ]

@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from transformer_xl.data import Vocab
 from transformer_xl.data.vocab import split_point
+from transformer_xl.evaluate.measuring import token_bytes_in
 from transformer_xl.nn.reading import Reader
 
 Unit = Literal["token", "line"]
@@ -175,14 +178,15 @@ class Sums:
 
     n_predicted: int = 0
     nll: float = 0.0
-    n_bytes: int = 0
+    n_bytes: float | None = 0
+    """None as soon as those of one token are not known."""
 
-    def add(self, log_prob: float | None, n_bytes: int) -> None:
-        """Add a token; the first one of all is not predicted and does not count."""
+    def add(self, log_prob: float | None, n_bytes: float) -> None:
+        """Add a token with its bytes, 0 if not known; the first one of all is not predicted."""
         if log_prob is not None:
             self.n_predicted += 1
             self.nll -= log_prob
-            self.n_bytes += n_bytes
+            self.n_bytes = self.n_bytes + n_bytes if self.n_bytes is not None and n_bytes else None
 
     @property
     def bits_per_token(self) -> float | None:
@@ -191,7 +195,7 @@ class Sums:
 
     @property
     def bits_per_byte(self) -> float | None:
-        """The mean surprise of a byte; None where tokens do not stand for bytes."""
+        """The mean surprise of a byte; None without any that is known."""
         return self.nll / math.log(2) / self.n_bytes if self.n_bytes else None
 
 
@@ -200,6 +204,7 @@ class _Line:
     text: str
     number: int
     left: int
+    token_bytes: np.ndarray | None
     sums: Sums = field(default_factory=Sums)
 
 
@@ -207,14 +212,16 @@ class LineSums:
     """Puts the scores of tokens together to those of their lines."""
 
     def __init__(self, vocab: Vocab) -> None:
-        self._token_bytes = vocab.token_bytes
+        self._vocab = vocab
         self._open: deque[_Line] = deque()
         self._number = 1
         self.n_lines, self.total = 0, Sums()
 
     def push(self, piece: Piece) -> None:
         """Take a line whose tokens are going to be scored."""
-        self._open.append(_Line(piece.text, self._number, len(piece.ids)))
+        n_bytes = len(piece.text.encode("utf-8", "surrogateescape"))
+        token_bytes = token_bytes_in(self._vocab, piece.ids, n_bytes)
+        self._open.append(_Line(piece.text, self._number, len(piece.ids), token_bytes))
         self._number += piece.ends_line
 
     def add(self, scored: Iterable[Scored]) -> Iterator[dict[str, Any]]:
@@ -222,7 +229,7 @@ class LineSums:
         for token, log_prob in scored:
             yield from self._completed()
             line = self._open[0]
-            n_bytes = 0 if self._token_bytes is None else int(self._token_bytes[token])
+            n_bytes = 0 if line.token_bytes is None else line.token_bytes[token].item()
             for sums in (line.sums, self.total):
                 sums.add(log_prob, n_bytes)
             line.left -= 1

@@ -2,13 +2,15 @@
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Integer
+from jaxtyping import Integer, Real
 from torch import Tensor
 
+from transformer_xl.data import Vocab
 from transformer_xl.evaluate.dynamic import Dynamic, DynamicEvaluation
 from transformer_xl.evaluate.streams import (
     Text,
@@ -33,7 +35,7 @@ class Result:
     bpc: float
     """Bits per token: per character or byte where these are the tokens."""
     bits_per_byte: float | None
-    """Bits per byte of text; None where tokens do not stand for bytes."""
+    """Bits per byte of text; None where the bytes of the predicted tokens are not known."""
     tokens: int
     """Predicted tokens: all but the first, each once."""
     segment_len: int
@@ -64,7 +66,7 @@ def evaluate(
     clamp_len: int | None = None,
     ext_len: int | None = None,
     batch_size: int = 1,
-    token_bytes: Integer[np.ndarray, " V"] | None = None,
+    token_bytes: Real[np.ndarray, " V"] | None = None,
     window: int | None = None,
     dynamic: Dynamic | None = None,
 ) -> Result:
@@ -83,7 +85,8 @@ def evaluate(
         ext_len: Tokens before each segment that are read again with it, instead of being
             remembered; the first segment of a part has none. None: as the model is configured.
         batch_size: Parts read side by side.
-        token_bytes: For each token the bytes of text it stands for; gives ``bits_per_byte``.
+        token_bytes: For each token the bytes of text it stands for; gives ``bits_per_byte``. Of
+            one with 0, such as ``<unk>``, they are not known: :func:`token_bytes_in` finds them.
         window: Instead, predict each token from this many before it, read anew from nothing, with
             ``batch_size`` windows side by side (:func:`window_nll`). There is no memory then, and
             no segments.
@@ -138,12 +141,13 @@ def evaluate(
 
     mean = total / n
     bits = mean / math.log(2)
-    n_bytes = None if token_bytes is None else int(np.asarray(token_bytes)[text[1:]].sum())
+    sizes = None if token_bytes is None else np.asarray(token_bytes)[text[1:]]
+    n_bytes = None if sizes is None or not sizes.all() else sizes.sum().item()
     return Result(
         nll=mean,
         ppl=math.exp(mean) if mean < 700 else math.inf,
         bpc=bits,
-        bits_per_byte=None if not n_bytes else bits * n / n_bytes,
+        bits_per_byte=None if n_bytes is None else bits * n / n_bytes,
         tokens=n,
         segment_len=segment_len,
         mem_len=mem_len,
@@ -159,6 +163,31 @@ def evaluate(
         dynamic_decay=dynamic and dynamic.decay,
         dynamic_eps=dynamic and (dynamic.eps if dynamic.rule == "rms" else None),
     )
+
+
+def token_bytes_in(
+    vocab: Vocab, ids: Sequence[int] | Integer[np.ndarray, " length"], n_bytes: int
+) -> Real[np.ndarray, " V"] | None:
+    """Return for each symbol of a vocabulary the bytes that it stands for in one text.
+
+    An ``<unk>`` and whatever else has no bytes of its own stand for those that the other symbols
+    leave, each for equally many: over the text the sum is right.
+
+    Args:
+        vocab: The vocabulary.
+        ids: The text in symbols, all of it.
+        n_bytes: Its bytes.
+
+    Returns:
+        None for words, which do not say what stands between them; 0 for what remains unknown.
+    """
+    known = vocab.token_bytes
+    if known is None:
+        return None
+    sizes = known[np.asarray(ids, dtype=np.int64)]
+    n_unknown = np.count_nonzero(sizes == 0)
+    left = max(n_bytes - int(sizes.sum()), 0)
+    return np.where(known == 0, left / n_unknown, known) if n_unknown else known
 
 
 def _total_nll(

@@ -13,7 +13,7 @@ from transformer_xl.checkpoint import RunFolder
 from transformer_xl.config import Config, EvalConfig, GenerateConfig
 from transformer_xl.data import Corpus, raw_split
 from transformer_xl.device import autocast
-from transformer_xl.evaluate import Dynamic, Result, evaluate, plan_dynamic
+from transformer_xl.evaluate import Dynamic, Result, evaluate, plan_dynamic, token_bytes_in
 from transformer_xl.generate import generate, text_pieces
 from transformer_xl.nn import TransformerXL, load_model
 from transformer_xl.train.report import write_report
@@ -44,6 +44,8 @@ def finish(
         return results
     model = load_model(folder.path / "model" / "best").to(device)
     split = held_out(corpus)
+    ids = corpus.split(split)
+    token_bytes = token_bytes_in(corpus.vocab, ids, corpus.n_bytes(split))
     say(f"evaluating the best model on all of the {split} text")
 
     segment_len = config.eval.segment_len or config.train.segment_len
@@ -52,10 +54,10 @@ def finish(
         with autocast(config.train.precision, device):
             result = evaluate(
                 model,
-                corpus.split(split),
+                ids,
                 segment_len=segment_len,
                 batch_size=1 if dynamic else config.eval.batch_size,
-                token_bytes=corpus.vocab.token_bytes,
+                token_bytes=token_bytes,
                 dynamic=dynamic,
                 **{**config.eval.lengths, "mem_len": mem_len},
             )
@@ -81,7 +83,7 @@ def finish(
             )
         results["dynamic"] = measure(chosen, dynamic)
         say(_line(results["dynamic"]))
-    if corpus.vocab.token_bytes is not None:
+    if token_bytes is not None:
         results |= _compressed(corpus, split, say)
     # The report is written last: where it is, the rest is, too.
     (folder.path / REPORT_FILE).unlink(missing_ok=True)

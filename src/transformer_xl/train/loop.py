@@ -14,7 +14,7 @@ from transformer_xl.config import Config
 from transformer_xl.data import Corpus, prepare
 from transformer_xl.device import autocast, pick_device, pick_precision
 from transformer_xl.distributed import World, joined
-from transformer_xl.evaluate import Result, evaluate
+from transformer_xl.evaluate import Result, evaluate, token_bytes_in
 from transformer_xl.nn import TransformerXL, build_model
 from transformer_xl.nn.pretrained import copy_weights, model_weights
 from transformer_xl.ops import choose_backend
@@ -307,14 +307,14 @@ def _fix_end(config: Config, state: TrainState, progress: Progress) -> None:
 
 
 def _validate(config: Config, corpus: Corpus, model: TransformerXL) -> Result:
-    settings = config.eval
+    settings, ids = config.eval, corpus.split("valid")
     with autocast(config.train.precision, model.device):
         return evaluate(
             model,
-            corpus.split("valid"),
+            ids,
             segment_len=settings.segment_len or config.train.segment_len,
             batch_size=settings.batch_size,
-            token_bytes=corpus.vocab.token_bytes,
+            token_bytes=token_bytes_in(corpus.vocab, ids, corpus.n_bytes("valid")),
             mem_len=settings.mem_len,
             attn_len=settings.attn_len,
             clamp_len=settings.clamp_len,
