@@ -51,6 +51,42 @@ def test_a_time_limit_that_is_not_reached_changes_nothing(tmp_path, toy_recipe, 
 
 
 @pytest.fixture
+def seconds_at(monkeypatch):
+    """Let the step that begins at a time take so many seconds; return what the time is."""
+    now, before = [0.0], loop.train_step
+
+    def set_pace(pace):
+        def train_step(config, state, network):
+            now[0] += pace(now[0])
+            return before(config, state, network)
+
+        monkeypatch.setattr(loop, "train_step", train_step)
+        monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        return now
+
+    return set_pace
+
+
+@pytest.mark.parametrize("steps", [1000, 60])
+def test_a_machine_that_slows_down_ends_a_tenth_late_at_most_and_cools_down(
+    tmp_path, toy_recipe, seconds_at, capsys, steps
+):
+    settings = {"steps": steps, "minutes": 1.0, "schedule": "constant_cooldown"}
+    settings |= {"cooldown_fraction": 0.5, "log_every": 1, "eval_every": 0, "save_every": 0}
+    now = seconds_at(lambda time: 1 if time < 30 else 2)
+    train(toy_recipe(train=settings), tmp_path)
+    assert 60 < now[0] <= 66
+    rates = [r["lr"] for r in measured(tmp_path) if r["kind"] == "train"]
+    falls = [a - b for a, b in zip(rates[30:], [*rates[31:], 0.0], strict=True)]
+    # One line down to where the time was over, and a steeper one from there to nothing.
+    cut = next(n for n, fall in enumerate(falls) if fall > 1.5 * falls[0])
+    assert falls[:cut] == pytest.approx([0.01 / 30] * cut)
+    assert falls[cut:] == pytest.approx([falls[cut]] * len(falls[cut:]))
+    said = capsys.readouterr().err
+    assert said.count("train.minutes=1 are over and the steps take longer than before") == 1
+
+
+@pytest.fixture
 def staged(toy_recipe):
     """Twenty seconds: from the fifth on longer segments, from the tenth the cooldown."""
     return toy_recipe(

@@ -18,7 +18,9 @@ class TrainConfig:
     steps: int = 10_000
     """Number of steps."""
     minutes: float | None = None
-    """Train no longer than this: the cooldown begins early enough. Needs constant_cooldown."""
+    """Train for so long, in minutes of steps: evaluations and the report come on top. The cooldown
+    begins early enough; where its steps turn out slower, it is cut short when the time is over, so
+    that the last step ends at most a tenth later. Needs constant_cooldown."""
     batch_size: int = 32
     """Streams of text read side by side; each keeps its own memory."""
     segment_len: int = 128
@@ -146,7 +148,8 @@ class TrainConfig:
         )
         require(
             self.warmup_steps <= self.steps,
-            f"warmup_steps={self.warmup_steps} is more than steps={self.steps}",
+            f"warmup_steps={self.warmup_steps} is more than steps={self.steps}: lower warmup_steps "
+            "or raise steps",
         )
         require(
             not (self.random_segment_len and self.compile),

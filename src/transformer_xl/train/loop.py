@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections import deque
 from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,11 @@ from transformer_xl.train.metrics import MetricsLog, Progress
 from transformer_xl.train.network import Network, whole_weights
 from transformer_xl.train.state import TrainState, local
 from transformer_xl.train.step import Update, diverged, running_mean, train_step
+
+_LATEST_STEPS = 16
+"""Steps by which the present speed is known."""
+_LATEST_END = 1.1
+"""How much later than its time limit a run ends at most, as a factor."""
 
 
 def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[str, Any]:
@@ -132,6 +138,10 @@ class _Run:
         self._log, self._progress = log, progress
         self._network = Network(state.model, config.train, state.world)
         self._logged_at = state.seconds
+        # When the latest steps ended: what the next ones will take. The first one, which may have
+        # to compile, ends before the first of these times.
+        self._is_late = False
+        self._ends: deque[float] = deque(maxlen=_LATEST_STEPS + 1)
 
     def go(self, interrupts: list[int]) -> None:
         """Train to the end, or until there is an interrupt."""
@@ -150,6 +160,7 @@ class _Run:
             )
             # The first answer is zeros.
             state.seconds = max(state.seconds, seconds)
+            self._ends.append(state.seconds)
             is_stopping = bool(number)
             if is_stopping:
                 self._progress.say("stopping after this step and saving; Ctrl-C now stops at once")
@@ -159,9 +170,12 @@ class _Run:
             is_logged = is_last or _every(settings.log_every, state.step)
             is_evaluated = is_last or _every(settings.eval_every, state.step)
             is_saved = is_last or is_stopping or _every(settings.save_every, state.step)
-            _fix_end(self._config, state, self._progress)
+            if self._config.train.minutes is not None:
+                self._keep_time(60 * self._config.train.minutes)
             if is_logged:
                 self._write_log(update)
+            else:
+                self._progress.update(state.step)
             if is_evaluated:
                 self._evaluate()
             if is_saved:
@@ -172,6 +186,38 @@ class _Run:
         if world.size > 1 and (number := max(world.gather(max(interrupts, default=0)))):
             self._stop(number, interrupts)
         self._checkpoints.wait()
+
+    def _keep_time(self, limit: float) -> None:
+        """Choose the last step of a run with a time limit, of so many seconds."""
+        state = self._state
+        if not state.end_is_fixed:
+            _fix_end(self._config, state)
+        left = state.total_steps - state.step
+        step_seconds = 0.0
+        if len(self._ends) > 1:
+            step_seconds = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+        if not state.end_is_fixed:
+            if step_seconds:
+                left = min(left, max(1, round((limit - state.seconds) / step_seconds)))
+        elif state.seconds > limit and step_seconds:
+            room = max(1, int((_LATEST_END * limit - state.seconds) / step_seconds))
+            if room < left:
+                self._shorten(left, room)
+                left = room
+        self._progress.expect(state.step + left)
+
+    def _shorten(self, left: int, room: int) -> None:
+        """Let the learning rate fall from where it is to its end in fewer steps."""
+        state, settings = self._state, self._config.train
+        if not self._is_late:
+            self._is_late = True
+            self._progress.say(
+                f"train.minutes={settings.minutes:g} are over and the steps take longer than "
+                f"before: of {left:,} that are left, {room:,} are made"
+            )
+        before = state.cooldown_steps or settings.cooldown_fraction * state.total_steps
+        state.cooldown_steps = before * room / left
+        state.total_steps = state.step + room
 
     def _stop(self, number: int, interrupts: list[int]) -> None:
         """End a run that was asked to stop, when all is saved."""
@@ -284,11 +330,10 @@ def _require_finite_weights(state: TrainState) -> None:
         raise diverged(state.step, "the weights are not finite")
 
 
-def _fix_end(config: Config, state: TrainState, progress: Progress) -> None:
+def _fix_end(config: Config, state: TrainState) -> None:
     """Choose the last step of a run with a time limit once its cooldown has to begin."""
     settings = config.train
-    if state.end_is_fixed or settings.minutes is None:
-        return
+    assert settings.minutes is not None
     before_cooldown = 1 - settings.cooldown_fraction
     if state.step >= before_cooldown * settings.steps:
         state.end_is_fixed = True
@@ -300,10 +345,6 @@ def _fix_end(config: Config, state: TrainState, progress: Progress) -> None:
         left = max(1, round((settings.minutes * 60 - state.seconds) * pace))
         state.cooldown_steps = min(left, settings.steps - state.step)
         state.total_steps = state.step + state.cooldown_steps
-    if state.total_steps != settings.steps or not state.end_is_fixed:
-        pace = state.step / max(state.seconds, 1e-9)
-        expected = min(settings.steps, round(settings.minutes * 60 * pace))
-        progress.expect(state.total_steps if state.end_is_fixed else max(expected, state.step))
 
 
 def _validate(config: Config, corpus: Corpus, model: TransformerXL) -> Result:

@@ -14,6 +14,7 @@ import logging
 import math
 import os
 import sys
+from collections import deque
 from collections.abc import Iterator
 from datetime import timedelta
 from importlib.util import find_spec
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 _LINE_SECONDS = 10.0
 _REFRESH_SECONDS = 0.1
+_PRESENT_SECONDS = 60.0
 # Columns of a terminal below which the numbers leave no room for a bar.
 _BAR_WIDTH = 72
 
@@ -184,14 +186,16 @@ class Progress:
         quiet: bool = False,
     ) -> None:
         self._total = total_steps
-        self._first_step = step
         self._description = description
         self._console = Console(stderr=True, quiet=quiet)
         # Rich calls a pipe a terminal when FORCE_COLOR is set, as many build servers do.
         live = sys.stderr.isatty() and not self._console.is_dumb_terminal and not quiet
-        self._bar = self._new_bar() if live else None
-        self._start = self._shown_at = -math.inf
+        self._shown_at = -math.inf
+        # Of the present speed: steps done, and when. It counts evaluations and checkpoints too.
+        self._marks: deque[tuple[float, int]] = deque([(monotonic(), step)])
+        self._latest = {"steps": self._steps(step), "bits": "", "speed": "", "left": ""}
         self._waiting: str | None = None
+        self._bar = self._new_bar() if live else None
 
     def _new_bar(self) -> Bar:
         drawn = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=None)]
@@ -210,16 +214,13 @@ class Progress:
         bar.add_task(
             self._description,
             total=self._total,
-            completed=self._first_step,
-            steps=self._steps(self._first_step),
-            bits="",
-            speed="",
-            left="",
+            completed=self._marks[0][1],
+            **self._latest,
         )
         return bar
 
     def __enter__(self) -> "Progress":
-        self._start = monotonic()
+        self._marks[0] = monotonic(), self._marks[0][1]
         if self._bar:
             self._bar.start()
         return self
@@ -234,26 +235,27 @@ class Progress:
         """Correct what is expected: the last step, or where a resumed run begins."""
         self._total = total_steps
         if first_step is not None:
-            self._first_step, self._start = first_step, monotonic()
+            self._marks = deque([(monotonic(), first_step)])
         if self._bar:
-            done = self._first_step if first_step is not None else None
-            self._bar.update(self._bar.task_ids[0], total=total_steps, completed=done)
+            self._bar.update(self._bar.task_ids[0], total=total_steps, completed=first_step)
 
-    def update(self, step: int, bits: float, tokens_per_second: float) -> None:
+    def update(
+        self, step: int, bits: float | None = None, tokens_per_second: float | None = None
+    ) -> None:
         """Show a new state; cheap, so that each step may call it.
 
         Args:
             step: Steps done.
-            bits: Training loss in bits per token.
-            tokens_per_second: Speed.
+            bits: Training loss in bits per token; None: as it was.
+            tokens_per_second: Speed; None: as it was.
         """
-        fields: dict[str, Any] = {
-            "steps": self._steps(step),
-            "bits": f"{bits:.3f} bits/token",
-            "speed": f"{tokens_per_second:,.0f} tokens/s",
-            "left": self._left(step),
-        }
         now = monotonic()
+        fields = self._latest
+        fields |= {"steps": self._steps(step), "left": self._left(step, now)}
+        if bits is not None:
+            fields["bits"] = f"{bits:.3f} bits/token"
+        if tokens_per_second is not None:
+            fields["speed"] = f"{tokens_per_second:,.0f} tokens/s"
         due = step >= self._total
         if self._bar:
             self._bar.update(self._bar.task_ids[0], completed=step, **fields)
@@ -274,9 +276,15 @@ class Progress:
     def _steps(self, step: int) -> str:
         return f"{step:,}/{self._total:,}"
 
-    def _left(self, step: int) -> str:
-        # The mean over the whole session counts evaluations and checkpoints too.
-        if step <= self._first_step:
+    def _left(self, step: int, now: float) -> str:
+        """Say how long what is left takes at the speed of the last minute."""
+        marks = self._marks
+        if step > marks[-1][1]:
+            marks.append((now, step))
+        while len(marks) > 2 and now - marks[1][0] >= _PRESENT_SECONDS:
+            marks.popleft()
+        began, first_step = marks[0]
+        if not first_step < step < self._total:
             return ""
-        step_seconds = (monotonic() - self._start) / (step - self._first_step)
-        return f"{timedelta(seconds=round(step_seconds * max(0, self._total - step)))} left"
+        step_seconds = (now - began) / (step - first_step)
+        return f"{timedelta(seconds=round(step_seconds * (self._total - step)))} left"

@@ -40,7 +40,7 @@ class TrainState:
     """Time spent in steps, over all parts of the run."""
     end_is_fixed: bool = True
     """False while a run with a time limit may still move ``total_steps``."""
-    cooldown_steps: int | None = None
+    cooldown_steps: float | None = None
     """Length of the cooldown, where a time limit decides it."""
     best: float = math.inf
     """Lowest validation loss so far."""
