@@ -90,7 +90,11 @@ SECTIONS = (ModelConfig, DataConfig, TrainConfig, EvalConfig, GenerateConfig)
             {"batch_size": 32, "accumulate": 5},
             "accumulate=5 must divide batch_size=32",
         ),
-        (TrainConfig, {"warmup_steps": 11, "steps": 10}, "warmup_steps=11 is more than steps=10"),
+        (
+            TrainConfig,
+            {"warmup_steps": 11, "steps": 10},
+            "more than steps=10: lower warmup_steps or raise",
+        ),
         (TrainConfig, {"minutes": 1.0}, "minutes=1.0 needs schedule=constant_cooldown"),
         (
             TrainConfig,

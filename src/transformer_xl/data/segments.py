@@ -75,7 +75,8 @@ class Segments:
             raise ValueError(
                 f"the text has {len(tokens):,} tokens, fewer than one segment per stream: "
                 f"batch_size={batch_size} x segment_len={segment_len} needs {max(needed, 2):,}; "
-                "lower one of them or give more text"
+                "lower batch_size or segment_len (and give up train.stages, if there are any: "
+                "--train.stages with nothing behind it), or give more text"
             )
         self.batch_size = batch_size
         self.segment_len = segment_len
