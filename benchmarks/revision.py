@@ -1,12 +1,13 @@
 """Another revision of the project, for as long as a ``with`` block lasts."""
 
 import io
+import os
 import subprocess
 import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -18,8 +19,10 @@ def sources(revision: str) -> Iterator[Path]:
 
     Neither the repository nor the files in it are touched, so nothing is left behind there.
     """
-    command = ["git", "-C", str(ROOT), "archive", "--format=tar", revision, "src"]
-    archive = subprocess.run(command, capture_output=True)
+    try:
+        archive = _git("archive", "--format=tar", revision, "src")
+    except FileNotFoundError:
+        sys.exit(f"--base {revision}: there is no git here")
     if archive.returncode:
         sys.exit(f"--base {revision}: {archive.stderr.decode().strip()}")
     with tempfile.TemporaryDirectory() as folder:
@@ -29,8 +32,19 @@ def sources(revision: str) -> Iterator[Path]:
 
 
 def commit(revision: str = "HEAD") -> str:
-    """Name the commit of a revision; with a mark if files of ours differ from it."""
-    command = ["git", "-C", str(ROOT), "describe", "--always", "--abbrev=10"]
+    """Name the commit of a revision; with a mark if files of ours differ from it.
+
+    Where git or its folder is missing, as in a copy on another machine, ``TXL_REVISION`` of the
+    environment names the present one.
+    """
     words = ["--dirty"] if revision == "HEAD" else [revision]
-    found = subprocess.run([*command, *words], capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
+    with suppress(FileNotFoundError):
+        found = _git("describe", "--always", "--abbrev=10", *words).stdout.decode().strip()
+        if found:
+            return found
+    known = os.environ.get("TXL_REVISION") if revision == "HEAD" else None
+    return known or "unknown"
+
+
+def _git(*words: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True)
