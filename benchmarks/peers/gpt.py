@@ -67,19 +67,19 @@ class GPT(nn.Module):
 
 
 class Rotation:
-    """Turns queries and keys by their places."""
+    """Turns queries and keys by their places, of which it has a table on the device."""
 
-    def __init__(self, first: int, stop: int, width: int, like: Tensor) -> None:
+    def __init__(self, n_places: int, width: int, like: Tensor) -> None:
         frequency = 1e4 ** (-torch.arange(0, 1, 2 / width, dtype=torch.float64))
-        angle = torch.outer(torch.arange(first, stop, dtype=torch.float64), frequency)
+        angle = torch.outer(torch.arange(n_places, dtype=torch.float64), frequency)
         cos, sin = angle.cos(), angle.sin()
         self.cos, self.sin = torch.cat([cos, cos], 1).to(like), torch.cat([-sin, sin], 1).to(like)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Turn what stands at the last of the places."""
-        T = x.shape[2]
+    def __call__(self, x: Tensor, stop: int) -> Tensor:
+        """Turn what stands at the last places before ``stop``."""
+        places = slice(stop - x.shape[2], stop)
         turned = torch.cat(x.chunk(2, -1)[::-1], -1)
-        return torch.addcmul(x * self.cos[-T:], turned, self.sin[-T:])
+        return torch.addcmul(x * self.cos[places], turned, self.sin[places])
 
 
 class States:
@@ -88,9 +88,8 @@ class States:
     def __init__(self, shape: Shape, like: Tensor, dtype: torch.dtype) -> None:
         size = shape.batch, shape.mem_len, shape.d_model
         self.states = [torch.randn(size).to(like) for _ in range(shape.n_layer)]
-        S = shape.mem_len + shape.length
-        self.rotation = Rotation(0, S, shape.d_model // shape.n_head, like.to(dtype))
-        self.M = shape.mem_len
+        self.S, self.M = shape.mem_len + shape.length, shape.mem_len
+        self.rotation = Rotation(self.S, shape.d_model // shape.n_head, like.to(dtype))
 
     def begin(self, T: int) -> None:
         """Nothing has to be prepared."""
@@ -104,7 +103,7 @@ class States:
         q = F.linear(normed[:, -T:], layer.qkv.weight[:D])
         k, v = F.linear(normed, layer.qkv.weight[D:]).chunk(2, -1)
         q, k, v = map(layer.heads, (q, k, v))
-        return [self.rotation(q), self.rotation(k), v]
+        return [self.rotation(q, self.S), self.rotation(k, self.S), v]
 
 
 class Kept:
@@ -119,6 +118,7 @@ class Kept:
         self.room = 2 * self.M + shape.length
         size = 2, shape.batch, shape.n_head, self.room, self.width
         self.kept = [torch.randn(size).to(self.like) for _ in range(shape.n_layer)]
+        self._place(self.room)
 
     def begin(self, T: int) -> None:
         """Make room for a segment."""
@@ -128,13 +128,17 @@ class Kept:
                     x[:, :, :, : self.M] = x[:, :, :, self.stop - self.M : self.stop].clone()
                 self.stop = self.M
             self.stop += T
-        self.rotation = Rotation(self.n_read, self.n_read + T, self.width, self.like)
         self.n_read += T
+        if self.n_read > self.n_places:
+            self._place(2 * self.n_read)
+
+    def _place(self, n_places: int) -> None:
+        self.n_places, self.rotation = n_places, Rotation(n_places, self.width, self.like)
 
     def queries_keys_values(self, n: int, layer: Layer, x: Tensor) -> list[Tensor]:
         """Project the segment."""
         q, k, v = map(layer.heads, layer.qkv(layer.attention_norm(x)).chunk(3, -1))
-        q, k = self.rotation(q), self.rotation(k)
+        q, k = self.rotation(q, self.n_read), self.rotation(k, self.n_read)
         if torch.is_grad_enabled():
             k, v = (
                 torch.cat([old[:, :, : self.M], new], 2)
