@@ -126,7 +126,7 @@ def main() -> None:
         __file__, {way: [way, *flags] for way in WAYS}, "ours", rounds=arguments.rounds, warm=1
     )
     result = circumstances() | {"shape": shape} | result
-    for way in WAYS:
+    for way in result["seconds"]:
         ratio = result["ratio"].get(way, 1.0)
         print(
             f"{way:12} {result['seconds'][way]:7.3f} s  {ratio:5.2f} x ours  "

@@ -12,7 +12,9 @@ sdpa_mask    torch's attention, the position term as a mask through a skewed vie
 flex         FlexAttention, compiled, the position term gathered in its score_mod
 plain        torch's attention without a position term: the bound
 
-How ways take turns, and what the ceiling is: see training.py.
+How ways take turns, and what the ceiling is: see training.py. A way that fails is left out. On a
+GPU a step is recorded and replayed, so that its kernels are timed and not Python; where that is not
+possible a line says so, and ``is_recorded`` in the file.
 """
 
 import argparse
@@ -60,7 +62,7 @@ SIZES = {
     "generation": Size(1, 2048, 1),
     "tiny": Size(8, 8, 2, 2, 16),
 }
-WAYS = ("ours", "reference", "skew", "triton", "authors", "sdpa_mask", "flex", "plain")
+WAYS = ("ours", "reference", "skew", "triton", "authors", "sdpa_mask", "plain", "flex")
 
 
 @dataclass
@@ -124,21 +126,29 @@ def authors(size: Size, given: Operands) -> Step:
 
 def sdpa_mask(size: Size, given: Operands) -> Step:
     """Return torch's attention with the position term as a mask, from (B, H, T, K)."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
     B, T, H, S = size.batch, size.length, size.n_head, size.mem_len + size.length
+    is_gpu = given.q.device.type != "cpu"
+    if is_gpu and (T % 8 or S % 8):
+        sys.exit(f"sdpa_mask: of {T} queries and {S} keys both must be multiples of 8 on a GPU")
     column = torch.arange(S + 1, device=given.q.device)
     row = torch.arange(T, device=given.q.device)[:, None]
-    # Read with a row stride of S from T - 1 on, these are what a query must not see.
-    hidden = (column == S) | (column < T - 1 - row)
+    # Read with a row stride of S from T on, these are what a query must not see.
+    hidden = column < T - row
     scale = 1 / math.sqrt(size.d_head)
+    # The one kernel of a GPU that takes any mask and makes its gradient.
+    chosen = [SDPBackend.EFFICIENT_ATTENTION] if is_gpu else [*SDPBackend.__members__.values()]
 
     def step() -> Tensor:
-        position_keys = F.pad(given.r.transpose(0, 1), (0, 0, 0, 1))
+        position_keys = F.pad(given.r.transpose(0, 1), (0, 0, 1, 0))
         q = (given.q + given.position_bias[:, None]) * scale
         position = (q @ position_keys.mT).masked_fill(hidden, -torch.inf)
         strides = (H * T * (S + 1), T * (S + 1), S, 1)
-        mask = position.as_strided((B, H, T, S), strides, T - 1)
+        mask = position.as_strided((B, H, T, S), strides, T)
         content = given.q + given.content_bias[:, None]
-        return F.scaled_dot_product_attention(content, given.k, given.v, attn_mask=mask)
+        with sdpa_kernel(chosen):
+            return F.scaled_dot_product_attention(content, given.k, given.v, attn_mask=mask)
 
     return step
 
@@ -224,10 +234,10 @@ def serve(words: list[str]) -> None:
     way, text, dtype, device, backward, repeats = words
     precision = getattr(torch, dtype)
     if way == "ceiling":
-        step, _ = ceiling.products(precision, device)
+        step = ceiling.products(precision, device)
     else:
         step = prepare(way, Size(**json.loads(text)), precision, device, backward == "True")
-    work(step, repeats=int(repeats), device=device)
+    work(step, repeats=int(repeats), device=device, records=way != "ceiling")
 
 
 def measure(
@@ -235,7 +245,7 @@ def measure(
 ) -> dict[str, Any]:
     """Let the ways take turns; return what came out."""
     device = arguments.device
-    ways = {way: way for way in dict.fromkeys(["ours", *arguments.ways])}
+    ways = {way: way for way in dict.fromkeys([compared_with(arguments), *arguments.ways])}
     if backward and device == "cpu" and ways.pop("flex", None):
         print("flex: PyTorch has no backward pass of it on a processor", file=sys.stderr)
     if base:
@@ -243,22 +253,52 @@ def measure(
     rest = (json.dumps(asdict(size)), dtype, device, str(backward))
     commands = {"ceiling": ["ceiling", *rest, "4"]}
     commands |= {name: [way, *rest, str(arguments.steps)] for name, way in ways.items()}
-    paths = {f"ours at {arguments.base}": base}
-    found = take_turns(__file__, commands, "ours", rounds=arguments.rounds, warm=1, paths=paths)
-    n = 2048 if device == "cpu" else 8192
-    peak = 2 * n**3 / found["seconds"]["ceiling"]
+    found = take_turns(
+        __file__,
+        commands,
+        next(iter(ways)),
+        rounds=arguments.rounds,
+        warm=1,
+        paths={f"ours at {arguments.base}": base},
+        warm_together=device != "cpu",
+    )
+    failed = found.pop("failed")
+    peak = ceiling.product_flops(device) / found["seconds"].get("ceiling", math.nan)
     found = {key: {x: y for x, y in values.items() if x != "ceiling"}
              for key, values in found.items()}  # fmt: skip
-    flops = {name: size.flops(backward, way != "plain") for name, way in ways.items()}
-    shares = {name: x / found["seconds"][name] / peak for name, x in flops.items()}
+    seconds = found["seconds"]
+    flops = {name: size.flops(backward, ways[name] != "plain") for name in seconds}
+    shares = {name: x / seconds[name] / peak for name, x in flops.items()}
     return {
         "dtype": dtype,
         "backward": backward,
         **found,
+        "failed": failed,
         "ceiling_gflops": peak / 1e9,
         "gflop": {name: x / 1e9 for name, x in flops.items()},
         "share_of_ceiling": shares,
     }
+
+
+def compared_with(arguments: argparse.Namespace) -> str:
+    """Return the first of the ways that is one of ours."""
+    return next((way for way in arguments.ways if way not in OTHERS), "ours")
+
+
+def print_row(row: dict[str, Any]) -> None:
+    """Print the measurements of all ways as Markdown."""
+    for name, seconds in row["seconds"].items():
+        ratio = ""
+        if name in row["ratio"]:
+            low, high = row["ratio_range"][name]
+            ratio = f"{row['ratio'][name]:.2f} ({low:.2f} to {high:.2f})"
+        print(
+            f"| {row['dtype']} | {'forward + backward' if row['backward'] else 'forward'} "
+            f"| {name} | {seconds * 1e3:.3g} ms | {ratio} "
+            f"| {row['gflop'][name] / seconds / 1e3:.3g} "
+            f"| {row['share_of_ceiling'][name]:.1%} | {row['mb_taken'][name]:.0f} MB |",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -291,30 +331,22 @@ def main() -> None:
     size = replace(SIZES[arguments.shape], **{k: v for k, v in given.items() if v is not None})
     with ExitStack() as stack:
         base = [stack.enter_context(revision.sources(arguments.base))] if arguments.base else []
-        rows = [
-            measure(arguments, size, dtype, backward, base)
-            for dtype in arguments.dtypes
-            for backward in (False, True)[: 1 if arguments.forward else 2]
-        ]
-    report = circumstances(arguments.device) | {
-        "revision": revision.commit(),
-        "size": asdict(size),
-        "rows": rows,
-    }
-    if arguments.json:
-        arguments.json.write_text(json.dumps(report, indent=2) + "\n")
-    print(f"{report['processor']}, {report['threads']} threads, torch {report['torch']}, {size}\n")
-    print("| dtype | pass | way | time | x ours (range) | share of ceiling | memory taken |")
-    print("|---|---|---|---|---|---|---|")
-    for row in rows:
-        for name, seconds in row["seconds"].items():
-            low, high = row["ratio_range"].get(name, (1.0, 1.0))
-            print(
-                f"| {row['dtype']} | {'forward + backward' if row['backward'] else 'forward'} "
-                f"| {name} | {seconds * 1e3:.3g} ms "
-                f"| {row['ratio'].get(name, 1.0):.2f} ({low:.2f} to {high:.2f}) "
-                f"| {row['share_of_ceiling'][name]:.1%} | {row['mb_taken'][name]:.0f} MB |"
-            )
+        report = circumstances(arguments.device) | {
+            "revision": revision.commit(),
+            "size": asdict(size),
+            "rows": [],
+        }
+        told = f"{report['processor']}, {report['threads']} threads, torch {report['torch']}"
+        print(f"{told}, {size}\n")
+        print("| dtype | pass | way | time | x ours (range) | TFLOP/s | share of ceiling | taken |")
+        print("|---" * 8 + "|", flush=True)
+        for dtype in arguments.dtypes:
+            for backward in (False, True)[: 1 if arguments.forward else 2]:
+                row = measure(arguments, size, dtype, backward, base)
+                report["rows"].append(row)
+                print_row(row)
+                if arguments.json:
+                    arguments.json.write_text(json.dumps(report, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,20 +6,28 @@ from collections.abc import Callable
 import torch
 
 
-def products(dtype: torch.dtype, device: str) -> tuple[Callable[[], object], int]:
-    """Return a function that multiplies two large matrices, and its operations.
+def product_flops(device: str) -> int:
+    """Return the operations of the product of :func:`products`."""
+    return 2 * _width(device) ** 3
+
+
+def products(dtype: torch.dtype, device: str) -> Callable[[], object]:
+    """Return a function that multiplies two large matrices.
 
     On a processor it is the faster one of torch's own product and oneDNN's, which torch uses for
     some precisions only.
     """
-    n = 2048 if device == "cpu" else 8192
+    n = _width(device)
     a, b = (torch.randn(n, n, dtype=dtype, device=device) for _ in range(2))
     ways: list[Callable[[], object]] = [lambda: a @ b]
     if device == "cpu" and torch.backends.mkldnn.is_available():
         ways.append(lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], ""))
     with torch.no_grad():
-        best = min(ways, key=lambda way: _seconds(way, device))
-    return best, 2 * n**3
+        return min(ways, key=lambda way: _seconds(way, device))
+
+
+def _width(device: str) -> int:
+    return 2048 if device == "cpu" else 8192
 
 
 def reading(n_bytes: int, device: str) -> Callable[[], object]:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -53,7 +54,7 @@ def serve(words: Sequence[str], prepare: Prepare) -> None:
     way, repeats, text = words
     job = Job.from_json(text)
     if way == "ceiling":
-        step, _ = ceiling.products(job.product_dtype, job.device)
+        step = ceiling.products(job.product_dtype, job.device)
     elif way == "reading":
         step = ceiling.reading(read_bytes(job.shape, job.precision), job.device)
     else:
@@ -73,9 +74,13 @@ def run(program: str, arguments: argparse.Namespace, jobs: Sequence[Job], repeat
     if arguments.device == "cuda" and not torch.cuda.is_available():
         sys.exit("--device cuda: this PyTorch finds no GPU")
     names = []
-    for name in dict.fromkeys(["ours", *arguments.ways]):
+    # What the others are compared with comes first.
+    ours = next((name for name in arguments.ways if WAYS[name].module == "ours"), "ours")
+    for name in dict.fromkeys([ours, *arguments.ways]):
         if command := WAYS[name].missing:
             print(f"{name}: not installed: {command}", file=sys.stderr)
+        elif SHAPES[arguments.shape].cutoffs and WAYS[name].module != "ours":
+            print(f"{name}: has no adaptive softmax, as this shape needs", file=sys.stderr)
         else:
             names.append(name)
     ways = {name: name for name in names}
@@ -88,8 +93,8 @@ def run(program: str, arguments: argparse.Namespace, jobs: Sequence[Job], repeat
     }
     with ExitStack() as stack:
         if arguments.base:
-            name = f"ours at {arguments.base}"
-            ways[name] = "ours"
+            name = f"{ours} at {arguments.base}"
+            ways[name] = ours
             paths[name] = [stack.enter_context(revision.sources(arguments.base))]
             report["base"] = revision.commit(arguments.base)
         print(f"{report['processor']}, {report['threads']} threads, torch {report['torch']}, "
@@ -116,13 +121,25 @@ def measure(
     if job.precision == "int8_weights":
         # Ours alone, and only since there is such a thing.
         ways = {name: name for name in ways if name in WAYS and WAYS[name].module == "ours"}
+    # First, as it may need packages that are missing.
+    flops = {
+        name: step_flops(job.work, job.shape, has_positions=WAYS[way].has_positions)
+        for name, way in ways.items()
+    }
     # A mean of a few, as one product alone would be taken on a processor just woken up.
     commands = {name: [name, "4", job.to_json()] for name in measures}
     commands |= {name: [way, str(repeats), job.to_json()] for name, way in ways.items()}
-    found = take_turns(program, commands, "ours", rounds=rounds, warm=1, paths=paths)
-    n = 2048 if job.device == "cpu" else 8192
-    seconds = found["seconds"]
-    peak = 2 * n**3 / seconds["ceiling"]
+    found = take_turns(
+        program,
+        commands,
+        next(iter(ways)),
+        rounds=rounds,
+        warm=1,
+        paths=paths,
+        warm_together=job.device != "cpu",
+    )
+    failed, seconds = found.pop("failed"), found["seconds"]
+    peak = ceiling.product_flops(job.device) / seconds.get("ceiling", math.nan)
     limits = {"ceiling_gflops": peak / 1e9}
     if "reading" in seconds:
         limits["reading_seconds"] = seconds["reading"]
@@ -130,10 +147,7 @@ def measure(
     found = {key: {x: y for x, y in values.items() if x not in measures}
              for key, values in found.items()}  # fmt: skip
     seconds = found["seconds"]
-    flops = {
-        name: step_flops(job.work, job.shape, has_positions=WAYS[way].has_positions)
-        for name, way in ways.items()
-    }
+    flops = {name: flops[name] for name in seconds}
     sizes = {key: getattr(job.shape, key) for key in ("length", "mem_len", "batch")}
     return {
         "work": job.work,
@@ -143,6 +157,7 @@ def measure(
         "compiled": job.compiled,
         **found,
         **limits,
+        "failed": failed,
         "gflop": {name: x / 1e9 for name, x in flops.items()},
         "share_of_ceiling": {name: x / seconds[name] / peak for name, x in flops.items()},
         "tokens_per_second": {name: job.shape.tokens / x for name, x in seconds.items()},
@@ -154,12 +169,15 @@ def print_row(row: dict[str, Any]) -> None:
     sizes = [row["dtype"], *(str(row[key]) for key in ("length", "mem_len", "batch"))]
     reading = row.get("reading_seconds")
     for name, seconds in row["seconds"].items():
-        low, high = row["ratio_range"].get(name, (1.0, 1.0))
+        ratio = ""
+        if name in row["ratio"]:
+            low, high = row["ratio_range"][name]
+            ratio = f"{row['ratio'][name]:.2f} ({low:.2f} to {high:.2f})"
         cells = [
             *sizes,
             name,
             _time(seconds),
-            f"{row['ratio'].get(name, 1.0):.2f} ({low:.2f} to {high:.2f})",
+            ratio,
             _time(1 / row["tokens_per_second"][name]),
             f"{row['share_of_ceiling'][name]:.1%}",
             f"{seconds / reading:.2f}" if reading else "",

@@ -24,6 +24,9 @@ class Shape:
     mem_len: int
     batch: int
     vocab: int = 205
+    cutoffs: tuple[int, ...] = ()
+    """Where the clusters of an adaptive softmax begin; only ours has one."""
+    div_val: int = 1
 
     @property
     def tokens(self) -> int:
@@ -31,11 +34,18 @@ class Shape:
         return self.batch * self.length
 
 
+_WORDS = (267_735, (19_997, 39_997, 199_997))
 SHAPES = {
     "base": Shape(12, 512, 8, 2048, 512, 512, 2),
     "small": Shape(6, 256, 8, 1024, 128, 128, 16),
     "demo": Shape(4, 192, 4, 768, 128, 128, 16, 4096),
+    # The paper's enwik8, and NVIDIA's two for WikiText-103, of the second as many streams as leave
+    # room on 80 GB for two ways at once.
+    "enwik8": Shape(12, 512, 8, 2048, 512, 512, 22, 204),
+    "nvidia-base": Shape(16, 512, 8, 2048, 192, 192, 256, *_WORDS),
+    "nvidia-large": Shape(18, 1024, 16, 4096, 384, 384, 48, *_WORDS, 4),
     "tiny": Shape(2, 32, 2, 64, 8, 8, 2, 50),
+    "tiny-words": Shape(2, 32, 2, 64, 8, 8, 2, 50, (10, 30), 2),
 }
 
 
@@ -63,6 +73,7 @@ class Job:
     def from_json(cls, text: str) -> "Job":
         """Read what :meth:`to_json` wrote."""
         values: dict[str, Any] = json.loads(text)
+        values["shape"]["cutoffs"] = tuple(values["shape"]["cutoffs"])
         values["shape"] = Shape(**values["shape"])
         return cls(**values)
 
@@ -94,8 +105,11 @@ def step_flops(work: Work, shape: Shape, *, has_positions: bool = True) -> float
 
 def model_config(shape: Shape, **settings: Any) -> ModelConfig:
     """Return the settings of a model of ours."""
-    names = ("n_layer", "d_model", "n_head", "d_inner", "mem_len")
+    names = ("n_layer", "d_model", "n_head", "d_inner", "mem_len", "cutoffs", "div_val")
     sizes = {name: getattr(shape, name) for name in names}
+    if shape.cutoffs:
+        # As NVIDIA's recipes have it.
+        settings["tie_projections"] = (False, *(True for _ in shape.cutoffs))
     return ModelConfig(vocab_size=shape.vocab, **sizes, **settings)
 
 
@@ -103,12 +117,15 @@ def read_bytes(shape: Shape, precision: Precision) -> int:
     """Return the bytes of weights, keys and values that a step of one token for each stream reads.
 
     Without the projection of positions, which is not needed then, and without the projected
-    positions themselves.
+    positions themselves. All words are scored.
     """
     D = shape.d_model
     weight = {"float32": 4, "bfloat16": 4, "bfloat16_weights": 2, "int8_weights": 1}[precision]
     # What is remembered has the precision of the products' results.
     kept = 4 if precision == "float32" else 2
-    weights = shape.n_layer * (4 * D * D + 2 * D * shape.d_inner) + shape.vocab * D
+    weights = shape.n_layer * (4 * D * D + 2 * D * shape.d_inner)
+    weights += sum(
+        x.width * (x.stop - x.start + x.has_proj * D) for x in model_config(shape).clusters
+    )
     remembered = shape.n_layer * 2 * shape.batch * shape.mem_len * D
     return weights * weight + remembered * kept

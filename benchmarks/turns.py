@@ -2,9 +2,11 @@
 
 A process of its own has its own peak of memory. Taking turns, a machine that slows down slows all
 ways, and ratios taken turn by turn stay what they are. A program calls itself once more for each
-way (``--worker ...``), and that call serves :func:`work`.
+way (``--worker ...``), and that call serves :func:`work`. A way that fails is left out, and the
+others go on.
 """
 
+import json
 import os
 import platform
 import shlex
@@ -21,15 +23,20 @@ from typing import Any, NoReturn
 import torch
 
 
-def work(step: Callable[[], object], *, repeats: int = 1, device: str = "cpu") -> None:
+def work(
+    step: Callable[[], object], *, repeats: int = 1, device: str = "cpu", records: bool = False
+) -> None:
     """Make steps for each line of the standard input and print the seconds of one.
 
-    At the end print the MB that the process took at first, and those that it took at most.
+    At the end print, as JSON, the MB that the process took at first and at most, and whether its
+    steps were recorded.
 
     Args:
         step: What is measured.
         repeats: Steps for each line, after one that is not timed; the seconds are their mean.
         device: On a GPU, time is taken when it has done its work, and memory is the tensors'.
+        records: On a GPU, record the step once and replay it, so that what is timed is its kernels
+            and not Python, which launches them.
     """
     is_gpu = device != "cpu"
     # As the commands do, and for all alike; a revision may be older than this.
@@ -38,6 +45,8 @@ def work(step: Callable[[], object], *, repeats: int = 1, device: str = "cpu") -
 
         keep_freed_memory()
     before = torch.cuda.memory_allocated() / 2**20 if is_gpu else _resident_mb("VmRSS")
+    replay = recorded(step) if is_gpu and records else None
+    step = replay or step
     for _ in sys.stdin:
         # While the others had their turns this process slept, and the machine may have taken pages
         # and caches from it. In use a step comes after a step, so that is what is timed.
@@ -46,8 +55,28 @@ def work(step: Callable[[], object], *, repeats: int = 1, device: str = "cpu") -
         for _ in range(repeats):
             step()
         print((_now(is_gpu) - began) / repeats, flush=True)
-    print(before, flush=True)
-    print(torch.cuda.max_memory_allocated() / 2**20 if is_gpu else _resident_mb("VmHWM"))
+    most = torch.cuda.max_memory_allocated() / 2**20 if is_gpu else _resident_mb("VmHWM")
+    print(json.dumps({"at_first": before, "most": most, "is_recorded": replay is not None}))
+
+
+def recorded(step: Callable[[], object]) -> Callable[[], object] | None:
+    """Record a step on a GPU; return what replays it, or None, with the reason on stderr."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    # What is compiled, chosen or allocated once is not to be recorded.
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            step()
+    except RuntimeError as error:
+        told = str(error).splitlines()[0]
+        print(f"cannot be recorded, timed with its launches: {told}", file=sys.stderr)
+        return None
+    return graph.replay
 
 
 def _now(is_gpu: bool) -> float:
@@ -56,8 +85,12 @@ def _now(is_gpu: bool) -> float:
     return time.perf_counter()
 
 
+class WorkerError(Exception):
+    """A process that made steps has ended before its time."""
+
+
 class Worker:
-    """A process that makes steps in one way.
+    """A process that makes steps in one way; what asks it for them raises a WorkerError.
 
     Args:
         program: The file that calls :func:`work` after ``--worker``.
@@ -79,21 +112,29 @@ class Worker:
             start_new_session=True,
         )
 
-    def step(self) -> float:
-        """Make a step; return its seconds."""
+    def ask(self) -> None:
+        """Tell it to make a step."""
         assert self.process.stdin
         try:
             self.process.stdin.write("\n")
             self.process.stdin.flush()
         except BrokenPipeError:
             self._fail()
-        return self._number()
 
-    def peak(self) -> tuple[float, float]:
-        """End the process; return its memory at first and at most, in MB."""
+    def answer(self) -> float:
+        """Wait for the step; return its seconds."""
+        return float(self._line())
+
+    def step(self) -> float:
+        """Make a step; return its seconds."""
+        self.ask()
+        return self.answer()
+
+    def end(self) -> dict[str, Any]:
+        """End the process; return what it says last."""
         assert self.process.stdin
         self.process.stdin.close()
-        return self._number(), self._number()
+        return json.loads(self._line())
 
     def kill(self) -> None:
         """End the process at once."""
@@ -102,15 +143,15 @@ class Worker:
         with suppress(BrokenPipeError), self.process:
             pass
 
-    def _number(self) -> float:
+    def _line(self) -> str:
         assert self.process.stdout
         line = self.process.stdout.readline()
         if not line:
             self._fail()
-        return float(line)
+        return line
 
     def _fail(self) -> NoReturn:
-        sys.exit(f"this process failed, see above: {' '.join(self.command)}")
+        raise WorkerError(f"this process failed, see above: {' '.join(self.command)}")
 
 
 def take_turns(
@@ -121,8 +162,9 @@ def take_turns(
     rounds: int,
     warm: int,
     paths: Mapping[str, Sequence[Path]] | None = None,
+    warm_together: bool = False,
 ) -> dict[str, Any]:
-    """Let the ways take turns.
+    """Let the ways take turns. One that fails is left out, with a line on stderr.
 
     Args:
         program: The file that calls :func:`work` after ``--worker``.
@@ -131,31 +173,55 @@ def take_turns(
         rounds: Turns that count.
         warm: Turns of each before them.
         paths: Folders in which a way looks for modules first, by its name.
+        warm_together: All make those at once: for a GPU, where they compile, each on a core.
 
     Returns:
-        Medians of the seconds; ratios of the others to ours, median and range; memory.
+        Medians of the seconds; ratios of the others to ours, median and range; memory; whether
+        steps were recorded; which ways failed.
     """
     workers: dict[str, Worker] = {}
+
+    def each(do: Callable[[Worker], Any]) -> dict[str, Any]:
+        done = {}
+        for name, worker in [*workers.items()]:
+            try:
+                done[name] = do(worker)
+            except WorkerError as error:
+                print(f"{name} is left out: {error}", file=sys.stderr, flush=True)
+                workers.pop(name).kill()
+        return done
+
     try:
         for name, words in ways.items():
             workers[name] = Worker(program, words, (paths or {}).get(name, ()))
-            for _ in range(warm):
-                workers[name].step()
-        turns = [{name: worker.step() for name, worker in workers.items()} for _ in range(rounds)]
-        memory = {name: worker.peak() for name, worker in workers.items()}
+        for _ in range(warm):
+            if warm_together:
+                each(Worker.ask)
+                each(Worker.answer)
+            else:
+                each(Worker.step)
+        turns = [each(Worker.step) for _ in range(rounds)]
+        last = each(Worker.end)
     finally:
         for worker in workers.values():
             worker.kill()
+    if not last:
+        sys.exit(f"all ways failed: {', '.join(ways)}")
+    turns = [{name: turn[name] for name in last} for turn in turns]
     ratios = {
-        name: sorted(turn[name] / turn[ours] for turn in turns) for name in ways if name != ours
+        name: sorted(turn[name] / turn[ours] for turn in turns)
+        for name in last
+        if name != ours and ours in last
     }
     return {
-        "seconds": {name: statistics.median(t[name] for t in turns) for name in workers},
+        "seconds": {name: statistics.median(turn[name] for turn in turns) for name in last},
         "ratio": {name: statistics.median(x) for name, x in ratios.items()},
         "ratio_range": {name: [x[0], x[-1]] for name, x in ratios.items()},
-        "mb_at_first": {name: first for name, (first, _) in memory.items()},
-        "peak_mb": {name: peak for name, (_, peak) in memory.items()},
-        "mb_taken": {name: peak - first for name, (first, peak) in memory.items()},
+        "mb_at_first": {name: said["at_first"] for name, said in last.items()},
+        "peak_mb": {name: said["most"] for name, said in last.items()},
+        "mb_taken": {name: said["most"] - said["at_first"] for name, said in last.items()},
+        "is_recorded": {name: said["is_recorded"] for name, said in last.items()},
+        "failed": [name for name in ways if name not in last],
     }
 
 

@@ -110,7 +110,7 @@ def main() -> None:
         "mb": sizes,
         **result,
     }
-    for way in WAYS:
+    for way in result["seconds"]:
         print(
             f"{way:9} {losses[way]:8.5f} nats  {losses[way] - first:+.5f} "
             f"({result['percent'][way]:+.3f} %)  {sizes[way]:8.1f} MB  "

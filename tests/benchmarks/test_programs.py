@@ -31,6 +31,8 @@ def _run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
         ("training", ["--ways", "ours"]),
         ("evaluation", ["--mem_lens", "16", "--ways", "ours"]),
         ("generation", ["--mem_lens", "16", "--ways", "ours"]),
+        ("generation", ["--mem_lens", "16", "--ways", "ours_decoder", "ours"]),
+        ("training", ["--ways", "ours", "gpt", "--shape", "tiny-words"]),
         ("attention", ["--ways", "ours", "--forward"]),
     ],
 )
@@ -47,12 +49,105 @@ def test_a_program_writes_a_table_and_its_numbers(
     assert "| ours |" in done.stdout
 
 
-def test_a_process_that_fails_ends_the_program_and_is_named(tmp_path: Path) -> None:
+FAILING = """
+import sys
+
+way = sys.argv[2]
+for n, _ in enumerate(sys.stdin):
+    if way == "never" or (way == "later" and n):
+        sys.exit("no such thing")
+    print(2.0 if way == "slow" else 1.0, flush=True)
+print('{"at_first": 1, "most": 3, "is_recorded": false}')
+"""
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_way_that_fails_is_left_out_and_the_others_go_on(
+    together: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     program = tmp_path / "failing.py"
-    program.write_text("import sys; sys.exit('no such thing')")
+    program.write_text(FAILING)
+    ways = {name: [name] for name in ("never", "later", "ours", "slow")}
+    found = import_module("turns").take_turns(
+        str(program), ways, "ours", rounds=2, warm=1, warm_together=together
+    )
+    assert found["seconds"] == {"ours": 1, "slow": 2}
+    assert found["ratio"] == {"slow": 2}
+    assert found["mb_taken"] == {"ours": 2, "slow": 2}
+    assert found["failed"] == ["never", "later"]
+    said = capfd.readouterr().err
+    assert "later is left out: this process failed, see above" in said
+    assert said.count(str(program)) == 2
+
+
+def test_without_ours_the_others_are_still_measured_and_without_any_the_program_ends(
+    tmp_path: Path,
+) -> None:
+    program = tmp_path / "failing.py"
+    program.write_text(FAILING)
     take_turns = import_module("turns").take_turns
-    with pytest.raises(SystemExit, match=r"this process failed, see above: .*failing.py"):
-        take_turns(str(program), {"ours": ["a"]}, "ours", rounds=1, warm=1)
+    found = take_turns(
+        str(program), {"never": ["never"], "slow": ["slow"]}, "never", rounds=1, warm=1
+    )
+    assert (found["seconds"], found["ratio"]) == ({"slow": 2}, {})
+    with pytest.raises(SystemExit, match="all ways failed: never"):
+        take_turns(str(program), {"never": ["never"]}, "never", rounds=1, warm=1)
+
+
+def test_what_is_missing_to_count_the_work_is_known_before_anything_is_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    contest, shapes = import_module("contest"), import_module("shapes")
+
+    def missing(*_: Any, **__: Any) -> float:
+        raise ModuleNotFoundError("no such package")
+
+    monkeypatch.setattr(contest, "step_flops", missing)
+    monkeypatch.setattr(contest, "take_turns", lambda *_, **__: pytest.fail("measured"))
+    job = shapes.Job("training", shapes.SHAPES["tiny"], "float32")
+    with pytest.raises(ModuleNotFoundError):
+        contest.measure("", job, {"ours": "ours"}, {}, 1, 1)
+
+
+def test_where_git_is_missing_the_environment_names_the_revision(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    revision = import_module("revision")
+    for path in ("", str(tmp_path)):
+        # No folder of git, then no git at all.
+        monkeypatch.setattr(revision, "ROOT", tmp_path)
+        monkeypatch.setenv("PATH", path or os.environ["PATH"])
+        monkeypatch.delenv("TXL_REVISION", raising=False)
+        assert revision.commit() == "unknown"
+        monkeypatch.setenv("TXL_REVISION", "abc")
+        assert revision.commit() == "abc"
+        assert revision.commit("HEAD~1") == "unknown"
+
+
+@pytest.mark.parametrize("size", ["base", "large"])
+def test_the_shapes_of_nvidia_are_those_of_the_recipes(size: str) -> None:
+    from transformer_xl.recipes import load_recipe
+
+    shapes = import_module("shapes")
+    shape, recipe = shapes.SHAPES[f"nvidia-{size}"], load_recipe(f"paper-wt103-{size}-nvidia")
+    config = shapes.model_config(shape)
+    for name in ("n_layer", "n_head", "d_model", "d_inner", "mem_len", "cutoffs", "div_val"):
+        assert getattr(config, name) == getattr(recipe.model, name)
+    assert config.tie_projections == tuple(recipe.model.tie_projections)
+    assert shape.length == recipe.train.segment_len
+    job = shapes.Job("training", shape, "float32")
+    assert shapes.Job.from_json(job.to_json()) == job
+
+
+def test_the_plain_gpt_has_a_table_of_its_rotation() -> None:
+    peers, shapes = import_module("peers"), import_module("shapes")
+    peer = peers.build("gpt", shapes.Job("generation", shapes.SHAPES["tiny"], "float32"))
+    rotations = set()
+    with torch.no_grad():
+        for _ in range(20):
+            peer.scores(torch.zeros(2, 1, dtype=torch.int64))
+            rotations.add(peer.recall.rotation)
+    assert len(rotations) <= 2
 
 
 def test_a_peer_that_is_not_installed_names_the_command(
@@ -105,6 +200,24 @@ def test_ways_to_attend_compute_the_same(way: str, length: int, mem_len: int) ->
     size = attention.Size(length, mem_len, 2, 2, 16)
     found = [_attended(attention, name, size) for name in (way, "reference")]
     torch.testing.assert_close(*found, atol=1e-5, rtol=0)
+
+
+def test_the_mask_with_the_position_term_is_aligned_as_kernels_of_a_gpu_ask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attention = import_module("attention")
+    given = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def spy(*operands: Any, attn_mask: torch.Tensor) -> torch.Tensor:
+        given.append(attn_mask)
+        return attend(*operands, attn_mask=attn_mask)
+
+    monkeypatch.setattr(attention.F, "scaled_dot_product_attention", spy)
+    _attended(attention, "sdpa_mask", attention.Size(8, 16, 2, 2, 16))
+    (mask,) = given
+    assert mask.storage_offset() % 8 == 0
+    assert all(stride % 8 == 0 for stride in mask.stride()[:-1])
 
 
 def _attended(attention: Any, way: str, size: Any) -> torch.Tensor:
