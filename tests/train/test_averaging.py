@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_xl.config import TrainConfig
 from transformer_xl.nn import TransformerXL
 from transformer_xl.train import loop, train
-from transformer_xl.train.averaging import average_start
+from transformer_xl.train.averaging import average_start, new_average
 
 pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
 
@@ -72,6 +73,29 @@ def test_before_it_begins_the_weights_themselves_are_evaluated(
     train(toy_recipe(train={"average": "tail", "average_start": 0.5}), tmp_path, quiet=True)
     assert torch.equal(shown[0], seen[3])
     torch.testing.assert_close(shown[1], torch.stack(seen[6:8]).mean(0))
+
+
+@pytest.mark.parametrize("average", ["ema", "tail"])
+def test_nothing_is_copied_to_the_device_but_the_first_weights(tiny_config, average):
+    copies = []
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            if "copy" in str(operation):
+                copies.append(operation)
+            return operation(*args, **(kwargs or {}))
+
+    # The device that computes nothing stands for one that is waited for.
+    model = TransformerXL(tiny_config).to("meta")
+    found = new_average(model, TrainConfig(average=average))
+    assert found is not None
+    with Copies():
+        found.update_parameters(model)
+        assert len(copies) == len([*model.parameters()])
+        for _ in range(3):
+            found.update_parameters(model)
+    assert len(copies) == len([*model.parameters()])
+    assert found.n_averaged == 4
 
 
 def test_where_averaging_begins():

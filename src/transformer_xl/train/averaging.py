@@ -1,7 +1,8 @@
 """Averages of the weights: an exponential moving one, or the plain mean of the last part."""
 
-from torch import nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, get_swa_multi_avg_fn
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from transformer_xl.config import TrainConfig
 
@@ -14,9 +15,36 @@ def new_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None:
     """
     if config.average == "none":
         return None
-    is_ema = config.average == "ema"
-    mean = get_ema_multi_avg_fn(config.average_decay) if is_ema else get_swa_multi_avg_fn()
-    return AveragedModel(model, multi_avg_fn=mean)
+    return _Average(model, config.average_decay if config.average == "ema" else None)
+
+
+class _Average(AveragedModel):
+    """The average of PyTorch, which need not tell the device how many weights were averaged.
+
+    That is a copy which a GPU is waited for, at each step.
+
+    Args:
+        model: What is averaged.
+        decay: Share of the average that a step leaves of it. None: the plain mean.
+    """
+
+    def __init__(self, model: nn.Module, decay: float | None) -> None:
+        super().__init__(model)
+        self._decay = decay
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        """Take the present weights into the average."""
+        n = int(self.n_averaged)
+        averaged: list[Tensor] = [*self.module.parameters()]
+        present: list[Tensor] = [*model.parameters()]
+        if n == 0:
+            for mean, weight in zip(averaged, present, strict=True):
+                mean.copy_(weight)
+        else:
+            share = 1 / (n + 1) if self._decay is None else 1 - self._decay
+            torch._foreach_lerp_(averaged, present, share)
+        self.n_averaged += 1
 
 
 def average_start(config: TrainConfig) -> float:
