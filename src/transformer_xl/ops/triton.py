@@ -8,6 +8,7 @@ Each launch is an operator of its own in PyTorch's library, so that ``torch.comp
 it is and compiles what stands around it.
 """
 
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any, NamedTuple
@@ -145,6 +146,7 @@ def _check(q: Tensor, k: Tensor, v: Tensor, r: Tensor) -> None:
         )
 
 
+@cache
 def _is_interpreted() -> bool:
     return bool(import_module("triton").knobs.runtime.interpret)
 
@@ -317,11 +319,11 @@ def _arguments(
     q, k, v, r, _, _, distance_bias, first_key, _, attn_len, dropout = operands
     T, H, K = q.shape[1:]
     strided = {"q": q, "k": k, "v": v} | ({} if d_out is None else {"d": d_out})
-    strides = {
-        f"{name}_{axis}": x.stride(n)
-        for name, x in strided.items()
-        for n, axis in enumerate(("stream", "row", "head"))
-    }
+    strides = {}
+    for name, x in strided.items():
+        strides[name + "_stream"], strides[name + "_row"], strides[name + "_head"], _ = x.stride()
+    # Weights are scaled by the chance that 16 bits give them, so that the mean is exact.
+    dropped = round(65536 * dropout)
     is_exact = q.dtype != torch.float32 or torch.backends.cuda.matmul.fp32_precision != "tf32"
     return strides | {
         "r_row": r.stride(0),
@@ -333,8 +335,8 @@ def _arguments(
         "H": H,
         "attn_len": attn_len,
         "scale": K**-0.5,
-        "dropout": dropout,
-        "kept_scale": 1 / (1 - dropout) if dropout < 1 else 0.0,
+        "dropped_of_65536": dropped,
+        "kept_scale": 65536 / (65536 - dropped) if dropped < 65536 else 0.0,
         "K": K,
         "WIDTH": max(16, 1 << (K - 1).bit_length()),
         "BLOCK_T": blocks.queries,

@@ -82,7 +82,7 @@ def query_kernel(
     back, dq, d_biases,
     q_stream, q_row, q_head, k_stream, k_row, k_head, v_stream, v_row, v_head, r_row, r_head,
     d_stream, d_row, d_head, first_stream, first_row,
-    T, S, H, attn_len, scale, dropout, kept_scale,
+    T, S, H, attn_len, scale, dropped_of_65536, kept_scale,
     K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_FIRST: tl.constexpr, DROPS: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
@@ -141,7 +141,7 @@ def query_kernel(
             score = tl.where(seen, score, float("-inf"))
         kept = takes_near
         if DROPS:
-            kept = is_kept(seed, stream_head, queries, s0, S, dropout, BLOCK_T, BLOCK_S)
+            kept = is_kept(seed, stream_head, queries, s0, S, dropped_of_65536, BLOCK_T, BLOCK_S)
         _, d_score = score_gradient(
             score, d_weight, kept, highest, inverse, through, scale * LOG2_E, kept_scale, DROPS
         )
@@ -166,7 +166,7 @@ def key_kernel(
     back, dk, dv,
     q_stream, q_row, q_head, k_stream, k_row, k_head, v_stream, v_row, v_head, r_row, r_head,
     d_stream, d_row, d_head, first_stream, first_row,
-    T, S, H, attn_len, scale, dropout, kept_scale,
+    T, S, H, attn_len, scale, dropped_of_65536, kept_scale,
     K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_FIRST: tl.constexpr, DROPS: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
@@ -221,7 +221,7 @@ def key_kernel(
         kept = takes_near
         if DROPS:
             queries = t0 + tl.arange(0, BLOCK_T)
-            kept = is_kept(seed, stream_head, queries, s0, S, dropout, BLOCK_T, BLOCK_S)
+            kept = is_kept(seed, stream_head, queries, s0, S, dropped_of_65536, BLOCK_T, BLOCK_S)
         dropped, d_score = score_gradient(
             score, d_weight, kept, highest, inverse, through, scale * LOG2_E, kept_scale, DROPS
         )
@@ -240,7 +240,7 @@ def distance_kernel(
     back, dr, d_distance_bias,
     q_stream, q_row, q_head, k_stream, k_row, k_head, v_stream, v_row, v_head, r_row, r_head,
     d_stream, d_row, d_head, first_stream, first_row,
-    B, T, S, H, attn_len, scale, dropout, kept_scale, group_size,
+    B, T, S, H, attn_len, scale, dropped_of_65536, kept_scale, group_size,
     K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_FIRST: tl.constexpr, DROPS: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
@@ -311,10 +311,10 @@ def distance_kernel(
             if DROPS:
                 queries = t0 + tl.arange(0, BLOCK_T)
                 kept_right = is_kept(
-                    seed, stream_head, queries, s_right, S, dropout, BLOCK_T, BLOCK_S
+                    seed, stream_head, queries, s_right, S, dropped_of_65536, BLOCK_T, BLOCK_S
                 )
                 kept_left = is_kept(
-                    seed, stream_head, queries, s_left, S, dropout, BLOCK_T, BLOCK_S
+                    seed, stream_head, queries, s_left, S, dropped_of_65536, BLOCK_T, BLOCK_S
                 )
                 kept = (is_right & kept_right) | (~is_right & kept_left)
             _, d_score = score_gradient(
