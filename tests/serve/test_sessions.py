@@ -75,6 +75,19 @@ def test_bytes_in_memory_are_bounded(made, state, tmp_path, saves_each):
     assert same(again.open("s3").state, state)
 
 
+def test_a_session_grows_until_its_memory_is_full(made, tmp_path):
+    kept, sizes, files = Sessions(made.weights, tmp_path), [], []
+    for length in (3, made.model.config.mem_len, 40):
+        writing = generate(made.model, [1], length=length, seed=1)
+        list(writing)
+        put(kept, "s", State(writing.mems, writing.last_token, writing.random_state))
+        sizes.append(kept.nbytes)
+        files.append(sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()))
+    for young, full, old in (sizes, files):
+        assert young < full
+        assert full == pytest.approx(old, abs=64)
+
+
 def test_a_session_has_one_user_at_a_time(made, state, tmp_path):
     kept = Sessions(made.weights, tmp_path)
     put(kept, "a", state)
