@@ -228,6 +228,13 @@ def test_what_is_no_json_is_refused(http, content, status):
     assert answer.json()["error"]["message"]
 
 
+def test_where_a_body_stops_to_be_json_is_told(http):
+    headers = {"Content-Type": "application/json"}
+    error = http.post(COMPLETIONS, content=b'{"prompt": }', headers=headers).json()["error"]
+    assert error["message"] == "the body is no JSON: Expecting value, character 11"
+    assert (error["param"], error["code"]) == (None, "json_invalid")
+
+
 def test_errors_are_those_of_the_openai_client(client):
     with pytest.raises(openai.NotFoundError, match="there is no model 'gpt'"):
         client.completions.create(model="gpt", prompt="a")

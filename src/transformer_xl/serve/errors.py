@@ -126,7 +126,11 @@ def add_handlers(app: FastAPI) -> None:
         place = ".".join(str(part) for part in first["loc"][1:])
         where = place or str(first["loc"][0])
         message = f"{where}: {first['msg']}"
-        status = 400 if first["type"] == "json_invalid" else 422
+        status = 422
+        if first["type"] == "json_invalid":
+            # Its place is a character of the body, and no field.
+            message = f"the body is no JSON: {first['ctx']['error']}, character {place}"
+            status, place = 400, ""
         return response(ApiError(status, message, first["type"], place or None))
 
     @app.exception_handler(HTTPException)
