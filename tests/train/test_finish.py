@@ -10,7 +10,7 @@ from transformer_xl.data import prepare
 from transformer_xl.evaluate import evaluate, loss_in_segment, plan_dynamic
 from transformer_xl.generate import generate
 from transformer_xl.nn import TransformerXL
-from transformer_xl.train import finish, loop, train
+from transformer_xl.train import Interrupted, finish, loop, train
 from transformer_xl.train.memory_section import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -160,6 +160,21 @@ def test_an_end_that_was_cut_short_is_made_up_for(tmp_path, short, monkeypatch, 
     assert again["test"]["nll"] == results["test"]["nll"]
     assert (tmp_path / "report.html").exists()
     assert read(tmp_path, "results.json") == again
+
+
+@pytest.mark.parametrize("name", ["evaluate", "see_memory", "generate"])
+def test_an_end_that_is_interrupted_is_made_by_the_same_command(tmp_path, short, monkeypatch, name):
+    def interrupt(*about, **settings):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finish, name, interrupt)
+        with pytest.raises(Interrupted, match="with the training done and saved; the same command"):
+            train(short(), tmp_path, quiet=True)
+    monkeypatch.setattr(loop, "train_step", None)
+    results = train(short(), tmp_path, quiet=True)
+    assert read(tmp_path, "results.json") == results
+    assert (tmp_path / "report.html").exists()
 
 
 def test_what_the_memory_does_is_measured_on_the_held_out_text(tmp_path, short):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from transformer_xl.train import metrics
-from transformer_xl.train.metrics import MetricsLog, Progress, read_metrics
+from transformer_xl.train.metrics import MetricsLog, Progress, read_metrics, reading
 
 
 @pytest.fixture(autouse=True)
@@ -255,3 +255,38 @@ def test_a_pipe_is_no_terminal_whatever_the_environment_says(capsys, monkeypatch
     with Progress(10) as progress:
         progress.update(5, 2.0, 1.0)
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def read_slowly(clock, seconds):
+    """Let a model read ten segments of which each takes so long."""
+    import torch
+
+    class Model(torch.nn.Module):
+        def forward(self, tokens, mems, targets):
+            clock.now += seconds
+
+    model, tokens = Model(), torch.zeros(2, 5)
+    with reading(model, 100, "evaluating"):
+        for _ in range(10):
+            model(tokens, None, tokens)
+    assert not model._forward_hooks
+
+
+def test_a_long_reading_says_how_far_it_is_and_a_short_one_nothing(capsys, clock):
+    read_slowly(clock, 0.5)
+    assert capsys.readouterr().err == ""
+    read_slowly(clock, 4)
+    assert capsys.readouterr().err.splitlines() == [
+        "evaluating  30/100  2 tokens/s  0:00:28 left",
+        "evaluating  60/100  2 tokens/s  0:00:16 left",
+        "evaluating  90/100  2 tokens/s  0:00:04 left",
+    ]
+
+
+def test_on_a_terminal_a_reading_is_shown_and_gone_when_it_is_over(monkeypatch, clock):
+    terminal = use_terminal(monkeypatch)
+    read_slowly(clock, 0.5)
+    shown = terminal.getvalue()
+    for part in ("evaluating", "10/100", "100/100", "0:00:04 left"):
+        assert part in shown
+    assert shown.endswith("\x1b[2K")

@@ -16,8 +16,9 @@ from transformer_xl.device import autocast
 from transformer_xl.evaluate import Dynamic, Result, evaluate, plan_dynamic, token_bytes_in
 from transformer_xl.generate import generate, text_pieces
 from transformer_xl.nn import TransformerXL, load_model
+from transformer_xl.train.metrics import reading
 from transformer_xl.train.report import write_report
-from transformer_xl.train.seen import MEMORY_FILE, see_memory
+from transformer_xl.train.seen import MEMORY_FILE, READINGS, TOKENS, see_memory
 
 RESULTS_FILE = "results.json"
 REPORT_FILE = "report.html"
@@ -29,10 +30,12 @@ def finish(
     corpus: Corpus,
     device: torch.device,
     say: Callable[[str], None],
+    quiet: bool = False,
 ) -> dict[str, Any]:
     """Evaluate the best model of a run at every memory length, let it write, draw the report.
 
-    What an earlier call with the same settings has written is returned as it is.
+    What an earlier call with the same settings has written is returned as it is. How far it is
+    with its texts is shown, unless it is to be ``quiet``.
 
     Returns:
         The contents of ``results.json``.
@@ -51,7 +54,11 @@ def finish(
     segment_len = config.eval.segment_len or config.train.segment_len
 
     def measure(mem_len: int | None, dynamic: Dynamic | None = None) -> dict[str, Any]:
-        with autocast(config.train.precision, device):
+        name = f"evaluating, memory {config.model.mem_len if mem_len is None else mem_len:,}"
+        with (
+            autocast(config.train.precision, device),
+            reading(model, len(ids) - 1, name, quiet=quiet),
+        ):
             result = evaluate(
                 model,
                 ids,
@@ -89,7 +96,7 @@ def finish(
     (folder.path / REPORT_FILE).unlink(missing_ok=True)
     folder.write_json(RESULTS_FILE, results)
     say("looking at what the memory does")
-    folder.write_json(MEMORY_FILE, look(config, corpus, model))
+    folder.write_json(MEMORY_FILE, look(config, corpus, model, quiet=quiet))
     sample = _sample(config, corpus, model)
     folder.write_json("sample.json", sample)
     say(f"what it writes after {sample['prompt']!r}:\n\n{sample['prompt']}{sample['text']}\n")
@@ -102,12 +109,19 @@ def held_out(corpus: Corpus) -> str:
     return "test" if corpus.n_tokens("test") > 1 else "valid"
 
 
-def look(config: Config, corpus: Corpus, model: TransformerXL) -> dict[str, Any]:
+def look(
+    config: Config, corpus: Corpus, model: TransformerXL, *, quiet: bool = False
+) -> dict[str, Any]:
     """Return what ``memory.json`` holds of a run (:mod:`transformer_xl.train.seen`)."""
     split = held_out(corpus)
+    ids = corpus.split(split)
     segment_len = config.eval.segment_len or config.train.segment_len
-    with autocast(config.train.precision, model.device):
-        seen = see_memory(model, corpus.split(split), corpus.vocab, config.eval, segment_len)
+    n_tokens = READINGS * min(len(ids) - 1, TOKENS)
+    with (
+        autocast(config.train.precision, model.device),
+        reading(model, n_tokens, "what the memory does", quiet=quiet),
+    ):
+        seen = see_memory(model, ids, corpus.vocab, config.eval, segment_len)
     return {"split": split, **seen}
 
 

@@ -10,8 +10,8 @@ from types import FrameType
 class Interrupted(Exception):  # noqa: N818  (it is no error)
     """The run was asked to stop and has saved all it needs to go on."""
 
-    def __init__(self, signal_number: int, step: int) -> None:
-        super().__init__(f"stopped at step {step} and saved; the same command goes on from there")
+    def __init__(self, signal_number: int, where: str) -> None:
+        super().__init__(f"stopped {where} and saved; the same command goes on from there")
         self.signal_number = signal_number
 
 

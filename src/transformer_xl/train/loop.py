@@ -1,6 +1,7 @@
 """The training loop: read a segment, learn, and once in a while log, evaluate and save."""
 
 import math
+import signal
 import time
 from collections import deque
 from contextlib import closing, nullcontext
@@ -98,7 +99,13 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
                 log = MetricsLog(folder.path, state.step) if world.is_first else None
                 with log or nullcontext(), caught_interrupts() as caught:
                     _Run(config, folder, corpus, state, checkpoints, log, progress).go(caught)
-        return world.by_first(lambda: finish(config, folder, corpus, device, progress.say))
+        progress.stop()
+        try:
+            return world.by_first(
+                lambda: finish(config, folder, corpus, device, progress.say, quiet)
+            )
+        except KeyboardInterrupt:
+            raise Interrupted(signal.SIGINT, "before the report, with the training done") from None
 
 
 def _begin(folder: RunFolder, config: Config, n_parameters: int) -> None:
@@ -222,7 +229,7 @@ class _Run:
     def _stop(self, number: int, interrupts: list[int]) -> None:
         """End a run that was asked to stop, when all is saved."""
         self._checkpoints.wait()
-        stopped = Interrupted(number, self._state.step)
+        stopped = Interrupted(number, f"at step {self._state.step}")
         if not interrupts:
             # On another machine, whose launcher ends; ours is to start again with those that stay.
             raise RuntimeError(f"another process of this run was asked to end; {stopped}")

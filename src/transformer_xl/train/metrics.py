@@ -16,6 +16,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +30,7 @@ from rich.progress import Progress as Bar
 from transformer_xl.files import replace_file
 
 if TYPE_CHECKING:
+    from torch import nn
     from torch.utils.tensorboard import SummaryWriter
 
 _NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -175,6 +177,7 @@ class Progress:
         step: The step it goes on from.
         description: What is going on, in a word.
         quiet: Show nothing at all.
+        passes: Show nothing of what is over soon, and leave nothing behind.
     """
 
     def __init__(
@@ -184,13 +187,15 @@ class Progress:
         *,
         description: str = "training",
         quiet: bool = False,
+        passes: bool = False,
     ) -> None:
         self._total = total_steps
         self._description = description
         self._console = Console(stderr=True, quiet=quiet)
         # Rich calls a pipe a terminal when FORCE_COLOR is set, as many build servers do.
         live = sys.stderr.isatty() and not self._console.is_dumb_terminal and not quiet
-        self._shown_at = -math.inf
+        self._passes = passes
+        self._shown_at = monotonic() if passes else -math.inf
         # Of the present speed: steps done, and when. It counts evaluations and checkpoints too.
         self._marks: deque[tuple[float, int]] = deque([(monotonic(), step)])
         self._latest = {"steps": self._steps(step), "bits": "", "speed": "", "left": ""}
@@ -210,6 +215,7 @@ class Progress:
             auto_refresh=False,
             # Rich would swallow the results that go to stdout, also where that is a pipe.
             redirect_stdout=False,
+            transient=self._passes,
         )
         bar.add_task(
             self._description,
@@ -226,10 +232,15 @@ class Progress:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Show no more of it; what is said is still printed."""
         if self._bar:
             self._bar.stop()
-        elif self._waiting:
+        elif self._waiting and not self._passes:
             self.say(self._waiting)
+        self._waiting = None
 
     def expect(self, total_steps: int, first_step: int | None = None) -> None:
         """Correct what is expected: the last step, or where a resumed run begins."""
@@ -256,7 +267,7 @@ class Progress:
             fields["bits"] = f"{bits:.3f} bits/token"
         if tokens_per_second is not None:
             fields["speed"] = f"{tokens_per_second:,.0f} tokens/s"
-        due = step >= self._total
+        due = step >= self._total and not self._passes
         if self._bar:
             self._bar.update(self._bar.task_ids[0], completed=step, **fields)
             if due or now - self._shown_at >= _REFRESH_SECONDS:
@@ -288,3 +299,31 @@ class Progress:
             return ""
         step_seconds = (now - began) / (step - first_step)
         return f"{timedelta(seconds=round(step_seconds * (self._total - step)))} left"
+
+
+@contextmanager
+def reading(
+    model: "nn.Module", n_tokens: int, description: str, *, quiet: bool = False
+) -> Iterator[None]:
+    """Show, within a ``with`` block, how far a model is with a text.
+
+    Args:
+        model: The model; it is called with the tokens that follow each as its third argument.
+        n_tokens: How many of them there are.
+        description: What it reads the text for, in a few words.
+        quiet: Show nothing at all.
+    """
+    done, began = 0, monotonic()
+    with Progress(n_tokens, description=description, quiet=quiet, passes=True) as progress:
+
+        def count(module: "nn.Module", given: tuple[Any, ...], out: object) -> None:
+            nonlocal done
+            done += given[2].numel()
+            speed = done / max(monotonic() - began, 1e-9)
+            progress.update(done, tokens_per_second=speed)
+
+        hook = model.register_forward_hook(count)
+        try:
+            yield
+        finally:
+            hook.remove()

@@ -25,6 +25,8 @@ from transformer_xl.nn import TransformerXL
 MEMORY_FILE = "memory.json"
 TOKENS = 50_000
 """Tokens of the text that are read."""
+READINGS = 3
+"""How often they are read: by segments without memory and with it, and by pieces."""
 PIECES = 32
 """Least number of pieces whose starts are averaged, in a long text."""
 ATTENDED = 1024
