@@ -72,7 +72,8 @@ def test_a_model_converted_there_and_back_is_the_same_bit_for_bit(
     [
         ({"attn_type": 2}, "without the quirk stored_positions"),
         ({"attn_type": 2, "mem_len": 0, "norm_first": True}, "without the quirk raw_queries"),
-        ({"final_norm": True}, "no normalization after the layers"),
+        ({"final_norm": True}, "after the layers; .* is trained with --model.final_norm False$"),
+        ({"final_norm": True, "norm": "rms"}, "with --model.norm layer --model.final_norm False$"),
         ({"clamp_len": 0}, "clamp_len=0: in the authors' PyTorch code it means no limit"),
         ({"ext_len": 2}, "without the quirk swapped_ext_len"),
         ({"attn_len": 3, "mem_len": 0}, "same_length hides every key"),

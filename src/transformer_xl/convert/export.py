@@ -182,18 +182,19 @@ def _tell_resets(config: ModelConfig, say: Callable[[str], None]) -> None:
 
 
 def _require_expressible(config: ModelConfig, whose: str) -> None:
-    for name, value, papers in _beside_the_paper(config, _NETWORK):
-        raise ValueError(
-            f"{name}={value!r}: {whose} has no other network than that of {name}={papers!r}"
-        )
+    beside = [*_beside_the_paper(config, (*_NETWORK, "final_norm"))]
+    for name, value, papers in beside:
+        problem = f"{whose} has no other network than that of {name}={papers!r}"
+        if name == "final_norm":
+            problem = f"{whose} has no normalization after the layers"
+        theirs = " ".join(f"--model.{name} {papers}" for name, _, papers in beside)
+        raise ValueError(f"{name}={value!r}: {problem}; a model for it is trained with {theirs}")
     if config.clamp_len == 0 and config.attn_type in (0, 2):
         raise ValueError(f"clamp_len=0: in {whose} it means no limit")
     if config.attn_len is not None and config.mem_len == 0:
         raise ValueError(
             f"attn_len={config.attn_len} with mem_len=0: same_length hides every key in {whose}"
         )
-    if config.final_norm:
-        raise ValueError(f"final_norm=True: {whose} has no normalization after the layers")
     left_out = [i for i, cluster in enumerate(config.clusters) if not cluster.has_proj]
     if config.div_val > 1 and left_out:
         raise ValueError(
