@@ -1,6 +1,7 @@
 """recipes, prepare, train and doctor, as a user types them."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,27 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def test_recipes_lists_each_with_its_summary(txl):
     code, out, err = txl("recipes")
     assert (code, err) == (0, "")
-    listed = dict(line.split(maxsplit=1) for line in out.splitlines())
-    assert [*listed] == recipe_names()
+    lines = out.splitlines()
+    rows = [line for line in lines if line.startswith("  ")]
+    listed = dict(line.split(maxsplit=1) for line in rows)
+    assert sorted(listed) == recipe_names()
     assert txl("recipes", "--json").json == listed
-    assert all(f"# {summary}" in recipe_text(name) for name, summary in listed.items())
+    assert all(f"# {summary}\n" in recipe_text(name) for name, summary in listed.items())
+    # What a laptop can do comes first, and is all that says so.
+    titles = [n for n, line in enumerate(lines) if line not in rows]
+    assert titles[0] == 0
+    assert [
+        n for n, line in enumerate(lines) if "CPU cores." in line or "CPU cores for" in line
+    ] == [*range(1, titles[1])]
+    # Of each part, all summaries stand in one column.
+    for start, stop in pairwise([*titles, len(lines)]):
+        part = lines[start + 1 : stop]
+        assert len({line.index(listed[line.split()[0]]) for line in part}) == 1
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_the_summary_of_a_recipe_is_whole(name):
+    assert recipe_text(name).splitlines()[1].endswith(".")
 
 
 def test_recipes_shows_one(txl):
@@ -79,7 +97,6 @@ def test_train_prints_its_result_on_stdout_and_the_rest_on_stderr(txl, toy_toml,
     assert {"split", "tokens", "nll", "ppl", "bpc", "bits_per_byte", "mem_len", "attn_len"} <= {
         *ended.json
     }
-    assert ended.json["gzip_bits_per_byte"] > 0
     assert "step 2: validation" in ended.err
     assert f"now try: txl generate {tmp_path / 'run'}" in ended.err
     assert load_recipe(tmp_path / "run" / "recipe.toml").train.steps == 2

@@ -17,11 +17,12 @@ def show(values: Mapping[str, Any], *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_without_infinity(values), allow_nan=False))
         return
+    width = max([20, *map(len, values)])
     for key, value in values.items():
         shown = f"{value:.4f}" if isinstance(value, float) else value
         if isinstance(value, dict):
             shown = ", ".join(f"{name} {x}" for name, x in value.items())
-        print(f"{key:20} {shown}")
+        print(f"{key:{width}} {shown}")
 
 
 def _without_infinity(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from json import loads
 from pathlib import Path
@@ -22,6 +23,12 @@ from transformer_xl.recipes import load_recipe, recipe_names, recipe_text
 
 # What a section of a recipe looks like on the command line: --section.key value, also for bool.
 Value = tyro.conf.FlagConversionOff
+# Which recipes are for it; of those that are left.
+_MACHINES: dict[str, Callable[[str], bool]] = {
+    "for two CPU cores": lambda name: name == "demo" or name.endswith("-cpu"),
+    "for a GPU": lambda name: not name.startswith("paper-"),
+    "the paper's": lambda name: True,
+}
 
 
 @dataclass(kw_only=True)
@@ -52,7 +59,13 @@ class Recipes:
                 name: recipe_text(name).splitlines()[1].removeprefix("# ")
                 for name in recipe_names()
             }
-            show(summaries, as_json=self.json)
+            if self.json:
+                show(summaries, as_json=True)
+                return
+            for title, is_one in _MACHINES.items():
+                print(title)
+                names = [name for name in summaries if is_one(name)]
+                show({f"  {name}": summaries.pop(name) for name in names}, as_json=False)
 
     def _copy(self, path: Path) -> None:
         text = recipe_text(self.name)
