@@ -74,7 +74,10 @@ def test_the_memory_to_report_may_be_chosen(tmp_path, short):
     assert results["test"]["mem_len"] == 21
 
 
-def test_compressors_get_the_very_bytes_of_the_held_out_text(tmp_path, short, toy_text):
+def test_compressors_get_the_very_bytes_of_the_held_out_text(
+    tmp_path, short, toy_text, monkeypatch
+):
+    monkeypatch.setattr(finish, "COMPARED_BYTES", 100)
     results = train(short(data={"test_fraction": 0.1}), tmp_path, quiet=True)
     text = toy_text.read_bytes()
     held_out = text[int(len(text) * 0.9) :]
@@ -82,6 +85,12 @@ def test_compressors_get_the_very_bytes_of_the_held_out_text(tmp_path, short, to
     assert results["gzip_bits_per_byte"] == len(gzip.compress(held_out, 9)) * bits
     extreme = lzma.compress(held_out, preset=9 | lzma.PRESET_EXTREME)
     assert results["xz_bits_per_byte"] == len(extreme) * bits
+
+
+def test_a_text_that_says_nothing_of_compressors_is_not_compared(tmp_path, short, capsys):
+    results = train(short(), tmp_path)
+    assert not [key for key in results if key.startswith(("gzip", "xz"))]
+    assert "no comparison with gzip and xz: the test text has" in capsys.readouterr().err
 
 
 def test_words_have_no_bytes_to_count(tmp_path, short):
@@ -92,8 +101,9 @@ def test_words_have_no_bytes_to_count(tmp_path, short):
 
 
 def test_an_unknown_character_costs_the_comparison_and_not_the_run(
-    tmp_path, short, toy_text, capsys
+    tmp_path, short, toy_text, capsys, monkeypatch
 ):
+    monkeypatch.setattr(finish, "COMPARED_BYTES", 100)
     path = tmp_path / "text.txt"
     path.write_text(toy_text.read_text() + "Ω")
     config = short(data={"path": str(path)})

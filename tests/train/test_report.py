@@ -287,3 +287,12 @@ def test_an_old_report_stays_whole_until_the_new_one_is(run_dir, monkeypatch):
     with pytest.raises(OSError, match="cannot write"):
         write_report(run_dir)
     assert (run_dir / "report.html").read_bytes() == old
+
+
+def test_without_compressors_the_first_sentence_is_about_the_model_alone(run_dir):
+    results = json.loads((run_dir / "results.json").read_text())
+    del results["gzip_bits_per_byte"], results["xz_bits_per_byte"]
+    write_json(run_dir / "results.json", results)
+    page = write_report(run_dir).read_text()
+    assert "The model needs 1.800 bits for a byte of unseen text.<" in page
+    assert "gzip -9" not in page

@@ -22,6 +22,9 @@ from transformer_xl.train.seen import MEMORY_FILE, READINGS, TOKENS, see_memory
 
 RESULTS_FILE = "results.json"
 REPORT_FILE = "report.html"
+COMPARED_BYTES = 10_000
+"""Least bytes of a text on which gzip and xz are compared with the model: for fewer, much of what
+they write are their own headers and tables."""
 
 
 def finish(
@@ -149,7 +152,14 @@ def _read_results(config: Config, folder: RunFolder) -> dict[str, Any] | None:
 
 
 def _compressed(corpus: Corpus, split: str, say: Callable[[str], None]) -> dict[str, float]:
-    """Return what general compressors make of the text."""
+    """Return what general compressors make of the text; nothing where that would say nothing."""
+    n_bytes = corpus.n_bytes(split)
+    if n_bytes < COMPARED_BYTES:
+        say(
+            f"no comparison with gzip and xz: the {split} text has {n_bytes:,} bytes, and "
+            f"{COMPARED_BYTES:,} are needed for it to mean anything"
+        )
+        return {}
     try:
         text = raw_split(corpus, split)
     except ValueError as error:

@@ -237,14 +237,16 @@ def _head(run: _Run) -> str:
 def _verdict(run: _Run) -> str:
     """One sentence that says how good the model is, for one who knows gzip."""
     bits = number(run.test, "bits_per_byte")
-    if bits is None or not run.baselines:
+    if bits is None:
         return ""
+    verdict = f"The model needs {bits:.3f} bits for a byte of unseen text"
     compared = [
         f"{abs(1 - bits / value):.0%} {'less' if bits <= value else 'more'} than {name}"
         for name, value in run.baselines.items()
         if value > 0
     ]
-    return f"The model needs {bits:.3f} bits for a byte of unseen text: {' and '.join(compared)}."
+    # Without a comparison: finish.py says when there is none.
+    return f"{verdict}: {' and '.join(compared)}." if compared else f"{verdict}."
 
 
 def _tiles(run: _Run) -> Iterable[tuple[str, str]]:
