@@ -105,11 +105,29 @@ def stand_in(kernel: str) -> Iterator[Compiled]:
         kernels._check = check
 
 
+class Shape(NamedTuple):
+    """What attends to what."""
+
+    streams: int
+    queries: int
+    remembered: int
+    heads: int
+
+
 def compile_kernel(
-    kernel: str, dtype: torch.dtype, K: int, with_options: bool = False
+    kernel: str,
+    dtype: torch.dtype,
+    K: int,
+    with_options: bool = False,
+    shape: Shape = Shape(2, 512, 512, 8),  # noqa: B008
 ) -> Resources:
-    """Compile a kernel for heads of width K, with what ``kernels.BLOCKS`` says."""
-    B, T, S, H = 2, 512, 1024, 8
+    """Compile a kernel for heads of width K, with what ``kernels.BLOCKS`` says.
+
+    Which of its numbers are 1 or divisible by 16 the compiler makes use of, so another shape may
+    ask for another compilation.
+    """
+    B, T, M, H = shape
+    S = M + T
     shapes = [(B, T, H, K), (B, S, H, K), (B, S, H, K), (S, H, K), (H, K), (H, K)]
     q, *others = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
     options = [None, None, None, S, 0.0]

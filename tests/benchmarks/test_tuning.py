@@ -1,0 +1,50 @@
+from contextlib import ExitStack
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+PROGRAMS = Path(__file__).parents[2] / "benchmarks" / "gpu"
+
+
+@pytest.mark.slow
+def test_what_was_compiled_beforehand_is_what_is_launched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    triton = pytest.importorskip("triton")
+    if triton.knobs.runtime.interpret:
+        pytest.skip("the interpreter compiles nothing")
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path))
+    resources, tune = import_module("resources"), import_module("tune")
+    made: dict[str, list[str]] = {"beforehand": [], "launched": []}
+
+    class Recording(resources.Compiled):
+        """Writes down which compilation each launch asks for."""
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            launch = super().__getitem__(grid)
+
+            def recorded(*arguments: Any, **options: Any) -> None:
+                launch(*arguments, **options)
+                made[now].append(self.made.hash)
+
+            return recorded
+
+    monkeypatch.setattr(resources, "Compiled", Recording)
+    monkeypatch.setattr(resources.driver, "_active", resources.NoGPU(90))
+    # 16 divides none of the lengths; one stream; 16 divides the number of streams.
+    for shape in (tune.Shape(3, 24, 40, 2), tune.Shape(1, 24, 40, 2), tune.Shape(16, 32, 8, 2)):
+        now = "beforehand"
+        for kernel in resources.KERNELS:
+            resources.compile_kernel(kernel, torch.bfloat16, 32, shape=shape)
+        now = "launched"
+        with ExitStack() as stack:
+            for kernel in resources.KERNELS:
+                stack.enter_context(resources.stand_in(kernel))
+            for launch in tune.launches(shape, "bfloat16", 32, "cpu").values():
+                launch()
+    assert set(made["beforehand"]) == set(made["launched"])
+    assert len(set(made["beforehand"])) > 4
