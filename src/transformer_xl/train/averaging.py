@@ -43,7 +43,7 @@ class _Average(AveragedModel):
                 mean.copy_(weight)
         else:
             share = 1 / (n + 1) if self._decay is None else 1 - self._decay
-            torch._foreach_lerp_(averaged, present, share)
+            torch._foreach_lerp_(averaged, present, share)  # pyright: ignore[reportPrivateImportUsage]
         self.n_averaged += 1
 
 

@@ -6,6 +6,8 @@ takes all matrices of a shape at once and computes in the precision that it is t
 that are sharded, every process computes all updates and takes its part.
 """
 
+# pyright: reportPrivateImportUsage=false
+
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -50,18 +52,20 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update every matrix that has a gradient."""
         loss = closure() if closure is not None else None
-        by_shape: dict[torch.Size, list[tuple[Tensor, Tensor, float]]] = defaultdict(list)
+        alike: dict[tuple[torch.Size, float], list[tuple[Tensor, Tensor]]] = defaultdict(list)
         shared: list[tuple[Tensor, Tensor]] = []
         for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["momentum"] = torch.zeros_like(parameter)
-                mean = state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
-                ahead = parameter.grad.lerp(mean, group["momentum"])
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            parameters = [x for x in group["params"] if x.grad is not None]
+            grads = [x.grad for x in parameters]
+            for parameter in parameters:
+                if not self.state[parameter]:
+                    self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+            means = [self.state[x]["momentum"] for x in parameters]
+            if parameters:
+                torch._foreach_lerp_(means, grads, 1 - group["momentum"])
+                torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+            for parameter, grad, mean in zip(parameters, grads, means, strict=True):
+                ahead = grad.lerp(mean, group["momentum"])
                 changed: Tensor = parameter
                 if isinstance(ahead, DTensor):
                     # Singular vectors are those of a whole matrix, whoever holds its rows.
@@ -71,14 +75,14 @@ class Muon(torch.optim.Optimizer):
                 for matrix, update in zip(
                     changed.chunk(group["parts"]), ahead.chunk(group["parts"]), strict=True
                 ):
-                    by_shape[matrix.shape].append((matrix, update, group["lr"]))
-        for (rows, columns), entries in by_shape.items():
-            updates = torch.stack([update for _, update, _ in entries]).to(self._dtype)
-            updates = orthogonalize(updates, self._iterations)
+                    alike[matrix.shape, group["lr"]].append((matrix, update))
+        for ((rows, columns), lr), entries in alike.items():
+            matrices, ahead = (list(each) for each in zip(*entries, strict=True))
+            updates = orthogonalize(torch.stack(ahead).to(self._dtype), self._iterations)
             # A map to more dimensions than it comes from needs longer columns for the same change.
             scale = max(1.0, rows / columns) ** 0.5
-            for (matrix, _, lr), update in zip(entries, updates, strict=True):
-                matrix.add_(update.to(matrix.dtype), alpha=-lr * scale)
+            changes = updates.to(matrices[0].dtype).unbind()
+            torch._foreach_add_(matrices, changes, alpha=-lr * scale)
         for parameter, change in shared:
             assert isinstance(parameter, DTensor)
             own = distribute_tensor(
