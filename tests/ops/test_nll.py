@@ -268,3 +268,21 @@ def test_compiled_it_is_the_same():
         for loss in (compiled, plain)
     )
     assert_same(found, expected, 1e-10)
+
+
+def test_a_gpu_takes_many_more_tokens_at_once_than_the_cache_of_a_processor_holds():
+    products = 0
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            nonlocal products
+            products += operation.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm)
+            return operation(*args, **(kwargs or {}))
+
+    # The published batch on WikiText-103, on the device that computes nothing.
+    shapes = (49_152, 8), (20_000, 8), (20_000,)
+    x, weight, bias = (torch.empty(shape, device="meta") for shape in shapes)
+    with Products(), torch.no_grad():
+        nll._pass(x, weight, bias, x[:, 0].long(), torch.float32, None, (False, False, False))
+    assert products == math.ceil(49_152 / (nll.GPU_CHUNK // 20_000)) == 15
+    assert nll.chunk_rows("cpu", 20_000) < nll.chunk_rows("cuda", 20_000) / 9

@@ -25,7 +25,7 @@ from transformer_xl.estimate.plan import (
     muon_weights,
     optimizer_numbers,
 )
-from transformer_xl.ops.nll import CHUNK, LEAST_ROWS
+from transformer_xl.ops.nll import chunk_rows
 from transformer_xl.ops.skew import GROUP_BYTES, QUERY_BLOCK
 
 
@@ -232,7 +232,7 @@ def loss_temporary(plan: Plan) -> int:
 
 def _chunk_bytes(plan: Plan, n_outputs: int, width: int, n_rows: int) -> int:
     c = plan.operand
-    logits = min(n_rows, max(LEAST_ROWS, CHUNK // n_outputs)) * n_outputs
+    logits = min(n_rows, chunk_rows(plan.device, n_outputs)) * n_outputs
     if c < FLOAT:
         return logits * (FLOAT + 2 * c) + 2 * c * n_outputs * width
     return FLOAT * (logits + (logits + n_outputs * width) * (plan.device == "cpu"))
@@ -255,14 +255,18 @@ def layer_temporary(plan: Plan) -> int:
 
 
 def update_temporary(plan: Plan) -> int:
-    """Count what an update holds: Muon's matrices, or two copies of LAMB's largest one.
+    """Count what an update holds: Muon's matrices, or two copies of what LAMB moves at once.
 
+    LAMB: all weights on a GPU, the largest one on a processor.
     Muon: the momentum ahead of all its matrices, and of those of one shape three copies and two
     squares of the shorter side. With FSDP it works on whole matrices, and collects their changes.
     """
     config = plan.config
     if config.train.optimizer == "lamb":
-        return 2 * FLOAT * count_weights(config.model).largest
+        weights = count_weights(config.model)
+        if plan.device == "cpu":
+            return 2 * FLOAT * weights.largest
+        return 2 * FLOAT * weights.total // (plan.ranks if plan.is_sharded else 1)
     if config.train.optimizer != "muon":
         return 0
     groups: dict[tuple[int, int], int] = {}

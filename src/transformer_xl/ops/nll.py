@@ -20,6 +20,8 @@ from transformer_xl.ops.products import linear, product, takes_onednn
 
 CHUNK = 7 << 20
 """Logits of a chunk: 28 MB in float32, just under what the allocator of glibc keeps when freed."""
+GPU_CHUNK = 1 << 26
+"""The same on a GPU: 256 MB, with which it is busy for longer than a dozen operations begin."""
 LEAST_ROWS = 256
 """Tokens of a chunk at least: each chunk adds to the whole gradient of the weights."""
 
@@ -45,6 +47,11 @@ def linear_nll(
         if not torch.is_grad_enabled():
             return _pass(x, weight, bias, targets, dtype, None, (False, False, False))[0]
         return cast(Tensor, _LinearNLL.apply(x, weight, bias, targets, dtype))
+
+
+def chunk_rows(device: str, V: int) -> int:
+    """Return how many tokens are taken at once on a kind of device, of a vocabulary of V."""
+    return max(LEAST_ROWS, (CHUNK if device == "cpu" else GPU_CHUNK) // V)
 
 
 class _LinearNLL(torch.autograd.Function):
@@ -100,7 +107,7 @@ def _pass(
     ]
     dx, dw, db = gradients
     w, b = weight.to(dtype), bias.to(dtype)
-    rows = max(LEAST_ROWS, CHUNK // len(weight))
+    rows = chunk_rows(x.device.type, len(weight))
     for start in range(0, len(x), rows):
         part = slice(start, start + rows)
         x_part, target = x[part].to(dtype), targets[part, None]
