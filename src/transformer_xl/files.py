@@ -56,6 +56,16 @@ def replace_file(path: Path, content: bytes) -> None:
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
+def require_model_place(path: Path) -> None:
+    """Check, before anything is loaded, that there is something where a model is said to be.
+
+    Raises:
+        FileNotFoundError: There is nothing.
+    """
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist: give a model folder or a run folder")
+
+
 def require_new(folder: Path) -> None:
     """Check that a folder does not exist, or is empty.
 

@@ -128,3 +128,15 @@ def test_a_missing_library_is_named(txl, notes, monkeypatch):
     ended = txl("compress", notes, "--learn")
     assert ended.code == 1
     assert "pip install 'transformer-xl[compress]'" in ended.err
+
+
+def test_of_an_empty_file_only_what_it_has_is_said(txl, byte_model, tmp_path):
+    (tmp_path / "empty").write_bytes(b"")
+    ended = txl("compress", tmp_path / "empty", "--model", byte_model)
+    assert ended.code == 0
+    about = dict(line.split(maxsplit=1) for line in ended.out.splitlines())
+    assert about["bytes"] == "0"
+    assert "None" not in ended.out
+    assert not {"ratio", "bits_per_byte"} & about.keys()
+    assert txl("decompress", tmp_path / "empty.txl", tmp_path / "again").code == 0
+    assert (tmp_path / "again").read_bytes() == b""

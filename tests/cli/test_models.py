@@ -133,7 +133,7 @@ def test_a_text_that_the_model_cannot_read_is_explained(txl, trained, text, cont
     assert message in err
 
 
-@pytest.mark.parametrize("verb", [["eval"], ["generate"], ["score", "x"]], ids=lambda verb: verb[0])
+@pytest.mark.parametrize("verb", [["eval"], ["generate"], ["score", "-"]], ids=lambda verb: verb[0])
 @pytest.mark.parametrize("folder", ["missing", "empty"])
 def test_a_folder_without_a_model_is_named(txl, tmp_path, verb, folder):
     (tmp_path / "empty").mkdir()
@@ -192,9 +192,12 @@ def test_score_explains_what_it_cannot_do(txl, trained, stdin, words, code, mess
     assert message in ended.err
 
 
-def test_score_of_an_empty_text_is_empty(txl, trained, stdin):
+@pytest.mark.parametrize("by", ["token", "line"])
+def test_score_of_a_pipe_through_which_nothing_comes_is_empty(txl, trained, stdin, by):
     stdin(b"")
-    assert txl("score", trained, "-") == (0, "", "")
+    code, out, err = txl("score", trained, "-", "--by", by)
+    assert (code, out) == (0, "")
+    assert "a text of 0 tokens" in err
     assert txl("score", trained, "-", "--json").json["nll"] is None
 
 

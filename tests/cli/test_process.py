@@ -8,6 +8,8 @@ import sys
 import pytest
 from safetensors.torch import load_file
 
+from transformer_xl.recipes import recipe_text
+
 TXL = [sys.executable, "-m", "transformer_xl"]
 
 
@@ -100,3 +102,43 @@ def test_bytes_that_are_no_text_pass_through_the_command_line(tmp_path):
     assert result.returncode == 2
     assert b"Traceback" not in result.stderr
     assert b"no recipe and no file is called" in result.stderr
+
+
+REFUSED = {
+    "eval run --file empty.txt": (2, "empty.txt is empty, a text of 0 tokens: at least 2"),
+    "score run empty.txt": (2, "empty.txt is empty, a text of 0 tokens: at least 2"),
+    "score run none.txt": (1, "cannot read none.txt: No such file"),
+    "score run run": (1, "cannot read run: Is a directory"),
+    "eval none": (1, "none does not exist: give a model folder"),
+    "generate none": (1, "none does not exist: give a model folder"),
+    "compress text.txt out --model none": (1, "none does not exist: give a model folder"),
+    "compress text.txt --model run": (1, "text.txt.txl is there already"),
+    "decompress text.txt.txl --model run": (1, "text.txt is there already"),
+    "export run run": (1, "run exists and is not empty"),
+}
+PROGRAM = """
+import sys
+from transformer_xl.cli import main
+for line in sys.stdin.read().splitlines():
+    print(main(line.split()), "torch" in sys.modules, flush=True)
+    print("end", file=sys.stderr)
+"""
+
+
+def test_what_cannot_be_is_said_before_anything_is_loaded(tmp_path):
+    for name, content in (("empty.txt", ""), ("text.txt", "a"), ("text.txt.txl", "b")):
+        (tmp_path / name).write_text(content)
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    (tmp_path / "run" / "recipe.toml").write_text(recipe_text("demo"))
+    lines = "\n".join(REFUSED)
+    ended = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        check=True,
+        cwd=tmp_path,
+        input=lines,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stdout.splitlines() == [f"{code} False" for code, _ in REFUSED.values()]
+    for said, (_, message) in zip(ended.stderr.split("end\n"), REFUSED.values(), strict=False):
+        assert message in said

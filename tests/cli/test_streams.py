@@ -97,7 +97,9 @@ def test_a_stream_in_parts_is_the_stream(txl, trained, stdin, tmp_path, cut):
 
 def test_nothing_read_leaves_no_state(txl, trained, stdin, tmp_path):
     stdin(b"")
-    assert txl("score", trained, "-", "--state", tmp_path / "state") == (0, "", "")
+    code, out, err = txl("score", trained, "-", "--state", tmp_path / "state")
+    assert (code, out) == (0, "")
+    assert err.startswith("nothing has come")
     assert not (tmp_path / "state").exists()
 
 

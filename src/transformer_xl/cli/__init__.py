@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from transformer_xl.cli.output import say
-from transformer_xl.files import is_disk_full
+from transformer_xl.files import is_disk_full, require_model_place
 
 
 @runtime_checkable
@@ -172,7 +172,10 @@ def _overview(verbs: dict[str, Any]) -> str:
 
 def _run(argv: list[str]) -> int:
     try:
-        return parse(argv).run() or 0
+        command = parse(argv)
+        if getattr(command, "takes", None) == "DIR":
+            require_model_place(command.dir)  # pyright: ignore[reportAttributeAccessIssue]
+        return command.run() or 0
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
 

@@ -12,7 +12,7 @@ import tyro
 
 from transformer_xl.cli.models import load
 from transformer_xl.cli.output import say, show
-from transformer_xl.files import replace_file
+from transformer_xl.files import replace_file, require_model_place
 
 if TYPE_CHECKING:
     from transformer_xl.data import Vocab
@@ -65,12 +65,16 @@ class Compress:
 
     def run(self) -> None:
         """Compress."""
-        from transformer_xl.compress import Settings, compress
-
         out = _out(self.file, self.out, self.file.with_name(self.file.name + _SUFFIX), self.force)
         _check_json(self.json, out)
         if self.model is None and not self.learn:
             raise ValueError("--model DIR says what predicts; without it, --learn a fresh one")
+        data = _read(self.file)
+        if self.model is not None:
+            require_model_place(self.model)
+        # What takes a while comes when nothing is left to refuse.
+        from transformer_xl.compress import Settings, compress
+
         settings = Settings(
             streams=self.streams,
             segment_len=self.segment_len,
@@ -80,7 +84,6 @@ class Compress:
             seed=self.seed,
             ram=self.ram,
         )
-        data = _read(self.file)
         model, vocab = _load(self.model)
         found = compress(data, model, vocab, settings, _news())
         _write(out, found.content)
@@ -88,7 +91,8 @@ class Compress:
         if out is None:
             say(f"{report['bytes']:,} bytes to {report['compressed_bytes']:,}")
         else:
-            show({"file": str(out), **report}, as_json=self.json)
+            known = {name: x for name, x in report.items() if self.json or x is not None}
+            show({"file": str(out), **known}, as_json=self.json)
 
 
 @dataclass(kw_only=True)
@@ -119,12 +123,14 @@ class Decompress:
 
     def run(self) -> None:
         """Decompress."""
-        from transformer_xl.compress import decompress, needs_model
-
         default = self.file.with_suffix("") if self.file.suffix == _SUFFIX else None
         out = _out(self.file, self.out, default, self.force)
         _check_json(self.json, out)
         content = _read(self.file)
+        if self.model is not None:
+            require_model_place(self.model)
+        from transformer_xl.compress import decompress, needs_model
+
         started = time.perf_counter()
         try:
             needed = needs_model(content)

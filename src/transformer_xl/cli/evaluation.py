@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import tyro
 
-from transformer_xl.cli.models import Weights, load, read_text, recipe_of
+from transformer_xl.cli.models import Weights, load, read_text, recipe_of, require_text
 from transformer_xl.cli.output import say, show
 from transformer_xl.cli.runs import Value
 from transformer_xl.config import Config, DataConfig, EvalConfig
@@ -54,12 +54,12 @@ class Eval:
 
     def run(self) -> None:
         """Evaluate and print."""
+        self._check()
         from transformer_xl.device import autocast, pick_device
         from transformer_xl.evaluate import evaluate, token_bytes_in
         from transformer_xl.train.finish import describe
 
         settings = self.eval
-        self._check()
         device = pick_device()
         model, vocab = load(self.dir, device, self.weights)
         recipe = recipe_of(self.dir)
@@ -94,6 +94,8 @@ class Eval:
     def _check(self) -> None:
         """Refuse, before any work, what cannot go together."""
         settings = self.eval
+        if self.file:
+            require_text(self.file)
         if settings.dynamic and self.weights != "float32":
             raise ValueError(
                 f"--eval.dynamic {settings.dynamic} with --weights {self.weights}: weights in "

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 import tyro
 
 from transformer_xl.cli.output import say, show
+from transformer_xl.files import require_new
 
 
 @dataclass(kw_only=True)
@@ -40,6 +41,8 @@ class Export:
         """Export and say what was checked."""
         from json import loads
 
+        require_new(self.out)
+        # What takes a while comes when nothing is left to refuse.
         from transformer_xl.export import export
         from transformer_xl.export.checking import EQUAL
         from transformer_xl.export.writing import MANIFEST_FILE

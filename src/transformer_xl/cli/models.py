@@ -84,6 +84,9 @@ def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> Ev
     """
     if not preset and recipe:
         return recipe.eval
+    if not preset and not folder.exists():
+        # Said before the command runs.
+        return EvalConfig()
     from transformer_xl.nn.pretrained import (
         CONFIG_FILE,
         find_model_folder,
@@ -262,6 +265,27 @@ def load(folder: Path, device: "torch.device", weights: Weights) -> tuple["Trans
 
     keep_freed_memory()
     return open_folder(folder, device, weights)
+
+
+def require_text(path: Path) -> None:
+    """Check, before anything is loaded, that a file can be read and holds something.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is empty.
+    """
+    # What flows, as a named pipe does, can be opened only once.
+    if str(path) == "-" or (path.exists() and not (path.is_file() or path.is_dir())):
+        return
+    try:
+        with path.open("rb") as file:
+            is_empty = not file.read(1)
+    except OSError as error:
+        raise OSError(f"cannot read {path}: {error.strerror}") from error
+    if is_empty:
+        raise ValueError(
+            f"{path} is empty, a text of 0 tokens: at least 2 are needed to predict one"
+        )
 
 
 def read_text(path: Path, vocab: "Vocab") -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 import tyro
 
-from transformer_xl.cli.models import Weights, ended_by_signals, load
+from transformer_xl.cli.models import Weights, ended_by_signals, load, require_text
 from transformer_xl.cli.output import say, show
 
 if TYPE_CHECKING:
@@ -65,17 +65,19 @@ class Score:
 
     def run(self) -> None:
         """Score and print."""
-        from transformer_xl.device import pick_device
-        from transformer_xl.evaluate.flow import Cutter, Flow
-        from transformer_xl.nn.pretrained import WEIGHTS_FILE, find_model_folder
-        from transformer_xl.nn.reading import Reader
-
+        require_text(self.file)
         for name, value, least in (
             ("segment_len", self.segment_len, 1),
             ("mem_len", self.mem_len, 0),
         ):
             if value is not None and value < least:
                 raise ValueError(f"{name}={value} must be at least {least}")
+        # What takes a while comes when nothing is left to refuse.
+        from transformer_xl.device import pick_device
+        from transformer_xl.evaluate.flow import Cutter, Flow
+        from transformer_xl.nn.pretrained import WEIGHTS_FILE, find_model_folder
+        from transformer_xl.nn.reading import Reader
+
         weights, loaded = find_model_folder(self.dir) / WEIGHTS_FILE, ""
         if self.state:
             from transformer_xl.generate.state import weights_checksum
@@ -95,6 +97,8 @@ class Score:
             try:
                 show_all = self._show_lines if self.by == "line" else self._show_tokens
                 show_all(_arriving(self.file), Cutter(vocab, self.by), Flow(reader), vocab)
+                if reader.place.last_token is None:
+                    say("nothing has come: a text of 0 tokens has no scores")
             finally:
                 if self.state:
                     self._save(self.state, reader, random, loaded)

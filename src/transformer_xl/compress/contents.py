@@ -52,12 +52,12 @@ class Compressed:
     """Parts coded side by side; 0 where it is stored."""
 
     def report(self) -> dict[str, float | int | None]:
-        """Return the numbers that people compare."""
+        """Return the numbers that people compare; None where an empty text has none."""
         size, n = self.size, len(self.content)
         return {
             "bytes": size,
             "compressed_bytes": n,
-            "ratio": size / n,
+            "ratio": size / n if size else None,
             "bits_per_byte": 8 * n / size if size else None,
             "model_bits_per_byte": self.model_bits / size if self.streams else None,
             "overhead_percent": 100 * (8 * n / self.coded_bits - 1) if self.streams else None,

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from transformer_xl.config import FORMAT_VERSION, EvalConfig, ModelConfig
-from transformer_xl.files import replace_file, write_atomically
+from transformer_xl.files import replace_file, require_model_place, write_atomically
 
 if TYPE_CHECKING:
     from transformer_xl.nn.model import TransformerXL
@@ -45,8 +45,7 @@ def find_model_folder(path: Path | str) -> Path:
     for folder in (path, path / "model" / "best", path / "model" / "last"):
         if (folder / CONFIG_FILE).is_file() and (folder / WEIGHTS_FILE).is_file():
             return folder
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: give a model folder or a run folder")
+    require_model_place(path)
     raise FileNotFoundError(
         f"{path} is neither a model folder ({CONFIG_FILE} and {WEIGHTS_FILE}) nor a run folder "
         "with a finished evaluation or checkpoint"

@@ -198,7 +198,12 @@ class Progress:
         self._shown_at = monotonic() if passes else -math.inf
         # Of the present speed: steps done, and when. It counts evaluations and checkpoints too.
         self._marks: deque[tuple[float, int]] = deque([(monotonic(), step)])
-        self._latest = {"steps": self._steps(step), "bits": "", "speed": "", "left": ""}
+        self._latest: dict[str, Any] = {
+            "steps": self._steps(step),
+            "bits": "",
+            "speed": "",
+            "left": "",
+        }
         self._waiting: str | None = None
         self._bar = self._new_bar() if live else None
 
