@@ -131,7 +131,11 @@ def test_train_refuses_a_folder_of_another_recipe_and_of_other_things(txl, toy_t
     ("words", "code", "message"),
     [
         (["--data.path", "missing.txt"], 1, "there is no file or folder missing.txt"),
-        (["--data.path", "empty.txt"], 2, "there is no text to train on in text at empty.txt"),
+        (
+            ["--data.path", "empty.txt"],
+            2,
+            "nothing to train on: text at empty.txt is empty, or",
+        ),
         (["--data.path", "binary"], 2, "binary is no UTF-8 text: byte 0 is 0xff. Convert"),
         (["--data.path", "binary", "--data.vocab", "words"], 2, "is no UTF-8 text"),
         (["--data.path", "binary", "--data.vocab", "bpe"], 2, "is no UTF-8 text"),

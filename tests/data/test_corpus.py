@@ -137,7 +137,7 @@ def test_an_empty_split_is_named_when_it_is_read(sample):
 @pytest.mark.parametrize("text", ["", "x"])
 def test_a_text_too_short_to_train_on_is_refused(tmp_path, text):
     (tmp_path / "short.txt").write_text(text)
-    with pytest.raises(ValueError, match="there is no text to train on"):
+    with pytest.raises(ValueError, match="there is nothing to train on"):
         prepare(DataConfig(path=str(tmp_path / "short.txt")))
 
 

@@ -68,7 +68,7 @@ def parse(argv: list[str]) -> Command:
         asks_help = rest[:1] in (["-h"], ["--help"])
         if not asks_help:
             if not rest or rest[0].startswith("-"):
-                say(f"{prog} {takes}: {takes} comes first; {prog} --help says more")
+                say(f"{prog}: {takes} comes first, as in: {kind.examples[0]}")
                 raise SystemExit(2)
             subject = rest.pop(0)
         prog += f" {subject or takes}"

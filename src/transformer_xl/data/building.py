@@ -97,8 +97,8 @@ def _build(
     parts = _plan(config, files, folder)
     if not any(parts.values()) or not (parts["train"] or config.name in KNOWN_CORPORA):
         raise ValueError(
-            f"there is no text to train on in {files.description}: it is empty, or too short "
-            "for the shares that are held out"
+            f"there is nothing to train on: {files.description} is empty, or too short for "
+            "the shares that are held out"
         )
     n_workers = _workers(config, parts)
     vocab = _vocabulary(config, parts, folder, n_workers, say)
