@@ -267,7 +267,7 @@ def read_slowly(clock, seconds):
 
     model, tokens = Model(), torch.zeros(2, 5)
     with reading(model, 100, "evaluating"):
-        for _ in range(10):
+        for _ in range(11):
             model(tokens, None, tokens)
     assert not model._forward_hooks
 
