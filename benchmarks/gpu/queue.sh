@@ -1,0 +1,92 @@
+#!/bin/sh
+# One item of the queue that README.md explains:
+#     OUT=FOLDER sh benchmarks/gpu/queue.sh kernels|attention|training|decoding|blocks|RECIPE
+# Every program has a time limit, and what it measured so far is in $OUT when that is reached.
+# TRY=1 does the same at tiny sizes on a processor, to see that the commands are right.
+set -u
+cd "$(dirname "$0")/../.."
+OUT=${OUT:-.} TRY=${TRY:-} python=${PYTHON:-python3} packages=/tmp/txl_packages
+export PYTHONPATH="src:$packages${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+export CUBLAS_WORKSPACE_CONFIG=:4096:8
+if [ -d .wheels ] && [ ! -d $packages ]; then
+    $python -m pip install -q --no-index --no-deps --no-compile --target $packages .wheels/*.whl
+fi
+
+run() {
+    seconds=$1 && shift
+    echo "== $*"
+    timeout -s INT -k 10 "$seconds" "$@" || echo "== ended with $?: $*"
+}
+
+# measure SECONDS PROGRAM NAME WORD...: the numbers go to $OUT/NAME.json
+measure() {
+    seconds=$1 program=$2 name=$3 && shift 3
+    set -- "$@" --rounds "${ROUNDS:-4}" --json "$OUT/$name.json"
+    if [ "$TRY" ]; then
+        set -- "$@" --rounds 1 --shape tiny --device cpu --dtypes float32
+        [ "$program" = attention ] && set -- "$@" --length 16 --mem_len 16 --batch 2
+    else
+        set -- "$@" --device cuda
+    fi
+    run "$seconds" "$python" "benchmarks/$program.py" "$@"
+}
+
+train() {
+    recipe=$1 text=$2 folder=/tmp/txl_runs/$1 && shift 2
+    # The command txl, which takes the kernels without an edit of the sources.
+    txl="import sys
+from transformer_xl import cli, ops
+ops.TRITON_IS_TRIED = True
+sys.exit(cli.main())"
+    set -- --data.path ".data/$text" --train.compile True --train.minutes 5
+    [ "$TRY" ] && set -- --data.path ".data/$text" --model.n_layer 1 --model.n_head 2 \
+        --model.d_model 32 --model.d_head 16 --model.d_inner 32 --train.steps 8 \
+        --train.warmup_steps 2 --train.log_every 2 --train.minutes 5
+    run 530 "$python" -c "$txl" train "$recipe" --out "$folder" --json "$@"
+    for file in results.json metrics.jsonl report.html; do
+        cp "$folder/$file" "$OUT/$recipe-$file"
+    done
+}
+
+case ${1:-} in
+kernels)
+    run 280 "$python" -m pytest -q -n 8 -m gpu -W default tests/ops tests/nn/test_decoding.py \
+        tests/laws/test_kernels.py tests/train/test_waiting.py
+    # The allocator of PyTorch would hide from it where a tensor ends.
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1
+    command -v compute-sanitizer >/dev/null && run 180 compute-sanitizer --error-exitcode 9 \
+        "$python" -m pytest -q -p no:xdist -m gpu -W default tests/ops/test_triton.py \
+        -k "layout or all_streams"
+    ;;
+attention)
+    measure 150 attention attention_512 --dtypes bfloat16 --length 512 --mem_len 512 --batch 22 \
+        --ways triton skew reference sdpa_mask plain flex
+    measure 90 attention attention_3800 --dtypes bfloat16 --length 128 --mem_len 3800 --batch 4 \
+        --forward --ways triton skew sdpa_mask plain
+    ;;
+training)
+    ways="--ways ours_triton ours gpt --dtypes bfloat16"
+    measure 60 training training_enwik8 --shape enwik8 $ways
+    measure 150 training training_enwik8_compiled --shape enwik8 --compile $ways
+    measure 60 training training_base --shape nvidia-base $ways
+    measure 150 training training_base_compiled --shape nvidia-base --compile $ways
+    measure 150 training training_large_compiled --shape nvidia-large --compile $ways
+    ;;
+decoding)
+    half="--dtypes bfloat16_weights"
+    measure 60 generation generation --shape enwik8 $half --mem_lens 640 \
+        --ways ours_decoder ours_triton gpt
+    measure 90 evaluation evaluation --shape enwik8 $half --lengths 64 --mem_lens 640 \
+        --batches 1 32 --ways ours_triton ours gpt
+    measure 90 evaluation evaluation_base --shape nvidia-base $half --lengths 64 --mem_lens 640 \
+        --batches 1 32 --ways ours_triton ours
+    ;;
+blocks) run 330 "$python" benchmarks/gpu/tune.py --minutes 5 --json "$OUT/blocks.json" ;;
+shakespeare-char) train shakespeare-char tinyshakespeare/input.txt ;;
+ptb-word | ptb-char) train "$1" ptb ;;
+wikitext-2) train wikitext-2 wikitext-2 ;;
+*)
+    sed -n '2,3p' "$0" >&2
+    exit 2
+    ;;
+esac
