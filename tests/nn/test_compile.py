@@ -73,3 +73,31 @@ def test_a_compiled_step_computes_no_sinusoids(tiny_config):
     # They would be made on the processor at each step, and a GPU would wait for them.
     assert any("softmax" in name for name in operations)
     assert not {name for name in operations if "sin" in name or "cos" in name}
+
+
+# What torch says where it goes on behind a graph from a tensor that was computed.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.compile
+@pytest.mark.parametrize("div_val", [1, 2])
+def test_clusters_leave_the_layers_one_graph_whatever_the_tokens(tiny_config, div_val):
+    torch.compiler.reset()
+    config = replace(tiny_config, n_layer=1, mem_len=4, cutoffs=(5, 12), div_val=div_val)
+    model = TransformerXL(config)
+    other, graphs = copy.deepcopy(model), []
+
+    def count(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(other, dynamic=False, backend=count)
+    mems = model.start_memory(2, 4).extend([torch.randn(2, 4, config.d_model)], 4)
+    # As many targets of each cluster in no two segments.
+    for start in (0, 3, 8, 20):
+        tokens = torch.randint(start, min(start + 15, config.vocab_size), (2, 5))
+        out, compiled_out = (x(tokens[:, :4], mems, tokens[:, 1:]) for x in (model, compiled))
+        torch.testing.assert_close(compiled_out.nll, out.nll)
+        for x in (out, compiled_out):
+            x.nll.mean().backward()
+    assert len(graphs) == 1
+    for parameter, compiled_parameter in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(compiled_parameter.grad, parameter.grad)

@@ -214,3 +214,24 @@ def test_tokens_that_are_not_one_for_each_stream_are_refused(tiny_config):
         decoder.read(torch.tensor([1]))
     decoder.reset([])
     assert decoder.read(torch.tensor([1, 2])).shape == (2, 16)
+
+
+@pytest.mark.parametrize("name", ["mem_len", "attn_len", "clamp_len"])
+def test_a_length_that_the_model_refuses_is_refused(name):
+    model = TransformerXL(CONFIG).eval()
+    least = 1 if name == "attn_len" else 0
+    with pytest.raises(ValueError, match=f"{name}={least - 1} must be at least {least}"):
+        Decoder(model, model.keep(model.start_memory(B)), **{name: least - 1})
+
+
+@pytest.mark.parametrize("variant", ["post-norm", "clusters"])
+@pytest.mark.parametrize("token", [-1, 23, 77])
+@torch.no_grad()
+def test_a_token_outside_the_vocabulary_is_refused_and_leaves_no_trace(variant, token):
+    model = TransformerXL(replace(CONFIG, **VARIANTS[variant])).eval()
+    decoder, other = (Decoder(model, model.keep(model.start_memory(B))) for _ in range(2))
+    with pytest.raises(IndexError):
+        decoder.read(torch.tensor([0, token, 1]))
+    tokens = torch.tensor([3, 4, 5])
+    assert torch.equal(decoder.read(tokens), other.read(tokens))
+    assert_same_memory(decoder.memory(), other.memory())

@@ -68,6 +68,26 @@ def test_an_adaptive_embedding_is_the_row_of_its_cluster_projected(adaptive, tok
     torch.testing.assert_close(adaptive(tokens), expected)
 
 
+def test_fixed_shapes_give_the_same_vectors_and_gradients(adaptive):
+    tokens = torch.randint(31, (3, 20))
+    found, expected = adaptive.in_fixed_shapes(tokens), adaptive(tokens)
+    torch.testing.assert_close(found, expected)
+    weights, upstream = [*adaptive.parameters()], torch.randn_like(found)
+    for one, other in zip(
+        torch.autograd.grad(found, weights, upstream),
+        torch.autograd.grad(expected, weights, upstream),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("token", [-1, 31, 77])
+def test_a_token_outside_the_vocabulary_is_an_error_in_fixed_shapes_too(adaptive, token):
+    for embed in (adaptive, adaptive.in_fixed_shapes):
+        with pytest.raises(IndexError, match="out of range"):
+            embed(torch.tensor([[3, token]]))
+
+
 def test_tokens_that_lie_apart_are_read_without_a_warning(adaptive, request):
     request.addfinalizer(lambda: torch.set_warn_always(False))
     torch.set_warn_always(True)

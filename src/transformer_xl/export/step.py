@@ -4,17 +4,14 @@ It is the model itself that is called; what is here gives its memory a fixed sha
 ``mem_len`` positions are last, and ``seen`` says for each stream how many of them it sees.
 """
 
-import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transformer_xl.nn import AdaptiveEmbedding, Embedding, KeptMemory, Memory, TransformerXL
-from transformer_xl.nn.decoding import _embedded
+from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 
 
 class Step(nn.Module, ABC):
@@ -154,9 +151,6 @@ def make_step(
             "start_memory='zeros' with norm_first=True: the keys of zeros are not zeros, and a "
             "step begins with zeros"
         )
-    if isinstance(model.embedding, AdaptiveEmbedding):
-        model = copy.deepcopy(model)
-        model.embedding = cast(AdaptiveEmbedding, _EachCluster(model.embedding))
     return (StateStep if is_absolute else KeptStep)(model, mem_len, n_tokens)
 
 
@@ -188,17 +182,6 @@ class _Given(KeptMemory):
 
     def forgetting(self, n: Tensor) -> "_Given":
         return _Given(self.keys, self.values, n.clamp(min=0))
-
-
-class _EachCluster(nn.Module):
-    """An adaptive embedding that looks every token up in every cluster: no shape depends on it."""
-
-    def __init__(self, embedding: Embedding | AdaptiveEmbedding) -> None:
-        super().__init__()
-        self.embedding = embedding
-
-    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        return _embedded(self.embedding, tokens.reshape(-1, 1)).unflatten(0, tokens.shape)[:, :, 0]
 
 
 def names(step: Step) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,8 @@ of such a tail has the probability of its cluster times its own within it. Rarer
 narrower weights, as in :class:`~transformer_xl.nn.embedding.AdaptiveEmbedding`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,10 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.nn.softmax import drawn
 from transformer_xl.ops import linear_nll
+
+# Made when it is needed, as it loads the compiler, which takes seconds; kept, as code that was
+# compiled for one such function is compiled again for another. No cache that it cannot see through.
+_disabled: Callable[..., Tensor] | None = None
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -69,7 +74,13 @@ class AdaptiveSoftmax(nn.Module):
     def nll(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
-        """Return -log p of each target in nats, in the order of the targets."""
+        """Return -log p of each target in nats, in the order of the targets.
+
+        How many targets a cluster has is not known before: compiled code leaves this to be run as
+        it is, and the compiled part ends with the hidden states.
+        """
+        if torch.compiler.is_dynamo_compiling():
+            return _outside_of_graphs(self, hidden, targets)
         x, target = hidden.flatten(0, -2), targets.flatten()
         tables = self._tables()
         symbol = target
@@ -156,3 +167,10 @@ class AdaptiveSoftmax(nn.Module):
         logits = F.linear(self._projected(hidden, i), weight, bias)
         # Sums over a vocabulary need more digits than half precision has.
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+
+
+def _outside_of_graphs(*arguments: Any) -> Tensor:
+    global _disabled
+    if _disabled is None:
+        _disabled = cast(Any, torch.compiler.disable(AdaptiveSoftmax.nll))
+    return _disabled(*arguments)

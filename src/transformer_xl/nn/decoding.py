@@ -3,11 +3,10 @@
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
+from transformer_xl.nn.embedding import AdaptiveEmbedding
 from transformer_xl.nn.memory import KeptMemory, Rows, _index
 from transformer_xl.nn.model import TransformerXL
 from transformer_xl.nn.positions import Positions
@@ -34,7 +33,8 @@ class Decoder:
         clamp_len: Distances above it count as it. None: as configured.
 
     Raises:
-        ValueError: Positions are absolute: then keys change with every token.
+        ValueError: Positions are absolute: then keys change with every token. Or a length is out
+            of range.
     """
 
     @torch.no_grad()
@@ -57,6 +57,13 @@ class Decoder:
         self._mem_len = config.mem_len if mem_len is None else mem_len
         attn_len = config.attn_len if attn_len is None else attn_len
         clamp_len = config.clamp_len if clamp_len is None else clamp_len
+        for name, value, least in (
+            ("mem_len", self._mem_len, 0),
+            ("attn_len", attn_len, 1),
+            ("clamp_len", clamp_len, 0),
+        ):
+            if value is not None and value < least:
+                raise ValueError(f"{name}={value} must be at least {least}")
         self._size = self._mem_len + 1
         self._limit = self._size if attn_len is None else min(attn_len, self._size)
         mems = mems.last(self._mem_len)
@@ -90,6 +97,7 @@ class Decoder:
         """Read a token of each stream; return the output of the layers.
 
         Raises:
+            IndexError: A token is outside the vocabulary (of a GPU, an error of the device).
             ValueError: There are not as many tokens as streams.
         """
         self._take(tokens)
@@ -159,6 +167,11 @@ class Decoder:
     def _step(self, pick: Pick | None) -> None:
         """Read the tokens and, if there is one to choose, replace them by the next."""
         model = self._model
+        # First: a token that is refused moves nothing.
+        embed = model.embedding
+        if isinstance(embed, AdaptiveEmbedding):
+            embed = embed.in_fixed_shapes
+        x = embed(self._tokens[:, None])
         distance = (self._place - self._places) % self._size
         if self._reset_at is not None:
             self._seen.masked_fill_(self._tokens == self._reset_at, 0)
@@ -167,7 +180,6 @@ class Decoder:
         newest = self._place[None] % self._size
         # Positions are kept farthest first.
         row = self._size - 1 - distance
-        x = _embedded(model.embedding, self._tokens[:, None])
         for n, layer in enumerate(model.layers):
             normalized = layer.attention_norm(x) if layer.norm_first else x
             q, *present = layer.attention.project(normalized)
@@ -208,24 +220,6 @@ class Decoder:
         dtype = torch.promote_types(q.dtype, torch.float32)
         weight = score.softmax(-1, dtype=dtype).to(q.dtype)
         return (weight[:, :, None] @ self._values[n]).permute(1, 2, 0, 3).flatten(2)
-
-
-def _embedded(
-    embedding: Embedding | AdaptiveEmbedding, tokens: Int[Tensor, "B 1"]
-) -> Float[Tensor, "B 1 D"]:
-    if isinstance(embedding, Embedding):
-        return embedding(tokens)
-    # A row of every cluster's table: to sort the tokens by cluster is to wait for the device.
-    total = torch.zeros((), dtype=embedding.weights[0].dtype, device=tokens.device)
-    for cluster, weight, proj in zip(
-        embedding.clusters, embedding.weights, embedding.projs, strict=True
-    ):
-        row = tokens - cluster.start
-        last = len(weight) - 1
-        is_elsewhere = ((row < 0) | (row > last))[..., None]
-        own = proj(F.embedding(row.clamp(0, last), weight)).to(weight.dtype)
-        total = total + own.masked_fill(is_elsewhere, 0)
-    return total * embedding.scale
 
 
 def _in_ring(x: Float[Tensor, "H B M K"], size: int) -> Float[Tensor, "H B size K"]:

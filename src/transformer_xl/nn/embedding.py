@@ -55,6 +55,8 @@ class AdaptiveEmbedding(nn.Module):
 
     def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Embed the tokens."""
+        if torch.compiler.is_compiling():
+            return self.in_fixed_shapes(tokens)
         # A view of every other token, say, stays one when it is flattened, which bucketize copies
         # with a warning.
         flat = tokens.flatten().contiguous()
@@ -73,6 +75,27 @@ class AdaptiveEmbedding(nn.Module):
         # Sorted by cluster; the inverse of that order brings the tokens back to their places.
         back = torch.cat(places).argsort()
         return torch.cat(parts)[back].unflatten(0, tokens.shape) * self.scale
+
+    def in_fixed_shapes(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        """Embed the tokens, in shapes that do not depend on them: for graphs.
+
+        Of each token a row of every cluster's table is looked up and projected, and all but one
+        are left out of the sum. To sort the tokens by cluster is to wait for the device.
+        """
+        parts, last = [], len(self.clusters) - 1
+        for i, (cluster, weight, proj) in enumerate(
+            zip(self.clusters, self.weights, self.projs, strict=True)
+        ):
+            row = own = tokens - cluster.start
+            # What is outside the vocabulary stays outside the first table or the last.
+            if i > 0:
+                row = row.clamp(min=0)
+            if i < last:
+                row = row.clamp(max=len(weight) - 1)
+            embedded = _looked_up(row, weight, self.word_dropout, self.training)
+            embedded = proj(embedded).to(weight.dtype)
+            parts.append(embedded.masked_fill((row != own)[..., None], 0.0))
+        return torch.stack(parts).sum(0) * self.scale
 
 
 def _looked_up(
