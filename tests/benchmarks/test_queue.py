@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 GPU = ROOT / "benchmarks" / "gpu"
 RECIPES = ("shakespeare-char", "ptb-word", "ptb-char", "wikitext-2")
-MEASUREMENTS = ("attention", "training", "decoding")
+MEASUREMENTS = ("attention", "training", "decoding", "compiled")
 IN_ITS_PLACE = """#!/bin/sh
 for word; do printf '%s\\0' "$word"; done >>"$RECORD"
 printf '\\n' >>"$RECORD"
