@@ -10,7 +10,7 @@ from transformer_xl.data import prepare
 from transformer_xl.evaluate import evaluate, loss_in_segment, plan_dynamic
 from transformer_xl.generate import generate
 from transformer_xl.nn import TransformerXL
-from transformer_xl.train import Interrupted, finish, loop, train
+from transformer_xl.train import Interrupted, finish, loop, report, train
 from transformer_xl.train.memory_section import parse
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -24,7 +24,7 @@ def without_figures(monkeypatch):
         (folder / "report.html").write_text("")
         return folder / "report.html"
 
-    monkeypatch.setattr(finish, "write_report", write_report)
+    monkeypatch.setattr(report, "write_report", write_report)
 
 
 @pytest.fixture
