@@ -142,7 +142,8 @@ def test_the_folder_says_what_was_run_and_where(run, toy_recipe):
     assert load_recipe(run.path / "recipe.toml") == toy_recipe(model={"vocab_size": 30})
     about = json.loads((run.path / "environment.json").read_text())
     assert about["format_version"] == FORMAT_VERSION
-    assert about["packages"]["torch"] == str(torch.__version__)
+    # A build for a certain GPU is not always told as a part of what is installed.
+    assert about["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
 
 
 def test_a_run_begins_where_the_package_is_on_the_path_and_not_installed(

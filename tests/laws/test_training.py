@@ -70,8 +70,8 @@ def defined():
 
 def test_the_fast_operation_has_the_loss_curve_of_its_definition(defined):
     assert deviation(curve("skew", "float32"), defined).max() < BOUND
-    # The frequencies of the bytes alone would give 2.94.
-    assert defined[0] > 5
+    # The frequencies of the bytes alone would give about 2.9.
+    assert defined[0] > 4
     assert defined[-10:].mean() < 2.6
 
 
