@@ -26,7 +26,6 @@ from typing import Any
 
 from torch import Tensor
 
-from transformer_xl import __version__
 from transformer_xl.config import FORMAT_VERSION, Config, ModelConfig
 from transformer_xl.data import Vocab
 from transformer_xl.data.vocab import VOCAB_FILE
@@ -178,9 +177,10 @@ def _environment() -> dict[str, Any]:
         "format_version": FORMAT_VERSION,
         **describe_machine(),
         "command": " ".join(sys.argv),
-        # What runs, which is not always what is installed.
         "packages": {
-            "transformer-xl": __version__,
+            # What runs, which need not be installed. The package stands above this room, so it is
+            # not imported.
+            "transformer-xl": sys.modules["transformer_xl"].__version__,
             **{name: version(name) for name in packages},
         },
     }
