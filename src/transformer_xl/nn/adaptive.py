@@ -171,6 +171,7 @@ class AdaptiveSoftmax(nn.Module):
 
 def _outside_of_graphs(*arguments: Any) -> Tensor:
     global _disabled
-    if _disabled is None:
-        _disabled = cast(Any, torch.compiler.disable(AdaptiveSoftmax.nll))
-    return _disabled(*arguments)
+    nll = _disabled
+    if nll is None:
+        nll = _disabled = cast(Any, torch.compiler.disable(AdaptiveSoftmax.nll))
+    return nll(*arguments)
