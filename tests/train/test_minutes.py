@@ -134,3 +134,13 @@ def test_a_staged_run_with_a_time_limit_goes_on_where_it_was(tmp_path, staged, c
     train(staged, tmp_path / "parts", quiet=True)
     assert measured(tmp_path / "whole") == measured(tmp_path / "parts")
     assert len(measured(tmp_path / "whole")) > 20
+
+
+def test_one_step_that_has_to_wait_ends_no_run(tmp_path, toy_recipe, seconds_at, capsys):
+    settings = {"steps": 1000, "minutes": 1.0, "schedule": "constant_cooldown"}
+    settings |= {"cooldown_fraction": 0.5, "log_every": 1, "eval_every": 0, "save_every": 0}
+    # Sixty steps fit; the one that begins last of all takes five seconds.
+    now = seconds_at(lambda time: 5 if 58.5 < time < 60 else 1)
+    train(toy_recipe(train=settings), tmp_path)
+    assert now[0] == pytest.approx(64)
+    assert "are over" not in capsys.readouterr().err

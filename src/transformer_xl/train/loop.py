@@ -5,7 +5,9 @@ import signal
 import time
 from collections import deque
 from contextlib import closing, nullcontext
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -36,6 +38,8 @@ from transformer_xl.train.step import Update, diverged, running_mean, train_step
 
 _LATEST_STEPS = 16
 """Steps by which the present speed is known."""
+_STEPS_TO_JUDGE = 4
+"""Fewer do not tell that a run is too slow."""
 _LATEST_END = 1.1
 """How much later than its time limit a run ends at most, as a factor."""
 
@@ -145,9 +149,9 @@ class _Run:
         self._log, self._progress = log, progress
         self._network = Network(state.model, config.train, state.world)
         self._logged_at = state.seconds
+        self._is_late = False
         # When the latest steps ended: what the next ones will take. The first one, which may have
         # to compile, ends before the first of these times.
-        self._is_late = False
         self._ends: deque[float] = deque(maxlen=_LATEST_STEPS + 1)
 
     def go(self, interrupts: list[int]) -> None:
@@ -167,7 +171,8 @@ class _Run:
             )
             # The first answer is zeros.
             state.seconds = max(state.seconds, seconds)
-            self._ends.append(state.seconds)
+            if seconds:
+                self._ends.append(state.seconds)
             is_stopping = bool(number)
             if is_stopping:
                 self._progress.say("stopping after this step and saving; Ctrl-C now stops at once")
@@ -200,13 +205,13 @@ class _Run:
         if not state.end_is_fixed:
             _fix_end(self._config, state)
         left = state.total_steps - state.step
-        step_seconds = 0.0
-        if len(self._ends) > 1:
-            step_seconds = (self._ends[-1] - self._ends[0]) / (len(self._ends) - 1)
+        # Not the mean: one step that had to wait or to compile says nothing of the next ones.
+        taken = [end - begin for begin, end in pairwise(self._ends)]
+        step_seconds = median(taken) if taken else 0.0
         if not state.end_is_fixed:
             if step_seconds:
                 left = min(left, max(1, round((limit - state.seconds) / step_seconds)))
-        elif state.seconds > limit and step_seconds:
+        elif state.seconds > limit and len(taken) >= _STEPS_TO_JUDGE:
             room = max(1, int((_LATEST_END * limit - state.seconds) / step_seconds))
             if room < left:
                 self._shorten(left, room)
