@@ -1,6 +1,8 @@
 import copy
 import subprocess
 import sys
+import threading
+import time
 
 import fsspec
 import numpy as np
@@ -9,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.data.segments import Segments
-from transformer_xl.data.tokens import StoredTokens
+from transformer_xl.data.tokens import _CONNECTIONS, StoredTokens
 
 BLOCK = 4096
 FILE = "train.bin"
@@ -94,6 +96,33 @@ def test_a_rank_reads_its_streams_and_one_block_ahead_of_each(web):
     assert most < 2 * n / 8
     # Where they stand, and what follows.
     assert len(tokens._blocks) <= 2 * 2 * len(rows)
+
+
+def test_no_more_connections_are_open_at_once_however_many_streams_ask(web, monkeypatch):
+    n, counting, open_now, most = 400 * BLOCK // 2, threading.Lock(), 0, 0
+    expected = write(web, n)
+    tokens = read_in_store(web, n)
+    read = StoredTokens._read
+
+    def slow(self, start, stop):
+        nonlocal open_now, most
+        with counting:
+            open_now += 1
+            most = max(most, open_now)
+        time.sleep(0.005)
+        try:
+            return read(self, start, stop)
+        finally:
+            with counting:
+                open_now -= 1
+
+    monkeypatch.setattr(StoredTokens, "_read", slow)
+    for first in range(0, BLOCK, BLOCK // 4):
+        # Blocks of which none is next to another, and others each time.
+        places = np.arange(first, n, 2 * BLOCK)
+        assert np.array_equal(tokens[places], expected[places])
+        tokens._expect([*range(1, 400, 7)])
+    assert 1 < most <= _CONNECTIONS
 
 
 def test_all_ranks_together_read_the_corpus_once(web):

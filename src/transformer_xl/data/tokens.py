@@ -58,6 +58,7 @@ class StoredTokens:
                 "parts: copy the corpus to a disk or to another store"
             )
         self._counting = threading.Lock()
+        self._n_readers = 0
         self._blocks: dict[int, Future[np.ndarray]] = {}
         self._asked: SimpleQueue[tuple[int, Future[np.ndarray]]] = SimpleQueue()
 
@@ -114,16 +115,22 @@ class StoredTokens:
         self._blocks = kept
         # Daemons: what they read ahead nobody may ever ask for, and a program must be able to end
         # while they wait for a network. Those of an executor would be waited for.
-        for _ in range(min(self._asked.qsize(), _CONNECTIONS)):
+        with self._counting:
+            n_new = min(self._asked.qsize(), _CONNECTIONS - self._n_readers)
+            self._n_readers += max(0, n_new)
+        for _ in range(n_new):
             threading.Thread(target=self._read_blocks, name="tokens", daemon=True).start()
 
     def _read_blocks(self) -> None:
         """Read blocks until none is asked for."""
         while True:
-            try:
-                block, task = self._asked.get_nowait()
-            except Empty:
-                return
+            # Together, so that no block comes in between and finds nobody.
+            with self._counting:
+                try:
+                    block, task = self._asked.get_nowait()
+                except Empty:
+                    self._n_readers -= 1
+                    return
             start = block * self._per_block
             try:
                 task.set_result(self._read(start, min(start + self._per_block, len(self))))
