@@ -4,6 +4,7 @@
 # Every program has a time limit, and what it measured so far is in $OUT when that is reached.
 # TRY=1 does the same at tiny sizes on a processor, to see that the commands are right.
 set -u
+failed=0
 cd "$(dirname "$0")/../.."
 OUT=${OUT:-.} TRY=${TRY:-} python=${PYTHON:-python3} packages=/tmp/txl_packages
 export PYTHONPATH="src:$packages${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
@@ -15,7 +16,9 @@ fi
 run() {
     seconds=$1 && shift
     echo "== $*"
-    timeout -s INT -k 10 "$seconds" "$@" || echo "== ended with $?: $*"
+    timeout -s INT -k 10 "$seconds" "$@" && return
+    echo "== ended with $?: $*"
+    failed=1
 }
 
 # measure SECONDS PROGRAM NAME WORD...: the numbers go to $OUT/NAME.json
@@ -44,7 +47,7 @@ sys.exit(cli.main())"
         --train.warmup_steps 2 --train.log_every 2 --train.minutes 5
     run 530 "$python" -c "$txl" train "$recipe" --out "$folder" --json "$@"
     for file in results.json metrics.jsonl report.html; do
-        cp "$folder/$file" "$OUT/$recipe-$file"
+        cp "$folder/$file" "$OUT/$recipe-$file" || failed=1
     done
 }
 
@@ -95,3 +98,4 @@ wikitext-2) train wikitext-2 wikitext-2 ;;
     exit 2
     ;;
 esac
+exit $failed
