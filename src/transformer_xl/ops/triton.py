@@ -2,7 +2,7 @@
 
 Importing this file does not import Triton, which only some builds of PyTorch bring along; the
 kernels are loaded when they are first used. They run on a GPU, or slowly anywhere in Triton's
-interpreter (``TRITON_INTERPRET=1``). Every run gives the same bits.
+interpreter (``TRITON_INTERPRET=1``). Every run on a kind of GPU gives the same bits.
 
 Each launch is an operator of its own in PyTorch's library, so that ``torch.compile`` takes it as
 it is and compiles what stands around it.
@@ -24,7 +24,7 @@ WIDEST = 128
 DISTANCE_PROGRAMS = 512
 """About how many programs share the gradients of the positions, so that all processors work.
 
-A constant: the order of a sum is not to depend on the machine.
+A constant, not the number of processors: the order of a sum is not to depend on it.
 """
 
 

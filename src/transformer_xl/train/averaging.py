@@ -44,6 +44,8 @@ class _Average(AveragedModel):
         else:
             share = 1 / (n + 1) if self._decay is None else 1 - self._decay
             torch._foreach_lerp_(averaged, present, share)  # pyright: ignore[reportPrivateImportUsage]
+        for kept, own in zip(self.module.buffers(), model.buffers(), strict=True):
+            kept.copy_(own)
         self.n_averaged += 1
 
 
