@@ -140,3 +140,97 @@ def test_of_an_empty_file_only_what_it_has_is_said(txl, byte_model, tmp_path):
     assert not {"ratio", "bits_per_byte"} & about.keys()
     assert txl("decompress", tmp_path / "empty.txl", tmp_path / "again").code == 0
     assert (tmp_path / "again").read_bytes() == b""
+
+
+def test_what_is_wrong_is_said_of_the_file_that_it_is_wrong_with(txl, notes, small, tmp_path):
+    folder, empty = tmp_path / "folder", tmp_path / "empty"
+    folder.mkdir()
+    empty.write_bytes(b"")
+    out = tmp_path / "out"
+    # The input comes first, whatever else is there already.
+    (tmp_path / "gone.txl").write_bytes(b"x")
+    for words, reason in (
+        (["compress", tmp_path / "gone", "--learn"], f"cannot read {tmp_path / 'gone'}: No such"),
+        (["compress", folder, "--learn"], f"cannot read {folder}: Is a directory"),
+        (["compress", notes, folder, "--learn"], f"{folder} is a folder: name a file in it"),
+        (["compress", notes, folder, "--learn", "--force"], f"{folder} is a folder"),
+        (["compress", notes, notes, "--learn", "--force"], f"{notes} is the file that is read"),
+        (["compress", notes, empty / "x", "--learn"], f"{empty} is a file, not a folder"),
+        # A model that is none is not a damaged archive.
+        (["decompress", small, out, "--model", folder], f"txl: {folder}"),
+        (["decompress", small, out, "--model", notes], f"txl: {notes}"),
+        (["decompress", empty, out], f"{empty}: it is empty"),
+    ):
+        ended = txl(*words)
+        assert ended.code in (1, 2), words
+        assert reason in ended.err, words
+        if "--model" in words:
+            assert str(small) not in ended.err
+    assert not out.exists()
+
+
+def test_another_model_is_named_beside_the_archive(txl, small, byte_model, tmp_path):
+    from transformer_xl.data import load_vocab
+    from transformer_xl.nn import TransformerXL
+
+    torch = pytest.importorskip("torch")
+    other = TransformerXL.from_pretrained(byte_model)
+    with torch.no_grad():
+        other.softmax.bias += 1.0
+    other.save_pretrained(tmp_path / "other", load_vocab(byte_model))
+    ended = txl("decompress", small, tmp_path / "out", "--model", tmp_path / "other")
+    assert ended.code == 2
+    assert f"{small}: it was made with another model" in ended.err
+    assert f"--model {tmp_path / 'other'}" in ended.err
+
+
+def test_a_file_that_the_vocabulary_does_not_restore_is_named(txl, trained, tmp_path):
+    path = tmp_path / "greek.txt"
+    path.write_text("the cat\nΩ\n", encoding="utf-8")
+    ended = txl("compress", path, "--model", trained)
+    assert ended.code == 2
+    assert f"{path}: the model's vocabulary (chars) cannot restore this file" in ended.err
+    assert "'Ω' (1 in all, the first in line 2)" in ended.err
+    assert "a model of bytes compresses any file" in ended.err
+
+
+def test_a_missing_library_is_not_said_of_the_archive(txl, small, byte_model, monkeypatch):
+    monkeypatch.setitem(sys.modules, "constriction", None)
+    ended = txl("decompress", small, "x", "--model", byte_model)
+    assert "pip install 'transformer-xl[compress]'" in ended.err
+    assert str(small) not in ended.err
+
+
+def test_where_a_learned_archive_restores_is_said_when_it_is_made(txl, notes, byte_model, tmp_path):
+    given = (notes, tmp_path / "x", "--model", byte_model, "--streams", 8, "--force")
+    ended = txl("compress", *given, "--learn")
+    assert ended.code == 0
+    assert "restores only on a processor of this kind with this PyTorch" in ended.err
+    assert "restores only" not in txl("compress", *given).err
+
+
+@pytest.mark.parametrize("words", [[], ["--learn"]], ids=str)
+def test_a_verified_archive_was_restored(txl, notes, byte_model, tmp_path, words):
+    given = ("--model", byte_model, "--streams", 8, "--json", "--verify")
+    ended = txl("compress", notes, tmp_path / "x", *given, *words)
+    assert (ended.code, ended.json["verified"]) == (0, True)
+    assert "verified: the 480 bytes come back" in ended.err
+
+
+def test_what_does_not_come_back_is_not_written(txl, notes, byte_model, tmp_path, monkeypatch):
+    from transformer_xl import compress
+
+    given = ("compress", notes, tmp_path / "x", "--model", byte_model, "--streams", 8, "--verify")
+    for restored in (b"something else", compress.ArchiveError("the numbers")):
+
+        def decompress(*args, restored=restored):
+            if isinstance(restored, Exception):
+                raise restored
+            return restored
+
+        monkeypatch.setattr(compress, "decompress", decompress)
+        ended = txl(*given)
+        assert ended.code == 1
+        assert f"{notes} " in ended.err
+        assert "none was written" in ended.err
+        assert not (tmp_path / "x").exists()

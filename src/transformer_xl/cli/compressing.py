@@ -3,7 +3,8 @@
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
@@ -28,12 +29,13 @@ class Compress:
 
     Each symbol takes -log2 of the probability that the model gave it, in bits. With --learn the
     model learns from what was coded; without --model it begins with drawn weights, and nothing but
-    the file is needed to read it. What does not shrink is stored as it is.
+    the file is needed to read it, on the same kind of processor with the same PyTorch. Without
+    --learn any machine that has the model restores it. What does not shrink is stored as it is.
     """
 
     examples: ClassVar = (
         "txl compress notes.txt --model runs/enwik8-cpu",
-        "txl compress notes.txt --learn",
+        "txl compress notes.txt --learn --verify",
         "txl compress enwik8 enwik8.txl --model runs/enwik8-cpu --learn --lr 0.0003",
         "cat notes.txt | txl compress - --model runs/demo > notes.txl",
     )
@@ -45,7 +47,7 @@ class Compress:
     model: Path | None = None
     """A model folder or run folder; one of bytes takes any file."""
     learn: bool = False
-    """Learn on the way. The file is then read on the same kind of processor only."""
+    """Learn on the way. The file is then restored on the same kind of processor only."""
     lr: float | None = None
     """Largest learning rate; None: 0.005 without a model, 0.0005 with one."""
     streams: int | None = None
@@ -58,6 +60,9 @@ class Compress:
     """Of the drawn weights."""
     ram: float = 4.0
     """Gigabytes of RAM that may be taken, beside model and file; to restore it takes as many."""
+    verify: bool = False
+    """Restore the result here and compare it with the file before it is written. Takes longer
+    than compressing: symbols are restored one after the other."""
     force: bool = False
     """Replace what is there already."""
     json: bool = False
@@ -65,15 +70,20 @@ class Compress:
 
     def run(self) -> None:
         """Compress."""
+        _check_input(self.file)
         out = _out(self.file, self.out, self.file.with_name(self.file.name + _SUFFIX), self.force)
         _check_json(self.json, out)
         if self.model is None and not self.learn:
             raise ValueError("--model DIR says what predicts; without it, --learn a fresh one")
-        data = _read(self.file)
         if self.model is not None:
             require_model_place(self.model)
         # What takes a while comes when nothing is left to refuse.
-        from transformer_xl.compress import Settings, compress
+        from transformer_xl.compress import (
+            Settings,
+            UnrestorableError,
+            check_installed,
+            compress,
+        )
 
         settings = Settings(
             streams=self.streams,
@@ -84,15 +94,53 @@ class Compress:
             seed=self.seed,
             ram=self.ram,
         )
+        check_installed()
         model, vocab = _load(self.model)
-        found = compress(data, model, vocab, settings, _news())
+        data = _read(self.file)
+        try:
+            found = compress(data, model, vocab, settings, _news())
+        except UnrestorableError as error:
+            raise ValueError(f"{_name(self.file)}: {error}") from error
+        if found.made_for is not None:
+            say(
+                f"--learn: it restores only on a processor of this kind with this PyTorch "
+                f"({found.made_for}); without --learn, on any"
+            )
+        if self.verify:
+            self._verify(data, found.content, model, vocab)
         _write(out, found.content)
-        report = found.report()
+        report = found.report() | ({"verified": True} if self.verify else {})
         if out is None:
             say(f"{report['bytes']:,} bytes to {report['compressed_bytes']:,}")
         else:
             known = {name: x for name, x in report.items() if self.json or x is not None}
             show({"file": str(out), **known}, as_json=self.json)
+
+    def _verify(
+        self, data: bytes, content: bytes, model: "TransformerXL | None", vocab: "Vocab | None"
+    ) -> None:
+        """Restore what is about to be written.
+
+        Raises:
+            RuntimeError: It does not come back.
+        """
+        from transformer_xl.compress import decompress, needs_model
+
+        given = (model, vocab) if needs_model(content) else (None, None)
+        say("verifying: restoring what was compressed")
+        try:
+            restored = decompress(content, *given, _news(), self.ram)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"{_name(self.file)} does not come back from its archive, so none was written: "
+                f"{error}"
+            ) from error
+        if restored != data:
+            raise RuntimeError(
+                f"{_name(self.file)} comes back from its archive as something else, so none was "
+                "written"
+            )
+        say(f"verified: the {len(data):,} bytes come back")
 
 
 @dataclass(kw_only=True)
@@ -123,25 +171,28 @@ class Decompress:
 
     def run(self) -> None:
         """Decompress."""
+        _check_input(self.file)
         default = self.file.with_suffix("") if self.file.suffix == _SUFFIX else None
         out = _out(self.file, self.out, default, self.force)
         _check_json(self.json, out)
-        content = _read(self.file)
         if self.model is not None:
             require_model_place(self.model)
-        from transformer_xl.compress import decompress, needs_model
+        from transformer_xl.compress import check_installed, decompress, needs_model
+
+        check_installed()
+        content = _read(self.file)
 
         started = time.perf_counter()
-        try:
+        with _named(self.file, None):
             needed = needs_model(content)
             if needed and self.model is None:
                 raise ValueError("it was made with a model: give the same one with --model DIR")
-            model, vocab = _load(self.model) if needed else (None, None)
+        if self.model is not None and not needed:
+            say(f"{_name(self.file)} was made without a model: --model {self.model} is not read")
+        # Outside: what is wrong with the model is not wrong with the file.
+        model, vocab = _load(self.model) if needed else (None, None)
+        with _named(self.file, self.model):
             data = decompress(content, model, vocab, _news(), self.ram)
-        except RuntimeError as error:
-            raise RuntimeError(f"{self.file}: {error}") from error
-        except ValueError as error:
-            raise ValueError(f"{self.file}: {error}") from error
         seconds = time.perf_counter() - started
         _write(out, data)
         if out is not None:
@@ -157,12 +208,18 @@ def _out(file: Path, out: Path | None, default: Path | None, force: bool) -> Pat
         raise ValueError(f"{file} does not end in {_SUFFIX}: say where the result goes")
     if str(out) == "-":
         return None
+    if out.is_dir():
+        raise IsADirectoryError(f"{out} is a folder: name a file in it for the result")
+    if out.exists() and out.samefile(file):
+        raise FileExistsError(f"{out} is the file that is read: give the result another name")
     if out.exists() and not force:
         raise FileExistsError(f"{out} is there already; --force replaces it")
-    if out.is_dir():
-        raise IsADirectoryError(f"{out} is a folder: name a file")
-    if out.parent.is_dir() and not os.access(out.parent, os.W_OK):
-        raise PermissionError(f"{out.parent} cannot be written to: name another folder")
+    # Now, and not after hours of computing.
+    place = next(x for x in (out.absolute().parent, *out.absolute().parents) if x.exists())
+    if not place.is_dir():
+        raise NotADirectoryError(f"cannot write {out}: {place} is a file, not a folder")
+    if not os.access(place, os.W_OK):
+        raise PermissionError(f"cannot write {out}: no permission for the folder {place}")
     return out
 
 
@@ -171,11 +228,46 @@ def _check_json(as_json: bool, out: Path | None) -> None:
         raise ValueError("--json and the result cannot both go to the standard output: name a file")
 
 
+def _check_input(path: Path) -> None:
+    """Check, before anything else is asked of the user, that the file can be read.
+
+    Raises:
+        OSError: It cannot.
+    """
+    if not _is_stdin(path) and (path.is_file() or path.is_dir() or not path.exists()):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            raise OSError(f"cannot read {path}: {error.strerror}") from error
+
+
 def _read(path: Path) -> bytes:
     try:
-        return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        return sys.stdin.buffer.read() if _is_stdin(path) else path.read_bytes()
     except OSError as error:
-        raise OSError(f"cannot read {path}: {error.strerror}") from error
+        raise OSError(f"cannot read {_name(path)}: {error.strerror}") from error
+
+
+def _is_stdin(path: Path) -> bool:
+    return str(path) == "-"
+
+
+def _name(path: Path) -> str:
+    return "the standard input" if _is_stdin(path) else str(path)
+
+
+@contextmanager
+def _named(file: Path, model: Path | None) -> Iterator[None]:
+    """Name the archive, and the model that was given for it, in what is wrong with them."""
+    from transformer_xl.compress import ArchiveError
+
+    try:
+        yield
+    except ArchiveError as error:
+        raise ArchiveError(f"{_name(file)}: {error}") from error
+    except ValueError as error:
+        given = "" if model is None else f" (given: --model {model})"
+        raise ValueError(f"{_name(file)}: {error}{given}") from error
 
 
 def _write(out: Path | None, content: bytes) -> None:

@@ -37,6 +37,10 @@ LEAST_CHOICE = math.log2(1 + 1 / _UNCHANGED)
 """Bits that each stream's way costs at the least."""
 
 
+class OtherNumbersError(RuntimeError):
+    """What is read cannot have been written with the probabilities that come out here."""
+
+
 def on_grid(log_probs: Float64[Tensor, "*batch V"], shift: int) -> Int64[Tensor, "*batch V"]:
     """Return how many steps below certainty each probability lies."""
     steps = (_in_steps(log_probs) + shift / SHIFTS).floor()
@@ -109,12 +113,12 @@ class Encoder:
 class Decoder:
     """Reads what an :class:`Encoder` has written, given the same probabilities.
 
-    Every method may raise a RuntimeError: what is read cannot have been written with them.
+    Every method may raise an :class:`OtherNumbersError`.
     """
 
     def __init__(self, payload: bytes) -> None:
         if len(payload) % 4:
-            raise RuntimeError("what was coded is no whole number of words")
+            raise OtherNumbersError("what was coded is no whole number of words")
         words = np.frombuffer(payload, "<u4").astype(np.uint32)
         self._coder = _constriction().stream.queue.RangeDecoder(words)
         self._family = _family()
@@ -127,7 +131,7 @@ class Decoder:
             return self._coder.decode(self._family, probabilities)
         # What the library says of words that no symbols lead to.
         except (AssertionError, ValueError) as error:
-            raise RuntimeError(f"no symbols lead to what was coded ({error})") from error
+            raise OtherNumbersError(f"no symbols lead to what was coded ({error})") from error
 
     def get_shift(self) -> int:
         """Read a shift of the grid."""

@@ -129,7 +129,7 @@ def decode(
     """Restore a text; room is taken for what was decoded, whatever its size should be.
 
     Raises:
-        RuntimeError: A checksum is wrong: the numbers here are not those that coded it.
+        OtherNumbersError: The numbers here are not those that coded it.
     """
     sides, coder = _Sides(layout, predictor, learner), arithmetic.Decoder(payload)
     parts = np.zeros((layout.streams, 0), dtype=np.int32)
@@ -148,7 +148,7 @@ def decode(
             before = parts[:, place]
         crc = sides.after(parts, places)
         if crc is not None and coder.get_check() != crc:
-            raise RuntimeError("the checksum is wrong")
+            raise arithmetic.OtherNumbersError("the checksum is wrong")
         if progress is not None:
             progress(min(places.stop * layout.streams, layout.n_tokens), layout.n_tokens)
     return layout.join(parts)

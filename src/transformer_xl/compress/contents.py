@@ -13,7 +13,7 @@ from jaxtyping import Int32
 
 from transformer_xl.compress import arithmetic
 from transformer_xl.compress.coding import Bits, Progress, decode, encode
-from transformer_xl.compress.header import Coding, Header, Learning, pack, unpack
+from transformer_xl.compress.header import ArchiveError, Coding, Header, Learning, pack, unpack
 from transformer_xl.compress.layout import Layout
 from transformer_xl.compress.learning import (
     FRESH_LR,
@@ -30,6 +30,10 @@ from transformer_xl.data import Vocab
 from transformer_xl.nn import TransformerXL
 
 _FRESH_VOCAB = "bytes"
+
+
+class UnrestorableError(ValueError):
+    """The vocabulary of the model does not restore a text to the last byte."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +54,9 @@ class Compressed:
     """Symbols of these."""
     streams: int
     """Parts coded side by side; 0 where it is stored."""
+    made_for: str | None = None
+    """The versions and the processor with which alone it is restored, because the model learned;
+    None: any."""
 
     def report(self) -> dict[str, float | int | None]:
         """Return the numbers that people compare; None where an empty text has none."""
@@ -133,6 +140,7 @@ def compress(
         coded_bits=total.coded if coding else 8.0 * len(data),
         plain_tokens=total.plain_tokens if coding else 0,
         streams=coding.streams if coding else 0,
+        made_for=header.made_by if coding and coding.learning else None,
     )
 
 
@@ -154,9 +162,9 @@ def decompress(
             takes room only as far as it is restored.
 
     Raises:
-        RuntimeError: The file is damaged or of another version, or was made where sums come out
-            otherwise; it takes more RAM than is allowed; the library for arithmetic coding is
-            missing.
+        ArchiveError: The file is damaged or of another version, or was made where sums come out
+            otherwise; it takes more RAM than is allowed.
+        RuntimeError: The library for arithmetic coding is missing.
         ValueError: The model is not the one that the file was made with.
     """
     header, payload = unpack(content)
@@ -177,7 +185,7 @@ def needs_model(content: bytes) -> bool:
     """Whether a model must be given to decompress a file.
 
     Raises:
-        RuntimeError: It is no such file, of another version, or damaged.
+        ArchiveError: It is no such file, of another version, or damaged.
     """
     coding = unpack(content)[0].coding
     return coding is not None and not (coding.learning and coding.learning.fresh)
@@ -187,7 +195,7 @@ def to_tokens(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"]:
     """Cut bytes into symbols that restore them.
 
     Raises:
-        ValueError: The vocabulary has none.
+        UnrestorableError: The vocabulary has none.
     """
     vocab = _of_text(vocab)
     if vocab is None:
@@ -197,16 +205,16 @@ def to_tokens(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"]:
         ids = vocab.encode(data.decode("utf-8"))
         restored = vocab.decode_bytes(ids)
     except UnicodeDecodeError as error:
-        raise ValueError(
+        raise UnrestorableError(
             f"byte {error.start:,} is no UTF-8, and the model's vocabulary ({vocab.kind}) is one "
             f"of text; {remedy}"
         ) from None
     except ValueError as error:
-        raise ValueError(
+        raise UnrestorableError(
             f"the model's vocabulary ({vocab.kind}) cannot restore this file: {error}; {remedy}"
         ) from None
     if restored != data:
-        raise ValueError(
+        raise UnrestorableError(
             f"the model's vocabulary ({vocab.kind}) does not restore this file exactly; {remedy}"
         )
     return np.asarray(ids, dtype=np.int32)
@@ -242,7 +250,7 @@ def _decode(
             return decode(payload, layout, *_computing(model, layout, coding), progress)
     except MemoryError as error:
         raise RuntimeError(f"there is no memory for {coding.n_tokens:,} symbols") from error
-    except RuntimeError as error:
+    except arithmetic.OtherNumbersError as error:
         raise _other_numbers(header) from error
 
 
@@ -263,7 +271,10 @@ def _computing(
             lr=coding.learning.lr,
             n_rounds=layout.n_rounds,
         )
-    return Predictor(model, layout.streams, coding.mem_len), learner
+    predictor = Predictor(
+        model, layout.streams, coding.mem_len, exact_frequencies=coding.exact_frequencies
+    )
+    return predictor, learner
 
 
 def _model_of(coding: Coding, model: TransformerXL | None, vocab: Vocab | None) -> TransformerXL:
@@ -272,7 +283,7 @@ def _model_of(coding: Coding, model: TransformerXL | None, vocab: Vocab | None) 
         require(model is None, "it was made without a model: give none")
         model = fresh_model(learning.seed)
         if fingerprint(model, _FRESH_VOCAB) != coding.model:
-            raise RuntimeError(
+            raise ArchiveError(
                 f"this version of torch ({torch.__version__}) draws other weights than the one "
                 "that made it; read it there"
             )
@@ -282,7 +293,7 @@ def _model_of(coding: Coding, model: TransformerXL | None, vocab: Vocab | None) 
     _check_pair(model, vocab)
     if fingerprint(model, _hash(vocab)) != coding.model:
         raise ValueError(
-            "it was made with another model: give the one that it was made with, to the last "
+            "it was made with another model: give the very one that it was made with, to the last "
             "digit of its weights"
         )
     if learning is None:
@@ -313,10 +324,17 @@ def _to_bytes(tokens: Int32[np.ndarray, " n"], vocab: Vocab | None) -> bytes:
     return vocab.decode_bytes(tokens.tolist())
 
 
-def _other_numbers(header: Header) -> RuntimeError:
-    return RuntimeError(
+def _other_numbers(header: Header) -> ArchiveError:
+    coding, remedy = header.coding, "restore it on a machine of that kind, with those versions"
+    if coding is not None and coding.learning is not None:
+        remedy = (
+            "a model that learns (--learn) repeats itself only on the same kind of processor with "
+            f"the same PyTorch: {remedy}"
+        )
+    return ArchiveError(
         "the numbers that come out here are not those that it was coded with, so it cannot be "
-        f"read here; it was made by {header.made_by}, and this is {made_here()}"
+        f"restored here, and nothing was; it was made by {header.made_by}, and this is "
+        f"{made_here()}; {remedy}"
     )
 
 

@@ -13,13 +13,19 @@ from typing import Annotated, Literal
 import msgspec
 
 MAGIC = b"TXLZ"
-VERSION = 1
+VERSION = 2
 """Changed with anything that changes what is coded."""
+READABLE = (1, 2)
+"""Those that are read."""
 
 _PREFIX = struct.Struct("<4sBHI")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
 _Length = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 _Digest = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
+
+
+class ArchiveError(RuntimeError):
+    """A file is no archive, damaged, of another version, or cannot be restored here."""
 
 
 class Learning(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -52,6 +58,9 @@ class Coding(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     """Remembered positions."""
     learning: Learning | None
     """None: the weights stay as they are."""
+    exact_frequencies: bool = False
+    """Whether the frequencies of positions were computed in double precision. In single precision,
+    as in format 1, their last digit depends on the processor."""
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -80,31 +89,33 @@ def unpack(content: bytes) -> tuple[Header, bytes]:
     """Return header and payload of a whole file, undamaged but for intent.
 
     Raises:
-        RuntimeError: It is no such file, of a newer version, or damaged.
+        ArchiveError: It is no such file, of a newer version, or damaged.
     """
+    if not content:
+        raise ArchiveError("it is empty, and no file of txl compress: restore it from a copy")
     if content[: len(MAGIC)] != MAGIC:
-        raise RuntimeError("it is no file of txl compress: it does not begin with TXLZ")
+        raise ArchiveError("it is no file of txl compress: it does not begin with TXLZ")
     if len(content) < _PREFIX.size:
-        raise RuntimeError("it is damaged: it ends within its first bytes")
+        raise ArchiveError("it is damaged: it ends within its first bytes")
     _, version, length, crc = _PREFIX.unpack_from(content)
-    if version != VERSION:
-        raise RuntimeError(
-            f"it has format {version} and this version of transformer_xl reads format {VERSION}: "
-            "read it with the version that made it"
+    if version not in READABLE:
+        raise ArchiveError(
+            f"it has format {version} and this version of transformer_xl reads the formats "
+            f"{', '.join(map(str, READABLE))}: read it with the version that made it"
         )
     packed = content[_PREFIX.size : _PREFIX.size + length]
     payload = content[_PREFIX.size + length :]
     if len(packed) < length or zlib.crc32(packed) != crc:
-        raise RuntimeError("it is damaged: its header does not match its checksum")
+        raise ArchiveError("it is damaged: its header does not match its checksum")
     try:
         header = msgspec.msgpack.decode(packed, type=Header)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise RuntimeError(f"it is damaged: its header cannot be ({error})") from error
+        raise ArchiveError(f"it is damaged: its header cannot be ({error})") from error
     if zlib.crc32(payload) != header.payload_crc:
-        raise RuntimeError(
+        raise ArchiveError(
             "it is damaged or cut off: what was coded does not match its checksum; "
             "restore it from a copy"
         )
     if header.coding is None and len(payload) != header.size:
-        raise RuntimeError(f"it is damaged: {len(payload):,} bytes stand for {header.size:,}")
+        raise ArchiveError(f"it is damaged: {len(payload):,} bytes stand for {header.size:,}")
     return header, payload

@@ -5,7 +5,7 @@ before anything of that size is made, by whoever compresses and by whoever resto
 """
 
 from transformer_xl.compress import arithmetic
-from transformer_xl.compress.header import Coding, Header
+from transformer_xl.compress.header import ArchiveError, Coding, Header
 from transformer_xl.compress.layout import Layout
 from transformer_xl.config import ModelConfig
 
@@ -82,25 +82,25 @@ def check_possible(
         gigabytes: RAM that may be taken.
 
     Raises:
-        RuntimeError: It cannot be, or takes more.
+        ArchiveError: It cannot be, or takes more.
     """
     n, streams, size = coding.n_tokens, coding.streams, header.size
     # A symbol of bytes is one; another is at least one.
     fits = n == size if is_of_bytes else n <= size
     if not (fits and streams <= n):
-        raise RuntimeError(
+        raise ArchiveError(
             f"it is damaged: {n:,} symbols in {streams:,} parts cannot be {size:,} bytes"
         )
     layout = Layout(n, streams, coding.segment_len)
     least = least_bits(layout, config.vocab_size)
     # What the coder rounds, it rounds to far less than a hundredth; its last words are not full.
     if 0.99 * least > 8 * n_coded + 64:
-        raise RuntimeError(
+        raise ArchiveError(
             f"it is damaged: {n:,} symbols cannot be coded in {n_coded:,} bytes, they take "
             f"{least / 8:,.0f} at the least"
         )
     if coding.mem_len > layout.length:
-        raise RuntimeError(f"it is damaged: it remembers {coding.mem_len} of {layout.length}")
+        raise ArchiveError(f"it is damaged: it remembers {coding.mem_len} of {layout.length}")
     problem = too_much(config, coding, gigabytes)
     if problem:
-        raise RuntimeError(f"{problem}; allow more (--ram) if the file can be trusted")
+        raise ArchiveError(f"{problem}; allow more (--ram) if the file can be trusted")

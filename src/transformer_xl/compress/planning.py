@@ -11,6 +11,8 @@ from transformer_xl.nn import TransformerXL
 
 RAM = 4.0
 """Gigabytes that coding may take unless more are allowed."""
+EXACT_FREQUENCIES = True
+"""Archives are portable with these; format 1 was made without."""
 
 _EACH = 1 << 14
 _MOST_NUMBERS = 1 << 22
@@ -90,6 +92,7 @@ def plan(
             # More than a part has is never remembered.
             mem_len=min(mem_len, layout.length),
             learning=learning,
+            exact_frequencies=EXACT_FREQUENCIES,
         )
         return coding, too_much(model.config, coding, settings.ram)
 

@@ -14,6 +14,8 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.nn.pretrained import model_weights
 
+_EXACT = "exact_frequencies"
+
 
 class Predictor:
     """Reads several texts side by side, in pieces of any length, and predicts every next symbol.
@@ -26,11 +28,23 @@ class Predictor:
         model: The model; what computes here is a copy.
         streams: How many texts.
         mem_len: Remembered positions.
+        exact_frequencies: Compute the frequencies of positions in double precision, too. Rounded
+            to single precision, they differ in the last digit from one kind of processor to the
+            next, which is far more than coding bears.
     """
 
-    def __init__(self, model: TransformerXL, streams: int, mem_len: int) -> None:
+    def __init__(
+        self,
+        model: TransformerXL,
+        streams: int,
+        mem_len: int,
+        *,
+        exact_frequencies: bool = True,
+    ) -> None:
         self.model = copy.deepcopy(model).double().eval().requires_grad_(False)
         config = model.config
+        if exact_frequencies and _EXACT not in config.quirks:
+            self.model.config = dataclasses.replace(config, quirks=(*config.quirks, _EXACT))
         # Absolute positions count from the start of what is read at once, and an enhanced memory
         # holds what the segment did not attend to.
         is_cut_visible = config.enhanced_recurrence or config.attn_type in (2, 3)

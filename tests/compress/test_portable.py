@@ -1,0 +1,106 @@
+"""An archive restores on another kind of processor, or is refused in words."""
+
+import math
+import os
+import struct
+import subprocess
+import sys
+import zlib
+
+import msgspec
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from transformer_xl.compress import ArchiveError, Settings, compress, decompress
+from transformer_xl.compress.arithmetic import MARGIN, STEPS
+from transformer_xl.compress.header import unpack
+from transformer_xl.compress.predicting import Predictor
+from transformer_xl.nn import positions
+
+# In a process of its own: which instructions are used is decided when torch is loaded.
+_PREDICT = """
+import sys
+from pathlib import Path
+import torch
+from safetensors.torch import load_file, save_file
+from transformer_xl.compress.predicting import Predictor
+from transformer_xl.nn import load_model
+
+folder = Path(sys.argv[1])
+predictor = Predictor(load_model(folder), 4, 32)
+read = [predictor.read(tokens) for tokens in load_file(folder / "text")["tokens"].split(1, 1)]
+save_file({"log_probs": torch.cat(read, 1)}, folder / "found")
+print(torch.backends.cpu.get_cpu_capability())
+"""
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Makes this a processor whose powers in single precision differ in their last digits."""
+
+    def go():
+        computed = positions.frequencies
+
+        def other(d_model, precision=torch.float32):
+            found = computed(d_model, precision)
+            return found * (1 - 2e-6) if precision == torch.float32 else found
+
+        monkeypatch.setattr(positions, "frequencies", other)
+        positions._sinusoids.cache_clear()
+
+    yield go
+    positions._sinusoids.cache_clear()
+
+
+def test_an_archive_restores_where_powers_are_rounded_otherwise(
+    model, vocab, surprising, elsewhere
+):
+    data = surprising[:600]
+    content = compress(data, model, vocab, Settings(streams=20)).content
+    elsewhere()
+    assert decompress(content, model, vocab) == data
+
+
+def test_an_archive_that_depends_on_it_is_refused_there(model, vocab, surprising, elsewhere):
+    # As format 1 was: it has no word of frequencies, which were rounded to single precision.
+    data = surprising[:600]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformer_xl.compress.planning.EXACT_FREQUENCIES", False)
+        content = compress(data, model, vocab, Settings(streams=20)).content
+    header, payload = unpack(content)
+    assert not header.coding.exact_frequencies
+    old = _as_format_1(header, payload)
+    assert decompress(old, model, vocab) == data
+    elsewhere()
+    with pytest.raises(ArchiveError, match="cannot be restored here, and nothing was"):
+        decompress(old, model, vocab)
+
+
+def _as_format_1(header, payload):
+    """The same file as it was before there was a word of frequencies in it."""
+    fields = msgspec.msgpack.decode(msgspec.msgpack.encode(header))
+    assert fields[-1].pop() is False
+    packed = msgspec.msgpack.encode(fields)
+    return struct.pack("<4sBHI", b"TXLZ", 1, len(packed), zlib.crc32(packed)) + packed + payload
+
+
+@pytest.mark.slow
+def test_numbers_of_other_instructions_are_far_within_the_margin(changed, tmp_path):
+    # So wide that powers are computed several at once, which rounds otherwise than one by one.
+    model = changed(d_model=410, n_layer=1, mem_len=32)
+    with torch.no_grad():
+        # Else each position attends to one other alone, whatever the digits are.
+        model.embedding.weight *= 0.1
+    model.save_pretrained(tmp_path)
+    tokens = torch.randint(256, (4, 40))
+    save_file({"tokens": tokens}, tmp_path / "text")
+    plain = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "2"}
+    words = [sys.executable, "-c", _PREDICT, str(tmp_path)]
+    made = subprocess.run(words, env=os.environ | plain, capture_output=True, check=True, text=True)
+    assert made.stdout == "DEFAULT\n"
+    there = load_file(tmp_path / "found")["log_probs"]
+    here = Predictor(model, 4, 32).read(tokens)
+    # In steps of the grid.
+    error = (there - here).abs().max().item() * STEPS / math.log(2)
+    assert error < MARGIN / 100
