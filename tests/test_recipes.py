@@ -20,6 +20,7 @@ from transformer_xl.recipes import (
     dump_recipe,
     load_recipe,
     parse_recipe,
+    recipe_copy,
     recipe_names,
     recipe_text,
 )
@@ -211,3 +212,14 @@ def test_a_laptop_recipe_ends_within_half_an_hour_and_has_a_larger_one_beside_it
     # Those of an LSTM and a window are compared with the same one.
     larger = [other for other in recipe_names() if not other.endswith("-cpu")]
     assert any(name.startswith(other) for other in larger)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_copy_reads_any_text_where_the_recipe_reads_the_characters_of_one(name):
+    recipe, copy = load_recipe(name), parse_recipe(recipe_copy(name), "copy.toml")
+    if recipe.data.vocab == "chars":
+        assert copy == dataclasses.replace(
+            recipe, data=dataclasses.replace(recipe.data, vocab="bytes")
+        )
+    else:
+        assert recipe_copy(name) == recipe_text(name)

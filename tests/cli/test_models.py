@@ -371,7 +371,8 @@ def test_what_of_a_prompt_the_model_never_saw_is_told(txl, tmp_path, more):
     assert ended.code == 0
     assert (
         ended.err
-        == "warning: the model never saw '日', 'b', '本', and reads <unk> in their place\n"
+        == "warning: the prompt: the model never saw '日', 'b', '本' (4 in all, the first in line "
+        "1), and reads <unk> in their place\n"
     )
     assert txl("generate", tmp_path, "--prompt", "the", "--length", "1", *more).err == ""
 

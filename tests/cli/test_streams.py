@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -52,7 +53,8 @@ def test_lines_have_the_sums_of_their_tokens(txl, trained, stdin, is_pipe):
         n = len(line["text"]) + 1
         own, tokens = [x["log_prob"] for x in tokens[:n]], tokens[n:]
         known = [x for x in own if x is not None]
-        assert (line["tokens"], line["nll"]) == (len(known), pytest.approx(-sum(known), 1e-4))
+        assert (line["tokens"], line["nll_sum"]) == (len(known), pytest.approx(-sum(known), 1e-4))
+        assert line["nll"] == pytest.approx(line["nll_sum"] / len(known))
         assert line["bits_per_byte"] == line["bits_per_token"]
     assert not tokens
 
@@ -64,7 +66,10 @@ def test_the_sums_of_all_lines_are_one_object(txl, trained, stdin):
     whole = txl("score", trained, "-", "--json").json
     assert (found["lines"], found["tokens"]) == (18, len(TEXT) - 1)
     assert found["nll"] == pytest.approx(whole["nll"])
-    assert set(found) == {"lines", "tokens", "nll", "bits_per_token", "bits_per_byte"}
+    assert found["nll"] == pytest.approx(found["nll_sum"] / found["tokens"])
+    assert found["nll"] == pytest.approx(found["bits_per_token"] * math.log(2))
+    figures = {"tokens", "nll", "nll_sum", "bits_per_token", "bits_per_byte", "unknown"}
+    assert set(found) == {"lines", *figures}
     stdin(b"")
     assert txl("score", trained, "-", "--by", "line", "--json").json["nll"] is None
 
@@ -103,12 +108,31 @@ def test_nothing_read_leaves_no_state(txl, trained, stdin, tmp_path):
     assert not (tmp_path / "state").exists()
 
 
-def test_a_text_that_becomes_unreadable_is_scored_up_to_there(txl, trained, stdin, tmp_path):
-    stdin(b"the cat\nsaw \xff\n")
-    words = ["--by", "line", "--state", tmp_path / "state"]
-    code, out, err = txl("score", trained, "-", *words)
-    assert (code, out) == (2, "")
-    assert "line 2 is no UTF-8: it has the byte 0xff, and the model knows only chars" in err
+def test_lines_that_cannot_be_read_as_a_whole_are_scored_as_far_as_can_be(txl, trained, stdin):
+    stdin(b"the cat\nsaw \xff\xff a \xce\xa9\nthe dog\n")
+    code, out, err = txl("score", trained, "-", "--by", "line")
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert (code, [line["unknown"] for line in lines]) == (0, [0, 3, 0])
+    # Of the second, what is known: "saw ", " a ", and the end of the line.
+    assert [line["tokens"] for line in lines] == [7, 8, 8]
+    assert "the byte 0xff, 'Ω' (3 in all, the first in line 2)" in err
+    assert "left out" in err
+    # What is left out changes nothing of the rest.
+    stdin(b"the cat\nsaw  a \nthe dog\n")
+    known = records(txl("score", trained, "-", "--by", "line"))
+    assert [x["nll_sum"] for x in lines] == pytest.approx([x["nll_sum"] for x in known], 1e-4)
+
+
+def test_a_text_of_other_characters_does_not_flood_the_terminal(txl, trained, stdin):
+    stdin("Ω a\n".encode() * 50)
+    code, out, err = txl("score", trained, "-", "--json")
+    found = json.loads(out)
+    assert (code, found["unknown"], len(found["ids"])) == (0, 50, 150)
+    stdin("Ω a\n".encode() * 50)
+    code, out, err = txl("score", trained, "-", "--by", "line")
+    assert (code, len(out.splitlines())) == (0, 50)
+    assert len(err.splitlines()) < 10
+    assert "50 in all are not in the vocabulary" in err
 
 
 def test_an_empty_block_says_that_nothing_more_has_come(monkeypatch):

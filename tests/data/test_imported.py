@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from transformer_xl.data.imported import ImportedVocab, Rules
-from transformer_xl.data.vocab import load_vocab, split_point, train_vocab
+from transformer_xl.data.text import split_point
+from transformer_xl.data.vocab import load_vocab, train_vocab
 
 SYMBOLS = [
     *("<eos>", "<unk>", "<x>", "dog", "s", "'s", "'", '"', "(", ")", ".", ",", ":", "$", "n't"),

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -113,17 +114,52 @@ def test_nothing_waits_that_is_certain():
         assert "".join(piece.text for piece in Cutter(vocab, by).push(text.encode())) == certain
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (b"a\nb\xff\n", "line 2 is no UTF-8: it has the byte 0xff, and the model knows only chars"),
-        ("a\nbb\nbΩ\n".encode(), "from line .* on: not in the vocabulary of 3 chars: 'Ω'"),
-    ],
-)
 @pytest.mark.parametrize("by", ["token", "line"])
-def test_what_the_model_does_not_know_is_named_with_its_line(by, data, message):
-    with pytest.raises(ValueError, match=message):
-        pieces(train_vocab("chars", ["a\nb"]), by, arrivals(data, 1))
+@pytest.mark.parametrize("seed", range(3))
+def test_what_has_no_symbol_is_left_out_and_told_with_its_line(by, seed):
+    vocab = train_vocab("chars", ["a\nb"])
+    data = "a\nbb\nbΩab\n".encode() + b"a\xffa\nb"
+    found = pieces(vocab, by, arrivals(data, seed))
+    assert vocab.decode(tokens(found)) == "a\nbb\nbab\naa\nb"
+    told = {piece.line: dict(piece.unknown) for piece in found if piece.unknown}
+    if by == "line":
+        assert told == {3: {"Ω": 1}, 4: {"\udcff": 1}}
+        assert [piece.line for piece in found] == [1, 2, 3, 4, 5]
+    else:
+        assert min(told) == 3
+        assert sum((piece.unknown for piece in found), Counter()) == {"Ω": 1, "\udcff": 1}
+
+
+BAD_LINE = "the \N{SNOWMAN} saw a dog\n".encode().replace(b"dog", b"d\xffg")
+
+
+@pytest.mark.parametrize("kind", VOCABS)
+def test_every_vocabulary_reads_on_behind_what_it_lacks(kind):
+    vocab, text = VOCABS[kind]
+    bad, good = pieces(vocab, "line", [BAD_LINE + text.encode()])[:2]
+    assert good.ids == vocab.encode_lines(text.splitlines(keepends=True)[0])
+    least = {
+        "bytes": set(),
+        "bpe": {"\udcff"},
+        "words": {"☃", "d\udcffg"},
+        "imported": {"☃", "dg", "\udcff"},
+    }
+    assert bad.unknown.keys() >= least.get(kind, {"☃", "\udcff"})
+    n_left_out = bad.unknown.total() if kind == "chars" else 0
+    if "chars" in kind:
+        assert len(bad.ids) == len("the ☃ saw a d\udcffg\n") - n_left_out
+
+
+def test_what_was_read_before_a_failure_is_scored(of_bytes):
+    def blocks():
+        yield b"two\nlines, and"
+        raise OSError("the disk")
+
+    scored = []
+    flow = Flow(Reader(of_bytes)).scores(blocks(), Cutter(VOCABS["bytes"][0], "line"))
+    with pytest.raises(OSError, match="the disk"):
+        scored.extend(pair for part in flow for pair in part)
+    assert bytes(token for token, _ in scored) == b"two\nlines, and"
 
 
 @pytest.fixture
@@ -185,7 +221,8 @@ def test_the_sums_of_lines_are_those_of_their_tokens(tiny_config, kind):
         own, log_probs = log_probs[: len(ids)], log_probs[len(ids) :]
         predicted = [(token, x) for token, x in zip(ids, own, strict=True) if x is not None]
         nll = -sum(x for _, x in predicted)
-        assert (line["tokens"], line["nll"]) == (len(predicted), pytest.approx(nll))
+        assert (line["tokens"], line["nll_sum"]) == (len(predicted), pytest.approx(nll))
+        assert line["nll"] == pytest.approx(nll / len(predicted))
         assert line["bits_per_token"] == pytest.approx(nll / math.log(2) / len(predicted))
         if vocab.token_bytes is None:
             assert line["bits_per_byte"] is None
@@ -194,7 +231,8 @@ def test_the_sums_of_lines_are_those_of_their_tokens(tiny_config, kind):
             n_bytes = len(written.encode()) - (vocab.token_bytes[ids[0]] if number == 0 else 0)
             assert line["bits_per_byte"] == pytest.approx(nll / math.log(2) / n_bytes)
     assert lines.n_lines == len(found)
-    assert lines.total.nll == pytest.approx(sum(line["nll"] for line in found))
+    assert lines.total.nll_sum == pytest.approx(sum(line["nll_sum"] for line in found))
+    assert lines.total.nll == pytest.approx(lines.total.nll_sum / lines.total.n_predicted)
     assert json.dumps(found).isascii()
 
 

@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import tyro
 
-from transformer_xl.cli.models import Weights, load, read_text, recipe_of, require_text
+from transformer_xl.cli.models import (
+    Weights,
+    encoded_text,
+    load,
+    read_text,
+    recipe_of,
+    require_text,
+)
 from transformer_xl.cli.output import say, show
 from transformer_xl.cli.runs import Value
 from transformer_xl.config import Config, DataConfig, EvalConfig
@@ -136,7 +143,8 @@ class Eval:
         """Return the text in symbols, and how many bytes it has."""
         if self.file:
             text = read_text(self.file, vocab)
-            ids = vocab.encode_lines(text, prepared=self.prepared or bool(self.preset))
+            prepared = self.prepared or bool(self.preset)
+            ids = encoded_text(self.file, text, vocab, prepared=prepared)
             return ids, len(text.encode("utf-8", "surrogateescape"))
         if not self.data.is_given:
             raise ValueError(

@@ -3,7 +3,7 @@
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -304,13 +304,31 @@ def read_text(path: Path, vocab: "Vocab") -> str:
     return _checked(raw.decode("utf-8", "surrogateescape"), vocab, name)
 
 
+def encoded_text(path: Path, text: str, vocab: "Vocab", *, prepared: bool = False) -> list[int]:
+    """Cut a text that was read from a file; say what of it the model is not shown as it is.
+
+    Raises:
+        ValueError: It has symbols that the vocabulary lacks.
+    """
+    name = "the standard input" if str(path) == "-" else str(path)
+    return _told(name, text, vocab, lambda text: vocab.encode_lines(text, prepared=prepared))
+
+
 def _encoded(prompt: str, vocab: "Vocab") -> list[int]:
     """Cut a prompt into symbols; say what of it the model is not shown as it is."""
-    from transformer_xl.data.vocab import listed
+    return _told("the prompt", _checked(prompt, vocab, "the prompt"), vocab, vocab.encode)
 
-    ids = vocab.encode(_checked(prompt, vocab, "the prompt"))
-    if unknown := vocab.unknown(prompt):
-        say(f"warning: the model never saw {listed(unknown)}, and reads <unk> in their place")
+
+def _told(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[int]]) -> list[int]:
+    from transformer_xl.data.unknown import describe_unknown
+
+    try:
+        ids = encode(text)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    if vocab.unk_id is not None and vocab.unk_id in ids and (unknown := vocab.unknown(text)):
+        what = describe_unknown(unknown, vocab.first_unknown_line(text))
+        say(f"warning: {name}: the model never saw {what}, and reads <unk> in their place")
     return ids
 
 
@@ -323,6 +341,7 @@ def _checked(text: str, vocab: "Vocab", name: str) -> str:
             byte = ord(text[error.start]) - 0xDC00
             raise ValueError(
                 f"{name} is no UTF-8 text: character {error.start:,} is the byte 0x{byte:02x}, "
-                f"and the model knows only {_KNOWN.get(vocab.kind, vocab.kind)}"
+                f"and the model knows only {_KNOWN.get(vocab.kind, vocab.kind)}: convert the text "
+                "to UTF-8, or use a model of bytes"
             ) from None
     return text

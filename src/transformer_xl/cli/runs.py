@@ -19,7 +19,7 @@ from transformer_xl.config import (
     ModelConfig,
     TrainConfig,
 )
-from transformer_xl.recipes import load_recipe, recipe_names, recipe_text
+from transformer_xl.recipes import load_recipe, recipe_copy, recipe_names, recipe_text
 
 # What a section of a recipe looks like on the command line: --section.key value, also for bool.
 Value = tyro.conf.FlagConversionOff
@@ -40,7 +40,7 @@ class Recipes:
     name: Annotated[str, tyro.conf.Positional] = ""
     """The recipe to show or copy."""
     copy: Path | None = None
-    """Write the recipe to this new file."""
+    """Write the recipe to this new file, with bytes in place of the characters of one text."""
     json: bool = False
     """Print one JSON object: the summaries of all recipes, or the settings of the named one."""
 
@@ -68,7 +68,7 @@ class Recipes:
                 show({f"  {name}": summaries.pop(name) for name in names}, as_json=False)
 
     def _copy(self, path: Path) -> None:
-        text = recipe_text(self.name)
+        text = recipe_copy(self.name)
         try:
             with path.open("x", encoding="utf-8") as file:
                 file.write(text)
@@ -78,6 +78,11 @@ class Recipes:
             ) from None
         except OSError as error:
             raise OSError(f"cannot write {path}: {error.strerror}") from error
+        if text != recipe_text(self.name):
+            say(
+                'vocab = "bytes" reads any text; the recipe itself has the characters of its '
+                f"corpus (txl recipes {self.name} prints it)"
+            )
         say(f"wrote {path}; train it with: txl train {path} --out runs/mine")
         if self.json:
             show({"file": str(path)}, as_json=True)

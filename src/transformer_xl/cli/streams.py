@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from transformer_xl.data import Vocab
-    from transformer_xl.evaluate.flow import Cutter, Flow
+    from transformer_xl.evaluate.flow import Cutter, Flow, Piece
     from transformer_xl.nn.reading import Reader
 
 _BLOCK = 1 << 16
 _IDLE_SECONDS = 0.02
+_WARNINGS = 5
 
 
 @dataclass(kw_only=True)
@@ -35,8 +36,9 @@ class Score:
 
     One JSON object a line, as soon as it is known. A pipe is scored as it flows, in constant
     memory, for as long as it runs, and with the numbers of the whole text but for rounding.
-    By line, each line is cut into tokens by itself and comes with its sums; one above 65,536
-    bytes comes in parts.
+    By line, each line is cut into tokens by itself and comes with its mean and its sum; one above
+    65,536 bytes comes in parts. What the vocabulary has no symbol for is left out (read as <unk>
+    where it has one), with a warning, and counted as unknown.
     """
 
     examples: ClassVar = (
@@ -51,7 +53,8 @@ class Score:
     file: Annotated[Path, tyro.conf.Positional]
     """The text; - reads the standard input."""
     by: Literal["token", "line"] = "token"
-    """What each JSON object is about: a token, or a line with its nll and mean surprise in bits."""
+    """What each JSON object is about: a token, or a line, with the mean (nll) and the sum (nll_sum)
+    of its -log p in nats, and means in bits."""
     mem_len: int | None = None
     """Remembered positions; None: as the model was trained."""
     segment_len: int = 128
@@ -116,10 +119,14 @@ class Score:
     def _show_tokens(
         self, blocks: Iterable[bytes], cutter: "Cutter", flow: "Flow", vocab: "Vocab"
     ) -> None:
+        from transformer_xl.evaluate.flow import Sums
+
         ids: list[int] = []
         found: list[float | None] = []
-        for scored in flow.scores(blocks, cutter):
+        total, unknown = Sums(), _Unknown(vocab)
+        for scored in flow.scores(blocks, cutter, unknown.see):
             for token, log_prob in scored:
+                total.add(log_prob, 0)
                 if self.json:
                     ids.append(token)
                     found.append(log_prob)
@@ -127,32 +134,59 @@ class Score:
                     text = vocab.decode([token])
                     show({"id": token, "text": text, "log_prob": log_prob}, as_json=True)
             sys.stdout.flush()
+        unknown.tell()
         if self.json:
-            known = [x for x in found if x is not None]
-            nll = -sum(known) / len(known) if known else None
-            show({"tokens": len(known), "nll": nll, "ids": ids, "log_probs": found}, as_json=True)
+            figures = {"tokens": total.n_predicted, "nll": total.nll, "nll_sum": total.nll_sum}
+            about = {"unknown": unknown.n, "ids": ids, "log_probs": found}
+            show(figures | about, as_json=True)
 
     def _show_lines(
         self, blocks: Iterable[bytes], cutter: "Cutter", flow: "Flow", vocab: "Vocab"
     ) -> None:
         from transformer_xl.evaluate.flow import LineSums
 
-        lines = LineSums(vocab)
-        for scored in flow.scores(blocks, cutter, lines.push):
+        lines, unknown = LineSums(vocab), _Unknown(vocab)
+
+        def see(piece: "Piece") -> None:
+            lines.push(piece)
+            unknown.see(piece)
+
+        for scored in flow.scores(blocks, cutter, see):
             for line in lines.add(scored):
                 if not self.json:
                     show(line, as_json=True)
             sys.stdout.flush()
+        unknown.tell()
         if self.json:
-            total = lines.total
-            sums = {
-                "lines": lines.n_lines,
-                "tokens": total.n_predicted,
-                "nll": total.nll / total.n_predicted if total.n_predicted else None,
-                "bits_per_token": total.bits_per_token,
-                "bits_per_byte": total.bits_per_byte,
-            }
-            show(sums, as_json=True)
+            figures = {"lines": lines.n_lines, **lines.total.figures(), "unknown": unknown.n}
+            show(figures, as_json=True)
+
+
+class _Unknown:
+    """Counts what the vocabulary has no symbol for, and warns of it: not of each in a long text."""
+
+    def __init__(self, vocab: "Vocab") -> None:
+        self._done = "left out" if vocab.unk_id is None else "read as <unk>"
+        self.n = self._places = 0
+
+    def see(self, piece: "Piece") -> None:
+        """Take a piece of the text."""
+        if not piece.unknown:
+            return
+        from transformer_xl.data.unknown import describe_unknown
+
+        self.n += piece.unknown.total()
+        self._places += 1
+        if self._places <= _WARNINGS:
+            what = describe_unknown(piece.unknown, piece.line)
+            say(f"warning: not in the vocabulary, {self._done}: {what}")
+        if self._places == _WARNINGS:
+            say("warning: more of these are counted, and said at the end")
+
+    def tell(self) -> None:
+        """Say at the end what there was."""
+        if self._places > _WARNINGS:
+            say(f"warning: {self.n:,} in all are not in the vocabulary, and were {self._done}")
 
 
 def _arriving(path: Path) -> Iterator[bytes]:

@@ -33,12 +33,14 @@ from transformer_xl.data.tasks import (
     count_task,
     describe,
     encode_task,
+    find_unknown,
     is_done,
     perform_all,
     token_dtype,
     unpack_task,
 )
 from transformer_xl.data.text import SPLITS, Span, TextFiles, divide, find_cut, read_blocks
+from transformer_xl.data.unknown import describe_unknown
 from transformer_xl.data.unpacking import unpacking_of
 from transformer_xl.data.vocab import Vocab, VocabKind, load_vocab, train_vocab
 from transformer_xl.files import TEMPORARY, replace_file, require_space, write_atomically
@@ -224,6 +226,11 @@ def _vocabulary(
     else:
         say(f"making a vocabulary of {kind}")
         vocab = _counted(config, parts, folder, n_workers, say)
+        if kind == "chars" and vocab.unk_id is None and config.name not in KNOWN_CORPORA:
+            say(
+                f"note: the vocabulary is the {len(vocab):,} characters of this text: the model "
+                "will not read others; with --data.vocab bytes (or bpe) it reads any text"
+            )
     vocab.save(folder)
     return vocab
 
@@ -318,6 +325,13 @@ def _write_split(
     targets = [Path(task["target"]) for task in tasks]
     abouts = [describe(target) for target in targets]
     n_tokens = sum(about["tokens"] for about in abouts)
+    if n_unknown := sum(about.get("unknown", 0) for about in abouts):
+        found = find_unknown(load_vocab(folder), (span for spans in parts for span in spans))
+        where = "" if found is None else f": {found[0]}: {describe_unknown(found[2], found[1])}"
+        say(
+            f"warning: {name}: {n_unknown:,} of {n_tokens:,} characters are not in the vocabulary "
+            f"and become <unk>{where}"
+        )
     require_space(folder, n_tokens * itemsize, f"the {name} split")
     digest = hashlib.sha256()
     path = folder / f"{name}.bin"

@@ -10,13 +10,14 @@ import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from transformer_xl.data.vocab import StreamDecoder, Vocab, byte_characters, listed
+from transformer_xl.data.unknown import UNDECODED
+from transformer_xl.data.vocab import StreamDecoder, Vocab, byte_characters
 
 Join = Literal["bytes", "chars", "words", "moses"]
 LineEnds = Literal["none", "after", "around"]
@@ -153,35 +154,50 @@ class ImportedVocab(Vocab):
             unknown = self.unknown(text)
             if not unknown:
                 raise
-        raise ValueError(
-            f"not in the imported vocabulary of {len(self):,} symbols: {listed(unknown)}"
-            "; it has no symbol for the unknown: leave them out"
-        )
+        raise self.refusal(unknown, self.first_unknown_line(text))
 
-    def unknown(self, text: str) -> list[str]:
-        """List what a text holds that the vocabulary has no symbol for."""
+    def _about_symbols(self) -> str:
+        return f"imported vocabulary of {len(self):,} symbols"
+
+    def unknown(self, text: str) -> Counter[str]:
+        """Count what a text holds that the vocabulary has no symbol for."""
+        undecoded = UNDECODED.findall(text)
+        pieces = self._pieces(UNDECODED.sub("", text) if undecoded else text)
+        unknown = [x for x in pieces if x not in self._ids]
+        if self.rules.join == "bytes":
+            unknown = [repr(bytes([byte_characters().index(x)])) for x in unknown]
+        return Counter([*undecoded, *unknown])
+
+    def _pieces(self, text: str) -> list[str]:
         normalizer, cutter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
         if normalizer is not None:
             text = normalizer.normalize_str(text)
-        symbols = [text] if cutter is None else [x for x, _ in cutter.pre_tokenize_str(text)]
-        unknown = list(dict.fromkeys(x for x in symbols if x not in self._ids))
-        if self.rules.join != "bytes":
-            return unknown
-        return [repr(bytes([byte_characters().index(x)])) for x in unknown]
+        return [text] if cutter is None else [x for x, _ in cutter.pre_tokenize_str(text)]
+
+    def _encode_without_unknown(self, text: str) -> list[int]:
+        def known(text: str) -> list[int]:
+            return [self._ids[x] for x in self._pieces(text) if x in self._ids]
+
+        return self._encode_by_line(text, known)
 
     def encode_lines(self, text: str, *, prepared: bool = False) -> list[int]:
         """Cut the text of a file into symbols; the symbol for the end of a line ends each line.
 
         Of a ``prepared`` text, words are what stands between spaces.
         """
-        cuts_words = prepared and self.rules.join == "moses"
-        if not cuts_words and (self.rules.line_ends != "none" or self.eos_id is None):
-            return self.encode(text)
+        if prepared and self.rules.join == "moses":
+            return self._encode_by_line(text, self._encode_words, always=True)
+        return self._encode_by_line(text, self.encode)
+
+    def _encode_by_line(
+        self, text: str, cut: Callable[[str], list[int]], *, always: bool = False
+    ) -> list[int]:
+        if not always and (self.rules.line_ends != "none" or self.eos_id is None):
+            return cut(text)
         lines = re.split(r"\r\n?|\n", text)
         if not lines[-1]:
             lines.pop()
         ends = [] if self.eos_id is None else [self.eos_id]
-        cut = self._encode_words if cuts_words else self.encode
         return [token for line in lines for token in (*cut(line), *ends)]
 
     def _encode_words(self, line: str) -> list[int]:

@@ -18,7 +18,8 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -125,7 +126,9 @@ def _vocab(folder: str) -> Vocab:
 
 def _write(vocab: Vocab, spans: Sequence[Span], path: Path, is_prepared: bool) -> dict[str, Any]:
     digest = hashlib.sha256()
-    n_tokens = 0
+    n_tokens = n_unknown = 0
+    # Of words, it is in some texts a word like any other.
+    unknown = vocab.unk_id if vocab.kind == "chars" else None
     dtype = token_dtype(vocab)
     with path.open("wb") as file:
         for tokens in _encode(vocab, spans, is_prepared):
@@ -133,8 +136,10 @@ def _write(vocab: Vocab, spans: Sequence[Span], path: Path, is_prepared: bool) -
             digest.update(block.data)
             file.write(block.data)
             n_tokens += len(block)
+            n_unknown += 0 if unknown is None else int(np.count_nonzero(block == unknown))
     return {
         "tokens": n_tokens,
+        "unknown": n_unknown,
         "bytes": sum(map(len, spans)),
         "sha256": digest.hexdigest(),
     }
@@ -199,8 +204,32 @@ def _encode_characters(vocab: Vocab, spans: Sequence[Span]) -> Iterator[np.ndarr
         found = np.frombuffer(block.encode("utf-32-le"), dtype=np.uint32)
         tokens = number_of[np.minimum(found, len(number_of) - 1)]
         if unknown == _MISSING and (tokens == _MISSING).any():
-            vocab.encode(block)  # Names what is missing.
+            raise _refusal(vocab, spans)
         yield tokens
+
+
+def find_unknown(vocab: Vocab, spans: Iterable[Span]) -> tuple[Path, int, Counter[str]] | None:
+    """Find what the first file that has any holds without a symbol, and from which line on."""
+    for span in spans:
+        line, first, unknown = 1, 0, Counter[str]()
+        for block in read_bytes(Span(span.path, 0, span.start)):
+            line += block.count(b"\n")
+        for text in read_blocks(vocab.kind, [span]):
+            found = vocab.unknown(text)
+            if found and not first:
+                first = line + vocab.first_unknown_line(text) - 1
+            line += text.count("\n")
+            unknown.update(found)
+        if unknown:
+            return span.path, first, unknown
+    return None
+
+
+def _refusal(vocab: Vocab, spans: Sequence[Span]) -> ValueError:
+    found = find_unknown(vocab, spans)
+    assert found is not None
+    path, line, unknown = found
+    return ValueError(f"{path}: {vocab.refusal(unknown, line)}")
 
 
 def _encode_words(vocab: Vocab, spans: Sequence[Span]) -> Iterator[np.ndarray]:
@@ -210,7 +239,7 @@ def _encode_words(vocab: Vocab, spans: Sequence[Span]) -> Iterator[np.ndarray]:
         numbers = map(number_of.get, symbols_in(vocab.kind, block), itertools.repeat(unknown))
         tokens = np.fromiter(numbers, dtype=np.int64)
         if unknown == _MISSING and (tokens == _MISSING).any():
-            vocab.encode(block)  # Names what is missing.
+            raise _refusal(vocab, spans)
         yield tokens
 
 

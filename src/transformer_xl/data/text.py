@@ -17,7 +17,7 @@ import numpy as np
 from transformer_xl.config import DataConfig
 from transformer_xl.data.brought import divided_as
 from transformer_xl.data.store import StoredObject
-from transformer_xl.data.vocab import VocabKind, split_point
+from transformer_xl.data.vocab import VocabKind
 
 BLOCK_BYTES = 1 << 16
 """How much of a file is read at once; learning byte-pair units holds some hundred blocks."""
@@ -27,6 +27,9 @@ SPLITS = ("train", "valid", "test")
 _LONGEST_INDENT = 256
 # A text without a single place to cut it is cut anyway when this much of it is waiting.
 _LONGEST_UNCUT = 64 * BLOCK_BYTES
+# Where the end of a line is looked for.
+_TAIL = 1 << 16
+_LINE_STARTS = re.compile(r"\n[ \t]*(?=\S)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,35 @@ def read_blocks(kind: VocabKind, spans: Iterable[Span]) -> Iterator[str]:
             waiting += "\n"
         if waiting:
             yield waiting
+
+
+def split_point(kind: VocabKind, text: str) -> int:
+    """Find the last place where ``text`` may be cut in two without changing its symbols.
+
+    0 when there is none.
+    """
+    if kind == "imported":
+        return 0  # Some of their rules look far ahead.
+    if kind in ("bytes", "chars"):
+        return len(text)
+    if kind in ("words", "integers"):
+        return max(text.rfind("\n"), text.rfind(" ")) + 1
+    if kind == "brought":
+        # Such tokenizers divide behind a word, and a line end begins what follows, or is dropped.
+        found = list(re.finditer(r"(?<=[A-Za-z0-9])\n", text[-_TAIL:]))
+        return max(len(text) - _TAIL, 0) + found[-1].start() if found else 0
+    end = len(text)
+    while (newline := text.rfind("\n", 0, end)) >= 0:
+        if start := _LINE_STARTS.match(text, newline):
+            return start.end()
+        end = newline
+    # No line to begin: a unit also ends between a word and the space after it.
+    end = len(text)
+    while (space := text.rfind(" ", 1, end)) > 0:
+        if text[space - 1].isascii() and text[space - 1].isalnum():
+            return space
+        end = space
+    return 0
 
 
 def find_cut(kind: VocabKind | Literal["authors-bytes"], span: Span, near: int) -> int:

@@ -17,9 +17,8 @@ A ``<unk>`` is there only when something needs it. Dimension key: V symbols.
 import codecs
 import hashlib
 import json
-import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -28,6 +27,7 @@ from jaxtyping import Int32
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from transformer_xl.config import FORMAT_VERSION
+from transformer_xl.data.unknown import REMEDY, UNDECODED, describe_unknown
 from transformer_xl.files import replace_file
 
 VocabKind = Literal["bytes", "chars", "words", "bpe", "integers", "brought", "imported"]
@@ -38,7 +38,6 @@ UNK = "<unk>"
 DEFAULT_BPE_SIZE = 4096
 
 _UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
-_LISTED_UNKNOWN = 5
 
 # A unit may hold a word with the mark and the space before it ("(self", ", name"), a run of
 # marks with the line break and indentation after it (":\n    "), or blank lines with the
@@ -52,9 +51,6 @@ _UNITS = (
     r"|[ \t]+"
     r"|\s"
 )
-# Where the end of a line is looked for.
-_TAIL = 1 << 16
-_LINE_STARTS = re.compile(r"\n[ \t]*(?=\S)")
 
 
 class Vocab:
@@ -130,17 +126,54 @@ class Vocab:
         try:
             return [self._ids[symbol] for symbol in symbols]
         except KeyError:
-            raise ValueError(
-                f"not in the vocabulary of {len(self):,} {self.kind}: {listed(self.unknown(text))}"
-                "; it has no <unk>, because its training text needed none: leave them out"
-            ) from None
+            raise self.refusal(self.unknown(text), self.first_unknown_line(text)) from None
 
-    def unknown(self, text: str) -> list[str]:
-        """List what a text holds that has no symbol: `encode` makes ``<unk>`` of it, or refuses."""
-        if self.kind in ("bytes", "bpe", "brought"):
-            return []
-        symbols = symbols_in(self.kind, text)
-        return list(dict.fromkeys(symbol for symbol in symbols if symbol not in self._ids))
+    def encode_known(self, text: str) -> tuple[list[int], Counter[str]]:
+        """Cut a text as far as can be, as `encode_lines` does; count what has no symbol.
+
+        That is left out, or ``<unk>`` where the vocabulary has one. So are bytes that are no UTF-8
+        (surrogates), unless the vocabulary is one of bytes.
+        """
+        if self.kind in ("bytes", "chars", "words", "integers"):
+            clean = text
+        else:
+            clean = UNDECODED.sub("", text)
+        try:
+            ids = self.encode_lines(clean)
+        except ValueError:
+            return self._encode_without_unknown(clean), self.unknown(text)
+        has_unknown = len(clean) < len(text) or (self.unk_id is not None and self.unk_id in ids)
+        return ids, self.unknown(text) if has_unknown else Counter()
+
+    def _encode_without_unknown(self, text: str) -> list[int]:
+        return [self._ids[x] for x in symbols_in(self.kind, text) if x in self._ids]
+
+    def unknown(self, text: str) -> Counter[str]:
+        """Count what a text holds that has no symbol: `encode` makes ``<unk>`` of it, or refuses.
+
+        In the order in which they come first.
+        """
+        if self.kind == "bytes":
+            return Counter()
+        if self.kind in ("bpe", "brought"):
+            return Counter(UNDECODED.findall(text))
+        return Counter(x for x in symbols_in(self.kind, text) if x not in self._ids)
+
+    def first_unknown_line(self, text: str) -> int:
+        """Return in which line, from 1, a text first has something without a symbol."""
+        lines = enumerate(text.split("\n"), 1)
+        return next((number for number, line in lines if self.unknown(line)), 1)
+
+    def refusal(self, unknown: Counter[str], line: int) -> ValueError:
+        """Return the error for what the vocabulary has no symbol for."""
+        what = describe_unknown(unknown, line)
+        return ValueError(
+            f"not in the {self._about_symbols()}: {what}; it has no <unk>, because its training "
+            f"text needed none: leave them out, or {REMEDY}"
+        )
+
+    def _about_symbols(self) -> str:
+        return f"vocabulary of {len(self):,} {self.kind}"
 
     def encode_lines(self, text: str, *, prepared: bool = False) -> list[int]:
         """Cut the text of a file into symbols; where there is an ``<eos>``, it ends each line.
@@ -223,35 +256,6 @@ class StreamDecoder:
     def flush(self) -> str:
         """End the text; an unfinished character becomes U+FFFD."""
         return self._utf8.decode(b"", final=True)
-
-
-def split_point(kind: VocabKind, text: str) -> int:
-    """Find the last place where ``text`` may be cut in two without changing its symbols.
-
-    0 when there is none.
-    """
-    if kind == "imported":
-        return 0  # Some of their rules look far ahead.
-    if kind in ("bytes", "chars"):
-        return len(text)
-    if kind in ("words", "integers"):
-        return max(text.rfind("\n"), text.rfind(" ")) + 1
-    if kind == "brought":
-        # Such tokenizers divide behind a word, and a line end begins what follows, or is dropped.
-        found = list(re.finditer(r"(?<=[A-Za-z0-9])\n", text[-_TAIL:]))
-        return max(len(text) - _TAIL, 0) + found[-1].start() if found else 0
-    end = len(text)
-    while (newline := text.rfind("\n", 0, end)) >= 0:
-        if start := _LINE_STARTS.match(text, newline):
-            return start.end()
-        end = newline
-    # No line to begin: a unit also ends between a word and the space after it.
-    end = len(text)
-    while (space := text.rfind(" ", 1, end)) > 0:
-        if text[space - 1].isascii() and text[space - 1].isalnum():
-            return space
-        end = space
-    return 0
 
 
 def load_vocab(folder: Path | str) -> Vocab:
@@ -364,13 +368,6 @@ def _train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False),
     )
     return tokenizer
-
-
-def listed(symbols: Sequence[str]) -> str:
-    """Name the first of some symbols, and say how many more there are."""
-    more = len(symbols) - _LISTED_UNKNOWN
-    names = ", ".join(map(repr, symbols[:_LISTED_UNKNOWN]))
-    return f"{names} and {more} more" if more > 0 else names
 
 
 def symbols_in(kind: VocabKind, text: str) -> Iterable[str]:

@@ -5,7 +5,7 @@ Nothing here grows with the text: what waits is at most a line or a segment.
 
 import codecs
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from transformer_xl.data import Vocab
-from transformer_xl.data.vocab import split_point
+from transformer_xl.data.text import split_point
 from transformer_xl.evaluate.measuring import token_bytes_in
 from transformer_xl.nn.reading import Reader
 
@@ -32,6 +32,10 @@ class Piece(NamedTuple):
     ids: list[int]
     ends_line: bool
     """Whether a line ends with it."""
+    unknown: Counter[str]
+    """What has no symbol of its own: left out, or read as ``<unk>``."""
+    line: int
+    """In which line of the text it begins, or what is unknown, from 1."""
 
 
 class Cutter:
@@ -49,11 +53,7 @@ class Cutter:
         self._n_lines = 0
 
     def push(self, block: bytes) -> Iterator[Piece]:
-        """Take what has arrived; yield the pieces that it completes.
-
-        Raises:
-            ValueError: It is no UTF-8, or has symbols that the vocabulary lacks.
-        """
+        """Take what has arrived; yield the pieces that it completes."""
         if self._by == "line":
             self._bytes += block
             yield from self._lines(is_over=False)
@@ -62,11 +62,7 @@ class Cutter:
             yield from self._parts(is_over=False)
 
     def flush(self) -> Iterator[Piece]:
-        """Yield what is left at the end of the text.
-
-        Raises:
-            ValueError: As for :meth:`push`.
-        """
+        """Yield what is left at the end of the text."""
         if self._by == "line":
             yield from self._lines(is_over=True)
         else:
@@ -111,20 +107,10 @@ class Cutter:
     def _piece(self, text: str, ends_line: bool) -> Piece:
         number = self._n_lines + 1
         self._n_lines += text.count("\n")
-        if self._vocab.kind != "bytes":
-            try:
-                text.encode("utf-8")
-            except UnicodeEncodeError as error:
-                byte = ord(text[error.start]) - 0xDC00
-                number += text.count("\n", 0, error.start)
-                raise ValueError(
-                    f"line {number:,} is no UTF-8: it has the byte 0x{byte:02x}, and the model "
-                    f"knows only {self._vocab.kind}"
-                ) from None
-        try:
-            return Piece(text, self._vocab.encode_lines(text), ends_line)
-        except ValueError as error:
-            raise ValueError(f"from line {number:,} on: {error}") from error
+        ids, unknown = self._vocab.encode_known(text)
+        if unknown:
+            number += self._vocab.first_unknown_line(text) - 1
+        return Piece(text, ids, ends_line, unknown, number)
 
 
 class Flow:
@@ -148,21 +134,27 @@ class Flow:
             see: Called with each piece before its tokens come.
 
         Raises:
-            ValueError: The text is no UTF-8, or has symbols that the vocabulary lacks.
+            OSError: No more can be read; what was, comes first.
         """
-        for block in blocks:
-            for piece in cutter.push(block):
-                see(piece)
-                yield from self._read(piece.ids, takes_all=False)
-            if not block:
-                # Where it matters how much is read at once, an unfinished segment has to wait.
-                yield from self._read([], takes_all=not self.reader.is_bound_to_segments)
-                yield []
+        failure = None
+        try:
+            for block in blocks:
+                for piece in cutter.push(block):
+                    see(piece)
+                    yield from self._read(piece.ids, takes_all=False)
+                if not block:
+                    # Where it matters how much is read at once, an unfinished segment has to wait.
+                    yield from self._read([], takes_all=not self.reader.is_bound_to_segments)
+                    yield []
+        except OSError as error:
+            failure = error
         for piece in cutter.flush():
             see(piece)
             yield from self._read(piece.ids, takes_all=False)
         yield from self._read([], takes_all=True)
         yield []
+        if failure is not None:
+            raise failure
 
     def _read(self, ids: list[int], *, takes_all: bool) -> Iterator[list[Scored]]:
         self._waiting.extend(ids)
@@ -177,7 +169,8 @@ class Sums:
     """What was predicted of a text, or of a line, in sums."""
 
     n_predicted: int = 0
-    nll: float = 0.0
+    nll_sum: float = 0.0
+    """Of -log p, in nats."""
     n_bytes: float | None = 0
     """None as soon as those of one token are not known."""
 
@@ -185,18 +178,33 @@ class Sums:
         """Add a token with its bytes, 0 if not known; the first one of all is not predicted."""
         if log_prob is not None:
             self.n_predicted += 1
-            self.nll -= log_prob
+            self.nll_sum -= log_prob
             self.n_bytes = self.n_bytes + n_bytes if self.n_bytes is not None and n_bytes else None
 
     @property
+    def nll(self) -> float | None:
+        """The mean surprise of a token, in nats; None without any."""
+        return self.nll_sum / self.n_predicted if self.n_predicted else None
+
+    @property
     def bits_per_token(self) -> float | None:
-        """The mean surprise of a token; None without any."""
-        return self.nll / math.log(2) / self.n_predicted if self.n_predicted else None
+        """The mean surprise of a token, in bits; None without any."""
+        return self.nll_sum / math.log(2) / self.n_predicted if self.n_predicted else None
 
     @property
     def bits_per_byte(self) -> float | None:
         """The mean surprise of a byte; None without any that is known."""
-        return self.nll / math.log(2) / self.n_bytes if self.n_bytes else None
+        return self.nll_sum / math.log(2) / self.n_bytes if self.n_bytes else None
+
+    def figures(self) -> dict[str, float | None]:
+        """Return what people compare, under the names that it has everywhere."""
+        return {
+            "tokens": self.n_predicted,
+            "nll": self.nll,
+            "nll_sum": self.nll_sum,
+            "bits_per_token": self.bits_per_token,
+            "bits_per_byte": self.bits_per_byte,
+        }
 
 
 @dataclass
@@ -205,6 +213,7 @@ class _Line:
     number: int
     left: int
     token_bytes: np.ndarray | None
+    n_unknown: int
     sums: Sums = field(default_factory=Sums)
 
 
@@ -221,7 +230,9 @@ class LineSums:
         """Take a line whose tokens are going to be scored."""
         n_bytes = len(piece.text.encode("utf-8", "surrogateescape"))
         token_bytes = token_bytes_in(self._vocab, piece.ids, n_bytes)
-        self._open.append(_Line(piece.text, self._number, len(piece.ids), token_bytes))
+        n_unknown = piece.unknown.total()
+        line = _Line(piece.text, self._number, len(piece.ids), token_bytes, n_unknown)
+        self._open.append(line)
         self._number += piece.ends_line
 
     def add(self, scored: Iterable[Scored]) -> Iterator[dict[str, Any]]:
@@ -244,10 +255,8 @@ class LineSums:
                 "line": line.number,
                 # Bytes that are no text have no place in JSON.
                 "text": text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
-                "tokens": line.sums.n_predicted,
-                "nll": line.sums.nll,
-                "bits_per_token": line.sums.bits_per_token,
-                "bits_per_byte": line.sums.bits_per_byte,
+                **line.sums.figures(),
+                "unknown": line.n_unknown,
             }
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import re
 import tomllib
 from importlib import resources
 from pathlib import Path
@@ -30,6 +31,18 @@ def recipe_text(name: str) -> str:
             f"no recipe and no file is called {name!r}; {hint}`txl recipes` lists the recipes"
         )
     return resources.files(__name__).joinpath(f"{name}.toml").read_text(encoding="utf-8")
+
+
+def recipe_copy(name: str) -> str:
+    """Return a shipped recipe to be changed: characters of one text give way to bytes of any.
+
+    Raises:
+        ValueError: There is none of that name.
+    """
+    of_bytes = (
+        '# Any text: the recipe has "chars", the characters of its corpus alone.\nvocab = "bytes"'
+    )
+    return re.sub(r'^vocab = "chars"$', of_bytes, recipe_text(name), flags=re.MULTILINE)
 
 
 def load_recipe(recipe: str | Path) -> Config:
