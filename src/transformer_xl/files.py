@@ -6,6 +6,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -33,7 +34,8 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(path)
-        write(temporary)
+        with default_mode(temporary):
+            write(temporary)
         sync(temporary)
         temporary.replace(path)
     except Exception as error:
@@ -49,6 +51,19 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         # The folder may be what cannot be written.
         with suppress(OSError):
             temporary.unlink()
+
+
+@contextmanager
+def default_mode(path: Path) -> Iterator[None]:
+    """Give a file written in a ``with`` block the mode that the umask gives to new files.
+
+    Some libraries choose another one: safetensors writes files that only their owner can read.
+    """
+    # Created by the system, because asking for the umask sets it, for other threads too.
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    yield
+    path.chmod(mode)
 
 
 def replace_file(path: Path, content: bytes) -> None:

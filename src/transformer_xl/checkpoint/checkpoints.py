@@ -48,7 +48,14 @@ from torch.futures import Future as TorchFuture
 
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.distributed import World
-from transformer_xl.files import UNFINISHED, checksum, is_disk_full, replace_file, sync
+from transformer_xl.files import (
+    UNFINISHED,
+    checksum,
+    default_mode,
+    is_disk_full,
+    replace_file,
+    sync,
+)
 
 STATE_FILE = "state.json"
 CHECKSUMS_FILE = "checksums.json"
@@ -173,7 +180,7 @@ class Checkpoints:
         world = self._world
         names = world.by_first(lambda: [path.name for path in _checkpoints(self.folder)])
         for name in names:
-            found = world.gather(_damaged(self.folder / name, world), is_long=True)
+            found = world.gather(first_damaged(self.folder / name, world), is_long=True)
             damaged = next(filter(None, found), None)
             if damaged is None:
                 _check_version(self.folder / name)
@@ -278,7 +285,8 @@ class _Writer(HuggingFaceStorageWriter):
         if tensors:
             path = self._temporary / _gen_file_name(1, 1, plan.storage_data["shard_index"])
             about = {CUSTOM_METADATA_KEY: json.dumps(places), FORMAT_KEY: FORMAT_VALUE}
-            save_file(tensors, path, about | {DCP_VERSION_KEY: str(HF_DCP_VERSION)})
+            with default_mode(path):
+                save_file(tensors, path, about | {DCP_VERSION_KEY: str(HF_DCP_VERSION)})
             sync(path)
         done.set_result(
             [WriteResult(item.index, tensors[item.index.fqn].nbytes, None) for item in plan.items]
@@ -332,8 +340,12 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(doomed)
 
 
-def _damaged(folder: Path, world: World) -> str | None:
-    """Return the first damaged file of those that this process looks at."""
+def first_damaged(folder: Path, world: World) -> str | None:
+    """Return the first damaged file of a checkpoint, of those that this process looks at.
+
+    Raises:
+        RuntimeError: The checkpoint is of an earlier version.
+    """
     try:
         sums = dict(json.loads((folder / CHECKSUMS_FILE).read_text()))
         names = sorted(sums)

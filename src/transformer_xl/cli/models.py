@@ -171,10 +171,10 @@ class Generate:
 
     def _weights_checksum(self) -> str:
         """Name the weights that are loaded: a training may replace them meanwhile."""
-        from transformer_xl.generate.state import weights_checksum
-        from transformer_xl.nn.pretrained import WEIGHTS_FILE, find_model_folder
+        from transformer_xl.nn.pretrained import find_model_folder
+        from transformer_xl.nn.weights import weights_checksum, weights_path
 
-        return weights_checksum(find_model_folder(self.dir) / WEIGHTS_FILE) if self.state else ""
+        return weights_checksum(weights_path(find_model_folder(self.dir))) if self.state else ""
 
     def _write_one(self, model: "TransformerXL", vocab: "Vocab", weights: str) -> None:
         from transformer_xl.generate import generate, load_state, save_state, text_pieces

@@ -262,15 +262,26 @@ class Convert:
 
 @dataclass(kw_only=True)
 class Doctor:
-    """Say what this machine offers and what would be used of it, and why."""
+    """Say what this machine offers and what would be used of it, and why; or verify files.
 
-    examples: ClassVar = ("txl doctor", "txl doctor --json")
+    Given a model folder, a run folder or a file of weights or of a text's memory, it verifies
+    checksums, shapes, types and values, and ends with 1 if anything is damaged.
+    """
 
+    examples: ClassVar = ("txl doctor", "txl doctor runs/demo", "txl doctor --json")
+
+    path: Annotated[Path | None, tyro.conf.Positional] = None
+    """A folder or a file to verify."""
     json: bool = False
     """Print one JSON object."""
 
-    def run(self) -> None:
+    def run(self) -> int:
         """Print the diagnosis."""
-        from transformer_xl.doctor import diagnose
+        from transformer_xl.doctor import diagnose, verify
 
-        show(diagnose(), as_json=self.json)
+        if self.path is None:
+            show(diagnose(), as_json=self.json)
+            return 0
+        found = verify(self.path)
+        show(found, as_json=self.json)
+        return int(any(each.startswith("damaged") for each in found.values()))

@@ -54,14 +54,15 @@ class Serve:
             settings = replace(settings, api_key=os.environ[_KEY])
         from transformer_xl.cli.models import load
         from transformer_xl.device import pick_device
-        from transformer_xl.nn.pretrained import WEIGHTS_FILE, find_model_folder
+        from transformer_xl.nn.pretrained import find_model_folder
+        from transformer_xl.nn.weights import weights_path
         from transformer_xl.serve.server import serve
 
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("transformer_xl.serve").setLevel(logging.INFO)
         model, vocab = load(self.dir, pick_device(), self.weights)
         folder = find_model_folder(self.dir)
-        serve(model, vocab, folder / WEIGHTS_FILE, settings, settings.name or _name(self.dir))
+        serve(model, vocab, weights_path(folder), settings, settings.name or _name(self.dir))
 
 
 def _name(folder: Path) -> str:

@@ -78,13 +78,12 @@ class Score:
         # What takes a while comes when nothing is left to refuse.
         from transformer_xl.device import pick_device
         from transformer_xl.evaluate.flow import Cutter, Flow
-        from transformer_xl.nn.pretrained import WEIGHTS_FILE, find_model_folder
+        from transformer_xl.nn.pretrained import find_model_folder
         from transformer_xl.nn.reading import Reader
+        from transformer_xl.nn.weights import weights_checksum, weights_path
 
-        weights, loaded = find_model_folder(self.dir) / WEIGHTS_FILE, ""
+        weights, loaded = weights_path(find_model_folder(self.dir)), ""
         if self.state:
-            from transformer_xl.generate.state import weights_checksum
-
             # Before they are read: while a pipe flows, a better model may take their place.
             loaded = weights_checksum(weights)
         model, vocab = load(self.dir, pick_device(), self.weights)

@@ -23,11 +23,10 @@ from transformer_xl.files import new_folder, require_new
 from transformer_xl.nn.pretrained import (
     CONFIG_FILE,
     MODEL_TYPE,
-    WEIGHTS_FILE,
     find_model_folder,
     load_config,
     read_config,
-    read_weights_file,
+    read_model_weights,
     weight_shapes,
     write_model,
 )
@@ -219,7 +218,7 @@ def _open_ours(source: Path, settings: dict[str, Any], vocab: Path | None) -> _M
         raise ValueError(f"{next(iter(settings))}: a model folder says all of this itself")
     source = find_model_folder(source)
     config, about = load_config(source / CONFIG_FILE), read_config(source / CONFIG_FILE)
-    weights = read_weights_file(source / WEIGHTS_FILE, config)
+    weights = read_model_weights(source, config)
     if vocab is not None:
         own = read_vocab(vocab, size=config.vocab_size)
         if len(own) != config.vocab_size:

@@ -15,9 +15,10 @@ from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.data import load_vocab
 from transformer_xl.export.checking import Errors, Run, compare
 from transformer_xl.export.step import Step, make_step, names
-from transformer_xl.files import checksum, new_folder, require_new
+from transformer_xl.files import new_folder, require_new
 from transformer_xl.nn import load_model
-from transformer_xl.nn.pretrained import WEIGHTS_FILE, find_model_folder
+from transformer_xl.nn.pretrained import find_model_folder
+from transformer_xl.nn.weights import weights_checksum, weights_path
 
 Format = Literal["onnx", "torch"]
 
@@ -83,7 +84,7 @@ def export(
                 f"own by {errors.model:.1e}, so it is not the model and was not written; another "
                 "--format or other versions of torch and onnxruntime may do better"
             )
-        about = _about(step, format) | {"weights": checksum(source / WEIGHTS_FILE)}
+        about = _about(step, format) | {"weights": weights_checksum(weights_path(source))}
         about["errors"] = None if errors is None else errors._asdict()
         try:
             load_vocab(source).save(unfinished)

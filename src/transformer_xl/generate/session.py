@@ -17,14 +17,14 @@ from transformer_xl.generate.state import (
     full_memory,
     load_state,
     most_positions,
-    weights_checksum,
     write_state,
 )
 from transformer_xl.generate.text import TextWriter, written
 from transformer_xl.nn import TransformerXL
 from transformer_xl.nn.compact import Weights
-from transformer_xl.nn.pretrained import WEIGHTS_FILE, find_model_folder
+from transformer_xl.nn.pretrained import find_model_folder
 from transformer_xl.nn.reading import Place, Reader
+from transformer_xl.nn.weights import weights_checksum, weights_path
 
 # Reading in pieces bounds the memory it takes, whatever the length of a text.
 _SEGMENT = 512
@@ -114,7 +114,7 @@ class Session:
             ValueError: Model and vocabulary do not belong together, or a setting is out of range.
         """
         # Before they are read: while the session goes on, a better model may take their place.
-        checked = weights_checksum(find_model_folder(folder) / WEIGHTS_FILE)
+        checked = weights_checksum(weights_path(find_model_folder(folder)))
         model, vocab = open_folder(folder, pick_device(), weights)
         session = cls(model, vocab, mem_len=mem_len, seed=seed)
         session._weights = checked
@@ -140,7 +140,7 @@ class Session:
             ValueError: The file belongs to other weights.
         """
         session = cls.open(folder, mem_len=mem_len, weights=weights)
-        weights_file = find_model_folder(folder) / WEIGHTS_FILE
+        weights_file = weights_path(find_model_folder(folder))
         state = load_state(Path(path), weights_file, session.model)
         mems = state.mems
         if session.model.config.kind == "transformer_xl":

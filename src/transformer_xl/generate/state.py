@@ -1,21 +1,18 @@
 """What a text goes on from, in a file."""
 
 import math
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Int, UInt8
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from transformer_xl.config import FORMAT_VERSION
-from transformer_xl.files import checksum, write_atomically
 from transformer_xl.generate.batch import Generation
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn.weights import verified_tensors, weights_checksum, write_tensors
 
 _POSITIONED = ("states", "keys", "values")
 
@@ -73,7 +70,7 @@ def write_state(path: Path, state: State, weights: Path | str, *, positions: int
         tensors |= {
             name: F.pad(x, (0, 0, unused, 0)) for name, x in tensors.items() if name in _POSITIONED
         }
-    write_atomically(path, lambda temporary: save_file(tensors, temporary, about))
+    write_tensors(tensors, path, about)
 
 
 def load_state(path: Path, weights: Path | str, model: TransformerXL | None = None) -> State:
@@ -93,10 +90,8 @@ def load_state(path: Path, weights: Path | str, model: TransformerXL | None = No
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file")
+    tensors, about = verified_tensors(path)
     try:
-        with safe_open(path, "pt") as file:
-            about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         version, belongs_to = int(about["format_version"]), about["weights"]
         last_token, offset = int(about["last_token"]), int(about.get("offset", 0))
         unused = int(about.get("unused", 0))
@@ -114,7 +109,7 @@ def load_state(path: Path, weights: Path | str, model: TransformerXL | None = No
                 for name, x in tensors.items()
             }
         )
-    except (SafetensorError, KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
+    except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
         raise RuntimeError(f"{path} is damaged or holds no memory: {error}") from error
     if version > FORMAT_VERSION:
         raise RuntimeError(
@@ -171,17 +166,3 @@ def full_memory(model: TransformerXL, mem_len: int) -> int:
     shapes = [(*x.shape[:-2], places, x.shape[-1]) for x in start.values()]
     sizes = [x.element_size() for x in start.values()]
     return sum(math.prod(shape) * size for shape, size in zip(shapes, sizes, strict=True))
-
-
-def weights_checksum(weights: Path | str) -> str:
-    """Return the SHA-256 of a weights file; what is none already is one."""
-    if isinstance(weights, str):
-        return weights
-    about = weights.stat()
-    return _checksum_at(weights, about.st_ino, about.st_size, about.st_mtime_ns)
-
-
-# Who saves often should not read the weights again each time.
-@lru_cache(maxsize=32)
-def _checksum_at(weights: Path, *what_changes_with_it: int) -> str:
-    return checksum(weights)

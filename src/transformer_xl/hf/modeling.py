@@ -5,6 +5,7 @@
 
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformer_xl.hf.configuration import TransformerXLConfig
 from transformer_xl.hf.reading import Inputs, read
 from transformer_xl.nn import KeptMemory, Memory
 from transformer_xl.nn.building import build_model
+from transformer_xl.nn.weights import add_checksums, verify_weights, weights_path
 
 _IGNORED = -100
 
@@ -88,8 +90,11 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         """Read a model folder, as transformers documents it.
 
         Raises:
-            RuntimeError: The file lacks weights of the network.
+            RuntimeError: A file is damaged, or lacks weights of the network.
         """
+        folder = Path(str(args[0]), kwargs.get("subfolder") or "") if args else None
+        if folder is not None and weights_path(folder).is_file():
+            verify_weights(weights_path(folder))
         wants_info = kwargs.pop("output_loading_info", False)
         loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
         model, info = loaded
@@ -121,6 +126,8 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         super().save_pretrained(
             save_directory, is_main_process=is_main_process, state_dict=own, **kwargs
         )
+        if is_main_process:
+            add_checksums(Path(save_directory))
 
     def _inputs(
         self,

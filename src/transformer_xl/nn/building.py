@@ -6,11 +6,10 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.nn.model import TransformerXL
 from transformer_xl.nn.pretrained import (
     CONFIG_FILE,
-    WEIGHTS_FILE,
     copy_weights,
     find_model_folder,
     load_config,
-    read_weights_file,
+    read_model_weights,
 )
 
 
@@ -37,7 +36,7 @@ def load_model(folder: Path | str) -> TransformerXL:
     """
     folder = find_model_folder(folder)
     config = load_config(folder / CONFIG_FILE)
-    weights = read_weights_file(folder / WEIGHTS_FILE, config)
+    weights = read_model_weights(folder, config)
     model = build_model(config)
     copy_weights(model, weights)
     return model.eval()

@@ -7,18 +7,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from transformer_xl.config import FORMAT_VERSION, EvalConfig, ModelConfig
-from transformer_xl.files import replace_file, require_model_place, write_atomically
+from transformer_xl.files import replace_file, require_model_place
+from transformer_xl.nn.weights import (
+    WEIGHTS_FILE,
+    read_weights,
+    weights_path,
+    write_weights,
+)
 
 if TYPE_CHECKING:
     from transformer_xl.nn.model import TransformerXL
 
 CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
 MODEL_TYPE = "transformer-xl"
 # What the file may hold besides the settings: the last three are for Hugging Face transformers.
 _ABOUT = ("origin", "eval", "architectures", "auto_map", "transformers")
@@ -43,7 +46,7 @@ def find_model_folder(path: Path | str) -> Path:
     """
     path = Path(path)
     for folder in (path, path / "model" / "best", path / "model" / "last"):
-        if (folder / CONFIG_FILE).is_file() and (folder / WEIGHTS_FILE).is_file():
+        if (folder / CONFIG_FILE).is_file() and weights_path(folder).is_file():
             return folder
     require_model_place(path)
     raise FileNotFoundError(
@@ -58,24 +61,6 @@ def model_weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: x.detach().cpu().contiguous() for name, x in model.named_parameters()}
 
 
-def save_weights(model: nn.Module, path: Path) -> None:
-    """Write the weights, each once, to a safetensors file, atomically."""
-    _write_weights(model_weights(model), path)
-
-
-def _write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
-    write_atomically(path, lambda temporary: save_file(dict(weights), temporary, {"format": "pt"}))
-
-
-def load_weights(model: "TransformerXL", path: Path) -> None:
-    """Read weights into a model.
-
-    Raises:
-        RuntimeError: The file is damaged, or its weights are not those of the model.
-    """
-    copy_weights(model, read_weights_file(path, model.config))
-
-
 @torch.no_grad()
 def copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Give a model the weights of these names."""
@@ -83,35 +68,21 @@ def copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         parameter.copy_(weights[name])
 
 
-def read_weights_file(path: Path, config: ModelConfig) -> dict[str, Tensor]:
-    """Read the weights of a model with these settings, by name.
+def read_model_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
+    """Read and verify the weights of a model folder with these settings, by name.
 
     Raises:
-        RuntimeError: The file is damaged, or its weights are not those of the model.
+        OSError: A file cannot be read.
+        RuntimeError: A file is damaged, or its weights are not those of the model.
     """
-    # Shapes are compared first: settings may claim more than there is memory.
-    try:
-        with safe_open(path, "pt") as file:
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-            if config.n_layer > len(shapes):
-                raise OverflowError(f"n_layer={config.n_layer}")
-            expected = weight_shapes(config)
-            wrong = sorted(expected.keys() ^ shapes.keys()) or [
-                f"{name} of shape {shapes[name]} instead of {tuple(shape)}"
-                for name, shape in expected.items()
-                if shapes[name] != tuple(shape)
-            ]
-            if not wrong:
-                return {name: file.get_tensor(name) for name in expected}
-    except (SafetensorError, OSError) as error:
-        raise RuntimeError(f"{path} is damaged or no safetensors file: {error}") from error
-    except (TypeError, RuntimeError, OverflowError) as error:
-        # What torch says of sizes that no tensor can have.
-        raise RuntimeError(f"{path} does not fit {CONFIG_FILE}: {error}") from error
-    raise RuntimeError(
-        f"{path} does not fit {CONFIG_FILE}: {', '.join(wrong[:3])}"
-        f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}"
-    )
+
+    def expected(n_tensors: int) -> dict[str, torch.Size]:
+        # Not even the shapes of more layers than there are tensors are computed.
+        if config.n_layer > n_tensors:
+            raise OverflowError(f"n_layer={config.n_layer}")
+        return weight_shapes(config)
+
+    return read_weights(weights_path(folder), expected, CONFIG_FILE)
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, torch.Size]:
@@ -145,7 +116,7 @@ def write_model(
     content = {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION}
     content |= dataclasses.asdict(config) | dict(about or {})
     replace_file(folder / CONFIG_FILE, (json.dumps(content, indent=2) + "\n").encode())
-    _write_weights(weights, folder / WEIGHTS_FILE)
+    write_weights(weights, folder / WEIGHTS_FILE)
 
 
 def read_config(path: Path) -> dict[str, Any]:

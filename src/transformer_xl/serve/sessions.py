@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from transformer_xl.files import checksum
 from transformer_xl.generate import State, load_state, write_state
 from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.weights import weights_checksum
 from transformer_xl.serve.session import (
     NoRoomError,
     Session,
@@ -61,7 +61,7 @@ class Sessions:
         clock: Callable[[], float] = time.time,
     ) -> None:
         # Now: while the server runs, a better model may take the place of this one in its folder.
-        self._weights, self._folder = checksum(weights), folder
+        self._weights, self._folder = weights_checksum(weights), folder
         self._most = most if folder else min(most, in_memory)
         self._in_memory, self._memory_bytes, self._largest = in_memory, memory_bytes, largest
         self._idle, self._saves_each = idle, saves_each

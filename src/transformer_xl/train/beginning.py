@@ -15,11 +15,10 @@ from transformer_xl.distributed import World
 from transformer_xl.nn import build_model
 from transformer_xl.nn.pretrained import (
     CONFIG_FILE,
-    WEIGHTS_FILE,
     copy_weights,
     find_model_folder,
     load_config,
-    read_weights_file,
+    read_model_weights,
 )
 from transformer_xl.train.averaging import new_average
 from transformer_xl.train.lengths import VaryingSegments, longest_segment
@@ -76,7 +75,7 @@ def initial_weights(config: Config) -> dict[str, Tensor] | None:
             f"{', '.join(sorted(different))}. `txl train {init_from}` takes the network and the "
             "vocabulary that it has"
         )
-    return read_weights_file(folder / WEIGHTS_FILE, given)
+    return read_model_weights(folder, given)
 
 
 def _written_out(config: ModelConfig) -> dict[str, Any]:

@@ -1,0 +1,77 @@
+"""Folders that transformers writes are read by our own loader, and verified by both."""
+
+import json
+import os
+import stat
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from transformer_xl.cli import main
+from transformer_xl.nn import TransformerXL
+
+pytest.importorskip("transformers")
+
+from transformer_xl.hf import TransformerXLForCausalLM
+
+
+@pytest.fixture
+def model(config, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ours")
+    TransformerXL(config).save_pretrained(folder)
+    return TransformerXLForCausalLM.from_pretrained(folder)
+
+
+def test_a_model_in_several_files_comes_back_bit_for_bit(model, tmp_path):
+    model.save_pretrained(tmp_path, max_shard_size="4KB")
+    assert not (tmp_path / "model.safetensors").exists()
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    for again in (
+        TransformerXL.from_pretrained(tmp_path),
+        TransformerXLForCausalLM.from_pretrained(tmp_path).transformer,
+    ):
+        expected = dict(model.transformer.named_parameters())
+        for name, x in again.named_parameters():
+            assert torch.equal(x, expected[name])
+    assert main(["doctor", str(tmp_path)]) == 0
+
+
+def test_a_model_in_several_files_exports_and_scores(model, tmp_path):
+    pytest.importorskip("onnx")
+    model.save_pretrained(tmp_path / "model", max_shard_size="4KB")
+    assert main(["export", str(tmp_path / "model"), str(tmp_path / "step")]) == 0
+    manifest = json.loads((tmp_path / "step" / "step.json").read_text())
+    assert len(manifest["weights"]) == 64
+
+
+@pytest.mark.parametrize("shards", [False, True])
+def test_damage_is_found_by_both_loaders(model, tmp_path, shards):
+    model.save_pretrained(tmp_path, **({"max_shard_size": "4KB"} if shards else {}))
+    path = sorted(tmp_path.glob("*.safetensors"))[-1]
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 16
+    path.write_bytes(content)
+    for kind in (TransformerXL, TransformerXLForCausalLM):
+        with pytest.raises(RuntimeError, match="do not match its checksum"):
+            kind.from_pretrained(tmp_path)
+
+
+def test_numbers_that_are_no_weights_are_refused_by_both_loaders(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["content_bias"] = weights["content_bias"].int()
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    for kind in (TransformerXL, TransformerXLForCausalLM):
+        with pytest.raises(RuntimeError, match="content_bias as I32"):
+            kind.from_pretrained(tmp_path)
+
+
+def test_files_have_the_mode_that_the_umask_gives(model, tmp_path):
+    before = os.umask(0o027)
+    try:
+        model.save_pretrained(tmp_path)
+    finally:
+        os.umask(before)
+    for path in tmp_path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640, path

@@ -1,0 +1,260 @@
+"""Weights files are verified when they are read, whoever wrote them."""
+
+import json
+import os
+import stat
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from transformer_xl.cli import main
+from transformer_xl.generate import State, load_state, write_state
+from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.weights import (
+    CHECKSUM_KEY,
+    has_checksum,
+    weights_checksum,
+    weights_path,
+    write_weights,
+)
+
+
+@pytest.fixture
+def model(tiny_config):
+    return TransformerXL(tiny_config).eval()
+
+
+@pytest.fixture
+def folder(model, tmp_path):
+    """A saved model."""
+    model.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def weights(folder):
+    return folder / "model.safetensors"
+
+
+def rewrite(path, change=lambda tensors: None):
+    """Write a weights file as another program would: without a checksum."""
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, {"format": "pt"})
+
+
+def shard(folder, n=2, **edits):
+    """Divide the weights of a folder as transformers does."""
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    path.unlink()
+    names = sorted(tensors)
+    places = {name: f"model-{1 + i % n:05}-of-{n:05}.safetensors" for i, name in enumerate(names)}
+    for file in set(places.values()):
+        save_file({x: tensors[x] for x in names if places[x] == file}, folder / file)
+    index = {"metadata": {}, "weight_map": places | edits}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_every_flipped_bit_of_the_values_is_found(folder, weights):
+    content = weights.read_bytes()
+    start = 8 + int.from_bytes(content[:8], "little")
+    for place in torch.linspace(start, len(content) - 1, 30).long().tolist():
+        damaged = bytearray(content)
+        damaged[place] ^= 1
+        weights.write_bytes(damaged)
+        with pytest.raises(RuntimeError, match=r"model.safetensors is damaged"):
+            TransformerXL.from_pretrained(folder)
+    weights.write_bytes(content)
+    TransformerXL.from_pretrained(folder)
+
+
+def test_names_that_are_exchanged_are_found(folder, weights):
+    with safe_open(weights, "pt") as file:
+        about = file.metadata()
+    tensors = load_file(weights)
+    first, second = (f"layers.{n}.attention_norm.weight" for n in (0, 1))
+    tensors[first] += 1
+    tensors[first], tensors[second] = tensors[second], tensors[first]
+    save_file(tensors, weights, about)
+    with pytest.raises(RuntimeError, match="do not match its checksum"):
+        TransformerXL.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_in_half_precision_load(model, folder, weights, dtype):
+    write_weights({name: x.to(dtype) for name, x in load_file(weights).items()}, weights)
+    again = TransformerXL.from_pretrained(folder)
+    for mine, theirs in zip(model.parameters(), again.parameters(), strict=True):
+        assert torch.equal(mine.to(dtype).float(), theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.bool, torch.float64])
+def test_weights_of_another_type_are_refused_by_name(folder, weights, dtype):
+    def change(tensors):
+        tensors["content_bias"] = tensors["content_bias"].to(dtype)
+
+    rewrite(weights, change)
+    with pytest.raises(RuntimeError, match=r"content_bias as [IFB].*F32, F16, BF16"):
+        TransformerXL.from_pretrained(folder)
+
+
+def test_weights_that_would_not_load_again_are_not_written(model, tmp_path):
+    with pytest.raises(ValueError, match=r"is float64; weights are stored as float32.*float\(\)"):
+        model.double().save_pretrained(tmp_path / "wide")
+    assert not (tmp_path / "wide" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_refused_by_name(folder, weights, value):
+    def change(tensors):
+        tensors["position_bias"].view(-1)[3] = value
+
+    rewrite(weights, change)
+    with pytest.raises(RuntimeError, match="values of position_bias that are not finite"):
+        TransformerXL.from_pretrained(folder)
+
+
+def test_weights_without_a_checksum_load_with_a_note(model, folder, weights, caplog):
+    rewrite(weights)
+    again = TransformerXL.from_pretrained(folder)
+    assert "has no checksum" in caplog.text
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
+    caplog.clear()
+    again.save_pretrained(folder)
+    TransformerXL.from_pretrained(folder)
+    assert not caplog.text
+
+
+def test_the_same_weights_make_the_same_file(model, tmp_path):
+    for name in ("one", "two"):
+        model.save_pretrained(tmp_path / name)
+    assert weights_checksum(tmp_path / "one" / "model.safetensors") == weights_checksum(
+        tmp_path / "two" / "model.safetensors"
+    )
+
+
+def test_several_weights_files_are_one_model(model, folder):
+    shard(folder)
+    again = TransformerXL.from_pretrained(folder)
+    assert all(map(torch.equal, model.parameters(), again.parameters()))
+    assert main(["doctor", str(folder)]) == 0
+
+
+def test_the_checksum_of_several_files_is_that_of_all(folder):
+    shard(folder)
+    before = weights_checksum(weights_path(folder))
+    path = folder / "model-00002-of-00002.safetensors"
+    rewrite(path, lambda tensors: next(iter(tensors.values())).add_(1))
+    assert weights_checksum(weights_path(folder)) != before
+
+
+@pytest.mark.parametrize(
+    ("file", "message"),
+    [
+        ("../model-00001-of-00002.safetensors", "not the name of a file beside it"),
+        ("/etc/passwd", "not the name of a file beside it"),
+        ("..", "not the name of a file beside it"),
+        (3, "not the name of a file beside it"),
+        ("model-00003-of-00003.safetensors", "which is missing"),
+    ],
+)
+def test_an_index_names_files_beside_it_alone(folder, file, message):
+    shard(folder, content_bias=file)
+    with pytest.raises(RuntimeError, match=message):
+        TransformerXL.from_pretrained(folder)
+
+
+def test_a_tensor_in_two_files_is_refused(folder):
+    shard(folder)
+    one, two = (folder / f"model-0000{n}-of-00002.safetensors" for n in (1, 2))
+    save_file(load_file(one) | load_file(two), two)
+    with pytest.raises(RuntimeError, match=r"in two of its files|does not list"):
+        TransformerXL.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"weight_map": [1]}', b"\xff"])
+def test_a_damaged_index_is_named(folder, content):
+    shard(folder)
+    (folder / "model.safetensors.index.json").write_bytes(content)
+    with pytest.raises(RuntimeError, match=r"index.json"):
+        TransformerXL.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_files_have_the_mode_that_the_umask_gives(model, tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        model.save_pretrained(tmp_path / "model")
+        _, mems = model.read(torch.tensor([[1, 2, 3]]))
+        write_state(tmp_path / "state", State(mems, 1, None), "x")
+    finally:
+        os.umask(before)
+    for path in (*(tmp_path / "model").iterdir(), tmp_path / "state"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask, path
+
+
+def test_a_file_without_permission_is_not_called_damaged(folder, weights, monkeypatch):
+    opened = type(weights).open
+
+    def refuse(path, *words, **named):
+        if path == weights:
+            raise PermissionError(13, "Permission denied", str(path))
+        return opened(path, *words, **named)
+
+    monkeypatch.setattr(type(weights), "open", refuse)
+    with pytest.raises(PermissionError, match=r"cannot read .*model.safetensors: permission"):
+        TransformerXL.from_pretrained(folder)
+
+
+def damaged_state(model, path, **changes):
+    _, mems = model.read(torch.tensor([[1, 2, 3]]))
+    write_state(path, State(mems, 1, None), "x")
+    with safe_open(path, "pt") as file:
+        about = file.metadata()
+    tensors = load_file(path)
+    for name, change in changes.items():
+        change(tensors, about) if callable(change) else about.update({name: change})
+    save_file(tensors, path, about)
+
+
+def test_a_flipped_bit_in_what_a_text_goes_on_from_is_found(model, tmp_path):
+    path = tmp_path / "state"
+    damaged_state(model, path, states=lambda tensors, about: tensors["states"].neg_())
+    with pytest.raises(RuntimeError, match="do not match its checksum"):
+        load_state(path, "x", model)
+    damaged_state(model, path, last_token="2")
+    with pytest.raises(RuntimeError, match="do not match its checksum"):
+        load_state(path, "x", model)
+
+
+def test_a_memory_that_is_not_finite_is_refused(model, tmp_path):
+    def change(tensors, about):
+        tensors["states"][0, 0, 0, 0] = float("nan")
+        del about[CHECKSUM_KEY]
+
+    damaged_state(model, tmp_path / "state", states=change)
+    with pytest.raises(RuntimeError, match="states that are not finite"):
+        load_state(tmp_path / "state", "x", model)
+
+
+def test_a_state_of_old_has_no_checksum_and_loads(model, tmp_path, caplog):
+    damaged_state(model, tmp_path / "state", states=lambda _, about: about.pop(CHECKSUM_KEY))
+    assert load_state(tmp_path / "state", "x", model).last_token == 1
+    assert "has no checksum" in caplog.text
+
+
+def test_doctor_ends_with_1_where_something_is_damaged(folder, weights, capsys):
+    assert has_checksum(weights)
+    assert main(["doctor", str(folder)]) == 0
+    assert "verified" in capsys.readouterr().out
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 4
+    weights.write_bytes(content)
+    assert main(["doctor", str(folder), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found[str(folder)].startswith("damaged")
+    assert main(["doctor", str(weights)]) == 1
+    assert main(["doctor", str(folder / "nothing")]) == 1
