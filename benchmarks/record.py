@@ -154,7 +154,7 @@ def _parameters(folder: Path) -> int:
 
 
 def _curve(records: list[dict[str, Any]], kind: str) -> list[list[float]]:
-    steps, bits = series([record for record in records if record["kind"] == kind], "bits")
+    steps, bits = series([record for record in records if record["kind"] == kind], "bits_per_token")
     if kind == "train" and len(bits):
         bits = smoothed(bits)
     few = thinned(len(bits), POINTS) if len(bits) else []

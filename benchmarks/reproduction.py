@@ -20,6 +20,7 @@ from typing import Any
 from drawing import lines_svg
 
 from transformer_xl.ablate import markdown, rows_of
+from transformer_xl.train.figures import number
 
 ROOT = Path(__file__).parents[1]
 TABLES = ROOT / "benchmarks" / "reproduction"
@@ -117,7 +118,7 @@ def _runs(table: Mapping[str, Any], own: Mapping[str, dict[str, Any]]) -> Iterat
 
 def _measured(result: Mapping[str, Any], unit: str) -> str:
     test = result["results"]["test"]
-    value = test["ppl"] if unit == "perplexity" else test["bpc"]
+    value = test["ppl"] if unit == "perplexity" else number(test, "bits_per_token")
     split = "" if test["split"] == "test" else f" ({test['split']})"
     return f"{value:,.2f}{split}" if unit == "perplexity" else f"{value:.4f}{split}"
 

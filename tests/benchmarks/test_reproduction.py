@@ -195,15 +195,15 @@ def test_a_run_is_recorded_without_paths(
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "demo.json").write_text(json.dumps(found))
     page = reproduction.pages(results=tmp_path / "results")[reproduction.PAGE]
-    assert f"**{results['test']['bpc']:.4f}**" in page
+    assert f"**{results['test']['bits_per_token']:.4f}**" in page
     (folder / "results.json").unlink()
     with pytest.raises(SystemExit, match="is not finished"):
         record.recorded(folder)
 
 
 def test_a_curve_keeps_its_ends_and_a_hundred_points(record: ModuleType) -> None:
-    records = [{"kind": "train", "step": n, "bits": 5 - n / 1000} for n in range(1, 1001)]
-    records += [{"kind": "valid", "step": 1000, "bits": 4.2}]
+    records = [{"kind": "train", "step": n, "bits_per_token": 5 - n / 1000} for n in range(1, 1001)]
+    records += [{"kind": "valid", "step": 1000, "bits_per_token": 4.2}]
     curve = record._curve(records, "train")
     assert (len(curve), curve[-1][0]) == (100, 1000)
     assert record._curve(records, "valid") == [[1000, 4.2]]

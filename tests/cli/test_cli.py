@@ -159,7 +159,7 @@ class Stopped(Exception):  # noqa: N818  (as the one of the training loop)
         (ValueError("n=1 is wrong"), 2, "txl: n=1 is wrong"),
         (FileNotFoundError("no a.txt"), 1, "txl: no a.txt"),
         (RuntimeError("the loss is nan"), 1, "txl: the loss is nan"),
-        (KeyboardInterrupt(), 130, "interrupted; what was saved before is intact"),
+        (KeyboardInterrupt(), 130, "interrupted"),
         (Stopped(signal.SIGINT), 130, "stopped at step 3 and saved"),
         (Stopped(signal.SIGTERM), 0, "stopped at step 3 and saved"),
         (OSError(errno.ENOSPC, "No space left"), 1, "txl: the disk is full: [Errno 28]"),
@@ -173,6 +173,32 @@ def test_how_it_ended_is_the_exit_code(monkeypatch, capsys, error, code, message
     assert out == ""
     assert err.strip().startswith(message)
     assert "Traceback" not in err
+
+
+def test_an_interrupt_says_that_what_was_saved_is_intact_where_something_was(
+    monkeypatch, tmp_path, capsys
+):
+    def stop(self):
+        raise KeyboardInterrupt
+
+    commands = {
+        "eval": ["eval", str(tmp_path), "--file", str(tmp_path / "text.txt")],
+        "train": ["train", "demo", "--out", str(tmp_path / "run")],
+        "prepare": ["prepare", "demo"],
+    }
+    for kind in cli._verbs().values():
+        if kind.__name__.lower() in commands:
+            monkeypatch.setattr(kind, "run", stop)
+
+    def said(name):
+        assert main(commands[name]) == 130
+        return capsys.readouterr().err.strip()
+
+    (tmp_path / "config.json").write_text("{}")
+    assert said("eval") == said("train") == "interrupted"
+    assert said("prepare") == "interrupted; what was saved before is intact"
+    (tmp_path / "run" / "checkpoints" / "step_00000003").mkdir(parents=True)
+    assert said("train") == "interrupted; what was saved before is intact"
 
 
 def test_a_bug_is_not_hidden(monkeypatch):

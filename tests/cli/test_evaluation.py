@@ -9,7 +9,8 @@ import pytest
 from transformer_xl.data import load_vocab, prepare, train_vocab
 from transformer_xl.evaluate import Dynamic, evaluate, gradient_squares
 from transformer_xl.nn import TransformerXL
-from transformer_xl.recipes import load_recipe
+from transformer_xl.recipes import dump_recipe, load_recipe
+from transformer_xl.train import metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -61,12 +62,67 @@ def test_eval_without_training_text_can_learn_by_plain_steps(txl, trained, text,
 
 
 def test_eval_by_windows_has_no_memory(txl, trained, text):
-    words = ["--file", text, "--eval.window", 4, "--eval.batch_size", 3, "--eval.mem_len", 9]
+    words = ["--file", text, "--eval.window", 4, "--eval.batch_size", 3]
     found = txl("eval", trained, *words, "--json").json
     ids = load_vocab(trained / "model" / "best").encode(TEXT)
     expected = evaluate(TransformerXL.from_pretrained(trained), ids, window=4)
     assert found["nll"] == pytest.approx(expected.nll, rel=1e-5)
     assert (found["window"], found["mem_len"]) == (4, 0)
+
+
+def test_eval_measures_each_memory_that_is_asked_for(txl, trained, text):
+    words = ["eval", trained, "--file", text, "--eval.mem_lens", 0, 3, 20]
+    found = txl(*words, "--json").json
+    curve = found["memory_curve"]
+    # The configured memory is that of the object itself.
+    assert [row["mem_len"] for row in curve] == [0, 3, 8, 20]
+    for row in curve:
+        alone = txl(
+            "eval", trained, "--file", text, "--eval.mem_len", row["mem_len"], "--json"
+        ).json
+        assert row["nll"] == pytest.approx(alone["nll"])
+        assert "memory_curve" not in alone
+    assert {name: found[name] for name in curve[2]} == curve[2]
+    assert len({row["nll"] for row in curve}) == 4
+    shown = txl(*words).out.splitlines()[-4:]
+    assert [line.split(":")[0].split() for line in shown] == [
+        ["memory", str(row["mem_len"])] for row in curve
+    ]
+
+
+def test_eval_has_one_memory_where_the_recipe_has_several_for_its_table(txl, run):
+    recipe = load_recipe(run / "recipe.toml")
+    recipe = replace(recipe, eval=replace(recipe.eval, mem_lens=(0, 3)))
+    (run / "recipe.toml").write_text(dump_recipe(recipe))
+    assert "memory_curve" not in txl("eval", run, "--json").json
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("way", [[], ["--eval.window", 4], ["--eval.dynamic", "sgd"]], ids=str)
+def test_eval_shows_how_far_it_is_with_any_weights(txl, trained, text, monkeypatch, weights, way):
+    if way[:1] == ["--eval.dynamic"] and weights != "float32":
+        pytest.skip("weights in fewer bits cannot learn")
+    monkeypatch.setattr(metrics, "_LINE_SECONDS", 0)
+    ended = txl("eval", trained, "--file", text, "--weights", weights, *way, "--json")
+    assert ended.json["tokens"] == len(TEXT) - 1
+    name = "a window" if "--eval.window" in way else "memory 8"
+    assert f"evaluating, {name}  {len(TEXT) - 1}/{len(TEXT) - 1}" in ended.err
+    assert "left" in ended.err
+
+
+def test_what_windows_cost_is_said_before_they_are_read(txl, trained, text, tmp_path, toy_toml):
+    ended = txl("eval", trained, "--file", text, "--eval.window", 4, "--json")
+    cost = f"window=4: each of {len(TEXT) - 1:,} tokens is predicted from a window read anew, "
+    assert ended.err.startswith(f"--eval.{cost}about 4 times the work of reading the text once")
+    words = ["--eval.window", 4, "--eval.batch_size", 64, "--train.steps", 2]
+    ended = txl("train", toy_toml, "--out", tmp_path / "run", *words, "--eval.segment_len", "None")
+    before, _ = ended.err.split("step 2: validation")
+    assert "each validation, by eval.window=4: each of" in before
+    assert ended.code == 0
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert [row["window"] for row in results["memory_curve"]] == [4]
+    assert results["test"]["mem_len"] == 0
+    assert "window     4: " in ended.err
 
 
 def test_eval_by_position_adds_the_losses_by_place(txl, trained, text):
@@ -105,7 +161,7 @@ def test_bits_are_per_byte_of_the_text_whatever_the_model_knows(txl, tiny_config
     text = tmp_path / "text.txt"
     text.write_text("ab, ba!\n?ab\n")
     found = txl("eval", tmp_path / "model", "--file", text, "--json").json
-    assert found["bits_per_byte"] == pytest.approx(found["bpc"])
+    assert found["bits_per_byte"] == pytest.approx(found["bits_per_token"])
     found = txl("score", tmp_path / "model", text, "--by", "line", "--json").json
     assert found["bits_per_byte"] == pytest.approx(found["bits_per_token"])
 

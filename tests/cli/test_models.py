@@ -90,7 +90,7 @@ def test_eval_takes_other_lengths_and_other_text(txl, trained, text):
 def test_eval_prints_a_table_without_json(txl, trained, text):
     table = txl("eval", trained, "--file", text).out.splitlines()
     assert table[0].split() == ["split", str(text)]
-    assert [line.split()[0] for line in table[1:4]] == ["nll", "ppl", "bpc"]
+    assert [line.split()[0] for line in table[1:4]] == ["nll", "ppl", "bits_per_token"]
 
 
 def test_eval_knows_the_recipe_of_the_run_around_a_model(txl, trained):

@@ -94,9 +94,16 @@ def test_prepare_says_where_the_tokens_are(txl, toy_toml, toy_text):
 def test_train_prints_its_result_on_stdout_and_the_rest_on_stderr(txl, toy_toml, tmp_path):
     ended = txl("train", toy_toml, "--out", tmp_path / "run", "--train.steps", 2, "--json")
     assert ended.code == 0
-    assert {"split", "tokens", "nll", "ppl", "bpc", "bits_per_byte", "mem_len", "attn_len"} <= {
-        *ended.json
-    }
+    assert {
+        "split",
+        "tokens",
+        "nll",
+        "ppl",
+        "bits_per_token",
+        "bpc",
+        "bits_per_byte",
+        "mem_len",
+    } <= {*ended.json}
     assert "step 2: validation" in ended.err
     assert f"now try: txl generate {tmp_path / 'run'}" in ended.err
     assert load_recipe(tmp_path / "run" / "recipe.toml").train.steps == 2

@@ -58,7 +58,12 @@ def test_the_result_says_what_was_measured_and_how(model, text):
     result = evaluate(model, text, segment_len=7, batch_size=3)
     assert result.tokens == 59
     assert result.ppl == pytest.approx(math.exp(result.nll))
-    assert result.bpc == pytest.approx(result.nll / math.log(2))
+    assert result.bits_per_token == pytest.approx(result.nll / math.log(2))
+    # What the tokens are, nobody has said.
+    assert result.bpc is None
+    assert evaluate(model, text, per_character=True).bpc == pytest.approx(
+        evaluate(model, text).bits_per_token
+    )
     assert result.bits_per_byte is None
     assert (result.segment_len, result.mem_len, result.batch_size) == (7, 5, 3)
     assert (result.attn_len, result.clamp_len) == (None, None)
@@ -84,9 +89,9 @@ def test_bits_per_byte_are_bits_over_the_bytes_that_were_predicted(model, text):
     token_bytes = np.arange(1, 32, dtype=np.int32)
     result = evaluate(model, text, token_bytes=token_bytes)
     n_bytes = sum(int(token) + 1 for token in text[1:])
-    assert result.bits_per_byte == pytest.approx(result.bpc * 59 / n_bytes)
+    assert result.bits_per_byte == pytest.approx(result.bits_per_token * 59 / n_bytes)
     one_each = evaluate(model, text, token_bytes=np.ones(31, dtype=np.int32))
-    assert one_each.bits_per_byte == pytest.approx(one_each.bpc)
+    assert one_each.bits_per_byte == pytest.approx(one_each.bits_per_token)
 
 
 def test_bits_per_byte_are_not_known_where_the_bytes_of_one_token_are_not(model, text):
@@ -101,7 +106,7 @@ def test_a_byte_of_ascii_is_a_character_known_or_not(tiny_config, written):
     model = TransformerXL(replace(tiny_config, vocab_size=len(vocab))).eval()
     ids = vocab.encode(written)
     result = evaluate(model, ids, token_bytes=token_bytes_in(vocab, ids, len(written)))
-    assert result.bits_per_byte == pytest.approx(result.bpc)
+    assert result.bits_per_byte == pytest.approx(result.bits_per_token)
 
 
 @pytest.mark.parametrize("written", ["abcÀ 漢字ab", "a" * 9, "漢", ""])

@@ -14,15 +14,19 @@ def test_only_finite_numbers_count():
 
 
 def test_bits_are_found_in_nats_and_in_bits_per_character():
-    assert figures.number({"bits": 3.0, "nll": 1.0}, "bits") == 3.0
-    assert figures.number({"nll": 2 * math.log(2)}, "bits") == pytest.approx(2.0)
-    assert figures.number({"bpc": 1.5}, "bits") == 1.5
-    assert figures.number({}, "bits") is None
+    asked = "bits_per_token"
+    assert figures.number({"bits_per_token": 3.0, "bits": 2.0, "nll": 1.0}, asked) == 3.0
+    assert figures.number({"bits": 3.0, "nll": 1.0}, asked) == 3.0
+    assert figures.number({"nll": 2 * math.log(2)}, asked) == pytest.approx(2.0)
+    assert figures.number({"bpc": 1.5}, asked) == 1.5
+    assert figures.number({}, asked) is None
 
 
 def test_a_series_leaves_out_what_is_not_finite():
-    records = [{"step": step, "bits": bits} for step, bits in [(1, 4.0), (2, math.nan), (3, 2.0)]]
-    steps, values = figures.series(records, "bits")
+    records = [
+        {"step": step, "bits_per_token": bits} for step, bits in [(1, 4.0), (2, math.nan), (3, 2.0)]
+    ]
+    steps, values = figures.series(records, "bits_per_token")
     assert (steps.tolist(), values.tolist()) == ([1, 3], [4.0, 2.0])
 
 
@@ -50,7 +54,9 @@ def test_thinning_keeps_the_ends_and_the_limit(n, most):
 
 def test_the_unit_is_bytes_only_where_all_results_have_it():
     assert figures.memory_unit([{"bits_per_byte": 1.0}, {"bits_per_byte": 2}]) == "bits_per_byte"
-    assert figures.memory_unit([{"bits_per_byte": 1.0}, {"bits_per_byte": None}]) == "bits"
+    assert (
+        figures.memory_unit([{"bits_per_byte": 1.0}, {"bits_per_byte": None}]) == "bits_per_token"
+    )
 
 
 @pytest.mark.parametrize("trained", [None, 0, 64, 4096])

@@ -43,7 +43,7 @@ def no_work(monkeypatch):
     """From here on, training and evaluating are errors."""
 
     def forbid():
-        for module, name in ((loop, "train_step"), (finish, "evaluate"), (finish, "generate")):
+        for module, name in ((loop, "train_step"), (finish, "evaluate_by"), (finish, "generate")):
             monkeypatch.setattr(module, name, None)
 
     return forbid
@@ -112,7 +112,7 @@ def test_an_unknown_character_costs_the_comparison_and_not_the_run(
     assert "gzip_bits_per_byte" not in results
     corpus, found = prepare(config.data), results["test"]
     assert corpus.vocab.unk_id in corpus.split("test")
-    bits = found["bpc"] * found["tokens"]
+    bits = found["bits_per_token"] * found["tokens"]
     assert found["bits_per_byte"] == pytest.approx(bits / (corpus.n_bytes("test") - 1))
 
 
@@ -172,7 +172,7 @@ def test_an_end_that_was_cut_short_is_made_up_for(tmp_path, short, monkeypatch, 
     assert read(tmp_path, "results.json") == again
 
 
-@pytest.mark.parametrize("name", ["evaluate", "see_memory", "generate"])
+@pytest.mark.parametrize("name", ["evaluate_by", "see_memory", "generate"])
 def test_an_end_that_is_interrupted_is_made_by_the_same_command(tmp_path, short, monkeypatch, name):
     def interrupt(*about, **settings):
         raise KeyboardInterrupt

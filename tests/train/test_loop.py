@@ -217,7 +217,8 @@ def test_a_line_of_the_log_is_the_mean_since_the_line_before(tmp_path, toy_recip
         config = toy_recipe(train={"log_every": log_every, "steps": 11})
         train(config, tmp_path / str(log_every), quiet=True)
     each, mean = (
-        [r["bits"] for r in measured(tmp_path / name) if r["kind"] == "train"] for name in "15"
+        [r["bits_per_token"] for r in measured(tmp_path / name) if r["kind"] == "train"]
+        for name in "15"
     )
     assert mean == pytest.approx([sum(each[:5]) / 5, sum(each[5:10]) / 5, each[10]])
 

@@ -29,38 +29,44 @@ def with_tensorboard():
 def write_run(folder, steps, resumed_at=0):
     with MetricsLog(folder, resumed_at) as log:
         for step in steps:
-            log.log("train", step, bits=1 / step, lr=1e-3)
+            log.log("train", step, bits_per_token=1 / step, lr=1e-3)
     return folder / "metrics.jsonl"
 
 
 def test_what_is_logged_is_read_back(tmp_path):
     with MetricsLog(tmp_path / "new" / "run", 0) as log:
-        log.log("train", 3, bits=2.5, lr=np.float32(0.5), tokens=7)
-        log.log("valid", 3, bits=2.75, split="valid", bits_per_byte=None)
+        log.log("train", 3, bits_per_token=2.5, lr=np.float32(0.5), tokens=7)
+        log.log("valid", 3, bits_per_token=2.75, split="valid", bits_per_byte=None)
     assert read_metrics(tmp_path / "new" / "run" / "metrics.jsonl") == [
-        {"kind": "train", "step": 3, "bits": 2.5, "lr": 0.5, "tokens": 7},
-        {"kind": "valid", "step": 3, "bits": 2.75, "split": "valid", "bits_per_byte": None},
+        {"kind": "train", "step": 3, "bits_per_token": 2.5, "lr": 0.5, "tokens": 7},
+        {
+            "kind": "valid",
+            "step": 3,
+            "bits_per_token": 2.75,
+            "split": "valid",
+            "bits_per_byte": None,
+        },
     ]
 
 
 def test_a_record_is_in_the_file_when_log_returns(tmp_path):
     log = MetricsLog(tmp_path, 0)
-    log.log("train", 1, bits=2.0)
+    log.log("train", 1, bits_per_token=2.0)
     assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
     log.close()
 
 
 def test_numbers_that_are_not_finite_stay_json_and_come_back(tmp_path):
     with MetricsLog(tmp_path, 0) as log:
-        log.log("train", 1, bits=math.nan, ppl=math.inf, low=-math.inf)
+        log.log("train", 1, bits_per_token=math.nan, ppl=math.inf, low=-math.inf)
 
     def refuse(word):
         raise AssertionError(f"{word} is not JSON")
 
     line = (tmp_path / "metrics.jsonl").read_text()
-    assert json.loads(line, parse_constant=refuse)["bits"] == "NaN"
+    assert json.loads(line, parse_constant=refuse)["bits_per_token"] == "NaN"
     (record,) = read_metrics(tmp_path / "metrics.jsonl")
-    assert math.isnan(record["bits"])
+    assert math.isnan(record["bits_per_token"])
     assert (record["ppl"], record["low"]) == (math.inf, -math.inf)
 
 
@@ -134,8 +140,8 @@ def test_tensorboard_shows_each_step_once_after_a_resume(tmp_path):
     write_run(tmp_path, [1, 2, 3])
     write_run(tmp_path, [3, 4], resumed_at=2)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert events.Tags()["scalars"] == ["train/bits", "train/lr"]
-    assert [event.step for event in events.Scalars("train/bits")] == [1, 2, 3, 4]
+    assert events.Tags()["scalars"] == ["train/bits_per_token", "train/lr"]
+    assert [event.step for event in events.Scalars("train/bits_per_token")] == [1, 2, 3, 4]
 
 
 class Clock:
@@ -194,6 +200,22 @@ def test_the_time_left_of_a_resumed_run_counts_its_own_steps_only(capsys, clock)
         clock.now += 20
         progress.update(910, math.nan, 1.0)
     assert "910/1,000  nan bits/token  1 tokens/s  0:03:00 left" in capsys.readouterr().err
+
+
+def test_the_time_left_is_that_of_what_ends_the_run_first(capsys, clock):
+    with Progress(100_000) as progress:
+        progress.expect(100_000, seconds=36)
+        clock.now += 12
+        progress.update(5)
+        # A limit that gives more time than the steps take ends nothing, nor one that is over.
+        progress.expect(10, seconds=500)
+        clock.now += 12
+        progress.update(8)
+        progress.expect(10, seconds=-1)
+        clock.now += 12
+        progress.update(9)
+    said = [line.split("  ")[-1] for line in capsys.readouterr().err.splitlines()]
+    assert said == ["0:00:24 left", "0:00:06 left", "0:00:04 left"]
 
 
 def test_the_time_left_is_that_of_the_present_speed(capsys, clock):

@@ -1,11 +1,12 @@
 """A run with a time limit: where its end and its stages fall."""
 
+import re
 import signal
 from types import SimpleNamespace
 
 import pytest
 
-from transformer_xl.train import Interrupted, loop, train
+from transformer_xl.train import Interrupted, loop, metrics, train
 from transformer_xl.train.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
@@ -84,6 +85,21 @@ def test_a_machine_that_slows_down_ends_a_tenth_late_at_most_and_cools_down(
     assert falls[cut:] == pytest.approx([falls[cut]] * len(falls[cut:]))
     said = capsys.readouterr().err
     assert said.count("train.minutes=1 are over and the steps take longer than before") == 1
+
+
+def test_a_run_shows_no_more_time_left_than_its_limit_leaves(
+    tmp_path, toy_recipe, seconds_at, capsys, monkeypatch
+):
+    # As a first step that compiles, whose time says nothing of the next ones.
+    now = seconds_at(lambda time: 10 if time < 10 else 1)
+    monkeypatch.setattr(metrics, "monotonic", lambda: now[0])
+    monkeypatch.setattr(metrics, "_LINE_SECONDS", 0)
+    settings = {"steps": 100_000, "minutes": 36 / 60, "log_every": 1, "eval_every": 0}
+    settings |= {"schedule": "constant_cooldown", "cooldown_fraction": 0.5}
+    train(toy_recipe(train=settings), tmp_path)
+    left = re.findall(r"(\d+):(\d\d):(\d\d) left", capsys.readouterr().err)
+    assert len(left) > 10
+    assert max(3600 * int(h) + 60 * int(m) + int(s) for h, m, s in left) <= 36
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ SWITCHED = {"model": EXACT, "train": {**SETTINGS, "optimizer": "muon", "save_eve
 
 def losses(folder):
     records = read_metrics(folder / "metrics.jsonl")
-    return {(r["kind"], r["step"]): r["bits"] for r in records if "bits" in r}
+    return {(r["kind"], r["step"]): r["bits_per_token"] for r in records if "bits_per_token" in r}
 
 
 def newest(folder):

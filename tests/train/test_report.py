@@ -32,7 +32,7 @@ def result(mem_len, bits_per_byte):
         "tokens": 1000,
         "nll": 1.5,
         "ppl": 4.48,
-        "bpc": 2.16,
+        "bits_per_token": 2.16,
         "bits_per_byte": bits_per_byte,
         "mem_len": mem_len,
         "segment_len": 64,
@@ -50,10 +50,16 @@ def run_dir(tmp_path):
     run_dir = tmp_path / "my-run"
     run_dir.mkdir()
     records = [
-        {"kind": "train", "step": step, "bits": 8 / step, "lr": 1e-3, "tokens_per_second": 5e4}
+        {
+            "kind": "train",
+            "step": step,
+            "bits_per_token": 8 / step,
+            "lr": 1e-3,
+            "tokens_per_second": 5e4,
+        }
         for step in range(1, 101)
     ]
-    records += [{"kind": "valid", "step": step, "bits": 9 / step} for step in (50, 100)]
+    records += [{"kind": "valid", "step": step, "bits_per_token": 9 / step} for step in (50, 100)]
     (run_dir / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     write_json(
         run_dir / "results.json",
@@ -176,7 +182,13 @@ def test_numbers_of_a_wrong_kind_do_no_harm(run_dir, value):
     results = {"test": wrong, "memory_curve": [wrong, value], "gzip_bits_per_byte": value}
     write_json(run_dir / "results.json", results)
     write_json(run_dir / "sample.json", {"prompt": value, "text": value, "settings": value})
-    record = {"kind": "train", "step": 1, "bits": value, "lr": value, "tokens_per_second": value}
+    record = {
+        "kind": "train",
+        "step": 1,
+        "bits_per_token": value,
+        "lr": value,
+        "tokens_per_second": value,
+    }
     write_json(run_dir / "metrics.jsonl", record)
     read_page(run_dir)
 

@@ -79,7 +79,11 @@ def test_what_was_left_out_is_counted_and_reported_with_its_place(
     said = " ".join(capsys.readouterr().err.split())
     assert "step 6: the norm of the gradient is nan, the loss " in said
     assert "left out (2 so far). Its segments begin 40 tokens into each stream" in said
-    logged = [r["bits"] for r in read_metrics(tmp_path / "metrics.jsonl") if r["kind"] == "train"]
+    logged = [
+        r["bits_per_token"]
+        for r in read_metrics(tmp_path / "metrics.jsonl")
+        if r["kind"] == "train"
+    ]
     # The lines at steps 2, 4, 6, ...: of the third nothing was learned.
     assert [math.isnan(bits) for bits in logged] == [False, False, True, False, False, False]
 

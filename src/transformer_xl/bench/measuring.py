@@ -197,7 +197,7 @@ def _evaluate(
     """Measure segments as evaluations read them."""
     settings = config.eval
     B, T = settings.batch_size, settings.segment_len or config.train.segment_len
-    M = config.model.mem_len if settings.mem_len is None else settings.mem_len
+    M = settings.memory_of(config.model)
     ext_len = config.model.ext_len if settings.ext_len is None else settings.ext_len
     window = torch.randint(config.model.vocab_size, (B, ext_len + T + 1), device=device)
     tokens, targets = window[:, :-1], window[:, ext_len + 1 :]

@@ -129,6 +129,8 @@ def _defaults(kind: Any, takes: str, subject: str | None, rest: list[str]) -> An
     if "eval" in kind.__annotations__ and takes == "DIR" and subject:
         preset = _value_of("--preset", rest)
         values["eval"] = evaluation_of(Path(subject), config, preset)
+        if begin_with := getattr(kind, "begin_with", None):
+            values["eval"] = begin_with(values["eval"], lambda flag: _value_of(flag, rest))
     if "settings" in kind.__annotations__:
         values["prompt_is_given"] = _value_of("--prompt", rest) is not None
         values["seed_is_given"] = _value_of("--seed", rest) is not None
@@ -175,7 +177,11 @@ def _run(argv: list[str]) -> int:
         command = parse(argv)
         if getattr(command, "takes", None) == "DIR":
             require_model_place(command.dir)  # pyright: ignore[reportAttributeAccessIssue]
-        return command.run() or 0
+        try:
+            return command.run() or 0
+        except KeyboardInterrupt:
+            has_saved = getattr(command, "has_saved", lambda: False)
+            raise KeyboardInterrupt("; what was saved before is intact" * has_saved()) from None
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
 
@@ -185,8 +191,8 @@ def _guarded(run: Callable[[], int]) -> int:
         code = run()
         # Later nobody could be told that the reader has left or the disk is full.
         sys.stdout.flush()
-    except KeyboardInterrupt:
-        say("\ninterrupted; what was saved before is intact")
+    except KeyboardInterrupt as stop:
+        say(f"\ninterrupted{stop}")
         return 130
     except BrokenPipeError:
         _drop_output()

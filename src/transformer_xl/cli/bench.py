@@ -1,16 +1,18 @@
 """The command that measures speed: bench."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
+from transformer_xl.cli.evaluation import READ_BY_SEGMENTS, refuse_others, taken_only
 from transformer_xl.cli.output import say, show
 from transformer_xl.cli.runs import Value
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
+from transformer_xl.recipes import load_recipe
 
 _ENWIK8 = ModelConfig(vocab_size=204, clamp_len=820)
 """The paper's model of 12 layers for enwik8."""
@@ -114,8 +116,21 @@ class Bench:
     train: Annotated[TrainConfig, Value]
     eval: Annotated[EvalConfig, Value] = field(default_factory=EvalConfig)
 
+    @staticmethod
+    def load(subject: str) -> Config:
+        """Return the settings of a recipe, of its evaluation those that are measured."""
+        recipe = load_recipe(subject)
+        return replace(recipe, eval=taken_only(recipe.eval, READ_BY_SEGMENTS))
+
     def run(self) -> None:
         """Measure and print."""
+        refuse_others(
+            self.eval,
+            READ_BY_SEGMENTS,
+            EvalConfig(),
+            "segments of random tokens are read with one memory; for windows there is "
+            "txl bench evaluation-speed",
+        )
         from transformer_xl.bench import measure, profile, with_vocabulary
         from transformer_xl.device import keep_freed_memory
         from transformer_xl.files import replace_file

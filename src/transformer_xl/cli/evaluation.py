@@ -1,6 +1,7 @@
 """The commands that look at how well a model predicts: eval and report."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -9,6 +10,7 @@ import tyro
 from transformer_xl.cli.models import (
     Weights,
     encoded_text,
+    evaluation_of,
     load,
     read_text,
     recipe_of,
@@ -20,8 +22,27 @@ from transformer_xl.config import Config, DataConfig, EvalConfig
 
 if TYPE_CHECKING:
     from transformer_xl.data import Vocab
-    from transformer_xl.evaluate import Dynamic
     from transformer_xl.nn import TransformerXL
+
+READ_BY_SEGMENTS = ("segment_len", "mem_len", "attn_len", "clamp_len", "ext_len", "batch_size")
+"""Settings of an evaluation that hold wherever a text is read by segments."""
+
+
+def taken_only(settings: EvalConfig, names: Iterable[str]) -> EvalConfig:
+    """Return settings of which the others have their defaults."""
+    return EvalConfig(**{name: getattr(settings, name) for name in names})
+
+
+def refuse_others(settings: EvalConfig, names: Iterable[str], usual: EvalConfig, why: str) -> None:
+    """Refuse a setting that is given where it would change nothing.
+
+    Raises:
+        ValueError: A setting other than those of ``names`` is not as usual.
+    """
+    for field_ in fields(EvalConfig):
+        value = getattr(settings, field_.name)
+        if field_.name not in names and value != getattr(usual, field_.name):
+            raise ValueError(f"--eval.{field_.name} {value} changes nothing here: {why}")
 
 
 @dataclass(kw_only=True)
@@ -30,11 +51,14 @@ class Eval:
 
     With --eval.dynamic it learns from each segment after its score, which the stored model never
     sees. With --eval.window it has no memory: each token is predicted from a window read anew.
+    With --eval.mem_lens it is measured with each of these memories, too; those of the recipe are
+    for the end of its training.
     """
 
     examples: ClassVar = (
         "txl eval runs/demo --eval.split test",
         "txl eval runs/demo --eval.mem_len 1024 --json",
+        "txl eval runs/demo --eval.mem_lens 0 64 256 1024",
         "txl eval runs/demo --file notes.txt",
         "txl eval models/wt103 --preset wt103-large --file wiki.test.tokens",
         "txl eval runs/demo --weights int8",
@@ -59,48 +83,107 @@ class Eval:
     eval: Annotated[EvalConfig, Value] = field(default_factory=EvalConfig)
     data: Annotated[DataConfig, Value] = field(default_factory=DataConfig)
 
+    @staticmethod
+    def begin_with(settings: EvalConfig, value_of: Callable[[str], str | None]) -> EvalConfig:
+        """Return what holds of a recipe where the command line does not say otherwise.
+
+        Its ``mem_lens`` are for the end of its training. Where it is evaluated by windows, or
+        learning, what the recipe says for other ways has no place.
+        """
+        given = {name: value_of(f"--eval.{name}") for name in ("window", "dynamic")}
+        asked = {name: getattr(settings, name) if x is None else x for name, x in given.items()}
+        drop = ["mem_lens"]
+        if asked["window"] not in (None, "None"):
+            drop += ["segment_len", "mem_len", "ext_len"]
+        if asked["dynamic"] not in (None, "None"):
+            drop += ["batch_size", "ext_len"]
+        if asked["dynamic"] != "rms":
+            drop += ["dynamic_eps", "dynamic_tokens"]
+        if asked["dynamic"] in (None, "None"):
+            drop += ["dynamic_lr", "dynamic_decay"]
+        return taken_only(settings, {each.name for each in fields(EvalConfig)} - {*drop})
+
     def run(self) -> None:
         """Evaluate and print."""
         self._check()
         from transformer_xl.device import autocast, pick_device
-        from transformer_xl.evaluate import evaluate, token_bytes_in
-        from transformer_xl.train.finish import describe
+        from transformer_xl.train.finish import memory_line
 
         settings = self.eval
         device = pick_device()
         model, vocab = load(self.dir, device, self.weights)
         recipe = recipe_of(self.dir)
-        segment_len = settings.segment_len or (recipe.train.segment_len if recipe else 128)
+        segment_len = recipe.train.segment_len if recipe else 128
         # Compact weights say themselves what is computed in.
         precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
-        lengths = settings.lengths
-        if settings.window is not None:
-            # Those of the recipe; a window has nothing to remember.
-            lengths |= {"mem_len": None, "ext_len": None}
-        ids, n_bytes = self._tokens(vocab)
+        text = self._tokens(vocab)
+        # Windows have none.
+        chosen = None if settings.window else settings.memory_of(model.config)
+        mem_lens = [None] if chosen is None else sorted({*settings.mem_lens, chosen})
         with autocast(precision, device):
-            dynamic = self._dynamic(model, vocab, segment_len)
-            result = evaluate(
-                model,
-                ids,
-                segment_len=segment_len,
-                batch_size=1 if dynamic else settings.batch_size,
-                token_bytes=token_bytes_in(vocab, ids, n_bytes),
-                window=settings.window,
-                dynamic=dynamic,
-                **lengths,
-            )
-            found = describe(str(self.file or settings.split), result)
-            places = self._by_position(model, ids, segment_len) if self.by_position else {}
+            rows = {x: self._measure(model, vocab, text, segment_len, x) for x in mem_lens}
+            places = self._by_position(model, text[0], segment_len) if self.by_position else {}
+        found, curve = rows[chosen], list(rows.values()) if settings.mem_lens else []
         if self.json:
-            show(found | places, as_json=True)
+            show(found | ({"memory_curve": curve} if curve else {}) | places, as_json=True)
             return
         show(found, as_json=False)
+        for row in curve:
+            print(memory_line(row))
         _show_places(places)
+
+    def _measure(
+        self,
+        model: "TransformerXL",
+        vocab: "Vocab",
+        text: tuple[Any, int],
+        segment_len: int,
+        mem_len: int | None,
+    ) -> dict[str, Any]:
+        """Evaluate with one memory, or by windows."""
+        from transformer_xl.evaluate import cost_of, evaluate_by, plan_dynamic
+        from transformer_xl.train.finish import describe
+        from transformer_xl.train.metrics import reading
+
+        settings = self.eval if mem_len is None else replace(self.eval, mem_len=mem_len)
+        (ids, n_bytes), n = text, len(text[0]) - 1
+        if cost := cost_of(settings, n):
+            say(f"--eval.{cost}")
+        dynamic = plan_dynamic(
+            settings, model, lambda: self._corpus(vocab).split("train"), segment_len=segment_len
+        )
+        name = "a window" if mem_len is None else f"memory {mem_len:,}"
+        with reading(model, n, f"evaluating, {name}"):
+            result = evaluate_by(
+                settings,
+                model,
+                ids,
+                vocab=vocab,
+                n_bytes=n_bytes,
+                segment_len=segment_len,
+                dynamic=dynamic,
+            )
+        return describe(str(self.file or settings.split), result)
 
     def _check(self) -> None:
         """Refuse, before any work, what cannot go together."""
         settings = self.eval
+        if settings.window and settings.segment_len:
+            raise ValueError(
+                f"--eval.segment_len {settings.segment_len} with --eval.window {settings.window}: "
+                "windows are read whole; leave out one of them"
+            )
+        if settings.dynamic and settings.batch_size != 1:
+            raise ValueError(
+                f"--eval.batch_size {settings.batch_size} with --eval.dynamic {settings.dynamic}: "
+                "what learns reads one stream; leave out one of them"
+            )
+        if self.by_position and (settings.window or settings.dynamic):
+            which = "window" if settings.window else "dynamic"
+            raise ValueError(
+                f"--by_position is about segments, read by the model as it is: without "
+                f"--eval.{which} {getattr(settings, which)} (None turns that of a recipe off)"
+            )
         if self.file:
             require_text(self.file)
         if settings.dynamic and self.weights != "float32":
@@ -115,29 +198,13 @@ class Eval:
                 "--data.path, or use --eval.dynamic sgd"
             )
 
-    def _dynamic(
-        self, model: "TransformerXL", vocab: "Vocab", segment_len: int
-    ) -> "Dynamic | None":
-        from transformer_xl.evaluate import plan_dynamic
-
-        return plan_dynamic(
-            self.eval, model, lambda: self._corpus(vocab).split("train"), segment_len=segment_len
-        )
-
     def _by_position(self, model: "TransformerXL", ids: Any, segment_len: int) -> dict[str, Any]:
-        from transformer_xl.train.seen import TOKENS, loss_by_position
+        from transformer_xl.train.metrics import reading
+        from transformer_xl.train.seen import READINGS, TOKENS, loss_by_position
 
-        settings = self.eval
-        mem_len = model.config.mem_len if settings.mem_len is None else settings.mem_len
-        return loss_by_position(
-            model,
-            ids[: TOKENS + 1],
-            segment_len=segment_len,
-            mem_len=mem_len,
-            attn_len=settings.attn_len,
-            clamp_len=settings.clamp_len,
-            batch_size=settings.batch_size,
-        )
+        ids = ids[: TOKENS + 1]
+        with reading(model, READINGS * (len(ids) - 1), "by position"):
+            return loss_by_position(model, ids, self.eval, segment_len)
 
     def _tokens(self, vocab: "Vocab") -> tuple[Any, int]:
         """Return the text in symbols, and how many bytes it has."""
@@ -201,9 +268,18 @@ class Report:
         recipe = recipe_of(self.dir)
         if recipe is None:
             raise ValueError(f"{self.dir} is no run folder: it has no recipe.toml")
+        is_there = (self.dir / MEMORY_FILE).exists() and not self.measure
+        refuse_others(
+            self.eval,
+            () if is_there else READ_BY_SEGMENTS,
+            evaluation_of(self.dir, recipe, None),
+            "what the memory does is measured already; add --measure"
+            if is_there
+            else "what the memory does is measured by segments on the held-out text",
+        )
         if self.measure:
             self._look(recipe)
-        elif not (self.dir / MEMORY_FILE).exists():
+        elif not is_there:
             try:
                 self._look(recipe)
             except (OSError, ValueError, RuntimeError) as error:

@@ -121,6 +121,10 @@ class Prepare:
             return load_recipe(subject)
         return Config(model=ModelConfig(), data=common_settings(subject))
 
+    def has_saved(self) -> bool:
+        """Say that what was fetched and counted is kept for the next time."""
+        return True
+
     def run(self) -> None:
         """Build the corpus."""
         from transformer_xl.data import prepare
@@ -168,6 +172,12 @@ class Train:
         # A run folder often has the name of its recipe.
         is_model = subject not in recipe_names() and Path(subject).is_dir()
         return continuation_of(Path(subject)) if is_model else load_recipe(subject)
+
+    def has_saved(self) -> bool:
+        """Say whether there is a checkpoint to go on from."""
+        from transformer_xl.checkpoint import CHECKPOINTS
+
+        return any((self.out / CHECKPOINTS).glob("step_*"))
 
     def run(self) -> None:
         """Train, evaluate, report."""

@@ -1,13 +1,14 @@
 """The commands that compare models as the paper does: recl and ablate."""
 
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
+from transformer_xl.cli.evaluation import refuse_others, taken_only
 from transformer_xl.cli.models import evaluation_of, read_text, recipe_of
 from transformer_xl.cli.output import say, show
 from transformer_xl.cli.runs import Value
@@ -19,6 +20,7 @@ from transformer_xl.config import (
     ModelConfig,
     TrainConfig,
 )
+from transformer_xl.recipes import load_recipe
 
 if TYPE_CHECKING:
     import numpy as np
@@ -176,8 +178,14 @@ class Recl:
         recipe = recipe_of(folder)
         evaluation = evaluation_of(folder, recipe, None)
         trained = recipe.train.segment_len if recipe else 128
-        mem_len = model.config.mem_len if evaluation.mem_len is None else evaluation.mem_len
-        window = self._window(model, mem_len, trained, recipe is not None)
+        if evaluation.window:
+            mem_len, window = 0, self.recl.window or evaluation.window
+        else:
+            mem_len = evaluation.memory_of(model.config)
+            window = self._window(model, mem_len, trained, recipe is not None)
+        ext_len = model.config.ext_len if evaluation.ext_len is None else evaluation.ext_len
+        if ext_len:
+            say(f"{folder}: nothing is read twice, whatever its ext_len={ext_len}")
         say(f"measuring {folder}" + f", which reads at most {window} tokens" * bool(window))
         # Not in half precision: what rounding adds by chance would pass for a gain.
         return context_losses(
@@ -248,8 +256,26 @@ class Ablate:
     eval: Annotated[EvalConfig, Value]
     generate: Annotated[GenerateConfig, Value]
 
+    @staticmethod
+    def load(subject: str) -> Config:
+        """Return the settings of a recipe, without the lengths of its evaluation."""
+        recipe = load_recipe(subject)
+        return replace(recipe, eval=taken_only(recipe.eval, ("batch_size",)))
+
+    def has_saved(self) -> bool:
+        """Say whether a run has a checkpoint to go on from."""
+        from transformer_xl.checkpoint import CHECKPOINTS
+
+        return any(self.out.glob(f"*/seed_*/{CHECKPOINTS}/step_*"))
+
     def run(self) -> None:
         """Train, measure, print."""
+        refuse_others(
+            self.eval,
+            ("batch_size",),
+            EvalConfig(),
+            "an ablation searches for the best lengths itself; see --attn_lens, --split, --tokens",
+        )
         from transformer_xl.ablate import Plan, ablate, draw_ablation, markdown, rows_of, summary
         from transformer_xl.device import keep_freed_memory
         from transformer_xl.files import replace_file

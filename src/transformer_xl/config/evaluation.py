@@ -1,17 +1,24 @@
 """How a model is evaluated, and how it writes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from transformer_xl.config.checks import require, require_positive
+from transformer_xl.config.model import ModelConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalConfig:
-    """How the model is evaluated: lengths that may differ from those of training."""
+    """How the model is evaluated: lengths that may differ from those of training.
+
+    The lengths, ``batch_size`` and ``window`` hold for the validations of a training, for the table
+    at its end and for ``txl eval``. Validation uses the configured memory alone: ``mem_lens`` and
+    ``dynamic`` add to that table and to ``txl eval``, and ``split`` is for ``txl eval``. What a
+    report shows of the memory is measured by segments, with the lengths and without the others.
+    """
 
     split: Literal["train", "valid", "test"] = "valid"
-    """Which part of the corpus."""
+    """Which part of the corpus txl eval reads; training has valid, the table at its end test."""
     segment_len: int | None = None
     """Tokens read at once; None: as in training."""
     mem_len: int | None = None
@@ -25,7 +32,7 @@ class EvalConfig:
     batch_size: int = 1
     """Parts of the text read side by side, each warmed up on the text before it."""
     mem_lens: tuple[int, ...] = ()
-    """Memory lengths of the table at the end of training."""
+    """Memory lengths to compare, at the end of training or by txl eval; validation has one."""
     window: int | None = None
     """Predict each token from a window of so many before it, read anew: without any memory."""
     dynamic: Literal["rms", "sgd"] | None = None
@@ -37,12 +44,13 @@ class EvalConfig:
     dynamic_eps: float = 0.1
     """For rms: added to the usual size of a gradient, in units of the mean of all."""
     dynamic_tokens: int = 50_000
-    """Tokens of the training text from which rms learns how large gradients usually are."""
+    """For rms: tokens of the training text that say how large gradients usually are."""
 
     def __post_init__(self) -> None:
         for name in ("segment_len", "attn_len", "batch_size", "window", "dynamic_tokens"):
             require_positive(name, getattr(self, name))
         self._check_dynamic()
+        self._check_together()
         for name in ("mem_len", "clamp_len", "ext_len"):
             value = getattr(self, name)
             require(value is None or value >= 0, f"{name}={value} must be at least 0")
@@ -63,11 +71,46 @@ class EvalConfig:
             f"dynamic_decay={self.dynamic_decay} must be from 0 to 1",
         )
 
+    def _check_together(self) -> None:
+        """Refuse settings that would be ignored beside others."""
+        if self.window is not None:
+            for name in ("mem_lens", "mem_len", "ext_len"):
+                value = getattr(self, name)
+                require(
+                    not value,
+                    f"{name}={value} with window={self.window}: each token is predicted from a "
+                    "window read anew, without any memory; leave out one of them",
+                )
+        if self.dynamic is not None:
+            require(
+                not self.ext_len,
+                f"ext_len={self.ext_len} with dynamic={self.dynamic!r}: what is read again would "
+                "be learned from twice; leave out one of them",
+            )
+        only_for = {"dynamic_lr": ("rms", "sgd"), "dynamic_decay": ("rms", "sgd")}
+        only_for |= {"dynamic_eps": ("rms",), "dynamic_tokens": ("rms",)}
+        for name, rules in only_for.items():
+            value = getattr(self, name)
+            require(
+                self.dynamic in rules or value == _DYNAMIC_DEFAULTS[name],
+                f"{name}={value} is for dynamic = {' or '.join(map(repr, rules))}, not "
+                f"{self.dynamic!r}: set that, or leave it out",
+            )
+
+    def memory_of(self, model: ModelConfig) -> int:
+        """Return how many positions of a model are remembered, where there is no window."""
+        return model.mem_len if self.mem_len is None else self.mem_len
+
     @property
     def lengths(self) -> dict[str, int | None]:
         """What overrides the lengths of the model, by name."""
         names = ("mem_len", "attn_len", "clamp_len", "ext_len")
         return {name: getattr(self, name) for name in names}
+
+
+_DYNAMIC_DEFAULTS = {
+    field.name: field.default for field in fields(EvalConfig) if field.name.startswith("dynamic_")
+}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,7 +7,13 @@ from transformer_xl.evaluate.dynamic import (
     gradient_squares,
     plan_dynamic,
 )
-from transformer_xl.evaluate.measuring import Result, evaluate, token_bytes_in
+from transformer_xl.evaluate.measuring import (
+    Result,
+    cost_of,
+    evaluate,
+    evaluate_by,
+    token_bytes_in,
+)
 from transformer_xl.evaluate.positions import loss_from_start, loss_in_segment, spans
 from transformer_xl.evaluate.streams import score
 from transformer_xl.evaluate.window import window_nll
@@ -18,7 +24,9 @@ __all__ = [
     "DynamicEvaluation",
     "Result",
     "attended",
+    "cost_of",
     "evaluate",
+    "evaluate_by",
     "gradient_squares",
     "loss_from_start",
     "loss_in_segment",

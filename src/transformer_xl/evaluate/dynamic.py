@@ -86,7 +86,7 @@ def plan_dynamic(
         model: The trained model.
         training_text: Returns the text it was trained on; asked only by ``rms``, for its first
             ``dynamic_tokens``.
-        segment_len: Tokens between two steps.
+        segment_len: Tokens between two steps, where the settings do not say.
     """
     if settings.dynamic is None:
         return None
@@ -96,7 +96,7 @@ def plan_dynamic(
         squares = gradient_squares(
             model,
             training_text()[: settings.dynamic_tokens],
-            segment_len=segment_len,
+            segment_len=settings.segment_len or segment_len,
             mem_len=settings.mem_len,
             attn_len=settings.attn_len,
             clamp_len=settings.clamp_len,

@@ -10,6 +10,7 @@ import torch
 from jaxtyping import Integer, Real
 from torch import Tensor
 
+from transformer_xl.config import EvalConfig
 from transformer_xl.data import Vocab
 from transformer_xl.evaluate.dynamic import Dynamic, DynamicEvaluation
 from transformer_xl.evaluate.streams import (
@@ -32,8 +33,10 @@ class Result:
     """Mean of -log p, nats per token."""
     ppl: float
     """Perplexity, exp(nll)."""
-    bpc: float
-    """Bits per token: per character or byte where these are the tokens."""
+    bits_per_token: float
+    """Mean of -log2 p: nll / ln 2."""
+    bpc: float | None
+    """Bits per character; None where the tokens are not characters."""
     bits_per_byte: float | None
     """Bits per byte of text; None where the bytes of the predicted tokens are not known."""
     tokens: int
@@ -67,6 +70,7 @@ def evaluate(
     ext_len: int | None = None,
     batch_size: int = 1,
     token_bytes: Real[np.ndarray, " V"] | None = None,
+    per_character: bool = False,
     window: int | None = None,
     dynamic: Dynamic | None = None,
 ) -> Result:
@@ -87,6 +91,7 @@ def evaluate(
         batch_size: Parts read side by side.
         token_bytes: For each token the bytes of text it stands for; gives ``bits_per_byte``. Of
             one with 0, such as ``<unk>``, they are not known: :func:`token_bytes_in` finds them.
+        per_character: Whether the tokens are characters; gives ``bpc``.
         window: Instead, predict each token from this many before it, read anew from nothing, with
             ``batch_size`` windows side by side (:func:`window_nll`). There is no memory then, and
             no segments.
@@ -146,7 +151,8 @@ def evaluate(
     return Result(
         nll=mean,
         ppl=math.exp(mean) if mean < 700 else math.inf,
-        bpc=bits,
+        bits_per_token=bits,
+        bpc=bits if per_character else None,
         bits_per_byte=None if n_bytes is None else bits * n / n_bytes,
         tokens=n,
         segment_len=segment_len,
@@ -188,6 +194,54 @@ def token_bytes_in(
     n_unknown = np.count_nonzero(sizes == 0)
     left = max(n_bytes - int(sizes.sum()), 0)
     return np.where(known == 0, left / n_unknown, known) if n_unknown else known
+
+
+def evaluate_by(
+    settings: EvalConfig,
+    model: TransformerXL,
+    ids: Sequence[int] | Integer[np.ndarray, " length"],
+    *,
+    vocab: Vocab,
+    n_bytes: int,
+    segment_len: int,
+    mem_len: int | None = None,
+    dynamic: Dynamic | None = None,
+) -> Result:
+    """Evaluate as settings say: here, and nowhere else, they become the arguments of `evaluate`.
+
+    Args:
+        settings: Of the evaluation. Their ``split``, ``mem_lens`` and ``dynamic`` say what is
+            evaluated, and how often: that is for the caller.
+        model: The model.
+        ids: The text in tokens, all of it.
+        vocab: The vocabulary, which knows what the tokens stand for.
+        n_bytes: Bytes of the text.
+        segment_len: Tokens read at once where the settings do not say: as in training.
+        mem_len: Another memory than that of the settings.
+        dynamic: How the model learns meanwhile (:func:`plan_dynamic`), in one stream.
+    """
+    lengths = settings.lengths
+    return evaluate(
+        model,
+        ids,
+        segment_len=settings.segment_len or segment_len,
+        batch_size=settings.batch_size if dynamic is None else 1,
+        token_bytes=token_bytes_in(vocab, ids, n_bytes),
+        per_character=vocab.kind == "chars",
+        window=settings.window,
+        dynamic=dynamic,
+        **(lengths if mem_len is None else lengths | {"mem_len": mem_len}),
+    )
+
+
+def cost_of(settings: EvalConfig, n_tokens: int) -> str | None:
+    """Say what an evaluation by windows costs; None where the text is read once."""
+    if settings.window is None:
+        return None
+    return (
+        f"window={settings.window}: each of {n_tokens:,} tokens is predicted from a window read "
+        f"anew, about {min(settings.window, n_tokens):,} times the work of reading the text once"
+    )
 
 
 def _total_nll(

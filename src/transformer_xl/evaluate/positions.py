@@ -28,6 +28,7 @@ def loss_in_segment(
     mem_len: int | None = None,
     attn_len: int | None = None,
     clamp_len: int | None = None,
+    ext_len: int | None = None,
     batch_size: int = 1,
 ) -> Float[np.ndarray, " T"]:
     """Return the mean loss, in nats, of the first, second, ... token that a segment predicts.
@@ -40,7 +41,7 @@ def loss_in_segment(
             out of range.
     """
     require_at_least(1, segment_len=segment_len, batch_size=batch_size)
-    require_at_least(0, mem_len=mem_len)
+    require_at_least(0, mem_len=mem_len, ext_len=ext_len)
     text = as_text(ids, model.config)
     mem_len = model.config.mem_len if mem_len is None else mem_len
     batch_size = min(batch_size, len(text) - 1)
@@ -50,7 +51,7 @@ def loss_in_segment(
             model,
             text,
             segment_len=segment_len,
-            ext_len=0,
+            ext_len=model.config.ext_len if ext_len is None else ext_len,
             lengths=Lengths(mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len),
             batch_size=batch_size,
         ):
@@ -69,6 +70,7 @@ def loss_from_start(
     mem_len: int | None = None,
     attn_len: int | None = None,
     clamp_len: int | None = None,
+    ext_len: int | None = None,
     batch_size: int = 1,
 ) -> Float[np.ndarray, " places"]:
     """Return the mean loss, in nats, by how many tokens a text has already.
@@ -84,6 +86,8 @@ def loss_from_start(
         mem_len: Remembered positions. None: as the model is configured.
         attn_len: Keys a query sees, counting its own. None: as the model is configured.
         clamp_len: Largest distance told apart. None: as the model is configured.
+        ext_len: Tokens before each segment of a piece that are read again with it. None: as the
+            model is configured.
         batch_size: Pieces read side by side.
 
     Raises:
@@ -91,6 +95,8 @@ def loss_from_start(
             length is out of range.
     """
     require_at_least(1, length=length, segment_len=segment_len, batch_size=batch_size)
+    require_at_least(0, mem_len=mem_len, ext_len=ext_len)
+    ext_len = model.config.ext_len if ext_len is None else ext_len
     text = as_text(ids, model.config)
     n_pieces = (len(text) - 1) // length
     if not n_pieces:
@@ -102,10 +108,16 @@ def loss_from_start(
         for some in pieces.split(batch_size):
             mems = model.keep(model.start_memory(len(some), mem_len))
             for start in range(0, length, segment_len):
-                tokens = some[:, start : start + segment_len + 1].to(model.device)
+                context = min(ext_len, start)
+                tokens = some[:, start - context : start + segment_len + 1].to(model.device)
                 out = model(
-                    tokens[:, :-1], mems, tokens[:, 1:], ext_len=0, context=0, **lengths
-                )  # fmt: skip
+                    tokens[:, :-1],
+                    mems,
+                    tokens[:, context + 1 :],
+                    ext_len=ext_len,
+                    context=context,
+                    **lengths,
+                )
                 mems, nll = out.mems, out.nll
                 _add(sums[:, start : start + nll.shape[1]], nll, torch.ones_like(nll))
     return _mean(sums)

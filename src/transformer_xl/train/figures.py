@@ -53,10 +53,15 @@ _POINTS = 800
 
 
 def number(record: dict[str, Any], name: str) -> float | None:
-    """A finite number of a record, or None; ``bits`` (per token) also from nll or bpc."""
+    """A finite number of a record, or None.
+
+    Older runs call ``bits_per_token`` ``bits``, or ``bpc`` whatever their tokens are.
+    """
     value = record.get(name)
-    if name == "bits" and value is None:
-        nats = number(record, "nll")
+    if name == "bits_per_token" and value is None:
+        bits, nats = number(record, "bits"), number(record, "nll")
+        if bits is not None:
+            return bits
         return number(record, "bpc") if nats is None else nats / math.log(2)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return None
@@ -94,7 +99,7 @@ def thinned(n: int, most: int) -> np.ndarray:
 
 def draw_loss(axes: "Axes", train: Records, valid: Records) -> None:
     """Draw bits per token over the steps: each record faint, their mean, the validation."""
-    steps, bits = series(train, "bits")
+    steps, bits = series(train, "bits_per_token")
     shown: list[np.ndarray] = []
     if len(bits):
         mean = smoothed(bits)
@@ -103,7 +108,7 @@ def draw_loss(axes: "Axes", train: Records, valid: Records) -> None:
         axes.plot(steps[few], mean[few], color=_COLORS["train"], label="training")
         # The first steps fall from so high that the rest would be a flat line below them.
         shown.append(mean[len(mean) // 40 :])
-    valid_steps, valid_bits = series(valid, "bits")
+    valid_steps, valid_bits = series(valid, "bits_per_token")
     if len(valid_bits):
         style = {"marker": "o", "linewidth": 1.0, "label": "validation"}
         axes.plot(valid_steps, valid_bits, color=_COLORS["valid"], **style)
@@ -260,9 +265,9 @@ def _whole_numbers() -> Any:
 
 
 def memory_unit(curve: Records) -> str:
-    """``bits_per_byte`` where all results have it, else ``bits`` (per token)."""
+    """``bits_per_byte`` where all results have it, else ``bits_per_token``."""
     whole = all(number(row, "bits_per_byte") is not None for row in curve)
-    return "bits_per_byte" if whole else "bits"
+    return "bits_per_byte" if whole else "bits_per_token"
 
 
 def as_svg(

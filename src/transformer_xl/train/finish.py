@@ -13,7 +13,7 @@ from transformer_xl.checkpoint import RunFolder
 from transformer_xl.config import Config, EvalConfig, GenerateConfig
 from transformer_xl.data import Corpus, raw_split
 from transformer_xl.device import autocast
-from transformer_xl.evaluate import Dynamic, Result, evaluate, plan_dynamic, token_bytes_in
+from transformer_xl.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
 from transformer_xl.generate import generate, text_pieces
 from transformer_xl.nn import TransformerXL, load_model
 from transformer_xl.train.metrics import reading
@@ -42,57 +42,59 @@ def finish(
     Returns:
         The contents of ``results.json``.
     """
-    if (results := _read_results(config, folder)) is not None:
+    if (results := _read_results(config, folder, corpus)) is not None:
         say(f"the run is finished; report: {folder.path / REPORT_FILE}")
         for row in results["memory_curve"]:
-            say(_line(row))
+            say(memory_line(row))
         return results
     model = load_model(folder.path / "model" / "best").to(device)
     split = held_out(corpus)
     ids = corpus.split(split)
-    token_bytes = token_bytes_in(corpus.vocab, ids, corpus.n_bytes(split))
     say(f"evaluating the best model on all of the {split} text")
-
-    segment_len = config.eval.segment_len or config.train.segment_len
+    if cost := cost_of(config.eval, len(ids) - 1):
+        say(f"eval.{cost}")
 
     def measure(mem_len: int | None, dynamic: Dynamic | None = None) -> dict[str, Any]:
-        name = f"evaluating, memory {config.model.mem_len if mem_len is None else mem_len:,}"
+        name = "a window" if mem_len is None else f"memory {mem_len:,}"
         with (
             autocast(config.train.precision, device),
-            reading(model, len(ids) - 1, name, quiet=quiet),
+            reading(model, len(ids) - 1, f"evaluating, {name}", quiet=quiet),
         ):
-            result = evaluate(
+            result = evaluate_by(
+                config.eval,
                 model,
                 ids,
-                segment_len=segment_len,
-                batch_size=1 if dynamic else config.eval.batch_size,
-                token_bytes=token_bytes,
+                vocab=corpus.vocab,
+                n_bytes=corpus.n_bytes(split),
+                segment_len=config.train.segment_len,
+                mem_len=mem_len,
                 dynamic=dynamic,
-                **{**config.eval.lengths, "mem_len": mem_len},
             )
         return describe(split, result)
 
-    longest = [] if config.eval.mem_len is None else [config.eval.mem_len]
-    mem_lens = sorted({*config.eval.mem_lens, *longest, config.model.mem_len})
+    chosen = None if config.eval.window else config.eval.memory_of(config.model)
+    others = {*config.eval.mem_lens, config.model.mem_len}
     curve = []
-    for mem_len in mem_lens:
+    for mem_len in [None] if chosen is None else sorted({*others, chosen}):
         curve.append(measure(mem_len))
-        say(_line(curve[-1]))
-    chosen = config.model.mem_len if config.eval.mem_len is None else config.eval.mem_len
+        say(memory_line(curve[-1]))
     results = {
         "settings": _settings(config),
-        "test": next(row for row in curve if row["mem_len"] == chosen),
+        "test": next(row for row in curve if row["mem_len"] == (chosen or 0)),
         "memory_curve": curve,
     }
     if config.eval.dynamic:
         say(f"the same, learning from each segment after its score ({config.eval.dynamic})")
         with autocast(config.train.precision, device):
             dynamic = plan_dynamic(
-                config.eval, model, lambda: corpus.split("train"), segment_len=segment_len
+                config.eval,
+                model,
+                lambda: corpus.split("train"),
+                segment_len=config.train.segment_len,
             )
         results["dynamic"] = measure(chosen, dynamic)
-        say(_line(results["dynamic"]))
-    if token_bytes is not None:
+        say(memory_line(results["dynamic"]))
+    if corpus.vocab.token_bytes is not None:
         results |= _compressed(corpus, split, say)
     # The report is written last: where it is, the rest is, too.
     (folder.path / REPORT_FILE).unlink(missing_ok=True)
@@ -120,13 +122,12 @@ def look(
     """Return what ``memory.json`` holds of a run (:mod:`transformer_xl.train.seen`)."""
     split = held_out(corpus)
     ids = corpus.split(split)
-    segment_len = config.eval.segment_len or config.train.segment_len
     n_tokens = READINGS * min(len(ids) - 1, TOKENS)
     with (
         autocast(config.train.precision, model.device),
         reading(model, n_tokens, "what the memory does", quiet=quiet),
     ):
-        seen = see_memory(model, ids, corpus.vocab, config.eval, segment_len)
+        seen = see_memory(model, ids, corpus.vocab, config.eval, config.train.segment_len)
     return {"split": split, **seen}
 
 
@@ -137,7 +138,13 @@ def _settings(config: Config) -> dict[str, Any]:
     )
 
 
-def _read_results(config: Config, folder: RunFolder) -> dict[str, Any] | None:
+def _rename(row: dict[str, Any], is_character: bool) -> None:
+    """Name what older runs call bpc: bits per token, whatever the tokens are."""
+    if "bits_per_token" not in row and "bpc" in row:
+        row["bits_per_token"] = row["bpc"] if is_character else row.pop("bpc")
+
+
+def _read_results(config: Config, folder: RunFolder, corpus: Corpus) -> dict[str, Any] | None:
     """Return the results of a run that was finished before with these settings."""
     if not (folder.path / REPORT_FILE).is_file():
         return None
@@ -148,7 +155,12 @@ def _read_results(config: Config, folder: RunFolder) -> dict[str, Any] | None:
         settings = json.loads(json.dumps(defaults))
         for section, values in results["settings"].items():
             settings[section] |= values
-        return results if settings == _settings(config) else None
+        if settings != _settings(config):
+            return None
+        is_character = corpus.vocab.kind == "chars"
+        for row in (results["test"], results.get("dynamic", {}), *results["memory_curve"]):
+            _rename(row, is_character)
+        return results
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
@@ -186,8 +198,10 @@ def describe(split: str, result: Result) -> dict[str, Any]:
     }
 
 
-def _line(row: dict[str, Any]) -> str:
-    line = f"memory {row['mem_len']:>5,}: {row['nll']:.4f} nats, perplexity {row['ppl']:,.2f}"
+def memory_line(row: dict[str, Any]) -> str:
+    """Write a result, of whatever memory, in a line."""
+    name = f"window {row['window']:>5,}" if "window" in row else f"memory {row['mem_len']:>5,}"
+    line = f"{name}: {row['nll']:.4f} nats, perplexity {row['ppl']:,.2f}"
     if "bits_per_byte" in row:
         line += f", {row['bits_per_byte']:.4f} bits per byte"
     return line + f"   ({row['tokens']:,} tokens, {row['tokens_per_second']:,.0f} a second)"

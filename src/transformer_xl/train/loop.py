@@ -18,7 +18,7 @@ from transformer_xl.config import Config
 from transformer_xl.data import Corpus, prepare
 from transformer_xl.device import autocast, pick_device, pick_precision
 from transformer_xl.distributed import World, joined
-from transformer_xl.evaluate import Result, evaluate, token_bytes_in
+from transformer_xl.evaluate import Result, cost_of, evaluate_by
 from transformer_xl.nn import TransformerXL, build_model
 from transformer_xl.nn.pretrained import copy_weights, model_weights
 from transformer_xl.ops import choose_backend
@@ -97,6 +97,8 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
                 state.load(checkpoints, newest)
             progress.expect(state.total_steps, state.step)
             progress.say(_opening(config, corpus, device, n_parameters, world))
+            if cost := cost_of(config.eval, corpus.n_tokens("valid") - 1):
+                progress.say(f"each validation, by eval.{cost}")
             if state.step:
                 progress.say(f"going on after step {state.step} of {state.total_steps}")
             if state.step < state.total_steps:
@@ -216,7 +218,7 @@ class _Run:
             if room < left:
                 self._shorten(left, room)
                 left = room
-        self._progress.expect(state.step + left)
+        self._progress.expect(state.step + left, seconds=limit - state.seconds)
 
     def _shorten(self, left: int, room: int) -> None:
         """Let the learning rate fall from where it is to its end in fewer steps."""
@@ -278,7 +280,9 @@ class _Run:
         state.losses.clear()
         state.offsets.clear()
         state.tokens, self._logged_at = 0, state.seconds
-        self._record("train", state.step, bits=bits, lr=update.lr, tokens_per_second=speed)
+        self._record(
+            "train", state.step, bits_per_token=bits, lr=update.lr, tokens_per_second=speed
+        )
         self._progress.update(state.step, bits, speed)
 
     def _evaluate(self) -> None:
@@ -294,7 +298,7 @@ class _Run:
             return result
 
         result = state.world.by_first(judge)
-        self._record("valid", state.step, bits=result.bpc, nll=result.nll)
+        self._record("valid", state.step, bits_per_token=result.bits_per_token, nll=result.nll)
         self._progress.say(_validation_line(state.step, result))
         state.best = min(state.best, result.nll)
 
@@ -360,23 +364,22 @@ def _fix_end(config: Config, state: TrainState) -> None:
 
 
 def _validate(config: Config, corpus: Corpus, model: TransformerXL) -> Result:
-    settings, ids = config.eval, corpus.split("valid")
     with autocast(config.train.precision, model.device):
-        return evaluate(
+        return evaluate_by(
+            config.eval,
             model,
-            ids,
-            segment_len=settings.segment_len or config.train.segment_len,
-            batch_size=settings.batch_size,
-            token_bytes=token_bytes_in(corpus.vocab, ids, corpus.n_bytes("valid")),
-            mem_len=settings.mem_len,
-            attn_len=settings.attn_len,
-            clamp_len=settings.clamp_len,
-            ext_len=settings.ext_len,
+            corpus.split("valid"),
+            vocab=corpus.vocab,
+            n_bytes=corpus.n_bytes("valid"),
+            segment_len=config.train.segment_len,
         )
 
 
 def _validation_line(step: int, result: Result) -> str:
-    line = f"step {step}: validation {result.nll:.4f} nats, {result.bpc:.4f} bits per token"
-    if result.bits_per_byte is not None and not math.isclose(result.bits_per_byte, result.bpc):
-        line += f", {result.bits_per_byte:.4f} bits per byte"
+    line = (
+        f"step {step}: validation {result.nll:.4f} nats, {result.bits_per_token:.4f} bits per token"
+    )
+    per_byte = result.bits_per_byte
+    if per_byte is not None and not math.isclose(per_byte, result.bits_per_token):
+        line += f", {per_byte:.4f} bits per byte"
     return line

@@ -2,8 +2,8 @@
 
 ``metrics.jsonl`` holds one flat JSON object in a line::
 
-    {"kind": "train", "step": 120, "bits": 2.31, "lr": 0.00025, "tokens_per_second": 10240.0}
-    {"kind": "valid", "step": 120, "bits": 2.40}
+    {"kind": "train", "step": 120, "bits_per_token": 2.3, "lr": 0.0025, "tokens_per_second": 10240}
+    {"kind": "valid", "step": 120, "bits_per_token": 2.40, "nll": 1.66}
 
 JSON has no word for numbers that are not finite, so these are written as the strings ``"NaN"``,
 ``"Infinity"`` and ``"-Infinity"``, and read back as numbers.
@@ -198,6 +198,8 @@ class Progress:
         self._shown_at = monotonic() if passes else -math.inf
         # Of the present speed: steps done, and when. It counts evaluations and checkpoints too.
         self._marks: deque[tuple[float, int]] = deque([(monotonic(), step)])
+        # When it ends at the latest, whatever steps are left.
+        self._deadline = math.inf
         self._latest: dict[str, Any] = {
             "steps": self._steps(step),
             "bits": "",
@@ -247,9 +249,19 @@ class Progress:
             self.say(self._waiting)
         self._waiting = None
 
-    def expect(self, total_steps: int, first_step: int | None = None) -> None:
-        """Correct what is expected: the last step, or where a resumed run begins."""
+    def expect(
+        self, total_steps: int, first_step: int | None = None, *, seconds: float = math.inf
+    ) -> None:
+        """Correct what is expected.
+
+        Args:
+            total_steps: The last step.
+            first_step: Where a resumed run begins.
+            seconds: The time that is left, where a limit may end the run before its last step; one
+                that is over ends nothing any more.
+        """
         self._total = total_steps
+        self._deadline = monotonic() + seconds if seconds > 0 else math.inf
         if first_step is not None:
             self._marks = deque([(monotonic(), first_step)])
         if self._bar:
@@ -303,7 +315,8 @@ class Progress:
         if not first_step < step < self._total:
             return ""
         step_seconds = (now - began) / (step - first_step)
-        return f"{timedelta(seconds=round(step_seconds * (self._total - step)))} left"
+        seconds = min(step_seconds * (self._total - step), max(self._deadline - now, 0))
+        return f"{timedelta(seconds=round(seconds))} left"
 
 
 @contextmanager

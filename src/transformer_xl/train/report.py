@@ -1,7 +1,7 @@
 """The report of a run: one page that needs nothing else, from whatever the run folder holds.
 
 ======================  =======================================================================
-``metrics.jsonl``       the training: ``bits``, ``lr``, ``tokens_per_second`` of its records
+``metrics.jsonl``       the training: ``bits_per_token``, ``lr`` and ``tokens_per_second``
 ``results.json``        ``{"test": result, "memory_curve": [result, ...], "dynamic": result,
                         "gzip_bits_per_byte": x, "xz_bits_per_byte": y}``; a result is what
                         ``txl eval`` prints
@@ -90,7 +90,7 @@ def plot_curves(run_dir: Path, png_path: Path) -> Path:
     """
     run = _read_run(run_dir)
     draws: list[Callable[..., object]] = []
-    if has(run.train, "bits") or has(run.valid, "bits"):
+    if has(run.train, "bits_per_token") or has(run.valid, "bits_per_token"):
         draws.append(partial(figures.draw_loss, train=run.train, valid=run.valid))
     if run.curve:
         draws.append(partial(_draw_memory, run=run))
@@ -164,7 +164,7 @@ def _read_run(run_dir: Path) -> _Run:
     dynamic = results.get("dynamic")
     run.dynamic = dynamic if isinstance(dynamic, dict) else {}
     curve = [row for row in curve if isinstance(row, dict)] if isinstance(curve, list) else []
-    curve = [row for row in curve if has([row], "mem_len") and has([row], "bits")]
+    curve = [row for row in curve if has([row], "mem_len") and has([row], "bits_per_token")]
     run.curve = sorted(curve, key=lambda row: row["mem_len"])
     for name, key in (("gzip -9", "gzip_bits_per_byte"), ("xz -9e", "xz_bits_per_byte")):
         value = number(results, key)
@@ -180,7 +180,7 @@ def _read_run(run_dir: Path) -> _Run:
 
 def _figures(run: _Run) -> dict[str, str]:
     drawn = {}
-    if has(run.train, "bits") or has(run.valid, "bits"):
+    if has(run.train, "bits_per_token") or has(run.valid, "bits_per_token"):
         draw_loss = partial(figures.draw_loss, train=run.train, valid=run.valid)
         drawn["loss"] = figures.as_svg(
             "loss", "Bits per token over the steps", lambda figure: draw_loss(figure.subplots())
@@ -253,16 +253,16 @@ def _tiles(run: _Run) -> Iterable[tuple[str, str]]:
     split = run.test.get("split", "test")
     for name, words, form in (
         ("bits_per_byte", "bits per byte", ".3f"),
-        ("bits", "bits per token", ".3f"),
+        ("bits_per_token", "bits per token", ".3f"),
         ("ppl", "perplexity per token", ",.2f"),
     ):
         value = number(run.test, name)
         if value is not None:
             yield format(value, form), f"{words}, {split} text"
-    learned = number(run.dynamic, "bits")
+    learned = number(run.dynamic, "bits_per_token")
     if learned is not None:
         yield f"{learned:.3f}", f"bits per token, {split} text, learning as it reads"
-    steps, bits = figures.series(run.valid, "bits")
+    steps, bits = figures.series(run.valid, "bits_per_token")
     if len(bits):
         best = int(np.argmin(bits))
         yield f"{bits[best]:.3f}", f"bits per token, best validation, step {steps[best]:,}"
@@ -289,13 +289,16 @@ def _training(run: _Run, drawn: dict[str, str]) -> str:
 
 
 def _training_table(run: _Run) -> str:
-    names = ("bits", "lr", "tokens_per_second")
+    names = ("bits_per_token", "lr", "tokens_per_second")
     lines = {name: figures.series(run.train, name) for name in names}
-    valid_steps, valid_bits = figures.series(run.valid, "bits")
+    valid_steps, valid_bits = figures.series(run.valid, "bits_per_token")
     validated = dict(zip(valid_steps.tolist(), valid_bits.tolist(), strict=True))
     steps = sorted(validated) or sorted({record["step"] for record in run.train})
-    if len(lines["bits"][1]):
-        lines["bits"] = lines["bits"][0], figures.smoothed(lines["bits"][1])
+    if len(lines["bits_per_token"][1]):
+        lines["bits_per_token"] = (
+            lines["bits_per_token"][0],
+            figures.smoothed(lines["bits_per_token"][1]),
+        )
     best = min(validated, key=lambda step: validated[step]) if validated else None
 
     def at(name: str, step: int, form: str) -> str:
@@ -307,7 +310,7 @@ def _training_table(run: _Run) -> str:
     for index in figures.thinned(len(steps), _ROWS):
         step = steps[index]
         valid = f"{validated[step]:.4f}" if step in validated else ""
-        cells = [f"{step:,}", at("bits", step, ".4f"), valid, at("lr", step, ".3g")]
+        cells = [f"{step:,}", at("bits_per_token", step, ".4f"), valid, at("lr", step, ".3g")]
         rows.append(([*cells, at("tokens_per_second", step, ",.0f")], step == best))
     head = ["step", "training, bits per token", "validation", "learning rate", "tokens per second"]
     return page.table(head, rows, marks="the best validation")
@@ -320,7 +323,7 @@ def _memory(run: _Run, drawn: dict[str, str]) -> str:
     split = run.curve[0].get("split", "test")
     rows = []
     for row in run.curve:
-        bits = number(row, "bits_per_byte" if per_byte else "bits")
+        bits = number(row, "bits_per_byte" if per_byte else "bits_per_token")
         values = [(row["mem_len"], ",.0f"), (bits, ".4f")]
         values += [(number(row, "ppl"), ",.3f"), (number(row, "tokens_per_second"), ",.0f")]
         cells = ["" if value is None else format(value, form) for value, form in values]

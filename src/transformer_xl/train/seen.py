@@ -9,6 +9,9 @@
                 the shares of distances, layer by layer; null where a model has no attention
 ==============  ===========================================================================
 
+The text is read by segments, with the lengths of the evaluation; its ``window`` and ``dynamic`` are
+for ``results.json``. Attention is looked at without ``ext_len``.
+
 Losses are means in nats over spans of places, which grow: ``{"first", "last", "nll"}``, from 1.
 """
 
@@ -43,14 +46,14 @@ def see_memory(
         ids: The text in tokens, at least two.
         vocab: The vocabulary of the model.
         settings: Of the evaluation: its lengths, and how many parts are read side by side.
-        segment_len: Tokens read at once.
+        segment_len: Tokens read at once, where the settings do not say.
     """
     ids = ids[: TOKENS + 1]
-    mem_len = model.config.mem_len if settings.mem_len is None else settings.mem_len
+    segment_len = settings.segment_len or segment_len
+    mem_len = settings.memory_of(model.config)
     lengths = {"attn_len": settings.attn_len, "clamp_len": settings.clamp_len}
-    reading = {"segment_len": segment_len, "batch_size": settings.batch_size, **lengths}
     found: dict[str, Any] = {"tokens": len(ids) - 1, "segment_len": segment_len}
-    found |= {"mem_len": mem_len, **loss_by_position(model, ids, mem_len=mem_len, **reading)}
+    found |= {"mem_len": mem_len, **loss_by_position(model, ids, settings, segment_len)}
     if model.config.kind != "transformer_xl":
         return {**found, "attention": None}
     few = ids[: ATTENDED + 1]
@@ -58,9 +61,13 @@ def see_memory(
 
 
 def loss_by_position(
-    model: TransformerXL, ids: Text, *, segment_len: int, mem_len: int, **reading: Any
+    model: TransformerXL, ids: Text, settings: EvalConfig, segment_len: int
 ) -> dict[str, Any]:
-    """Measure ``in_segment`` and ``from_start``; the arguments are those of the two functions."""
+    """Measure ``in_segment`` and ``from_start``; the arguments are those of :func:`see_memory`."""
+    segment_len = settings.segment_len or segment_len
+    mem_len = settings.memory_of(model.config)
+    reading = {"batch_size": settings.batch_size, **settings.lengths}
+    del reading["mem_len"]
     in_segment = [
         {
             "mem_len": each,

@@ -1,0 +1,139 @@
+"""One name, one meaning: the figures that commands print and files hold are those of the table."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transformer_xl.data import train_vocab
+from transformer_xl.nn import TransformerXL
+from transformer_xl.train.metrics import read_metrics
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "names.md"
+SETTINGS = {"dynamic_lr", "dynamic_decay", "dynamic_eps", "temperature", "threshold", "top"}
+"""Numbers that somebody has chosen: nothing that was measured."""
+TEXT = "the cat saw a dog.\nthe dog ran to sea.\n" * 3
+
+
+def table() -> dict[str, str]:
+    """Where each figure is, as the document says."""
+    _, section = DOCUMENT.read_text("utf-8").split("\n## Figures\n")
+    rows = re.findall(r"^\| (`.*?`) \|.*\| (.*) \|$", section.split("\n## ")[0], re.M)
+    return {name: where for names, where in rows for name in re.findall(r"`(\w+)`", names)}
+
+
+def figures(found: Any, name: str = "") -> Iterator[str]:
+    """The names of all numbers with a fraction, at any depth."""
+    if isinstance(found, dict):
+        if name in ("init", "best"):
+            yield name
+            return
+        for key, value in found.items():
+            if key not in ("settings", "recipe", "model", "train", "environment"):
+                yield from figures(value, key)
+    elif isinstance(found, list):
+        for value in found:
+            yield from figures(value, name)
+    elif isinstance(found, float):
+        yield name
+
+
+@pytest.fixture(scope="session")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_text(TEXT)
+    return path
+
+
+def outputs(
+    trained: Path, text: Path, txl: Callable, folder: Path
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What the commands print, and what files hold, under the name that the table has for it."""
+
+    def found(*words: object) -> Any:
+        ended = txl(*words, "--json")
+        assert ended.code == 0, ended.err
+        return json.loads(ended.out.splitlines()[-1])
+
+    yield "txl eval", found("eval", trained, "--by_position", "--eval.mem_lens", 0, 3)
+    learning = ("--eval.dynamic", "rms", "--eval.dynamic_tokens", 100)
+    yield "txl eval", found("eval", trained, "--file", text, *learning)
+    yield "txl train", found("train", trained / "recipe.toml", "--out", trained, "--quiet")
+    yield "txl train", json.loads((trained / "results.json").read_text())
+    yield "memory.json", json.loads((trained / "memory.json").read_text())
+    yield "metrics.jsonl", {"all": read_metrics(trained / "metrics.jsonl")}
+    yield "txl score", found("score", trained, text)
+    yield "txl score", found("score", trained, text, "--by", "line")
+    small = ("--recl.step", 4, "--recl.longest", 12, "--recl.tokens", 20)
+    yield "txl recl", found("recl", trained, *small)
+    yield "txl compress", found("compress", text, folder / "text.txl", "--model", trained)
+
+
+def test_every_figure_that_is_printed_or_stored_is_in_the_table(
+    trained: Path, text: Path, txl: Callable, tmp_path: Path
+) -> None:
+    where = table()
+    for place, found in outputs(trained, text, txl, tmp_path):
+        names = set(figures(found)) - SETTINGS
+        assert names
+        assert names <= set(where), place
+        lost = {name for name in names if place not in where[name]}
+        # What a command prints beside its own figures is that of a file.
+        assert not {name for name in lost if "memory.json" not in where[name]}, (place, lost)
+
+
+def test_bits_are_those_of_the_nats_and_per_character_only_of_characters(
+    txl: Callable, tiny_config: Any, text: Path, tmp_path: Path
+) -> None:
+    for kind in ("chars", "bytes", "bpe", "words"):
+        size = {"vocab_size": 270} if kind == "bpe" else {}
+        vocab = train_vocab(kind, [TEXT], **size)
+        folder = tmp_path / kind
+        TransformerXL(replace(tiny_config, vocab_size=len(vocab))).save_pretrained(folder, vocab)
+        found = txl("eval", folder, "--file", text, "--json").json
+        assert found["bits_per_token"] == pytest.approx(found["nll"] / math.log(2))
+        assert found["ppl"] == pytest.approx(math.exp(found["nll"]))
+        assert ("bpc" in found) == (kind == "chars")
+        assert ("bits_per_byte" in found) == (kind != "words")
+        if kind == "chars":
+            assert found["bpc"] == found["bits_per_token"]
+        if kind == "bpe":
+            assert found["bits_per_byte"] < found["bits_per_token"]
+
+
+def test_a_run_of_before_is_read_with_what_its_names_meant(
+    trained: Path, txl: Callable, tmp_path: Path
+) -> None:
+    from shutil import copytree
+
+    from transformer_xl.train.figures import number
+
+    folder = copytree(trained, tmp_path / "toy")
+    records = read_metrics(folder / "metrics.jsonl")
+    lines = [
+        json.dumps({("bits" if key == "bits_per_token" else key): x for key, x in record.items()})
+        for record in records
+    ]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    results = json.loads((folder / "results.json").read_text())
+    expected = results["test"]["bits_per_token"]
+    for row in (results["test"], *results["memory_curve"]):
+        row["bpc"] = row.pop("bits_per_token")
+    (folder / "results.json").write_text(json.dumps(results))
+    old = read_metrics(folder / "metrics.jsonl")
+    asked = "bits_per_token"
+    assert [number(x, asked) for x in old] == [number(x, asked) for x in records]
+    page = (folder / "report.html").read_text("utf-8")
+    (folder / "report.html").unlink()
+    assert txl("report", folder).code == 0
+    assert (folder / "report.html").read_text("utf-8") == page
+    # The command that trained it prints the names of today.
+    found = txl("train", folder / "recipe.toml", "--out", folder, "--json", "--quiet").json
+    assert found["bits_per_token"] == found["bpc"] == expected

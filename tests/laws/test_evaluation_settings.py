@@ -1,0 +1,301 @@
+"""Every setting of an evaluation and of writing: changing it changes what comes, or is refused."""
+
+import json
+import re
+from dataclasses import fields, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transformer_xl import cli
+from transformer_xl.checkpoint import RunFolder
+from transformer_xl.config import EvalConfig, GenerateConfig
+from transformer_xl.data import prepare
+from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.pretrained import model_weights
+from transformer_xl.recipes import dump_recipe
+from transformer_xl.train import finish, loop, report
+from transformer_xl.train.beginning import fit_to_corpus
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CHANGED = {
+    "split": {"split": "test"},
+    "segment_len": {"segment_len": 5},
+    "mem_len": {"mem_len": 3},
+    "attn_len": {"attn_len": 4},
+    "clamp_len": {"clamp_len": 2},
+    "ext_len": {"ext_len": 3},
+    "batch_size": {"batch_size": 5},
+    "mem_lens": {"mem_lens": (0, 3)},
+    "window": {"window": 4},
+    "dynamic": {"dynamic": "sgd"},
+    "dynamic_lr": {"dynamic": "sgd", "dynamic_lr": 0.5},
+    "dynamic_decay": {"dynamic": "sgd", "dynamic_decay": 0.5},
+    "dynamic_eps": {"dynamic": "rms", "dynamic_tokens": 40, "dynamic_eps": 0.5},
+    "dynamic_tokens": {"dynamic": "rms", "dynamic_eps": 0.1, "dynamic_tokens": 40},
+}
+"""For each setting, the last one of its line, what changes it: several where it needs another."""
+LENGTHS = ("segment_len", "mem_len", "attn_len", "clamp_len", "ext_len", "batch_size")
+DYNAMIC = tuple(name for name in CHANGED if name.startswith("dynamic"))
+
+
+@pytest.fixture(scope="module")
+def config(toy_recipe, toy_text, tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "short.txt"
+    path.write_text(toy_text.read_text()[:1000])
+    data = {"path": str(path), "valid_fraction": 0.06, "test_fraction": 0.06}
+    recipe = toy_recipe(generate={"prompt": "the ", "length": 20}, data=data)
+    recipe = replace(recipe, eval=EvalConfig(batch_size=4, segment_len=8))
+    return fit_to_corpus(recipe, prepare(recipe.data))
+
+
+@pytest.fixture(scope="module")
+def corpus(config):
+    return prepare(config.data)
+
+
+@pytest.fixture(scope="module")
+def model(config):
+    """Weights far from zero, which no two ways to read agree on."""
+    import torch
+
+    torch.manual_seed(0)
+    return TransformerXL(replace(config.model, init_std=0.3)).eval()
+
+
+@pytest.fixture(scope="module")
+def run(config, corpus, model, tmp_path_factory):
+    """The folder of a run that has not ended yet."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    folder.mkdir()
+    RunFolder(folder).save_model("best", model.config, model_weights(model), corpus.vocab)
+    (folder / "recipe.toml").write_text(dump_recipe(config))
+    return folder
+
+
+def measured(found):
+    """Leave out of results what no two readings have in common."""
+    if isinstance(found, dict):
+        left_out = ("seconds", "tokens_per_second", "settings")
+        return {name: measured(x) for name, x in found.items() if name not in left_out}
+    return [measured(x) for x in found] if isinstance(found, list) else found
+
+
+def validation(config, corpus, run, model, monkeypatch):
+    found = loop._validate(config, corpus, model)
+    return measured({"nll": found.nll, "batch_size": found.batch_size, "window": found.window})
+
+
+def final_table(config, corpus, run, model, monkeypatch):
+    monkeypatch.setattr(finish, "look", lambda *given, **settings: {})
+    monkeypatch.setattr(finish, "_sample", lambda *given: {"prompt": "", "text": ""})
+    monkeypatch.setattr(report, "write_report", lambda folder: folder)
+    found = finish.finish(config, RunFolder(run), corpus, model.device, str, quiet=True)
+    return measured(found)
+
+
+def memory_look(config, corpus, run, model, monkeypatch):
+    return finish.look(config, corpus, model, quiet=True)
+
+
+PATHS = {
+    # For each what has nothing to say there, as the docstring of EvalConfig tells.
+    validation: ("split", "mem_lens", *DYNAMIC),
+    final_table: ("split",),
+    memory_look: ("split", "mem_lens", "window", *DYNAMIC),
+}
+
+
+def test_no_setting_is_forgotten_here():
+    assert set(CHANGED) == {field.name for field in fields(EvalConfig)}
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.__name__)
+def test_each_setting_changes_what_a_training_measures(
+    path, config, corpus, run, model, monkeypatch
+):
+    def found(**settings):
+        asked = replace(config, eval=replace(config.eval, **settings))
+        return path(asked, corpus, run, model, monkeypatch)
+
+    usual = found()
+    assert usual == found()
+    for name, settings in CHANGED.items():
+        others = {key: x for key, x in settings.items() if key != name}
+        base = found(**others) if others else usual
+        assert (found(**settings) != base) == (name not in PATHS[path]), name
+
+
+@pytest.fixture
+def txl(capsys):
+    def run(*words):
+        capsys.readouterr()
+        code = cli.main([str(word) for word in words])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def flags(settings):
+    """Write settings as on a command line."""
+    return [
+        word
+        for name, value in settings.items()
+        for word in (f"--eval.{name}", *(value if isinstance(value, tuple) else (value,)))
+    ]
+
+
+def result(ended):
+    code, out, err = ended
+    assert code == 0, err
+    return measured(json.loads(out.splitlines()[-1]))
+
+
+def test_each_setting_changes_what_eval_says(run, txl):
+    def found(settings, *words):
+        return result(txl("eval", run, *flags(settings), *words, "--json"))
+
+    usual = found({})
+    assert usual == found({})
+    for name, settings in CHANGED.items():
+        others = {key: x for key, x in settings.items() if key != name}
+        assert found(settings) != (found(others) if others else usual), name
+
+
+def test_each_setting_changes_the_losses_by_position_or_is_refused(run, txl):
+    usual = result(txl("eval", run, "--by_position", "--json"))
+    spans = ("in_segment", "from_start")
+    for name in (*LENGTHS, "split"):
+        found = result(txl("eval", run, "--by_position", *flags(CHANGED[name]), "--json"))
+        assert [found[key] for key in spans] != [usual[key] for key in spans], name
+    for name in ("window", "dynamic"):
+        code, _, err = txl("eval", run, "--by_position", *flags(CHANGED[name]))
+        assert code == 2
+        assert "--by_position is about segments, read by the model as it is: without --ev" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--eval.window 4 --eval.mem_lens 0 3", "mem_lens=(0, 3) with window=4"),
+        ("--eval.window 4 --eval.mem_len 3", "mem_len=3 with window=4"),
+        ("--eval.window 4 --eval.ext_len 3", "ext_len=3 with window=4"),
+        ("--eval.window 4 --eval.segment_len 3", "--eval.segment_len 3 with --eval.window 4"),
+        ("--eval.dynamic sgd --eval.ext_len 3", "ext_len=3 with dynamic='sgd'"),
+        ("--eval.dynamic sgd --eval.batch_size 3", "--eval.batch_size 3 with --eval.dynamic sgd"),
+        ("--eval.dynamic sgd --eval.dynamic_eps 0.5", "dynamic_eps=0.5 is for dynamic = 'rms'"),
+        ("--eval.dynamic sgd --eval.dynamic_tokens 9", "dynamic_tokens=9 is for dynamic = 'rms'"),
+        ("--eval.dynamic_lr 0.5", "dynamic_lr=0.5 is for dynamic = 'rms' or 'sgd', not None"),
+        ("--eval.dynamic_decay 0.5", "dynamic_decay=0.5 is for dynamic = 'rms' or 'sgd'"),
+    ],
+    ids=str,
+)
+def test_what_would_be_ignored_beside_another_setting_is_refused(run, txl, words, message):
+    code, out, err = txl("eval", run, *words.split())
+    assert (code, out) == (2, "")
+    assert message in " ".join(re.sub("[│╭╮╰╯─]", " ", err).split())
+
+
+def test_what_a_recipe_says_of_other_ways_does_not_forbid_one(run, config, txl, tmp_path):
+    told = {"mem_len": 3, "mem_lens": (0, 3), "ext_len": 2, "segment_len": 4, "batch_size": 3}
+    folder = copy_with(run, config, tmp_path, **told)
+    windows = result(txl("eval", folder, "--eval.window", 4, "--json"))
+    assert (windows["window"], windows["batch_size"]) == (4, 3)
+    learned = result(txl("eval", folder, "--eval.dynamic", "sgd", "--json"))
+    assert (learned["dynamic"], learned["batch_size"], learned["mem_len"]) == ("sgd", 1, 3)
+    rms = {"dynamic": "rms", "dynamic_eps": 0.5, "dynamic_lr": 0.5, "mem_len": 3}
+    folder = copy_with(run, config, tmp_path, **rms)
+    fixed = result(txl("eval", folder, "--eval.dynamic", "None", "--json"))
+    assert "dynamic" not in fixed
+
+
+def copy_with(run: Path, config, tmp_path: Path, **evaluation) -> Path:
+    """Return a run of the same model whose recipe has another evaluation."""
+    folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
+    folder.mkdir()
+    (folder / "model").symlink_to(run / "model")
+    recipe = replace(config, eval=EvalConfig(**evaluation))
+    (folder / "recipe.toml").write_text(dump_recipe(recipe))
+    return folder
+
+
+def test_recl_measures_with_the_lengths_of_the_recipe(run, config, txl, tmp_path):
+    words = ["--recl.step", 4, "--recl.longest", 12, "--recl.tokens", 20, "--json"]
+
+    def found(**evaluation):
+        folder = copy_with(run, config, tmp_path, **evaluation)
+        code, out, err = txl("recl", folder, *words)
+        assert code == 0, err
+        return json.loads(out)["models"][0]["nll"], err
+
+    usual, _ = found()
+    for name in ("segment_len", "mem_len", "attn_len", "clamp_len", "window"):
+        assert not np.allclose(found(**CHANGED[name])[0], usual, rtol=1e-9), name
+    assert "nothing is read twice, whatever its ext_len=3" in found(ext_len=3)[1]
+
+
+def test_report_refuses_what_changes_nothing_of_it(run, config, txl, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "write_report", lambda folder: folder)
+    folder = copy_with(run, config, tmp_path)
+
+    def seen(**settings):
+        code, _, err = txl("report", folder, "--measure", *flags(settings))
+        assert code == 0, err
+        return json.loads((folder / "memory.json").read_text())
+
+    usual = seen()
+    for name in LENGTHS:
+        assert seen(**CHANGED[name]) != usual, name
+    for name in set(CHANGED) - {*LENGTHS}:
+        code, _, err = txl("report", folder, "--measure", *flags(CHANGED[name]))
+        assert (code, "changes nothing here" in err) == (2, True), name
+    code, _, err = txl("report", folder, "--eval.mem_len", 3)
+    assert code == 2
+    assert "--eval.mem_len 3 changes nothing here" in err
+    assert "add --measure" in err
+
+
+@pytest.mark.parametrize("command", ["ablate", "bench"])
+def test_ablate_and_bench_refuse_what_they_do_not_take(command, run, txl, tmp_path):
+    recipe = run / "recipe.toml"
+    taken = LENGTHS if command == "bench" else ("batch_size",)
+    words = ["--out", tmp_path / "ablation"] if command == "ablate" else []
+    for name in set(CHANGED) - {*taken}:
+        code, out, err = txl(command, recipe, *words, *flags(CHANGED[name]))
+        assert (code, out) == (2, ""), name
+        assert "changes nothing here" in err
+    assert not (tmp_path / "ablation").exists()
+
+
+DRAWN = {
+    "prompt": "a cat",
+    "length": 7,
+    "temperature": 0.2,
+    "top_k": 1,
+    "top_p": 0.05,
+    "seed": 2,
+}
+
+
+def test_each_setting_of_writing_changes_the_text(run, config, corpus, model, txl):
+    assert set(DRAWN) == {field.name for field in fields(GenerateConfig)}
+
+    def sample(**settings):
+        asked = replace(config, generate=replace(config.generate, **settings))
+        found = finish._sample(asked, corpus, model)
+        return found["prompt"], found["text"]
+
+    def written(**settings):
+        words = [word for name, value in settings.items() for word in (f"--{name}", value)]
+        code, out, _ = txl("generate", run, *words, "--json")
+        assert code == 0
+        found = json.loads(out)
+        return found["prompt"], found["text"]
+
+    for write in (sample, written):
+        usual = write()
+        assert usual == write()
+        for name, value in DRAWN.items():
+            assert write(**{name: value}) != usual, name
