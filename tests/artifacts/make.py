@@ -98,6 +98,8 @@ def make(folder: Path) -> None:
         "archives": _make_archives(),
         "converted": _make_converted(),
     }
+    for card in Path().rglob("README.md"):
+        card.unlink()
     Path("expected.json").write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
 
 
