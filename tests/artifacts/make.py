@@ -76,7 +76,7 @@ from transformer_xl.nn import build_model, load_model
 from transformer_xl.train import Interrupted, loop
 
 KINDS = ("bytes", "chars", "words", "bpe")
-PRECISIONS = {str(x).removeprefix("torch."): x for x in (torch.bfloat16, torch.half, torch.double)}
+PRECISIONS = {str(x).removeprefix("torch."): x for x in (torch.bfloat16, torch.half)}
 LEAST_LEAD = 1e-3
 """By how many nats the likeliest token must lead: a thousand times the rounding of float32."""
 STEPS, STOPPED_AT = 30, 17
@@ -199,7 +199,6 @@ def _make_models() -> dict[str, Any]:
         ),
         "bfloat16": replace(small, vocab_size=31, norm="rms", enhanced_recurrence=True),
         "float16": replace(small, vocab_size=31, attn_type=1, n_positions=17),
-        "float64": replace(small, vocab_size=31, final_norm=True, norm_first=True),
     }
     for name, config in made.items():
         model = _drawn(config)

@@ -341,9 +341,7 @@ def test_generate_explains_what_it_cannot_do(txl, trained, words, message):
     assert message in ended.err
 
 
-@pytest.mark.parametrize(
-    ("content", "message"), [(b"", "is damaged or holds no memory"), (b"xyz" * 9, "is damaged")]
-)
+@pytest.mark.parametrize(("content", "message"), [(b"", "is damaged"), (b"xyz" * 9, "is damaged")])
 def test_a_damaged_state_is_named_and_left(txl, trained, tmp_path, content, message):
     state = tmp_path / "state"
     state.write_bytes(content)
