@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from transformer_xl.checkpoint.checkpoints import first_damaged
+from transformer_xl.checkpoint.checkpoints import checkpoints_in, first_damaged
 from transformer_xl.checkpoint.run_folder import CHECKPOINTS
 from transformer_xl.config import DataConfig
 from transformer_xl.data import load_vocab
@@ -17,10 +17,16 @@ from transformer_xl.data.corpus import cache_folder
 from transformer_xl.device import describe_machine, pick_device, pick_precision
 from transformer_xl.distributed import World
 from transformer_xl.files import require_model_place
-from transformer_xl.nn.pretrained import CONFIG_FILE, load_config, read_model_weights
+from transformer_xl.nn.pretrained import (
+    CONFIG_FILE,
+    load_config,
+    model_folders,
+    read_model_weights,
+)
 from transformer_xl.nn.weights import (
     has_checksum,
     verified_tensors,
+    verify_weights,
     weights_files,
     weights_path,
 )
@@ -31,7 +37,8 @@ _PACKAGES = (
     "matplotlib", "tensorboard", "transformers", "lm-eval", "fastapi", "constriction",
     "onnxruntime", "datasets",
 )  # fmt: skip
-_VERIFIED, _NO_CHECKSUM = "verified", "intact as far as can be said: no checksum was recorded"
+_VERIFIED, _DAMAGED, _UNREADABLE = "verified", "damaged", "not readable"
+_NO_CHECKSUM = "not verified (no checksum); types, shapes and values are valid"
 _OPTIONAL = {
     "matplotlib": "figures in report.html: pip install 'transformer-xl[plot]'",
     "tensorboard": "logs for TensorBoard: pip install 'transformer-xl[track]'",
@@ -63,14 +70,15 @@ def diagnose() -> dict[str, Any]:
 
 
 def verify(path: Path) -> dict[str, str]:
-    """Verify the files of a model folder or run folder, or one file of weights or of a text.
+    """Verify the files of a model folder or run folder, or one weights file or state file.
 
     Args:
         path: The folder or file.
 
     Returns:
-        For each model, checkpoint or file: ``verified``; ``no checksum``, where only types and
-        values could be verified; or what is wrong with it.
+        For each model, checkpoint or file a sentence that begins with ``verified``, ``not
+        verified`` (without a checksum only types, shapes and values are checked), ``damaged`` or
+        ``not readable``.
 
     Raises:
         FileNotFoundError: There is nothing that can be verified.
@@ -81,16 +89,18 @@ def verify(path: Path) -> dict[str, str]:
     def note(place: Path, check: Callable[[], str]) -> None:
         try:
             found[str(place)] = check()
-        except (OSError, RuntimeError, ValueError) as error:
-            found[str(place)] = f"damaged: {error}"
+        except OSError as error:
+            found[str(place)] = f"{_UNREADABLE}: {error}"
+        except (RuntimeError, ValueError) as error:
+            found[str(place)] = f"{_DAMAGED}: {error}"
 
     if path.is_file():
         note(path, lambda: _verified(path))
         return found
-    for folder in (path, path / "model" / "best", path / "model" / "last"):
+    for folder in model_folders(path):
         if (folder / CONFIG_FILE).is_file():
             note(folder, partial(_verified_model, folder))
-    for checkpoint in sorted((path / CHECKPOINTS).glob("step_*")):
+    for checkpoint in checkpoints_in(path / CHECKPOINTS):
         note(checkpoint, partial(_verified_checkpoint, checkpoint))
     if not found:
         raise FileNotFoundError(
@@ -109,13 +119,17 @@ def _verified_model(folder: Path) -> str:
 
 
 def _verified(path: Path) -> str:
-    verified_tensors(path)
-    return _VERIFIED if has_checksum(path) else _NO_CHECKSUM
+    files = list(weights_files(path))
+    # Only weights have a format; the states of texts hold whole numbers, too.
+    is_state = path.suffix != ".json" and "format" not in verified_tensors(path)[1]
+    if not is_state:
+        verify_weights(path)
+    return _VERIFIED if all(map(has_checksum, files)) else _NO_CHECKSUM
 
 
 def _verified_checkpoint(folder: Path) -> str:
     damaged = first_damaged(folder, World())
-    return _VERIFIED if damaged is None else f"damaged: {damaged}"
+    return _VERIFIED if damaged is None else f"{_DAMAGED}: {damaged}"
 
 
 def _devices() -> list[torch.device]:

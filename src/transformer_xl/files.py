@@ -59,7 +59,7 @@ def default_mode(path: Path) -> Iterator[None]:
 
     Some libraries choose another one: safetensors writes files that only their owner can read.
     """
-    # Created by the system, because asking for the umask sets it, for other threads too.
+    # Created to learn its mode: the umask can only be read by setting it, which other threads see.
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
     yield

@@ -125,7 +125,12 @@ def finish_run(run: Path, corpus: Path) -> dict[str, Any]:
     return {
         "weights": read_whole(checkpoint, ""),
         "metrics": [
-            {name: line[name] for name in ("kind", "step", "bits", "nll", "lr") if name in line}
+            {
+                # As version 0.1.0 called it.
+                "bits" if name == "bits_per_token" else name: line[name]
+                for name in ("kind", "step", "bits", "bits_per_token", "nll", "lr")
+                if name in line
+            }
             for line in lines
         ],
         "segments": about["segments"],

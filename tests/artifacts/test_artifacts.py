@@ -31,8 +31,6 @@ ARCHIVES = ("model", "model-learn", "learn", "stored")
 FLOAT64 = {"rel": 1e-9, "abs": 1e-9}
 # Thirty steps of training in float32: single roundings of 1e-7, enlarged by Adam's division.
 FLOAT32 = {"rel": 1e-3, "abs": 1e-4}
-NAMES = {"bits": "bits_per_token"}
-"""Figures in metrics.jsonl by the names of version 0.1.0, and today's."""
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -130,11 +128,7 @@ def test_a_stopped_run_of_an_earlier_version_goes_on_to_the_same_end(artifacts, 
     for line, known_line in lines:
         kind, known_kind = line.pop("kind"), known_line.pop("kind")
         assert kind == known_kind
-        # Version 0.1.0 called bits per token bits; figures that came later do not count.
-        known_line = {NAMES.get(name, name): x for name, x in known_line.items()}
-        line = {NAMES.get(name, name): x for name, x in line.items()}
-        shared = {name: line[name] for name in known_line}
-        assert shared == pytest.approx(known_line, **FLOAT32)
+        assert line == pytest.approx(known_line, **FLOAT32)
     assert found == known
     end = load_file(artifacts / "run-end.safetensors")
     assert weights.keys() == end.keys()

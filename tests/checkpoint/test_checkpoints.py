@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import stat
 import subprocess
 from pathlib import Path
 
@@ -96,6 +97,27 @@ def test_what_changes_after_a_save_is_not_in_it(folder):
 def test_no_file_of_a_checkpoint_can_hold_a_program(folder):
     save(folder, 1)
     assert names(folder / "step_00000001") == ["checksums.json", SHARD, "state.json"]
+
+
+def test_files_have_the_mode_that_the_umask_gives(folder):
+    before = os.umask(0o027)
+    try:
+        save(folder, 1)
+    finally:
+        os.umask(before)
+    for path in (folder / "step_00000001").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o640, path
+
+
+def test_a_file_without_permission_is_not_called_damaged(folder, monkeypatch):
+    save(folder, 1, 2)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(module, "checksum", refuse)
+    with pytest.raises(PermissionError, match=r"cannot read .*step_00000002.*permission denied"):
+        loaded(folder)
 
 
 def test_a_checkpoint_is_on_the_disk_before_it_gets_its_name(folder, monkeypatch):

@@ -75,3 +75,40 @@ def test_files_have_the_mode_that_the_umask_gives(model, tmp_path):
         os.umask(before)
     for path in tmp_path.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o640, path
+
+
+def test_several_files_take_the_place_of_one(model, tmp_path):
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        model.transformer.softmax.bias.add_(1)
+    model.save_pretrained(tmp_path, max_shard_size="4KB")
+    for again in (
+        TransformerXL.from_pretrained(tmp_path),
+        TransformerXLForCausalLM.from_pretrained(tmp_path).transformer,
+    ):
+        assert torch.equal(again.softmax.bias, model.transformer.softmax.bias)
+
+
+def test_a_folder_is_verified_however_it_is_named(model, tmp_path):
+    model.save_pretrained(tmp_path, variant="old")
+    path = tmp_path / "model.old.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 16
+    path.write_bytes(content)
+    with pytest.raises(RuntimeError, match="do not match its checksum"):
+        TransformerXLForCausalLM.from_pretrained(
+            pretrained_model_name_or_path=tmp_path, variant="old"
+        )
+
+
+def test_files_of_others_are_left_alone(model, tmp_path):
+    other = tmp_path / "model-old.safetensors"
+    other.write_bytes(b"not ours")
+    model.save_pretrained(tmp_path)
+    assert other.read_bytes() == b"not ours"
+
+
+def test_weights_that_would_not_load_again_are_refused(model, tmp_path):
+    with pytest.raises(ValueError, match="is float64"):
+        model.double().save_pretrained(tmp_path / "wide")
+    assert not (tmp_path / "wide").exists()

@@ -167,7 +167,7 @@ class Checkpoints:
 
     def exist(self) -> bool:
         """Return whether there are any, be they damaged; all processes must ask."""
-        return self._world.by_first(lambda: bool(_checkpoints(self.folder)))
+        return self._world.by_first(lambda: bool(checkpoints_in(self.folder)))
 
     def newest(self, say: Callable[[str], None] = print) -> Path | None:
         """Return the newest intact checkpoint, the same in all processes; None without any.
@@ -178,7 +178,7 @@ class Checkpoints:
             RuntimeError: There are checkpoints and all of them are damaged, or of a newer version.
         """
         world = self._world
-        names = world.by_first(lambda: [path.name for path in _checkpoints(self.folder)])
+        names = world.by_first(lambda: [path.name for path in checkpoints_in(self.folder)])
         for name in names:
             found = world.gather(first_damaged(self.folder / name, world), is_long=True)
             damaged = next(filter(None, found), None)
@@ -306,7 +306,7 @@ class _Writer(HuggingFaceStorageWriter):
             _remove(self._final)
         folder.rename(self._final)
         sync(self._final.parent)
-        checkpoints = _checkpoints(self._final.parent)
+        checkpoints = checkpoints_in(self._final.parent)
         kept = [path for path in checkpoints if path.name <= self._final.name][: self._keep]
         for other in checkpoints:
             if other not in kept:
@@ -328,7 +328,8 @@ def _name(step: int) -> str:
     return f"step_{step:08d}"
 
 
-def _checkpoints(folder: Path) -> list[Path]:
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, the newest first."""
     # Nothing else in the folder is ours.
     ours = (x for x in folder.glob("step_*") if re.fullmatch(r"step_\d{8,}", x.name))
     return sorted(ours, reverse=True)
@@ -344,11 +345,14 @@ def first_damaged(folder: Path, world: World) -> str | None:
     """Return the first damaged file of a checkpoint, of those that this process looks at.
 
     Raises:
+        PermissionError: A file cannot be read.
         RuntimeError: The checkpoint is of an earlier version.
     """
     try:
         sums = dict(json.loads((folder / CHECKSUMS_FILE).read_text()))
         names = sorted(sums)
+    except PermissionError:
+        raise
     except (OSError, ValueError, TypeError):
         return str(folder / CHECKSUMS_FILE)
     if (folder / "state.pt").exists():
@@ -365,6 +369,10 @@ def first_damaged(folder: Path, world: World) -> str | None:
     for name in names[world.rank :: world.size]:
         try:
             is_intact = Path(name).name == name and checksum(folder / name) == sums[name]
+        except PermissionError:
+            raise PermissionError(
+                f"cannot read {folder / name}: permission denied; ask its owner for it"
+            ) from None
         except OSError:
             is_intact = False
         if not is_intact:

@@ -274,8 +274,8 @@ class Convert:
 class Doctor:
     """Say what this machine offers and what would be used of it, and why; or verify files.
 
-    Given a model folder, a run folder or a file of weights or of a text's memory, it verifies
-    checksums, shapes, types and values, and ends with 1 if anything is damaged.
+    Given a model folder, a run folder, a weights file or a state file, it verifies checksums,
+    shapes, types and values, and ends with 1 if anything is damaged or cannot be read.
     """
 
     examples: ClassVar = ("txl doctor", "txl doctor runs/demo", "txl doctor --json")
@@ -294,4 +294,4 @@ class Doctor:
             return 0
         found = verify(self.path)
         show(found, as_json=self.json)
-        return int(any(each.startswith("damaged") for each in found.values()))
+        return int(any(each.startswith(("damaged", "not readable")) for each in found.values()))

@@ -91,6 +91,9 @@ def load_state(path: Path, weights: Path | str, model: TransformerXL | None = No
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file")
     tensors, about = verified_tensors(path)
+    # Copied, because the last digits of products depend on where in memory a tensor begins, and in
+    # the file that depends on the length of the header.
+    tensors = {name: x.clone() for name, x in tensors.items()}
     try:
         version, belongs_to = int(about["format_version"]), about["weights"]
         last_token, offset = int(about["last_token"]), int(about.get("offset", 0))

@@ -19,7 +19,12 @@ from transformer_xl.hf.configuration import TransformerXLConfig
 from transformer_xl.hf.reading import Inputs, read
 from transformer_xl.nn import KeptMemory, Memory
 from transformer_xl.nn.building import build_model
-from transformer_xl.nn.weights import add_checksums, verify_weights, weights_path
+from transformer_xl.nn.weights import (
+    add_checksums,
+    require_storable,
+    verify_weights,
+    weights_path,
+)
 
 _IGNORED = -100
 
@@ -86,17 +91,28 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         return self.transformer.embedding
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
         """Read a model folder, as transformers documents it.
+
+        The files of a folder on this machine are verified first; what transformers downloads is
+        verified by its own means.
 
         Raises:
             RuntimeError: A file is damaged, or lacks weights of the network.
         """
-        folder = Path(str(args[0]), kwargs.get("subfolder") or "") if args else None
-        if folder is not None and weights_path(folder).is_file():
-            verify_weights(weights_path(folder))
+        if (folder := pretrained_model_name_or_path) is not None:
+            folder = Path(folder, kwargs.get("subfolder") or "")
+            if (path := weights_path(folder, kwargs.get("variant"))).is_file():
+                verify_weights(path)
         wants_info = kwargs.pop("output_loading_info", False)
-        loaded: Any = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        loaded: Any = super().from_pretrained(
+            pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
+        )
         model, info = loaded
         own = f"{cls.base_model_prefix}."
         lacking = sorted(name for name in info["missing_keys"] if name.startswith(own))
@@ -118,16 +134,27 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         """Write a model folder that transformers reads, and our own loader.
 
         The arguments are those of transformers.
+
+        Raises:
+            ValueError: The weights would not load again; nothing was written.
         """
         given = self.state_dict() if state_dict is None else state_dict
         prefix, second = f"{self.base_model_prefix}.", self._tied_weights_keys or {}
         names = [name for name in given if name not in second]
         own = {name.removeprefix(prefix): given[name] for name in names}
+        whole = weights_path(Path(save_directory), kwargs.get("variant"))
+        before = whole.stat() if is_main_process and whole.is_file() else None
+        if is_main_process:
+            require_storable(own)
         super().save_pretrained(
             save_directory, is_main_process=is_main_process, state_dict=own, **kwargs
         )
-        if is_main_process:
-            add_checksums(Path(save_directory))
+        if not is_main_process:
+            return
+        if before is not None and whole.suffix != ".json" and _is_same_file(whole, before):
+            # Several files were written, and every loader prefers one: that of the model before.
+            whole.unlink()
+        add_checksums(weights_path(Path(save_directory), kwargs.get("variant")))
 
     def _inputs(
         self,
@@ -343,3 +370,15 @@ def _with_names_of_files(
     for second, first in (model._tied_weights_keys or {}).items():
         if prefix + second not in state and prefix + first in state:
             state[prefix + second] = state[prefix + first]
+
+
+def _is_same_file(path: Path, before: os.stat_result) -> bool:
+    """Whether a file was not written since its ``before`` was taken."""
+    if not path.is_file():
+        return False
+    now = path.stat()
+    return (now.st_ino, now.st_mtime_ns, now.st_size) == (
+        before.st_ino,
+        before.st_mtime_ns,
+        before.st_size,
+    )

@@ -14,6 +14,7 @@ from transformer_xl.files import replace_file, require_model_place
 from transformer_xl.nn.weights import (
     WEIGHTS_FILE,
     read_weights,
+    require_storable,
     weights_path,
     write_weights,
 )
@@ -38,6 +39,11 @@ class SavesItself(Protocol):
         ...
 
 
+def model_folders(path: Path) -> tuple[Path, ...]:
+    """Return where models may be: the folder itself, and the best and last model of a run."""
+    return path, path / "model" / "best", path / "model" / "last"
+
+
 def find_model_folder(path: Path | str) -> Path:
     """Return the model folder at ``path``: itself, or the best or last model of a run folder.
 
@@ -45,7 +51,7 @@ def find_model_folder(path: Path | str) -> Path:
         FileNotFoundError: There is none.
     """
     path = Path(path)
-    for folder in (path, path / "model" / "best", path / "model" / "last"):
+    for folder in model_folders(path):
         if (folder / CONFIG_FILE).is_file() and weights_path(folder).is_file():
             return folder
     require_model_place(path)
@@ -77,7 +83,7 @@ def read_model_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
     """
 
     def expected(n_tensors: int) -> dict[str, torch.Size]:
-        # Not even the shapes of more layers than there are tensors are computed.
+        # Checked before shapes are computed: a hostile n_layer would exhaust time and memory.
         if config.n_layer > n_tensors:
             raise OverflowError(f"n_layer={config.n_layer}")
         return weight_shapes(config)
@@ -112,7 +118,12 @@ def write_model(
         weights: The weights by name, each once.
         folder: The folder.
         about: What else is known of the model: ``origin``, and ``eval``, how it is evaluated.
+
+    Raises:
+        OSError: A file cannot be written.
+        ValueError: The weights would not load again; nothing was written.
     """
+    require_storable(weights)
     content = {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION}
     content |= dataclasses.asdict(config) | dict(about or {})
     replace_file(folder / CONFIG_FILE, (json.dumps(content, indent=2) + "\n").encode())

@@ -37,10 +37,17 @@ _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 log = logging.getLogger("transformer_xl")
 
 
-def weights_path(folder: Path) -> Path:
-    """Return the file with the weights of a model folder: the weights, or the index of several."""
-    index = folder / INDEX_FILE
-    whole = folder / WEIGHTS_FILE
+def weights_path(folder: Path, variant: str | None = None) -> Path:
+    """Return the file with the weights of a model folder, or the index if there are several files.
+
+    Args:
+        folder: The model folder.
+        variant: The part that transformers adds to file names, as in ``model.fp16.safetensors``.
+    """
+    whole, index = folder / WEIGHTS_FILE, folder / INDEX_FILE
+    if variant is not None:
+        whole = whole.with_suffix(f".{variant}.safetensors")
+        index = index.with_suffix(f".{variant}.json")
     return index if index.is_file() and not whole.is_file() else whole
 
 
@@ -53,13 +60,15 @@ def weights_files(path: Path) -> dict[Path, set[str] | None]:
     Raises:
         RuntimeError: The index is damaged, or names a file outside its folder.
     """
-    if path.name != INDEX_FILE:
+    if path.suffix != ".json":
         return {path: None}
     found: dict[Path, set[str] | None] = {}
     try:
         places = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         for name, file in dict(places).items():
-            if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
+            # A folder has this name, too; 255 characters are the most that a name may have.
+            is_name = isinstance(file, str) and Path(file).name == file and file != ".."
+            if not is_name or len(file) > 255:
                 raise ValueError(f"{file!r} is not the name of a file beside it")
             names = found.setdefault(path.parent / file, set())
             assert names is not None
@@ -74,21 +83,32 @@ def weights_files(path: Path) -> dict[Path, set[str] | None]:
     return found
 
 
+def require_storable(weights: Mapping[str, Tensor]) -> None:
+    """Require weights that can be loaded again, before anything is written.
+
+    Raises:
+        ValueError: A type is none that weights are stored in, or a value is not finite.
+    """
+    for name, x in weights.items():
+        dtype = str(x.dtype).removeprefix("torch.")
+        if dtype not in _DTYPES.values():
+            raise ValueError(
+                f"{name} is {dtype}; weights are stored as {', '.join(_DTYPES.values())}: convert "
+                "the model first, as by model.float()"
+            )
+        if not _is_finite(x):
+            raise ValueError(
+                f"{name} has values that are not finite: such a model would not load again"
+            )
+
+
 def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
     """Write weights to a safetensors file, atomically and with their checksum.
 
     Raises:
         OSError: The file cannot be written; what was at ``path`` is still there.
-        ValueError: The weights have a type that would not be read again.
     """
-    tensors = {name: x.contiguous() for name, x in weights.items()}
-    for name, x in tensors.items():
-        if str(x.dtype).removeprefix("torch.") not in _DTYPES.values():
-            raise ValueError(
-                f"{name} is {str(x.dtype).removeprefix('torch.')}; weights are stored as "
-                f"{', '.join(_DTYPES.values())}: convert the model first, as by model.float()"
-            )
-    write_tensors(tensors, path, {"format": "pt"})
+    write_tensors({name: x.contiguous() for name, x in weights.items()}, path, {"format": "pt"})
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path, about: Mapping[str, str]) -> None:
@@ -114,7 +134,7 @@ def read_weights(
     Args:
         path: What :func:`weights_path` returned.
         expected: Given the number of tensors that there are, returns names and shapes.
-        fits: What says so, for messages.
+        fits: The file that defines the expected shapes; named in errors.
 
     Raises:
         OSError: A file cannot be read.
@@ -185,14 +205,16 @@ def verified_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     recorded = about.pop(CHECKSUM_KEY, None)
     if recorded is None:
         log.warning(
-            "%s has no checksum, so damage cannot be detected; saved again, it gets one", path
+            "%s has no checksum, so damage to it cannot be detected: it was written by an earlier "
+            "version or by another program",
+            path,
         )
     elif recorded != tensors_checksum(tensors, about):
         raise RuntimeError(
             f"{path} is damaged: its contents do not match its checksum. Restore it from a copy"
         )
     for name, x in tensors.items():
-        if x.is_floating_point() and not bool(x.isfinite().all()):
+        if not _is_finite(x):
             raise RuntimeError(
                 f"{path} has values of {name} that are not finite, with which nothing can be "
                 "computed: restore it from a copy, or from an earlier checkpoint of its training"
@@ -211,20 +233,23 @@ def tensors_checksum(tensors: Mapping[str, Tensor], about: Mapping[str, str]) ->
     return found.hexdigest()
 
 
-def add_checksums(folder: Path) -> None:
-    """Write the weights in a folder again that have no checksum, because transformers wrote them.
+def add_checksums(path: Path) -> None:
+    """Add checksums to weights that another library wrote.
+
+    Args:
+        path: What :func:`weights_path` returned.
 
     Raises:
         OSError: A file cannot be read or written.
         RuntimeError: A file is damaged.
     """
-    for path in sorted(folder.glob("model*.safetensors")):
-        if has_checksum(path):
+    for file in weights_files(path):
+        if has_checksum(file):
             continue
-        with _opened(path) as file:
-            about = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        write_tensors(tensors, path, about)
+        with _opened(file) as opened:
+            about = opened.metadata() or {}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        write_tensors(tensors, file, about)
 
 
 def weights_checksum(weights: Path | str) -> str:
@@ -242,7 +267,7 @@ def weights_checksum(weights: Path | str) -> str:
     return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
 
 
-# Whoever saves often should not read the weights again each time.
+# Cached: repeated saves would otherwise hash the file each time.
 @lru_cache(maxsize=32)
 def _checksum_at(weights: Path, *what_changes_with_it: int) -> str:
     return checksum(weights)
@@ -273,15 +298,18 @@ def _shapes(path: Path, files: Mapping[Path, set[str] | None]) -> dict[str, tupl
     """Return the shapes of weights, without reading these: a file may claim more than fits."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file, names in files.items():
-        for name, (dtype, shape) in _described(file).items():
-            if name in shapes:
-                raise RuntimeError(f"{path} is damaged: {name} is in two of its files")
-            if names is not None and name not in names:
-                raise RuntimeError(f"{path} is damaged: it does not list {name} of {file.name}")
+        described = _described(file)
+        if names is not None and (other := sorted(names ^ described.keys())):
+            raise RuntimeError(
+                f"{path} is damaged: {other[0]} is listed for {file.name} and not in it, or in it "
+                "and not listed"
+            )
+        for name, (dtype, shape) in described.items():
             if dtype not in _DTYPES:
                 raise RuntimeError(
                     f"{file} has {name} as {dtype}; weights are {', '.join(_DTYPES)}: convert them "
-                    "to one of these"
+                    "with safetensors.torch, for example by save_file({k: x.float() for k, x in "
+                    "load_file(old).items()}, new)"
                 )
             shapes[name] = shape
     return shapes
@@ -292,6 +320,10 @@ def _described(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     with _opened(path) as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         return {name: (x.get_dtype(), tuple(x.get_shape())) for name, x in slices.items()}
+
+
+def _is_finite(x: Tensor) -> bool:
+    return not x.is_floating_point() or bool(x.isfinite().all())
 
 
 def _sort_metadata(path: Path) -> None:
