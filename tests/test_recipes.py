@@ -58,28 +58,37 @@ def test_a_shipped_recipe_survives_writing_and_reading(name):
     ("text", "message"),
     [
         ("[model\n", "a.toml is not valid TOML: .*line 1"),
-        ("", "a.toml: .*missing required field `model`"),
-        ("[model]\n", "a.toml: .*missing required field `data`"),
+        ("", "a.toml: .*the section \\[model\\] is missing"),
+        ("[model]\n", "a.toml: .*the section \\[data\\] is missing"),
         ("[modle]\nn_layer = 2\n", "a.toml: modle: no such setting; did you mean model"),
         ("[xyz]\n", "a.toml: xyz: no such setting; there are model, data, train, eval, generate"),
         (SMALL + "[train]\nlearning_rate = 1\n", "train.learning_rate: no such setting; there are"),
         (SMALL + "[train]\nstep = 1\n", "train.step: no such setting; did you mean steps"),
         ("model = 3\n", r"a.toml: model is a section: write \[model\]"),
         ("[[model]]\n", r"a.toml: model is a section: write \[model\]"),
-        ("[model]\nn_layer = '2'\n[data]\n", "a.toml: model.n_layer: expected `int`, got `str`"),
-        ("[model]\nn_layer = 2.5\n[data]\n", "a.toml: model.n_layer: expected `int`, got `float`"),
-        ("[model]\nn_layer = true\n[data]\n", "model.n_layer: expected `int`, got `bool`"),
-        ("[model]\nnorm_first = 1\n[data]\n", "model.norm_first: expected `bool`, got `int`"),
-        ("[model]\nd_head = 'x'\n[data]\n", "model.d_head: expected `int | null`, got `str`"),
-        ("[model]\n[data]\npath = 3\n", "data.path: expected `str | null`, got `int`"),
-        (SMALL + "[eval]\nmem_lens = [1, 'x']\n", "eval.mem_lens.*: expected `int`, got `str`"),
-        (SMALL + "[train]\noptimizer = 'adam'\n", "train.optimizer: .*one of 'adamw', 'muon'"),
+        (
+            "[model]\nn_layer = '2'\n[data]\n",
+            "a.toml: model.n_layer='2' must be an integer above 0",
+        ),
+        (
+            "[model]\nn_layer = 2.5\n[data]\n",
+            "a.toml: model.n_layer=2.5 must be an integer above 0",
+        ),
+        ("[model]\nn_layer = true\n[data]\n", "model.n_layer=True must be an integer"),
+        ("[model]\nnorm_first = 1\n[data]\n", "model.norm_first=1 must be true or false"),
+        ("[model]\nd_head = 'x'\n[data]\n", "model.d_head='x' must be an integer above 0 or None"),
+        ("[model]\n[data]\npath = 3\n", "data.path=3 must be a text or None"),
+        (SMALL + "[eval]\nmem_lens = [1, 'x']\n", "eval.mem_lens=\\(1, 'x'\\) must be a list"),
+        (
+            SMALL + "[train]\noptimizer = 'adam'\n",
+            "a.toml: train.optimizer='adam' is unknown; .* 'adamw', 'muon'.*you mean 'adamw'?",
+        ),
         ("[model]\nn_head = 7\n[data]\n", "a.toml: model: n_head=7 must divide d_model=512"),
-        (SMALL + "[train]\nsteps = 0\n", "a.toml: train: steps=0 must be above 0"),
+        (SMALL + "[train]\nsteps = 0\n", "a.toml: train.steps=0 must be above 0"),
     ],
 )
 def test_what_is_wrong_is_named_with_file_key_and_rule(text, message):
-    with pytest.raises(ValueError, match=message.replace("|", r"\|")):
+    with pytest.raises(ValueError, match=message):
         parse_recipe(text, "a.toml")
 
 

@@ -4,7 +4,9 @@ import ctypes
 import os
 import platform
 import sys
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -15,6 +17,23 @@ Precision = Literal["auto", "float32", "bfloat16"]
 def pick_device() -> torch.device:
     """Return the accelerator if there is one, else the processor."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@lru_cache(maxsize=8)
+def total_memory(device: torch.device) -> int | None:
+    """Return how many bytes a device has, swap included; None where that is not known."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    if device.type != "cpu" or not Path("/proc/meminfo").is_file():
+        return None
+    words = [line.split() for line in Path("/proc/meminfo").read_text("utf-8").splitlines()]
+    kilobytes = {name: int(value) for name, value, *_ in words}
+    most = 1024 * kilobytes["MemTotal:"]
+    # What a container may take of it; "max" is no limit.
+    for limit in ("memory.max", "memory/memory.limit_in_bytes"):
+        with suppress(OSError, ValueError):
+            most = min(most, int(Path("/sys/fs/cgroup", limit).read_text("utf-8")))
+    return most + 1024 * kilobytes.get("SwapTotal:", 0)
 
 
 def describe_machine() -> dict[str, Any]:

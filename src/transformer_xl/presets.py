@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 from transformer_xl.config import EvalConfig, ModelConfig
+from transformer_xl.config.checks import near
 
 
 class Preset(NamedTuple):
@@ -58,7 +59,9 @@ def preset_eval(name: str, *, keys_beyond_memory: int = 0) -> EvalConfig:
         ValueError: No such model was published.
     """
     if name not in PRESETS:
-        raise ValueError(f"{name!r} is no preset; there are {', '.join(PRESETS)}")
+        nearest = near(name, PRESETS)
+        hint = f"; did you mean {nearest!r}?" if nearest else ""
+        raise ValueError(f"{name!r} is no preset; there are {', '.join(PRESETS)}{hint}")
     preset = PRESETS[name]
     # A length that no text reaches stands for no limit, so that it overrides the model's own.
     return EvalConfig(

@@ -89,6 +89,8 @@ def test_a_setting_without_a_section_or_value_is_refused(experiments, word):
         ("recipe = 'demo'\nvariants = []\n[[variant]]\nname = 'a'", "not variants"),
         ("recipe = 'demo'\n[[variant]]\nname = 'a'\n[[variant]]\nname = 'a'", "a name of its own"),
         ("recipe = 'demo'\n[[variant]]\nabout = 'a'", "a name of its own"),
+        ("recipe = 'demo'\n[[variant]]\nname = 'a'\nrecipee = 'demo'", "not recipee"),
+        ("recipe = 'demo'\n[[variant]]\nname = 'a'\n[variant.trian]\nlr = 1", "not trian"),
     ],
 )
 def test_what_is_no_experiment_is_refused(experiments, tmp_path, text, message):

@@ -116,13 +116,13 @@ def test_a_wrong_command_line_is_a_misuse_that_is_explained(txl, words, message)
     ("content", "code", "message"),
     [
         (b"[model\n", 2, "is not valid TOML"),
-        (b"", 2, "missing required field `model`"),
+        (b"", 2, "the section [model] is missing"),
         (
             b"[model]\nn_layers = 3\n[data]\n",
             2,
             "model.n_layers: no such setting; did you mean n_layer",
         ),
-        (b"[model]\nn_layer = 'x'\n[data]\n", 2, "model.n_layer: expected `int`, got `str`"),
+        (b"[model]\nn_layer = 'x'\n[data]\n", 2, "model.n_layer='x' must be an integer above 0"),
         (b"[model]\nn_head = 7\n[data]\n", 2, "n_head=7 must divide d_model=512"),
         (b"\x80\x04\x95", 2, "is not a recipe: it is not text"),
         (None, 1, "does not exist"),

@@ -1,5 +1,7 @@
 """estimate, as a user types it."""
 
+import json
+
 import pytest
 
 PAPER = ("estimate", "paper-wt103-large", "--gpus")
@@ -54,6 +56,7 @@ def test_estimate_takes_the_settings_of_the_recipe_and_of_the_line(txl):
         (("demo", "--data.tokenizer", "my.json"), "give the number with --model.vocab_size"),
         (("ptb-char-lstm-cpu",), "only a model of kind 'transformer_xl' can be estimated"),
         (("demo", "--assume.room", 0), "the share room=0.0 must be above 0 and at most 1"),
+        (("demo", "--model.d_model", 10**12), "the model is larger than any machine can count"),
         (("nothing",), "no recipe and no file is called 'nothing'"),
     ],
     ids=str,
@@ -109,3 +112,10 @@ def test_known_vocabularies_are_those_of_the_catalogue_and_the_published_models(
         ("lm1b-base", "lm1b"),
     ):
         assert sizes[name] in PRESETS[preset].vocab_sizes
+
+
+def test_a_billion_layers_are_counted_like_two(txl):
+    few = json.loads(txl("estimate", "demo", "--model.n_layer", 2, "--json").out)
+    many = json.loads(txl("estimate", "demo", "--model.n_layer", 10**9, "--json").out)
+    assert many["parameters"] > 10**8 * few["parameters"]
+    assert not many["fits"]

@@ -112,7 +112,7 @@ def test_settings_out_of_range_are_named() -> None:
         ReclConfig(step=0)
     with pytest.raises(ValueError, match=r"recl\.longest=100 must be at least a step"):
         ReclConfig(longest=100)
-    with pytest.raises(ValueError, match=r"recl\.top holds 2"):
+    with pytest.raises(ValueError, match=r"recl\.top=\(2,\) must be a list"):
         ReclConfig(top=(2,))
 
 

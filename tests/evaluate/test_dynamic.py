@@ -211,8 +211,10 @@ def test_settings_become_a_plan(model, text):
     ("wrong", "message"),
     [
         ({"lr": -1.0}, "lr=-1.0 must be at least 0"),
-        ({"lr": 0.1, "decay": 1.5}, "decay=1.5 must be from 0 to 1"),
+        ({"lr": 0.1, "decay": 1.5}, "decay=1.5 must be between 0 and 1"),
         ({"lr": 0.1, "eps": 0.0}, "eps=0.0 must be above 0"),
+        ({"lr": "fast"}, "lr='fast' must be a finite number"),
+        ({"lr": float("nan")}, "lr=nan must be a finite number"),
         ({"lr": 0.1, "rule": "rms"}, "rule='rms' needs the squares of gradients"),
     ],
     ids=str,

@@ -56,7 +56,7 @@ def test_a_memory_given_to_many_is_left_as_it_was(model):
         ([[1], []], {}, "the prompt is empty"),
         ([[1], [31]], {}, "token 31 of the prompt is outside the vocabulary of 31"),
         ([[1]], {"length": -1}, "length=-1 must be at least 0"),
-        ([[1]], {"top_k": 0}, "top_k=0 must be at least 1"),
+        ([[1]], {"top_k": 0}, "top_k=0 must be above 0"),
     ],
 )
 def test_a_wrong_setting_is_named(model, prompts, settings, message):

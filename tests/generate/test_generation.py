@@ -81,7 +81,7 @@ def test_writing_makes_no_graph(model):
         ([1, 31], {}, "token 31 of the prompt is outside the vocabulary of 31"),
         ([-1], {}, "token -1 of the prompt is outside the vocabulary"),
         ([1], {"temperature": -0.1}, "temperature=-0.1 must be at least 0"),
-        ([1], {"top_k": 0}, "top_k=0 must be at least 1"),
+        ([1], {"top_k": 0}, "top_k=0 must be above 0"),
         ([1], {"top_p": 0.0}, r"top_p=0.0 must be above 0 and at most 1"),
         ([1], {"top_p": 1.1}, r"top_p=1.1 must be above 0 and at most 1"),
         ([1], {"length": -1}, "length=-1 must be at least 0"),

@@ -89,7 +89,7 @@ def test_tokens_come_as_often_as_their_distribution_says(settings, expected, kin
     "settings",
     [
         {"temperature": -0.1}, {"temperature": float("nan")}, {"top_k": 0}, {"top_p": 0.0},
-        {"top_p": 1.1}, {"top_p": float("nan")},
+        {"top_p": 1.1}, {"top_p": float("nan")}, {"top_k": 1.5}, {"top_k": True},
     ],
     ids=str,
 )  # fmt: skip

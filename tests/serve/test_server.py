@@ -314,7 +314,7 @@ def test_what_is_missing_is_named_with_the_command(made, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--port", "70000"], "port=70000 must be from 0 to 65535"),
+        (["--port", "70000"], "port=70000 must be between 0 and 65535"),
         (["--max_batch", "0"], "max_batch"),
         (["--host", "192.0.2.1"], "cannot listen on 192.0.2.1:8000"),
     ],

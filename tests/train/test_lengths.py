@@ -150,9 +150,15 @@ COOLDOWN = {"minutes": 1.0, "schedule": "constant_cooldown", "cooldown_fraction"
     [
         ({"stages": ((0.1, 8, 8),)}, "must rise from 0 to below 1"),
         ({"stages": ((0.0, 4, 8), (0.5, 8, 8), (0.5, 8, 8))}, "must rise from 0 to below 1"),
-        ({"stages": ((0.0, 4, 8), (1.0, 8, 8))}, "must rise from 0 to below 1"),
-        ({"stages": ((0.0, 0, 8), (0.5, 8, 8))}, "longer than 0 and memories at least 0"),
-        ({"stages": ((0.0, 4, -1), (0.5, 8, 8))}, "longer than 0 and memories at least 0"),
+        ({"stages": ((0.0, 4, 8), (1.0, 8, 8))}, "train.stages=.* at least 0 and below 1"),
+        (
+            {"stages": ((0.0, 0, 8), (0.5, 8, 8))},
+            "train.stages=.* an integer above 0, an integer at least 0",
+        ),
+        (
+            {"stages": ((0.0, 4, -1), (0.5, 8, 8))},
+            "train.stages=.* an integer above 0, an integer at least 0",
+        ),
         ({"stages": ((0.0, 8, 8), (0.5, 16, 8))}, "must end with segment_len=8"),
         ({"stages": ((0.0, 4, 8), (0.6, 8, 8)), **COOLDOWN}, "start before the cooldown"),
         ({"random_segment_len": True, "compile": True}, "choose one"),

@@ -9,13 +9,14 @@ from jaxtyping import Int
 from torch import Tensor
 
 from transformer_xl.classify.classifier import LongDocumentClassifier
-from transformer_xl.config.checks import require, require_positive
+from transformer_xl.config.checks import Count, NotNegative, Positive, Share, check, no_type_check
 from transformer_xl.nn.mode import evaluating
 
 Documents = Sequence[Int[Tensor, " _"]]
 Labels = Int[Tensor, " documents"] | Sequence[int]
 
 
+@no_type_check
 @dataclass(frozen=True, kw_only=True)
 class Fit:
     """How a classifier learns.
@@ -24,25 +25,21 @@ class Fit:
         ValueError: A setting is out of range.
     """
 
-    epochs: int = 10
+    epochs: Count = 10
     """How often each document is read."""
-    batch_size: int = 16
+    batch_size: Count = 16
     """Documents read side by side, and between two updates of the weights."""
-    lr: float = 1e-3
+    lr: Positive = 1e-3
     """Largest learning rate; it rises over the first twentieth and falls in a line to zero."""
-    weight_decay: float = 0.01
+    weight_decay: NotNegative = 0.01
     """Of matrices."""
-    every_segment: float = 0.5
+    every_segment: Share = 0.5
     """Share of the loss that asks for the class after every segment, not only after the last."""
     seed: int = 0
     """Of the order of the documents."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "lr"):
-            require_positive(name, getattr(self, name))
-        require(self.weight_decay >= 0, f"weight_decay={self.weight_decay} must be at least 0")
-        share = self.every_segment
-        require(0 <= share <= 1, f"every_segment={share} must be from 0 to 1")
+        check(self)
 
 
 def fit(
@@ -125,7 +122,7 @@ def accuracy(
 
 
 def _learn(
-    classifier: LongDocumentClassifier, batch: Documents, labels: Tensor, every_segment: float
+    classifier: LongDocumentClassifier, batch: Documents, labels: Tensor, every_segment: Share
 ) -> float:
     """Add the gradients of a batch, one segment at a time; return the sum of its last losses."""
     n_segments = torch.tensor([-(-len(x) // classifier.segment_len) for x in batch])

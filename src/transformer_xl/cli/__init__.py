@@ -72,6 +72,7 @@ def parse(argv: list[str]) -> Command:
                 raise SystemExit(2)
             subject = rest.pop(0)
         prog += f" {subject or takes}"
+    _check_words(kind, rest)
     default = _defaults(kind, takes, subject, rest) if takes else None
     description = f"{inspect.getdoc(kind)}\n\nExamples:\n" + "\n".join(
         f"  {example}" for example in kind.examples
@@ -146,6 +147,21 @@ def _defaults(kind: Any, takes: str, subject: str | None, rest: list[str]) -> An
         missing = tyro.MISSING if is_required else default
         setattr(command, field.name, values.get(field.name, missing))
     return command
+
+
+def _check_words(kind: Any, words: list[str]) -> None:
+    """Refuse values of ``--section.key`` as their section would: it says more than the parser."""
+    from transformer_xl.config.checks import check_word
+
+    for word, following in pairwise([*words, ""]):
+        name, equals, value = word.partition("=")
+        section, is_setting, key = name.removeprefix("--").partition(".")
+        held = getattr(kind, "__annotations__", {}).get(section)
+        held = getattr(held, "__origin__", held)
+        value = value if equals else following
+        is_one = name.startswith("--") and is_setting and not value.startswith("--")
+        if is_one and dataclasses.is_dataclass(held):
+            check_word(f"{section}.{key}", value, held, key)  # pyright: ignore[reportArgumentType]
 
 
 def _value_of(flag: str, words: list[str]) -> str | None:

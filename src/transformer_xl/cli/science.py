@@ -20,6 +20,7 @@ from transformer_xl.config import (
     ModelConfig,
     TrainConfig,
 )
+from transformer_xl.config.checks import Count, Positive, Range, check, no_type_check
 from transformer_xl.recipes import load_recipe
 
 if TYPE_CHECKING:
@@ -30,42 +31,37 @@ if TYPE_CHECKING:
     from transformer_xl.recl import Recl as LengthFound
 
 
+@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReclConfig:
     """How the effective context length is measured (Appendix C of the paper)."""
 
-    step: int = 100
+    step: Count = 100
     """By how many tokens the context grows."""
-    first: int | None = None
+    first: Count | None = None
     """The shortest context; None: one step."""
-    longest: int = 1000
+    longest: Count = 1000
     """The longest context; the length of a model that still gains there is this one or more."""
-    tokens: int = 2000
+    tokens: Count = 2000
     """How many tokens of the text are predicted."""
-    top: tuple[float, ...] = (0.1, 0.5, 1.0)
+    top: tuple[Annotated[float, Range(gt=0, le=1)], ...] = (0.1, 0.5, 1.0)
     """Shares r of these tokens, the hardest, that are looked at."""
-    threshold: float = 0.01
+    threshold: Positive = 0.01
     """The relative gain below which a longer context is of no use."""
-    window: int | None = None
+    window: Count | None = None
     """How many tokens models without memory read at most; None: a segment of their training."""
-    batch_tokens: int = 16384
+    batch_tokens: Count = 16384
     """About how many tokens are read at once."""
     split: Literal["train", "valid", "test"] = "test"
     """Which part of the corpus; the validation text where there is no test text."""
 
     def __post_init__(self) -> None:
-        for name in ("step", "first", "longest", "tokens", "window", "batch_tokens", "threshold"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"recl.{name}={value} must be above 0")
+        check(self, "recl")
         if len(self.contexts) < 2:
             raise ValueError(
                 f"recl.longest={self.longest} must be at least a step={self.step} above the "
                 f"shortest context, {self.contexts.start}"
             )
-        for top in self.top:
-            if not 0 < top <= 1:
-                raise ValueError(f"recl.top holds {top}; each must be above 0 and at most 1")
 
     @property
     def contexts(self) -> range:

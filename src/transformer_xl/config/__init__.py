@@ -6,6 +6,7 @@ A recipe file is one :class:`Config`; the command line overrides single fields a
 
 from dataclasses import dataclass, field
 
+from transformer_xl.config.checks import check, no_type_check
 from transformer_xl.config.data import DataConfig
 from transformer_xl.config.evaluation import EvalConfig, GenerateConfig
 from transformer_xl.config.model import Cluster, ModelConfig, Quirk
@@ -27,6 +28,7 @@ FORMAT_VERSION = 1
 """Version of the model folder, the run folder and the corpus folder; older ones keep loading."""
 
 
+@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
     """Everything a run needs: one recipe."""
@@ -36,3 +38,6 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     generate: GenerateConfig = field(default_factory=GenerateConfig)
+
+    def __post_init__(self) -> None:
+        check(self)

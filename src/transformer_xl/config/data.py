@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from transformer_xl.config.checks import require, require_fraction, require_positive
+from transformer_xl.config.checks import Count, Fraction, check, no_type_check, require
 
 
+@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
     """Which text, cut into which symbols, split how."""
@@ -24,14 +25,14 @@ class DataConfig:
     """The field of JSON lines, or the column of a Hugging Face data set, that holds the text."""
     split_by: Literal["fraction", "file"] = "fraction"
     """Split off the end of the text, or whole files spread over the text."""
-    valid_fraction: float = 0.05
+    valid_fraction: Fraction = 0.05
     """Share of the text held out for validation when no validation text is given."""
-    test_fraction: float = 0.05
+    test_fraction: Fraction = 0.05
     """Share of the text held out for the test when no test text is given."""
     vocab: Literal["bytes", "chars", "words", "bpe", "integers", "authors-bytes"] = "bytes"
     """Symbols: bytes, characters, words (an <eos> ends each line), byte-pair units, integers (a
     sequence a line), or the bytes without line breaks that the authors cut enwik8 into."""
-    vocab_size: int | None = None
+    vocab_size: Count | None = None
     """Largest number of symbols for words, bpe and integers (0, 1, 2, ... and <eos>); None: all
     words, 4,096 byte-pair units, the integers that occur."""
     vocab_from: Literal["train", "all"] | None = None
@@ -43,7 +44,7 @@ class DataConfig:
     reset_at: str | None = None
     """A symbol such as <eos> with which the text begins anew, for sentences that were shuffled or
     documents of their own: it and what follows see nothing before it. None: none does."""
-    workers: int | None = None
+    workers: Count | None = None
     """Processes that cut the text; None: one for each core when the text is long. Any number of
     them writes the same bytes."""
     cache_dir: str | None = None
@@ -61,10 +62,7 @@ class DataConfig:
         return bool(self.name or self.path or self.corpus)
 
     def __post_init__(self) -> None:
-        require_positive("vocab_size", self.vocab_size)
-        require_positive("workers", self.workers)
-        require_fraction("valid_fraction", self.valid_fraction)
-        require_fraction("test_fraction", self.test_fraction)
+        check(self, "data")
         held_out = self.valid_fraction + self.test_fraction
         require(
             held_out < 1,

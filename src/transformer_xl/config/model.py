@@ -2,9 +2,18 @@
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from transformer_xl.config.checks import require, require_fraction, require_positive
+from transformer_xl.config.checks import (
+    Count,
+    Fraction,
+    Length,
+    Positive,
+    Range,
+    check,
+    no_type_check,
+    require,
+)
 
 
 class Cluster(NamedTuple):
@@ -55,6 +64,11 @@ Quirk = Literal["stored_positions", "swapped_ext_len", "raw_queries", "exact_fre
 """
 
 
+MOST_CUTOFFS = 1_000
+"""Of an adaptive softmax; the paper has three."""
+
+
+@no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
     """What the network is. Widths and lengths are counts of numbers and of tokens.
@@ -65,40 +79,40 @@ class ModelConfig:
 
     kind: Literal["transformer_xl", "lstm"] = "transformer_xl"
     """The paper's network, or an LSTM: n_layer, d_model, d_embed and dropout; mem_len is 0."""
-    vocab_size: int = 0
+    vocab_size: Length = 0
     """Number of symbols; 0 takes it from the vocabulary of the corpus."""
-    reset_at: int | None = None
+    reset_at: Length | None = None
     """A symbol, by its number, with which a text begins anew: it and what follows see nothing
     before it. None: that of data.reset_at, if any."""
-    n_layer: int = 12
+    n_layer: Count = 12
     """Number of layers."""
-    n_head: int = 8
+    n_head: Count = 8
     """Attention heads in each layer."""
-    d_model: int = 512
+    d_model: Count = 512
     """Width of the hidden states."""
-    d_head: int | None = None
+    d_head: Count | None = None
     """Width of one attention head; None: d_model / n_head."""
-    d_inner: int = 2048
+    d_inner: Count = 2048
     """Width of the feed-forward layer; with a gate, 2/3 of it has as many weights as without."""
     activation: Activation = "relu"
     """Between the maps of the feed-forward layer: ReLU (the paper), its square, GELU, or gated."""
-    d_embed: int | None = None
+    d_embed: Count | None = None
     """Width of the word embeddings; None: d_model. Another width adds a projection."""
     attn_type: Literal[0, 1, 2, 3] = 0
     """Positions: 0 relative (the paper), 1 learned relative (Shaw), 2 sinusoids, 3 learned."""
-    n_positions: int | None = None
+    n_positions: Count | None = None
     """Rows of the table of attn_type 1 and 3, usually segment_len + mem_len; beyond: the last."""
-    cutoffs: tuple[int, ...] = ()
+    cutoffs: Annotated[tuple[Count, ...], Range(items=MOST_CUTOFFS)] = ()
     """Adaptive softmax: where, among words sorted by frequency, each further cluster begins."""
-    div_val: int = 1
+    div_val: Count = 1
     """Embeddings of each further cluster are narrower by this factor."""
-    mem_len: int = 512
+    mem_len: Length = 512
     """How many past positions each layer remembers. 0: no recurrence."""
-    ext_len: int = 0
+    ext_len: Length = 0
     """Positions before each segment that are read again with it instead of being remembered."""
-    attn_len: int | None = None
+    attn_len: Count | None = None
     """How far back a token looks, in tokens, itself included; None: all of memory and segment."""
-    clamp_len: int | None = None
+    clamp_len: Length | None = None
     """Distances above this one count as this one; None: no clamping."""
     start_memory: Literal["empty", "zeros"] = "empty"
     """What the first segment finds: nothing, or mem_len zero states that it attends to."""
@@ -122,43 +136,35 @@ class ModelConfig:
     """The softmax uses the projections of the embeddings too; one answer, or one per cluster."""
     proj_same_dim: bool = True
     """With div_val > 1: a projection also for a cluster as wide as the model."""
-    sample_softmax: int = 0
+    sample_softmax: Length = 0
     """Train against this many words drawn log-uniformly instead of all; 0: against all."""
-    dropout: float = 0.1
+    dropout: Fraction = 0.1
     """Dropout on embeddings, positions, block outputs, feed-forward units and the last layer."""
-    attn_dropout: float = 0.0
+    attn_dropout: Fraction = 0.0
     """Dropout on the attention weights."""
-    qkv_dropout: float = 0.0
+    qkv_dropout: Fraction = 0.0
     """Dropout on queries, keys and values, and on the keys of relative positions."""
-    embed_dropout: float = 0.0
+    embed_dropout: Fraction = 0.0
     """Dropout of whole words: this share of the embedding table is zero in a step."""
-    input_dropout: float | None = None
+    input_dropout: Fraction | None = None
     """Dropout on the embeddings and positions; None: dropout."""
-    ff_dropout: float | None = None
+    ff_dropout: Fraction | None = None
     """Dropout on the units inside the feed-forward layers; None: dropout."""
-    output_dropout: float | None = None
+    output_dropout: Fraction | None = None
     """Dropout on the last layer's output; None: dropout."""
     variational_dropout: bool = False
     """Drop the same of each stream at all positions of a segment (Gal and Ghahramani, 2016)."""
-    init_std: float = 0.02
+    init_std: Positive = 0.02
     """Standard deviation of the initial weights."""
-    proj_init_std: float = 0.01
+    proj_init_std: Positive = 0.01
     """Standard deviation of the initial embedding projections."""
-    norm_eps: float = 1e-5
+    norm_eps: Positive = 1e-5
     """Constant of the layer normalization."""
     quirks: tuple[Quirk, ...] = ()
     """Deviations of the authors' code on which a converted checkpoint depends."""
 
     def __post_init__(self) -> None:
-        require(self.vocab_size >= 0, f"vocab_size={self.vocab_size} must be at least 0")
-        for name in ("n_layer", "n_head", "d_model", "d_head", "d_inner", "d_embed", "attn_len"):
-            require_positive(name, getattr(self, name))
-        for name in ("n_positions", "div_val"):
-            require_positive(name, getattr(self, name))
-        for name in ("init_std", "proj_init_std", "norm_eps"):
-            require_positive(name, getattr(self, name))
-        for name in ("mem_len", "ext_len", "sample_softmax"):
-            require(getattr(self, name) >= 0, f"{name}={getattr(self, name)} must be at least 0")
+        check(self, "model")
         require(
             (self.n_positions is not None) == (self.attn_type in (1, 3)),
             f"attn_type={self.attn_type} with n_positions={self.n_positions}: attn_type 1 and 3 "
@@ -166,13 +172,9 @@ class ModelConfig:
         )
         self._check_clusters()
         require(
-            self.reset_at is None or 0 <= self.reset_at < (self.vocab_size or float("inf")),
+            self.reset_at is None or self.reset_at < (self.vocab_size or float("inf")),
             f"reset_at={self.reset_at} must be the number of a symbol, from 0 to below "
             f"vocab_size={self.vocab_size}",
-        )
-        require(
-            self.clamp_len is None or self.clamp_len >= 0,
-            f"clamp_len={self.clamp_len} must be at least 0, or None for no clamping",
         )
         require(
             self.d_head is not None or self.d_model % self.n_head == 0,
@@ -183,11 +185,6 @@ class ModelConfig:
             self.d_model % 2 == 0 or self.attn_type in (1, 3),
             f"d_model={self.d_model} must be even: position encodings are pairs of sine and cosine",
         )
-        for name in ("dropout", "attn_dropout", "qkv_dropout", "embed_dropout"):
-            require_fraction(name, getattr(self, name))
-        for name in ("input_dropout", "ff_dropout", "output_dropout"):
-            share = getattr(self, name)
-            require_fraction(name, 0.0 if share is None else share)
         require(
             self.gate == "none" or self.norm_first,
             f"gate={self.gate!r} needs norm_first=True: a normalization behind the gates would "

@@ -18,13 +18,12 @@ from dataclasses import asdict, dataclass
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.estimate.plan import (
-    FLOAT,
     Plan,
     count_weights,
-    layer_matrices,
     muon_weights,
     optimizer_numbers,
 )
+from transformer_xl.nn.needs import FLOAT, layer_matrices, state_bytes, table_numbers
 from transformer_xl.ops.nll import chunk_rows
 from transformer_xl.ops.skew import GROUP_BYTES, QUERY_BLOCK
 
@@ -68,7 +67,7 @@ def moments(plan: Plan) -> Mapping[str, Moment]:
     is_split = config.train.accumulate > 1
     held = whole if is_split else share * (plan.parallel == "ddp" and plan.ranks > 1)
     width = plan.operand if plan.is_sharded else FLOAT
-    table = _table(config.model)
+    table = table_numbers(config.model)
     of_softmax = width * (table + config.model.vocab_size)
     # FSDP has the gradients of a unit whole, and once more in float32 to add them up.
     unit = (width + FLOAT) * plan.is_sharded
@@ -226,7 +225,7 @@ def loss_temporary(plan: Plan) -> int:
         found.append(_chunk_bytes(plan, x.stop - x.start, x.width, rows))
     if tails and config.div_val == 1:
         # The gradients of the parts of one table are put together.
-        found.append(FLOAT * _table(config))
+        found.append(FLOAT * table_numbers(config))
     return max(found)
 
 
@@ -353,8 +352,7 @@ def _inside(plan: Plan) -> int:
 
 def _states(plan: Plan, n_streams: int) -> int:
     """Bytes of the memory of some streams."""
-    config = plan.config.model
-    return FLOAT * config.n_layer * n_streams * plan.M * config.d_model
+    return state_bytes(plan.config.model, n_streams, plan.M)
 
 
 def _left_over(plan: Plan) -> int:
@@ -362,11 +360,6 @@ def _left_over(plan: Plan) -> int:
     config = plan.config.model
     n = 1 + bool(config.dropouts.output)
     return FLOAT * n * plan.B * plan.T * config.d_model
-
-
-def _table(config: ModelConfig) -> int:
-    """Numbers of the word embeddings."""
-    return sum((x.stop - x.start) * x.width for x in config.clusters)
 
 
 def _share(config: ModelConfig, cluster: tuple[int, int, int, bool, bool]) -> float:

@@ -1,6 +1,6 @@
 """What is estimated: a recipe on some number of processes, and how many weights it has."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
@@ -8,11 +8,10 @@ import torch
 
 from transformer_xl.config import Config, ModelConfig
 from transformer_xl.nn import build_model
+from transformer_xl.nn.needs import FLOAT, layer_matrices
 from transformer_xl.train.lengths import longest_segment
 
 Parallel = Literal["ddp", "fsdp"]
-FLOAT = 4
-"""Bytes of a number in float32."""
 STATES = {"adamw": 2, "lamb": 2, "muon": 1}
 """Numbers that an optimizer keeps for each weight of its own; Muon has AdamW for the rest."""
 
@@ -45,25 +44,25 @@ def count_weights(config: ModelConfig) -> Weights:
         raise ValueError(
             f"model.kind={config.kind!r}: only a model of kind 'transformer_xl' can be estimated"
         )
-    with torch.device("meta"):
-        model = build_model(config)
-    sizes = {name: p.numel() for name, p in model.named_parameters()}
+    # All layers are alike: what a second one adds, each further one adds too.
+    one, two = (_sizes(replace(config, n_layer=n)) for n in (1, 2))
+    sizes = {name: n + (config.n_layer - 1) * (two[name] - n) for name, n in one.items()}
     inside = sum(n for name, n in sizes.items() if name.startswith("layers."))
     return Weights(
-        layer=inside // config.n_layer,
+        layer=inside,
         root=sum(sizes.values()) - inside,
         n_layer=config.n_layer,
         largest=max(sizes.values()),
     )
 
 
-def layer_matrices(config: ModelConfig) -> list[tuple[int, int]]:
-    """List the rows and columns of the matrices of a layer, those that Muon takes for its own."""
-    D, F, width = config.d_model, config.d_inner, config.n_head * config.head_width
-    n_projections = 4 if config.attn_type == 0 else 3
-    matrices = [(width, D)] * n_projections + [(D, width)]
-    matrices += [(F, D)] * (1 + config.is_gated) + [(D, F)]
-    return matrices + [(D, D)] * (12 if config.gate == "gru" else 0)
+def _sizes(config: ModelConfig) -> dict[str, int]:
+    """Return how many numbers each parameter has, by its name."""
+    try:
+        with torch.device("meta"):
+            return {name: x.numel() for name, x in build_model(config).named_parameters()}
+    except RuntimeError as error:
+        raise ValueError(f"the model is larger than any machine can count: {error}") from error
 
 
 def muon_weights(config: Config) -> int:

@@ -12,13 +12,12 @@ from dataclasses import dataclass, replace
 from transformer_xl.bench.work import forward_flops, training_flops
 from transformer_xl.estimate.memory import peak
 from transformer_xl.estimate.plan import (
-    FLOAT,
     Plan,
     count_weights,
-    layer_matrices,
     muon_weights,
     optimizer_numbers,
 )
+from transformer_xl.nn.needs import FLOAT, layer_matrices
 
 MUON_ITERATIONS = 5
 """Of Newton and Schulz, in each update of Muon."""

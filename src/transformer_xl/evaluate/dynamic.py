@@ -25,6 +25,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.config import EvalConfig
+from transformer_xl.config.checks import NotNegative, Positive, Share, check, no_type_check
 from transformer_xl.evaluate.streams import Text, as_text, as_tokens, require_at_least
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.nn.compact import CompactTransformerXL
@@ -37,6 +38,7 @@ Squares = dict[str, Tensor]
 """For each weight, by its name, the mean of its squared gradients."""
 
 
+@no_type_check
 @dataclass(frozen=True, kw_only=True)
 class Dynamic:
     """How a model learns while it is evaluated.
@@ -47,24 +49,17 @@ class Dynamic:
 
     rule: Literal["rms", "sgd"] = "rms"
     """Gradients in units of their size on the training text, or as they are."""
-    lr: float
+    lr: NotNegative
     """Learning rate."""
-    decay: float = 0.0
+    decay: Share = 0.0
     """Share of the way back to the trained weights that is gone after each segment."""
-    eps: float = 0.1
+    eps: Positive = 0.1
     """For ``rms``: added to the size of gradients, in units of their mean size."""
     squares: Squares | None = None
     """What :func:`gradient_squares` returned; for ``rms``."""
 
     def __post_init__(self) -> None:
-        if self.rule not in ("rms", "sgd"):
-            raise ValueError(f"rule={self.rule!r} is unknown; choose from rms, sgd")
-        if self.lr < 0:
-            raise ValueError(f"lr={self.lr} must be at least 0")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay={self.decay} must be from 0 to 1")
-        if self.eps <= 0:
-            raise ValueError(f"eps={self.eps} must be above 0")
+        check(self)
         if self.rule == "rms" and self.squares is None:
             raise ValueError(
                 "rule='rms' needs the squares of gradients of the training text: gather them with "

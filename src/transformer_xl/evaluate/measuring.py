@@ -22,6 +22,7 @@ from transformer_xl.evaluate.streams import (
 )
 from transformer_xl.evaluate.window import window_nll
 from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.needs import require_reading
 from transformer_xl.nn.segment import Lengths
 
 
@@ -123,7 +124,10 @@ def evaluate(
     text = as_text(ids, config)
     n = len(text) - 1
     batch_size = min(batch_size, n)
-    lengths = Lengths(mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
+    require_reading(model, n, batch_size=batch_size, segment_len=segment_len, mem_len=mem_len)
+    # More than the text is never remembered, but for zeros: no room is taken for it.
+    most = mem_len if config.start_memory == "zeros" else min(mem_len, n)
+    lengths = Lengths(mem_len=most, attn_len=attn_len, clamp_len=clamp_len)
     with evaluating(model):
         began = time.perf_counter()
         if dynamic is not None:

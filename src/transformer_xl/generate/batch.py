@@ -11,6 +11,7 @@ from transformer_xl.generate.sampler import Sampler
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.nn.memory import join
 from transformer_xl.nn.mode import evaluating
+from transformer_xl.nn.needs import require_memory
 
 # Reading a prompt in pieces bounds the memory it takes, whatever its length.
 PROMPT_SEGMENT = 512
@@ -46,6 +47,8 @@ class GenerationBatch(Iterator[dict[int, int]]):
             raise ValueError(f"length={length} must be at least 0, or None for no end")
         ids = [_checked_prompt(prompt, model.config.vocab_size) for prompt in prompts]
         self._left = [length] * len(ids)
+        remembered = model.config.mem_len if mem_len is None else mem_len
+        require_memory(model, remembered, remedy="remember fewer positions")
         if mems is None:
             mems = model.start_memory(1, mem_len)
         self.texts = list(range(len(ids)))

@@ -1,9 +1,13 @@
 """Drawing tokens from distributions."""
 
+import math
+
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transformer_xl.config import GenerateConfig
+from transformer_xl.config.checks import checked, no_type_check
 from transformer_xl.nn import AdaptiveSoftmax, Softmax
 from transformer_xl.nn.softmax import drawn
 
@@ -30,17 +34,17 @@ class Sampler:
         ValueError: A setting is out of range.
     """
 
+    @no_type_check
     def __init__(
         self, temperature: float = 1.0, top_k: int | None = None, top_p: float | None = None
     ) -> None:
-        # Not "< 0", which is untrue of NaN.
-        if not temperature >= 0:
-            raise ValueError(f"temperature={temperature} must be at least 0")
-        if top_k is not None and top_k < 1:
-            raise ValueError(f"top_k={top_k} must be at least 1")
-        if top_p is not None and not 0 < top_p <= 1:
-            raise ValueError(f"top_p={top_p} must be above 0 and at most 1")
-        self.temperature, self.top_k, self.top_p = temperature, top_k, top_p
+        # No setting is infinite, and more than this is as good.
+        temperature = _HOTTEST if temperature == math.inf else temperature
+        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        found = checked(GenerateConfig, given)
+        self.temperature: float = found["temperature"]
+        self.top_k: int | None = found["top_k"]
+        self.top_p: float | None = found["top_p"]
 
     def __call__(
         self,

@@ -14,14 +14,13 @@ from transformer_xl.generate.folder import open_folder
 from transformer_xl.generate.sampler import Sampler, random_numbers
 from transformer_xl.generate.state import (
     State,
-    full_memory,
     load_state,
-    most_positions,
     write_state,
 )
 from transformer_xl.generate.text import TextWriter, written
 from transformer_xl.nn import TransformerXL
 from transformer_xl.nn.compact import Weights
+from transformer_xl.nn.needs import full_memory, most_positions
 from transformer_xl.nn.pretrained import find_model_folder
 from transformer_xl.nn.reading import Place, Reader
 from transformer_xl.nn.weights import weights_checksum, weights_path

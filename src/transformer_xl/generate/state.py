@@ -1,6 +1,5 @@
 """What a text goes on from, in a file."""
 
-import math
 from pathlib import Path
 from typing import NamedTuple
 
@@ -154,18 +153,3 @@ def _tensors(mems: Memory | KeptMemory) -> list[Tensor]:
 def _shapes(mems: Memory | KeptMemory) -> list[tuple[int, ...]]:
     # But for how much is remembered.
     return [(*x.shape[:-2], x.shape[-1]) for x in _tensors(mems)]
-
-
-def most_positions(model: TransformerXL, mem_len: int) -> int:
-    """Return how many positions a memory has when it is full: an LSTM has one state."""
-    return 1 if model.config.kind == "lstm" else mem_len
-
-
-def full_memory(model: TransformerXL, mem_len: int) -> int:
-    """Return how many bytes the memory of a text has when it is full."""
-    start = model.keep(model.start_memory(1, mem_len)).state_dict()
-    start.pop("forgotten")
-    places = most_positions(model, mem_len)
-    shapes = [(*x.shape[:-2], places, x.shape[-1]) for x in start.values()]
-    sizes = [x.element_size() for x in start.values()]
-    return sum(math.prod(shape) * size for shape, size in zip(shapes, sizes, strict=True))

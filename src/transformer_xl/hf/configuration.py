@@ -2,17 +2,20 @@
 
 import dataclasses
 import json
+from functools import cache
 from typing import Any
 
 from transformers import PreTrainedConfig
 
 from transformer_xl.config import FORMAT_VERSION, ModelConfig
+from transformer_xl.config.checks import Count, check_value, near, no_type_check
 from transformer_xl.nn.pretrained import MODEL_TYPE
 
 _SETTINGS = tuple(field.name for field in dataclasses.fields(ModelConfig))
 _SEGMENT_LEN = 512
 # What transformers looks for itself, and what our loader keeps.
 _BESIDE = ("architectures", "auto_map", "origin", "eval")
+_RULES = {"segment_len": Count, "use_cache": bool}
 _DEFAULTS = {
     "segment_len": _SEGMENT_LEN,
     "use_cache": True,
@@ -47,6 +50,7 @@ class TransformerXLConfig(PreTrainedConfig):
         "tie_word_embeddings": "tie_embeddings",
     }
 
+    @no_type_check
     def __init__(
         self,
         *,
@@ -62,18 +66,18 @@ class TransformerXLConfig(PreTrainedConfig):
         settings = {**_DEFAULTS, **section, **settings}
         for name, value in (("segment_len", segment_len), ("use_cache", use_cache)):
             given = settings.pop(name)
-            setattr(self, name, given if value is None else value)
+            value = given if value is None else value
+            setattr(self, name, check_value(name, value, _RULES[name]))
         for other, name in self.attribute_map.items():
             if other in settings:
                 settings[name] = settings.pop(other)
-        own = {name: _frozen(settings.pop(name)) for name in _SETTINGS if name in settings}
+        own = {name: settings.pop(name) for name in _SETTINGS if name in settings}
         # Checked here, and filled up with defaults.
         for name, value in dataclasses.asdict(ModelConfig(**own)).items():
             setattr(self, name, value)
-        if self.segment_len < 1:
-            raise ValueError(f"segment_len={self.segment_len} must be at least 1")
         settings.pop("format_version", None)
         settings.pop("model_type", None)
+        _refuse_misspelt(settings)
         super().__init__(**settings)
 
     def to_model_config(self) -> ModelConfig:
@@ -82,7 +86,7 @@ class TransformerXLConfig(PreTrainedConfig):
         Raises:
             ValueError: One is out of range or does not fit another one.
         """
-        return ModelConfig(**{name: _frozen(getattr(self, name)) for name in _SETTINGS})
+        return ModelConfig(**{name: getattr(self, name) for name in _SETTINGS})
 
     @property
     def has_memory(self) -> bool:
@@ -105,6 +109,17 @@ class TransformerXLConfig(PreTrainedConfig):
         return json.dumps(content, indent=2) + "\n"
 
 
-def _frozen(value: Any) -> Any:
-    """Return a setting as the dataclass holds it: JSON has lists for tuples."""
-    return tuple(value) if isinstance(value, list) else value
+def _refuse_misspelt(settings: dict[str, Any]) -> None:
+    """Refuse a name that neither transformers nor the model has, and that is near to one it has.
+
+    Other names are left to transformers, which keeps what it does not know.
+    """
+    for name in settings.keys() - _known():
+        if not name.startswith("_") and (nearest := near(name, (*_SETTINGS, *_RULES))):
+            raise ValueError(f"{name}: no such setting; did you mean {nearest}?")
+
+
+@cache
+def _known() -> set[str]:
+    """Return the names that transformers itself has."""
+    return {*vars(PreTrainedConfig()), *dir(PreTrainedConfig)}

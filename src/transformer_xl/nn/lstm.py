@@ -19,6 +19,7 @@ from transformer_xl.nn.adaptive import AdaptiveSoftmax
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.nn.memory import KeptMemory, Memory
 from transformer_xl.nn.model import TransformerXL
+from transformer_xl.nn.needs import require_weights
 from transformer_xl.nn.segment import Segment
 from transformer_xl.nn.softmax import Softmax
 from transformer_xl.ops import dropout
@@ -53,6 +54,7 @@ class LSTMModel(TransformerXL):
         if config.vocab_size < 1:
             raise ValueError(f"vocab_size={config.vocab_size} must be the size of a vocabulary")
         _require_no_overlap(config.ext_len)
+        require_weights(config)
         self.config = config
         D, N = config.d_model, config.n_layer
         self.embedding = AdaptiveEmbedding(config) if config.div_val > 1 else Embedding(config)

@@ -17,6 +17,7 @@ from transformer_xl.nn.initialization import init_weights
 from transformer_xl.nn.layer import DecoderLayer
 from transformer_xl.nn.memory import KeptMemory, Memory
 from transformer_xl.nn.mode import evaluating
+from transformer_xl.nn.needs import require_weights
 from transformer_xl.nn.norm import make_norm
 from transformer_xl.nn.output import Output
 from transformer_xl.nn.positioned import PositionedModel
@@ -69,6 +70,7 @@ class TransformerXL(PositionedModel):
             )
         if config.vocab_size < 1:
             raise ValueError(f"vocab_size={config.vocab_size} must be the size of a vocabulary")
+        require_weights(config)
         self.config = config
         self.embedding = AdaptiveEmbedding(config) if config.div_val > 1 else Embedding(config)
         # A ModuleList does not say of what; this does.

@@ -4,12 +4,13 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from transformer_xl.config import FORMAT_VERSION, EvalConfig, ModelConfig
+from transformer_xl.config.checks import read_settings
 from transformer_xl.files import replace_file, require_model_place
 from transformer_xl.nn.weights import (
     WEIGHTS_FILE,
@@ -26,8 +27,6 @@ CONFIG_FILE = "config.json"
 MODEL_TYPE = "transformer-xl"
 # What the file may hold besides the settings: the last three are for Hugging Face transformers.
 _ABOUT = ("origin", "eval", "architectures", "auto_map", "transformers")
-
-_Settings = TypeVar("_Settings")
 
 
 @runtime_checkable
@@ -161,10 +160,7 @@ def load_config(path: Path) -> ModelConfig:
     values = read_config(path)
     for name in _ABOUT:
         values.pop(name, None)
-    known = {field.name for field in dataclasses.fields(ModelConfig)}
-    if unknown := sorted(values.keys() - known):
-        raise ValueError(f"{path} has unknown settings: {', '.join(unknown)}")
-    return _converted(path, values, ModelConfig)
+    return read_settings(ModelConfig, values, str(path), "model")
 
 
 def load_eval_config(path: Path) -> EvalConfig | None:
@@ -175,15 +171,4 @@ def load_eval_config(path: Path) -> EvalConfig | None:
         ValueError: A setting is of a wrong type or out of range.
     """
     values = read_config(path).get("eval")
-    return None if values is None else _converted(path, values, EvalConfig)
-
-
-def _converted(path: Path, values: Any, kind: type[_Settings]) -> _Settings:
-    # Only needed here, and not by those who build a model themselves.
-    import msgspec
-
-    try:
-        return msgspec.convert(values, kind)
-    # A lone surrogate cannot even be quoted.
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:
-        raise ValueError(f"{path} has a setting that cannot be: {error}") from error
+    return None if values is None else read_settings(EvalConfig, values, str(path), "eval")

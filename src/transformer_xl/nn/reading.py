@@ -12,6 +12,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.nn.memory import KeptMemory, Memory
 from transformer_xl.nn.mode import evaluating
 from transformer_xl.nn.model import TransformerXL
+from transformer_xl.nn.needs import require_memory
 
 Text = Sequence[int] | Integer[np.ndarray | Tensor, " length"]
 """A text in tokens, as it lies in memory or on the disk."""
@@ -80,6 +81,7 @@ class Reader:
         for name, value, least in (("segment_len", segment_len, 1), ("mem_len", self.mem_len, 0)):
             if value < least:
                 raise ValueError(f"{name}={value} must be at least {least}")
+        require_memory(model, self.mem_len, remedy="remember fewer positions")
         self.model, self.segment_len = model, segment_len
         self.attn_len = model.config.attn_len if attn_len is None else attn_len
         mems, last_token, offset = place or Place(model.start_memory(1, mem_len), None)

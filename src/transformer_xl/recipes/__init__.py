@@ -1,14 +1,14 @@
 """Recipes: complete settings in TOML files, shipped ones and one's own."""
 
 import dataclasses
-import difflib
 import re
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 from transformer_xl.config import Config
+from transformer_xl.config.checks import near, read_settings
 
 
 def recipe_names() -> list[str]:
@@ -25,8 +25,8 @@ def recipe_text(name: str) -> str:
     """
     names = recipe_names()
     if name not in names:
-        near = difflib.get_close_matches(name, names, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        nearest = near(name, names)
+        hint = f"did you mean {nearest}? " if nearest else ""
         raise ValueError(
             f"no recipe and no file is called {name!r}; {hint}`txl recipes` lists the recipes"
         )
@@ -69,22 +69,11 @@ def load_recipe(recipe: str | Path) -> Config:
 
 def parse_recipe(text: str, source: str) -> Config:
     """Turn the text of a recipe into settings; ``source`` names it in errors."""
-    # Only needed here, and not by those who only use a model.
-    import msgspec
-
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{source} is not valid TOML: {error}") from error
-    _check_keys(values, Config, source, ())
-    try:
-        return msgspec.convert(values, Config)
-    except msgspec.ValidationError as error:
-        # "Expected `int`, got `str` - at `$.model.n_layer`" becomes "model.n_layer: expected ..."
-        what, _, where = str(error).partition(" - at `$.")
-        where = where.rstrip("`")
-        what = f"{what[:1].lower()}{what[1:]}{_choices(where)}"
-        raise ValueError(f"{source}: {where}{': ' if where else ''}{what}") from error
+    return read_settings(Config, values, source)
 
 
 def dump_recipe(config: Config) -> str:
@@ -104,35 +93,6 @@ def differences(one: Config, other: Config) -> list[str]:
             if a != b:
                 found.append(f"{section.name}.{field.name}: {a!r}, {b!r}")
     return found
-
-
-def _check_keys(values: dict[str, Any], kind: type, source: str, where: tuple[str, ...]) -> None:
-    fields: dict[str, Any] = {field.name: field.type for field in dataclasses.fields(kind)}
-    for key, value in values.items():
-        name = ".".join((*where, key))
-        if key not in fields:
-            near = difflib.get_close_matches(key, fields, 1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(fields)}"
-            raise ValueError(f"{source}: {name}: no such setting; {hint}")
-        if dataclasses.is_dataclass(fields[key]):
-            if not isinstance(value, dict):
-                raise ValueError(f"{source}: {name} is a section: write [{name}] and keys below it")
-            _check_keys(value, fields[key], source, (*where, key))
-
-
-def _choices(setting: str) -> str:
-    """Return what a setting may be, if that is one of a few words."""
-    kind: Any = Config
-    for key in setting.split("."):
-        fields = {f.name: f.type for f in dataclasses.fields(kind)}
-        if key not in fields:
-            return ""
-        kind = fields[key]
-        if not dataclasses.is_dataclass(kind):
-            break
-    if get_origin(kind) is not Literal:
-        return ""
-    return f"; expected one of {', '.join(map(repr, get_args(kind)))}"
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

@@ -10,10 +10,13 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from transformer_xl.data import Vocab
+from transformer_xl.device import total_memory
 from transformer_xl.generate import State
-from transformer_xl.generate.state import full_memory
 from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.needs import full_memory, require_room
 from transformer_xl.serve.engine import Engine, Events
 from transformer_xl.serve.errors import of_session
 from transformer_xl.serve.metrics import Metrics
@@ -41,11 +44,14 @@ class Service:
 
     Raises:
         OSError: The folder of the sessions cannot be made or read.
+        RuntimeError: The model cannot run.
+        ValueError: There is no room for as many texts as may be written side by side.
     """
 
     def __init__(
         self, model: TransformerXL, vocab: Vocab, weights: Path, settings: ServeSettings, name: str
     ) -> None:
+        _require_working(model, settings.max_batch)
         self.model, self.vocab, self.settings, self.name = model, vocab, settings, name
         self.created = int(time.time())
         self.n_weights = sum(x.numel() for x in model.parameters())
@@ -189,6 +195,29 @@ class Service:
                     log.info("%d sessions expired", gone)
             except (OSError, SessionError) as error:
                 log.error("a session cannot be deleted: %s", error)
+
+
+@torch.no_grad()
+def _require_working(model: TransformerXL, max_batch: int) -> None:
+    """Refuse what would take requests and fail: too many texts, or a model that cannot run."""
+    mem_len = model.config.mem_len
+    each = full_memory(model, mem_len)
+    fitting = (total_memory(model.device) or 0) // max(each, 1)
+    require_room(
+        "the memories of all texts, once full,",
+        max_batch * each,
+        model.device,
+        {"max_batch": max_batch, "mem_len": mem_len},
+        f"lower --max_batch, to {fitting:,} at the most" if fitting else "take another model",
+    )
+    try:
+        start = model.keep(model.start_memory(1))
+        hidden, _ = model.read(torch.zeros(1, 1, dtype=torch.int64, device=model.device), start)
+        works = not model.softmax.log_probs(hidden[:, -1]).isnan().any()
+    except (RuntimeError, ValueError, TypeError, IndexError) as error:
+        raise RuntimeError(f"the model cannot run: it failed to read a token: {error}") from error
+    if not works:
+        raise RuntimeError("the model cannot run: what it predicts is not a number")
 
 
 @contextmanager

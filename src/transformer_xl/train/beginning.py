@@ -12,7 +12,8 @@ from transformer_xl.data import Corpus, Segments
 from transformer_xl.data.brought import is_vocabulary
 from transformer_xl.data.vocab import load_vocab
 from transformer_xl.distributed import World
-from transformer_xl.nn import build_model
+from transformer_xl.nn import TransformerXL, build_model
+from transformer_xl.nn.needs import require_memory, require_reading, require_training
 from transformer_xl.nn.pretrained import (
     CONFIG_FILE,
     copy_weights,
@@ -45,6 +46,37 @@ def check_division(config: Config, world: World) -> None:
         raise ValueError(
             f"train.accumulate={config.train.accumulate} does not divide the {own} streams that "
             f"each of {world.size} processes has of train.batch_size={config.train.batch_size}"
+        )
+
+
+def check_room(config: Config, device: torch.device, world: World) -> None:
+    """Refuse a recipe that this machine cannot train, as far as its settings tell.
+
+    Raises:
+        ValueError: It takes more memory than there is.
+    """
+    shards = world.size if config.train.parallel == "fsdp" else 1
+    n_streams = len(world.rows(config.train.batch_size))
+    require_training(config, device, n_streams=n_streams, shards=shards)
+
+
+def check_evaluations(config: Config, model: TransformerXL, n_tokens: int) -> None:
+    """Refuse a recipe whose evaluations or sample this machine cannot make.
+
+    Raises:
+        ValueError: One takes more memory than there is.
+    """
+    settings = config.eval
+    # The sample at the end is a text like any other.
+    require_memory(model, config.model.mem_len, remedy="remember fewer positions (model.mem_len)")
+    own = config.model.mem_len if settings.mem_len is None else settings.mem_len
+    for mem_len in (own, *settings.mem_lens):
+        require_reading(
+            model,
+            n_tokens,
+            batch_size=settings.batch_size,
+            segment_len=settings.segment_len or config.train.segment_len,
+            mem_len=mem_len,
         )
 
 
@@ -179,6 +211,7 @@ def new_state(
     if weights is not None:
         copy_weights(model, weights)
     model = model.to(device)
+    check_evaluations(config, model, len(corpus.split("valid")))
     model.recompute = settings.recompute
     average = new_average(model, settings)
     for each in (model, *([] if average is None else [average.module])):

@@ -24,6 +24,7 @@ from transformer_xl.nn.pretrained import copy_weights, model_weights
 from transformer_xl.ops import choose_backend
 from transformer_xl.train.beginning import (
     check_division,
+    check_room,
     fit_to_corpus,
     initial_weights,
     new_state,
@@ -74,6 +75,7 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
         closing(RunFolder(run_dir)) as folder,
     ):
         check_division(config, world)
+        check_room(config, device, world)
         world.by_first(lambda: folder.check(config))
         checkpoints = Checkpoints(folder.path / CHECKPOINTS, world)
         # A run that goes on has its weights, wherever those are that it began with.
@@ -82,6 +84,7 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
         if weights is not None:
             require_vocabulary(config, corpus)
         config = fit_to_corpus(config, corpus)
+        check_room(config, device, world)
         world.wait()
         state = new_state(config, corpus, device, world, weights)
         del weights

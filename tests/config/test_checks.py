@@ -1,0 +1,212 @@
+"""Every setting is checked where it is made, wherever its value comes from."""
+
+import json
+import math
+from dataclasses import fields, replace
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+
+from transformer_xl.cli import main
+from transformer_xl.config import (
+    Config,
+    DataConfig,
+    EvalConfig,
+    GenerateConfig,
+    ModelConfig,
+    TrainConfig,
+)
+from transformer_xl.config.checks import HIDDEN, _alternatives
+from transformer_xl.nn.pretrained import load_config, load_eval_config
+from transformer_xl.recipes import dump_recipe, load_recipe, parse_recipe, recipe_names
+from transformer_xl.serve.settings import ServeSettings
+
+SECTIONS = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "train": TrainConfig,
+    "eval": EvalConfig,
+    "generate": GenerateConfig,
+}
+WORKING = {
+    "model": {"n_layer": 2},
+    "data": {"path": "a.txt"},
+    "train": {},
+    "eval": {},
+    "generate": {},
+}
+
+
+def strange_values(kind: Any) -> list[Any]:
+    """Values that no setting of an annotation may have, derived from it alone."""
+    kinds = _alternatives(kind)
+    found: list[Any] = []
+    for each in kinds:
+        base, rule = get_args(each) if get_origin(each) is Annotated else (each, None)
+        if rule is not None and rule.items is None:
+            limits = rule.ge, rule.gt, rule.le, rule.lt
+            below = [x - 1 for x in (rule.ge, rule.gt) if x is not None]
+            above = [x + 1 for x in (rule.le, rule.lt) if x is not None]
+            assert any(x is not None for x in limits)
+            found += [base(x) for x in (*below, *above)]
+        if get_origin(base) is Literal:
+            word = get_args(base)[-1]
+            found += [f"{word}x"] if isinstance(word, str) else [max(get_args(base)) + 1]
+        elif base is int:
+            found += ["x", 4.5, True, 2**70]
+        elif base is float:
+            found += ["x", True, math.inf, math.nan]
+        elif base is bool:
+            found += ["x", 1]
+        elif base is str:
+            found += [3, True]
+        elif get_origin(base) is tuple:
+            found += [3.5, ["x"], [None]]
+    assert found, kind
+    return found
+
+
+CASES = [
+    pytest.param(section, name, value, id=f"{section}.{name}={value!r}")
+    for section, kind in SECTIONS.items()
+    for name, rule in get_type_hints(kind, include_extras=True).items()
+    for value in strange_values(rule)
+]
+
+# One of each setting; any word may be a text there, and a list takes many.
+ON_THE_COMMAND_LINE = {
+    x.values[:2]: x for x in CASES if not isinstance(x.values[2], list | bool) and x.values[2] != 3
+}
+
+
+def refusal(function: Any, *given: Any, **named: Any) -> str:
+    with pytest.raises(ValueError, match="=") as caught:
+        function(*given, **named)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("section", "name", "value"), CASES)
+def test_a_value_that_a_setting_cannot_have_is_named_in_python(section, name, value):
+    message = refusal(SECTIONS[section], **{name: value})
+    assert message.startswith(f"{section}.{name}=")
+    assert refusal(replace, SECTIONS[section](), **{name: value}) == message
+
+
+# TOML has no word for some.
+@pytest.mark.parametrize(
+    ("section", "name", "value"), [x for x in CASES if x.values[2] not in ([None], 2**70)]
+)
+def test_a_value_that_a_setting_cannot_have_is_named_in_a_recipe(section, name, value):
+    values = WORKING | {section: WORKING[section] | {name: value}}
+    message = refusal(parse_recipe, tomli_w.dumps(values), "mine.toml")
+    assert message == f"mine.toml: {refusal(SECTIONS[section], **{name: value})}"
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"), [x for x in CASES if x.values[0] in ("model", "eval")]
+)
+def test_a_value_that_a_setting_cannot_have_is_named_in_a_model_folder(
+    tmp_path, section, name, value
+):
+    path = tmp_path / "config.json"
+    about = {"model_type": "transformer-xl", "format_version": 1}
+    own = {name: value} if section == "model" else {"eval": {name: value}}
+    path.write_text(json.dumps(about | own))
+    load = load_config if section == "model" else load_eval_config
+    assert refusal(load, path).startswith(f"{path}: {section}.{name}=")
+
+
+@pytest.mark.parametrize(("section", "name", "value"), ON_THE_COMMAND_LINE.values())
+def test_a_value_that_a_setting_cannot_have_is_named_on_the_command_line(
+    capsys, section, name, value
+):
+    words = ["train", "demo", "--out", "nowhere", f"--{section}.{name}={value}"]
+    assert main(words) == 2
+    said = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert f"{section}.{name}" in said
+    assert str(value) in said
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (
+            lambda: TrainConfig(schedule="cos"),
+            "train.schedule='cos' is unknown; choose from 'cosine', 'inverse_sqrt', "
+            "'constant_cooldown'; did you mean 'cosine'?",
+        ),
+        (
+            lambda: TrainConfig(optimizer="adamw2"),
+            "train.optimizer='adamw2' is unknown; choose from 'adamw', 'muon', 'lamb'; did you "
+            "mean 'adamw'?",
+        ),
+        (
+            lambda: ModelConfig(norm="batch"),
+            "model.norm='batch' is unknown; choose from 'layer', 'rms'",
+        ),
+        (lambda: TrainConfig(steps=4.5), "train.steps=4.5 must be an integer above 0"),
+        (
+            lambda: ModelConfig(quirks=["raw_query"]),
+            "model.quirks=('raw_query',) must be a list with each item one of 'stored_positions', "
+            "'swapped_ext_len', 'raw_queries', 'exact_frequencies'; did you mean 'raw_queries'?",
+        ),
+        (lambda: ModelConfig(d_head=-1), "model.d_head=-1 must be above 0, or None"),
+        (
+            lambda: ModelConfig(n_layer=10**5000),
+            "model.n_layer=a number of thousands of digits must be below 2**64",
+        ),
+        (
+            lambda: ModelConfig(attn_type=True),
+            "model.attn_type=True is unknown; choose from 0, 1, 2, 3",
+        ),
+        (lambda: EvalConfig(mem_lens={1, 2}), None),
+        (lambda: Config(model={}, data=DataConfig()), "model={} must be ModelConfig"),
+    ],
+)
+def test_an_error_names_the_setting_the_value_what_is_allowed_and_what_is_near(made, message):
+    said = refusal(made)
+    assert message is None or said == message
+
+
+def test_numbers_of_numpy_and_torch_and_lists_become_what_files_can_hold():
+    train = TrainConfig(
+        steps=np.int64(40), lr=np.float32(0.5), seed=torch.tensor(3), stages=[[0, 128, 8]]
+    )
+    assert (train.steps, train.lr, train.seed, train.stages) == (40, 0.5, 3, ((0.0, 128, 8),))
+    model = ModelConfig(cutoffs=torch.tensor([4, 5]), norm_first=np.True_, mem_len=8)
+    assert (model.cutoffs, model.norm_first) == ((4, 5), True)
+    config = Config(model=model, data=DataConfig(path="a.txt"), train=train)
+    assert parse_recipe(dump_recipe(config), "") == config
+    plain = {int, float, bool, tuple}
+    assert {type(x) for x in (train.steps, train.lr, model.norm_first, model.cutoffs)} == plain
+
+
+def test_an_integer_is_a_number_wherever_the_recipe_comes_from():
+    made = TrainConfig(lr=1, clip_norm=0)
+    assert isinstance(made.lr, float)
+    assert made == parse_recipe("[model]\n[data]\n[train]\nlr = 1\nclip_norm = 0\n", "").train
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_shipped_recipe_is_what_it_was(name):
+    config = load_recipe(name)
+    for section in fields(Config):
+        settings = getattr(config, section.name)
+        assert type(settings)(**{x.name: getattr(settings, x.name) for x in fields(settings)}) == (
+            settings
+        )
+
+
+def test_a_server_is_checked_like_a_recipe_and_its_key_is_not_shown():
+    assert refusal(ServeSettings, port=70_000) == "port=70000 must be between 0 and 65535"
+    assert refusal(ServeSettings, max_batch=2.5) == "max_batch=2.5 must be an integer above 0"
+    assert refusal(ServeSettings, save="never").startswith("save='never' is unknown; choose from")
+    with pytest.raises(ValueError, match="api_key must be") as caught:
+        ServeSettings(api_key=b"secret")
+    assert "secret" not in str(caught.value)
+    hidden = [x.name for x in fields(ServeSettings) if x.metadata == HIDDEN]
+    assert hidden == ["api_key"]
+    assert str(ServeSettings(sessions="here").sessions) == "here"

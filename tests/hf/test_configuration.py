@@ -1,0 +1,36 @@
+"""Settings made by the class of transformers are those of the model, or are refused."""
+
+import pytest
+
+from transformer_xl.hf.configuration import TransformerXLConfig
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_layers": 3}, "n_layers: no such setting; did you mean n_layer"),
+        ({"attention_dropout": 0.1}, "attention_dropout: .* did you mean attn_dropout"),
+        ({"segment_length": 3}, "segment_length: .* did you mean segment_len"),
+        ({"norm": "batch"}, "model.norm='batch' is unknown; choose from 'layer', 'rms'"),
+        ({"n_layer": 2.5}, "model.n_layer=2.5 must be an integer above 0"),
+        ({"segment_len": 4.5}, "segment_len=4.5 must be an integer above 0"),
+        ({"segment_len": 0}, "segment_len=0 must be above 0"),
+        ({"use_cache": "yes"}, "use_cache='yes' must be true or false"),
+    ],
+)
+def test_what_is_misspelt_or_wrong_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        TransformerXLConfig(**settings)
+
+
+def test_what_only_transformers_knows_is_kept():
+    config = TransformerXLConfig(num_labels=3, problem_type="regression", my_note="x", cutoffs=[5])
+    assert (config.num_labels, config.problem_type, config.my_note) == (3, "regression", "x")
+    assert config.cutoffs == (5,)
+
+
+def test_what_is_set_later_is_checked_when_a_model_is_made():
+    config = TransformerXLConfig()
+    config.n_layer = "many"
+    with pytest.raises(ValueError, match=r"model\.n_layer='many' must be an integer"):
+        config.to_model_config()
