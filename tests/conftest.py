@@ -82,6 +82,17 @@ def tiny_config() -> "ModelConfig":
 
 
 @pytest.fixture(scope="session")
+def of_kind() -> Callable[..., "ModelConfig"]:
+    """Makes settings of another kind of others, without the sizes that it does not have."""
+
+    def make(config: "ModelConfig", kind: str, **settings: Any) -> "ModelConfig":
+        own = {"n_head": 8, "d_inner": 2048, "attn_dropout": 0.0} if kind == "lstm" else {}
+        return replace(config, kind=kind, **own, **settings)
+
+    return make
+
+
+@pytest.fixture(scope="session")
 def toy_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A text of 4,000 characters in which there is something to learn."""
     words = ("the", "cat", "saw", "a", "dog", "and", "ran", "to", "sea")

@@ -244,7 +244,7 @@ def test_what_cannot_be_measured_is_explained():
         ({"vocab": "words"}, 10_000),
         ({"vocab": "words", "name": "wikitext-103"}, 267_735),
         ({"vocab": "words", "vocab_size": 512, "name": "wikitext-103"}, 512),
-        ({"vocab": "bytes", "vocab_size": 512}, 256),
+        ({"vocab": "bytes", "name": "wikitext-103"}, 256),
     ],
 )
 def test_a_vocabulary_that_is_left_to_the_text_is_guessed(data, size):

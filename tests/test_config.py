@@ -188,7 +188,7 @@ def test_a_recipe_needs_a_model_and_a_text():
         ADAPTIVE,
         {"tie_projections": True, "cutoffs": (5,)},
         {"attn_type": 1, "n_positions": 9, "ext_len": 3},
-        {"attn_type": 2, "quirks": ("stored_positions", "raw_queries")},
+        {"attn_type": 2, "norm_first": True, "quirks": ("stored_positions", "raw_queries")},
         {"attn_type": 3, "n_positions": 9, "sample_softmax": 8},
         {"ext_len": 4, "quirks": ("swapped_ext_len", "exact_frequencies")},
     ],

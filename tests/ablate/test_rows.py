@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 
 from transformer_xl.ablate import ROWS, recipe_of, rows_of
-from transformer_xl.config import Config
+from transformer_xl.config import Config, ModelConfig
 from transformer_xl.nn import build_model
 
 
@@ -71,12 +71,14 @@ def test_rows_keep_their_length_from_the_beginning(recipe: Config) -> None:
     assert found == recipe_of(ROWS[0], recipe, 1)
 
 
-def test_a_recipe_with_nothing_to_take_away_is_refused(recipe: Config) -> None:
+def test_a_recipe_with_nothing_to_take_away_is_refused(
+    recipe: Config, of_kind: Callable[..., ModelConfig]
+) -> None:
     row = ROWS[0]
     with pytest.raises(ValueError, match=r"model\.mem_len=0: the recipe has no recurrence"):
         recipe_of(row, replace(recipe, model=replace(recipe.model, mem_len=0)), 1)
     with pytest.raises(ValueError, match=r"model\.kind='lstm'"):
-        recipe_of(row, replace(recipe, model=replace(recipe.model, kind="lstm")), 1)
+        recipe_of(row, replace(recipe, model=of_kind(recipe.model, "lstm")), 1)
     with pytest.raises(ValueError, match="table=8 has no ablations; choose from 6, 7, 10"):
         rows_of(8)
     with pytest.raises(ValueError, match="'nonsense' is no row"):

@@ -23,7 +23,14 @@ def lstm(tmp_path_factory: pytest.TempPathFactory, toy_recipe: Callable) -> Path
 
     folder = tmp_path_factory.mktemp("lstm")
     recipe = toy_recipe(
-        model={"kind": "lstm", "mem_len": 0}, generate={"prompt": "the ", "length": 20}
+        model={
+            "kind": "lstm",
+            "n_head": 8,
+            "d_inner": 2048,
+            "mem_len": 0,
+            "attn_dropout": 0.0,
+        },
+        generate={"prompt": "the ", "length": 20},
     )
     (folder / "lstm.toml").write_text(dump_recipe(recipe))
     out = folder / "lstm"

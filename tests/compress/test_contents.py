@@ -46,7 +46,11 @@ def test_any_cut_comes_back(model, vocab, surprising, streams, segment_len, mem_
 
 @pytest.mark.parametrize(
     "settings",
-    [{"attn_type": 2}, {"enhanced_recurrence": True}, {"kind": "lstm", "mem_len": 0}],
+    [
+        {"attn_type": 2},
+        {"enhanced_recurrence": True},
+        {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0},
+    ],
     ids=["sinusoids", "enhanced", "lstm"],
 )
 def test_models_of_every_kind_restore(changed, vocab, surprising, settings):

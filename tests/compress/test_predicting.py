@@ -20,7 +20,7 @@ KINDS = {
     "enhanced": {"enhanced_recurrence": True},
     "adaptive": {"cutoffs": (20, 90), "div_val": 2},
     "no-memory": {"mem_len": 0},
-    "lstm": {"kind": "lstm", "mem_len": 0, "n_layer": 2},
+    "lstm": {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0, "n_layer": 2},
 }
 
 

@@ -82,7 +82,7 @@ def test_parts_are_divided_too(plan):
 
 def test_what_is_no_transformer_xl_is_refused(plan):
     with pytest.raises(ValueError, match=r"model.kind='lstm'"):
-        plan({"kind": "lstm", "mem_len": 0})
+        plan({"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0})
     with pytest.raises(ValueError, match="vocab_size=0"):
         plan({"vocab_size": 0})
 

@@ -106,8 +106,8 @@ def test_zeros_at_the_start_are_nobodys_share(tiny_config, text):
     assert (seen.direct.sum(1) < 0.99).all()
 
 
-def test_a_model_without_attention_is_refused(tiny_config, text):
-    model = build_model(replace(tiny_config, kind="lstm", mem_len=0))
+def test_a_model_without_attention_is_refused(tiny_config, of_kind, text):
+    model = build_model(of_kind(tiny_config, "lstm", mem_len=0))
     with pytest.raises(ValueError, match="has no attention to look at"):
         attended(model, text)
     assert model.training

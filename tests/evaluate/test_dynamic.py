@@ -54,8 +54,8 @@ def test_any_cutting_of_the_stream_gives_the_same_bits(model, text, settings, cu
 
 
 @pytest.mark.parametrize("kind", ["transformer_xl", "lstm"])
-def test_without_a_learning_rate_it_is_the_plain_evaluation(tiny_config, text, kind):
-    config = replace(tiny_config, init_std=0.3, kind=kind, mem_len=9 * (kind != "lstm"))
+def test_without_a_learning_rate_it_is_the_plain_evaluation(tiny_config, of_kind, text, kind):
+    config = of_kind(tiny_config, kind, init_std=0.3, mem_len=9 * (kind != "lstm"))
     model = build_model(config).double().eval()
     plain = evaluate(model, text, **LENGTHS).nll
     still = evaluate(model, text, dynamic=Dynamic(rule="sgd", lr=0.0, decay=0.5), **LENGTHS).nll

@@ -15,7 +15,7 @@ KINDS = {
     "learned absolute": {"attn_type": 3, "n_positions": 7},
     "zeros at the start": {"start_memory": "zeros"},
     "adaptive": {"cutoffs": (6, 14), "div_val": 2},
-    "LSTM": {"kind": "lstm", "mem_len": 0},
+    "LSTM": {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0},
 }
 
 

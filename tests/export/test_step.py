@@ -1,7 +1,5 @@
 """A step is the model, with a memory of a fixed shape."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -89,9 +87,9 @@ def test_what_cannot_be_exported_is_named(made, options, settings, message):
         make_step(made(**options), **settings)
 
 
-def test_a_model_of_another_kind_or_precision_is_named(made):
+def test_a_model_of_another_kind_or_precision_is_named(made, of_kind):
     config = made().config
     with pytest.raises(ValueError, match=r"weights in torch\.bfloat16 are for reading"):
         make_step(made().bfloat16())
     with pytest.raises(ValueError, match="a model of kind='lstm' has no memory of positions"):
-        make_step(build_model(replace(config, kind="lstm", mem_len=0)))
+        make_step(build_model(of_kind(config, "lstm", mem_len=0)))

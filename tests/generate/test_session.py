@@ -27,7 +27,7 @@ KINDS = {
     "narrow": {"attn_len": 3},
     "zeros": {"start_memory": "zeros"},
     "absolute": {"attn_type": 2},
-    "lstm": {"kind": "lstm", "mem_len": 0},
+    "lstm": {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0},
 }
 
 

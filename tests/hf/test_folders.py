@@ -17,9 +17,14 @@ KINDS: dict[str, dict[str, Any]] = {
     "the paper's": {},
     "adaptive, tied": {"cutoffs": (5, 10), "div_val": 2, "d_embed": 8, "tie_projections": True},
     "adaptive, in part": {"cutoffs": (5,), "div_val": 2, "tie_projections": (False, True)},
-    "projected": {"d_embed": 8, "tie_projections": True, "quirks": ("raw_queries",)},
+    "projected": {
+        "d_embed": 8,
+        "tie_projections": True,
+        "norm_first": True,
+        "quirks": ("raw_queries",),
+    },
     "untied": {"tie_embeddings": False},
-    "LSTM": {"kind": "lstm"},
+    "LSTM": {"kind": "lstm", "n_head": 8, "d_inner": 2048},
 }
 
 

@@ -26,7 +26,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "untied": {"tie_embeddings": False, "tie_biases": False, "clamp_len": 7},
     "pre-norm": {"norm_first": True, "final_norm": True, "norm": "rms", "activation": "swiglu"},
     "with zeros before": {"start_memory": "zeros", "mem_len": 48},
-    "LSTM": {"kind": "lstm"},
+    "LSTM": {"kind": "lstm", "n_head": 8, "d_inner": 2048},
     "without memory": {"mem_len": 0},
 }
 

@@ -63,7 +63,7 @@ def test_a_packaged_folder_works_without_this_package(
     models = [language_model]
     for settings in (
         {"cutoffs": (5,), "div_val": 2, "norm": "rms", "activation": "swiglu"},
-        {"kind": "lstm"},
+        {"kind": "lstm", "n_head": 8, "d_inner": 2048},
     ):
         models.append(transformers.AutoModelForCausalLM.from_pretrained(any_folder(**settings)[1]))
     folders = [tmp_path / name for name in ("first", "second", "third")]

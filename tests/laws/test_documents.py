@@ -24,7 +24,7 @@ ABSOLUTE = {
     "sinusoids": {"attn_type": 2, "clamp_len": 5},
     "learned": {"attn_type": 3, "n_positions": 7},
 }
-LSTM = {"lstm": {"kind": "lstm", "mem_len": 0}}
+LSTM = {"lstm": {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0}}
 ALL = RELATIVE | ABSOLUTE | LSTM
 # Of two streams, how long one document after the other is; the same number of tokens in all.
 DOCUMENTS = [[3, 1, 7, 2, 1, 1, 5], [9, 4, 6, 1]]

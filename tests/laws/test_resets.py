@@ -29,7 +29,7 @@ VARIANTS = {
     "learned relative": {"attn_type": 1, "n_positions": 9},
     "read again": {"ext_len": 3},
     "gates": {"norm_first": True, "gate": "gru"},
-    "lstm": {"kind": "lstm", "mem_len": 0},
+    "lstm": {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0},
 }
 
 

@@ -110,7 +110,7 @@ def test_what_another_thread_reads_meanwhile_is_not_looked_at():
         assert all(map(torch.equal, weights, right))
 
 
-def test_a_model_without_attention_says_so():
-    model = build_model(replace(CONFIG, kind="lstm"))
+def test_a_model_without_attention_says_so(of_kind):
+    model = build_model(of_kind(CONFIG, "lstm"))
     with pytest.raises(ValueError, match="a model of kind='lstm' has no attention"):
         model.attention_weights(text())

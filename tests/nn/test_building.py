@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -10,8 +8,8 @@ KINDS = {"transformer_xl": TransformerXL, "lstm": LSTMModel}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_configuration_names_the_class_of_its_model(tiny_config, kind, tmp_path):
-    model = build_model(replace(tiny_config, kind=kind)).eval()
+def test_a_configuration_names_the_class_of_its_model(tiny_config, of_kind, kind, tmp_path):
+    model = build_model(of_kind(tiny_config, kind)).eval()
     assert type(model) is KINDS[kind]
     model.save_pretrained(tmp_path)
     tokens = torch.randint(31, (2, 5))
@@ -22,6 +20,6 @@ def test_a_configuration_names_the_class_of_its_model(tiny_config, kind, tmp_pat
         assert torch.equal(found(tokens).log_probs, model(tokens).log_probs)
 
 
-def test_a_model_of_another_kind_is_not_built(tiny_config):
+def test_a_model_of_another_kind_is_not_built(tiny_config, of_kind):
     with pytest.raises(ValueError, match="kind='lstm' is no Transformer-XL"):
-        TransformerXL(replace(tiny_config, kind="lstm"))
+        TransformerXL(of_kind(tiny_config, "lstm"))

@@ -10,9 +10,7 @@ from transformer_xl.generate import generate
 from transformer_xl.nn import Memory, TransformerXL, build_model, load_model
 from transformer_xl.nn.lstm import LSTMModel
 
-CONFIG = ModelConfig(
-    kind="lstm", vocab_size=31, n_layer=3, n_head=1, d_model=12, mem_len=0, dropout=0.0
-)
+CONFIG = ModelConfig(kind="lstm", vocab_size=31, n_layer=3, d_model=12, mem_len=0, dropout=0.0)
 
 
 @pytest.fixture

@@ -294,7 +294,10 @@ def test_threads_that_go_on_from_one_memory_do_not_change_each_other():
             assert torch.equal(contents(memory), torch.cat([contents(before), new], -2))
 
 
-@pytest.mark.parametrize("settings", [{}, {"attn_type": 2}, {"reset_at": 3}, {"kind": "lstm"}])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"attn_type": 2}, {"reset_at": 3}, {"kind": "lstm", "n_head": 8, "d_inner": 2048}],
+)
 def test_what_was_read_in_inference_mode_can_be_gone_on_from(tiny_config, settings):
     model = build_model(replace(tiny_config, **settings)).eval()
     segment = torch.randint(31, (2, 4))

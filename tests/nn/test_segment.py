@@ -10,8 +10,8 @@ from transformer_xl.nn import TransformerXL, build_model
 
 
 @pytest.fixture(params=["transformer_xl", "lstm"])
-def model(request, tiny_config):
-    return build_model(replace(tiny_config, kind=request.param)).eval()
+def model(request, tiny_config, of_kind):
+    return build_model(of_kind(tiny_config, request.param)).eval()
 
 
 def read(model, *inputs, **options):

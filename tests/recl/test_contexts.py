@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -40,7 +41,7 @@ def test_it_is_what_each_context_alone_gives(
     changes = {
         "relative": {"mem_len": 30},
         "shaw": {"attn_type": 1, "n_positions": 40, "mem_len": 30},
-        "lstm": {"kind": "lstm"},
+        "lstm": {"kind": "lstm", "n_head": 8, "d_inner": 2048},
         "window": {"mem_len": 0},
     }
     model = build_model(replace(tiny_config, init_std=0.2, **changes[kind])).eval()
@@ -74,9 +75,12 @@ def test_the_memory_is_as_short_as_it_is_told(tiny_config: ModelConfig, ids: lis
 
 @pytest.mark.parametrize("kind", ["transformer_xl", "lstm"])
 def test_nothing_before_the_context_matters(
-    kind: str, tiny_config: ModelConfig, ids: list[int]
+    kind: str,
+    tiny_config: ModelConfig,
+    of_kind: Callable[..., ModelConfig],
+    ids: list[int],
 ) -> None:
-    model = build_model(replace(tiny_config, kind=kind, init_std=0.5)).eval()
+    model = build_model(of_kind(tiny_config, kind, init_std=0.5)).eval()
     places = [60, 64]
     found = context_losses(model, ids, places, CONTEXTS, segment_len=5)
     changed = [(token + 1) % 31 for token in ids[:40]] + ids[40:]

@@ -32,7 +32,7 @@ VARIANTS = {
     "documents": {"reset_at": 7},
     "documents, absolute": {"reset_at": 7, "attn_type": 2},
     "adaptive softmax": {"cutoffs": (8, 20), "div_val": 2, "d_embed": 8},
-    "LSTM": {"kind": "lstm"},
+    "LSTM": {"kind": "lstm", "n_head": 8, "d_inner": 2048},
 }
 
 

@@ -79,7 +79,16 @@ def same(one, other):
                 "optimizer": "muon",
             }
         },
-        {"model": {"kind": "lstm", "mem_len": 0}, "train": {"optimizer": "muon"}},
+        {
+            "model": {
+                "kind": "lstm",
+                "n_head": 8,
+                "d_inner": 2048,
+                "mem_len": 0,
+                "attn_dropout": 0.0,
+            },
+            "train": {"optimizer": "muon"},
+        },
         {
             "model": {"gate": "gru", "norm_first": True},
             "data": {"reset_at": "\n"},

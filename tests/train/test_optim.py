@@ -92,7 +92,8 @@ def test_a_cooldown_of_given_length_is_the_last_of_the_steps():
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_decay_touches_matrices_only(model, optimizer):
-    config = TrainConfig(optimizer=optimizer, weight_decay=0.1, lr=0.5, muon_lr=0.25)
+    rates = {"lr": 0.5} | ({"muon_lr": 0.25} if optimizer == "muon" else {})
+    config = TrainConfig(optimizer=optimizer, weight_decay=0.1, **rates)
     found, before = moved(model, config)
     kinds = set()
     for name, change in found.items():
@@ -168,7 +169,8 @@ def test_muon_takes_the_gates_of_an_lstm_one_by_one():
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_both_rates_follow_the_schedule_and_gradients_are_cleared(model, optimizer):
-    config = TrainConfig(optimizer=optimizer, lr=0.1, muon_lr=0.3, warmup_steps=3)
+    rates = {"lr": 0.1} | ({"muon_lr": 0.3} if optimizer == "muon" else {})
+    config = TrainConfig(optimizer=optimizer, warmup_steps=3, **rates)
     found = Optimizer(with_gradients(model), config)
     assert found.step(1, 100) == pytest.approx(0.1 * 2 / 4)
     rates = [group["lr"] for part, _ in found._parts for group in part.param_groups]

@@ -45,7 +45,7 @@ VARIANTS = {
         "train": {**SETTINGS, "optimizer": "lamb"},
     },
     "ddp, lstm": {
-        "model": {**EXACT, "kind": "lstm", "mem_len": 0},
+        "model": {**EXACT, "kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0},
         "train": {**SETTINGS, "optimizer": "muon"},
     },
     "fsdp": {"model": EXACT, "train": {**SETTINGS, "parallel": "fsdp"}},

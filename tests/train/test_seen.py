@@ -20,7 +20,7 @@ KINDS = {
     "the paper": {},
     "no memory": {"mem_len": 0},
     "sinusoids": {"attn_type": 2},
-    "LSTM": {"kind": "lstm", "mem_len": 0},
+    "LSTM": {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0},
 }
 
 

@@ -53,7 +53,8 @@ def training(config: Config, device: torch.device) -> tuple[TrainState, Callable
         ValueError: It is another kind of model.
     """
     require_transformer_xl(config.model)
-    settings = replace(config.train, stages=(), average_start=0.0)
+    is_averaged = config.train.average != "none"
+    settings = replace(config.train, stages=(), average_start=0.0 if is_averaged else None)
     config = replace(config, train=settings)
     torch.manual_seed(settings.seed)
     model = TransformerXL(config.model).to(device).train()

@@ -52,6 +52,10 @@ _MAY_DIFFER = (
     *("data.path", "data.valid_path", "data.test_path", "data.cache_dir", "data.workers"),
     *("data.corpus", "data.verify"),
 )
+_SAID_BY_CORPUS = (
+    *("name", "json_field", "split_by", "valid_fraction", "test_fraction"),
+    *("vocab", "vocab_size", "vocab_from"),
+)
 
 
 class RunFolder:
@@ -84,13 +88,17 @@ class RunFolder:
                     "give another --out"
                 )
             return
-        other = load_recipe(self.path / RECIPE_FILE)
+        other = load_recipe(self.path / RECIPE_FILE, is_stored=True)
         if not config.model.vocab_size:
             # The corpus that decides it has not been read yet.
             other = replace(other, model=replace(other.model, vocab_size=0))
         if config.data.reset_at is not None and config.model.reset_at is None:
             other = replace(other, model=replace(other.model, reset_at=None))
-        wrong = [line for line in differences(other, config) if not line.startswith(_MAY_DIFFER)]
+        free = _MAY_DIFFER
+        if config.data.corpus is not None:
+            # It is compared with what they say, and its checksums with those of the run.
+            free += tuple(f"data.{name}" for name in _SAID_BY_CORPUS)
+        wrong = [line for line in differences(other, config) if not line.startswith(free)]
         if wrong:
             raise ValueError(
                 f"{self.path} holds a run of another recipe (there, here): {'; '.join(wrong)}. "

@@ -35,7 +35,7 @@ def recipe_of(folder: Path) -> Config | None:
     if folder.parent.name == "model":
         folders.append(folder.parent.parent)
     recipes = (place / "recipe.toml" for place in folders)
-    return next((load_recipe(recipe) for recipe in recipes if recipe.is_file()), None)
+    return next((load_recipe(x, is_stored=True) for x in recipes if x.is_file()), None)
 
 
 def continuation_of(folder: Path) -> Config:

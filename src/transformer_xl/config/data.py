@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from transformer_xl.config.checks import Count, Fraction, check, no_type_check, require
+from transformer_xl.config.unused import refuse_unused, unused_in_data
 
 
 @no_type_check
@@ -39,8 +40,8 @@ class DataConfig:
     """Count words and characters in the training text or in all of it; None: as the authors did for
     a known corpus, else in the training text."""
     tokenizer: str | None = None
-    """A tokenizer that is there, instead of data.vocab: a tokenizer.json of Hugging Face, a .model
-    of SentencePiece, or a model or corpus folder with a vocabulary."""
+    """A tokenizer that is there, instead of data.vocab, vocab_size and vocab_from: a tokenizer.json
+    of Hugging Face, a .model of SentencePiece, or a model or corpus folder with a vocabulary."""
     reset_at: str | None = None
     """A symbol such as <eos> with which the text begins anew, for sentences that were shuffled or
     documents of their own: it and what follows see nothing before it. None: none does."""
@@ -68,3 +69,4 @@ class DataConfig:
             held_out < 1,
             f"valid_fraction + test_fraction = {held_out} leaves no text to train on",
         )
+        refuse_unused(self, unused_in_data(self))

@@ -14,6 +14,7 @@ from transformer_xl.config.checks import (
     no_type_check,
     require,
 )
+from transformer_xl.config.unused import refuse_unused, unused_in_model
 
 
 class Cluster(NamedTuple):
@@ -78,7 +79,7 @@ class ModelConfig:
     """
 
     kind: Literal["transformer_xl", "lstm"] = "transformer_xl"
-    """The paper's network, or an LSTM: n_layer, d_model, d_embed and dropout; mem_len is 0."""
+    """The paper's network, or an LSTM: n_layer, d_model, and what embeddings and softmax have."""
     vocab_size: Length = 0
     """Number of symbols; 0 takes it from the vocabulary of the corpus."""
     reset_at: Length | None = None
@@ -177,12 +178,12 @@ class ModelConfig:
             f"vocab_size={self.vocab_size}",
         )
         require(
-            self.d_head is not None or self.d_model % self.n_head == 0,
+            self.kind == "lstm" or self.d_head is not None or self.d_model % self.n_head == 0,
             f"n_head={self.n_head} must divide d_model={self.d_model}; "
             "change one of them or set d_head",
         )
         require(
-            self.d_model % 2 == 0 or self.attn_type in (1, 3),
+            self.kind == "lstm" or self.d_model % 2 == 0 or self.attn_type in (1, 3),
             f"d_model={self.d_model} must be even: position encodings are pairs of sine and cosine",
         )
         require(
@@ -195,6 +196,7 @@ class ModelConfig:
             f"enhanced_recurrence=True with attn_type={self.attn_type}: absolute positions would "
             "be added to states that hold older ones; use attn_type 0 or 1",
         )
+        refuse_unused(self, unused_in_model(self))
 
     def _check_clusters(self) -> None:
         ends = (0, *self.cutoffs, *([self.vocab_size] if self.vocab_size else []))

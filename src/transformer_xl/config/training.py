@@ -15,6 +15,7 @@ from transformer_xl.config.checks import (
     no_type_check,
     require,
 )
+from transformer_xl.config.unused import refuse_unused, unused_in_training
 
 Stage = tuple[Fraction, Count, Length]
 """Where in the training it starts, its segment_len and its mem_len. No named tuple, as the command
@@ -153,6 +154,7 @@ class TrainConfig:
             f"seed={self.seed} with roll=true must be at least 0",
         )
         self._check_stages()
+        refuse_unused(self, unused_in_training(self))
 
     def _check_stages(self) -> None:
         if not self.stages:

@@ -75,6 +75,7 @@ def write_authors(
         say(f"norm_eps={config.norm_eps}: the authors' code has {_THEIR_NORM_EPS}")
     _tell_attn_len(config, say)
     _tell_resets(config, say)
+    _tell_frequencies(config, say)
     _tell_dropouts(config, say)
     table = entries(config, clusters="reversed", biases_in_layers=False)
     state = write_weights(weights, table, config)
@@ -144,6 +145,7 @@ def write_huggingface(
         say("the memory began empty; Hugging Face's begins with zeros that are attended to")
     _tell_attn_len(config, say)
     _tell_resets(config, say)
+    _tell_frequencies(config, say)
     _tell_dropouts(config, say)
     if vocab is not None:
         try:
@@ -155,6 +157,11 @@ def write_huggingface(
 def _tell_dropouts(config: ModelConfig, say: Callable[[str], None]) -> None:
     for name, value, _ in _beside_the_paper(config, _TRAINING):
         say(f"{name}={value}: their code, if it trains the model on, has no such dropout")
+    if config.sample_softmax:
+        say(
+            f"sample_softmax={config.sample_softmax}: their code, if it trains the model on, is "
+            "told to take all words"
+        )
 
 
 def _beside_the_paper(
@@ -181,6 +188,11 @@ def _tell_resets(config: ModelConfig, say: Callable[[str], None]) -> None:
         say(f"reset_at={config.reset_at}: in their code a text goes on behind that symbol")
 
 
+def _tell_frequencies(config: ModelConfig, say: Callable[[str], None]) -> None:
+    if "exact_frequencies" in config.quirks:
+        say("quirks=exact_frequencies: their code rounds the frequencies of its sinusoids")
+
+
 def _require_expressible(config: ModelConfig, whose: str) -> None:
     beside = [*_beside_the_paper(config, (*_NETWORK, "final_norm"))]
     for name, value, papers in beside:
@@ -189,6 +201,11 @@ def _require_expressible(config: ModelConfig, whose: str) -> None:
             problem = f"{whose} has no normalization after the layers"
         theirs = " ".join(f"--model.{name} {papers}" for name, _, papers in beside)
         raise ValueError(f"{name}={value!r}: {problem}; a model for it is trained with {theirs}")
+    if "raw_queries" in config.quirks and config.attn_type in (0, 1):
+        raise ValueError(
+            f"attn_type={config.attn_type} with the quirk raw_queries: in {whose} it belongs to "
+            "attn_type 2 and 3"
+        )
     if config.clamp_len == 0 and config.attn_type in (0, 2):
         raise ValueError(f"clamp_len=0: in {whose} it means no limit")
     if config.attn_len is not None and config.mem_len == 0:

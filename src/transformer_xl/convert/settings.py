@@ -11,6 +11,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig, Quirk
+from transformer_xl.config.unused import unused_in_model, without_unused
 
 _LARGEST = 1 << 24
 _MOST_LAYERS = 1000
@@ -112,7 +113,8 @@ def model_config(
     found.agree({"n_token": config["vocab_size"], "vocab_size": config["vocab_size"]})
     found.agree({name: config[name] for name in ("n_layer", "n_head", "d_head", "d_model")})
     found.agree({name: config[name] for name in ("d_inner", "d_embed", "attn_type")})
-    return ModelConfig(**config)
+    # Such as shared biases, where the positions are absolute and there are none.
+    return ModelConfig(**without_unused(ModelConfig, config, unused_in_model))
 
 
 class _Found:

@@ -28,6 +28,7 @@ from transformer_xl.config import FORMAT_VERSION, DataConfig
 from transformer_xl.data.brought import bring, divided_as
 from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
 from transformer_xl.data.counting import vocab_of_counts
+from transformer_xl.data.hub import HUB_PREFIX
 from transformer_xl.data.tasks import (
     Task,
     count_task,
@@ -95,6 +96,7 @@ def vocabulary_source(config: DataConfig) -> str:
 def _build(
     config: DataConfig, files: TextFiles, settings: dict[str, Any], folder: Path, say: Say
 ) -> dict[str, Any]:
+    _require_use(config, files)
     files = _unpacked(config, files, folder, say)
     parts = _plan(config, files, folder)
     if not any(parts.values()) or not (parts["train"] or config.name in KNOWN_CORPORA):
@@ -126,6 +128,29 @@ def _build(
         manifest["splits"][name] = about
         say(f"{name}: {about['tokens']:,} tokens, {about['bytes']:,} bytes")
     return manifest
+
+
+def _require_use(config: DataConfig, files: TextFiles) -> None:
+    """Refuse settings on which nothing depends with these files."""
+    default = DataConfig()
+    unused: dict[str, str] = {}
+    for part in ("valid", "test"):
+        if getattr(files, part) is not None:
+            name = f"{part}_fraction"
+            unused[name] = f"the {part} text is given: nothing is split off for it"
+    if len(unused) == 2:
+        unused["split_by"] = "valid and test text are given: nothing is split off"
+    paths = [path for part in SPLITS for path in getattr(files, part) or ()]
+    is_from_hub = config.name.startswith(HUB_PREFIX)
+    if not is_from_hub and not {"lines", "parquet"} & {unpacking_of(x, config) for x in paths}:
+        unused["json_field"] = "no file is JSON lines (.jsonl, .ndjson) or a Parquet table"
+    for name, why in unused.items():
+        value, usual = getattr(config, name), getattr(default, name)
+        if value != usual:
+            raise ValueError(
+                f"data.{name}={value!r} has no effect: {why}; leave it at {usual!r}, or give "
+                "another text"
+            )
 
 
 def _unpacked(config: DataConfig, files: TextFiles, folder: Path, say: Say) -> TextFiles:

@@ -313,7 +313,27 @@ def _prepared(config: DataConfig, place: str, cache: Path, say: Callable[[str], 
             f"data.vocab={config.vocab}, but data.corpus={config.corpus!r} has {vocab}: set "
             f"data.vocab to {vocab}"
         )
+    _require_made_with(config, corpus)
     return corpus
+
+
+def _require_made_with(config: DataConfig, corpus: Corpus) -> None:
+    """Refuse settings of the text and its symbols with which a prepared corpus was not made."""
+    made = corpus.manifest.get("settings")
+    if not made:
+        return
+    names = ["path", "valid_path", "test_path", "json_field", "split_by", "valid_fraction"]
+    names += ["test_fraction"] + ["vocab_size", "vocab_from"] * (not config.tokenizer)
+    default = dataclasses.asdict(DataConfig())
+    # The manifest leaves out where symbols are counted where that is the training text.
+    made = default | {"vocab_from": "train"} | made
+    for name in names:
+        value = getattr(config, name)
+        if value not in (default[name], made[name]):
+            raise ValueError(
+                f"data.{name}={value!r}, but data.corpus={config.corpus!r} was made with "
+                f"{made[name]!r}: leave it at {default[name]!r}, or name another corpus"
+            )
 
 
 def _title(config: DataConfig, files: TextFiles) -> str:

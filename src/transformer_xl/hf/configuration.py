@@ -9,6 +9,7 @@ from transformers import PreTrainedConfig
 
 from transformer_xl.config import FORMAT_VERSION, ModelConfig
 from transformer_xl.config.checks import Count, check_value, near, no_type_check
+from transformer_xl.config.unused import unused_in_model, without_unused
 from transformer_xl.nn.pretrained import MODEL_TYPE
 
 _SETTINGS = tuple(field.name for field in dataclasses.fields(ModelConfig))
@@ -72,10 +73,12 @@ class TransformerXLConfig(PreTrainedConfig):
             if other in settings:
                 settings[name] = settings.pop(other)
         own = {name: settings.pop(name) for name in _SETTINGS if name in settings}
+        if settings.pop("format_version", None) is not None:
+            # A file; earlier versions wrote settings that change nothing beside others.
+            own = without_unused(ModelConfig, own, unused_in_model)
         # Checked here, and filled up with defaults.
         for name, value in dataclasses.asdict(ModelConfig(**own)).items():
             setattr(self, name, value)
-        settings.pop("format_version", None)
         settings.pop("model_type", None)
         _refuse_misspelt(settings)
         super().__init__(**settings)

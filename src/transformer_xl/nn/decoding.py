@@ -33,8 +33,8 @@ class Decoder:
         clamp_len: Distances above it count as it. None: as configured.
 
     Raises:
-        ValueError: Positions are absolute: then keys change with every token. Or a length is out
-            of range.
+        ValueError: Positions are absolute: then keys change with every token. Or it is another kind
+            of model, or a length is out of range.
     """
 
     @torch.no_grad()
@@ -48,6 +48,8 @@ class Decoder:
         clamp_len: int | None = None,
     ) -> None:
         config = model.config
+        if config.kind != "transformer_xl":
+            raise ValueError(f"a model of kind={config.kind!r} has no keys: read with it itself")
         if config.attn_type in (2, 3):
             raise ValueError(
                 f"attn_type={config.attn_type} has absolute positions, with which no keys can be "

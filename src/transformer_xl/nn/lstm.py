@@ -28,11 +28,11 @@ from transformer_xl.ops import dropout
 class LSTMModel(TransformerXL):
     """A language model of LSTM layers, trained through time as far as a segment reaches.
 
-    Its state holds something of all that it has read, so ``mem_len``, ``attn_len`` and
-    ``clamp_len`` change nothing; how far back it really looks is what ``txl recl`` measures. Of
-    the settings it uses ``n_layer``, ``d_model`` (the width of the states), those of the
-    vocabulary, and those of dropout: on the embeddings, between the layers (each number for
-    itself, whatever ``variational_dropout`` says) and on the last one.
+    Its state holds something of all that it has read, so ``mem_len`` changes nothing but how
+    much is read to warm it up in an evaluation; how far back it really looks is what ``txl recl``
+    measures. Of the settings it uses ``n_layer``, ``d_model`` (the width of the states), those of
+    the vocabulary, and those of dropout: on the embeddings, between the layers (each number for
+    itself, whatever ``variational_dropout`` says) and on the last one. All others are refused.
 
     Where a document begins in any row (``starts``), all rows are read up to there and then on.
 
@@ -40,8 +40,7 @@ class LSTMModel(TransformerXL):
         config: Widths and options. Its ``vocab_size`` must be set.
 
     Raises:
-        ValueError: The size of the vocabulary is not set, segments are to overlap, or it is
-            another kind of model.
+        ValueError: The size of the vocabulary is not set, or it is another kind of model.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -53,7 +52,6 @@ class LSTMModel(TransformerXL):
             )
         if config.vocab_size < 1:
             raise ValueError(f"vocab_size={config.vocab_size} must be the size of a vocabulary")
-        _require_no_overlap(config.ext_len)
         require_weights(config)
         self.config = config
         D, N = config.d_model, config.n_layer

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from transformer_xl.config import FORMAT_VERSION, EvalConfig, ModelConfig
 from transformer_xl.config.checks import read_settings
+from transformer_xl.config.unused import unused_in_model, without_unused
 from transformer_xl.files import replace_file, require_model_place
 from transformer_xl.nn.weights import (
     WEIGHTS_FILE,
@@ -160,6 +161,8 @@ def load_config(path: Path) -> ModelConfig:
     values = read_config(path)
     for name in _ABOUT:
         values.pop(name, None)
+    # Earlier versions wrote settings that change nothing beside others.
+    values = without_unused(ModelConfig, values, unused_in_model)
     return read_settings(ModelConfig, values, str(path), "model")
 
 

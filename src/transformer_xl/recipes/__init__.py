@@ -4,11 +4,20 @@ import dataclasses
 import re
 import tomllib
 from importlib import resources
+from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from transformer_xl.config import Config
+from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_xl.config.checks import near, read_settings
+from transformer_xl.config.unused import (
+    unused_in_data,
+    unused_in_model,
+    unused_in_training,
+    unused_with_model,
+    without_unused,
+)
 
 
 def recipe_names() -> list[str]:
@@ -45,8 +54,13 @@ def recipe_copy(name: str) -> str:
     return re.sub(r'^vocab = "chars"$', of_bytes, recipe_text(name), flags=re.MULTILINE)
 
 
-def load_recipe(recipe: str | Path) -> Config:
+def load_recipe(recipe: str | Path, *, is_stored: bool = False) -> Config:
     """Read a recipe: a TOML file, or the name of a shipped one.
+
+    Args:
+        recipe: The file or the name.
+        is_stored: It is that of a run. Settings that change nothing beside others are left out of
+            it rather than refused, as earlier versions wrote such runs.
 
     Raises:
         FileNotFoundError: The file does not exist.
@@ -64,15 +78,17 @@ def load_recipe(recipe: str | Path) -> Config:
         raise ValueError(f"{path} is not a recipe: it is not text ({error})") from error
     except OSError as error:
         raise OSError(f"cannot read the recipe {path}: {error.strerror}") from error
-    return parse_recipe(text, str(path))
+    return parse_recipe(text, str(path), is_stored=is_stored)
 
 
-def parse_recipe(text: str, source: str) -> Config:
+def parse_recipe(text: str, source: str, *, is_stored: bool = False) -> Config:
     """Turn the text of a recipe into settings; ``source`` names it in errors."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{source} is not valid TOML: {error}") from error
+    if is_stored:
+        values = _without_unused(values)
     return read_settings(Config, values, source)
 
 
@@ -93,6 +109,22 @@ def differences(one: Config, other: Config) -> list[str]:
             if a != b:
                 found.append(f"{section.name}.{field.name}: {a!r}, {b!r}")
     return found
+
+
+def _without_unused(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a run without those that change nothing."""
+    network = SimpleNamespace(kind=values.get("model", {}).get("kind"))
+    sections = {
+        "model": (ModelConfig, unused_in_model),
+        "data": (DataConfig, unused_in_data),
+        "train": (TrainConfig, lambda x: chain(unused_in_training(x), unused_with_model(network))),
+    }
+    kept = {
+        name: without_unused(kind, values[name], find)
+        for name, (kind, find) in sections.items()
+        if name in values
+    }
+    return values | kept
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
