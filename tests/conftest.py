@@ -2,10 +2,12 @@
 
 import os
 import random
+import re
 import shutil
 import signal
 import sysconfig
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -178,3 +180,21 @@ def poison() -> Iterator[None]:
 def _poison_ops(request: pytest.FixtureRequest) -> None:
     if request.path.is_relative_to(ROOT / "tests" / "ops"):
         request.getfixturevalue("poison")
+
+
+@pytest.fixture
+def refused() -> Callable[[str], AbstractContextManager[None]]:
+    """Checks that a call is refused: `with refused("length=1.5 must be an integer")`.
+
+    The check of types in signatures, where it is on, comes first and has words of its own.
+    """
+    from jaxtyping import TypeCheckError
+
+    @contextmanager
+    def check(message: str) -> Iterator[None]:
+        with pytest.raises((ValueError, TypeCheckError)) as found:
+            yield
+        is_ours = not isinstance(found.value, TypeCheckError)
+        assert not is_ours or re.search(message, str(found.value)), found.value
+
+    return check

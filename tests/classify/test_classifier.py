@@ -134,3 +134,18 @@ def test_labels_may_be_a_list():
     for wrong in (-1, 9):
         with pytest.raises(ValueError, match=f"label {wrong} is no class"):
             fit(_classifier(), documents[:1], [wrong])
+
+
+def test_documents_with_the_label_minus_100_teach_nothing():
+    documents, labels = _documents(), torch.tensor([0, 1, -100, 2, -100, 1])
+    labelled = [n for n, label in enumerate(labels.tolist()) if label != -100]
+    found = []
+    for rows in ([*range(6)], labelled):
+        some, own = [documents[row] for row in rows], labels[rows]
+        classifier, losses = _classifier().float(), []
+        settings = Fit(epochs=1, batch_size=6)
+        fit(classifier, some, own, settings, lambda _, x, losses=losses: losses.append(x))
+        found.append((losses[0], accuracy(classifier, some, own), classifier.head.weight))
+    torch.testing.assert_close(found[0], found[1])
+    with pytest.raises(ValueError, match="all labels are -100"):
+        fit(_classifier(), documents, [-100] * 6)

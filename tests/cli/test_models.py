@@ -203,7 +203,9 @@ def test_score_of_a_pipe_through_which_nothing_comes_is_empty(txl, trained, stdi
 
 def test_generate_writes_the_prompt_and_goes_on(txl, trained):
     code, out, err = txl("generate", trained, "--prompt", "a dog ", "--length", 15)
-    assert (code, err) == (0, "")
+    assert code == 0
+    drawn = "temperature 1.0, top_k none, top_p none, seed 1, mem_len 8, weights float32"
+    assert err == f"drawing with {drawn}\n"
     assert out.startswith("a dog ")
     assert len(out) == len("a dog ") + 15 + 1
     assert txl("generate", trained, "--prompt", "a dog ", "--length", 15).out == out
@@ -290,8 +292,10 @@ def test_generate_in_parts_draws_what_it_draws_in_one(txl, trained, tmp_path):
 def test_samples_are_the_texts_of_their_seeds(txl, trained):
     words = ["generate", trained, "--prompt", "a dog ", "--length", 12]
     alone = [txl(*words, "--seed", seed, "--json").json for seed in (4, 5, 6)]
+    settings = [each.pop("settings") for each in alone]
     ended = txl(*words, "--seed", 4, "--samples", 3, "--json")
-    assert (ended.code, ended.err) == (0, "")
+    assert ended.code == 0
+    assert ended.json["settings"] == settings[0]
     assert ended.json["texts"] == [
         each | {"seed": seed} for seed, each in zip((4, 5, 6), alone, strict=True)
     ]
@@ -305,10 +309,12 @@ def test_samples_are_the_texts_of_their_seeds(txl, trained):
 def test_several_prompts_are_continued_side_by_side(txl, trained):
     words = ["--length", 12, "--seed", 4, "--stop", "dog"]
     prompts = ["the cat saw a dog.", "a ", "to"]
-    found = txl("generate", trained, "--prompts", *prompts, *words, "--json").json["texts"]
-    for n, (prompt, each) in enumerate(zip(prompts, found, strict=True)):
+    texts = txl("generate", trained, "--prompts", *prompts, *words, "--json").json["texts"]
+    for n, (prompt, each) in enumerate(zip(prompts, texts, strict=True)):
         alone = ["generate", trained, "--prompt", prompt, *words, "--seed", 4 + n, "--json"]
-        assert each == txl(*alone).json | {"seed": 4 + n}
+        found = txl(*alone).json
+        assert found.pop("settings")["seed"] == 4 + n
+        assert each == found | {"seed": 4 + n}
     twice = txl("generate", trained, "--prompts", *prompts, "--samples", 2, *words, "--json")
     assert [each["prompt"] for each in twice.json["texts"]] == sorted(
         prompts * 2, key=prompts.index

@@ -1,5 +1,6 @@
 import hashlib
 import json
+from inspect import unwrap
 
 import numpy as np
 import pytest
@@ -273,3 +274,26 @@ def test_a_definition_that_is_none_is_refused_whatever_its_hash(tmp_path):
     (tmp_path / "tokenizer.json").write_text(definition)
     with pytest.raises(RuntimeError, match=r"tokenizer\.json is damaged"):
         load_vocab(tmp_path)
+
+
+@pytest.mark.parametrize("ids", [[-1], [10**9], [1.0], [True], ["1"], 1, "1", None, [[1]]], ids=str)
+@pytest.mark.parametrize("kind", ["bytes", "chars", "words", "bpe"])
+def test_what_is_no_row_of_symbols_is_not_decoded(kind, ids, refused):
+    vocab = train_vocab(kind, ["to be or not to be"], 300 if kind == "bpe" else None)
+    decode = unwrap(type(vocab).decode)
+    with refused(r"is no symbol|must be integers in a row"):
+        decode(vocab, ids)
+    if kind != "words":
+        with refused(r"is no symbol|must be integers in a row"):
+            unwrap(type(vocab).decode_bytes)(vocab, ids)
+    for number in (-1, len(vocab)):
+        with refused(f"{number} is no symbol: this vocabulary has 0 to"):
+            vocab.stream_decoder().push(number)
+
+
+def test_integers_of_every_kind_are_decoded():
+    vocab = train_vocab("chars", ["abc"])
+    decode = unwrap(type(vocab).decode)
+    for ids in ((0, 1), range(2), iter([0, 1]), np.array([0, 1], np.uint8), [np.int64(0), 1]):
+        assert decode(vocab, ids) == "ab"
+    assert decode(vocab, []) == ""

@@ -1,5 +1,7 @@
+import json
 import math
 from dataclasses import asdict, replace
+from inspect import unwrap
 
 import numpy as np
 import pytest
@@ -172,7 +174,7 @@ def test_a_text_without_anything_to_predict_is_an_error(model, text, n):
 @pytest.mark.parametrize("place", [0, 59])
 def test_a_text_of_another_vocabulary_is_an_error(model, text, place, wrong):
     text[place] = wrong
-    with pytest.raises(ValueError, match="the model knows 0 to 30: it was made with another vocab"):
+    with pytest.raises(ValueError, match=r"the model knows 0 to 30\): it was made with another"):
         evaluate(model, text)
     with pytest.raises(ValueError, match=f"token {wrong} is outside the vocabulary of 31"):
         list(score(model, text.tolist(), segment_len=8))
@@ -213,3 +215,43 @@ def test_an_adaptive_model_is_measured_by_its_distribution(tiny_config, text):
         log_probs = model(torch.from_numpy(text[None, :-1])).log_probs[0]
     expected = -log_probs[range(59), text[1:]].mean().item()
     assert evaluate(model, text, segment_len=59).nll == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *({"ids": ids} for ids in ([1.0, 2.0], "ab", 3, [[1, 2]], None, torch.ones(4))),
+        *({name: 1.5} for name in ("segment_len", "mem_len", "batch_size", "window", "ext_len")),
+        {"segment_len": True},
+        {"attn_len": 0},
+        {"attn_len": "8"},
+        {"clamp_len": -1},
+        {"token_bytes": np.ones(30)},
+        {"token_bytes": "utf-8"},
+        {"dynamic": "rms"},
+        {"model": "runs/demo"},
+    ],
+    ids=str,
+)
+def test_a_wrong_call_is_named(model, text, given, refused):
+    (name,) = given
+    with refused(name):
+        unwrap(evaluate)(**{"model": model, "ids": text, **given})
+
+
+@torch.no_grad()
+def test_integers_of_every_kind_are_a_text(model, text):
+    expected = evaluate(model, text, segment_len=8).nll
+    tensor = torch.as_tensor(text)
+    for ids in (tensor.int(), text.astype(np.uint8), [*text], tuple(text.tolist())):
+        found = unwrap(evaluate)(model, ids, segment_len=np.int64(8), mem_len=np.int32(5))
+        assert found.nll == expected
+        json.dumps(asdict(found))
+
+
+@pytest.mark.parametrize("settings", [{"segment_len": 1.5}, {"mem_len": -1}], ids=str)
+def test_a_wrong_call_of_score_is_refused_before_the_first_token(model, settings, refused):
+    with refused(r"segment_len=1\.5|mem_len=-1"):
+        unwrap(score)(model, [1, 2], **settings)
+    with refused("ids must be integers"):
+        unwrap(score)(model, [1.0])

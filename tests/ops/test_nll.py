@@ -286,3 +286,38 @@ def test_a_gpu_takes_many_more_tokens_at_once_than_the_cache_of_a_processor_hold
         nll._pass(x, weight, bias, x[:, 0].long(), torch.float32, None, (False, False, False))
     assert products == math.ceil(49_152 / (nll.GPU_CHUNK // 20_000)) == 15
     assert nll.chunk_rows("cpu", 20_000) < nll.chunk_rows("cuda", 20_000) / 9
+
+
+@pytest.mark.parametrize("upstream", UPSTREAM.values(), ids=UPSTREAM)
+@pytest.mark.parametrize("places", [[0], [2, 3, 6], list(range(N))], ids=str)
+def test_a_target_of_minus_100_is_ignored(chunks, places, upstream):
+    parts, targets = operands(), words()
+    targets[places] = -100
+    results = []
+    for loss in (
+        linear_nll,
+        lambda x, w, b, t: F.cross_entropy(F.linear(x, w, b), t, reduction="none"),
+    ):
+        own = [part.clone().requires_grad_() for part in parts]
+        losses = loss(*own, targets)
+        losses.backward(upstream.double())
+        results.append((losses.detach(), *(part.grad for part in own)))
+    for name, found, expected in zip(NAMES, *results, strict=True):
+        torch.testing.assert_close(found, expected, msg=name)
+    assert not results[0][0][places].any()
+    with torch.no_grad():
+        assert not linear_nll(*parts, targets)[places].any()
+
+
+def test_without_a_target_of_minus_100_no_gradient_is_weighted(monkeypatch):
+    weights = []
+    plainly = nll._pass
+
+    def watched(*given):
+        weights.append(given[5])
+        return plainly(*given)
+
+    monkeypatch.setattr(nll, "_pass", watched)
+    parts = [part.requires_grad_() for part in operands()]
+    linear_nll(*parts, words()).mean().backward()
+    assert weights == [None]

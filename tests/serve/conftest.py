@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 
-from transformer_xl.config import ModelConfig
+from transformer_xl.config import GenerateConfig, ModelConfig
 from transformer_xl.data import Vocab, train_vocab
 from transformer_xl.generate import Sampler, generate, random_numbers
 from transformer_xl.nn import TransformerXL, build_model
@@ -173,7 +173,9 @@ class Running:
 
 
 @contextlib.contextmanager
-def _running(made: Made, **settings: Any) -> Iterator[Running]:
+def _running(
+    made: Made, generation: GenerateConfig | None = None, **settings: Any
+) -> Iterator[Running]:
     from transformer_xl.serve.server import Server, address_of, listen
     from transformer_xl.serve.service import Service
     from transformer_xl.serve.settings import ServeSettings
@@ -181,7 +183,7 @@ def _running(made: Made, **settings: Any) -> Iterator[Running]:
     serving = ServeSettings(port=0, **{"shutdown_seconds": 1.0, **settings})
     with listen(serving.host, 0) as listening:
         name = serving.name or "tiny"
-        server = Server(Service(made.model, made.vocab, made.weights, serving, name))
+        server = Server(Service(made.model, made.vocab, made.weights, serving, name, generation))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
         _until(lambda: server.started)

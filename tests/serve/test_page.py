@@ -69,7 +69,7 @@ def test_the_page_needs_nothing_from_elsewhere(server):
 
 
 def test_it_writes_what_the_model_writes_and_shows_the_memory(page, made, server):
-    whole = made.alone("once upon a time", 30, seed=5, temperature=0.9)
+    whole = made.alone("once upon a time", 30, seed=5)
     write(page, "once upon a time")
     page.until(DONE + " && document.querySelectorAll('#strip span').length > 0")
     assert text_of(page) == "once upon a time" + whole

@@ -11,6 +11,7 @@ from torch import Tensor
 from transformer_xl.classify.classifier import LongDocumentClassifier
 from transformer_xl.config.checks import Count, NotNegative, Positive, Share, check, no_type_check
 from transformer_xl.nn.mode import evaluating
+from transformer_xl.ops.nll import IGNORED
 
 Documents = Sequence[Int[Tensor, " _"]]
 Labels = Int[Tensor, " documents"] | Sequence[int]
@@ -54,18 +55,21 @@ def fit(
     Args:
         classifier: What learns.
         documents: Tokens of each document, of any lengths.
-        labels: Its class.
+        labels: Its class; a document whose label is -100 is left out of the loss.
         settings: How. None: the defaults.
         say: Is told the loss after each epoch.
 
     Raises:
-        ValueError: There are not as many labels as documents, or none; or one is no class.
+        ValueError: There are not as many labels as documents, or none but -100; or one is no class.
     """
     settings = Fit() if settings is None else settings
     if not 0 < len(documents) == len(labels):
         raise ValueError(f"{len(documents)} documents and {len(labels)} labels: one for each")
     labels, n_classes = torch.as_tensor(labels), classifier.head.out_features
-    least, most = int(labels.min()), int(labels.max())
+    known = labels[labels != IGNORED]
+    if not len(known):
+        raise ValueError(f"all labels are {IGNORED}: one at least must be a class")
+    least, most = int(known.min()), int(known.max())
     if least < 0 or most >= n_classes:
         wrong = least if least < 0 else most
         raise ValueError(
@@ -98,7 +102,7 @@ def fit(
             optimizer.zero_grad()
             schedule.step()
         if say is not None:
-            say(epoch + 1, total / len(documents))
+            say(epoch + 1, total / len(known))
     classifier.eval()
 
 
@@ -109,7 +113,7 @@ def accuracy(
     labels: Labels,
     batch_size: int = 64,
 ) -> float:
-    """Return the share of documents whose class is found."""
+    """Return the share of documents whose class is found, of those whose label is not -100."""
     labels = torch.as_tensor(labels)
     # Of about equal lengths, side by side.
     order = torch.tensor([len(document) for document in documents]).argsort()
@@ -118,7 +122,7 @@ def accuracy(
         for rows in order.split(batch_size):
             found = classifier([documents[row] for row in rows.tolist()]).argmax(1)
             right += int((found.cpu() == labels[rows]).sum())
-    return right / len(documents)
+    return right / int((labels != IGNORED).sum())
 
 
 def _learn(
@@ -126,11 +130,12 @@ def _learn(
 ) -> float:
     """Add the gradients of a batch, one segment at a time; return the sum of its last losses."""
     n_segments = torch.tensor([-(-len(x) // classifier.segment_len) for x in batch])
-    total = 0.0
+    total, n_known = 0.0, max(int((labels != IGNORED).sum()), 1)
     for rows, logits, is_whole in classifier.read(batch):
         device = logits.device
-        loss = F.cross_entropy(logits.float(), labels[rows].to(device), reduction="none")
+        targets = labels[rows].to(device)
+        loss = F.cross_entropy(logits.float(), targets, reduction="none", ignore_index=IGNORED)
         share = every_segment / n_segments[rows] + (1 - every_segment) * is_whole
-        (loss * share.to(device)).sum().div(len(batch)).backward()
+        (loss * share.to(device)).sum().div(n_known).backward()
         total += float((loss.detach() * is_whole.to(device)).sum())
     return total

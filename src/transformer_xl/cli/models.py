@@ -14,7 +14,7 @@ import tyro
 from transformer_xl.cli.output import say, show
 from transformer_xl.cli.runs import Value
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
-from transformer_xl.recipes import load_recipe
+from transformer_xl.recipes import recipe_of
 
 if TYPE_CHECKING:
     import torch
@@ -26,16 +26,6 @@ _KNOWN = {"imported": "the symbols of its vocabulary"}
 _Unprefixed = tyro.conf.OmitArgPrefixes
 # Told apart here, so that help needs no torch.
 Weights = Literal["float32", "bfloat16", "int8"]
-
-
-def recipe_of(folder: Path) -> Config | None:
-    """Return the recipe of a run folder, or of the run that a model folder lies in."""
-    folder = folder.resolve()
-    folders = [folder]
-    if folder.parent.name == "model":
-        folders.append(folder.parent.parent)
-    recipes = (place / "recipe.toml" for place in folders)
-    return next((load_recipe(x, is_stored=True) for x in recipes if x.is_file()), None)
 
 
 def continuation_of(folder: Path) -> Config:
@@ -109,7 +99,12 @@ def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> Ev
 
 @dataclass(kw_only=True)
 class Generate:
-    """Let a model write. It streams to the terminal, for as long as one likes."""
+    """Let a model write. It streams to the terminal, for as long as one likes.
+
+    How it draws, what its folder says, [generate] of the run's recipe, if anything, and where an
+    option says something else, that; which settings were used is said before the text. The same
+    settings and seed write the same text here, by `txl serve` and in Python.
+    """
 
     examples: ClassVar = (
         "txl generate runs/demo --prompt 'def main' --length 200",
@@ -179,7 +174,8 @@ class Generate:
     def _write_one(self, model: "TransformerXL", vocab: "Vocab", weights: str) -> None:
         from transformer_xl.generate import generate, load_state, save_state, text_pieces
 
-        text, prompt, mems, seed = self.settings.prompt, [], None, self.settings.seed
+        text, prompt, mems = self.settings.prompt, [], None
+        seed: Any = self.settings.seed
         if self.state and self.state.exists():
             state = load_state(self.state, weights, model)
             mems = state.mems
@@ -189,18 +185,20 @@ class Generate:
                 seed = state.random
             prompt = [state.last_token]
         prompt += _encoded(text, vocab)
+        settings = self._settings(model, seed if isinstance(seed, int) else None)
         drawn = generate(model, prompt, mems=mems, seed=seed, **self._drawing())
         with ended_by_signals():
             try:
-                self._write(text, text_pieces(drawn, vocab, self.stop, prompt))
+                self._write(text, text_pieces(drawn, vocab, self.stop, prompt), settings)
             finally:
                 if self.state:
                     save_state(self.state, drawn, weights)
                     say(f"the memory is in {self.state}; the same command goes on from there")
 
-    def _write(self, prompt: str, pieces: Iterator[str]) -> None:
+    def _write(self, prompt: str, pieces: Iterator[str], settings: dict[str, Any]) -> None:
         if self.json:
-            show({"prompt": prompt, "text": "".join(pieces)}, as_json=True)
+            found = {"prompt": prompt, "text": "".join(pieces), "settings": settings}
+            show(found, as_json=True)
             return
         sys.stdout.write(prompt)
         for piece in pieces:
@@ -209,24 +207,38 @@ class Generate:
         sys.stdout.write("\n")
 
     def _write_several(self, model: "TransformerXL", vocab: "Vocab") -> None:
-        from transformer_xl.generate import batch_texts, generate_batch
+        from transformer_xl.generate import batch_texts, generate_batch, seed_of
 
         begins = self.prompts or (self.settings.prompt,)
         prompts = [ids for text in begins for ids in [_encoded(text, vocab)] * self.samples]
         begins = [text for text in begins for _ in range(self.samples)]
         seed = self.settings.seed
+        settings = self._settings(model, seed)
         batch = generate_batch(model, prompts, seed=seed, **self._drawing())
         texts = batch_texts(batch, vocab, self.stop, prompts)
         found = [
-            {"prompt": prompt, "text": text, "seed": seed + n}
+            {"prompt": prompt, "text": text, "seed": seed_of(seed, n)}
             for n, (prompt, text) in enumerate(zip(begins, texts, strict=True))
         ]
         if self.json:
-            show({"texts": found}, as_json=True)
+            show({"texts": found, "settings": settings}, as_json=True)
             return
         for n, each in enumerate(found, 1):
             sys.stdout.write(f"--- {n} of {len(found)}, seed {each['seed']}\n")
             sys.stdout.write(f"{each['prompt']}{each['text']}\n")
+
+    def _settings(self, model: "TransformerXL", seed: int | None) -> dict[str, Any]:
+        """Return how the text is drawn, and say it; without a seed, an earlier draw goes on."""
+        from transformer_xl.generate import Sampler
+
+        given = self.settings
+        cuts = given.temperature, given.top_k, given.top_p
+        drawing = Sampler(*cuts, model.config.vocab_size).settings
+        mem_len = model.config.mem_len if self.mem_len is None else self.mem_len
+        found = {**drawing, "seed": seed, "mem_len": mem_len, "weights": self.weights}
+        known = (f"{name} {'none' if x is None else x}" for name, x in found.items())
+        say(f"drawing with {', '.join(known)}")
+        return {**found, "length": given.length or None}
 
     def _drawing(self) -> dict[str, Any]:
         settings = self.settings

@@ -56,13 +56,16 @@ class Serve:
         from transformer_xl.device import pick_device
         from transformer_xl.nn.pretrained import find_model_folder
         from transformer_xl.nn.weights import weights_path
+        from transformer_xl.recipes import generation_of
         from transformer_xl.serve.server import serve
 
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("transformer_xl.serve").setLevel(logging.INFO)
+        generation = generation_of(self.dir)
         model, vocab = load(self.dir, pick_device(), self.weights)
         folder = find_model_folder(self.dir)
-        serve(model, vocab, weights_path(folder), settings, settings.name or _name(self.dir))
+        name = settings.name or _name(self.dir)
+        serve(model, vocab, weights_path(folder), settings, name, generation)
 
 
 def _name(folder: Path) -> str:

@@ -16,6 +16,7 @@ from typing import Any, Literal, cast, get_args
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from transformer_xl.data.numbers import no_symbol
 from transformer_xl.data.unknown import UNDECODED
 from transformer_xl.data.vocab import StreamDecoder, Vocab, byte_characters
 
@@ -232,6 +233,8 @@ class WordDecoder(StreamDecoder):
 
     def push(self, token: int) -> str:
         """Take one symbol; return the text that it completes."""
+        if not 0 <= token < len(self._symbols):
+            raise no_symbol(token, len(self._symbols))
         symbol = self._symbols[token]
         if symbol != self._rules.eos or self._rules.line_ends == "none":
             self._is_open = True

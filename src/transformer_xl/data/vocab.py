@@ -27,6 +27,7 @@ from jaxtyping import Int32
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from transformer_xl.config import FORMAT_VERSION
+from transformer_xl.data.numbers import no_symbol, symbol_numbers
 from transformer_xl.data.unknown import REMEDY, UNDECODED, describe_unknown
 from transformer_xl.files import replace_file
 
@@ -184,22 +185,28 @@ class Vocab:
         return self.encode(text)
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
-        """Write symbols as text. Bytes that are no UTF-8 become U+FFFD."""
+        """Write symbols as text. Bytes that are no UTF-8 become U+FFFD.
+
+        Raises:
+            ValueError: They are no integers, or one is no symbol.
+        """
         decoder = self.stream_decoder()
-        return "".join([decoder.push(int(token)) for token in ids]) + decoder.flush()
+        return (
+            "".join([decoder.push(token) for token in symbol_numbers(ids, len(self))])
+            + decoder.flush()
+        )
 
     def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:
         """Restore the bytes that were cut into symbols.
 
         Raises:
-            ValueError: The symbols do not determine the text: words, or an ``<unk>``.
+            ValueError: The symbols do not determine the text: words, or an ``<unk>``; or a number
+                is no symbol.
         """
         if self._bytes is None:
             raise ValueError("words do not restore the text: whitespace between them is not kept")
-        if self.unk_id is None:
-            return b"".join([self._bytes[token] for token in ids])
-        ids = list(ids)
-        if self.unk_id in ids:
+        ids = symbol_numbers(ids, len(self))
+        if self.unk_id is not None and self.unk_id in ids:
             raise ValueError("the text holds characters outside the vocabulary, written as <unk>")
         return b"".join([self._bytes[token] for token in ids])
 
@@ -242,6 +249,8 @@ class StreamDecoder:
 
     def push(self, token: int) -> str:
         """Take one symbol; return the text that it completes."""
+        if not 0 <= token < len(self._symbols):
+            raise no_symbol(token, len(self._symbols))
         if self._kind == "chars":
             symbol = self._symbols[token]
             return _UNKNOWN_CHARACTER if symbol == UNK else symbol

@@ -22,6 +22,7 @@ from transformer_xl.evaluate.streams import (
 )
 from transformer_xl.evaluate.window import window_nll
 from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.checks import require_model, whole
 from transformer_xl.nn.needs import require_reading
 from transformer_xl.nn.segment import Lengths
 
@@ -103,7 +104,11 @@ def evaluate(
         ValueError: The text has fewer than two tokens, or one outside the vocabulary; a length
             is out of range; two settings exclude each other.
     """
-    config = model.config
+    config = require_model(model).config
+    for name, length in (("window", window), ("segment_len", segment_len), ("attn_len", attn_len)):
+        whole(name, length, 1)
+    if dynamic is not None and not isinstance(dynamic, Dynamic):
+        raise ValueError(f"dynamic={dynamic!r} must be a Dynamic, as plan_dynamic returns one")
     if window is not None:
         _require_none(f"window={window} reads anew what", mem_len=mem_len, ext_len=ext_len)
         mem_len, ext_len, segment_len = 0, 0, window
@@ -118,10 +123,15 @@ def evaluate(
             )
     mem_len = config.mem_len if mem_len is None else mem_len
     ext_len = config.ext_len if ext_len is None else ext_len
-    require_at_least(1, window=window, segment_len=segment_len)
-    require_at_least(0, mem_len=mem_len, ext_len=ext_len)
-    require_at_least(1, batch_size=batch_size)
+    segment_len, batch_size = whole("segment_len", segment_len), whole("batch_size", batch_size, 1)
+    mem_len, ext_len = whole("mem_len", mem_len), whole("ext_len", ext_len)
+    require_at_least(0, clamp_len=clamp_len)
     text = as_text(ids, config)
+    if token_bytes is not None and np.shape(token_bytes) != (config.vocab_size,):
+        raise ValueError(
+            f"token_bytes of shape {np.shape(token_bytes)} must be a number for each of the "
+            f"{config.vocab_size} symbols"
+        )
     n = len(text) - 1
     batch_size = min(batch_size, n)
     require_reading(model, n, batch_size=batch_size, segment_len=segment_len, mem_len=mem_len)

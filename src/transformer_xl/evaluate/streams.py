@@ -1,6 +1,7 @@
 """Reading a text with the memory carried along: the losses of its tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -8,32 +9,26 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn.checks import Text as Text
+from transformer_xl.nn.checks import as_tokens as as_tokens
+from transformer_xl.nn.checks import require_at_least as require_at_least
 from transformer_xl.nn.memory import join
 from transformer_xl.nn.mode import evaluating as evaluating
-from transformer_xl.nn.reading import Reader, Text, as_tokens
+from transformer_xl.nn.reading import Reader
 from transformer_xl.nn.segment import Lengths
 
 
-def as_text(ids: Text, config: ModelConfig) -> Int[Tensor, " length"]:
+def as_text(ids: Any, config: ModelConfig) -> Int[Tensor, " length"]:
     """Return a text as :func:`as_tokens` does, one in which there is something to predict.
 
     Raises:
-        ValueError: There is nothing to predict in it, or a token is outside the vocabulary.
+        ValueError: They are no integers, one is outside the vocabulary, or there is nothing to
+            predict.
     """
-    if len(ids) < 2:
-        raise ValueError(f"a text of {len(ids)} tokens: at least 2 are needed to predict one")
-    return as_tokens(ids, config)
-
-
-def require_at_least(least: int, **values: int | None) -> None:
-    """Check lengths and counts by name; None passes.
-
-    Raises:
-        ValueError: One is too small.
-    """
-    for name, value in values.items():
-        if value is not None and value < least:
-            raise ValueError(f"{name}={value} must be at least {least}")
+    text = as_tokens(ids, config)
+    if len(text) < 2:
+        raise ValueError(f"a text of {len(text)} tokens: at least 2 are needed to predict one")
+    return text
 
 
 def read_parts(
@@ -106,7 +101,7 @@ def _warm_memory(
 
 def score(
     model: TransformerXL,
-    ids: Sequence[int],
+    ids: Text,
     *,
     segment_len: int = 128,
     mem_len: int | None = None,
@@ -114,10 +109,15 @@ def score(
     """Yield the log-probability of each token given all before it, in nats; None for the first.
 
     Raises:
-        ValueError: A token is outside the vocabulary.
+        ValueError: They are no integers, one is outside the vocabulary, or a length is out of
+            range.
     """
     reader = Reader(model, segment_len=segment_len, mem_len=mem_len)
+    return _scores(reader, as_tokens(ids, model.config))
+
+
+def _scores(reader: Reader, text: Int[Tensor, " length"]) -> Iterator[float | None]:
     # Segments begin with the first token; the first prediction is the second's.
-    yield from reader.read(ids[:1])
-    for start in range(1, len(ids), segment_len):
-        yield from reader.read(ids[start : start + segment_len])
+    yield from reader.read(text[:1])
+    for start in range(1, len(text), reader.segment_len):
+        yield from reader.read(text[start : start + reader.segment_len])

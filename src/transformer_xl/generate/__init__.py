@@ -7,11 +7,12 @@ from torch import Tensor
 
 from transformer_xl.generate.batch import Generation, GenerationBatch
 from transformer_xl.generate.folder import open_folder
-from transformer_xl.generate.sampler import Sampler, random_numbers
+from transformer_xl.generate.sampler import Sampler, random_numbers, seed_of
 from transformer_xl.generate.session import Mark, Session
 from transformer_xl.generate.state import State, load_state, save_state, write_state
 from transformer_xl.generate.text import TextWriter, batch_texts, text_pieces
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn.checks import require_model, shown
 
 __all__ = [
     "Generation",
@@ -28,6 +29,7 @@ __all__ = [
     "open_folder",
     "random_numbers",
     "save_state",
+    "seed_of",
     "text_pieces",
     "write_state",
 ]
@@ -47,7 +49,9 @@ def generate(
 ) -> Generation:
     """Continue a text, token by token.
 
-    Time and memory for each token stay the same for as long as one goes on.
+    Time and memory for each token stay the same for as long as one goes on. A recipe is not asked
+    for settings: without arguments, tokens are drawn as they are distributed. `txl generate` and
+    `txl serve` write the same text with the same settings and seed.
 
     Args:
         model: The model. It reads as in evaluation mode; its mode is restored after each token.
@@ -55,8 +59,9 @@ def generate(
         length: How many tokens to draw. None: without end.
         mems: The memory of one stream to begin with. None: as at the start of a text.
         temperature: Below 1 safer, above 1 wilder; 0 takes the likeliest token.
-        top_k: Draw from the ``top_k`` likeliest tokens only.
-        top_p: Draw from the fewest likeliest tokens that have this probability together.
+        top_k: Draw from the ``top_k`` likeliest tokens only. None: from all.
+        top_p: Draw from the fewest likeliest tokens that have this probability together. None, or
+            1: from all.
         seed: Seed of the draw, or the ``random_state`` of another that this one goes on from.
             None: a different one each time.
         mem_len: Remembered positions. None: as the model is configured.
@@ -65,12 +70,14 @@ def generate(
         An iterator over the new tokens, with the memory in its ``mems``.
 
     Raises:
-        ValueError: The prompt is empty or has unknown tokens, or a setting is out of range.
+        ValueError: The prompt is empty or has unknown tokens, a setting is of a wrong type or out
+            of range, or the memory is that of another model.
     """
-    if mems is not None and mems.batch_size != 1:
+    if isinstance(mems, Memory | KeptMemory) and mems.batch_size != 1:
         raise ValueError(f"mems holds {mems.batch_size} streams; select one: mems.select([0])")
-    sampler, generator = Sampler(temperature, top_k, top_p), random_numbers(seed)
-    return Generation(GenerationBatch(model, [ids], length, mems, sampler, [generator], mem_len))
+    sampler = Sampler(temperature, top_k, top_p, require_model(model).config.vocab_size)
+    generators = [random_numbers(seed)]
+    return Generation(GenerationBatch(model, [ids], length, mems, sampler, generators, mem_len))
 
 
 def generate_batch(
@@ -105,14 +112,12 @@ def generate_batch(
         An iterator over the new tokens by the number of their text; its ``end`` ends one early.
 
     Raises:
-        ValueError: A prompt is empty or has unknown tokens, or a setting is out of range.
+        ValueError: There is no prompt, one is empty or has unknown tokens, a setting is of a wrong
+            type or out of range, or the memory is that of another model.
     """
-    if mems is not None and mems.batch_size not in (1, len(prompts)):
-        raise ValueError(
-            f"mems holds {mems.batch_size} streams for {len(prompts)} prompts: give one for all, "
-            "or one for each"
-        )
-    seeds = [None if seed is None else seed + n for n in range(len(prompts))]
+    sampler = Sampler(temperature, top_k, top_p, require_model(model).config.vocab_size)
+    if isinstance(prompts, str) or not len(prompts):
+        raise ValueError(f"prompts={shown(prompts)}: give a list of prompts, one at least")
+    seeds = [None if seed is None else seed_of(seed, n) for n in range(len(prompts))]
     generators = [random_numbers(each) for each in seeds]
-    sampler = Sampler(temperature, top_k, top_p)
     return GenerationBatch(model, prompts, length, mems, sampler, generators, mem_len)

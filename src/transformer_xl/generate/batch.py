@@ -2,16 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
+from typing import Any
 
 import torch
 from jaxtyping import Float, UInt8
 from torch import Tensor
 
+from transformer_xl.config import ModelConfig
 from transformer_xl.generate.sampler import Sampler
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import KeptMemory, Memory
+from transformer_xl.nn.checks import as_tokens, require_model, whole
 from transformer_xl.nn.memory import join
 from transformer_xl.nn.mode import evaluating
-from transformer_xl.nn.needs import require_memory
+from transformer_xl.nn.needs import require_capacity
+from transformer_xl.nn.segment import require_memory
 
 # Reading a prompt in pieces bounds the memory it takes, whatever its length.
 PROMPT_SEGMENT = 512
@@ -33,24 +37,30 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
     def __init__(
         self,
-        model: TransformerXL,
-        prompts: Sequence[Sequence[int] | Tensor],
-        length: int | None,
-        mems: Memory | KeptMemory | None,
+        model: Any,
+        prompts: Sequence[Any],
+        length: Any,
+        mems: Any,
         sampler: Sampler,
         generators: Sequence[torch.Generator],
-        mem_len: int | None,
+        mem_len: Any,
     ) -> None:
-        self._model, self._sampler, self._mem_len = model, sampler, mem_len
+        config = require_model(model).config
+        length, self._mem_len = whole("length", length), whole("mem_len", mem_len)
+        self._model, self._sampler = model, sampler
         self.generators = list(generators)
-        if length is not None and length < 0:
-            raise ValueError(f"length={length} must be at least 0, or None for no end")
-        ids = [_checked_prompt(prompt, model.config.vocab_size) for prompt in prompts]
+        ids = [_checked_prompt(prompt, config) for prompt in prompts]
         self._left = [length] * len(ids)
         remembered = model.config.mem_len if mem_len is None else mem_len
-        require_memory(model, remembered, remedy="remember fewer positions")
+        require_capacity(model, remembered, remedy="remember fewer positions")
         if mems is None:
-            mems = model.start_memory(1, mem_len)
+            mems = model.start_memory(1, self._mem_len)
+        require_memory(mems, config)
+        if mems.batch_size not in (1, len(ids)):
+            raise ValueError(
+                f"mems holds {mems.batch_size} streams for {len(ids)} prompts: give one for all, "
+                "or one for each"
+            )
         self.texts = list(range(len(ids)))
         self.mems = model.keep(mems) if isinstance(mems, Memory) else mems
         self._unread = ids
@@ -153,16 +163,11 @@ class Generation(Iterator[int]):
         return self._batch.generators[0].get_state()
 
 
-def _checked_prompt(ids: Sequence[int] | Tensor, vocab_size: int) -> tuple[int, ...]:
-    tokens = tuple(int(token) for token in ids)
-    if not tokens:
+def _checked_prompt(ids: Any, config: ModelConfig) -> tuple[int, ...]:
+    tokens = as_tokens(ids, config, "the prompt")
+    if not len(tokens):
         raise ValueError("the prompt is empty: give at least one token to continue")
-    unknown = [token for token in tokens if not 0 <= token < vocab_size]
-    if unknown:
-        raise ValueError(
-            f"token {unknown[0]} of the prompt is outside the vocabulary of {vocab_size}"
-        )
-    return tokens
+    return tuple(tokens.tolist())
 
 
 def _selected(mems: Memory | KeptMemory, rows: Sequence[int]) -> Memory | KeptMemory:

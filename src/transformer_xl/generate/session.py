@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from jaxtyping import Int
 from torch import Tensor
 
 from transformer_xl.data import Vocab
@@ -19,6 +18,8 @@ from transformer_xl.generate.state import (
 )
 from transformer_xl.generate.text import TextWriter, written
 from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.checks import Text as Tokens
+from transformer_xl.nn.checks import require_model, shown, whole
 from transformer_xl.nn.compact import Weights
 from transformer_xl.nn.needs import full_memory, most_positions
 from transformer_xl.nn.pretrained import find_model_folder
@@ -28,7 +29,7 @@ from transformer_xl.nn.weights import weights_checksum, weights_path
 # Reading in pieces bounds the memory it takes, whatever the length of a text.
 _SEGMENT = 512
 
-Text = str | Sequence[int] | Int[Tensor, " length"]
+Text = str | Tokens
 """A text, or its tokens."""
 
 
@@ -61,7 +62,7 @@ class Session:
         seed: Seed of what is drawn. None: a different one each time.
 
     Raises:
-        ValueError: ``mem_len`` is negative.
+        ValueError: ``mem_len`` is negative, or model and vocabulary do not belong together.
 
     Example:
         >>> session = Session.open("runs/demo")  # doctest: +SKIP
@@ -77,8 +78,13 @@ class Session:
         mem_len: int | None = None,
         seed: int | None = None,
     ) -> None:
-        config = model.config
-        mem_len = config.mem_len if mem_len is None else mem_len
+        config = require_model(model).config
+        if not isinstance(vocab, Vocab) or len(vocab) != config.vocab_size:
+            raise ValueError(
+                f"vocab={shown(vocab)} is no vocabulary of {config.vocab_size} symbols, as the "
+                "model has: load_vocab(folder) reads the one beside a model"
+            )
+        mem_len = whole("mem_len", config.mem_len if mem_len is None else mem_len)
         window = mem_len + 1
         self.model, self.vocab, self.mem_len = model, vocab, mem_len
         self._reader = Reader(
@@ -216,8 +222,9 @@ class Session:
         Args:
             length: How many tokens to draw. None: without end.
             temperature: Below 1 safer, above 1 wilder; 0 takes the likeliest token.
-            top_k: Draw from the ``top_k`` likeliest tokens only.
-            top_p: Draw from the fewest likeliest tokens that have this probability together.
+            top_k: Draw from the ``top_k`` likeliest tokens only. None: from all.
+            top_p: Draw from the fewest likeliest tokens that have this probability together. None,
+                or 1: from all.
             seed: Seed of the draw. None: go on with the random numbers of the session.
             stop: End before this string, or before the first of several.
 
@@ -225,9 +232,10 @@ class Session:
             ValueError: Nothing was read yet, or a setting is out of range.
             RuntimeError: While the text is written, the session went on in another way.
         """
-        if length is not None and length < 0:
-            raise ValueError(f"length={length} must be at least 0, or None for no end")
-        sampler = Sampler(temperature, top_k, top_p)
+        length = whole("length", length)
+        sampler = Sampler(temperature, top_k, top_p, self.model.config.vocab_size)
+        # Not by the first piece, but now.
+        random_numbers(seed)
         last_token = _last_token(self._begun("continued"))
         writer = TextWriter(self.vocab, stop, [last_token])
         return written(self._drawn(length, sampler, seed), writer)
@@ -274,11 +282,13 @@ class Session:
         Raises:
             ValueError: The point is one of another model.
         """
-        if mark.model is not self.model:
-            raise ValueError("the mark belongs to a session with another model")
+        if not isinstance(mark, Mark) or mark.model is not self.model:
+            raise ValueError(
+                "the mark is none that mark() returned, or belongs to a session with another model"
+            )
         self._reader.place, self._random = mark.place, mark.random
 
-    def _tokens(self, text: Text) -> Sequence[int] | Tensor:
+    def _tokens(self, text: Text) -> Tokens:
         return self.vocab.encode(text) if isinstance(text, str) else text
 
     def _begun(self, what: str) -> Place:

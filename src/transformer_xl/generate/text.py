@@ -16,7 +16,8 @@ class TextWriter:
         has_stopped: Whether a stop string came.
 
     Raises:
-        ValueError: A ``stop`` string is empty: every text would end before it begins.
+        ValueError: A ``stop`` string is empty: every text would end before it begins. Or it is no
+            text.
     """
 
     def __init__(
@@ -24,6 +25,8 @@ class TextWriter:
     ) -> None:
         # A text is a sequence of texts, too: its letters.
         stop = (stop,) if isinstance(stop, str) else stop
+        if not isinstance(stop, Sequence) or not all(isinstance(each, str) for each in stop):
+            raise ValueError(f"stop={stop!r} must be a text, or several in a list")
         if not all(stop):
             raise ValueError("a stop string is empty: every text would end before it begins")
         self.has_stopped = False

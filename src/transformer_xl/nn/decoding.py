@@ -6,8 +6,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from transformer_xl.nn.checks import Rows, stream_numbers
 from transformer_xl.nn.embedding import AdaptiveEmbedding
-from transformer_xl.nn.memory import KeptMemory, Rows, _index
+from transformer_xl.nn.memory import KeptMemory
 from transformer_xl.nn.model import TransformerXL
 from transformer_xl.nn.positions import Positions
 from transformer_xl.ops import linear
@@ -144,7 +145,7 @@ class Decoder:
     def reset(self, rows: Rows) -> None:
         """Let some streams begin anew, without a past."""
         self._can_forget = True
-        self._seen[_index(rows, self._seen.device)] = 0
+        self._seen[stream_numbers(rows, len(self._seen), self._seen.device)] = 0
 
     def memory(self) -> KeptMemory:
         """Return what is remembered, for the model or another decoder to go on from."""

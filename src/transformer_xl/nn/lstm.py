@@ -20,7 +20,7 @@ from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.nn.memory import KeptMemory, Memory
 from transformer_xl.nn.model import TransformerXL
 from transformer_xl.nn.needs import require_weights
-from transformer_xl.nn.segment import Segment
+from transformer_xl.nn.segment import Segment, require_memory
 from transformer_xl.nn.softmax import Softmax
 from transformer_xl.ops import dropout
 
@@ -110,11 +110,7 @@ class LSTMModel(TransformerXL):
         B, T = segment.shape
         if mems is None:
             mems = self.start_memory(B)
-        if mems.batch_size != B:
-            raise ValueError(
-                f"the memory holds {mems.batch_size} streams and the segment {B}; "
-                "use mems.select(rows), or mems=None to begin anew"
-            )
+        require_memory(mems, self.config, B)
         drops = self.config.dropouts.input, self.training, self.config.variational_dropout
         x = dropout(segment.embedded(self.embedding, self.dtype), *drops)
         state, parts, begins = self._state(cast(Memory, mems)), [], segment.starts

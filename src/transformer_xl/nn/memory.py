@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-Rows = Sequence[int] | Tensor
+from transformer_xl.nn.checks import Rows, require_state, stream_numbers, whole
 
 
 class Memory:
@@ -23,6 +23,10 @@ class Memory:
         states: For each layer its inputs, (B, M, D), oldest first.
         forgotten: For each stream, how many of its oldest positions it does not see; None: sees
             all. Streams that were reset have a shorter past than their neighbours.
+
+    Raises:
+        ValueError: By its methods, for a stream that there is not (on a GPU, an error of the
+            device), a negative length, or a state whose shapes do not fit each other.
     """
 
     def __init__(
@@ -58,7 +62,7 @@ class Memory:
 
     def last(self, mem_len: int) -> "Memory":
         """Return the newest ``mem_len`` positions."""
-        cut = max(len(self) - mem_len, 0)
+        cut = max(len(self) - whole("mem_len", mem_len), 0)
         return type(self)([x[:, cut:] for x in self.states], _shift(self.forgotten, cut))
 
     def reset(self, rows: Rows) -> "Memory":
@@ -80,7 +84,7 @@ class Memory:
 
     def select(self, rows: Rows) -> "Memory":
         """Return the memory of the streams ``rows``, in that order; repetition is allowed."""
-        index = _index(rows, self.states[0].device)
+        index = stream_numbers(rows, self.batch_size, self.states[0].device)
         forgotten = None if self.forgotten is None else self.forgotten[index]
         return type(self)([x[index] for x in self.states], forgotten)
 
@@ -111,7 +115,9 @@ class Memory:
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "Memory":
         """Rebuild a memory from what :meth:`state_dict` returned."""
-        return cls(state["states"].unbind(), state["forgotten"])
+        states, forgotten = state["states"], state["forgotten"]
+        require_state({"states": states}, 4, forgotten)
+        return cls(states.unbind(), forgotten)
 
 
 class KeptMemory:
@@ -119,7 +125,8 @@ class KeptMemory:
 
     Room is taken in blocks: most steps write their keys behind the last ones and move nothing;
     when a block is full, a new one is begun with the newest ``mem_len`` positions. An older value
-    stays valid, because nothing that it sees is ever written again.
+    stays valid, because nothing that it sees is ever written again. Methods that :class:`Memory`
+    has, too, refuse what they refuse there.
 
     Attributes:
         keys: For each layer, (H, B, room, K).
@@ -196,7 +203,7 @@ class KeptMemory:
 
     def last(self, mem_len: int) -> "KeptMemory":
         """Return the newest ``mem_len`` positions."""
-        return self.advance(0, mem_len)
+        return self.advance(0, whole("mem_len", mem_len))
 
     def reset(self, rows: Rows) -> "KeptMemory":
         """Return a memory in which the streams ``rows`` see no past, nor any zeros."""
@@ -217,7 +224,7 @@ class KeptMemory:
 
     def select(self, rows: Rows) -> "KeptMemory":
         """Return the memory of the streams ``rows``, in that order; repetition is allowed."""
-        index = _index(rows, self.keys[0].device)
+        index = stream_numbers(rows, self.batch_size, self.keys[0].device)
         forgotten = None if self.forgotten is None else self.forgotten[index]
         keys, values = ([x[:, index] for x in tensors] for tensors in self._remembered())
         return self._like_this(keys, values, 0, len(self), forgotten)
@@ -244,8 +251,9 @@ class KeptMemory:
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "KeptMemory":
         """Rebuild a memory from what :meth:`state_dict` returned."""
-        keys = state["keys"]
-        return cls(keys.unbind(), state["values"].unbind(), 0, keys.shape[3], state["forgotten"])
+        keys, values, forgotten = state["keys"], state["values"], state["forgotten"]
+        require_state({"keys": keys, "values": values}, 5, forgotten)
+        return cls(keys.unbind(), values.unbind(), 0, keys.shape[3], forgotten)
 
     def _remembered(self) -> tuple[list[Tensor], list[Tensor]]:
         keys, values = (
@@ -284,7 +292,15 @@ def join(memories: Sequence[Memory | KeptMemory]) -> Memory | KeptMemory:
     """Put the streams of several memories of one kind side by side; shorter pasts stay shorter.
 
     What the shorter ones lack is filled up in front and marked as forgotten.
+
+    Raises:
+        ValueError: There is none, or they are not of one model.
     """
+    if len({_sizes(memory) for memory in memories}) != 1:
+        raise ValueError(
+            f"{len(memories)} memories cannot be joined: there must be one at least, and all of "
+            "one kind, as deep and as wide"
+        )
     M = max(len(memory) for memory in memories)
     hidden = torch.cat([_forgotten(memory) + M - len(memory) for memory in memories])
     hidden = hidden if hidden.any() else None
@@ -327,7 +343,9 @@ def _forgotten(memory: Memory | KeptMemory) -> Tensor:
 
 
 def _forget(memory: Memory | KeptMemory, rows: Rows) -> Tensor:
-    return _forgotten(memory).index_fill(0, _index(rows, _device(memory)), len(memory))
+    return _forgotten(memory).index_fill(
+        0, stream_numbers(rows, memory.batch_size, _device(memory)), len(memory)
+    )
 
 
 def _realignment(
@@ -345,7 +363,8 @@ def _device(memory: Memory | KeptMemory) -> torch.device:
     return memory.states[0].device if isinstance(memory, Memory) else memory.keys[0].device
 
 
-def _index(rows: Rows, device: torch.device) -> Tensor:
-    index = torch.as_tensor(rows, device=device)
-    # A mask names the streams where it is true. No rows at all are an empty list of real numbers.
-    return index.nonzero()[:, 0] if index.dtype == torch.bool else index.long()
+def _sizes(memory: Memory | KeptMemory) -> tuple[Any, ...]:
+    """Return what memories of one model have in common."""
+    if isinstance(memory, Memory):
+        return Memory, *(x.shape[2] for x in memory.states)
+    return KeptMemory, *((x.shape[0], x.shape[3]) for x in (*memory.keys, *memory.values))

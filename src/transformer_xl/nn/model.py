@@ -6,7 +6,7 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -22,7 +22,7 @@ from transformer_xl.nn.norm import make_norm
 from transformer_xl.nn.output import Output
 from transformer_xl.nn.positioned import PositionedModel
 from transformer_xl.nn.pretrained import SavesItself, save_model
-from transformer_xl.nn.segment import Segment
+from transformer_xl.nn.segment import Segment, require_memory
 from transformer_xl.nn.softmax import Softmax
 from transformer_xl.ops import dropout
 
@@ -91,11 +91,11 @@ class TransformerXL(PositionedModel):
 
     def forward(
         self,
-        tokens: Int[Tensor, "B T"] | None = None,
+        tokens: Integer[Tensor, "B T"] | None = None,
         mems: Memory | KeptMemory | None = None,
-        targets: Int[Tensor, "B predicted"] | None = None,
+        targets: Integer[Tensor, "B predicted"] | None = None,
         *,
-        lengths: Int[Tensor, " B"] | None = None,
+        lengths: Integer[Tensor, " B"] | None = None,
         starts: Bool[Tensor, "B T"] | None = None,
         inputs_embeds: Float[Tensor, "B T D"] | None = None,
         mem_len: int | None = None,
@@ -109,7 +109,8 @@ class TransformerXL(PositionedModel):
         Args:
             tokens: The segment.
             mems: What the previous call returned as ``mems``. None: as at the start of a text.
-            targets: For each token the one that follows it, but for the first ``context``.
+            targets: For each token the one that follows it, but for the first ``context``. Where
+                it is -100, nothing is predicted: ``nll`` is 0 there and not counted in ``loss``.
             lengths: How many places of each row are real, the first ones; what stands behind them
                 does not matter, and their ``hidden`` means nothing. ``nll`` is 0 there and not
                 counted in ``loss``. The memory of each row ends with its own last token; a row of
@@ -128,18 +129,18 @@ class TransformerXL(PositionedModel):
                 short of, if these are at most ``ext_len``.
 
         Raises:
-            ValueError: The shapes do not fit each other or the memory; a length is out of range;
-                there are both tokens and vectors, or neither; rows are padded that are to be read
-                again (``ext_len``).
+            ValueError: Something is no tensor of the right type; the shapes do not fit each other
+                or the memory; a length is out of range; there are both tokens and vectors, or
+                neither; rows are padded that are to be read again (``ext_len``).
         """
         segment = Segment.of(tokens, inputs_embeds, lengths, starts, self.config)
         if targets is not None:
-            self._check_targets(segment.shape, targets, ext_len, context)
+            targets = segment.checked_targets(targets, self.config, ext_len, context)
         raw, mems = self._read(
             segment, mems, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len, ext_len=ext_len
         )
         hidden = self._drop_output(raw)
-        out = Output(hidden=hidden, raw_hidden=raw, mems=mems)
+        out = Output(hidden=hidden, raw_hidden=raw, mems=mems, targets=targets)
         if targets is None:
             out.log_probs = self.softmax.log_probs(hidden)
             return out
@@ -152,26 +153,12 @@ class TransformerXL(PositionedModel):
             out.nll = nll.masked_fill(~out.is_real, 0.0)
         return out
 
-    def _check_targets(
-        self, shape: tuple[int, int], targets: Tensor, ext_len: int | None, context: int | None
-    ) -> None:
-        most = least = context
-        if most is None or least is None:
-            most, least = self.config.ext_len if ext_len is None else ext_len, 0
-        missing = shape[1] - targets.shape[-1]
-        is_pair = targets.ndim == 2 and len(targets) == shape[0]
-        if not (is_pair and least <= missing <= most and targets.shape[1]):
-            raise ValueError(
-                f"targets of shape {tuple(targets.shape)} must have the shape of the tokens, "
-                f"{shape}" + f", but for the first {most}" * (most > 0)
-            )
-
     def read(
         self,
-        tokens: Int[Tensor, "B T"] | None = None,
+        tokens: Integer[Tensor, "B T"] | None = None,
         mems: Memory | KeptMemory | None = None,
         *,
-        lengths: Int[Tensor, " B"] | None = None,
+        lengths: Integer[Tensor, " B"] | None = None,
         starts: Bool[Tensor, "B T"] | None = None,
         inputs_embeds: Float[Tensor, "B T D"] | None = None,
         mem_len: int | None = None,
@@ -193,7 +180,7 @@ class TransformerXL(PositionedModel):
     @torch.no_grad()
     def attention_weights(
         self,
-        tokens: Int[Tensor, "B T"],
+        tokens: Integer[Tensor, "B T"],
         mems: Memory | KeptMemory | None = None,
         *,
         starts: Bool[Tensor, "B T"] | None = None,
@@ -267,11 +254,8 @@ class TransformerXL(PositionedModel):
         B, T = segment.shape
         if mems is None:
             mems = self.start_memory(B, mem_len=mem_len)
-        elif mems.batch_size != B:
-            raise ValueError(
-                f"the memory holds {mems.batch_size} streams and the segment {B}; "
-                "use mems.select(rows), or mems=None to begin anew"
-            )
+        else:
+            require_memory(mems, config, B)
         if isinstance(mems, KeptMemory):
             if torch.is_grad_enabled():
                 raise ValueError(

@@ -200,7 +200,7 @@ def require_reading(
     )
 
 
-def require_memory(model: "TransformerXL", mem_len: int, *, remedy: str) -> None:
+def require_capacity(model: "TransformerXL", mem_len: int, *, remedy: str) -> None:
     """Refuse a text without end whose memory does not fit once it is full.
 
     Raises:

@@ -1,37 +1,15 @@
 """One text read in pieces of any length, as if it had come at once."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-from jaxtyping import Int, Integer
-from torch import Tensor
 
-from transformer_xl.config import ModelConfig
+from transformer_xl.nn.checks import as_tokens, whole
 from transformer_xl.nn.memory import KeptMemory, Memory
 from transformer_xl.nn.mode import evaluating
 from transformer_xl.nn.model import TransformerXL
-from transformer_xl.nn.needs import require_memory
-
-Text = Sequence[int] | Integer[np.ndarray | Tensor, " length"]
-"""A text in tokens, as it lies in memory or on the disk."""
-
-
-def as_tokens(ids: Text, config: ModelConfig) -> Int[Tensor, " length"]:
-    """Return tokens as one tensor on the processor.
-
-    Raises:
-        ValueError: A token is outside the vocabulary.
-    """
-    tokens = ids.cpu() if isinstance(ids, Tensor) else torch.from_numpy(np.array(ids))
-    tokens = tokens.to(torch.int64)
-    if len(tokens) and (tokens.max() >= config.vocab_size or tokens.min() < 0):
-        raise ValueError(
-            f"the text has tokens from {tokens.min()} to {tokens.max()}, the model knows 0 to "
-            f"{config.vocab_size - 1}: it was made with another vocabulary"
-        )
-    return tokens
+from transformer_xl.nn.needs import require_capacity
+from transformer_xl.nn.segment import require_memory
 
 
 class Place(NamedTuple):
@@ -77,16 +55,16 @@ class Reader:
         attn_len: int | None = None,
         place: Place | None = None,
     ) -> None:
+        segment_len = whole("segment_len", segment_len, 1)
+        mem_len, attn_len = whole("mem_len", mem_len), whole("attn_len", attn_len, 1)
         self.mem_len = model.config.mem_len if mem_len is None else mem_len
-        for name, value, least in (("segment_len", segment_len, 1), ("mem_len", self.mem_len, 0)):
-            if value < least:
-                raise ValueError(f"{name}={value} must be at least {least}")
-        require_memory(model, self.mem_len, remedy="remember fewer positions")
+        require_capacity(model, self.mem_len, remedy="remember fewer positions")
         self.model, self.segment_len = model, segment_len
         self.attn_len = model.config.attn_len if attn_len is None else attn_len
         mems, last_token, offset = place or Place(model.start_memory(1, mem_len), None)
         # A segment that was longer than these are is over.
         offset = offset if offset < segment_len else 0
+        require_memory(mems, model.config, 1)
         if model.config.kind == "transformer_xl":
             # So is a memory that was longer.
             mems = mems.last(self.mem_len + offset)
@@ -116,21 +94,17 @@ class Reader:
         return self.segment_len - self.place.offset + is_first
 
     @torch.no_grad()
-    def read(self, ids: Sequence[int] | Tensor, *, scored: bool = True) -> list[float | None]:
+    def read(self, ids: Any, *, scored: bool = True) -> list[float | None]:
         """Read tokens; return the log-probability of each, in nats; None for the first of a text.
 
         Args:
-            ids: The tokens.
+            ids: The tokens, in any array, tensor or sequence.
             scored: Whether to predict them. If not, nothing is returned.
 
         Raises:
-            ValueError: A token is outside the vocabulary.
+            ValueError: They are no integers, or one is outside the vocabulary.
         """
-        tokens = [int(token) for token in ids]
-        vocab_size = self.model.config.vocab_size
-        for token in tokens:
-            if not 0 <= token < vocab_size:
-                raise ValueError(f"token {token} is outside the vocabulary of {vocab_size}")
+        tokens = as_tokens(ids, self.model.config).tolist()
         found: list[float | None] = []
         start = 0
         if self.place.last_token is None and tokens:

@@ -1,13 +1,14 @@
 """A segment as a model is given it: rows that may be padded, documents that may begin in it."""
 
 from collections.abc import Callable
-from typing import NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.nn.checks import require_tensor, shown, whole_tensor
 from transformer_xl.nn.memory import KeptMemory, Memory
 
 
@@ -44,17 +45,23 @@ class Segment(NamedTuple):
         vocabulary, or not a number.
 
         Raises:
-            ValueError: The shapes do not fit each other, or a length is out of range.
+            ValueError: One is no tensor, or of a wrong type; the shapes do not fit each other; a
+                length is out of range.
         """
         if (tokens is None) == (vectors is None):
             given = "both" if vectors is not None else "neither"
             raise ValueError(f"a segment is tokens or inputs_embeds: {given} of them is given")
-        if tokens is not None and (tokens.ndim != 2 or tokens.shape[1] == 0):
-            raise ValueError(
-                f"tokens of shape {tuple(tokens.shape)} must be (streams, length) and not empty"
-            )
-        if vectors is not None and (
-            vectors.ndim != 3 or vectors.shape[1] == 0 or vectors.shape[2] != config.d_model
+        if tokens is not None:
+            tokens = whole_tensor("tokens", tokens)
+            if tokens.ndim != 2 or not all(tokens.shape):
+                raise ValueError(
+                    f"tokens of shape {tuple(tokens.shape)} must be (streams, length) and not empty"
+                )
+        if vectors is not None and not (
+            require_tensor("inputs_embeds", vectors).is_floating_point()
+            and vectors.ndim == 3
+            and all(vectors.shape)
+            and vectors.shape[2] == config.d_model
         ):
             raise ValueError(
                 f"inputs_embeds of shape {tuple(vectors.shape)} must be (streams, length, "
@@ -62,7 +69,10 @@ class Segment(NamedTuple):
             )
         segment = cls(tokens, vectors)
         if starts is not None:
-            if starts.shape != segment.shape or starts.dtype != torch.bool:
+            if (
+                require_tensor("starts", starts).shape != segment.shape
+                or starts.dtype != torch.bool
+            ):
                 raise ValueError(
                     f"starts of shape {tuple(starts.shape)} and {starts.dtype} must say true or "
                     f"false for each place of a segment of shape {segment.shape}"
@@ -76,8 +86,8 @@ class Segment(NamedTuple):
 
     def _padded(self, lengths: Tensor) -> "Segment":
         B, T = self.shape
-        is_one_each = lengths.shape == (B,) and not lengths.is_floating_point()
-        if not is_one_each or (B and not 0 <= int(lengths.min()) <= int(lengths.max()) <= T):
+        is_one_each = whole_tensor("lengths", lengths).shape == (B,)
+        if not is_one_each or not 0 <= int(lengths.min()) <= int(lengths.max()) <= T:
             raise ValueError(
                 f"lengths={lengths.tolist()} must be one for each of the {B} rows, from 0 to {T}"
             )
@@ -91,6 +101,27 @@ class Segment(NamedTuple):
             vectors=None if vectors is None else vectors.masked_fill(padding[..., None], 0.0),
             starts=None if starts is None else starts & ~padding,
         )
+
+    def checked_targets(
+        self, targets: Tensor, config: ModelConfig, ext_len: int | None, context: int | None
+    ) -> Int[Tensor, "B predicted"]:
+        """Return the targets of a segment, if they are such; the arguments are those of a model.
+
+        Raises:
+            ValueError: They are no integers, or not as many as they must be.
+        """
+        targets, shape = whole_tensor("targets", targets), self.shape
+        most = least = context
+        if most is None or least is None:
+            most, least = config.ext_len if ext_len is None else ext_len, 0
+        missing = shape[1] - targets.shape[-1] if targets.ndim == 2 else -1
+        is_pair = targets.ndim == 2 and len(targets) == shape[0]
+        if not (is_pair and least <= missing <= most and targets.shape[1]):
+            raise ValueError(
+                f"targets of shape {tuple(targets.shape)} must have the shape of the tokens, "
+                f"{shape}" + f", but for the first {most}" * (most > 0)
+            )
+        return targets
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -170,3 +201,35 @@ class Segment(NamedTuple):
             cut = M + kept - len(mems)
             mems = mems.forgetting(first_keys[:, kept - 1] - cut)
         return mems if self.short is None else mems.realigned(self.short, mem_len)
+
+
+def require_memory(mems: Any, config: ModelConfig, batch_size: int | None = None) -> None:
+    """Check that a memory is that of a model with these settings, of so many streams if said.
+
+    Raises:
+        ValueError: It is of another depth, width or number of streams, or no memory at all.
+    """
+    depth, width = config.n_layer, config.d_model * (2 if config.kind == "lstm" else 1)
+    if isinstance(mems, Memory):
+        is_own = len(mems.states) == depth and all(x.shape[2] == width for x in mems.states)
+    elif isinstance(mems, KeptMemory):
+        H, K = config.n_head, config.head_width
+        # Where positions are absolute, keys change with each segment and cannot be kept.
+        is_own = config.kind == "transformer_xl" and config.attn_type not in (2, 3)
+        is_own &= len(mems.keys) == len(mems.values) == depth
+        is_own &= all(x.shape[0] == H and x.shape[3] == K for x in (*mems.keys, *mems.values))
+    else:
+        raise ValueError(
+            f"mems={shown(mems)} is no memory: hand in what an earlier call returned as mems, or "
+            "None to begin anew"
+        )
+    if not is_own:
+        raise ValueError(
+            f"the memory is that of another model: this one has {depth} layers of width {width}; "
+            "use mems=None to begin anew"
+        )
+    if batch_size is not None and mems.batch_size != batch_size:
+        raise ValueError(
+            f"the memory holds {mems.batch_size} streams and the segment {batch_size}; "
+            "use mems.select(rows), or mems=None to begin anew"
+        )

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.ops import linear_nll
+from transformer_xl.ops.nll import IGNORED
 
 
 class Softmax(nn.Module):
@@ -109,9 +110,11 @@ def sampled_nll(
 
     With $q$ the log-uniform probabilities and $w_1 ... w_n$ drawn from them, the sum over the
     vocabulary, $e^{s_t} + \sum_{w \neq t} e^{s_w}$, is estimated without bias by
-    $e^{s_t} + \frac{1}{n} \sum_{w_i \neq t} e^{s_{w_i}} / q_{w_i}$.
+    $e^{s_t} + \frac{1}{n} \sum_{w_i \neq t} e^{s_{w_i}} / q_{w_i}$. Where a target is -100 it is 0.
     """
     V, n = len(weight), len(words)
+    ignored = targets == IGNORED
+    targets = targets.masked_fill(ignored, 0)
     own = (x * F.embedding(targets, weight)).sum(-1) + bias[targets]
     q = ((words + 2).double() / (words + 1)).log() / math.log(V + 1)
     others = F.linear(x, F.embedding(words, weight), bias[words])
@@ -119,4 +122,5 @@ def sampled_nll(
     others = others.to(dtype) - (n * q).log().to(dtype)
     others = others.masked_fill(words == targets[:, None], -torch.inf)
     own = own.to(dtype)
-    return torch.cat([own[:, None], others], 1).logsumexp(1) - own
+    nll = torch.cat([own[:, None], others], 1).logsumexp(1) - own
+    return nll.masked_fill(ignored, 0.0)

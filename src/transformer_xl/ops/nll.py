@@ -22,6 +22,8 @@ CHUNK = 7 << 20
 """Logits of a chunk: 28 MB in float32, just under what the allocator of glibc keeps when freed."""
 GPU_CHUNK = 1 << 26
 """The same on a GPU: 256 MB, with which it is busy for longer than a dozen operations begin."""
+IGNORED = -100
+"""The target of what is not to be predicted, as PyTorch has it."""
 LEAST_ROWS = 256
 """Tokens of a chunk at least: each chunk adds to the whole gradient of the weights."""
 
@@ -34,6 +36,7 @@ def linear_nll(
 ) -> Float[Tensor, " n"]:
     """Return -log p of each target, in nats, where p is the softmax of ``x weight^T + bias``.
 
+    Where a target is -100 it is 0, whatever its weight in a loss, and so are its gradients.
     Logits are summed up in float32 at least, whatever the precision of the product.
     """
     if torch.compiler.is_compiling():
@@ -62,7 +65,9 @@ class _LinearNLL(torch.autograd.Function):
         # To see whether the gradients are needed as they are is to wait for a GPU.
         is_at_once = x.device.type == "cpu"
         needed = ctx.needs_input_grad[:3] if is_at_once else (False, False, False)
-        nll, gradients = _pass(x, weight, bias, targets, dtype, None, needed)
+        is_partial = is_at_once and bool((targets == IGNORED).any())
+        scale = _counted(torch.ones_like(targets, dtype=x.dtype), targets) if is_partial else None
+        nll, gradients = _pass(x, weight, bias, targets, dtype, scale, needed)
         ctx.gradients = gradients if is_at_once else None
         ctx.save_for_backward(x, weight, bias, targets)
         ctx.dtype = dtype
@@ -83,6 +88,7 @@ class _LinearNLL(torch.autograd.Function):
         else:
             x, weight, bias, targets = ctx.saved_tensors
             needed = ctx.needs_input_grad[:3]
+            scale = _counted(scale, targets)
             _, gradients = _pass(x, weight, bias, targets, ctx.dtype, scale, needed)
         return *gradients, None, None
 
@@ -107,10 +113,11 @@ def _pass(
     ]
     dx, dw, db = gradients
     w, b = weight.to(dtype), bias.to(dtype)
+    places = _counted(targets, targets)
     rows = chunk_rows(x.device.type, len(weight))
     for start in range(0, len(x), rows):
         part = slice(start, start + rows)
-        x_part, target = x[part].to(dtype), targets[part, None]
+        x_part, target = x[part].to(dtype), places[part, None]
         logits = _at_least_float32(linear(x_part, w, b))
         log_probs = torch.log_softmax(logits, -1, out=logits)
         nll[part] = -log_probs.gather(1, target)[:, 0]
@@ -127,7 +134,12 @@ def _pass(
             _add_product(dx[part], d_logits, w)
         if dw is not None:
             _add_product(dw, d_logits.T, x_part)
-    return nll, gradients
+    return _counted(nll, targets), gradients
+
+
+def _counted(x: Tensor, targets: Tensor) -> Tensor:
+    """Return numbers of targets, 0 for those that are ignored."""
+    return x.masked_fill(targets == IGNORED, 0)
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:

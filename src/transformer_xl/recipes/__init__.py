@@ -9,7 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
+from transformer_xl.config import Config, DataConfig, GenerateConfig, ModelConfig, TrainConfig
 from transformer_xl.config.checks import near, read_settings
 from transformer_xl.config.unused import (
     unused_in_data,
@@ -79,6 +79,33 @@ def load_recipe(recipe: str | Path, *, is_stored: bool = False) -> Config:
     except OSError as error:
         raise OSError(f"cannot read the recipe {path}: {error.strerror}") from error
     return parse_recipe(text, str(path), is_stored=is_stored)
+
+
+def recipe_of(folder: Path | str) -> Config | None:
+    """Return the recipe of a run folder, or of the run that a model folder lies in.
+
+    Raises:
+        ValueError: The recipe is wrong.
+    """
+    folder = Path(folder).resolve()
+    folders = [folder]
+    if folder.parent.name == "model":
+        folders.append(folder.parent.parent)
+    recipes = (place / "recipe.toml" for place in folders)
+    return next((load_recipe(x, is_stored=True) for x in recipes if x.is_file()), None)
+
+
+def generation_of(folder: Path | str) -> GenerateConfig:
+    """Return how the model of a folder writes where nothing else is asked for.
+
+    It is the section ``[generate]`` of the run's recipe; a model folder that lies in no run has
+    the defaults of :class:`GenerateConfig`. What `txl generate` and `txl serve` begin with.
+
+    Raises:
+        ValueError: The recipe is wrong.
+    """
+    recipe = recipe_of(folder)
+    return GenerateConfig() if recipe is None else recipe.generate
 
 
 def parse_recipe(text: str, source: str, *, is_stored: bool = False) -> Config:

@@ -8,8 +8,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.checks import Text, as_tokens
 from transformer_xl.nn.mode import evaluating
-from transformer_xl.nn.reading import Text, as_tokens
 from transformer_xl.nn.segment import Lengths
 
 _ROWS = 16

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,7 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from transformer_xl.generate import Sampler, random_numbers
+from transformer_xl.generate import random_numbers, seed_of
 from transformer_xl.serve.choices import Choices
 from transformer_xl.serve.errors import ApiError, JsonResponse, content, encoded, response
 from transformer_xl.serve.prompts import read_prompts
@@ -25,6 +26,8 @@ log = logging.getLogger("transformer_xl.serve")
 
 _LONG = 4096
 """Characters that are cut into tokens while others wait; more are cut beside them."""
+_SEED_BITS = 48
+"""Of seeds that nobody chose: few enough to be written as they are in JavaScript."""
 _EVENT_SECONDS = 0.002
 """Least time from one event to the next, of all streams together."""
 
@@ -80,6 +83,8 @@ class Answer:
         self._started = started
         self._texts: list[Text] = []
         self._begins: list[str] = []
+        self._settings: dict[str, Any] = {}
+        """How its texts are drawn."""
         self._n_prompt = self._n_going = 0
         self._events: list[tuple[int, Event]] = []
         self._gone: asyncio.Future | None = None
@@ -135,9 +140,7 @@ class Answer:
         if self._session and n_texts > 1:
             message = "a session goes on with one text: give one prompt, and n=1"
             raise ApiError(400, message, "too_many", "session")
-        sampler = Sampler(
-            1.0 if body.temperature is None else body.temperature, body.top_k, body.top_p
-        )
+        sampler = self._service.sampler(body.temperature, body.top_k, body.top_p)
         stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
         state = self._session.state if self._session else None
         last = () if state is None else (state.last_token,)
@@ -145,9 +148,11 @@ class Answer:
         if state is not None and state.read is not None:
             before = tuple(state.read.tolist())
         seed: Any = body.seed
-        if seed is None and state is not None:
-            # The session's own random numbers go on.
-            seed = state.random
+        if seed is None:
+            # The session's own random numbers go on; else the seed is said, to draw the same again.
+            seed = secrets.randbits(_SEED_BITS) if state is None else state.random
+        told = seed if isinstance(seed, int) else None
+        self._settings = {**sampler.settings, "seed": told, "max_tokens": max_tokens}
         for begin, ids in prompts:
             prompt = (*last, *ids)
             if not prompt:
@@ -156,9 +161,7 @@ class Answer:
             self._n_prompt += len(ids)
             for _ in range(n):
                 number = len(self._texts)
-                own = seed + number if isinstance(seed, int) else seed
-                # As torch takes seeds: 64 bits, with a sign or without.
-                own = own % 2**64 if isinstance(own, int) else own
+                own = seed_of(seed, number) if isinstance(seed, int) else seed
                 text = Text(
                     prompt=prompt,
                     mems=None if state is None else state.mems,
@@ -266,7 +269,8 @@ class Answer:
         self._note(request)
         for number, event in self._events:
             self._choices.add(number, event)
-        return JsonResponse(self._chunk(self._choices.take_all()) | {"usage": self.usage})
+        about = {"usage": self.usage, "settings": self._settings}
+        return JsonResponse(self._chunk(self._choices.take_all()) | about)
 
     async def stream(
         self, request: Request, send: Callable[[bytes, bool], Awaitable[None]]
@@ -279,8 +283,11 @@ class Answer:
         """
         options = self._body.stream_options
         usage = {"usage": None} if options and options.include_usage else {}
-        head = encoded(self._chunk([]) | usage).rpartition(b"[]")
-        written = b""
+        written, chunk = b"", self._chunk([]) | usage
+        # The first event says how the texts are drawn.
+        first, later = (
+            encoded(chunk | about).rpartition(b"[]") for about in ({"settings": self._settings}, {})
+        )
         try:
             while self._is_watched:
                 events, self._events = self._events, []
@@ -289,7 +296,8 @@ class Answer:
                 for number, event in events:
                     self._choices.add(number, event)
                 if choices := self._choices.take():
-                    written = b"data: " + head[0] + encoded(choices) + head[2] + b"\n\n"
+                    written = b"data: " + first[0] + encoded(choices) + first[2] + b"\n\n"
+                    first = later
                 if is_over:
                     break
                 if written:

@@ -23,8 +23,10 @@ class CompletionRequest(BaseModel):
     model: str | None = None
     prompt: str | list[str] | list[Token] | list[list[Token]] = ""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = None
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        None, description="None, as for top_p and top_k: as the model's folder says."
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="1: no cut.")
     top_k: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     stop: _Stop | Annotated[list[_Stop], Field(max_length=16)] | None = None
@@ -80,6 +82,19 @@ class Usage(BaseModel):
     total_tokens: int
 
 
+class Drawing(BaseModel):
+    """How texts are drawn: what the request asked for, and else what the model's folder says."""
+
+    temperature: float
+    top_k: int | None = Field(description="None: from all tokens.")
+    top_p: float | None = Field(description="None: from all tokens.")
+    seed: int | None = Field(
+        description="Of the first text; text k has the seed plus k. None: the session's own random "
+        "numbers went on."
+    )
+    max_tokens: int
+
+
 class Completion(BaseModel):
     """An answer."""
 
@@ -89,6 +104,7 @@ class Completion(BaseModel):
     model: str
     choices: list[Choice]
     usage: Usage | None = None
+    settings: Drawing | None = Field(None, description="In a stream, of the first event alone.")
 
 
 class Model(BaseModel):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import uvicorn
 
+from transformer_xl.config import GenerateConfig
 from transformer_xl.data import Vocab
 from transformer_xl.nn import TransformerXL
 from transformer_xl.serve.api import create_app
@@ -143,7 +144,12 @@ def address_of(listening: socket.socket) -> str:
 
 
 def serve(
-    model: TransformerXL, vocab: Vocab, weights: Path, settings: ServeSettings, name: str
+    model: TransformerXL,
+    vocab: Vocab,
+    weights: Path,
+    settings: ServeSettings,
+    name: str,
+    generation: GenerateConfig | None = None,
 ) -> None:
     """Serve a model until a signal comes.
 
@@ -153,16 +159,20 @@ def serve(
         weights: Its weights file, to which sessions belong.
         settings: Addresses and limits.
         name: What the model is called.
+        generation: How it draws what a request leaves open. None: as tokens are distributed.
 
     Raises:
         OSError: The address cannot be listened on, or the folder of the sessions not be
             used.
     """
     with listen(settings.host, settings.port) as listening, alone_in(settings.sessions):
-        server = Server(Service(model, vocab, weights, settings, name))
+        server = Server(Service(model, vocab, weights, settings, name, generation))
         found = len(server.service.sessions)
         where = f"in {settings.sessions}" if settings.sessions else "in memory alone"
         log.info("%s with %d sessions %s", name, found, where)
+        drawing = server.service.sampler(None, None, None).settings
+        known = ", ".join(f"{key} {'none' if x is None else x}" for key, x in drawing.items())
+        log.info("drawing, where a request says nothing else, with %s", known)
         log.info("listening on %s", address_of(listening))
         # The engine computes all the time; who waits for requests should not wait 5 ms for it.
         sys.setswitchinterval(_SWITCH_SECONDS)

@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
+from transformer_xl.config import GenerateConfig
 from transformer_xl.data import Vocab
 from transformer_xl.device import total_memory
-from transformer_xl.generate import State
+from transformer_xl.generate import Sampler, State
 from transformer_xl.nn import TransformerXL
 from transformer_xl.nn.needs import full_memory, require_room
 from transformer_xl.serve.engine import Engine, Events
@@ -41,6 +42,8 @@ class Service:
         weights: Its weights file.
         settings: Limits.
         name: What it is called.
+        generation: How it draws what a request leaves open: ``temperature``, ``top_k``, ``top_p``.
+            None: as tokens are distributed.
 
     Raises:
         OSError: The folder of the sessions cannot be made or read.
@@ -49,9 +52,16 @@ class Service:
     """
 
     def __init__(
-        self, model: TransformerXL, vocab: Vocab, weights: Path, settings: ServeSettings, name: str
+        self,
+        model: TransformerXL,
+        vocab: Vocab,
+        weights: Path,
+        settings: ServeSettings,
+        name: str,
+        generation: GenerateConfig | None = None,
     ) -> None:
         _require_working(model, settings.max_batch)
+        self.generation = generation or GenerateConfig()
         self.model, self.vocab, self.settings, self.name = model, vocab, settings, name
         self.created = int(time.time())
         self.n_weights = sum(x.numel() for x in model.parameters())
@@ -93,6 +103,16 @@ class Service:
         self._disk = ThreadPoolExecutor(_DISK_THREADS, "disk")
         self._expiring: asyncio.Task | None = None
         self._kept: set[asyncio.Task] = set()
+
+    def sampler(self, temperature: float | None, top_k: int | None, top_p: float | None) -> Sampler:
+        """Return how a request is drawn: as it asks, and else as the folder of the model says."""
+        usual = self.generation
+        return Sampler(
+            usual.temperature if temperature is None else temperature,
+            usual.top_k if top_k is None else top_k,
+            usual.top_p if top_p is None else top_p,
+            self.model.config.vocab_size,
+        )
 
     @property
     def is_ready(self) -> bool:

@@ -1,0 +1,246 @@
+"""What calls refuse before anything is drawn, and what they take."""
+
+from dataclasses import replace
+from inspect import unwrap
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl.data import train_vocab
+from transformer_xl.generate import Sampler, Session, generate, generate_batch, random_numbers
+from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn.memory import join
+
+# Unwrapped: the check of types in signatures, where it is on, refuses them before we can.
+_generate, _generate_batch = unwrap(generate), unwrap(generate_batch)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"length": 1.5}, "length=1.5 must be an integer"),
+        ({"length": True}, "length=True must be an integer"),
+        ({"length": "3"}, "length='3' must be an integer"),
+        ({"mem_len": 2.0}, "mem_len=2.0 must be an integer"),
+        ({"mem_len": -1}, "mem_len=-1 must be at least 0"),
+        ({"seed": "x"}, "seed='x' must be an integer"),
+        ({"seed": 1.0}, "seed=1.0 must be an integer"),
+        ({"seed": 2**64}, "must be below"),
+        ({"seed": torch.zeros(3, dtype=torch.uint8)}, "seed"),
+        ({"temperature": "1"}, "temperature='1' must be"),
+        ({"temperature": None}, "temperature=None must be"),
+        ({"temperature": float("nan")}, "temperature=nan"),
+        ({"top_k": 2.5}, "top_k=2.5 must be"),
+        ({"top_p": True}, "top_p=True must be"),
+        ({"top_p": "0.9"}, "top_p='0.9' must be"),
+    ],
+    ids=str,
+)
+def test_a_setting_of_a_wrong_type_is_named_before_a_draw(model, settings, message, refused):
+    for call, ids in ((_generate, [1]), (_generate_batch, [[1]])):
+        with refused(message):
+            call(model, ids, **settings)
+
+
+@pytest.mark.parametrize("seed", [torch.zeros(3, dtype=torch.uint8), torch.zeros(5056)])
+def test_a_state_of_random_numbers_that_is_none_is_named(model, seed, refused):
+    with refused("seed is no state of random numbers"):
+        _generate(model, [1], seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([1.5], r"the prompt must be integers in a row, not \[1.5\]"),
+        ([True], r"not \[True\]"),
+        ("abc", "not the text 'abc', of which vocab.encode makes them"),
+        (5, "not 5"),
+        (None, "not None"),
+        ([[1, 2]], r"not \[\[1, 2\]\]"),
+        (torch.tensor([1.0]), r"shape \(1,\) and torch.float32"),
+        (torch.ones(1, 2, dtype=torch.int64), r"shape \(1, 2\)"),
+        (np.array(1), r"shape \(\)"),
+        ([10**30], "must be integers"),
+    ],
+    ids=str,
+)
+def test_a_prompt_that_is_no_row_of_integers_is_named(model, ids, message, refused):
+    with refused(message):
+        _generate(model, ids)
+    with refused(message):
+        _generate_batch(model, [[1], ids])
+
+
+@pytest.mark.parametrize("prompts", [[], "ab", [1, 2]], ids=str)
+def test_a_batch_must_have_prompts(model, prompts, refused):
+    with refused("prompt"):
+        _generate_batch(model, prompts)
+
+
+@pytest.mark.parametrize(
+    "other", [{"n_layer": 2}, {"d_model": 8, "d_inner": 16}, {"d_head": 4}], ids=str
+)
+def test_a_memory_of_another_depth_or_width_is_named(model, other, refused):
+    wrong = TransformerXL(replace(model.config, **other))
+    kept = wrong.keep(wrong.start_memory(1))
+    memories = [kept] if "d_head" in other else [kept, wrong.start_memory(1)]
+    for mems in memories:
+        with refused("the memory is that of another model"):
+            generate(model, [1], mems=mems)
+        with torch.no_grad(), refused("that of another model"):
+            model(torch.ones(1, 2, dtype=torch.int64), mems)
+        with refused("that of another model"):
+            generate_batch(model, [[1], [2]], mems=mems)
+
+
+@pytest.mark.parametrize("mems", [[], [torch.zeros(1, 0, 16)] * 3, "memory"], ids=str)
+def test_what_is_no_memory_is_named(model, mems, refused):
+    with refused(r"mems=.* is no memory"):
+        _generate(model, [1], mems=mems)
+    with refused(r"mems=.* is no memory"):
+        unwrap(TransformerXL.forward)(model, torch.ones(1, 2, dtype=torch.int64), mems)
+
+
+@pytest.mark.parametrize("model", ["runs/demo", None, torch.nn.Linear(1, 1)], ids=str)
+def test_what_is_no_model_is_named(model, refused):
+    for call in (_generate, _generate_batch):
+        with refused("is no TransformerXL"):
+            call(model, [[1]])
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        (1, 2, 3),
+        range(1, 4),
+        iter([1, 2, 3]),
+        np.array([1, 2, 3], dtype=np.uint8),
+        torch.tensor([1, 2, 3], dtype=torch.int32),
+        torch.tensor([1, 2, 3], dtype=torch.uint8),
+        [np.int64(1), np.int16(2), 3],
+        [torch.tensor(1), 2, 3],
+    ],
+    ids=lambda ids: type(ids).__name__,
+)
+def test_integers_of_every_kind_are_tokens(model, ids):
+    assert list(_generate(model, ids, length=4, seed=1)) == list(
+        generate(model, [1, 2, 3], length=4, seed=1)
+    )
+
+
+def test_integers_of_numpy_are_settings(model):
+    plain = {"length": 5, "top_k": 4, "seed": 2, "mem_len": 3}
+    other = {name: np.int64(value) for name, value in plain.items()}
+    expected = list(generate(model, [1], **plain, temperature=0.5))
+    assert list(_generate(model, [1], **other, temperature=np.float64(0.5))) == expected
+    batch = [found[0] for found in _generate_batch(model, [[1]], **other, temperature=0.5)]
+    assert batch == expected
+
+
+def test_seeds_are_of_64_bits_with_a_sign_or_without():
+    def first(seed):
+        return torch.rand(3, generator=random_numbers(seed)).tolist()
+
+    assert first(-1) == first(2**64 - 1) == first(np.int64(-1))
+    assert first(torch.tensor(3)) == first(3)
+
+
+def test_the_seed_after_the_last_one_is_0(model):
+    two = generate_batch(model, [[1], [1]], length=6, seed=2**64 - 1)
+    rows = zip(*[(step[0], step[1]) for step in two], strict=True)
+    alone = [list(generate(model, [1], length=6, seed=seed)) for seed in (2**64 - 1, 0)]
+    assert [list(row) for row in rows] == alone
+
+
+@pytest.mark.parametrize("cutoffs", [(), (6, 12)], ids=str)
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("cut", [{"top_p": 1}, {"top_p": 1.0}, {"top_k": 31}, {"top_k": 10**9}])
+def test_what_cuts_nothing_is_no_cut(tiny_config, cutoffs, temperature, cut):
+    model = TransformerXL(replace(tiny_config, init_std=0.3, cutoffs=cutoffs)).eval()
+    given = {"length": 40, "seed": 3, "temperature": temperature}
+    assert list(generate(model, [1], **given, **cut)) == list(generate(model, [1], **given))
+
+
+def test_a_sampler_says_what_it_draws_with():
+    found = Sampler(2, 99, 1, vocab_size=99).settings
+    assert found == {"temperature": 2.0, "top_k": None, "top_p": None}
+    assert Sampler(0.5, 3, 0.9, 99).settings == {"temperature": 0.5, "top_k": 3, "top_p": 0.9}
+
+
+@pytest.fixture
+def session(tiny_config):
+    vocab = train_vocab("chars", ["abcdefghijklmnopqrstuvwxyz .,\n?"])
+    model = TransformerXL(replace(tiny_config, vocab_size=len(vocab))).eval()
+    session = Session(model, vocab, seed=1)
+    session.write("ab")
+    return session
+
+
+def test_a_session_refuses_what_it_cannot_read_or_do(session, refused):
+    model, vocab = session.model, session.vocab
+    make, write, draw = unwrap(Session), unwrap(Session.write), unwrap(Session.generate)
+    for call, message in (
+        (lambda: write(session, [1.5]), "ids must be integers in a row"),
+        (lambda: write(session, 3), "ids must be integers in a row"),
+        (lambda: draw(session, 1.5), "length=1.5 must be an integer"),
+        (lambda: draw(session, 3, seed="x"), "seed='x' must be an integer"),
+        (lambda: draw(session, 3, stop=5), "stop=5 must be a text"),
+        (lambda: draw(session, 3, stop=[5]), r"stop=\[5\] must be a text"),
+        (lambda: unwrap(Session.rewind)(session, None), "mark"),
+        (lambda: make.__init__(object.__new__(Session), model, "vocab"), "is no vocabulary of 31"),
+    ):
+        with refused(message):
+            call()
+    with refused("is no vocabulary of 31 symbols"):
+        Session(model, train_vocab("chars", ["ab"]))
+    assert session.write(np.array(vocab.encode("cd")), scored=True)
+
+
+def test_a_memory_on_its_own_refuses_what_it_has_not(model, refused):
+    hidden = model(torch.ones(2, 4, dtype=torch.int64)).mems.detach()
+    with torch.no_grad():
+        kept = model(torch.ones(2, 4, dtype=torch.int64), model.keep(model.start_memory(2))).mems
+    for mems in (hidden, kept):
+        last, select, reset = (unwrap(getattr(type(mems), x)) for x in ("last", "select", "reset"))
+        assert len(last(mems, np.int64(2))) == 2
+        assert select(mems, []).batch_size == 0
+        assert select(mems, np.array([1])).batch_size == 1
+        for n in (-1, 1.5, True, "1"):
+            with refused("mem_len="):
+                last(mems, n)
+        for rows in ([2], [-1], torch.tensor([0, 5]), [0.5], torch.tensor([True]), [[0]]):
+            for call in (select, reset):
+                with refused(r"rows=|mask"):
+                    call(mems, rows)
+        state = mems.state_dict()
+        B, M = mems.batch_size, len(mems)
+        for name, wrong in (
+            ("forgotten", torch.zeros(B + 1, dtype=torch.int64)),
+            ("forgotten", torch.full((B,), M + 1)),
+            ("forgotten", torch.zeros(B)),
+            (next(iter(state)), torch.zeros(2, 2)),
+            (next(iter(state)), next(iter(state.values())).long()),
+        ):
+            with refused(r"are no memory|forgotten="):
+                type(mems).from_state_dict(state | {name: wrong})
+    wrong = kept.state_dict()
+    with refused("are no memory"):
+        KeptMemory.from_state_dict(wrong | {"values": wrong["values"][:, :, :, 1:]})
+    with refused("are no memory"):
+        Memory.from_state_dict({"states": torch.zeros(0, 1, 2, 3), "forgotten": None})
+
+
+def test_memories_that_are_not_of_one_model_are_not_joined(tiny_config, refused):
+    model = TransformerXL(tiny_config)
+    deeper = TransformerXL(replace(tiny_config, n_layer=4))
+    wider = TransformerXL(replace(tiny_config, d_model=8))
+    own = model.start_memory(1)
+    for others in (
+        [],
+        [own, deeper.start_memory(1)],
+        [own, wider.start_memory(1)],
+        [own, model.keep(own)],
+    ):
+        with refused(f"{len(others)} memories cannot be joined"):
+            join(others)

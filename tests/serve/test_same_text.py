@@ -1,0 +1,140 @@
+"""One text for one seed and the same settings, whoever is asked: Python, the server, `txl`."""
+
+import json
+
+import pytest
+
+from transformer_xl.cli import main
+from transformer_xl.config import GenerateConfig
+from transformer_xl.generate import Session, batch_texts, generate, generate_batch
+from transformer_xl.recipes import dump_recipe, generation_of
+from transformer_xl.serve.settings import ServeSettings
+
+OWN = {"temperature": 0.6, "top_k": None, "top_p": 0.8}
+PROMPT, LENGTH = "the cat", 24
+
+
+@pytest.fixture(scope="module")
+def run(make_model, toy_recipe, tmp_path_factory):
+    """A run folder whose recipe says how to draw."""
+    made = make_model()
+    folder = tmp_path_factory.mktemp("runs") / "tiny"
+    made.model.save_pretrained(folder / "model" / "best", made.vocab)
+    recipe = toy_recipe(generate={**OWN, "length": LENGTH, "prompt": PROMPT})
+    (folder / "recipe.toml").write_text(dump_recipe(recipe))
+    made.folder = folder
+    return made
+
+
+@pytest.fixture(scope="module")
+def asked(run):
+    """Asks a server of the run, as `txl serve` starts it."""
+    for name in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
+        pytest.importorskip(name, reason="needs pip install 'transformer-xl[serve]'")
+    from fastapi.testclient import TestClient
+
+    from transformer_xl.serve import server
+    from transformer_xl.serve.api import create_app
+    from transformer_xl.serve.service import Service
+
+    with pytest.MonkeyPatch.context() as patch:
+        given = []
+        patch.setattr(server, "serve", lambda *each: given.append(each))
+        assert main(["serve", str(run.folder)]) == 0
+    model, vocab, weights, _, name, generation = given[0]
+    service = Service(model, vocab, weights, ServeSettings(), name, generation)
+    with TestClient(create_app(service), base_url="http://127.0.0.1") as client:
+        yield lambda **body: client.post(
+            "/v1/completions", json={"prompt": PROMPT, "max_tokens": LENGTH, **body}
+        )
+
+
+@pytest.fixture
+def txl(run, capsys):
+    def write(*words):
+        assert main(["generate", str(run.folder), "--json", *map(str, words)]) == 0
+        out, err = capsys.readouterr()
+        return json.loads(out), err
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ({}, OWN),
+        ({"temperature": 1}, OWN | {"temperature": 1.0}),
+        ({"top_p": 1}, OWN | {"top_p": None}),
+        ({"top_p": 1, "temperature": 1}, {"temperature": 1.0, "top_k": None, "top_p": None}),
+        ({"top_k": 10**6, "top_p": 1}, OWN | {"top_p": None}),
+        ({"top_k": 5}, OWN | {"top_k": 5}),
+        ({"temperature": 0}, OWN | {"temperature": 0.0}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("seed", [7, -3])
+def test_the_same_settings_and_seed_write_the_same_text(run, asked, txl, given, used, seed):
+    expected = run.alone(PROMPT, LENGTH, seed=seed, **used)
+    ids = run.vocab.encode(PROMPT)
+    batch = generate_batch(run.model, [ids], length=LENGTH, seed=seed, **used)
+    assert batch_texts(batch, run.vocab, (), [ids]) == [expected]
+
+    session = Session.open(run.folder, seed=seed)
+    session.write(PROMPT)
+    assert "".join(session.generate(LENGTH, **used)) == expected
+
+    answer = asked(seed=seed, **given).json()
+    assert answer["choices"][0]["text"] == expected
+    assert answer["settings"] == {**used, "seed": seed, "max_tokens": LENGTH}
+
+    words = [word for name, value in given.items() for word in (f"--{name}", value)]
+    found, err = txl("--seed", seed, *words)
+    assert found["text"] == expected
+    about = {"mem_len": 12, "weights": "float32", "length": LENGTH}
+    assert found["settings"] == {**used, "seed": seed, **about}
+    named = ", ".join(f"{name} {'none' if x is None else x}" for name, x in used.items())
+    assert err == f"drawing with {named}, seed {seed}, mem_len 12, weights float32\n"
+
+
+def test_several_texts_have_the_same_seeds_wherever_they_are_drawn(run, asked, txl):
+    expected = [run.alone(PROMPT, LENGTH, seed=5 + n, **OWN) for n in range(3)]
+    prompts = [run.vocab.encode(PROMPT)] * 3
+    batch = generate_batch(run.model, prompts, length=LENGTH, seed=5, **OWN)
+    assert batch_texts(batch, run.vocab, (), prompts) == expected
+    assert [each["text"] for each in asked(seed=5, n=3).json()["choices"]] == expected
+    texts = txl("--seed", 5, "--samples", 3)[0]["texts"]
+    assert [each["text"] for each in texts] == expected
+    assert [each["seed"] for each in texts] == [5, 6, 7]
+
+
+def test_a_text_without_a_seed_is_drawn_again_with_the_one_that_is_said(asked):
+    first, other = asked().json(), asked().json()
+    assert first["settings"]["seed"] != other["settings"]["seed"]
+    assert asked(seed=first["settings"]["seed"]).json()["choices"] == first["choices"]
+
+
+def test_a_stream_says_once_how_it_is_drawn(asked):
+    events = asked(seed=1, stream=True).text.strip().split("\n\n")
+    assert events.pop() == "data: [DONE]"
+    events = [json.loads(event.removeprefix("data: ")) for event in events]
+    assert events[0]["settings"] == {**OWN, "seed": 1, "max_tokens": LENGTH}
+    assert not any("settings" in event for event in events[1:])
+
+
+def test_a_session_that_goes_on_with_its_own_random_numbers_says_so(asked):
+    assert asked(session="tale", seed=1, max_tokens=3).json()["settings"]["seed"] == 1
+    assert asked(session="tale", max_tokens=3).json()["settings"]["seed"] is None
+
+
+def test_the_settings_of_a_folder_are_those_of_the_run_around_it(run, tmp_path):
+    own = GenerateConfig(**OWN, length=LENGTH, prompt=PROMPT)
+    assert generation_of(run.folder) == generation_of(run.folder / "model" / "best") == own
+    run.model.save_pretrained(tmp_path, run.vocab)
+    assert generation_of(str(tmp_path)) == GenerateConfig()
+
+
+def test_in_python_nothing_is_cut_unless_it_is_asked_for(run):
+    plain = {"temperature": 1.0, "top_k": None, "top_p": None}
+    ids = run.vocab.encode(PROMPT)
+    expected = list(generate(run.model, ids, length=LENGTH, seed=2, **plain))
+    assert list(generate(run.model, ids, length=LENGTH, seed=2)) == expected
