@@ -9,7 +9,7 @@ from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 from transformer_xl.hf.cache import own_cache
 from transformer_xl.hf.configuration import TransformerXLConfig
 from transformer_xl.hf.modeling import TransformerXLPreTrainedModel
-from transformer_xl.hf.reading import read_to_the_end
+from transformer_xl.hf.reading import IGNORED, read_to_the_end
 
 
 class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
@@ -59,11 +59,12 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
             labels: The classes; numbers if there is one label; a 0 or 1 for each of several.
             use_cache: Whether to return the memory. None: as configured.
             return_dict: False: return a tuple.
-            kwargs: What else transformers hands over.
+            kwargs: ``num_items_in_batch``, the number of labels in all batches of a step, by which
+                the sum of losses is divided; and ``position_ids``, in which a 0 begins a document.
 
         Raises:
             NotImplementedError: Attentions or hidden states are asked for.
-            TypeError: The cache is of another kind.
+            TypeError: The cache is of another kind, or an argument is unknown.
             ValueError: Shapes do not fit each other or the memory, or a row is empty.
         """
         cache = own_cache(past_key_values)
@@ -73,6 +74,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
             and self.config.pad_token_id is not None
         ):
             attention_mask = input_ids != self.config.pad_token_id
+        count = kwargs.pop("num_items_in_batch", None)
         inputs = self._inputs(input_ids, attention_mask, inputs_embeds, kwargs)
         hidden, mems = read_to_the_end(
             self.transformer,
@@ -86,6 +88,9 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
             loss = self.loss_function(
                 labels=labels, pooled_logits=logits, config=self.config, logits=logits
             )
+            if count is not None:
+                # Trainer counts what is not -100 in all batches of a step.
+                loss = loss * ((labels != IGNORED).sum().to(loss.device) / count)
         out = SequenceClassifierOutputWithPast(
             loss=loss,
             logits=logits,

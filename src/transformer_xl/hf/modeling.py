@@ -3,6 +3,7 @@
 # Methods of transformers are overridden with the arguments that they are called with.
 # pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false
 
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,10 +14,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
 
 from transformer_xl.hf.cache import TransformerXLCache, own_cache
 from transformer_xl.hf.configuration import TransformerXLConfig
-from transformer_xl.hf.reading import Inputs, read
+from transformer_xl.hf.reading import Inputs, Targets, read
 from transformer_xl.nn import KeptMemory, Memory
 from transformer_xl.nn.building import build_model
 from transformer_xl.nn.weights import (
@@ -26,7 +29,13 @@ from transformer_xl.nn.weights import (
     weights_path,
 )
 
-_IGNORED = -100
+_LOGGER = logging.get_logger(__name__)
+_COUNT = "num_items_in_batch"
+_PADDED_BEFORE = (
+    "num_items_in_batch counts the first token of each row that is padded on the left, which "
+    "nothing predicts, so that a loss over several batches is off by their share: for training set "
+    "tokenizer.padding_side = 'right'"
+)
 
 
 class TransformerXLPreTrainedModel(PreTrainedModel):
@@ -177,6 +186,13 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
                 "model.transformer.layers[n].attention.o_proj.weight"
             )
         position_ids = others.pop("position_ids", None)
+        # transformers hands over None for what it does not use.
+        unknown = sorted(name for name, value in others.items() if value is not None)
+        if unknown:
+            raise TypeError(
+                f"{unknown[0]} is not an argument of {type(self).__name__} and would be ignored: "
+                "leave it out"
+            )
         return Inputs.of(input_ids, inputs_embeds, attention_mask, position_ids)
 
     def _remembering(
@@ -229,18 +245,27 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             skip_logits: Return a loss alone. None: while training with labels; over a large
                 vocabulary the table of logits would take the most memory of all.
             return_dict: False: return a tuple.
-            kwargs: ``num_items_in_batch``, by which the sum of losses is divided; and
-                ``position_ids``, in which a 0 begins another document of a packed row.
+            kwargs: ``shift_labels``, targets that are aligned with the predictions already, in
+                place of ``labels``; ``num_items_in_batch``, the number of targets in all batches of
+                a step, by which the sum of losses is divided; and ``position_ids``, in which a 0
+                begins another document of a packed row.
+
+        Where there is padding, the logits are those of equal probabilities and carry no gradient.
 
         Raises:
             NotImplementedError: Attentions or hidden states are asked for.
-            TypeError: The cache is of another kind.
+            TypeError: The cache is of another kind, or an argument is unknown.
             ValueError: Shapes do not fit each other or the memory.
         """
         cache = own_cache(past_key_values)
+        # Not in the signature: Trainer takes what is called a label there for required.
+        shift_labels, count = kwargs.pop("shift_labels", None), kwargs.pop(_COUNT, None)
         inputs = self._inputs(input_ids, attention_mask, inputs_embeds, kwargs)
+        targets = Targets.of(labels, shift_labels, inputs)
+        if targets is None and count is not None and inputs.has_padding_before():
+            _LOGGER.warning_once(_PADDED_BEFORE)
         last = None
-        if labels is None and isinstance(logits_to_keep, int) and logits_to_keep:
+        if targets is None and isinstance(logits_to_keep, int) and logits_to_keep:
             last = logits_to_keep
         hidden, mems = read(
             self.transformer,
@@ -249,9 +274,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             self.config.segment_len,
             last,
         )
-        loss = None
-        if labels is not None:
-            loss = self._loss(hidden, labels, inputs, kwargs.get("num_items_in_batch"))
+        loss = None if targets is None else self._loss(hidden, targets, count)
         logits = None
         if skip_logits is None:
             skip_logits = labels is not None and self.training
@@ -262,6 +285,10 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
                 else (logits_to_keep.to(hidden.device))
             )
             logits = self.transformer.softmax.log_probs(hidden[:, kept])
+            if inputs.is_real is not None:
+                # A loss that is computed outside learns nothing from what was not read.
+                known = inputs.is_real[:, -hidden.shape[1] :][:, kept, None]
+                logits = logits.masked_fill(~known, -math.log(logits.shape[-1]))
         out = CausalLMOutputWithPast(
             loss=loss,
             logits=logits,
@@ -270,23 +297,18 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         return out if return_dict is not False else out.to_tuple()
 
     def _loss(
-        self,
-        hidden: Float[Tensor, "B T D"],
-        labels: Int[Tensor, "B T"],
-        inputs: Inputs,
-        count: Tensor | int | None,
+        self, hidden: Float[Tensor, "B T D"], targets: Targets, count: Tensor | int | None
     ) -> Float[Tensor, ""]:
-        targets = labels[:, 1:].to(hidden.device)
-        counted = targets != _IGNORED
-        if inputs.is_real is not None:
-            counted = counted & inputs.is_real[:, 1:] & inputs.is_real[:, :-1]
-        starts = inputs.segment.starts
-        if starts is not None:
-            # The last token of a document does not predict the first of the next one.
-            counted = counted & ~starts[:, 1:]
-        nll = self.transformer.softmax.nll(hidden[:, :-1][counted], targets[counted])
+        place = targets.is_counted.to(hidden.device)
+        nll = self.transformer.softmax.nll(hidden[place], targets.tokens.to(hidden.device)[place])
         if count is None:
             return nll.mean()
+        n_asked = int(targets.is_asked.sum())
+        if n_asked > nll.numel():
+            # What nothing predicts can be left out of the count only where that is of this batch.
+            if bool((torch.as_tensor(count) == n_asked).all()):
+                return nll.mean()
+            _LOGGER.warning_once(_PADDED_BEFORE)
         return nll.sum() / (count.to(nll.device) if isinstance(count, Tensor) else count)
 
     @torch.no_grad()
@@ -346,6 +368,12 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             inputs_embeds=inputs_embeds,
             **kwargs,
         )
+
+
+# Trainer looks here whether label smoothing has to shift labels; ``register`` does not enter it.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[TransformerXLConfig.model_type] = (
+    TransformerXLForCausalLM.__name__
+)
 
 
 def _second_names(model: nn.Module) -> dict[str, str]:

@@ -11,9 +11,13 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.nn.segment import Segment
+
+# Labels that are not counted.
+IGNORED = -100
 
 
 class Inputs(NamedTuple):
@@ -61,6 +65,11 @@ class Inputs(NamedTuple):
             starts = starts if bool(starts.any()) else None
         return cls(Segment(tokens, vectors, starts=starts), is_real)
 
+    def has_padding_before(self) -> bool:
+        """Whether a row has padding before a token, which then is predicted from nothing."""
+        real = self.is_real
+        return real is not None and bool((real[:, 1:] & ~real[:, :-1]).any())
+
     def columns(self, order: Int[Tensor, "B n"]) -> "Inputs":
         """Return other columns of each row, all of them real."""
         tokens, vectors, _, starts = self.segment
@@ -71,6 +80,49 @@ class Inputs(NamedTuple):
                 starts=None if starts is None else starts.gather(1, order),
             )
         )
+
+
+class Targets(NamedTuple):
+    """What each place is to predict."""
+
+    tokens: Int[Tensor, "B T"]
+    is_asked: Bool[Tensor, "B T"]
+    """Where there is a target. ``num_items_in_batch`` counts these."""
+    is_counted: Bool[Tensor, "B T"]
+    """Where, besides, something was read that it can be predicted from."""
+
+    @classmethod
+    def of(
+        cls, labels: Tensor | None, shift_labels: Tensor | None, inputs: Inputs
+    ) -> "Targets | None":
+        """Shift labels, unless they are shifted.
+
+        Raises:
+            ValueError: Their shape is not that of the input.
+        """
+        given = labels if shift_labels is None else shift_labels
+        if given is None:
+            return None
+        if given.shape != inputs.segment.shape:
+            name = "labels" if shift_labels is None else "shift_labels"
+            raise ValueError(
+                f"{name} of shape {tuple(given.shape)} must be {tuple(inputs.segment.shape)}, the "
+                f"shape of the input, with {IGNORED} where nothing is to be predicted"
+            )
+        given = given.to(inputs.segment.device)
+        starts, is_real = inputs.segment.starts, inputs.is_real
+        tokens = given
+        if shift_labels is None:
+            tokens = pad(given[:, 1:], (0, 1), value=IGNORED)
+        is_counted = is_asked = tokens != IGNORED
+        if shift_labels is None and is_real is not None:
+            is_counted = is_counted & pad(is_real[:, 1:], (0, 1))
+        if shift_labels is None and starts is not None:
+            # The last token of a document does not predict the first of the next one.
+            is_counted = is_counted & ~pad(starts[:, 1:], (0, 1))
+        if is_real is not None:
+            is_counted = is_counted & is_real
+        return cls(tokens, is_asked, is_counted)
 
 
 def read(

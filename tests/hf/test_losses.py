@@ -1,0 +1,304 @@
+"""The losses of ``Trainer`` are those of their definitions."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, log_softmax
+
+from transformer_xl.data.vocab import Vocab
+
+pytest.importorskip("accelerate", reason="Trainer needs accelerate")
+
+# PEFT asks transformers by an old name.
+pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")
+
+# Rows of very different lengths: a mean of means is not the mean.
+LENGTHS = (3, 30, 5, 21, 2, 17, 9, 26)
+
+
+@pytest.fixture
+def rows(vocab: Vocab, text: str) -> list[dict[str, Any]]:
+    return [{"input_ids": vocab.encode(text[50 * n : 50 * n + T])} for n, T in enumerate(LENGTHS)]
+
+
+@pytest.fixture
+def ids(vocab: Vocab, text: str) -> Tensor:
+    return torch.tensor(vocab.encode(text)[:200]).view(2, 100)
+
+
+@pytest.fixture(params=["alone", "adapted"])
+def tuned(request: Any, transformers: Any, folder: Path) -> Any:
+    """The model, and the same wrapped by PEFT."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    if request.param == "alone":
+        return model
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    settings = peft.LoraConfig(task_type="CAUSAL_LM", target_modules=["outer"], r=2)
+    wrapped = peft.get_peft_model(model, settings)
+    # What adapters compute is tested elsewhere; here something has to be learned.
+    return wrapped.requires_grad_(True)
+
+
+def _trainer(
+    transformers: Any, tokenizer: Any, model: Any, rows: Any, out: Path, **settings: Any
+) -> Any:
+    kwargs = {
+        name: settings.pop(name)
+        for name in ("compute_metrics", "preprocess_logits_for_metrics")
+        if name in settings
+    }
+    collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    settings = {"per_device_train_batch_size": len(rows), "optim": "sgd"} | settings
+    arguments = transformers.TrainingArguments(
+        output_dir=str(out),
+        learning_rate=0.5,
+        lr_scheduler_type="constant",
+        max_grad_norm=0.0,
+        max_steps=1,
+        logging_steps=1,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        **settings,
+    )
+    return transformers.Trainer(
+        model, arguments, train_dataset=rows, eval_dataset=rows, data_collator=collator, **kwargs
+    )
+
+
+@pytest.fixture
+def padded_right(tokenizer: Any) -> Any:
+    other = copy.deepcopy(tokenizer)
+    other.padding_side = "right"
+    return other
+
+
+def _log_probs(model: Any, row: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Return the predictions of a text that is read alone, and what they are to predict."""
+    ids = torch.tensor([row["input_ids"]])
+    return log_softmax(model(ids).logits[0, :-1].float(), -1), ids[0, 1:]
+
+
+def _by_hand(model: Any, rows: Any, smoothing: float, ignored: int | None = None) -> Tensor:
+    losses = []
+    for row in rows:
+        log_probs, targets = _log_probs(model, row)
+        nll = -log_probs.gather(1, targets[:, None])[:, 0]
+        losses.append(((1 - smoothing) * nll - smoothing * log_probs.mean(1))[targets != ignored])
+    return torch.cat(losses).mean()
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_trainer_minimizes_and_reports_the_mean_of_the_shifted_loss(
+    transformers: Any, padded_right: Any, tuned: Any, rows: Any, tmp_path: Path, smoothing: float
+) -> None:
+    tuned.eval()
+    # The symbol of padding is none of the targets.
+    ignored = padded_right.pad_token_id
+    expected = _by_hand(tuned, rows, smoothing, ignored)
+    expected.backward()
+    updated = {
+        name: (x - 0.5 * x.grad).detach()
+        for name, x in tuned.named_parameters()
+        if x.requires_grad and x.grad is not None
+    }
+    tuned.zero_grad()
+    trainer = _trainer(
+        transformers, padded_right, tuned, rows, tmp_path, label_smoothing_factor=smoothing
+    )
+    evaluated = trainer.evaluate()["eval_loss"]
+    assert evaluated == pytest.approx(expected.item(), rel=1e-5)
+    assert trainer.train().training_loss == pytest.approx(expected.item(), rel=1e-5)
+    for name, parameter in tuned.named_parameters():
+        if name in updated:
+            torch.testing.assert_close(parameter.detach(), updated[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+def test_accumulated_batches_are_one_batch(
+    transformers: Any, padded_right: Any, tuned: Any, rows: Any, tmp_path: Path, smoothing: float
+) -> None:
+    found = []
+    for n in (1, 4):
+        torch.manual_seed(0)
+        trainer = _trainer(
+            transformers,
+            padded_right,
+            copy.deepcopy(tuned),
+            rows,
+            tmp_path,
+            label_smoothing_factor=smoothing,
+            per_device_train_batch_size=8 // n,
+            gradient_accumulation_steps=n,
+        )
+        loss = trainer.train().training_loss
+        found.append((loss, [x.detach() for x in trainer.model.parameters()]))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_the_loss_of_an_evaluation_is_that_of_the_texts_alone(
+    transformers: Any, tokenizer: Any, language_model: Any, rows: Any, tmp_path: Path, side: str
+) -> None:
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.padding_side = side
+    trainer = _trainer(transformers, tokenizer, language_model, rows, tmp_path)
+    with torch.no_grad():
+        expected = _by_hand(language_model, rows, 0.0, tokenizer.pad_token_id).item()
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("batch_size", [8, 3])
+def test_metrics_get_predictions_that_are_shifted_as_usual(
+    transformers: Any,
+    tokenizer: Any,
+    tuned: Any,
+    rows: Any,
+    tmp_path: Path,
+    side: str,
+    batch_size: int,
+) -> None:
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.padding_side = side
+    tuned.eval()
+    right = n = 0
+    with torch.no_grad():
+        for row in rows:
+            log_probs, targets = _log_probs(tuned, row)
+            counted = targets != tokenizer.pad_token_id
+            right += int((log_probs.argmax(1) == targets)[counted].sum())
+            n += int(counted.sum())
+
+    def accuracy(given: Any) -> dict[str, float]:
+        predicted, targets = given.predictions[:, :-1], given.label_ids[:, 1:]
+        if predicted.ndim == 3:
+            predicted = predicted.argmax(-1)
+        # Before a padded row nothing was read that its first token could be predicted from.
+        read = np.logical_or.accumulate(given.inputs != tokenizer.pad_token_id, axis=1)
+        counted = (targets != -100) & read[:, :-1]
+        hits = np.where(counted, predicted == targets, 0)
+        return {"accuracy": hits.sum() / counted.sum(), "counted": counted.sum()}
+
+    for preprocess in (None, lambda logits, labels: logits.argmax(-1)):
+        trainer = _trainer(
+            transformers,
+            tokenizer,
+            tuned,
+            rows,
+            tmp_path,
+            compute_metrics=accuracy,
+            preprocess_logits_for_metrics=preprocess,
+            per_device_eval_batch_size=batch_size,
+            include_for_metrics=["inputs", "loss"],
+            eval_accumulation_steps=2,
+        )
+        found = trainer.evaluate()
+        assert found["eval_counted"] == n
+        assert found["eval_accuracy"] == pytest.approx(right / n)
+        assert np.isfinite(found["eval_loss"])
+
+
+def test_shifted_labels_are_not_shifted_again(language_model: Any, rows: Any) -> None:
+    ids = torch.tensor([rows[1]["input_ids"]])
+    shifted = ids.roll(-1, 1)
+    out = language_model(ids, shift_labels=shifted)
+    torch.testing.assert_close(out.loss, cross_entropy(out.logits[0], shifted[0]))
+    # They take the place of labels, and are divided by what is counted elsewhere.
+    other = language_model(ids, labels=0 * ids, shift_labels=shifted, num_items_in_batch=60)
+    torch.testing.assert_close(other.loss, out.loss / 2)
+    shifted[0, ::2] = -100
+    out = language_model(ids, shift_labels=shifted)
+    torch.testing.assert_close(out.loss, cross_entropy(out.logits[0], shifted[0]))
+
+
+def test_nothing_is_learned_at_padding(language_model: Any, ids: Tensor) -> None:
+    mask = torch.ones_like(ids)
+    mask[1, :30] = mask[0, 90:] = 0
+    vectors = language_model.get_input_embeddings()(ids).detach().requires_grad_()
+    logits = language_model(inputs_embeds=vectors, attention_mask=mask).logits
+    assert logits[mask == 0].unique().numel() == 1
+    torch.testing.assert_close(logits[mask == 0].exp().sum(-1), torch.ones(40))
+    (logits[mask == 0] * torch.randn(40, logits.shape[-1])).sum().backward()
+    assert vectors.grad is not None
+    assert not vectors.grad.any()
+
+
+def test_rows_padded_on_the_left_are_pointed_out(
+    language_model: Any, ids: Tensor, caplog: Any, transformers: Any, monkeypatch: Any
+) -> None:
+    logger = transformers.utils.logging.get_logger("transformer_xl.hf.modeling")
+    said: list[str] = []
+    monkeypatch.setattr(type(logger), "warning_once", lambda self, text: said.append(text))
+    mask = torch.ones_like(ids)
+    mask[1, :30] = 0
+    labels = ids.masked_fill(mask == 0, -100)
+    batch = {"attention_mask": mask, "labels": labels}
+    n_asked = 99 + 70
+    alone = language_model(ids, **batch).loss
+    counted = language_model(ids, **batch, num_items_in_batch=torch.tensor(n_asked)).loss
+    torch.testing.assert_close(counted, alone)
+    assert not said
+    language_model(ids, **batch, num_items_in_batch=torch.tensor(2 * n_asked))
+    # The labels are kept back for smoothing.
+    language_model(ids, attention_mask=mask, num_items_in_batch=n_asked)
+    assert len(said) == 2
+    assert "padding_side = 'right'" in said[0]
+    language_model(ids, attention_mask=mask.flip(1), num_items_in_batch=n_asked)
+    assert len(said) == 2
+
+
+def test_a_call_is_honored_or_refused(transformers: Any, folder: Path, ids: Tensor) -> None:
+    for kind in ("CausalLM", "SequenceClassification"):
+        model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder)
+        for name in ("token_type_ids", "label", "max_length_q"):
+            with pytest.raises(TypeError, match=f"{name} is not an argument.*leave it out"):
+                model(ids, **{name: ids})
+            assert model(ids, **{name: None}).logits is not None
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    for name in ("labels", "shift_labels"):
+        with pytest.raises(ValueError, match=rf"{name} of shape \(2, 99\) must be \(2, 100\)"):
+            model(ids, **{name: ids[:, 1:]})
+    with pytest.raises(ValueError, match="not used by the model"):
+        model.generate(ids, max_new_tokens=1, shift_labels=ids)
+
+
+@pytest.mark.parametrize("kind", ["a class", "several", "a number"])
+def test_accumulated_batches_of_a_classifier_are_one_batch(
+    transformers: Any, tokenizer: Any, folder: Path, rows: Any, tmp_path: Path, kind: str
+) -> None:
+    labels = {
+        "a class": lambda n: n % 3,
+        "several": lambda n: [float(n % 2), 1.0, float(n % 3 == 0)],
+        "a number": lambda n: n / 3,
+    }[kind]
+    rows = [row | {"labels": labels(n)} for n, row in enumerate(rows)]
+    found = []
+    for n in (1, 4):
+        torch.manual_seed(0)
+        trainer = _trainer(
+            transformers,
+            tokenizer,
+            transformers.AutoModelForSequenceClassification.from_pretrained(
+                folder, num_labels=1 if kind == "a number" else 3
+            ),
+            rows,
+            tmp_path,
+            per_device_train_batch_size=8 // n,
+            gradient_accumulation_steps=n,
+        )
+        trainer.data_collator = transformers.DataCollatorWithPadding(tokenizer)
+        loss = trainer.train().training_loss
+        found.append((loss, [x.detach() for x in trainer.model.parameters()]))
+    assert found[0][0] == pytest.approx(found[1][0], rel=1e-5)
+    for one, other in zip(found[0][1], found[1][1], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
