@@ -58,7 +58,7 @@ def all_at_once(softmax: AdaptiveSoftmax, hidden: Tensor, targets: Tensor) -> Te
         proj = softmax.projs[i]
         rows = ((targets >= cluster.start) & (targets < cluster.stop)).nonzero()[:, 0]
         x = hidden if i == 0 else hidden[rows]
-        x = F.linear(x, proj.weight.T) if isinstance(proj, nn.Linear) else x
+        x = proj(x)
         log_probs = F.log_softmax(F.linear(x, weight, bias), -1)
         if head is None:
             head, log_probs = log_probs, log_probs[rows]

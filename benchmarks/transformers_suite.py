@@ -35,8 +35,8 @@ EXPECTED_FAILURES = {
     "test_greedy_generate_dict_outputs_use_cache": _HIDDEN_STATES,
     "test_hidden_states_output": _HIDDEN_STATES,
     "test_model_get_set_embeddings": (
-        "puts an embedding of 10 symbols in the place of the model's, which is refused: the softmax "
-        "shares its weights"
+        "puts an embedding of 10 symbols in the place of the model's, which is refused: the "
+        "softmax shares its weights"
     ),
     "test_model_outputs_equivalence": _HIDDEN_STATES,
     "test_retain_grad_hidden_states_attentions": _HIDDEN_STATES,
@@ -90,12 +90,14 @@ if _CHECKOUT in os.environ:
         has_attentions = False
 
         def setUp(self) -> None:
+            """Begin a test."""
             self.model_tester = _Small()
             self.config_tester = ConfigTester(
                 self, config_class=TransformerXLConfig, d_model=32, n_head=2
             )
 
         def test_config(self) -> None:
+            """Test the configuration."""
             self.config_tester.run_common_tests()
 
         def _check_caches_are_equal(self, one: Any, other: Any) -> None:

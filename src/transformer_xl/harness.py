@@ -224,16 +224,16 @@ class TransformerXLHarness(TemplateLM):
         """
         total = torch.zeros(len(read), dtype=torch.float64)
         is_greedy = torch.ones(len(read), dtype=torch.bool)
-        softmax = self.model.softmax
+        head = self.model.head
         for start, hidden, _, is_real in self._pieces(mems, read):
             expected = _padded(targets, start, hidden.shape[1])[is_real]
             if not len(expected):
                 continue
             states = hidden[is_real.to(hidden.device)]
             expected, row = expected.to(hidden.device), is_real.nonzero()[:, 0]
-            nll = softmax.nll(states, expected).double().cpu()
+            nll = head.nll(states, expected).double().cpu()
             total.index_add_(0, row, -nll)
-            missed = (softmax.top_k(states, 1)[1][:, 0] != expected).cpu()
+            missed = (head.top_k(states, 1)[1][:, 0] != expected).cpu()
             is_greedy[row[missed]] = False
         return list(zip(total.tolist(), is_greedy.tolist(), strict=True))
 

@@ -16,7 +16,7 @@ import transformer_xl
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "transformer_xl"
 FOLDERS = ("src", "tests", "benchmarks", "scripts", "examples")
-LONGEST = 400
+LONGEST = 600
 DIMENSIONS = "BTMSHKDEFVN"
 SECTIONS = ("ModelConfig", "DataConfig", "TrainConfig", "EvalConfig", "GenerateConfig")
 
@@ -98,7 +98,7 @@ def _fields_without_help(source: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", FILES, ids=_name)
-def test_no_file_is_longer_than_an_evening_allows(path: Path) -> None:
+def test_no_file_is_too_long(path: Path) -> None:
     lines = len(path.read_text("utf-8").splitlines())
     assert lines <= LONGEST, f"{_name(path)} has {lines} lines: split it by what it is about"
 

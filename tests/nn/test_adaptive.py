@@ -96,7 +96,7 @@ def test_a_word_of_a_tail_has_the_probability_of_its_cluster_times_its_own(pair)
     for i, (start, stop, *_) in enumerate(clusters):
         weight = softmax.weight[start:stop] if one_table else softmax.weights[i]
         projected = hidden
-        if isinstance(softmax.projs[i], torch.nn.Linear):
+        if not isinstance(softmax.projs[i], torch.nn.Identity):
             projected = softmax.projs[i].weight.T @ hidden
         logits = weight @ projected + softmax.bias[start:stop]
         if i == 0 and len(clusters) > 1:

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
-from transformer_xl.ops import linear
+from transformer_xl.nn.wrapping import projected
 
 
 class Reading(NamedTuple):
@@ -100,7 +100,7 @@ class LongDocumentClassifier(nn.Module):
             last = hidden[torch.arange(len(rows)), here - 1]
             left = left - here
             is_whole = left == 0
-            yield Reading(rows, linear(last, self.head.weight, self.head.bias), is_whole)
+            yield Reading(rows, projected(self.head, last), is_whole)
             if is_whole.any():
                 mems = mems.select((~is_whole).nonzero()[:, 0])
                 rows, left = rows[~is_whole], left[~is_whole]

@@ -59,7 +59,7 @@ class Predictor:
         for piece in tokens.to(self.model.device).split(self._longest or tokens.shape[1], 1):
             x, self._mems = self.model.read(piece.contiguous(), self._mems, **self.lengths)
             hidden.append(x)
-        return self.model.softmax.log_probs(torch.cat(hidden, 1))
+        return self.model.head.log_probs(torch.cat(hidden, 1))
 
     @torch.no_grad()
     def follow(self, model: TransformerXL, mems: Memory | KeptMemory) -> None:

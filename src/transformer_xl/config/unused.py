@@ -14,7 +14,7 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-from transformer_xl.config.checks import require
+from transformer_xl.config.checks import checked, require
 
 
 class Unused(NamedTuple):
@@ -121,10 +121,12 @@ def without_unused(
     try:
         for name, _, part in find(SimpleNamespace(**(defaults | kept))):
             if part is None:
-                kept.pop(name, None)
+                if name in kept:
+                    # A value that no version could have stored is refused with the rest.
+                    checked(kind, {name: kept.pop(name)})
             elif name in kept:
                 kept[name] = type(kept[name])(x for x in kept[name] if x != part)
-    except (TypeError, AttributeError, ArithmeticError):
+    except (TypeError, ValueError, AttributeError, ArithmeticError):
         # Who checks the types refuses what is of a wrong one.
         return dict(values)
     return kept

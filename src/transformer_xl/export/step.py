@@ -44,7 +44,7 @@ class Step(nn.Module, ABC):
     ) -> tuple[Tensor, Memory | KeptMemory, Tensor]:
         hidden, after = self.model.read(tokens, mems, mem_len=self.mem_len, ext_len=0)
         assert after.forgotten is not None
-        return self.model.softmax.log_probs(hidden), after, self.mem_len - after.forgotten
+        return self.model.head.log_probs(hidden), after, self.mem_len - after.forgotten
 
 
 class KeptStep(Step):

@@ -90,7 +90,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
                 torch.rand((), dtype=torch.float64, generator=self.generators[text])
                 for text in texts
             ]
-            tokens = self._sampler(self._model.softmax, hidden, torch.stack(numbers))
+            tokens = self._sampler(self._model.head, hidden, torch.stack(numbers))
             drawn, unread = dict(zip(texts, tokens, strict=True)), [(token,) for token in tokens]
             left = [
                 n - 1 if n is not None and text in drawn else n for text, n in enumerate(self._left)

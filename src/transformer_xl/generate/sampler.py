@@ -10,8 +10,8 @@ from torch import Tensor
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import checked, no_type_check
 from transformer_xl.nn import AdaptiveSoftmax, Softmax
-from transformer_xl.nn.checks import shown, whole
-from transformer_xl.nn.softmax import drawn
+from transformer_xl.nn.checks import whole
+from transformer_xl.nn.softmax import CalledSoftmax, drawn
 
 _COLDEST, _HOTTEST = 1e-30, 1e30
 """Temperatures beyond which single precision knows no difference, but for infinity and NaN."""
@@ -93,7 +93,7 @@ class Sampler:
 
     def __call__(
         self,
-        softmax: Softmax | AdaptiveSoftmax,
+        softmax: Softmax | AdaptiveSoftmax | CalledSoftmax,
         hidden: Float[Tensor, "B D"],
         numbers: Float[Tensor, " B"],
     ) -> list[int]:

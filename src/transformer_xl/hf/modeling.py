@@ -20,14 +20,16 @@ from transformers.utils import logging
 from transformer_xl.hf.cache import TransformerXLCache, own_cache
 from transformer_xl.hf.configuration import TransformerXLConfig
 from transformer_xl.hf.reading import Inputs, Targets, read
-from transformer_xl.nn import KeptMemory, Memory
+from transformer_xl.nn import AdaptiveSoftmax, KeptMemory, Memory
 from transformer_xl.nn.building import build_model
+from transformer_xl.nn.pretrained import require_own_weights
 from transformer_xl.nn.weights import (
     add_checksums,
     require_storable,
     verify_weights,
     weights_path,
 )
+from transformer_xl.nn.wrapping import unwrapped
 
 _LOGGER = logging.get_logger(__name__)
 _COUNT = "num_items_in_batch"
@@ -73,7 +75,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         """Let what is not used not be trained; loading makes parameters anew."""
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return the word embeddings."""
+        """Return the word embeddings; what they return is taken as ``inputs_embeds``."""
         return self.transformer.embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
@@ -142,11 +144,18 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
     ) -> None:
         """Write a model folder that transformers reads, and our own loader.
 
-        The arguments are those of transformers.
+        The arguments are those of transformers. Of a model to which ``add_adapter`` has given
+        adapters, these alone are written, as transformers documents it.
 
         Raises:
-            ValueError: The weights would not load again; nothing was written.
+            ValueError: The weights would not load again, or parts of the model were wrapped in
+                another way; nothing was written.
         """
+        if getattr(self, "_hf_peft_config_loaded", False):
+            super().save_pretrained(save_directory, is_main_process, state_dict, **kwargs)
+            return
+        own_names = (name for name, _ in self.transformer.named_parameters())
+        require_own_weights(own_names, self.config.to_model_config())
         given = self.state_dict() if state_dict is None else state_dict
         prefix, second = f"{self.base_model_prefix}.", self._tied_weights_keys or {}
         names = [name for name in given if name not in second]
@@ -193,6 +202,10 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
                 f"{unknown[0]} is not an argument of {type(self).__name__} and would be ignored: "
                 "leave it out"
             )
+        if inputs_embeds is not None:
+            embedding = unwrapped(self.transformer.embedding, "widened")
+            if inputs_embeds.shape[-1] == getattr(embedding, "embedding_dim", None):
+                inputs_embeds = embedding.widened(inputs_embeds)
         return Inputs.of(input_ids, inputs_embeds, attention_mask, position_ids)
 
     def _remembering(
@@ -216,6 +229,11 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
         self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """Return the linear map to the logits; an adaptive softmax has none."""
+        softmax = self.transformer.softmax
+        return None if isinstance(softmax, AdaptiveSoftmax) else softmax
 
     def forward(
         self,
@@ -284,7 +302,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
                 if isinstance(logits_to_keep, int)
                 else (logits_to_keep.to(hidden.device))
             )
-            logits = self.transformer.softmax.log_probs(hidden[:, kept])
+            logits = self.transformer.head.log_probs(hidden[:, kept])
             if inputs.is_real is not None:
                 # A loss that is computed outside learns nothing from what was not read.
                 known = inputs.is_real[:, -hidden.shape[1] :][:, kept, None]
@@ -300,7 +318,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         self, hidden: Float[Tensor, "B T D"], targets: Targets, count: Tensor | int | None
     ) -> Float[Tensor, ""]:
         place = targets.is_counted.to(hidden.device)
-        nll = self.transformer.softmax.nll(hidden[place], targets.tokens.to(hidden.device)[place])
+        nll = self.transformer.head.nll(hidden[place], targets.tokens.to(hidden.device)[place])
         if count is None:
             return nll.mean()
         n_asked = int(targets.is_asked.sum())

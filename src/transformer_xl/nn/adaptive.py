@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
-from transformer_xl.nn.softmax import drawn
+from transformer_xl.nn.softmax import Transposed, drawn
 from transformer_xl.ops import linear_nll
 
 # Made when it is needed, as it loads the compiler, which takes seconds; kept, as code that was
@@ -28,6 +28,7 @@ class AdaptiveSoftmax(nn.Module):
     """Softmax over clusters of words; its weights can be those of the embedding.
 
     No table of all words for all tokens is ever made but by :meth:`log_probs`, which returns one.
+    All methods are calls of the module: what hangs on it sees them.
     """
 
     def __init__(self, config: ModelConfig, embedding: Embedding | AdaptiveEmbedding) -> None:
@@ -50,9 +51,7 @@ class AdaptiveSoftmax(nn.Module):
             self.cluster_bias = nn.Parameter(torch.empty(n_tails))
         # Kept in the embedding's orientation, so that they can be the same matrices.
         self.projs: Sequence[nn.Module] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
-            nn.Linear(cluster.width, config.d_model, bias=False)
-            if cluster.has_proj
-            else nn.Identity()
+            Transposed(config, cluster.width) if cluster.has_proj else nn.Identity()
             for cluster in self.clusters
         )
         for i, cluster in enumerate(self.clusters):
@@ -61,15 +60,17 @@ class AdaptiveSoftmax(nn.Module):
                 assert isinstance(tied, nn.Linear)
                 self.projs[i].weight = tied.weight
 
+    def extra_repr(self) -> str:
+        """Say what can be adapted, to whoever refuses to adapt this."""
+        return "several tables; what can be adapted: embedding.projs and the layers' linear maps"
+
+    def forward(self, hidden: Float[Tensor, "*batch D"], what: str, *given: Any) -> Any:
+        """Find what one of the methods below is to return."""
+        return getattr(self, f"_{what}")(hidden, *given)
+
     def log_probs(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
         """Return the logarithm of the probability of each symbol, in natural units."""
-        tables = self._tables()
-        head = self._log_softmax(hidden, 0, *self._head(tables))
-        parts = [head[..., : self.clusters[0].stop]]
-        for i, (weight, bias) in enumerate(tables[1:], 1):
-            own = self._log_softmax(hidden, i, weight, bias)
-            parts.append(own + head[..., self._symbol(i), None])
-        return torch.cat(parts, -1)
+        return self(hidden, "log_probs")
 
     def nll(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
@@ -79,6 +80,35 @@ class AdaptiveSoftmax(nn.Module):
         How many targets a cluster has is not known before: compiled code leaves this to be run as
         it is, and the compiled part ends with the hidden states.
         """
+        return self(hidden, "nll", targets)
+
+    def top_k(
+        self, hidden: Float[Tensor, "B D"], k: int
+    ) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
+        """Return the log-probabilities of the ``k`` likeliest symbols, falling, and the symbols.
+
+        No word is likelier than its cluster: a cluster less likely than ``k`` words found before
+        is not looked into.
+        """
+        return self(hidden, "top_k", k)
+
+    def draw(self, hidden: Float[Tensor, "B D"], numbers: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
+        """Draw a symbol from each distribution, given a random number from [0, 1) for it.
+
+        It comes from the head, or from the one cluster that was drawn there.
+        """
+        return self(hidden, "draw", numbers)
+
+    def _log_probs(self, hidden: Tensor) -> Tensor:
+        tables = self._tables()
+        head = self._log_softmax(hidden, 0, *self._head(tables))
+        parts = [head[..., : self.clusters[0].stop]]
+        for i, (weight, bias) in enumerate(tables[1:], 1):
+            own = self._log_softmax(hidden, i, weight, bias)
+            parts.append(own + head[..., self._symbol(i), None])
+        return torch.cat(parts, -1)
+
+    def _nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         if torch.compiler.is_dynamo_compiling():
             return _outside_of_graphs(self, hidden, targets)
         x, target = hidden.flatten(0, -2), targets.flatten()
@@ -97,14 +127,7 @@ class AdaptiveSoftmax(nn.Module):
             nll = nll.index_add(0, rows, tail)
         return nll.view(targets.shape)
 
-    def top_k(
-        self, hidden: Float[Tensor, "B D"], k: int
-    ) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
-        """Return the log-probabilities of the ``k`` likeliest symbols, falling, and the symbols.
-
-        No word is likelier than its cluster: a cluster less likely than ``k`` words found before
-        is not looked into.
-        """
+    def _top_k(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
         tables = self._tables()
         k = min(k, self.clusters[-1].stop)
         head = self._log_softmax(hidden, 0, *self._head(tables))
@@ -126,11 +149,7 @@ class AdaptiveSoftmax(nn.Module):
             values[rows], tokens[rows] = best[:, :k], found[:, :k]
         return values, tokens
 
-    def draw(self, hidden: Float[Tensor, "B D"], numbers: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
-        """Draw a symbol from each distribution, given a random number from [0, 1) for it.
-
-        It comes from the head, or from the one cluster that was drawn there.
-        """
+    def _draw(self, hidden: Tensor, numbers: Tensor) -> Tensor:
         tables = self._tables()
         head = self._log_softmax(hidden, 0, *self._head(tables))
         symbols, rest = drawn(head.exp(), numbers)
@@ -160,8 +179,7 @@ class AdaptiveSoftmax(nn.Module):
         return torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
 
     def _projected(self, hidden: Tensor, i: int) -> Tensor:
-        proj = self.projs[i]
-        return F.linear(hidden, proj.weight.T) if isinstance(proj, nn.Linear) else hidden
+        return self.projs[i](hidden)
 
     def _log_softmax(self, hidden: Tensor, i: int, weight: Tensor, bias: Tensor) -> Tensor:
         logits = F.linear(self._projected(hidden, i), weight, bias)
@@ -173,5 +191,5 @@ def _outside_of_graphs(*arguments: Any) -> Tensor:
     global _disabled
     nll = _disabled
     if nll is None:
-        nll = _disabled = cast(Any, torch.compiler.disable(AdaptiveSoftmax.nll))
+        nll = _disabled = cast(Any, torch.compiler.disable(AdaptiveSoftmax._nll))
     return nll(*arguments)

@@ -1,11 +1,13 @@
 """Attention over the memory and the segment, with relative positions or without."""
 
+import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn.norm import RMSNorm
 from transformer_xl.nn.positions import Positions
+from transformer_xl.nn.wrapping import is_plain, projected
 from transformer_xl.ops import attention, dropout, linear, project, reference, rel_attention
 
 
@@ -55,7 +57,7 @@ class RelAttention(nn.Module):
             attended = rel_attention(
                 q, k, v, r, content_bias, position_bias, distance_bias=bias, **seen
             )
-        return linear(attended.flatten(2), self.o_proj.weight, None)
+        return projected(self.o_proj, attended.flatten(2))
 
     def weights(
         self,
@@ -86,26 +88,37 @@ class RelAttention(nn.Module):
         self, x: Float[Tensor, "B T D"], memory: Float[Tensor, "B M D"] | None = None
     ) -> tuple[Float[Tensor, "B T H K"], Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
         """Project the segment to queries, and memory and segment to keys and values."""
-        q, k, v = project(x, memory, self.qkv_proj.weight, self.n_head)
+        qkv_proj = self.qkv_proj
+        if is_plain(qkv_proj):
+            q, k, v = project(x, memory, qkv_proj.weight, self.n_head)
+        else:
+            read = x if memory is None else torch.cat([memory, x], 1)
+            q, k, v = (self._heads(y) for y in qkv_proj(read).chunk(3, -1))
+            q = q[:, read.shape[1] - x.shape[1] :]
         return self._finished(q, self.q_norm), self._finished(k, self.k_norm), self._finished(v)
 
     def queries(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T H K"]:
         """Project to queries alone."""
-        width = self.n_head * self.d_head
-        q = self._heads(linear(x, self.qkv_proj.weight[:width], None))
-        return self._finished(q, self.q_norm)
+        return self._finished(self._heads(self._parts(x, slice(1))), self.q_norm)
 
     def keys_and_values(
         self, x: Float[Tensor, "B S D"]
     ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
         """Project hidden states to keys and values alone."""
-        width = self.n_head * self.d_head
-        k, v = linear(x, self.qkv_proj.weight[width:], None).chunk(2, -1)
+        k, v = self._parts(x, slice(1, 3)).chunk(2, -1)
         return self._finished(self._heads(k), self.k_norm), self._finished(self._heads(v))
 
     def positions(self, encoding: Float[Tensor, "S D"]) -> Float[Tensor, "S H K"]:
         """Project position encodings."""
         return self._finished(self._heads(self.r_proj(encoding)))
+
+    def _parts(self, x: Tensor, parts: slice) -> Tensor:
+        """Project to some of queries, keys and values, in this order."""
+        width, qkv_proj = self.n_head * self.d_head, self.qkv_proj
+        columns = slice((parts.start or 0) * width, parts.stop * width)
+        if is_plain(qkv_proj):
+            return linear(x, qkv_proj.weight[columns], None)
+        return qkv_proj(x)[..., columns]
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (self.n_head, self.d_head))

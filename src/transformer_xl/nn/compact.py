@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.nn.model import TransformerXL
+from transformer_xl.nn.wrapping import require_plain
 from transformer_xl.ops.compact import CompactWeight, Int8Weight, PackedWeight
 
 if TYPE_CHECKING:
@@ -68,7 +69,8 @@ def compact(model: TransformerXL, weights: Weights) -> TransformerXL:
             ``txl eval --weights`` says what it costs in accuracy.
 
     Raises:
-        ValueError: The model is compact already, or there is no such precision.
+        ValueError: The model is compact already or has adapters or hooks, or there is no such
+            precision.
     """
     if weights == "float32":
         return model
@@ -76,6 +78,7 @@ def compact(model: TransformerXL, weights: Weights) -> TransformerXL:
         raise ValueError(f"weights={weights!r} is unknown; choose from float32, bfloat16, int8")
     if isinstance(model, CompactTransformerXL):
         raise ValueError(f"the model is compact already: {_REMEDY}")
+    require_plain(model, "it would be left out of the compact model")
     # Made without memory and initialization, then filled.
     with torch.device("meta"):
         made = CompactTransformerXL(model.config).eval()

@@ -7,11 +7,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.nn.checks import Rows, stream_numbers
-from transformer_xl.nn.embedding import AdaptiveEmbedding
+from transformer_xl.nn.embedding import AdaptiveEmbedding, embedded
 from transformer_xl.nn.memory import KeptMemory
 from transformer_xl.nn.model import TransformerXL
 from transformer_xl.nn.positions import Positions
-from transformer_xl.ops import linear
+from transformer_xl.nn.wrapping import adapters, projected, require_plain
 
 Pick = Callable[[Float[Tensor, "B D"], Float[Tensor, " B"]], Int[Tensor, " B"]]
 """Chooses each stream's next token from what the layers put out and a number from [0, 1)."""
@@ -35,7 +35,7 @@ class Decoder:
 
     Raises:
         ValueError: Positions are absolute: then keys change with every token. Or it is another kind
-            of model, or a length is out of range.
+            of model, a length is out of range, or the model has adapters or hooks.
     """
 
     @torch.no_grad()
@@ -56,6 +56,7 @@ class Decoder:
                 f"attn_type={config.attn_type} has absolute positions, with which no keys can be "
                 "kept: read with the model itself"
             )
+        require_plain(model, "a decoder records what the model itself computes")
         self._model = model
         self._mem_len = config.mem_len if mem_len is None else mem_len
         attn_len = config.attn_len if attn_len is None else attn_len
@@ -140,6 +141,11 @@ class Decoder:
                 f"tokens of shape {tuple(tokens.shape)} must be one for each of the "
                 f"{len(self._tokens)} streams"
             )
+        if adapters(self._model):
+            raise ValueError(
+                "the model was given adapters, which a decoder that was made before does not "
+                "know: read with the model itself, or merge them and make another decoder"
+            )
         self._tokens.copy_(tokens)
 
     def reset(self, rows: Rows) -> None:
@@ -171,10 +177,9 @@ class Decoder:
         """Read the tokens and, if there is one to choose, replace them by the next."""
         model = self._model
         # First: a token that is refused moves nothing.
-        embed = model.embedding
-        if isinstance(embed, AdaptiveEmbedding):
-            embed = embed.in_fixed_shapes
-        x = embed(self._tokens[:, None])
+        embed, tokens = model.embedding, self._tokens[:, None]
+        is_adaptive = isinstance(embed, AdaptiveEmbedding)
+        x = embed.in_fixed_shapes(tokens) if is_adaptive else embedded(embed, tokens)
         distance = (self._place - self._places) % self._size
         if self._reset_at is not None:
             self._seen.masked_fill_(self._tokens == self._reset_at, 0)
@@ -191,7 +196,7 @@ class Decoder:
             self._put(n, newest, present)
             q = q[:, 0].to(self._keys[n].dtype)
             attended = self._attended(q, n, row, hidden)
-            x = layer.finish(x, linear(attended, layer.attention.o_proj.weight, None))
+            x = layer.finish(x, projected(layer.attention.o_proj, attended))
             if model.config.enhanced_recurrence:
                 self._put(n, newest, layer.keys_and_values(x))
         if model.final_norm is not None:

@@ -8,28 +8,42 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.nn.wrapping import unwrapped
 from transformer_xl.ops import dropout
 
 
-class Embedding(nn.Module):
-    """Word embeddings, projected to the model's width where theirs is another, times sqrt(D)."""
+class Embedding(nn.Embedding):
+    """Word embeddings times sqrt(D); where they are not as wide as the model, before that.
+
+    Then :meth:`widened` projects and multiplies them: an adapter adds to what is looked up.
+
+    Attributes:
+        embed_scale: What they are multiplied by here. Adapters look for it under this name, and
+            multiply what they add.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(config.vocab_size, config.embed_width))
+        V, E, D = config.vocab_size, config.embed_width, config.d_model
+        # With a table, so that none is drawn.
+        super().__init__(V, E, _weight=torch.empty(V, E))
         self.proj = None
-        if config.embed_width != config.d_model:
-            self.proj = nn.Linear(config.embed_width, config.d_model, bias=False)
-        self.scale = config.d_model**0.5
+        if E != D:
+            self.proj = nn.Linear(E, D, bias=False)
+        self.embed_scale = 1.0 if E != D else D**0.5
+        self.scale = D**0.5
         self.word_dropout = config.embed_dropout
 
-    def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Embed the tokens."""
+    def forward(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch E"]:
+        """Look the tokens up."""
         embedded = _looked_up(tokens, self.weight, self.word_dropout, self.training)
-        if self.proj is not None:
-            # Under autocast too, what the layers add up stays in the precision of the weights.
-            embedded = self.proj(embedded).to(self.weight.dtype)
-        return embedded * self.scale
+        return embedded if self.proj is not None else embedded * self.embed_scale
+
+    def widened(self, embedded: Float[Tensor, "B T E"]) -> Float[Tensor, "B T D"]:
+        """Return what the layers read, given what was looked up."""
+        if self.proj is None:
+            return embedded
+        # Under autocast too, what the layers add up stays in the precision of the weights.
+        return self.proj(embedded).to(self.weight.dtype) * self.scale
 
 
 class AdaptiveEmbedding(nn.Module):
@@ -52,6 +66,10 @@ class AdaptiveEmbedding(nn.Module):
         )
         self.scale = config.d_model**0.5
         self.word_dropout = config.embed_dropout
+
+    def extra_repr(self) -> str:
+        """Say what can be adapted, to whoever refuses to adapt this."""
+        return "several tables; what can be adapted: its projs and the linear maps of the layers"
 
     def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Embed the tokens."""
@@ -76,6 +94,10 @@ class AdaptiveEmbedding(nn.Module):
         back = torch.cat(places).argsort()
         return torch.cat(parts)[back].unflatten(0, tokens.shape) * self.scale
 
+    def widened(self, embedded: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Return what was looked up: it is as wide as the model already."""
+        return embedded
+
     def in_fixed_shapes(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Embed the tokens, in shapes that do not depend on them: for graphs.
 
@@ -96,6 +118,11 @@ class AdaptiveEmbedding(nn.Module):
             embedded = proj(embedded).to(weight.dtype)
             parts.append(embedded.masked_fill((row != own)[..., None], 0.0))
         return torch.stack(parts).sum(0) * self.scale
+
+
+def embedded(module: nn.Module, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+    """Return what the layers read, from the module of a model for this or what wraps it."""
+    return unwrapped(module, "widened").widened(module(tokens))
 
 
 def _looked_up(

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.ops import linear
+from transformer_xl.nn.wrapping import projected
 
 GATE_BIAS = 2.0
 """What $b_g$ begins with: what goes in is most of what comes out."""
@@ -43,9 +43,9 @@ class GRUGate(nn.Module):
             y: What it has made of that.
         """
         D = x.shape[-1]
-        made, candidate = linear(y, self.made_proj.weight, None).split([2 * D, D], -1)
-        r, z = (made + linear(x, self.old_proj.weight, None)).chunk(2, -1)
-        candidate = candidate + linear(r.sigmoid() * x, self.reset_proj.weight, None)
+        made, candidate = projected(self.made_proj, y).split([2 * D, D], -1)
+        r, z = (made + projected(self.old_proj, x)).chunk(2, -1)
+        candidate = candidate + projected(self.reset_proj, r.sigmoid() * x)
         z = (z - self.bias).sigmoid()
         # Under autocast too, what the layers hand on stays in the precision of the weights.
         return x + z * (candidate.tanh() - x)

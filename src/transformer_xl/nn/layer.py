@@ -13,7 +13,8 @@ from transformer_xl.nn.gate import GRUGate
 from transformer_xl.nn.memory import KeptMemory
 from transformer_xl.nn.norm import make_norm
 from transformer_xl.nn.positions import Positions
-from transformer_xl.ops import dropout, linear, relu_dropout, relu_squared_dropout
+from transformer_xl.nn.wrapping import projected
+from transformer_xl.ops import dropout, relu_dropout, relu_squared_dropout
 
 _UNITS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "geglu": F.gelu, "swiglu": F.silu}
 
@@ -35,7 +36,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Transform each position."""
-        inner = linear(x, self.inner.weight, self.inner.bias)
+        inner = projected(self.inner, x)
         drops = self.dropout, self.training, self.is_locked
         if self.activation == "relu":
             inner = relu_dropout(inner, *drops)
@@ -49,7 +50,7 @@ class FeedForward(nn.Module):
             else:
                 inner = unit(inner)
             inner = dropout(inner, *drops)
-        return linear(inner, self.outer.weight, self.outer.bias)
+        return projected(self.outer, inner)
 
 
 class DecoderLayer(nn.Module):

@@ -6,7 +6,7 @@ its state after the last token: one position of a :class:`Memory`, the hidden st
 cell state. So whatever reads, cuts, saves or resets a memory does so with this one, too.
 """
 
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import cast
 
 import torch
@@ -89,12 +89,17 @@ class LSTMModel(TransformerXL):
     @property
     def device(self) -> torch.device:
         """Where the weights are."""
-        return self.lstm.get_parameter("weight_hh_l0").device
+        return self._weight.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Precision of the weights."""
-        return self.lstm.get_parameter("weight_hh_l0").dtype
+        return self._weight.dtype
+
+    @property
+    def _weight(self) -> Tensor:
+        # Those of quantized layers are none of torch's.
+        return next(chain(self.lstm.parameters(), self.parameters()))
 
     def _read(
         self,
@@ -112,7 +117,7 @@ class LSTMModel(TransformerXL):
             mems = self.start_memory(B)
         require_memory(mems, self.config, B)
         drops = self.config.dropouts.input, self.training, self.config.variational_dropout
-        x = dropout(segment.embedded(self.embedding, self.dtype), *drops)
+        x = dropout(segment.embedded(self._embedded, self.dtype), *drops)
         state, parts, begins = self._state(cast(Memory, mems)), [], segment.starts
         cuts = [] if begins is None else begins[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()
         for start, stop in pairwise([0, *cuts, T]):

@@ -137,6 +137,8 @@ class KeptMemory:
         positions: Projected position encodings, farthest first, for each layer, by ``clamp_len``
             and by whether autocast is on: they depend on the weights alone and are shared by all
             memories that follow.
+        adapters: What :func:`~transformer_xl.nn.wrapping.adapters` said of the model that made
+            them. None: not known, as in what was a file; the first model that reads on says it.
     """
 
     def __init__(
@@ -151,6 +153,7 @@ class KeptMemory:
         self.start, self.stop = start, stop
         self.forgotten = forgotten
         self.positions: dict[tuple[int | None, bool], list[Tensor]] = {}
+        self.adapters: tuple[Any, ...] | None = None
         # Shared by all memories in the same room: where its free part begins. Who takes this out
         # may write there. A lock would do, too, but torch.compile cannot trace one.
         self._free = {stop: True}
@@ -162,6 +165,21 @@ class KeptMemory:
     def batch_size(self) -> int:
         """Number of streams."""
         return self.keys[0].shape[1]
+
+    def require(self, adapters: tuple[Any, ...]) -> None:
+        """Check that a model's adapters are those with which the keys and values were made.
+
+        Raises:
+            ValueError: They are not.
+        """
+        if self.adapters is None:
+            self.adapters = adapters
+        if self.adapters != adapters:
+            raise ValueError(
+                "adapters were added, switched, trained, merged or removed since these keys and "
+                "values were made, which belong to the weights of that time: begin anew with "
+                "mems=None (past_key_values=None, another Session) and read the text again"
+            )
 
     def with_room(self, T: int, mem_len: int) -> "KeptMemory":
         """Return the same memory with free places behind it for ``T`` more positions.
@@ -241,7 +259,9 @@ class KeptMemory:
         keys, values = (
             [x.to(device=device, dtype=dtype) for x in tensors] for tensors in self._remembered()
         )
-        return type(self)(keys, values, 0, len(self), forgotten)
+        memory = type(self)(keys, values, 0, len(self), forgotten)
+        memory.adapters = self.adapters
+        return memory
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory as plain tensors, ``keys`` and ``values`` (N, H, B, M, K)."""
@@ -279,7 +299,7 @@ class KeptMemory:
         forgotten: Tensor | None,
     ) -> "KeptMemory":
         memory = type(self)(keys, values, start, stop, forgotten)
-        memory.positions = self.positions
+        memory.positions, memory.adapters = self.positions, self.adapters
         return memory
 
     def _in_same_room(self, start: int, stop: int, forgotten: Tensor | None) -> "KeptMemory":
@@ -318,7 +338,11 @@ def join(memories: Sequence[Memory | KeptMemory]) -> Memory | KeptMemory:
     kept = [m._remembered() for m in memories if isinstance(m, KeptMemory)]
     keys, values = zip(*kept, strict=True)
     memory = KeptMemory(side_by_side(keys, 1), side_by_side(values, 1), 0, M, hidden)
-    memory.positions = next(m.positions for m in memories if isinstance(m, KeptMemory))
+    first = next(m for m in memories if isinstance(m, KeptMemory))
+    memory.positions, memory.adapters = first.positions, first.adapters
+    for other in memories:
+        if isinstance(other, KeptMemory) and memory.adapters is not None:
+            other.require(memory.adapters)
     return memory
 
 

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn.adaptive import AdaptiveSoftmax
-from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
+from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding, embedded
 from transformer_xl.nn.initialization import init_weights
 from transformer_xl.nn.layer import DecoderLayer
 from transformer_xl.nn.memory import KeptMemory, Memory
@@ -23,7 +23,8 @@ from transformer_xl.nn.output import Output
 from transformer_xl.nn.positioned import PositionedModel
 from transformer_xl.nn.pretrained import SavesItself, save_model
 from transformer_xl.nn.segment import Segment, require_memory
-from transformer_xl.nn.softmax import Softmax
+from transformer_xl.nn.softmax import CalledSoftmax, Softmax
+from transformer_xl.nn.wrapping import adapters
 from transformer_xl.ops import dropout
 
 
@@ -103,6 +104,7 @@ class TransformerXL(PositionedModel):
         clamp_len: int | None = None,
         ext_len: int | None = None,
         context: int | None = None,
+        predicts: bool = True,
     ) -> Output:
         """Read a segment; predict its targets, or the distribution of every next token.
 
@@ -127,6 +129,7 @@ class TransformerXL(PositionedModel):
                 memory leaves them out. None: as configured.
             context: How many of the first tokens have no target. None: as many as ``targets`` are
                 short of, if these are at most ``ext_len``.
+            predicts: False: compute the hidden states alone, as :meth:`read` does.
 
         Raises:
             ValueError: Something is no tensor of the right type; the shapes do not fit each other
@@ -142,14 +145,15 @@ class TransformerXL(PositionedModel):
         hidden = self._drop_output(raw)
         out = Output(hidden=hidden, raw_hidden=raw, mems=mems, targets=targets)
         if targets is None:
-            out.log_probs = self.softmax.log_probs(hidden)
+            if predicts:
+                out.log_probs = self.head.log_probs(hidden)
             return out
         n = targets.shape[1]
         if segment.short is None:
-            out.nll = self.softmax.nll(hidden[:, -n:], targets)
+            out.nll = self.head.nll(hidden[:, -n:], targets)
         else:
             out.is_real = segment.is_real(n)
-            nll = self.softmax.nll(hidden[:, -n:], targets.masked_fill(~out.is_real, 0))
+            nll = self.head.nll(hidden[:, -n:], targets.masked_fill(~out.is_real, 0))
             out.nll = nll.masked_fill(~out.is_real, 0.0)
         return out
 
@@ -171,11 +175,20 @@ class TransformerXL(PositionedModel):
         The arguments and errors are those of :meth:`forward`. For who wants the hidden states
         alone: the distribution over the vocabulary is not computed.
         """
-        segment = Segment.of(tokens, inputs_embeds, lengths, starts, self.config)
-        raw, mems = self._read(
-            segment, mems, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len, ext_len=ext_len
+        # A call of the module: what hangs on it sees this one, too.
+        out: Output = self(
+            tokens,
+            mems,
+            lengths=lengths,
+            starts=starts,
+            inputs_embeds=inputs_embeds,
+            mem_len=mem_len,
+            attn_len=attn_len,
+            clamp_len=clamp_len,
+            ext_len=ext_len,
+            predicts=False,
         )
-        return self._drop_output(raw), mems
+        return out.hidden, out.mems
 
     @torch.no_grad()
     def attention_weights(
@@ -224,6 +237,15 @@ class TransformerXL(PositionedModel):
                 hook.remove()
         return found
 
+    @property
+    def head(self) -> Softmax | AdaptiveSoftmax | CalledSoftmax:
+        """What predicts tokens from hidden states: ``softmax``, or what was put in its place."""
+        softmax = self.softmax
+        return softmax if isinstance(softmax, Softmax | AdaptiveSoftmax) else CalledSoftmax(softmax)
+
+    def _embedded(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
+        return embedded(self.embedding, tokens)
+
     def _drop_output(self, x: Tensor) -> Tensor:
         config = self.config
         return dropout(x, config.dropouts.output, self.training, config.variational_dropout)
@@ -261,12 +283,14 @@ class TransformerXL(PositionedModel):
                 raise ValueError(
                     "a memory of keys and values needs fixed weights: use it under torch.no_grad()"
                 )
+            if not torch.compiler.is_compiling():
+                mems.require(adapters(self))
             mems = mems.with_room(T, mem_len)
         else:
             mems = mems.detach()
 
         M = len(mems)
-        x = self._drop_input(segment.embedded(self.embedding, self.dtype))
+        x = self._drop_input(segment.embedded(self._embedded, self.dtype))
         first_key = segment.first_keys(M, mems.forgotten)
         relative = self._relative_positions(M + T, mems, clamp_len)
         past, present = [], []
@@ -353,4 +377,6 @@ class TransformerXL(PositionedModel):
             for layer, state in zip(self.layers, memory.states, strict=True):
                 for kept, x in zip((keys, values), layer.keys_and_values(state), strict=True):
                     kept.append(x.permute(2, 0, 1, 3).contiguous())
-        return KeptMemory(keys, values, 0, len(memory), memory.forgotten)
+        kept = KeptMemory(keys, values, 0, len(memory), memory.forgotten)
+        kept.adapters = adapters(self)
+        return kept

@@ -28,7 +28,7 @@ class Output:
     targets: Int[Tensor, "B predicted"] | None = None
     """The targets that were given."""
     log_probs: Float[Tensor, "B T V"] | None = None
-    """Logarithms of the probabilities of the next token; None with targets."""
+    """Logarithms of the probabilities of the next token; None with targets, or unasked."""
 
     @cached_property
     def loss(self) -> Float[Tensor, ""] | None:

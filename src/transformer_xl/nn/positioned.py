@@ -26,13 +26,17 @@ class PositionedModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
-        return self.layers[0].feed_forward.inner.weight.device
+        """Where the weights are when they are used."""
+        weight = self.layers[0].attention_norm.weight
+        if weight.is_meta and (hook := getattr(self.layers[0].attention_norm, "_hf_hook", None)):
+            # Kept elsewhere until it is used, by the library accelerate.
+            return torch.device(hook.execution_device)
+        return weight.device
 
     @property
     def dtype(self) -> torch.dtype:
         """Precision of the weights."""
-        return self.layers[0].feed_forward.inner.weight.dtype
+        return self.layers[0].attention_norm.weight.dtype
 
     def _add_positions(self, config: ModelConfig) -> None:
         n_layer, n_head, d_head = config.n_layer, config.n_head, config.head_width

@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -100,9 +100,31 @@ def weight_shapes(config: ModelConfig) -> dict[str, torch.Size]:
         return {name: x.shape for name, x in build_model(config).named_parameters()}
 
 
+def require_own_weights(names: Iterable[str], config: ModelConfig) -> None:
+    """Check that a model has the weights that its settings say, and so can be saved as a folder.
+
+    Raises:
+        ValueError: It has others.
+    """
+    own, names = weight_shapes(config).keys(), set(names)
+    for other, what in ((names - own, "has"), (own - names, "lacks")):
+        if other:
+            raise ValueError(
+                f"the model {what} {min(other)}, as a part of it was wrapped or replaced: no model "
+                "folder can hold that. Save the adapter alone (the save_pretrained of PEFT's "
+                "model), or merge it first (model.merge_and_unload())"
+            )
+
+
 def save_model(model: "TransformerXL", folder: Path) -> None:
-    """Write a model folder; each file is replaced atomically, the weights last."""
-    write_model(model.config, model_weights(model), folder)
+    """Write a model folder; each file is replaced atomically, the weights last.
+
+    Raises:
+        ValueError: The model has other weights than its settings say, such as those of adapters.
+    """
+    weights = model_weights(model)
+    require_own_weights(weights, model.config)
+    write_model(model.config, weights, folder)
 
 
 def write_model(

@@ -161,5 +161,5 @@ def _read(
         asked = [c for c in contexts if offset < c <= offset + T]
         if asked:
             columns = torch.tensor(asked, device=device) - offset
-            nll = model.softmax.nll(hidden[:, columns - 1], tokens[:, columns])
+            nll = model.head.nll(hidden[:, columns - 1], tokens[:, columns])
             yield from zip(asked, nll.double().T.tolist(), strict=True)

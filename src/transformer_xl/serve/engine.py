@@ -308,7 +308,7 @@ class Engine:
     ) -> list[int | None]:
         """Draw tokens of texts that are drawn alike; None for one of which that fails."""
         try:
-            return [*sampler(self.model.softmax, hidden, numbers)]
+            return [*sampler(self.model.head, hidden, numbers)]
         except Exception:
             if len(hidden) == 1:
                 log.exception("a token cannot be drawn; its text is given up")

@@ -169,7 +169,7 @@ def scored(
 ) -> list[Scored]:
     """Score tokens by the hidden states that predict them."""
     # JSON has no word for the logarithm of zero.
-    log_probs = model.softmax.log_probs(hidden).clamp(min=_LEAST)
+    log_probs = model.head.log_probs(hidden).clamp(min=_LEAST)
     values, likeliest = log_probs.topk(min(most, log_probs.shape[-1]))
     own = log_probs[torch.arange(len(tokens)), torch.tensor(tokens)].tolist()
     return [

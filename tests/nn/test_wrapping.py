@@ -1,0 +1,265 @@
+"""A module that was wrapped, replaced or hooked is called; a plain one need not be."""
+
+from contextlib import contextmanager
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.generate import generate
+from transformer_xl.nn import Decoder, FeedForward, RelAttention, TransformerXL, build_model
+from transformer_xl.nn.compact import compact
+from transformer_xl.nn.softmax import Softmax
+from transformer_xl.nn.wrapping import is_plain
+
+QUANTIZATION = ("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per")
+
+V = 23
+SMALL = ModelConfig(vocab_size=V, n_layer=2, n_head=2, d_model=16, d_inner=24, mem_len=6, dropout=0)
+MODELS = {
+    "paper": {},
+    "norm first": {"norm_first": True, "final_norm": True, "norm": "rms"},
+    "gates and raw queries": {"norm_first": True, "gate": "gru", "quirks": ("raw_queries",)},
+    "enhanced recurrence": {"enhanced_recurrence": True, "d_embed": 8},
+    "absolute": {"attn_type": 2},
+    "adaptive": {"cutoffs": (5, 12), "div_val": 2},
+}
+TEXT = torch.arange(30).view(2, 15) * 7 % V
+
+
+@pytest.fixture(params=MODELS)
+def model(request):
+    torch.manual_seed(3)
+    return TransformerXL(replace(SMALL, init_std=0.2, **MODELS[request.param])).double().eval()
+
+
+def training(model):
+    first, second, targets = TEXT.split(5, 1)
+    mems = model(first, None, second).mems
+    return torch.cat([model(second, mems, targets).nll, model(second, mems).hidden[..., 0]])
+
+
+@torch.no_grad()
+def reading(model):
+    mems = model.keep(model.start_memory(2))
+    _, mems = model.read(TEXT[:, :5], mems)
+    out = model(TEXT[:, 5:7], mems)
+    return torch.cat([out.log_probs, model(TEXT[:, 7:8], out.mems).log_probs], 1)
+
+
+def halves(module, given, out):
+    return out / 2
+
+
+@contextmanager
+def hooked(module):
+    handle = module.register_forward_hook(halves)
+    yield
+    handle.remove()
+
+
+@contextmanager
+def hooked_before(module):
+    handle = module.register_forward_pre_hook(lambda module, given: (given[0] / 2,))
+    yield
+    handle.remove()
+
+
+@contextmanager
+def replaced(module):
+    # As the library accelerate does it.
+    forward = module.forward
+    module.forward = lambda x: forward(x) / 2
+    yield
+    del module.forward
+
+
+@contextmanager
+def hooked_everywhere(module):
+    handle = register_module_forward_hook(
+        lambda each, given, out: out / 2 if each is module else None
+    )
+    yield
+    handle.remove()
+
+
+@contextmanager
+def halved(module):
+    with torch.no_grad():
+        module.weight /= 2
+    yield
+    with torch.no_grad():
+        module.weight *= 2
+
+
+@pytest.mark.parametrize("way", [hooked, hooked_before, replaced, hooked_everywhere])
+def test_what_hangs_on_a_linear_map_is_honoured_as_the_same_weights_are(model, way):
+    maps = [(name, x) for name, x in model.named_modules() if type(x) is nn.Linear]
+    assert len(maps) >= 8
+    before = training(model), reading(model)
+    for name, module in maps:
+        with halved(module):
+            expected = training(model), reading(model)
+        if ".projs." not in name:
+            assert not torch.equal(before[0], expected[0]), name
+        with way(module):
+            assert not is_plain(module)
+            found = training(model), reading(model)
+        for one, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+    assert torch.equal(training(model), before[0])
+    assert torch.equal(reading(model), before[1])
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_a_backward_hook_on_a_linear_map_sees_the_gradient(model):
+    for name, module in model.named_modules():
+        if type(module) is nn.Linear and ".projs." not in name:
+            seen = []
+            handle = module.register_full_backward_hook(lambda *given, to=seen: to.append(given))
+            training(model).sum().backward()
+            handle.remove()
+            assert seen, name
+
+
+@pytest.mark.parametrize("name", ["", "embedding", "softmax", "layers.0", "layers.0.attention"])
+def test_every_part_that_is_read_with_is_called(model, name):
+    seen = []
+    module = model.get_submodule(name)
+    handle = module.register_forward_hook(lambda *given: seen.append(given))
+    tokens = TEXT[:, :4]
+    model(tokens, None, tokens)
+    model(tokens)
+    with torch.no_grad():
+        model.head.log_probs(model.read(tokens, model.keep(model.start_memory(2)))[0])
+    assert len(seen) == 3
+    list(generate(model, [1, 2], length=3, seed=1))
+    handle.remove()
+    assert len(seen) == 6
+
+
+def test_a_hook_on_the_softmax_changes_loss_distribution_and_what_is_drawn(model):
+    if not isinstance(model.softmax, Softmax):
+        pytest.skip("its logits are made cluster by cluster")
+    with torch.no_grad():
+        model.softmax.bias.fill_(-30.0)[5] = 30.0
+        likeliest = model(TEXT[:, :4], None, TEXT[:, :4]).nll
+        model.softmax.bias.zero_()
+
+    def only_five(module, given, out):
+        return out + torch.full((V,), -30.0).index_fill(0, torch.tensor(5), 30.0)
+
+    model.softmax.register_forward_hook(only_five)
+    torch.testing.assert_close(model(TEXT[:, :4], None, TEXT[:, :4]).nll, likeliest)
+    assert list(generate(model, [1, 2], length=4, seed=1)) == [5] * 4
+
+
+@pytest.mark.filterwarnings(
+    "ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per"
+)
+def test_maps_quantized_by_torch_are_used(model):
+    model = model.float()
+    made = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    kinds = {type(x) for x in made.modules()}
+    assert nn.Linear not in kinds
+    # The same maps, in numbers that the quantized ones stand for.
+    for name, module in made.named_modules():
+        if isinstance(module, torch.ao.nn.quantized.dynamic.Linear):
+            with torch.no_grad():
+                model.get_submodule(name).weight.copy_(module.weight().dequantize())
+    torch.testing.assert_close(reading(made), reading(model), rtol=0.1, atol=0.1)
+    assert not torch.equal(reading(made), reading(model))
+    with pytest.raises(ValueError, match="was wrapped, replaced or hooked: it would be left out"):
+        compact(made, "bfloat16")
+    with pytest.raises(ValueError, match=r"the model lacks .*no model folder can hold that"):
+        made.save_pretrained("nowhere")
+
+
+@pytest.mark.filterwarnings(
+    "ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per"
+)
+def test_an_lstm_quantized_by_torch_is_used():
+    torch.manual_seed(0)
+    model = build_model(replace(SMALL, kind="lstm", init_std=0.2)).eval()
+    made = torch.ao.quantization.quantize_dynamic(model, dtype=torch.qint8)
+    with torch.no_grad():
+        torch.testing.assert_close(made(TEXT).log_probs, model(TEXT).log_probs, rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "adaptive"])
+def test_weights_that_accelerate_keeps_elsewhere_are_used(name):
+    accelerate = pytest.importorskip("accelerate")
+    torch.manual_seed(3)
+    model = TransformerXL(replace(SMALL, init_std=0.2, **MODELS[name])).eval()
+    expected, written = reading(model), list(generate(model, [1, 2], length=5, seed=1))
+    accelerate.cpu_offload(model, "cpu")
+    assert model.layers[0].feed_forward.inner.weight.is_meta
+    torch.testing.assert_close(reading(model), expected)
+    assert list(generate(model, [1, 2], length=5, seed=1)) == written
+    accelerate.hooks.remove_hook_from_submodules(model)
+
+
+def test_a_decoder_refuses_what_it_would_record_once(model):
+    if model.config.attn_type == 2:
+        pytest.skip("there are no keys to keep")
+    with (
+        hooked(model.layers[1].feed_forward.outer),
+        pytest.raises(ValueError, match=r"layers.1.feed_forward.outer \(Linear\) was wrapped"),
+    ):
+        Decoder(model, model.keep(model.start_memory(1)))
+
+
+@pytest.mark.compile
+def test_wrapped_modules_are_compiled_and_exported_whole():
+    torch.manual_seed(3)
+    model = TransformerXL(replace(SMALL, init_std=0.2)).eval()
+
+    class Twice(nn.Module):
+        def __init__(self, base_layer):
+            super().__init__()
+            self.base_layer = base_layer
+
+        def forward(self, x):
+            return 2 * self.base_layer(x)
+
+    plain = TEXT[:, :5]
+    compiled = torch.compile(model, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(plain).log_probs, model(plain).log_probs)
+    for layer in model.layers:
+        layer.attention.qkv_proj = Twice(layer.attention.qkv_proj)
+        layer.feed_forward.inner.register_forward_hook(halves)
+    expected = model(plain).log_probs
+    torch.testing.assert_close(compiled(plain).log_probs, expected)
+    exported = torch.export.export(_LogProbs(model), (plain,)).module()
+    torch.testing.assert_close(exported(plain), expected)
+
+
+class _LogProbs(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens):
+        return self.model(tokens).log_probs
+
+
+def test_making_a_model_draws_the_numbers_that_it_always_drew():
+    config = replace(SMALL, d_embed=8, tie_embeddings=False)
+    torch.manual_seed(7)
+    model = TransformerXL(config)
+    names = [name for name, _ in model.named_parameters()]
+    assert names[2:4] == ["embedding.weight", "embedding.proj.weight"]
+    assert names[-3:] == ["softmax.weight", "softmax.bias", "softmax.proj.weight"]
+    torch.manual_seed(7)
+    # Each linear map draws weights when it is made, which are drawn anew in the end; tables do not.
+    nn.Linear(8, 16, bias=False)
+    for _ in range(2):
+        RelAttention(config)
+        FeedForward(config)
+    nn.Linear(8, 16, bias=False)
+    for name in names[:3]:
+        parameter = model.get_parameter(name)
+        assert torch.equal(torch.empty(parameter.shape).normal_(0.0, config.init_std), parameter)
