@@ -24,6 +24,7 @@ _DEFAULTS = {
 }
 
 
+@no_type_check
 class TransformerXLConfig(PreTrainedConfig):
     """Settings of a model: those of :class:`~transformer_xl.config.ModelConfig` by their names.
 
@@ -51,7 +52,6 @@ class TransformerXLConfig(PreTrainedConfig):
         "tie_word_embeddings": "tie_embeddings",
     }
 
-    @no_type_check
     def __init__(
         self,
         *,
