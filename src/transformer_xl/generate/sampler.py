@@ -134,8 +134,3 @@ def _with_probability(
         if k >= V or bool((likeliest.sum(-1) >= top_p).all()):
             return likeliest, tokens
         k *= 8
-
-
-def _require_number(name: str, value: float) -> None:
-    if isinstance(value, bool | str | bytes) or not hasattr(type(value), "__float__"):
-        raise ValueError(f"{name}={shown(value)} must be a number")

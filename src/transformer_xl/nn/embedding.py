@@ -33,9 +33,9 @@ class Embedding(nn.Embedding):
         self.scale = D**0.5
         self.word_dropout = config.embed_dropout
 
-    def forward(self, tokens: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch E"]:
-        """Look the tokens up."""
-        embedded = _looked_up(tokens, self.weight, self.word_dropout, self.training)
+    def forward(self, input: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch E"]:
+        """Look tokens up."""
+        embedded = _looked_up(input, self.weight, self.word_dropout, self.training)
         return embedded if self.proj is not None else embedded * self.embed_scale
 
     def widened(self, embedded: Float[Tensor, "B T E"]) -> Float[Tensor, "B T D"]:

@@ -6,7 +6,7 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 

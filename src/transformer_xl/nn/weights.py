@@ -229,7 +229,7 @@ def tensors_checksum(tensors: Mapping[str, Tensor], about: Mapping[str, str]) ->
         found.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode("utf-8", "surrogatepass"))
         if x.numel():
             # NumPy has no bfloat16.
-            found.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+            found.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return found.hexdigest()
 
 
