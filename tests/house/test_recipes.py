@@ -52,7 +52,7 @@ def _tiny(config: Config, folder: Path) -> Config:
             d_model=8 * model.n_head,
             d_head=model.d_head and 3,
             d_embed=model.d_embed and 6,
-            d_inner=10,
+            d_inner=model.d_inner if model.kind == "lstm" else 10,
             cutoffs=(3, 6, 9)[: len(model.cutoffs)],
             mem_len=min(model.mem_len, length),
             ext_len=min(model.ext_len, length),

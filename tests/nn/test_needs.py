@@ -36,7 +36,7 @@ KINDS = [
     replace(TINY, d_model=64, attn_type=2),
     replace(TINY, d_model=64, attn_type=3, n_positions=200),
     replace(TINY, d_model=64, activation="swiglu", norm_first=True, gate="gru", norm="rms"),
-    replace(TINY, d_model=64, kind="lstm", vocab_size=500, mem_len=0),
+    ModelConfig(kind="lstm", n_layer=2, d_model=64, vocab_size=500, mem_len=0),
 ]
 
 

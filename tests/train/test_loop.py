@@ -30,6 +30,9 @@ def interrupt(state):
     signal.raise_signal(signal.SIGINT)
 
 
+LSTM = {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 0, "attn_dropout": 0.0}
+
+
 def last_state(folder):
     """All that the newest checkpoint holds, but for how long the steps took."""
     path = max((folder / "checkpoints").iterdir())
@@ -79,16 +82,7 @@ def same(one, other):
                 "optimizer": "muon",
             }
         },
-        {
-            "model": {
-                "kind": "lstm",
-                "n_head": 8,
-                "d_inner": 2048,
-                "mem_len": 0,
-                "attn_dropout": 0.0,
-            },
-            "train": {"optimizer": "muon"},
-        },
+        {"model": LSTM, "train": {"optimizer": "muon"}},
         {
             "model": {"gate": "gru", "norm_first": True},
             "data": {"reset_at": "\n"},

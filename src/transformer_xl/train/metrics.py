@@ -326,7 +326,7 @@ def reading(
     """Show, within a ``with`` block, how far a model is with a text.
 
     Args:
-        model: The model; it is called with the tokens that follow each as its third argument.
+        model: The model; calls with the tokens to predict as the third argument are counted.
         n_tokens: How many of them there are.
         description: What it reads the text for, in a few words.
         quiet: Show nothing at all.
@@ -336,6 +336,9 @@ def reading(
 
         def count(module: "nn.Module", given: tuple[Any, ...], out: object) -> None:
             nonlocal done
+            if len(given) < 3:
+                # Read, and nothing predicted.
+                return
             # Parts that are read side by side overlap by a token where they cannot be equal.
             done = min(done + given[2].numel(), n_tokens)
             speed = done / max(monotonic() - began, 1e-9)

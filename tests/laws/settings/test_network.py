@@ -1,0 +1,299 @@
+"""Every setting of the network changes its results wherever it trains or reads, or is refused.
+
+`MODEL` has a row for each: the settings beside which it counts, and another value.
+"""
+
+import dataclasses
+import json
+from dataclasses import fields, replace
+from functools import partial
+from inspect import unwrap
+
+import pytest
+import torch
+
+from transformer_xl.classify import LongDocumentClassifier
+from transformer_xl.config import ModelConfig
+from transformer_xl.convert import convert
+from transformer_xl.evaluate import evaluate
+from transformer_xl.export.step import make_step
+from transformer_xl.generate import generate
+from transformer_xl.nn import build_model
+from transformer_xl.nn.compact import compact
+from transformer_xl.nn.decoding import Decoder
+from transformer_xl.nn.pretrained import load_config
+
+LSTM = {"kind": "lstm", "n_head": 8, "d_inner": 2048}
+MODEL = {
+    # setting: beside which others, another value
+    "kind": ({"n_head": 8, "d_inner": 2048}, "lstm"),
+    "vocab_size": ({}, 29),
+    "reset_at": ({}, 3),
+    "n_layer": ({}, 3),
+    "n_head": ({}, 4),
+    "d_model": ({}, 24),
+    "d_head": ({}, 5),
+    "d_inner": ({}, 20),
+    "activation": ({}, "gelu"),
+    "d_embed": ({}, 6),
+    "attn_type": ({}, 2),
+    "n_positions": ({"attn_type": 1, "n_positions": 30}, 3),
+    "cutoffs": ({}, (5,)),
+    "div_val": ({"cutoffs": (5,)}, 2),
+    "mem_len": ({}, 3),
+    "ext_len": ({}, 2),
+    "attn_len": ({}, 3),
+    "clamp_len": ({}, 2),
+    "start_memory": ({"mem_len": 30}, "zeros"),
+    "norm_first": ({}, True),
+    "gate": ({"norm_first": True}, "gru"),
+    "norm": ({}, "rms"),
+    "qk_norm": ({}, True),
+    "enhanced_recurrence": ({}, True),
+    "final_norm": ({}, True),
+    "tie_biases": ({}, False),
+    "tie_embeddings": ({}, False),
+    "tie_projections": ({"d_embed": 6, "proj_init_std": 0.4}, True),
+    "proj_same_dim": ({"cutoffs": (5,), "div_val": 2}, False),
+    "sample_softmax": ({}, 5),
+    "dropout": ({}, 0.3),
+    "attn_dropout": ({}, 0.3),
+    "qkv_dropout": ({}, 0.3),
+    "embed_dropout": ({}, 0.3),
+    "input_dropout": ({}, 0.3),
+    "ff_dropout": ({}, 0.3),
+    "output_dropout": ({}, 0.3),
+    "variational_dropout": ({"dropout": 0.3}, True),
+    "init_std": ({}, 0.3),
+    "proj_init_std": ({"d_embed": 6}, 0.3),
+    "norm_eps": ({}, 2.0),
+    "quirks": ({"attn_type": 2}, ("stored_positions",)),
+}
+QUIRKS = {
+    "stored_positions": {"attn_type": 2},
+    "swapped_ext_len": {"ext_len": 2, "mem_len": 3},
+    "raw_queries": {"attn_type": 2, "norm_first": True},
+    "exact_frequencies": {},
+}
+
+
+def test_every_setting_has_a_row():
+    assert [*MODEL] == [field.name for field in fields(ModelConfig)]
+    for name, (base, value, *_) in MODEL.items():
+        assert ModelConfig(**base | {name: value}) != ModelConfig(**base), name
+    assert {*QUIRKS} == {*ModelConfig.__dataclass_fields__["quirks"].type.__args__[0].__args__}
+
+
+def test_the_command_line_hands_every_setting_on(handed_on):
+    assert handed_on("model", ModelConfig, MODEL) == {n: x for n, (_, x, *_) in MODEL.items()}
+
+
+def tried(make):
+    """Return what is made, or why it is refused."""
+    try:
+        return make(), None
+    except ValueError as error:
+        return None, str(error)
+
+
+def differs(one, other):
+    return one.shape != other.shape or not torch.equal(one, other)
+
+
+# Settings that count in training alone; what reads a text has all weights and drops nothing.
+IN_TRAINING = {
+    *("sample_softmax", "dropout", "attn_dropout", "qkv_dropout", "embed_dropout"),
+    *("input_dropout", "ff_dropout", "output_dropout", "variational_dropout"),
+}
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", MODEL)
+def test_a_setting_of_the_network_counts_in_training(recipe, numbers, name):
+    base, value = MODEL[name]
+    if name == "vocab_size":
+        with pytest.raises(ValueError, match=r"model\.vocab_size=29 is not the size"):
+            numbers(recipe(model={name: value}))
+        return
+    assert differs(*(numbers(recipe(model=x)) for x in (base, base | {name: value})))
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize("name", [*MODEL, "data.reset_at"])
+def test_a_setting_of_an_lstm_counts_or_is_refused(recipe, numbers, name):
+    base, value = MODEL.get(name, ({}, None))
+    if name in ("kind", "vocab_size"):
+        return
+    own = {"mem_len": 0, **LSTM}
+    if name == "data.reset_at":
+        found = (numbers(recipe(model=own, data=x)) for x in ({}, {"reset_at": "a"}))
+        assert differs(*found)
+        return
+    changed = {**base, name: value} if name not in LSTM else {name: value}
+    base = base if name not in LSTM else {}
+    if name == "mem_len":
+        # What it remembers is a state; the length says how much warms it up in an evaluation.
+        return
+    config, refused = tried(lambda: recipe(model=own | changed))
+    if refused:
+        assert "has no effect with kind='lstm'" in refused
+        assert any(refused.startswith(f"{each}=") for each in changed)
+        return
+    assert differs(numbers(recipe(model=own | base)), numbers(config))
+
+
+WIDE = ModelConfig(
+    vocab_size=23, n_layer=2, n_head=2, d_model=16, d_inner=32, mem_len=6, init_std=0.4
+)
+TOKENS = torch.randint(23, (2, 16), generator=torch.Generator().manual_seed(3))
+
+
+def made(settings):
+    """A model; those with weights of the same shapes have the same weights."""
+    torch.manual_seed(5)
+    config = replace(WIDE, **settings)
+    return build_model(config).eval()
+
+
+def in_segments(model, kept=False, **lengths):
+    mems = model.start_memory(len(TOKENS))
+    mems = model.keep(mems) if kept else mems
+    found = []
+    for segment in TOKENS.split(5, 1):
+        out = model(segment, mems, **lengths)
+        mems = out.mems
+        found.append(out.log_probs)
+    return torch.cat(found, 1)
+
+
+def drawn(model):
+    return torch.tensor([*generate(model, TOKENS[0], length=20, seed=1, temperature=3.0)])
+
+
+def evaluated(model):
+    result = evaluate(model, TOKENS[0].numpy(), segment_len=5)
+    return torch.tensor(result.nll)
+
+
+def decoded(model):
+    decoder = object.__new__(Decoder)
+    # Unwrapped: the check of types in signatures, where it is on, refuses it before we can.
+    unwrap(Decoder.__init__)(decoder, model, model.keep(model.start_memory(2)))
+    hidden = [decoder.read(TOKENS[:, n]) for n in range(TOKENS.shape[1])]
+    return model.softmax.log_probs(torch.stack(hidden, 1))
+
+
+def exported(model):
+    one = make_step(model)
+    memory, found = one.start(2), []
+    for n in range(TOKENS.shape[1]):
+        log_probs, *memory = one(TOKENS[:, n, None], *memory)
+        found.append(log_probs)
+    return torch.cat(found, 1)
+
+
+def classified(model):
+    classifier = LongDocumentClassifier(model, 3, segment_len=5)
+    torch.nn.init.normal_(classifier.head.weight, generator=torch.Generator().manual_seed(0))
+    return classifier.to(model.dtype)(list(TOKENS))
+
+
+PATHS = {
+    "segments": in_segments,
+    "keys and values": partial(in_segments, kept=True),
+    "evaluation": evaluated,
+    "generation": drawn,
+    "decoder": decoded,
+    "int8": lambda model: in_segments(compact(model, "int8"), kept=True),
+    "export": exported,
+    "classifier": classified,
+}
+# What only training, or only a call that reads the end of a segment again, takes.
+BY_DESIGN = {("ext_len", path) for path in ("generation", "decoder", "export", "classifier")} | {
+    # A classifier has a head of its own in the place of the softmax.
+    *((name, "classifier") for name in ("cutoffs", "tie_embeddings", "tie_projections")),
+}
+QUIRK_ROWS = {f"quirks: {quirk}": ("quirks", base, (quirk,)) for quirk, base in QUIRKS.items()}
+READ = {
+    **{name: (name, base, value) for name, (base, value) in MODEL.items()},
+    **QUIRK_ROWS,
+}
+
+
+# Of these the shapes of the weights tell.
+SHAPES = {
+    *("vocab_size", "n_layer", "d_model", "d_head", "d_inner", "d_embed", "cutoffs", "div_val"),
+}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("row", [row for row in READ if row not in SHAPES | IN_TRAINING])
+def test_a_setting_of_the_network_counts_wherever_a_text_is_read(row, path):
+    name, base, value = READ[row]
+    read = PATHS[path]
+    models = [made(base), made(base | {name: value})]
+    if row.endswith("exact_frequencies"):
+        # It is in the last digits.
+        if path in ("int8", "generation", "evaluation", "export", "classifier"):
+            return
+        models = [model.double() for model in models]
+    found, refused = tried(lambda: [read(model) for model in models])
+    if refused:
+        reasons = ("kind=", "attn_type=2 has absolute positions", "a step begins with zeros")
+        assert any(reason in refused for reason in reasons)
+        return
+    counts = (name, path) not in BY_DESIGN
+    counts &= not (row.endswith("swapped_ext_len") and ("ext_len", path) in BY_DESIGN)
+    assert differs(*found) == counts
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", sorted(IN_TRAINING))
+def test_what_is_dropped_or_drawn_in_training_changes_nothing_in_reading(name):
+    base, value = MODEL[name]
+    assert not differs(in_segments(made(base)), in_segments(made(base | {name: value})))
+
+
+CONVERTED = READ | {
+    "quirks: raw_queries beside relative positions": (
+        *("quirks", {"norm_first": True}, ("raw_queries",)),
+    ),
+}
+
+
+@pytest.mark.parametrize("to", ["authors", "huggingface"])
+@pytest.mark.parametrize("row", [row for row in CONVERTED if row not in ("kind", "vocab_size")])
+def test_a_setting_of_the_network_is_converted_or_refused_or_said(tmp_path, row, to):
+    name, base, value = CONVERTED[row]
+    model, said = made(base | {name: value}), []
+    model.save_pretrained(tmp_path / "ours")
+    _, refused = tried(
+        lambda: convert(tmp_path / "ours", tmp_path / "theirs", to=to, say=said.append)
+    )
+    if refused:
+        assert any(each in refused for each in (f"{name}=", "attn_type=", "ext_len=", "quirk"))
+        return
+    settings = {"layer_norm_epsilon": model.config.norm_eps}
+    folder = convert(tmp_path / "theirs", tmp_path / "again", settings=settings)
+    again = load_config(folder / "config.json")
+    theirs = getattr(again, name)
+    if name == "tie_projections":
+        theirs, value = [x.ties_proj for x in again.clusters], [True]
+    # What initial weights are drawn with says nothing of those that are there.
+    is_kept = theirs == value or (name == "quirks" and value[0] in theirs)
+    is_drawn = name in ("init_std", "proj_init_std")
+    line = "the memory began" if name == "start_memory" else f"{name}="
+    assert is_kept or is_drawn or any(each.startswith(line) for each in said)
+
+
+@pytest.mark.slow
+def test_transformers_keep_every_setting():
+    pytest.importorskip("transformers", reason="needs pip install 'transformer-xl[hf]'")
+    from transformer_xl.hf import TransformerXLConfig
+
+    for name, base, value in READ.values():
+        settings = dataclasses.asdict(WIDE) | base | {name: value}
+        ours = TransformerXLConfig(**settings)
+        again = TransformerXLConfig(**json.loads(ours.to_json_string()))
+        assert ours.to_model_config() == again.to_model_config() == ModelConfig(**settings)

@@ -1,0 +1,153 @@
+"""Every setting of the text changes what is prepared, or how: `DATA` has a row for each."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from transformer_xl.config import DataConfig
+from transformer_xl.data import building, corpus, prepare
+from transformer_xl.train.beginning import fit_to_corpus
+
+DATA = {
+    "name": ({}, "tiny-shakespeare", "manifest"),
+    "path": ({}, "other.txt", "tokens"),
+    "valid_path": ({}, "other.txt", "tokens"),
+    "test_path": ({}, "other.txt", "tokens"),
+    "json_field": ({"path": "rows.jsonl"}, "title", "tokens"),
+    "split_by": (
+        {"path": "several", "vocab": "bytes", "valid_fraction": 0.2, "test_fraction": 0.2},
+        "file",
+        "tokens",
+    ),
+    "valid_fraction": ({}, 0.2, "tokens"),
+    "test_fraction": ({}, 0.2, "tokens"),
+    "vocab": ({}, "words", "tokens"),
+    "vocab_size": ({"vocab": "words"}, 6, "tokens"),
+    "vocab_from": ({"vocab": "chars"}, "all", "vocab"),
+    "tokenizer": ({}, "vocabulary", "vocab"),
+    "reset_at": ({}, "\n", "training"),
+    "workers": ({}, 2, "processes"),
+    "cache_dir": ({}, "elsewhere", "place"),
+    "corpus": ({}, "prepared", "place"),
+    "verify": ({}, "always", "comparisons"),
+}
+
+
+def test_every_setting_has_a_row():
+    assert [*DATA] == [field.name for field in fields(DataConfig)]
+    for name, (base, value, *_) in DATA.items():
+        assert DataConfig(**base | {name: value}) != DataConfig(**base), name
+
+
+def test_the_command_line_hands_every_setting_on(handed_on):
+    assert handed_on("data", DataConfig, DATA) == {n: x for n, (_, x, *_) in DATA.items()}
+
+
+def tokens_of(monkeypatch, config):
+    found = prepare(config.data)
+    return [found.split(name).tolist() for name in ("train", "valid", "test")]
+
+
+def vocab_of(monkeypatch, config):
+    return prepare(config.data).vocab.symbols
+
+
+def manifest_of(monkeypatch, config):
+    return prepare(config.data).manifest["source"]["name"]
+
+
+def training_of(monkeypatch, config):
+    return fit_to_corpus(config, prepare(config.data)).model.reset_at
+
+
+def place_of(monkeypatch, config):
+    return prepare(config.data).folder.resolve()
+
+
+def processes_of(monkeypatch, config):
+    before, seen = building.perform_all, []
+
+    def perform_all(tasks, n_workers):
+        seen.append(n_workers)
+        return before(tasks, 1)
+
+    monkeypatch.setattr(building, "perform_all", perform_all)
+    prepare(replace(config.data, cache_dir=f"{config.data.cache_dir}{config.data.workers}"))
+    return seen
+
+
+def comparisons_of(monkeypatch, config):
+    """How often checksums are compared where they were compared before."""
+    prepare(config.data)
+    seen, verify = [], corpus.Corpus.verify
+    monkeypatch.setattr(corpus.Corpus, "verify", lambda self: seen.append(1) or verify(self))
+    prepare(config.data)
+    return seen
+
+
+OF_TEXT = {
+    "tokens": tokens_of,
+    "vocab": vocab_of,
+    "manifest": manifest_of,
+    "training": training_of,
+    "place": place_of,
+    "processes": processes_of,
+    "comparisons": comparisons_of,
+}
+
+
+@pytest.mark.parametrize("name", DATA)
+def test_a_setting_of_the_text_counts(monkeypatch, recipe, name):
+    base, value, where = DATA[name]
+    found = []
+    for settings in (base, base | {name: value}):
+        with monkeypatch.context() as patch:
+            found.append(OF_TEXT[where](patch, recipe(data=settings)))
+    assert found[0] != found[1]
+
+
+def test_checksums_are_never_compared_where_that_is_asked_for(monkeypatch, recipe, tmp_path):
+    for verify, n in (("never", 0), ("once", 1), ("once", 0), ("always", 1)):
+        seen = []
+        monkeypatch.setattr(corpus.Corpus, "verify", lambda self, seen=seen: seen.append(1))
+        prepare(recipe(data={"verify": verify, "cache_dir": str(tmp_path)}).data)
+        assert len(seen) == n, verify
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"valid_path": "other.txt", "valid_fraction": 0.2}, r"data\.valid_fraction=0\.2 has no"),
+        ({"test_path": "other.txt", "test_fraction": 0.0}, r"data\.test_fraction=0\.0 has no"),
+        (
+            {"valid_path": "other.txt", "test_path": "other.txt", "split_by": "file"},
+            r"data\.split_by='file' has no effect",
+        ),
+        ({"json_field": "title"}, r"data\.json_field='title' has no effect: no file is JSON lines"),
+    ],
+)
+def test_a_setting_of_no_use_to_a_text_is_refused_where_it_is_prepared(recipe, data, message):
+    with pytest.raises(ValueError, match=message):
+        prepare(recipe(data=data).data)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"path": "other.txt"},
+        {"valid_path": "other.txt"},
+        {"test_path": "other.txt"},
+        {"json_field": "title"},
+        {"split_by": "file"},
+        {"valid_fraction": 0.2},
+        {"test_fraction": 0.2},
+        {"vocab_from": "all"},
+    ],
+    ids=str,
+)
+def test_what_a_prepared_corpus_was_not_made_with_is_refused(recipe, other):
+    ((name, _),) = other.items()
+    given = {"corpus": "prepared"}
+    prepare(recipe(data=given).data)
+    with pytest.raises(ValueError, match=rf"data\.{name}=.*was made with .*: leave it"):
+        prepare(recipe(data=given | other).data)

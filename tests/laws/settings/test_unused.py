@@ -1,0 +1,89 @@
+"""Settings that change nothing beside others are refused, and left out of what is stored."""
+
+import json
+import tomllib
+from dataclasses import replace
+
+import pytest
+import tomli_w
+
+from transformer_xl.checkpoint import RunFolder
+from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
+from transformer_xl.nn.pretrained import load_config, write_model
+from transformer_xl.recipes import dump_recipe, load_recipe
+from transformer_xl.train import loop, train
+
+BASE = Config(model=ModelConfig(), data=DataConfig())
+LSTM = {"kind": "lstm", "n_head": 8, "d_inner": 2048}
+UNUSED = [
+    (ModelConfig, {"attn_type": 3, "n_positions": 9}, {"clamp_len": 4}),
+    (ModelConfig, {"attn_type": 2}, {"tie_biases": False}),
+    (ModelConfig, {"attn_type": 3, "n_positions": 9}, {"tie_biases": False}),
+    (ModelConfig, {}, {"quirks": ("stored_positions",)}),
+    (ModelConfig, {"attn_type": 1, "n_positions": 9}, {"quirks": ("exact_frequencies",)}),
+    (ModelConfig, {"attn_type": 2}, {"quirks": ("raw_queries",)}),
+    (ModelConfig, {}, {"proj_same_dim": False}),
+    (ModelConfig, {"kind": "lstm"}, {"n_head": 4}),
+    (ModelConfig, {"kind": "lstm"}, {"clamp_len": 4}),
+    (ModelConfig, {"kind": "lstm"}, {"ext_len": 2}),
+    (TrainConfig, {}, {"muon_lr": 0.05}),
+    (TrainConfig, {}, {"cooldown_fraction": 0.5}),
+    (TrainConfig, {"average": "tail", "average_start": 0.5}, {"cooldown_fraction": 0.5}),
+    (TrainConfig, {}, {"average_start": 0.5}),
+    (TrainConfig, {"average": "tail"}, {"average_decay": 0.5}),
+    (DataConfig, {"vocab": "chars"}, {"vocab_size": 50}),
+    (DataConfig, {"vocab": "bpe"}, {"vocab_from": "all"}),
+    (DataConfig, {"name": "hf:any/thing"}, {"path": "text.txt"}),
+]
+
+
+@pytest.mark.parametrize(("section", "base", "unused"), UNUSED)
+def test_a_setting_that_changes_nothing_is_refused_and_left_out_of_what_is_stored(
+    tmp_path, section, base, unused
+):
+    ((name, value),) = unused.items()
+    kept = section(**base)
+    with pytest.raises(ValueError, match=rf"^{name}=.* has no effect with .*; leave (it|out)"):
+        section(**base | unused)
+    # As an earlier version wrote it, into the folder of a run and of a model.
+    where = {ModelConfig: "model", TrainConfig: "train", DataConfig: "data"}[section]
+    config = replace(BASE, **{where: kept})
+    values = tomllib.loads(dump_recipe(config))
+    values[where][name] = value
+    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(values))
+    assert load_recipe(tmp_path / "recipe.toml", is_stored=True) == config
+    with pytest.raises(ValueError, match=f"{name}=.* has no effect"):
+        load_recipe(tmp_path / "recipe.toml")
+    if section is ModelConfig:
+        write_model(kept, {}, tmp_path)
+        content = json.loads((tmp_path / "config.json").read_text()) | unused
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        assert load_config(tmp_path / "config.json") == kept
+
+
+@pytest.mark.parametrize("name", ["recompute", "compile"])
+def test_what_an_lstm_has_no_use_for_is_refused_with_the_recipe(tmp_path, name):
+    model = ModelConfig(**LSTM, mem_len=0)
+    with pytest.raises(ValueError, match=rf"^{name}=True has no effect with model\.kind='lstm'"):
+        Config(model=model, data=DataConfig(), train=TrainConfig(**{name: True}))
+    config = Config(model=model, data=DataConfig())
+    values = tomllib.loads(dump_recipe(config))
+    values["train"][name] = True
+    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(values))
+    assert load_recipe(tmp_path / "recipe.toml", is_stored=True) == config
+
+
+def test_a_run_on_a_prepared_corpus_goes_on_without_what_the_corpus_was_not_made_with(
+    recipe, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(loop, "finish", lambda *about: {})
+    config = recipe(data={"corpus": "prepared", "path": None})
+    train(config, tmp_path, quiet=True)
+    # As an earlier version would have let it begin.
+    values = tomllib.loads((tmp_path / "recipe.toml").read_text())
+    values["data"]["valid_fraction"] = 0.2
+    (tmp_path / "recipe.toml").write_text(tomli_w.dumps(values))
+    folder = RunFolder(tmp_path)
+    folder.check(config)
+    with pytest.raises(ValueError, match="another recipe"):
+        folder.check(replace(config, data=replace(config.data, corpus=None)))
