@@ -126,7 +126,9 @@ def _summary(seconds: list[float]) -> dict[str, Any]:
 
 
 def _with_positions(model: ModelConfig, window: int, device: torch.device) -> TransformerXL:
-    config = replace(model, attn_type=3, n_positions=window, mem_len=0, attn_len=None)
+    # The table ends with the window, so no distance is clamped.
+    settings = {"attn_type": 3, "n_positions": window, "mem_len": 0}
+    config = replace(model, **settings, attn_len=None, clamp_len=None)
     return TransformerXL(config).to(device).eval()
 
 
