@@ -205,7 +205,7 @@ def test_where_a_learned_archive_restores_is_said_when_it_is_made(txl, notes, by
     given = (notes, tmp_path / "x", "--model", byte_model, "--streams", 8, "--force")
     ended = txl("compress", *given, "--learn")
     assert ended.code == 0
-    assert "restores only on a processor of this kind with this PyTorch" in ended.err
+    assert "restores only on this kind of processor with this PyTorch" in ended.err
     assert "restores only" not in txl("compress", *given).err
 
 
@@ -214,7 +214,7 @@ def test_a_verified_archive_was_restored(txl, notes, byte_model, tmp_path, words
     given = ("--model", byte_model, "--streams", 8, "--json", "--verify")
     ended = txl("compress", notes, tmp_path / "x", *given, *words)
     assert (ended.code, ended.json["verified"]) == (0, True)
-    assert "verified: the 480 bytes come back" in ended.err
+    assert "verified: the 480 bytes are restored" in ended.err
 
 
 def test_what_does_not_come_back_is_not_written(txl, notes, byte_model, tmp_path, monkeypatch):
@@ -234,3 +234,15 @@ def test_what_does_not_come_back_is_not_written(txl, notes, byte_model, tmp_path
         assert f"{notes} " in ended.err
         assert "none was written" in ended.err
         assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("words", [[], ["--force"]], ids=str)
+def test_the_standard_input_is_no_file_that_could_be_overwritten(
+    txl, byte_model, tmp_path, monkeypatch, words
+):
+    out = tmp_path / "notes.txl"
+    out.write_bytes(b"there already")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat saw a dog. " * 20)))
+    ended = txl("compress", "-", out, "--model", byte_model, *words)
+    assert ended.code == (0 if words else 1)
+    assert ("--force replaces it" in ended.err) == (not words)

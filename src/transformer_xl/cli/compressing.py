@@ -95,17 +95,17 @@ class Compress:
             ram=self.ram,
         )
         check_installed()
+        if self.learn:
+            say(
+                "--learn: the archive restores only on this kind of processor with this PyTorch; "
+                "without --learn, on any"
+            )
         model, vocab = _load(self.model)
         data = _read(self.file)
         try:
             found = compress(data, model, vocab, settings, _news())
         except UnrestorableError as error:
             raise ValueError(f"{_name(self.file)}: {error}") from error
-        if found.made_for is not None:
-            say(
-                f"--learn: it restores only on a processor of this kind with this PyTorch "
-                f"({found.made_for}); without --learn, on any"
-            )
         if self.verify:
             self._verify(data, found.content, model, vocab)
         _write(out, found.content)
@@ -132,15 +132,13 @@ class Compress:
             restored = decompress(content, *given, _news(), self.ram)
         except RuntimeError as error:
             raise RuntimeError(
-                f"{_name(self.file)} does not come back from its archive, so none was written: "
-                f"{error}"
+                f"{_name(self.file)} cannot be restored; no archive was written: {error}"
             ) from error
         if restored != data:
             raise RuntimeError(
-                f"{_name(self.file)} comes back from its archive as something else, so none was "
-                "written"
+                f"{_name(self.file)}: the restored contents differ; no archive was written"
             )
-        say(f"verified: the {len(data):,} bytes come back")
+        say(f"verified: the {len(data):,} bytes are restored")
 
 
 @dataclass(kw_only=True)
@@ -188,7 +186,7 @@ class Decompress:
             if needed and self.model is None:
                 raise ValueError("it was made with a model: give the same one with --model DIR")
         if self.model is not None and not needed:
-            say(f"{_name(self.file)} was made without a model: --model {self.model} is not read")
+            say(f"{_name(self.file)} needs no model: --model {self.model} is not read")
         # Outside: what is wrong with the model is not wrong with the file.
         model, vocab = _load(self.model) if needed else (None, None)
         with _named(self.file, self.model):
@@ -210,7 +208,7 @@ def _out(file: Path, out: Path | None, default: Path | None, force: bool) -> Pat
         return None
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder: name a file in it for the result")
-    if out.exists() and out.samefile(file):
+    if not _is_stdin(file) and out.exists() and out.samefile(file):
         raise FileExistsError(f"{out} is the file that is read: give the result another name")
     if out.exists() and not force:
         raise FileExistsError(f"{out} is there already; --force replaces it")

@@ -100,7 +100,7 @@ class Score:
                 show_all = self._show_lines if self.by == "line" else self._show_tokens
                 show_all(_arriving(self.file), Cutter(vocab, self.by), Flow(reader), vocab)
                 if reader.place.last_token is None:
-                    say("nothing has come: a text of 0 tokens has no scores")
+                    say("a text of 0 tokens has no scores: it is empty or has no known symbol")
             finally:
                 if self.state:
                     self._save(self.state, reader, random, loaded)
@@ -123,21 +123,24 @@ class Score:
         ids: list[int] = []
         found: list[float | None] = []
         total, unknown = Sums(), _Unknown(vocab)
-        for scored in flow.scores(blocks, cutter, unknown.see):
-            for token, log_prob in scored:
-                total.add(log_prob, 0)
-                if self.json:
-                    ids.append(token)
-                    found.append(log_prob)
-                else:
-                    text = vocab.decode([token])
-                    show({"id": token, "text": text, "log_prob": log_prob}, as_json=True)
-            sys.stdout.flush()
-        unknown.tell()
-        if self.json:
-            figures = {"tokens": total.n_predicted, "nll": total.nll, "nll_sum": total.nll_sum}
-            about = {"unknown": unknown.n, "ids": ids, "log_probs": found}
-            show(figures | about, as_json=True)
+        try:
+            for scored in flow.scores(blocks, cutter, unknown.see):
+                for token, log_prob in scored:
+                    total.add(log_prob, 0)
+                    if self.json:
+                        ids.append(token)
+                        found.append(log_prob)
+                    else:
+                        text = vocab.decode([token])
+                        show({"id": token, "text": text, "log_prob": log_prob}, as_json=True)
+                sys.stdout.flush()
+        finally:
+            # Where reading fails, what was read before is not lost.
+            unknown.tell()
+            if self.json:
+                figures = {"tokens": total.n_predicted, "nll": total.nll, "nll_sum": total.nll_sum}
+                about = {"unknown": unknown.n, "ids": ids, "log_probs": found}
+                show(figures | about, as_json=True)
 
     def _show_lines(
         self, blocks: Iterable[bytes], cutter: "Cutter", flow: "Flow", vocab: "Vocab"
@@ -150,22 +153,28 @@ class Score:
             lines.push(piece)
             unknown.see(piece)
 
-        for scored in flow.scores(blocks, cutter, see):
-            for line in lines.add(scored):
-                if not self.json:
-                    show(line, as_json=True)
-            sys.stdout.flush()
-        unknown.tell()
-        if self.json:
-            figures = {"lines": lines.n_lines, **lines.total.figures(), "unknown": unknown.n}
-            show(figures, as_json=True)
+        try:
+            for scored in flow.scores(blocks, cutter, see):
+                for line in lines.add(scored):
+                    if not self.json:
+                        show(line, as_json=True)
+                sys.stdout.flush()
+        finally:
+            unknown.tell()
+            if self.json:
+                figures = {"lines": lines.n_lines, **lines.total.figures(), "unknown": unknown.n}
+                show(figures, as_json=True)
 
 
 class _Unknown:
     """Counts what the vocabulary has no symbol for, and warns of it: not of each in a long text."""
 
     def __init__(self, vocab: "Vocab") -> None:
-        self._done = "left out" if vocab.unk_id is None else "read as <unk>"
+        self._done = "left out"
+        if vocab.unk_id is not None:
+            self._done = "read as <unk>"
+            if vocab.kind not in ("chars", "words", "integers"):
+                self._done += " (bytes that are not UTF-8 are left out)"
         self.n = self._places = 0
 
     def see(self, piece: "Piece") -> None:
@@ -179,8 +188,8 @@ class _Unknown:
         if self._places <= _WARNINGS:
             what = describe_unknown(piece.unknown, piece.line)
             say(f"warning: not in the vocabulary, {self._done}: {what}")
-        if self._places == _WARNINGS:
-            say("warning: more of these are counted, and said at the end")
+        elif self._places == _WARNINGS + 1:
+            say("warning: further warnings are suppressed; the total follows at the end")
 
     def tell(self) -> None:
         """Say at the end what there was."""

@@ -130,10 +130,11 @@ class Vocab:
             raise self.refusal(self.unknown(text), self.first_unknown_line(text)) from None
 
     def encode_known(self, text: str) -> tuple[list[int], Counter[str]]:
-        """Cut a text as far as can be, as `encode_lines` does; count what has no symbol.
+        """Encode a text as `encode_lines` does, skipping what has no symbol; count that.
 
-        That is left out, or ``<unk>`` where the vocabulary has one. So are bytes that are no UTF-8
-        (surrogates), unless the vocabulary is one of bytes.
+        Where the vocabulary has ``<unk>``, that is put in its place. Bytes that are not UTF-8
+        (surrogates) are symbols of byte vocabularies, ``<unk>`` of characters, words and integers
+        that have it, and skipped otherwise.
         """
         if self.kind in ("bytes", "chars", "words", "integers"):
             clean = text
