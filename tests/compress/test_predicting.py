@@ -1,5 +1,6 @@
 """One piece or many: the same numbers, but for rounding far below what coding sees."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 
 from transformer_xl.compress.arithmetic import MARGIN, STEPS
 from transformer_xl.compress.predicting import Predictor, fingerprint
-from transformer_xl.nn import TransformerXL
+from transformer_xl.config import ModelConfig
+from transformer_xl.nn import TransformerXL, load_model
 
 KINDS = {
     "paper": {},
@@ -59,3 +61,17 @@ def test_a_fingerprint_is_that_of_everything_that_decides(model, tiny):
     other = TransformerXL(replace(tiny, clamp_len=3))
     other.load_state_dict(model.state_dict())
     assert fingerprint(other, "v") != own
+
+
+def test_an_archive_knows_a_model_that_was_stored_with_a_setting_that_changes_nothing(tmp_path):
+    sizes = {"vocab_size": 5, "n_layer": 1, "n_head": 2, "d_model": 4, "d_inner": 4}
+    model = TransformerXL(ModelConfig(**sizes, attn_type=2))
+    for parameter in model.parameters():
+        torch.nn.init.constant_(parameter, 0.5)
+    model.save_pretrained(tmp_path)
+    # As conversion wrote it, and what an archive then had for the model.
+    content = json.loads((tmp_path / "config.json").read_text()) | {"tie_biases": False}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    found = load_model(tmp_path)
+    assert fingerprint(found, "v").hex() == "a6c0ebce8956ee0a0517c507f1221bf6"
+    assert fingerprint(model, "v") != fingerprint(found, "v")

@@ -91,7 +91,7 @@ def fingerprint(model: TransformerXL, vocab_hash: str) -> bytes:
     digest = hashlib.blake2b(vocab_hash.encode(), digest_size=16)
     # Settings that later versions add have defaults that change nothing.
     default = dataclasses.asdict(ModelConfig())
-    settings = dataclasses.asdict(model.config)
+    settings = dataclasses.asdict(model.config) | dict(model.left_out)
     changed = {name: x for name, x in settings.items() if x != default.get(name)}
     digest.update(json.dumps(changed, sort_keys=True).encode())
     for name, weight in sorted(model_weights(model).items()):

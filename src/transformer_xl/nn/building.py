@@ -1,5 +1,7 @@
 """The kinds of models: which class a configuration stands for."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 from transformer_xl.config import ModelConfig
@@ -9,6 +11,7 @@ from transformer_xl.nn.pretrained import (
     copy_weights,
     find_model_folder,
     load_config,
+    read_config,
     read_model_weights,
 )
 
@@ -39,4 +42,10 @@ def load_model(folder: Path | str) -> TransformerXL:
     weights = read_model_weights(folder, config)
     model = build_model(config)
     copy_weights(model, weights)
+    settings = json.loads(json.dumps(asdict(config)))
+    model.left_out = {
+        name: value
+        for name, value in read_config(folder / CONFIG_FILE).items()
+        if name in settings and value != settings[name]
+    }
     return model.eval()

@@ -186,8 +186,10 @@ def _is_bool(value: Any) -> bool:
 def _array(ids: Any) -> np.ndarray:
     nothing = np.empty((), dtype=object)
     # Letters and keys are no tokens; numpy takes a set for one thing.
-    if isinstance(ids, str | bytes | dict | Set):
+    if isinstance(ids, str | dict | Set):
         return nothing
+    if isinstance(ids, bytes | bytearray):
+        return np.frombuffer(ids, np.uint8)
     ids = list(ids) if isinstance(ids, Iterator) else ids
     try:
         if isinstance(ids, list | tuple) and set(map(type, ids)) - {int}:

@@ -1,6 +1,6 @@
 """Transformer-XL: embedding, layers with memory, softmax."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import get_ident
 from typing import Any
@@ -55,12 +55,15 @@ class TransformerXL(PositionedModel):
     Attributes:
         recompute: Compute the inside of the layers once more in the backward pass, instead of
             keeping it (Chen et al., arXiv 1604.06174).
+        left_out: Settings of its folder that change nothing; archives that an earlier version made
+            with the model were made with them, too.
 
     Raises:
         ValueError: The size of the vocabulary is not set, or it is another kind of model.
     """
 
     recompute = False
+    left_out: Mapping[str, Any] = {}
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
