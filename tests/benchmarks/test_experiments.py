@@ -35,7 +35,7 @@ about = "as it is"
 [[variant]]
 name = "cosine"
 about = "a cosine"
-train.schedule = "cosine"
+train = { schedule = "cosine", cooldown_fraction = 0.3 }
 """
 
 
