@@ -60,7 +60,8 @@ def loaded(arguments: argparse.Namespace, way: str) -> Any:
 
 def network(model: Any) -> TransformerXL:
     """Return the network inside, with its adapters."""
-    return (model.get_base_model() if isinstance(model, PeftModel) else model).transformer
+    inner: Any = model.get_base_model() if isinstance(model, PeftModel) else model
+    return inner.transformer
 
 
 def rate(step: int, steps: int) -> float:

@@ -114,10 +114,7 @@ def _trained(folder: Path, name: str, more: tuple[str, ...]) -> dict[str, Any]:
         "weights": _hash_of_weights(run / "model" / "last"),
         "results": {key: x for key, x in results.items() if key != "settings"},
         "sample": json.loads((run / "sample.json").read_text())["text"],
-        "corpus": {
-            path.name: _hash(path.read_bytes())
-            for path in sorted((folder / "cache").rglob("*.bin"))
-        },
+        "corpora": sorted(_hash(x.read_bytes()) for x in (folder / "cache").rglob("*.bin")),
     }
 
 

@@ -152,8 +152,8 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
                 another way; nothing was written.
         """
         if getattr(self, "_hf_peft_config_loaded", False):
-            adapters = None if state_dict is None else dict(state_dict)
-            super().save_pretrained(save_directory, is_main_process, adapters, **kwargs)
+            given = None if state_dict is None else dict(state_dict)
+            super().save_pretrained(save_directory, is_main_process, given, **kwargs)
             return
         own_names = (name for name, _ in self.transformer.named_parameters())
         require_own_weights(own_names, self.config.to_model_config())
