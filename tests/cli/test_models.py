@@ -4,6 +4,7 @@ import io
 import json
 import math
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -257,13 +258,14 @@ def test_generate_goes_on_without_the_prompt_of_the_recipe(txl, trained, tmp_pat
 def test_weights_in_fewer_bits_say_what_they_cost(txl, trained, text, weights):
     exact = txl("eval", trained, "--file", text, "--json").json["nll"]
     ended = txl("eval", trained, "--file", text, "--json", "--weights", weights)
-    assert (ended.code, ended.err) == (0, "")
+    assert ended.code == 0
     assert ended.json["nll"] == pytest.approx(exact, rel=0.01)
     assert ended.json["nll"] != exact
     scored = txl("score", trained, text, "--json", "--weights", weights).json["nll"]
     assert scored == pytest.approx(ended.json["nll"], rel=1e-3)
     written = txl("generate", trained, "--weights", weights, "--length", 9)
-    assert (written.code, written.err, len(written.out)) == (0, "", 4 + 9 + 1)
+    assert (written.code, len(written.out)) == (0, 4 + 9 + 1)
+    assert re.fullmatch(rf"drawing with .*, weights {weights}\n", written.err)
 
 
 @pytest.mark.parametrize("then", ["float32", "bfloat16", "int8"])
@@ -373,12 +375,12 @@ def test_what_of_a_prompt_the_model_never_saw_is_told(txl, tmp_path, more):
     TransformerXL(config).save_pretrained(tmp_path)
     ended = txl("generate", tmp_path, "--prompt", "a日b本日", "--length", "1", *more)
     assert ended.code == 0
-    assert (
-        ended.err
-        == "warning: the prompt: the model never saw '日', 'b', '本' (4 in all, the first in line "
+    assert ended.err.startswith(
+        "warning: the prompt: the model never saw '日', 'b', '本' (4 in all, the first in line "
         "1), and reads <unk> in their place\n"
     )
-    assert txl("generate", tmp_path, "--prompt", "the", "--length", "1", *more).err == ""
+    known = txl("generate", tmp_path, "--prompt", "the", "--length", "1", *more)
+    assert "warning" not in known.err
 
 
 def test_a_model_of_bytes_reads_anything(txl, of_bytes, tmp_path):

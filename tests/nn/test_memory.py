@@ -113,7 +113,7 @@ def test_reset_hides_the_past_of_these_streams_alone(make, rows, expected):
 
 @pytest.mark.parametrize("make", [memory, kept])
 def test_reset_of_a_stream_that_does_not_exist_is_an_error(make):
-    with pytest.raises(IndexError):
+    with pytest.raises(ValueError, match="the memory has the streams 0 to"):
         make(4).reset([B])
 
 

@@ -322,9 +322,8 @@ def test_wrong_shapes_are_named(model):
         forward(model, tokens(), targets=tokens(T=3))
     with pytest.raises(ValueError, match=r"targets of shape \(2, 5\) must have the shape"):
         forward(model, tokens(), targets=tokens(T=5), ext_len=1)
-    read = unwrap(TransformerXL.read)
     with pytest.raises(ValueError, match=r"tokens of shape \(4,\) must be \(streams, length\)"):
-        read(model, tokens()[0])
+        forward(model, tokens()[0], predicts=False)
     with pytest.raises(ValueError, match=r"tokens of shape \(2, 0\) .* not empty"):
         model.read(tokens(T=0))
 
