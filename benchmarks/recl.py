@@ -58,7 +58,9 @@ def recipe_of(name: str, arguments: argparse.Namespace, text: Path) -> Config:
         "recurrence": ModelConfig(**width, mem_len=true),
         "none": ModelConfig(**width, mem_len=0),
         "window": ModelConfig(**width, mem_len=0, attn_type=3, n_positions=segment_len),
-        "lstm": ModelConfig(**width, mem_len=0, kind="lstm"),
+        "lstm": ModelConfig(
+            kind="lstm", n_layer=2, d_model=arguments.d_model, mem_len=0, dropout=0.0
+        ),
     }
     limits = {"steps": arguments.steps or 1_000_000}
     if not arguments.steps:

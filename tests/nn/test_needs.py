@@ -161,7 +161,9 @@ def test_an_evaluation_that_fits_nowhere_is_refused_at_once(model) -> None:
 
 
 def test_a_text_without_end_needs_room_for_its_whole_memory(model) -> None:
-    vocab = train_vocab("chars", ["a"])
+    # As many symbols as the model has.
+    vocab = train_vocab("chars", ["abcdefghijk"])
+    assert len(vocab) == model.config.vocab_size
     for begin in (
         lambda: txl.generate(model, [1], length=3, mem_len=10**12),
         lambda: txl.generate_batch(model, [[1], [2]], length=3, mem_len=10**12),

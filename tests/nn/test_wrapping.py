@@ -183,16 +183,8 @@ def test_maps_quantized_by_torch_are_used(model):
 )
 def test_an_lstm_quantized_by_torch_is_used():
     torch.manual_seed(0)
-    model = build_model(
-        ModelConfig(
-            kind="lstm",
-            vocab_size=SMALL.vocab_size,
-            n_layer=2,
-            d_model=16,
-            init_std=0.2,
-            dropout=0.0,
-        )
-    ).eval()
+    sizes = {"vocab_size": SMALL.vocab_size, "n_layer": 2, "d_model": 16}
+    model = build_model(ModelConfig(kind="lstm", **sizes, init_std=0.2, dropout=0.0)).eval()
     made = torch.ao.quantization.quantize_dynamic(model, dtype=torch.qint8)
     with torch.no_grad():
         torch.testing.assert_close(made(TEXT).log_probs, model(TEXT).log_probs, rtol=0.1, atol=0.1)
