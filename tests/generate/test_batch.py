@@ -10,7 +10,7 @@ from transformer_xl.nn import TransformerXL
 BYTES = train_vocab("bytes", [])
 
 
-def test_a_step_has_a_token_for_each_text_that_goes_on(model):
+def test_a_step_has_a_token_for_each_text_that_goes_on(model, refused):
     found = generate_batch(model, [[1], [2, 3]], length=3, seed=1)
     assert [sorted(step) for step in found] == [[0, 1]] * 3
     found = generate_batch(model, [[1], [2, 3], [4]], seed=1)
@@ -19,7 +19,8 @@ def test_a_step_has_a_token_for_each_text_that_goes_on(model):
     found.end(0)
     found.end(2)
     assert list(found) == []
-    assert list(generate_batch(model, [], length=3)) == []
+    with refused("give a list of prompts, one at least"):
+        generate_batch(model, [], length=3)
 
 
 def test_what_several_texts_begin_with_is_read_once(model, monkeypatch):

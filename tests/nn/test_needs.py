@@ -178,13 +178,8 @@ def test_a_text_without_end_needs_room_for_its_whole_memory(model) -> None:
 def test_a_full_memory_is_counted_and_not_made() -> None:
     zeros = build_model(replace(TINY, start_memory="zeros"))
     assert full_memory(zeros, 10**12) == 2 * 2 * 8 * 4 * 10**12
-    assert (
-        full_memory(
-            build_model(ModelConfig(kind="lstm", vocab_size=11, n_layer=2, d_model=8, mem_len=0)),
-            10**12,
-        )
-        == 2 * 16 * 4
-    )
+    lstm = ModelConfig(kind="lstm", vocab_size=11, n_layer=2, d_model=8, mem_len=0)
+    assert full_memory(build_model(lstm), 10**12) == 2 * 16 * 4
 
 
 def test_a_million_cutoffs_are_refused_at_once() -> None:
