@@ -195,7 +195,7 @@ def _make_models() -> dict[str, Any]:
             d_embed=12,
         ),
         "lstm": ModelConfig(
-            kind="lstm", vocab_size=31, n_layer=2, n_head=2, d_model=12, mem_len=0, dropout=0.0
+            kind="lstm", vocab_size=31, n_layer=2, d_model=12, mem_len=0, dropout=0.0
         ),
         "bfloat16": replace(small, vocab_size=31, norm="rms", enhanced_recurrence=True),
         "float16": replace(small, vocab_size=31, attn_type=1, n_positions=17),

@@ -43,7 +43,8 @@ class Predictor:
     ) -> None:
         self.model = copy.deepcopy(model).double().eval().requires_grad_(False)
         config = model.config
-        if exact_frequencies and _EXACT not in config.quirks:
+        has_sinusoids = config.kind != "lstm" and config.attn_type in (0, 2)
+        if exact_frequencies and has_sinusoids and _EXACT not in config.quirks:
             self.model.config = dataclasses.replace(config, quirks=(*config.quirks, _EXACT))
         # Absolute positions count from the start of what is read at once, and an enhanced memory
         # holds what the segment did not attend to.
