@@ -51,7 +51,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         self.generators = list(generators)
         ids = [_checked_prompt(prompt, config) for prompt in prompts]
         self._left = [length] * len(ids)
-        remembered = model.config.mem_len if mem_len is None else mem_len
+        remembered = config.mem_len if self._mem_len is None else self._mem_len
         require_capacity(model, remembered, remedy="remember fewer positions")
         if mems is None:
             mems = model.start_memory(1, self._mem_len)
