@@ -95,17 +95,19 @@ class Compress:
             ram=self.ram,
         )
         check_installed()
+        if self.learn:
+            say(
+                "--learn: the archive can be restored only on this kind of processor with this "
+                "PyTorch; without --learn, on any"
+            )
         model, vocab = _load(self.model)
         data = _read(self.file)
         try:
             found = compress(data, model, vocab, settings, _news())
         except UnrestorableError as error:
             raise ValueError(f"{_name(self.file)}: {error}") from error
-        if found.made_for is not None:
-            say(
-                f"--learn: it restores only on a processor of this kind with this PyTorch "
-                f"({found.made_for}); without --learn, on any"
-            )
+        if self.learn and found.made_for is None:
+            say(f"{_name(self.file)} does not shrink and is stored: it can be restored anywhere")
         if self.verify:
             self._verify(data, found.content, model, vocab)
         _write(out, found.content)
@@ -122,7 +124,7 @@ class Compress:
         """Restore what is about to be written.
 
         Raises:
-            RuntimeError: It does not come back.
+            RuntimeError: The restored contents differ, or there are none.
         """
         from transformer_xl.compress import decompress, needs_model
 
@@ -132,15 +134,13 @@ class Compress:
             restored = decompress(content, *given, _news(), self.ram)
         except RuntimeError as error:
             raise RuntimeError(
-                f"{_name(self.file)} does not come back from its archive, so none was written: "
-                f"{error}"
+                f"{_name(self.file)} cannot be restored; no archive was written: {error}"
             ) from error
         if restored != data:
             raise RuntimeError(
-                f"{_name(self.file)} comes back from its archive as something else, so none was "
-                "written"
+                f"{_name(self.file)}: restored contents differ; no archive was written"
             )
-        say(f"verified: the {len(data):,} bytes come back")
+        say(f"verified: the {len(data):,} bytes are restored")
 
 
 @dataclass(kw_only=True)
@@ -161,7 +161,7 @@ class Decompress:
     out: Annotated[Path | None, tyro.conf.Positional] = None
     """Where it goes; - is the standard output. None: FILE without .txl."""
     model: Path | None = None
-    """The model that it was made with; None: it was made without one."""
+    """The model that it was made with; None: it needs none."""
     ram: float = 4.0
     """Gigabytes of RAM that a file may ask for, beside the model and what it holds."""
     force: bool = False
@@ -188,7 +188,7 @@ class Decompress:
             if needed and self.model is None:
                 raise ValueError("it was made with a model: give the same one with --model DIR")
         if self.model is not None and not needed:
-            say(f"{_name(self.file)} was made without a model: --model {self.model} is not read")
+            say(f"{_name(self.file)} needs no model: --model {self.model} is not read")
         # Outside: what is wrong with the model is not wrong with the file.
         model, vocab = _load(self.model) if needed else (None, None)
         with _named(self.file, self.model):
@@ -210,7 +210,7 @@ def _out(file: Path, out: Path | None, default: Path | None, force: bool) -> Pat
         return None
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder: name a file in it for the result")
-    if out.exists() and out.samefile(file):
+    if not _is_stdin(file) and out.exists() and out.samefile(file):
         raise FileExistsError(f"{out} is the file that is read: give the result another name")
     if out.exists() and not force:
         raise FileExistsError(f"{out} is there already; --force replaces it")
