@@ -12,7 +12,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
 from time import monotonic
-from typing import IO, TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -217,14 +217,14 @@ def _in_words(treated: Counter[str]) -> str:
     return ", ".join(f"{n:,} {how}" for how, n in sorted(treated.items(), reverse=True))
 
 
-def _opened(path: Path) -> AbstractContextManager[IO[bytes]]:
+def _opened(path: Path) -> AbstractContextManager[Any]:
     try:
         return nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb")
     except OSError as error:
         raise OSError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _arriving(file: IO[bytes], path: Path) -> Iterator[bytes]:
+def _arriving(file: Any, path: Path) -> Iterator[bytes]:
     """Read a text in blocks, as they come; an empty one says that no more is there yet."""
     try:
         descriptor = file.fileno()
