@@ -373,12 +373,12 @@ def test_what_of_a_prompt_is_read_as_unknown_is_told(txl, tmp_path, more):
     TransformerXL(config).save_pretrained(tmp_path)
     ended = txl("generate", tmp_path, "--prompt", "a日b本日", "--length", "1", *more)
     assert ended.code == 0
+    what = "'日', 'b', '本' (4 in all, the first in line 1)"
+    assert f"warning: the prompt: not in the vocabulary: {what}; read as <unk>\n" in ended.err
     assert (
-        ended.err
-        == "warning: the prompt: not in the vocabulary: '日', 'b', '本' (4 in all, the first in "
-        "line 1); read as <unk>\n"
+        txl("generate", tmp_path, "--prompt", "the", "--length", "1", *more).err.count("warning")
+        == 0
     )
-    assert txl("generate", tmp_path, "--prompt", "the", "--length", "1", *more).err == ""
 
 
 def test_a_model_of_bytes_reads_anything(txl, of_bytes, tmp_path):

@@ -108,7 +108,7 @@ def test_nothing_read_leaves_no_state(txl, trained, stdin, tmp_path):
     stdin(b"")
     code, out, err = txl("score", trained, "-", "--state", tmp_path / "state")
     assert (code, out) == (0, "")
-    assert err == "nothing to score: no tokens\n"
+    assert err == "nothing to score: a text of 0 tokens\n"
     assert not (tmp_path / "state").exists()
 
 

@@ -103,7 +103,11 @@ class Score:
                 blocks = _arriving(file, self.file)
                 show_all(blocks, Cutter(vocab, self.by), Flow(reader), vocab, unknown)
                 if reader.place.last_token is None:
-                    why = "nothing of the text is in the vocabulary" if unknown.n else "no tokens"
+                    why = (
+                        "nothing of the text is in the vocabulary"
+                        if unknown.n
+                        else "a text of 0 tokens"
+                    )
                     say(f"nothing to score: {why}")
             finally:
                 if self.state:
