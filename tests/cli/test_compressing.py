@@ -101,6 +101,23 @@ def test_pipes_take_and_give_bytes(small, byte_model, monkeypatch):
     assert piped(_NOTES, "compress", "--streams", "8") == small.read_bytes()
 
 
+def test_what_is_piped_in_replaces_a_file_only_by_force(txl, small, byte_model, notes, monkeypatch):
+    given = ("--model", byte_model)
+    for command, content, out in (
+        (("compress", "--streams", 8), _NOTES, small),
+        (("decompress",), small.read_bytes(), notes),
+    ):
+        expected = out.read_bytes()
+        for words, code in (((), 1), (("--force",), 0)):
+            out.write_bytes(b"was here")
+            monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+            ended = txl(command[0], "-", out, *command[1:], *given, *words)
+            assert ended.code == code
+            if code:
+                assert f"{out} is there already; --force replaces it" in ended.err
+            assert out.read_bytes() == (b"was here" if code else expected)
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -191,7 +208,40 @@ def test_a_file_that_the_vocabulary_does_not_restore_is_named(txl, trained, tmp_
     assert ended.code == 2
     assert f"{path}: the model's vocabulary (chars) cannot restore this file" in ended.err
     assert "'Ω' (1 in all, the first in line 2)" in ended.err
-    assert "a model of bytes compresses any file" in ended.err
+    # One remedy, that for compressing.
+    assert ended.err.rstrip().endswith("; a model of bytes compresses any file")
+    assert ended.err.count("bytes") == 1
+
+
+def test_what_would_be_read_as_unknown_is_named_by_compress(txl, tmp_path):
+    from transformer_xl.config import ModelConfig
+    from transformer_xl.data import train_vocab
+    from transformer_xl.nn import TransformerXL
+
+    vocab = train_vocab("chars", ["the cat\n"], held_out=["x"])
+    config = ModelConfig(
+        vocab_size=len(vocab), n_layer=1, n_head=1, d_model=8, d_inner=8, mem_len=4
+    )
+    TransformerXL(config).save_pretrained(tmp_path / "model", vocab)
+    (tmp_path / "text").write_text("the cat\nΩ\n", encoding="utf-8")
+    ended = txl("compress", tmp_path / "text", "--model", tmp_path / "model")
+    assert ended.code == 2
+    # Read as <unk>, it could not be restored.
+    assert "it has no symbol for 'Ω' (1 in all, the first in line 2); a model of" in ended.err
+
+
+def test_an_archive_of_what_does_not_shrink_needs_no_model(txl, byte_model, tmp_path):
+    noise = tmp_path / "noise"
+    noise.write_bytes(bytes(range(256)))
+    given = ("--model", byte_model)
+    ended = txl("compress", noise, *given, "--learn")
+    assert ended.code == 0
+    assert f"{noise} does not shrink and is stored: it can be restored anywhere" in ended.err
+    ended = txl("decompress", tmp_path / "noise.txl", tmp_path / "out", *given)
+    assert ended.code == 0
+    assert f"noise.txl needs no model: --model {byte_model} is not read" in ended.err
+    assert "without a model" not in ended.err
+    assert (tmp_path / "out").read_bytes() == noise.read_bytes()
 
 
 def test_a_missing_library_is_not_said_of_the_archive(txl, small, byte_model, monkeypatch):
@@ -201,12 +251,20 @@ def test_a_missing_library_is_not_said_of_the_archive(txl, small, byte_model, mo
     assert str(small) not in ended.err
 
 
-def test_where_a_learned_archive_restores_is_said_when_it_is_made(txl, notes, byte_model, tmp_path):
+def test_where_a_learned_archive_restores_is_said_before_it_is_made(
+    txl, notes, byte_model, tmp_path, monkeypatch
+):
+    from transformer_xl import compress
+
+    def fail(*args):
+        raise ValueError("here it computes")
+
     given = (notes, tmp_path / "x", "--model", byte_model, "--streams", 8, "--force")
-    ended = txl("compress", *given, "--learn")
-    assert ended.code == 0
-    assert "restores only on this kind of processor with this PyTorch" in ended.err
-    assert "restores only" not in txl("compress", *given).err
+    assert "restored only" not in txl("compress", *given).err
+    assert txl("compress", *given, "--learn").code == 0
+    monkeypatch.setattr(compress, "compress", fail)
+    before, _, _ = txl("compress", *given, "--learn").err.partition("here it computes")
+    assert "restored only on this kind of processor with this PyTorch" in before
 
 
 @pytest.mark.parametrize("words", [[], ["--learn"]], ids=str)

@@ -28,4 +28,7 @@ def test_a_text_that_is_measured_tells_what_is_read_as_unknown(txl, tmp_path):
     path.write_text("the cat\nΩ\n", encoding="utf-8")
     ended = txl("eval", tmp_path, "--file", path, "--json")
     assert ended.code == 0
-    assert f"warning: {path}: the model never saw 'Ω' (1 in all, the first in line 2)" in ended.err
+    assert (
+        f"warning: {path}: not in the vocabulary: 'Ω' (1 in all, the first in line 2); "
+        in ended.err
+    )

@@ -12,6 +12,10 @@ import pytest
 from safetensors.torch import load_file
 
 from transformer_xl.cli import streams
+from transformer_xl.config import ModelConfig
+from transformer_xl.convert.cutting import Wishes, imported_vocab
+from transformer_xl.data.imported import Rules
+from transformer_xl.nn import TransformerXL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -104,8 +108,52 @@ def test_nothing_read_leaves_no_state(txl, trained, stdin, tmp_path):
     stdin(b"")
     code, out, err = txl("score", trained, "-", "--state", tmp_path / "state")
     assert (code, out) == (0, "")
-    assert err.startswith("a text of 0 tokens has no scores")
+    assert err == "nothing to score: a text of 0 tokens\n"
     assert not (tmp_path / "state").exists()
+
+
+def test_a_text_without_a_known_symbol_is_not_called_empty(txl, trained, stdin):
+    stdin("ΩΩΩ".encode())
+    code, out, err = txl("score", trained, "-")
+    assert (code, out) == (0, "")
+    assert "'Ω' (3 in all, the first in line 1); left out" in err
+    assert err.endswith("nothing to score: nothing of the text is in the vocabulary\n")
+
+
+class Failing(io.BytesIO):
+    """A disk that fails behind what it has."""
+
+    def read(self, size=-1):
+        if block := super().read(size):
+            return block
+        raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize("by", ["token", "line"])
+def test_the_sums_of_what_was_read_before_a_failure_are_printed(txl, trained, monkeypatch, by):
+    data = "the cat\nΩ\n".encode() * 7
+    ends = []
+    for file in (io.BytesIO(data), Failing(data)):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(file))
+        ends.append(txl("score", trained, "-", "--by", by, "--json"))
+    whole, cut = ends
+    assert (whole.code, cut.code) == (0, 1)
+    assert cut.json == whole.json
+    assert cut.json["unknown"] == 7
+    failure = "cannot read the standard input to its end: Input/output error"
+    assert failure in cut.err
+    total = "7 in all not in the vocabulary; left out"
+    assert (total in cut.err) == (by == "line")
+
+
+def test_a_file_that_cannot_be_opened_has_no_sums(txl, trained, tmp_path, monkeypatch):
+    path = tmp_path / "text"
+    path.write_text("the cat")
+    # It goes after it was looked for.
+    monkeypatch.setattr(streams, "require_text", lambda path: path.unlink())
+    code, out, err = txl("score", trained, path, "--json")
+    assert (code, out) == (1, "")
+    assert f"cannot read {path}: No such file" in err
 
 
 def test_lines_that_cannot_be_read_as_a_whole_are_scored_as_far_as_can_be(txl, trained, stdin):
@@ -132,7 +180,34 @@ def test_a_text_of_other_characters_does_not_flood_the_terminal(txl, trained, st
     code, out, err = txl("score", trained, "-", "--by", "line")
     assert (code, len(out.splitlines())) == (0, 50)
     assert len(err.splitlines()) < 10
-    assert "50 in all are not in the vocabulary" in err
+    assert "50 in all not in the vocabulary; left out" in err
+
+
+@pytest.mark.parametrize(("n", "n_more"), [(5, 0), (6, 2), (7, 2)])
+def test_a_total_is_announced_where_one_follows(txl, trained, stdin, n, n_more):
+    stdin("Ω a\n".encode() * n)
+    err = txl("score", trained, "-", "--by", "line").err.splitlines()
+    assert len(err) == 5 + n_more
+    if n_more:
+        assert err[5] == "warning: further warnings are suppressed; the total follows at the end"
+        assert err[6] == f"warning: {n} in all not in the vocabulary; left out"
+
+
+def test_bytes_that_an_imported_vocabulary_leaves_out_are_not_called_unknown_words(
+    txl, stdin, tmp_path
+):
+    rules = Rules(join="words", line_ends="after", eos="<eos>", unk="<unk>")
+    symbols = ["the", "cat", "<unk>", "<eos>"]
+    vocab = imported_vocab(symbols, rules, "here", Wishes(), lower_case=False)
+    config = ModelConfig(vocab_size=4, n_layer=1, n_head=1, d_model=8, d_inner=8, mem_len=4)
+    TransformerXL(config).save_pretrained(tmp_path, vocab)
+    stdin(b"the \xff cat\nthe dog\nthe \xff dog\n" * 2)
+    ended = txl("score", tmp_path, "-", "--by", "line")
+    first, second, third, *_, last = ended.err.splitlines()
+    assert first.endswith("the byte 0xff (1 in all, the first in line 1); left out")
+    assert second.endswith("'dog' (1 in all, the first in line 2); read as <unk>")
+    assert third.endswith("(2 in all, the first in line 3); 1 read as <unk>, 1 left out")
+    assert last.endswith("8 in all not in the vocabulary; 4 read as <unk>, 4 left out")
 
 
 def test_an_empty_block_says_that_nothing_more_has_come(monkeypatch):

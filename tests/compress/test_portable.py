@@ -34,6 +34,30 @@ save_file({"log_probs": torch.cat(read, 1)}, folder / "found")
 print(torch.backends.cpu.get_cpu_capability())
 """
 
+_COMPRESS = """
+import sys
+from pathlib import Path
+import torch
+from transformer_xl.compress import Settings, compress
+from transformer_xl.data import load_vocab
+from transformer_xl.nn import load_model
+
+folder = Path(sys.argv[1])
+data = (folder / "text").read_bytes()
+found = compress(data, load_model(folder), load_vocab(folder), Settings(streams=20))
+assert found.streams == 20
+(folder / "text.txl").write_bytes(found.content)
+print(torch.backends.cpu.get_cpu_capability())
+"""
+_PLAIN = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "2"}
+
+
+def _run_with_plain_instructions(program, folder):
+    words = [sys.executable, "-c", program, str(folder)]
+    env = os.environ | _PLAIN
+    made = subprocess.run(words, env=env, capture_output=True, check=True, text=True)
+    assert made.stdout == "DEFAULT\n"
+
 
 @pytest.fixture
 def elsewhere(monkeypatch):
@@ -95,12 +119,23 @@ def test_numbers_of_other_instructions_are_far_within_the_margin(changed, tmp_pa
     model.save_pretrained(tmp_path)
     tokens = torch.randint(256, (4, 40))
     save_file({"tokens": tokens}, tmp_path / "text")
-    plain = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "OMP_NUM_THREADS": "2"}
-    words = [sys.executable, "-c", _PREDICT, str(tmp_path)]
-    made = subprocess.run(words, env=os.environ | plain, capture_output=True, check=True, text=True)
-    assert made.stdout == "DEFAULT\n"
+    _run_with_plain_instructions(_PREDICT, tmp_path)
     there = load_file(tmp_path / "found")["log_probs"]
     here = Predictor(model, 4, 32).read(tokens)
     # In steps of the grid.
     error = (there - here).abs().max().item() * STEPS / math.log(2)
     assert error < MARGIN / 100
+
+
+@pytest.mark.slow
+def test_an_archive_of_other_instructions_and_threads_restores(changed, vocab, tmp_path):
+    # Wide, as above; and it expects what the text is made of.
+    model = changed(d_model=410, n_layer=1, mem_len=32)
+    data = b"so it goes, " * 50
+    with torch.no_grad():
+        model.embedding.weight *= 0.1
+        model.softmax.bias[[*data]] += 6.0
+    model.save_pretrained(tmp_path, vocab)
+    (tmp_path / "text").write_bytes(data)
+    _run_with_plain_instructions(_COMPRESS, tmp_path)
+    assert decompress((tmp_path / "text.txl").read_bytes(), model, vocab) == data

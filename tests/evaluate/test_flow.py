@@ -176,7 +176,7 @@ def test_the_scores_are_those_of_the_whole_text(of_bytes, seed):
         for part in stream.scores(arrivals(data, seed), Cutter(vocab, "token"))
         for pair in part
     ]
-    expected = list(score(of_bytes, data, segment_len=16))
+    expected = list(score(of_bytes, list(data), segment_len=16))
     assert bytes(token for token, _ in scored) == data
     assert [x for _, x in scored][1:] == pytest.approx(expected[1:], abs=1e-11)
 

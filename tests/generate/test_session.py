@@ -229,7 +229,7 @@ def test_what_cannot_be_is_named(session, folder, tiny_config, tmp_path):
     with pytest.raises(ValueError, match="token 256 is outside the vocabulary"):
         session.write([256])
     other = Session(made(tiny_config), BYTES)
-    with pytest.raises(ValueError, match="the mark belongs to a session with another model"):
+    with pytest.raises(ValueError, match="belongs to a session with another model"):
         other.rewind(session.mark())
     other.write("a")
     with pytest.raises(ValueError, match="this model comes from no folder"):

@@ -16,8 +16,9 @@ def test_the_page_on_transformers_runs(
     transformers: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("accelerate", reason="Trainer needs accelerate")
+    pytest.importorskip("peft", reason="adapters need peft")
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     # The words of the toy text instead of Python, which its vocabulary does not know.
     words = {
         "import os": "the cat",
@@ -38,4 +39,5 @@ def test_the_page_on_transformers_runs(
     assert names["memory"].get_seq_length() == len("the cat\n") + 19
     assert names["more"].shape[1] == 21
     assert (tmp_path / "runs" / "tuned" / "checkpoint-2" / "model.safetensors").is_file()
+    assert (tmp_path / "runs" / "adapter" / "adapter_model.safetensors").is_file()
     assert (tmp_path / "runs" / "packed" / "modeling_transformer_xl.py").is_file()

@@ -151,7 +151,9 @@ def test_the_loss_of_an_evaluation_is_that_of_the_texts_alone(
 ) -> None:
     tokenizer = copy.deepcopy(tokenizer)
     tokenizer.padding_side = side
-    trainer = _trainer(transformers, tokenizer, language_model, rows, tmp_path)
+    # Trainer writes to its config.
+    model = copy.deepcopy(language_model)
+    trainer = _trainer(transformers, tokenizer, model, rows, tmp_path)
     with torch.no_grad():
         expected = _by_hand(language_model, rows, 0.0, tokenizer.pad_token_id).item()
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-5)
@@ -257,7 +259,9 @@ def test_rows_padded_on_the_left_are_pointed_out(
     assert len(said) == 2
 
 
-def test_a_call_is_honored_or_refused(transformers: Any, folder: Path, ids: Tensor) -> None:
+def test_a_call_is_honored_or_refused(
+    transformers: Any, folder: Path, ids: Tensor, refused: Any
+) -> None:
     for kind in ("CausalLM", "SequenceClassification"):
         model = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder)
         for name in ("token_type_ids", "label", "max_length_q"):
@@ -266,7 +270,7 @@ def test_a_call_is_honored_or_refused(transformers: Any, folder: Path, ids: Tens
             assert model(ids, **{name: None}).logits is not None
     model = transformers.AutoModelForCausalLM.from_pretrained(folder)
     for name in ("labels", "shift_labels"):
-        with pytest.raises(ValueError, match=rf"{name} of shape \(2, 99\) must be \(2, 100\)"):
+        with refused(rf"{name} of shape \(2, 99\) must be \(2, 100\)"):
             model(ids, **{name: ids[:, 1:]})
     with pytest.raises(ValueError, match="not used by the model"):
         model.generate(ids, max_new_tokens=1, shift_labels=ids)

@@ -97,8 +97,8 @@ class Compress:
         check_installed()
         if self.learn:
             say(
-                "--learn: the archive restores only on this kind of processor with this PyTorch; "
-                "without --learn, on any"
+                "--learn: the archive can be restored only on this kind of processor with this "
+                "PyTorch; without --learn, on any"
             )
         model, vocab = _load(self.model)
         data = _read(self.file)
@@ -106,6 +106,8 @@ class Compress:
             found = compress(data, model, vocab, settings, _news())
         except UnrestorableError as error:
             raise ValueError(f"{_name(self.file)}: {error}") from error
+        if self.learn and found.made_for is None:
+            say(f"{_name(self.file)} does not shrink and is stored: it can be restored anywhere")
         if self.verify:
             self._verify(data, found.content, model, vocab)
         _write(out, found.content)
@@ -122,7 +124,7 @@ class Compress:
         """Restore what is about to be written.
 
         Raises:
-            RuntimeError: It does not come back.
+            RuntimeError: The restored contents differ, or there are none.
         """
         from transformer_xl.compress import decompress, needs_model
 
@@ -136,7 +138,7 @@ class Compress:
             ) from error
         if restored != data:
             raise RuntimeError(
-                f"{_name(self.file)}: the restored contents differ; no archive was written"
+                f"{_name(self.file)}: restored contents differ; no archive was written"
             )
         say(f"verified: the {len(data):,} bytes are restored")
 
@@ -159,7 +161,7 @@ class Decompress:
     out: Annotated[Path | None, tyro.conf.Positional] = None
     """Where it goes; - is the standard output. None: FILE without .txl."""
     model: Path | None = None
-    """The model that it was made with; None: it was made without one."""
+    """The model that it was made with; None: it needs none."""
     ram: float = 4.0
     """Gigabytes of RAM that a file may ask for, beside the model and what it holds."""
     force: bool = False

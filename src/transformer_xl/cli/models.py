@@ -332,15 +332,14 @@ def _encoded(prompt: str, vocab: "Vocab") -> list[int]:
 
 
 def _told(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[int]]) -> list[int]:
-    from transformer_xl.data.unknown import describe_unknown
+    from transformer_xl.data.unknown import unknown_warning
 
     try:
         ids = encode(text)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    if vocab.unk_id is not None and vocab.unk_id in ids and (unknown := vocab.unknown(text)):
-        what = describe_unknown(unknown, vocab.first_unknown_line(text))
-        say(f"warning: {name}: the model never saw {what}, and reads <unk> in their place")
+    if warning := unknown_warning(vocab, text, ids):
+        say(f"warning: {name}: {warning}")
     return ids
 
 

@@ -2,8 +2,9 @@
 
 import stat
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from io import UnsupportedOperation
 from os import fstat, read
@@ -11,7 +12,7 @@ from pathlib import Path
 from queue import Empty, Queue
 from threading import Thread
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
@@ -35,10 +36,10 @@ class Score:
     """Say how surprising a text is to a model: the log-probability (in nats) of every token.
 
     One JSON object a line, as soon as it is known. A pipe is scored as it flows, in constant
-    memory, for as long as it runs, and with the numbers of the whole text but for rounding.
+    memory, for as long as it runs, and with the numbers of the whole text up to rounding.
     By line, each line is cut into tokens by itself and comes with its mean and its sum; one above
-    65,536 bytes comes in parts. What the vocabulary has no symbol for is left out (read as <unk>
-    where it has one), with a warning, and counted as unknown.
+    65,536 bytes comes in parts. What the vocabulary has no symbol for is left out or, where it has
+    an <unk>, read as that, with a warning, and counted as unknown.
     """
 
     examples: ClassVar = (
@@ -95,12 +96,19 @@ class Score:
             found = load_state(self.state, weights, model)
             place, random = Place(found.mems, found.last_token, found.offset), found.random
         reader = Reader(model, segment_len=self.segment_len, mem_len=self.mem_len, place=place)
-        with ended_by_signals():
+        unknown = _Unknown(vocab)
+        with ended_by_signals(), _opened(self.file) as file:
             try:
                 show_all = self._show_lines if self.by == "line" else self._show_tokens
-                show_all(_arriving(self.file), Cutter(vocab, self.by), Flow(reader), vocab)
+                blocks = _arriving(file, self.file)
+                show_all(blocks, Cutter(vocab, self.by), Flow(reader), vocab, unknown)
                 if reader.place.last_token is None:
-                    say("a text of 0 tokens has no scores: it is empty or has no known symbol")
+                    why = (
+                        "nothing of the text is in the vocabulary"
+                        if unknown.n
+                        else "a text of 0 tokens"
+                    )
+                    say(f"nothing to score: {why}")
             finally:
                 if self.state:
                     self._save(self.state, reader, random, loaded)
@@ -116,13 +124,18 @@ class Score:
         say(f"the memory is in {path}; the same command goes on from there")
 
     def _show_tokens(
-        self, blocks: Iterable[bytes], cutter: "Cutter", flow: "Flow", vocab: "Vocab"
+        self,
+        blocks: Iterable[bytes],
+        cutter: "Cutter",
+        flow: "Flow",
+        vocab: "Vocab",
+        unknown: "_Unknown",
     ) -> None:
         from transformer_xl.evaluate.flow import Sums
 
         ids: list[int] = []
         found: list[float | None] = []
-        total, unknown = Sums(), _Unknown(vocab)
+        total = Sums()
         try:
             for scored in flow.scores(blocks, cutter, unknown.see):
                 for token, log_prob in scored:
@@ -135,7 +148,7 @@ class Score:
                         show({"id": token, "text": text, "log_prob": log_prob}, as_json=True)
                 sys.stdout.flush()
         finally:
-            # Where reading fails, what was read before is not lost.
+            # Of what was scored, also where the rest cannot be read.
             unknown.tell()
             if self.json:
                 figures = {"tokens": total.n_predicted, "nll": total.nll, "nll_sum": total.nll_sum}
@@ -143,11 +156,16 @@ class Score:
                 show(figures | about, as_json=True)
 
     def _show_lines(
-        self, blocks: Iterable[bytes], cutter: "Cutter", flow: "Flow", vocab: "Vocab"
+        self,
+        blocks: Iterable[bytes],
+        cutter: "Cutter",
+        flow: "Flow",
+        vocab: "Vocab",
+        unknown: "_Unknown",
     ) -> None:
         from transformer_xl.evaluate.flow import LineSums
 
-        lines, unknown = LineSums(vocab), _Unknown(vocab)
+        lines = LineSums(vocab)
 
         def see(piece: "Piece") -> None:
             lines.push(piece)
@@ -170,50 +188,62 @@ class _Unknown:
     """Counts what the vocabulary has no symbol for, and warns of it: not of each in a long text."""
 
     def __init__(self, vocab: "Vocab") -> None:
-        self._done = "left out"
-        if vocab.unk_id is not None:
-            self._done = "read as <unk>"
-            if vocab.kind not in ("chars", "words", "integers"):
-                self._done += " (bytes that are not UTF-8 are left out)"
+        self._vocab = vocab
+        self._treated: Counter[str] = Counter()
         self.n = self._places = 0
 
     def see(self, piece: "Piece") -> None:
         """Take a piece of the text."""
         if not piece.unknown:
             return
-        from transformer_xl.data.unknown import describe_unknown
+        from transformer_xl.data.unknown import describe_unknown, treated
 
+        found = treated(self._vocab, piece.unknown)
+        self._treated += found
         self.n += piece.unknown.total()
         self._places += 1
         if self._places <= _WARNINGS:
             what = describe_unknown(piece.unknown, piece.line)
-            say(f"warning: not in the vocabulary, {self._done}: {what}")
+            say(f"warning: not in the vocabulary: {what}; {_in_words(found)}")
         elif self._places == _WARNINGS + 1:
             say("warning: further warnings are suppressed; the total follows at the end")
 
     def tell(self) -> None:
         """Say at the end what there was."""
         if self._places > _WARNINGS:
-            say(f"warning: {self.n:,} in all are not in the vocabulary, and were {self._done}")
+            say(f"warning: {self.n:,} in all not in the vocabulary; {_in_words(self._treated)}")
 
 
-def _arriving(path: Path) -> Iterator[bytes]:
-    """Read a text in blocks, as they come; an empty one says that no more is there yet."""
+def _in_words(treated: Counter[str]) -> str:
+    """Say what was done with the unknown, with numbers where it is not the same for all."""
+    if len(treated) == 1:
+        return next(iter(treated))
+    return ", ".join(f"{n:,} {how}" for how, n in sorted(treated.items(), reverse=True))
+
+
+def _opened(path: Path) -> AbstractContextManager[Any]:
     try:
-        opened = nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb")
+        return nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb")
     except OSError as error:
         raise OSError(f"cannot read {path}: {error.strerror}") from error
-    with opened as file:
-        try:
-            descriptor = file.fileno()
-            is_waited_for = not stat.S_ISREG(fstat(descriptor).st_mode)
-        except UnsupportedOperation:
-            descriptor, is_waited_for = -1, False
+
+
+def _arriving(file: Any, path: Path) -> Iterator[bytes]:
+    """Read a text in blocks, as they come; an empty one says that no more is there yet."""
+    try:
+        descriptor = file.fileno()
+        is_waited_for = not stat.S_ISREG(fstat(descriptor).st_mode)
+    except UnsupportedOperation:
+        descriptor, is_waited_for = -1, False
+    try:
         if is_waited_for:
             # Not by the file object: whoever waits in it locks it, and the end of the program too.
             yield from _as_they_come(lambda: read(descriptor, _BLOCK))
         while block := b"" if is_waited_for else file.read(_BLOCK):
             yield block
+    except OSError as error:
+        name = "the standard input" if str(path) == "-" else path
+        raise OSError(f"cannot read {name} to its end: {error.strerror}") from error
 
 
 def _as_they_come(read_block: Callable[[], bytes]) -> Iterator[bytes]:

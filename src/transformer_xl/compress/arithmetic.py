@@ -1,4 +1,4 @@
-r"""Arithmetic coding with probabilities that two computations agree on, but for rounding.
+r"""Arithmetic coding with probabilities that two computations agree on, up to rounding.
 
 Whoever decodes computes the probabilities again, one symbol at a time, perhaps on another machine,
 and gets the same numbers but for their last digits. One differing digit would garble everything

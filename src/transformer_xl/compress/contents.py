@@ -27,6 +27,7 @@ from transformer_xl.compress.planning import RAM, Settings, plan
 from transformer_xl.compress.predicting import Predictor, fingerprint
 from transformer_xl.config.checks import require
 from transformer_xl.data import Vocab
+from transformer_xl.data.unknown import describe_unknown
 from transformer_xl.nn import TransformerXL
 
 _FRESH_VOCAB = "bytes"
@@ -202,16 +203,22 @@ def to_tokens(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"]:
         return np.frombuffer(data, np.uint8).astype(np.int32)
     remedy = "a model of bytes compresses any file"
     try:
-        ids = vocab.encode(data.decode("utf-8"))
-        restored = vocab.decode_bytes(ids)
+        text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UnrestorableError(
             f"byte {error.start:,} is no UTF-8, and the model's vocabulary ({vocab.kind}) is one "
             f"of text; {remedy}"
         ) from None
+    try:
+        ids = vocab.encode(text)
+        restored = vocab.decode_bytes(ids)
     except ValueError as error:
+        # Not the error itself where a symbol is missing: it has a remedy for other uses of a text.
+        unknown = vocab.unknown(text)
+        what = describe_unknown(unknown, vocab.first_unknown_line(text))
+        reason = f"it has no symbol for {what}" if unknown else str(error)
         raise UnrestorableError(
-            f"the model's vocabulary ({vocab.kind}) cannot restore this file: {error}; {remedy}"
+            f"the model's vocabulary ({vocab.kind}) cannot restore this file: {reason}; {remedy}"
         ) from None
     if restored != data:
         raise UnrestorableError(
@@ -332,7 +339,7 @@ def _other_numbers(header: Header) -> ArchiveError:
             f"the same PyTorch: {remedy}"
         )
     return ArchiveError(
-        "the numbers that come out here are not those that it was coded with, so it cannot be "
+        "this machine computes different probabilities from those used for coding: it cannot be "
         f"restored here, and nothing was; it was made by {header.made_by}, and this is "
         f"{made_here()}; {remedy}"
     )

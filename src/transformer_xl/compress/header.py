@@ -16,7 +16,7 @@ MAGIC = b"TXLZ"
 VERSION = 2
 """Changed with anything that changes what is coded."""
 READABLE = (1, 2)
-"""Those that are read."""
+"""Formats that can be read."""
 
 _PREFIX = struct.Struct("<4sBHI")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
@@ -86,7 +86,7 @@ def pack(header: Header, payload: bytes) -> bytes:
 
 
 def unpack(content: bytes) -> tuple[Header, bytes]:
-    """Return header and payload of a whole file, undamaged but for intent.
+    """Return header and payload of a whole file, checked against accidental damage.
 
     Raises:
         ArchiveError: It is no such file, of a newer version, or damaged.

@@ -12,7 +12,7 @@ from transformer_xl.nn import TransformerXL
 RAM = 4.0
 """Gigabytes that coding may take unless more are allowed."""
 EXACT_FREQUENCIES = True
-"""Archives are portable with these; format 1 was made without."""
+"""Archives are portable with these; format 1 was made without them."""
 
 _EACH = 1 << 14
 _MOST_NUMBERS = 1 << 22

@@ -28,7 +28,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.data.numbers import no_symbol, symbol_numbers
-from transformer_xl.data.unknown import REMEDY, UNDECODED, describe_unknown
+from transformer_xl.data.unknown import REMEDIES, UNDECODED, describe_unknown
 from transformer_xl.files import replace_file
 
 VocabKind = Literal["bytes", "chars", "words", "bpe", "integers", "brought", "imported"]
@@ -63,6 +63,7 @@ class Vocab:
         unk_id: The symbol for what the vocabulary lacks; None when there is none.
         token_bytes: UTF-8 bytes that each symbol stands for; None where the symbols do not
             restore the text (words). ``<unk>`` counts as none, so that it never flatters.
+        skips_undecoded: Whether `encode_known` skips bytes that are no UTF-8 even with ``<unk>``.
         hash: SHA-256 of the definition: equal hashes, equal numbers.
     """
 
@@ -78,6 +79,7 @@ class Vocab:
             raise ValueError("the numbers of a vocabulary must be 0, 1, 2, ... without a gap")
         self.eos_id = self._ids.get(EOS) if kind in ("words", "integers") else None
         self.unk_id = self._ids.get(UNK) if kind in ("chars", "words") else None
+        self.skips_undecoded = kind in ("bpe", "brought", "imported")
         self._bytes = self._symbol_bytes()
         self.token_bytes: Int32[np.ndarray, " V"] | None = None
         if self._bytes is not None:
@@ -130,16 +132,12 @@ class Vocab:
             raise self.refusal(self.unknown(text), self.first_unknown_line(text)) from None
 
     def encode_known(self, text: str) -> tuple[list[int], Counter[str]]:
-        """Encode a text as `encode_lines` does, skipping what has no symbol; count that.
+        """Encode a text, skipping what has no symbol, as `encode_lines` does; count what has none.
 
-        Where the vocabulary has ``<unk>``, that is put in its place. Bytes that are not UTF-8
-        (surrogates) are symbols of byte vocabularies, ``<unk>`` of characters, words and integers
-        that have it, and skipped otherwise.
+        Where the vocabulary has an ``<unk>``, that takes its place. Bytes that are no UTF-8
+        (surrogates) are treated alike, but always skipped if ``skips_undecoded``.
         """
-        if self.kind in ("bytes", "chars", "words", "integers"):
-            clean = text
-        else:
-            clean = UNDECODED.sub("", text)
+        clean = UNDECODED.sub("", text) if self.skips_undecoded else text
         try:
             ids = self.encode_lines(clean)
         except ValueError:
@@ -169,10 +167,7 @@ class Vocab:
     def refusal(self, unknown: Counter[str], line: int) -> ValueError:
         """Return the error for what the vocabulary has no symbol for."""
         what = describe_unknown(unknown, line)
-        return ValueError(
-            f"not in the {self._about_symbols()}: {what}; it has no <unk>, because its training "
-            f"text needed none: leave them out, or {REMEDY}"
-        )
+        return ValueError(f"not in the {self._about_symbols()}: {what}; {REMEDIES[self.kind]}")
 
     def _about_symbols(self) -> str:
         return f"vocabulary of {len(self):,} {self.kind}"

@@ -62,7 +62,9 @@ class AdaptiveSoftmax(nn.Module):
 
     def extra_repr(self) -> str:
         """Say what can be adapted, to whoever refuses to adapt this."""
-        return "several tables; what can be adapted: embedding.projs and the layers' linear maps"
+        return (
+            "several tables; what can be adapted: embedding.projs and the linear maps of the layers"
+        )
 
     def forward(self, hidden: Float[Tensor, "*batch D"], what: str, *given: Any) -> Any:
         """Find what one of the methods below is to return."""

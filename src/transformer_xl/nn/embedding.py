@@ -69,7 +69,9 @@ class AdaptiveEmbedding(nn.Module):
 
     def extra_repr(self) -> str:
         """Say what can be adapted, to whoever refuses to adapt this."""
-        return "several tables; what can be adapted: its projs and the linear maps of the layers"
+        return (
+            "several tables; what can be adapted: embedding.projs and the linear maps of the layers"
+        )
 
     def forward(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Embed the tokens."""

@@ -83,8 +83,8 @@ class Answer:
         self._started = started
         self._texts: list[Text] = []
         self._begins: list[str] = []
-        self._settings: dict[str, Any] = {}
-        """How its texts are drawn."""
+        self._about: dict[str, Any] = {}
+        """How its texts are drawn, and warnings of its prompts."""
         self._n_prompt = self._n_going = 0
         self._events: list[tuple[int, Event]] = []
         self._gone: asyncio.Future | None = None
@@ -132,7 +132,7 @@ class Answer:
 
     def _make(self, n: int, max_tokens: int) -> None:
         body, limits = self._body, self._service.settings
-        prompts = read_prompts(self._service, body)
+        prompts, warnings = read_prompts(self._service, body)
         n_texts = n * len(prompts)
         if n_texts > limits.max_texts:
             message = f"{len(prompts)} prompts times n={n} must be at most {limits.max_texts}"
@@ -152,7 +152,8 @@ class Answer:
             # The session's own random numbers go on; else the seed is said, to draw the same again.
             seed = secrets.randbits(_SEED_BITS) if state is None else state.random
         told = seed if isinstance(seed, int) else None
-        self._settings = {**sampler.settings, "seed": told, "max_tokens": max_tokens}
+        settings = {**sampler.settings, "seed": told, "max_tokens": max_tokens}
+        self._about = {"settings": settings, **({"warnings": warnings} if warnings else {})}
         for begin, ids in prompts:
             prompt = (*last, *ids)
             if not prompt:
@@ -269,8 +270,8 @@ class Answer:
         self._note(request)
         for number, event in self._events:
             self._choices.add(number, event)
-        about = {"usage": self.usage, "settings": self._settings}
-        return JsonResponse(self._chunk(self._choices.take_all()) | about)
+        chunk = self._chunk(self._choices.take_all())
+        return JsonResponse(chunk | {"usage": self.usage} | self._about)
 
     async def stream(
         self, request: Request, send: Callable[[bytes, bool], Awaitable[None]]
@@ -284,10 +285,8 @@ class Answer:
         options = self._body.stream_options
         usage = {"usage": None} if options and options.include_usage else {}
         written, chunk = b"", self._chunk([]) | usage
-        # The first event says how the texts are drawn.
-        first, later = (
-            encoded(chunk | about).rpartition(b"[]") for about in ({"settings": self._settings}, {})
-        )
+        # Of the first event alone, and before what is split at the empty list of choices.
+        first, later = (encoded(x | chunk).rpartition(b"[]") for x in (self._about, {}))
         try:
             while self._is_watched:
                 events, self._events = self._events, []

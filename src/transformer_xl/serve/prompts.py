@@ -2,16 +2,20 @@
 
 from typing import Any
 
+from transformer_xl.data.unknown import unknown_warning
 from transformer_xl.serve.errors import ApiError
 from transformer_xl.serve.schemas import CompletionRequest
 from transformer_xl.serve.service import Service
 
 
-def read_prompts(service: Service, body: CompletionRequest) -> list[tuple[str, list[int]]]:
+def read_prompts(
+    service: Service, body: CompletionRequest
+) -> tuple[list[tuple[str, list[int]]], list[str]]:
     """Cut the prompts of a request into tokens.
 
     Returns:
-        For each, what an echo of it is, if that is asked for, and its tokens.
+        For each, what an echo of it is, if that is asked for, and its tokens; then warnings of what
+        is read as ``<unk>``.
 
     Raises:
         ApiError: One cannot be cut, is too long, or there is none.
@@ -20,13 +24,15 @@ def read_prompts(service: Service, body: CompletionRequest) -> list[tuple[str, l
     given = body.prompt
     one = isinstance(given, str) or (given and isinstance(given[0], int))
     prompts: list[Any] = [given] if one else list(given)
-    found = []
+    found, warnings = [], []
     for prompt in prompts:
         if isinstance(prompt, str):
             try:
                 ids = vocab.encode(prompt)
             except ValueError as error:
                 raise ApiError(400, f"prompt: {error}", "unknown_symbol", "prompt") from error
+            if warning := unknown_warning(vocab, prompt, ids):
+                warnings.append(f"prompt: {warning}")
         else:
             ids = prompt
             wrong = next((token for token in ids if token >= len(vocab)), None)
@@ -42,4 +48,4 @@ def read_prompts(service: Service, body: CompletionRequest) -> list[tuple[str, l
         found.append((begin, ids))
     if not found:
         raise ApiError(400, "the list of prompts is empty: give one", "empty_prompt", "prompt")
-    return found
+    return found, warnings

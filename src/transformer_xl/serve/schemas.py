@@ -105,6 +105,11 @@ class Completion(BaseModel):
     choices: list[Choice]
     usage: Usage | None = None
     settings: Drawing | None = Field(None, description="In a stream, of the first event alone.")
+    warnings: list[str] | None = Field(
+        None,
+        description="What of the prompts is not in the vocabulary and is read as <unk>, if any. In "
+        "a stream, of the first event alone.",
+    )
 
 
 class Model(BaseModel):
