@@ -271,27 +271,3 @@ def test_a_reader_that_leaves_ends_the_scoring(process, tmp_path):
     assert process.wait(timeout=60) == 1
     assert b"Traceback" not in process.stderr.read()
     assert (tmp_path / "state").exists()
-
-
-@pytest.mark.parametrize("by", ["token", "line"])
-def test_what_was_read_before_a_failure_is_in_the_summary(txl, trained, monkeypatch, by):
-    def arriving(path):
-        yield TEXT.encode()
-        yield b""
-        raise OSError("the disk is gone")
-
-    monkeypatch.setattr(streams, "_arriving", arriving)
-    ended = txl("score", trained, "-", "--by", by, "--json")
-    assert ended.code == 1
-    assert "the disk is gone" in ended.err
-    # The last token or line may wait for what follows it.
-    assert json.loads(ended.out.splitlines()[-1])["tokens"] >= len(TEXT) - 25
-
-
-def test_suppressed_warnings_are_announced_and_followed_by_the_total(txl, trained, stdin):
-    stdin("Ω\n".encode() * 5)
-    assert "suppressed" not in txl("score", trained, "-", "--by", "line").err
-    stdin("Ω\n".encode() * 7)
-    err = txl("score", trained, "-", "--by", "line").err
-    assert err.count("suppressed") == 1
-    assert "7 in all" in err

@@ -92,7 +92,7 @@ def generate_batch(
     seed: int | None = None,
     mem_len: int | None = None,
 ) -> GenerationBatch:
-    """Continue several texts side by side, each, but for rounding, as it would be alone.
+    """Continue several texts side by side, each, up to rounding, as it would be alone.
 
     For each step the weights are read once for all of them.
 

@@ -25,7 +25,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
     """Tokens drawn for several texts side by side, and the memories behind them.
 
     Iterating draws a token for each text that goes on and returns them by the text's number. Each
-    text gets, but for rounding, the tokens that it would get alone. A text that has ended leaves
+    text gets, up to rounding, the tokens that it would get alone. A text that has ended leaves
     the batch, and costs nothing from then on.
 
     Attributes:

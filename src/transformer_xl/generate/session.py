@@ -50,7 +50,7 @@ class Session:
     What is kept of it is a fixed number of bytes (``nbytes``), which can be saved, resumed in
     another process, forked, and gone back to. Each token is predicted from the ``mem_len``
     positions that each layer remembers and itself, neither more nor less: the numbers are the
-    same, but for rounding, in whatever pieces the text came, read or written. In `evaluate` that
+    same, up to rounding, in whatever pieces the text came, read or written. In `evaluate` that
     is ``attn_len = mem_len + 1``. (Not so with absolute positions and with enhanced recurrence,
     where it also matters how much is read at once.)
 

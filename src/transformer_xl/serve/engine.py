@@ -45,7 +45,7 @@ class Engine:
     """Writes texts with one model: each step draws a token for all that are being written.
 
     Texts come and go between steps. Prompts are read in pieces between steps, several side by
-    side. Each text gets, but for rounding, the tokens that it would get alone.
+    side. Each text gets, up to rounding, the tokens that it would get alone.
 
     Args:
         model: The model, in evaluation mode; nobody else may use it while the engine runs.

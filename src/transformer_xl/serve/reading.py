@@ -2,7 +2,7 @@
 
 :func:`transformer_xl.generate.generate` reads a prompt in segments, within which a token sees more
 than the memory holds. Here a segment is read in smaller pieces, with a memory that is cut at the
-segment's end alone: the results are the same, but for rounding, and others need not wait long.
+segment's end alone: the results are the same, up to rounding, and others need not wait long.
 """
 
 from collections.abc import Sequence
