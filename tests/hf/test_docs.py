@@ -12,6 +12,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "transformers.md"
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
 def test_the_page_on_transformers_runs(
     transformers: Any, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -37,6 +37,7 @@ def test_a_model_in_several_files_comes_back_bit_for_bit(model, tmp_path):
     assert main(["doctor", str(tmp_path)]) == 0
 
 
+@pytest.mark.compile
 def test_a_model_in_several_files_exports_and_scores(model, tmp_path):
     pytest.importorskip("onnx")
     model.save_pretrained(tmp_path / "model", max_shard_size="4KB")

@@ -124,11 +124,11 @@ class Segment(NamedTuple):
         return targets
 
     @property
-    def shape(self) -> torch.Size:
+    def shape(self) -> tuple[int, int]:
         """Streams and places."""
         given = self.tokens if self.vectors is None else self.vectors
         assert given is not None
-        return given.shape[:2]
+        return given.shape[0], given.shape[1]
 
     @property
     def device(self) -> torch.device:
