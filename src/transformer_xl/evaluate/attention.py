@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transformer_xl.evaluate.streams import Text, as_text, evaluating, require_at_least
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
-from transformer_xl.nn.segment import Lengths
+from transformer_xl.nn.segment import Lengths, chosen_lengths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ def attended(
     require_at_least(1, segment_len=segment_len)
     require_at_least(0, mem_len=mem_len)
     text = as_text(ids, model.config).to(model.device)
-    lengths = Lengths(mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
+    lengths = chosen_lengths(model.config, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
     n = len(text) - 1
     N = model.config.n_layer
     direct = torch.zeros(N, n, n, device=model.device)

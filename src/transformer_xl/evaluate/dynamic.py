@@ -29,7 +29,7 @@ from transformer_xl.config.checks import NotNegative, Positive, Share, check, no
 from transformer_xl.evaluate.streams import Text, as_text, as_tokens, require_at_least
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.nn.compact import CompactTransformerXL
-from transformer_xl.nn.segment import Lengths
+from transformer_xl.nn.segment import chosen_lengths
 
 DEFAULT_LR = {"rms": 1e-4, "sgd": 0.01}
 """Learning rates where none is given."""
@@ -143,7 +143,9 @@ class DynamicEvaluation:
         require_at_least(0, mem_len=mem_len)
         self.settings, self.segment_len = settings, segment_len
         self.model = _learning_copy(model)
-        self._lengths = Lengths(mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
+        self._lengths = chosen_lengths(
+            model.config, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len
+        )
         self._steps = _steps(self.model, settings)
         self._mems = self.model.start_memory(1, mem_len)
         self._waiting = torch.empty(0, dtype=torch.int64)
@@ -225,7 +227,7 @@ def gradient_squares(
             "and the one after it"
         )
     model = _learning_copy(model)
-    lengths = Lengths(mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
+    lengths = chosen_lengths(model.config, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
     sums = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
     mems: Memory | KeptMemory | None = None
     with torch.enable_grad():

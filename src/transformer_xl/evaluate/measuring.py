@@ -24,7 +24,7 @@ from transformer_xl.evaluate.window import window_nll
 from transformer_xl.nn import TransformerXL
 from transformer_xl.nn.checks import require_model, whole
 from transformer_xl.nn.needs import require_reading
-from transformer_xl.nn.segment import Lengths
+from transformer_xl.nn.segment import Lengths, chosen_lengths
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +137,7 @@ def evaluate(
     require_reading(model, n, batch_size=batch_size, segment_len=segment_len, mem_len=mem_len)
     # More than the text is never remembered, but for zeros: no room is taken for it.
     most = mem_len if config.start_memory == "zeros" else min(mem_len, n)
-    lengths = Lengths(mem_len=most, attn_len=attn_len, clamp_len=clamp_len)
+    lengths = chosen_lengths(model.config, mem_len=most, attn_len=attn_len, clamp_len=clamp_len)
     with evaluating(model):
         began = time.perf_counter()
         if dynamic is not None:

@@ -16,7 +16,7 @@ from transformer_xl.evaluate.streams import (
     require_at_least,
 )
 from transformer_xl.nn import TransformerXL
-from transformer_xl.nn.segment import Lengths
+from transformer_xl.nn.segment import chosen_lengths
 
 
 @torch.no_grad()
@@ -52,7 +52,9 @@ def loss_in_segment(
             text,
             segment_len=segment_len,
             ext_len=model.config.ext_len if ext_len is None else ext_len,
-            lengths=Lengths(mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len),
+            lengths=chosen_lengths(
+                model.config, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len
+            ),
             batch_size=batch_size,
         ):
             _add(sums[:, : nll.shape[1]], nll, counted)
@@ -102,7 +104,7 @@ def loss_from_start(
     if not n_pieces:
         raise ValueError(f"length={length} needs a text of {length + 1} tokens, not {len(text)}")
     pieces = text.unfold(0, length + 1, length)[:n_pieces]
-    lengths = Lengths(mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
+    lengths = chosen_lengths(model.config, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
     sums = torch.zeros(2, length, dtype=torch.float64, device=model.device)
     with evaluating(model):
         for some in pieces.split(batch_size):

@@ -8,6 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.config.unused import unused_in_model
 from transformer_xl.nn.checks import require_tensor, shown, whole_tensor
 from transformer_xl.nn.memory import KeptMemory, Memory
 
@@ -18,6 +19,25 @@ class Lengths(TypedDict):
     mem_len: int | None
     attn_len: int | None
     clamp_len: int | None
+
+
+def chosen_lengths(
+    config: ModelConfig,
+    *,
+    mem_len: int | None = None,
+    attn_len: int | None = None,
+    clamp_len: int | None = None,
+) -> Lengths:
+    """Return what is chosen for a reading, if the model has a use for it.
+
+    Raises:
+        ValueError: A length changes nothing in a model with these settings.
+    """
+    lengths = Lengths(mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
+    for name, beside, _ in unused_in_model(config):
+        if lengths.get(name) is not None:
+            raise ValueError(f"{name}={lengths[name]} has no effect with {beside}; leave it out")
+    return lengths
 
 
 class Segment(NamedTuple):

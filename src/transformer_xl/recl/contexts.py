@@ -10,7 +10,7 @@ from torch import Tensor
 from transformer_xl.nn import TransformerXL
 from transformer_xl.nn.checks import Text, as_tokens
 from transformer_xl.nn.mode import evaluating
-from transformer_xl.nn.segment import Lengths
+from transformer_xl.nn.segment import Lengths, chosen_lengths
 
 _ROWS = 16
 
@@ -91,7 +91,7 @@ def context_losses(
             f"tokens {min(places)} to {max(places)} of a text of {len(text)} cannot all have "
             f"contexts of {contexts[0]} to {contexts[-1]} tokens"
         )
-    lengths = Lengths(mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
+    lengths = chosen_lengths(model.config, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
     limit = contexts[-1] if window is None else min(window, contexts[-1])
     within = [c for c in contexts if c <= limit]
     found = np.empty((len(contexts), len(places)))
