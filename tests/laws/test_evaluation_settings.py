@@ -7,12 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from transformer_xl import cli
 from transformer_xl.checkpoint import RunFolder
-from transformer_xl.config import EvalConfig, GenerateConfig
+from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
 from transformer_xl.data import prepare
-from transformer_xl.nn import TransformerXL
+from transformer_xl.evaluate import evaluate
+from transformer_xl.nn import TransformerXL, build_model
 from transformer_xl.nn.pretrained import model_weights
 from transformer_xl.recipes import dump_recipe
 from transformer_xl.train import finish, loop, report
@@ -299,3 +301,17 @@ def test_each_setting_of_writing_changes_the_text(run, config, corpus, model, tx
         assert usual == write()
         for name, value in DRAWN.items():
             assert write(**{name: value}) != usual, name
+
+
+@pytest.mark.parametrize("name", ["attn_len", "clamp_len"])
+def test_a_length_without_use_is_refused_before_anything_is_computed(tiny_config, of_kind, name):
+    config = of_kind(tiny_config, "lstm")
+    message = f"{name}=3 has no effect with kind='lstm'"
+    with pytest.raises(ValueError, match=message):
+        Config(model=config, data=DataConfig(), eval=EvalConfig(**{name: 3}))
+    with pytest.raises(ValueError, match=message):
+        evaluate(build_model(config), torch.arange(20), **{name: 3})
+    table = replace(tiny_config, attn_type=3, n_positions=12)
+    if name == "clamp_len":
+        with pytest.raises(ValueError, match="clamp_len=3 has no effect with attn_type=3"):
+            evaluate(build_model(table), torch.arange(20), clamp_len=3)

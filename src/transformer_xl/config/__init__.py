@@ -11,7 +11,7 @@ from transformer_xl.config.data import DataConfig
 from transformer_xl.config.evaluation import EvalConfig, GenerateConfig
 from transformer_xl.config.model import Cluster, ModelConfig, Quirk
 from transformer_xl.config.training import TrainConfig
-from transformer_xl.config.unused import refuse_unused, unused_with_model
+from transformer_xl.config.unused import refuse_unused, unused_in_evaluation, unused_with_model
 
 __all__ = [
     "FORMAT_VERSION",
@@ -43,3 +43,4 @@ class Config:
     def __post_init__(self) -> None:
         check(self)
         refuse_unused(self.train, unused_with_model(self.model))
+        refuse_unused(self.eval, unused_in_evaluation(self.model))

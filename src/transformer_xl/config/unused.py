@@ -90,6 +90,12 @@ def unused_with_model(model: Any) -> Iterator[Unused]:
         yield Unused("compile", "model.kind='lstm': its layers are compiled already")
 
 
+def unused_in_evaluation(model: Any) -> Iterator[Unused]:
+    """Yield what changes nothing in an evaluation because of the network."""
+    lengths = ("attn_len", "clamp_len", "ext_len")
+    yield from (unused for unused in unused_in_model(model) if unused.name in lengths)
+
+
 def refuse_unused(settings: Any, found: Iterator[Unused]) -> None:
     """Refuse settings that change nothing, unless they are left at their defaults.
 

@@ -9,10 +9,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from transformer_xl.config import Config, DataConfig, GenerateConfig, ModelConfig, TrainConfig
+from transformer_xl.config import (
+    Config,
+    DataConfig,
+    EvalConfig,
+    GenerateConfig,
+    ModelConfig,
+    TrainConfig,
+)
 from transformer_xl.config.checks import near, read_settings
 from transformer_xl.config.unused import (
     unused_in_data,
+    unused_in_evaluation,
     unused_in_model,
     unused_in_training,
     unused_with_model,
@@ -140,16 +148,19 @@ def differences(one: Config, other: Config) -> list[str]:
 
 def _without_unused(values: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a run without those that change nothing."""
-    network = SimpleNamespace(kind=values.get("model", {}).get("kind"))
+    defaults = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
+    model = values.get("model")
+    network = SimpleNamespace(**(defaults | (model if isinstance(model, dict) else {})))
     sections = {
         "model": (ModelConfig, unused_in_model),
         "data": (DataConfig, unused_in_data),
         "train": (TrainConfig, lambda x: chain(unused_in_training(x), unused_with_model(network))),
+        "eval": (EvalConfig, lambda _: unused_in_evaluation(network)),
     }
     kept = {
         name: without_unused(kind, values[name], find)
         for name, (kind, find) in sections.items()
-        if name in values
+        if isinstance(values.get(name), dict)
     }
     return values | kept
 
