@@ -145,6 +145,7 @@ def test_eval_by_position_adds_the_losses_by_place(txl, trained, text):
         (["--eval.dynamic", "adam"], "eval.dynamic='adam' is unknown"),
         (["--eval.dynamic", "sgd", "--eval.dynamic_lr", -1], "dynamic_lr=-1 must be at least 0"),
         (["--eval.dynamic", "sgd", "--weights", "int8"], "weights in fewer bits cannot learn"),
+        (["--eval.split", "test"], "and --file another text: leave out one"),
     ],
     ids=str,
 )

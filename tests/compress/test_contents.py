@@ -154,6 +154,8 @@ def test_settings_that_cannot_be_are_refused(model, vocab):
         Settings(lr=0.1)
     with pytest.raises(ValueError, match="without a model"):
         compress(b"abc")
+    with pytest.raises(ValueError, match="seed=1 with a model: only the weights of a fresh one"):
+        compress(b"abc", model, vocab, Settings(seed=1))
     with pytest.raises(ValueError, match="give its own vocabulary"):
         compress(b"abc", model, train_vocab("chars", ["abc"]))
 

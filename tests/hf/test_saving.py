@@ -68,6 +68,20 @@ def test_numbers_that_are_no_weights_are_refused_by_both_loaders(model, tmp_path
             kind.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["embedding.weight", "layers.0.attention.o_proj.weight"])
+def test_a_missing_weight_is_refused_by_both_loaders(model, tmp_path, name):
+    model.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights[name]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    for kind, message in (
+        (TransformerXL, f"does not fit.*{name}"),
+        (TransformerXLForCausalLM, f"transformer.{name} and 0 others are missing"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            kind.from_pretrained(tmp_path)
+
+
 def test_files_have_the_mode_that_the_umask_gives(model, tmp_path):
     before = os.umask(0o027)
     try:

@@ -13,7 +13,8 @@ from transformer_xl import cli
 from transformer_xl.checkpoint import RunFolder
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
 from transformer_xl.data import prepare
-from transformer_xl.evaluate import evaluate
+from transformer_xl.evaluate import evaluate, score
+from transformer_xl.generate import generate, generate_batch
 from transformer_xl.nn import TransformerXL, build_model
 from transformer_xl.nn.pretrained import model_weights
 from transformer_xl.recipes import dump_recipe
@@ -315,3 +316,16 @@ def test_a_length_without_use_is_refused_before_anything_is_computed(tiny_config
     if name == "clamp_len":
         with pytest.raises(ValueError, match="clamp_len=3 has no effect with attn_type=3"):
             evaluate(build_model(table), torch.arange(20), clamp_len=3)
+
+
+def test_an_lstm_takes_no_number_of_positions_to_remember(tiny_config, of_kind):
+    model = build_model(of_kind(tiny_config, "lstm"))
+    message = "mem_len=3 has no effect with kind='lstm'"
+    for call in (
+        lambda: generate(model, [1], length=2, mem_len=3),
+        lambda: generate_batch(model, [[1], [2]], length=2, mem_len=3),
+        lambda: list(score(model, [1, 2], mem_len=3)),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert len(list(generate(model, [1], length=2))) == 2

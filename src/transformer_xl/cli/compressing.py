@@ -57,7 +57,7 @@ class Compress:
     mem_len: int | None = None
     """Remembered positions; None: as the model was trained."""
     seed: int = 0
-    """Of the drawn weights."""
+    """Of the drawn weights; for --learn without --model."""
     ram: float = 4.0
     """Gigabytes of RAM that may be taken, beside model and file; to restore it takes as many."""
     verify: bool = False

@@ -90,6 +90,11 @@ class Eval:
         Its ``mem_lens`` are for the end of its training. Where it is evaluated by windows, or
         learning, what the recipe says for other ways has no place.
         """
+        if value_of("--file") is not None and value_of("--eval.split") is not None:
+            raise ValueError(
+                "--eval.split names a part of the corpus of the run, and --file another text: "
+                "leave out one of them"
+            )
         given = {name: value_of(f"--eval.{name}") for name in ("window", "dynamic")}
         asked = {name: getattr(settings, name) if x is None else x for name, x in given.items()}
         drop = ["mem_lens"]
@@ -186,6 +191,11 @@ class Eval:
             )
         if self.file:
             require_text(self.file)
+        elif self.prepared:
+            raise ValueError(
+                "--prepared says how the text of --file is cut into words: give that, too, or "
+                "leave it out"
+            )
         if settings.dynamic and self.weights != "float32":
             raise ValueError(
                 f"--eval.dynamic {settings.dynamic} with --weights {self.weights}: weights in "

@@ -105,6 +105,12 @@ def compress(
     if model is None:
         require(settings.learn, "without a model there must be one that learns: settings.learn")
         require(vocab is None, "a vocabulary without a model: give both or neither")
+    else:
+        require(
+            settings.seed == 0,
+            f"seed={settings.seed} with a model: only the weights of a fresh one are drawn; leave "
+            "it out",
+        )
     _check_pair(model, vocab)
     tokens = to_tokens(data, vocab)
     payload, coding, total = data, None, Bits()

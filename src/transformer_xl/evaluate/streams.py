@@ -14,6 +14,7 @@ from transformer_xl.nn.checks import as_tokens as as_tokens
 from transformer_xl.nn.checks import require_at_least as require_at_least
 from transformer_xl.nn.memory import join
 from transformer_xl.nn.mode import evaluating as evaluating
+from transformer_xl.nn.needs import require_mem_len
 from transformer_xl.nn.reading import Reader
 from transformer_xl.nn.segment import Lengths
 
@@ -112,6 +113,7 @@ def score(
         ValueError: They are no integers, one is outside the vocabulary, or a length is out of
             range.
     """
+    require_mem_len(model, mem_len)
     reader = Reader(model, segment_len=segment_len, mem_len=mem_len)
     return _scores(reader, as_tokens(ids, model.config))
 

@@ -13,6 +13,7 @@ from transformer_xl.generate.state import State, load_state, save_state, write_s
 from transformer_xl.generate.text import TextWriter, batch_texts, text_pieces
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.nn.checks import require_model, shown
+from transformer_xl.nn.needs import require_mem_len
 
 __all__ = [
     "Generation",
@@ -76,6 +77,7 @@ def generate(
     if isinstance(mems, Memory | KeptMemory) and mems.batch_size != 1:
         raise ValueError(f"mems holds {mems.batch_size} streams; select one: mems.select([0])")
     sampler = Sampler(temperature, top_k, top_p, require_model(model).config.vocab_size)
+    require_mem_len(model, mem_len)
     generators = [random_numbers(seed)]
     return Generation(GenerationBatch(model, [ids], length, mems, sampler, generators, mem_len))
 
@@ -116,6 +118,7 @@ def generate_batch(
             type or out of range, or the memory is that of another model.
     """
     sampler = Sampler(temperature, top_k, top_p, require_model(model).config.vocab_size)
+    require_mem_len(model, mem_len)
     if isinstance(prompts, str) or not len(prompts):
         raise ValueError(f"prompts={shown(prompts)}: give a list of prompts, one at least")
     seeds = [None if seed is None else seed_of(seed, n) for n in range(len(prompts))]

@@ -21,7 +21,7 @@ from transformer_xl.nn import TransformerXL
 from transformer_xl.nn.checks import Text as Tokens
 from transformer_xl.nn.checks import require_model, shown, whole
 from transformer_xl.nn.compact import Weights
-from transformer_xl.nn.needs import full_memory, most_positions
+from transformer_xl.nn.needs import full_memory, most_positions, require_mem_len
 from transformer_xl.nn.pretrained import find_model_folder
 from transformer_xl.nn.reading import Place, Reader
 from transformer_xl.nn.weights import weights_checksum, weights_path
@@ -84,6 +84,8 @@ class Session:
                 f"vocab={shown(vocab)} is no vocabulary of {config.vocab_size} symbols, as the "
                 "model has: load_vocab(folder) reads the one beside a model"
             )
+        require_mem_len(model, mem_len)
+        self._chosen = mem_len
         mem_len = whole("mem_len", config.mem_len if mem_len is None else mem_len)
         window = mem_len + 1
         self.model, self.vocab, self.mem_len = model, vocab, mem_len
@@ -267,7 +269,7 @@ class Session:
 
         It costs nothing: memories are values. Both would draw the same, until one is given a seed.
         """
-        other = Session(self.model, self.vocab, mem_len=self.mem_len, seed=0)
+        other = Session(self.model, self.vocab, mem_len=self._chosen, seed=0)
         other._weights = self._weights
         other.rewind(self.mark())
         return other

@@ -57,6 +57,19 @@ def most_positions(model: "TransformerXL", mem_len: int) -> int:
     return 1 if model.config.kind == "lstm" else mem_len
 
 
+def require_mem_len(model: "TransformerXL", mem_len: int | None) -> None:
+    """Refuse a number of remembered positions where a model remembers one state.
+
+    Raises:
+        ValueError: The model is an LSTM, and there is a number.
+    """
+    if mem_len is not None and model.config.kind == "lstm":
+        raise ValueError(
+            f"mem_len={mem_len} has no effect with kind='lstm', which remembers one state of all "
+            "that it has read; leave it out"
+        )
+
+
 def full_memory(model: "TransformerXL", mem_len: int) -> int:
     """Return how many bytes the memory of a text has when it is full."""
     start = model.keep(model.start_memory(1, 0)).state_dict()
