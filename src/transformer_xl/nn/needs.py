@@ -57,8 +57,8 @@ def most_positions(model: "TransformerXL", mem_len: int) -> int:
     return 1 if model.config.kind == "lstm" else mem_len
 
 
-def require_mem_len(model: "TransformerXL", mem_len: int | None) -> None:
-    """Refuse a number of remembered positions where a model remembers one state.
+def require_mem_len(model: "TransformerXL", mem_len: object) -> None:
+    """Refuse a number of remembered positions, of whatever type, for a model of one state.
 
     Raises:
         ValueError: The model is an LSTM, and there is a number.
