@@ -101,13 +101,13 @@ def test_a_context_is_read_once_for_all_its_continuations(
 ) -> None:
     lm = harness(str(folder), batch_size=4)
     tokens = []
-    read = lm.model.read
+    read = lm.model.forward
 
     def counting(*arguments: Any, **lengths: Any) -> Any:
         tokens.append(int(lengths["lengths"].sum()))
         return read(*arguments, **lengths)
 
-    monkeypatch.setattr(lm.model, "read", counting)
+    monkeypatch.setattr(lm.model, "forward", counting)
     lm.loglikelihood(_asked(*(("the cat saw a dog", choice) for choice in (" a", " b"[:1], "."))))
     assert sum(tokens) == len("the cat saw a do") + len(" ") + 1 + 2
 

@@ -11,8 +11,9 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 try:
     from lm_eval.api.instance import Instance
@@ -28,6 +29,8 @@ from transformer_xl.data import load_vocab
 from transformer_xl.device import pick_device
 from transformer_xl.generate import batch_texts, generate_batch
 from transformer_xl.nn import KeptMemory, Memory, load_model
+from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.nn.reading import Piece, read
 
 # Of what tasks say of sampling, what our own sampler knows.
 _DRAWN = ("temperature", "top_k", "top_p")
@@ -61,7 +64,7 @@ class TransformerXLHarness(TemplateLM):
         device: str | None = None,
         batch_size: int | str = 1,
         max_batch_size: int | str | None = None,
-        segment_len: int = 128,
+        segment_len: int = SEGMENT_LEN,
         mem_len: int | None = None,
         max_gen_toks: int = 256,
         prefix: str | None = None,
@@ -70,15 +73,16 @@ class TransformerXLHarness(TemplateLM):
         super().__init__()
         if not str(batch_size).isdigit() or int(batch_size) < 1:
             raise ValueError(f"batch_size={batch_size!r} must be a number of at least 1")
-        for name, value, least in (("segment_len", segment_len, 1), ("mem_len", mem_len or 0, 0)):
-            if value < least:
-                raise ValueError(f"{name}={value} must be at least {least}")
         # The harness's command line says cuda:0 where nobody said anything.
         is_missing = str(device).startswith("cuda") and not torch.cuda.is_available()
         self.model = load_model(pretrained)
         self.model.to(pick_device() if device is None or is_missing else device)
         self.vocab = load_vocab(pretrained)
-        self.batch_size, self.segment_len, self.mem_len = int(batch_size), segment_len, mem_len
+        # What is read is remembered; nothing is read again.
+        self.lengths = Lengths.of(
+            self.model.config, segment_len=segment_len, mem_len=mem_len, ext_len=0
+        )
+        self.batch_size, self.mem_len = int(batch_size), mem_len
         self._max_gen_toks, self._seed = max_gen_toks, seed
         self._prefix = self._find_prefix(prefix)
         self._device = self.model.device
@@ -122,8 +126,8 @@ class TransformerXLHarness(TemplateLM):
         documents = [request.args[0] for request in requests]
         for batch in _batches(documents, self.batch_size):
             ids = [self.tok_encode(text) for text in batch]
-            read = [[self._prefix, *tokens[:-1]] if tokens else [] for tokens in ids]
-            sums = [total for total, _ in self._score(self._begun(len(batch)), read, ids)]
+            given = [[self._prefix, *tokens[:-1]] if tokens else [] for tokens in ids]
+            sums = [total for total, _ in self._score(self._begun(len(batch)), given, ids)]
             for text, total in zip(batch, sums, strict=True):
                 self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
             found.extend(sums)
@@ -144,17 +148,17 @@ class TransformerXLHarness(TemplateLM):
         by_length = sorted(contexts, key=len)
         for batch in _batches(by_length, self.batch_size):
             mems = self._begun(len(batch))
-            for _, _, after, _ in self._pieces(mems, [context[:-1] for context in batch]):
-                mems = after
+            for piece, _ in self._pieces(mems, [context[:-1] for context in batch]):
+                mems = piece.mems
             asked = [(row, n) for row, context in enumerate(batch) for n in contexts[context]]
             for part in _batches(asked, self.batch_size):
                 rows, numbers = zip(*part, strict=True)
                 targets = [list(requests[n][2]) for n in numbers]
-                read = [
+                given = [
                     [batch[row][-1], *target[:-1]] if target else []
                     for row, target in zip(rows, targets, strict=True)
                 ]
-                scores = self._score(mems.select(list(rows)), read, targets)
+                scores = self._score(mems.select(list(rows)), given, targets)
                 found.update(zip(numbers, scores, strict=True))
         for number, ((context, continuation), _, _) in enumerate(requests):
             self.cache_hook.add_partial("loglikelihood", (context, continuation), found[number])
@@ -193,40 +197,33 @@ class TransformerXLHarness(TemplateLM):
         return settings["max_gen_toks"], until, tuple(sorted(drawn.items()))
 
     def _begun(self, batch_size: int) -> Memory | KeptMemory:
-        return self.model.keep(self.model.start_memory(batch_size, self.mem_len))
+        return self.model.keep(self.model.start_memory(batch_size, self.lengths.mem_len))
 
     def _pieces(
         self, mems: Memory | KeptMemory, texts: Sequence[Sequence[int]]
-    ) -> Iterator[tuple[int, Float[Tensor, "B T D"], Memory | KeptMemory, Bool[Tensor, "B T"]]]:
-        """Read texts of any lengths side by side, with the memory between the pieces."""
-        lengths = torch.tensor([len(text) for text in texts])
-        for start in range(0, int(lengths.max()), self.segment_len):
-            T = min(self.segment_len, int(lengths.max()) - start)
-            own = (lengths - start).clamp(0, T)
-            hidden, mems = self.model.read(
-                _padded(texts, start, T).to(self.model.device),
-                mems,
-                lengths=own.to(self.model.device),
-                mem_len=self.mem_len,
-                ext_len=0,
-            )
-            yield start, hidden, mems, torch.arange(T) < own[:, None]
+    ) -> Iterator[tuple[Piece, Bool[Tensor, "B T"]]]:
+        """Read texts of any lengths, batched; say what of each piece is no padding."""
+        sizes = torch.tensor([len(text) for text in texts])
+        for piece in read(self.model, _padded(texts), self.lengths, mems, sizes=sizes):
+            column = piece.start + torch.arange(piece.hidden.shape[1])
+            yield piece, column < sizes[:, None]
 
     def _score(
         self,
         mems: Memory | KeptMemory,
-        read: Sequence[Sequence[int]],
+        texts: Sequence[Sequence[int]],
         targets: Sequence[Sequence[int]],
     ) -> list[tuple[float, bool]]:
         """Return, for each row, the log-probability of its targets and whether all are likeliest.
 
         What is kept of a text is one number: its probabilities are never there all at once.
         """
-        total = torch.zeros(len(read), dtype=torch.float64)
-        is_greedy = torch.ones(len(read), dtype=torch.bool)
-        head = self.model.head
-        for start, hidden, _, is_real in self._pieces(mems, read):
-            expected = _padded(targets, start, hidden.shape[1])[is_real]
+        total = torch.zeros(len(texts), dtype=torch.float64)
+        is_greedy = torch.ones(len(texts), dtype=torch.bool)
+        head, asked = self.model.head, _padded(targets)
+        for piece, is_real in self._pieces(mems, texts):
+            hidden, start = piece.hidden, piece.start
+            expected = asked[:, start : start + hidden.shape[1]][is_real]
             if not len(expected):
                 continue
             states = hidden[is_real.to(hidden.device)]
@@ -238,10 +235,10 @@ class TransformerXLHarness(TemplateLM):
         return list(zip(total.tolist(), is_greedy.tolist(), strict=True))
 
 
-def _padded(texts: Sequence[Sequence[int]], start: int, T: int) -> Int[Tensor, "B T"]:
-    """Return a piece of each text, with zeros where it has ended."""
-    pieces = [list(text[start : start + T]) for text in texts]
-    return torch.tensor([piece + [0] * (T - len(piece)) for piece in pieces])
+def _padded(texts: Sequence[Sequence[int]]) -> Int[Tensor, "B T"]:
+    """Return texts as rows, with zeros where one has ended."""
+    rows = [torch.tensor(text, dtype=torch.int64) for text in texts]
+    return pad_sequence(rows, batch_first=True)
 
 
 def _batches(things: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:

@@ -17,6 +17,7 @@ from transformer_xl.data.vocab import train_vocab
 from transformer_xl.evaluate import flow, score
 from transformer_xl.evaluate.flow import Cutter, Flow, LineSums
 from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.reading import Reader
 
 TEXT = (
@@ -156,7 +157,9 @@ def test_what_was_read_before_a_failure_is_scored(of_bytes):
         raise OSError("the disk")
 
     scored = []
-    flow = Flow(Reader(of_bytes)).scores(blocks(), Cutter(VOCABS["bytes"][0], "line"))
+    flow = Flow(Reader(of_bytes, Lengths.of(of_bytes.config))).scores(
+        blocks(), Cutter(VOCABS["bytes"][0], "line")
+    )
     with pytest.raises(OSError, match="the disk"):
         scored.extend(pair for part in flow for pair in part)
     assert bytes(token for token, _ in scored) == b"two\nlines, and"
@@ -170,7 +173,7 @@ def of_bytes(tiny_config):
 @pytest.mark.parametrize("seed", range(6))
 def test_the_scores_are_those_of_the_whole_text(of_bytes, seed):
     vocab, data = VOCABS["bytes"][0], (TEXT * 3).encode()
-    stream = Flow(Reader(of_bytes, segment_len=16))
+    stream = Flow(Reader(of_bytes, Lengths.of(of_bytes.config, segment_len=16)))
     scored = [
         pair
         for part in stream.scores(arrivals(data, seed), Cutter(vocab, "token"))
@@ -193,11 +196,17 @@ def test_segments_are_filled_where_more_has_come(of_bytes, monkeypatch):
 
     blocks = [b"0123456789", b"abcdefghij", b"", b"x", b"", b"yz"]
     # The first token is only read with the next one.
-    assert sizes_read(Reader(of_bytes, segment_len=8), blocks) == [9, 8, 3, 1, 2]
+    assert sizes_read(Reader(of_bytes, Lengths.of(of_bytes.config, segment_len=8)), blocks) == [
+        9,
+        8,
+        3,
+        1,
+        2,
+    ]
     # Where it matters how much is read at once, segments are whole.
     config = replace(of_bytes.config, enhanced_recurrence=True)
     bound = TransformerXL(config).eval()
-    assert sizes_read(Reader(bound, segment_len=8), blocks) == [9, 8, 6]
+    assert sizes_read(Reader(bound, Lengths.of(bound.config, segment_len=8)), blocks) == [9, 8, 6]
 
 
 @pytest.mark.parametrize("kind", VOCABS)
@@ -208,7 +217,7 @@ def test_the_sums_of_lines_are_those_of_their_tokens(tiny_config, kind):
     model = TransformerXL(config).double().eval()
     lines = LineSums(vocab)
     found = []
-    stream = Flow(Reader(model, segment_len=8)).scores(
+    stream = Flow(Reader(model, Lengths.of(model.config, segment_len=8))).scores(
         arrivals(text.encode(), 2), Cutter(vocab, "line"), lines.push
     )
     for scored in stream:

@@ -25,13 +25,13 @@ def test_a_step_has_a_token_for_each_text_that_goes_on(model, refused):
 
 def test_what_several_texts_begin_with_is_read_once(model, monkeypatch):
     read = []
-    original = TransformerXL.read
+    original = TransformerXL.forward
 
     def spy(self, tokens, *words, **settings):
         read.append(tuple(tokens.shape))
         return original(self, tokens, *words, **settings)
 
-    monkeypatch.setattr(TransformerXL, "read", spy)
+    monkeypatch.setattr(TransformerXL, "forward", spy)
     batch = generate_batch(model, [[*range(9)]] * 20)
     next(batch)
     next(batch)
@@ -76,7 +76,7 @@ def test_a_model_with_damaged_weights_is_named(model):
         next(generate(model, [1]))
 
 
-@pytest.mark.parametrize("where", ["read", "draw"])
+@pytest.mark.parametrize("where", ["forward", "draw"])
 def test_an_interrupt_leaves_all_as_it_was(model, monkeypatch, where):
     whole = list(generate_batch(model, [[1], [2, 3]], length=12, seed=4))
     batch = generate_batch(model, [[1], [2, 3]], length=12, seed=4)

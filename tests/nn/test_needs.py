@@ -15,6 +15,7 @@ from transformer_xl.data import train_vocab
 from transformer_xl.device import total_memory
 from transformer_xl.estimate import count_weights
 from transformer_xl.nn import build_model
+from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.needs import (
     full_memory,
     least_weights,
@@ -168,7 +169,7 @@ def test_a_text_without_end_needs_room_for_its_whole_memory(model) -> None:
         lambda: txl.generate(model, [1], length=3, mem_len=10**12),
         lambda: txl.generate_batch(model, [[1], [2]], length=3, mem_len=10**12),
         lambda: txl.Session(model, vocab, mem_len=10**12),
-        lambda: Reader(model, mem_len=10**12),
+        lambda: Reader(model, Lengths.of(model.config, mem_len=10**12)),
     ):
         with pytest.raises(ValueError, match=r"^mem_len=1000000000000, .*: the memory, once full"):
             begin()

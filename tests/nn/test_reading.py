@@ -7,6 +7,7 @@ import torch
 
 from transformer_xl.evaluate import score
 from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.reading import Place, Reader
 
 TEXT = torch.randint(31, (47,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -16,6 +17,10 @@ CUTS = [[47], [1] * 47, [1, 6, 1, 13, 2, 24], [20, 27]]
 def made(config, **options):
     torch.manual_seed(0)
     return TransformerXL(replace(config, init_std=0.3, **options)).double().eval()
+
+
+def reader_of(model, place=None, **lengths):
+    return Reader(model, Lengths.of(model.config, **lengths), place)
 
 
 def read(reader, sizes):
@@ -34,13 +39,13 @@ def read(reader, sizes):
 )
 def test_a_text_in_pieces_is_the_text_at_once(tiny_config, options, sizes):
     model = made(tiny_config, **options)
-    reader = Reader(model, segment_len=7)
+    reader = reader_of(model, segment_len=7)
     found = read(reader, sizes)
     expected = list(score(model, TEXT, segment_len=7))
     assert found[0] is expected[0] is None
     assert found[1:] == pytest.approx(expected[1:], abs=1e-11)
     # And so is what comes next.
-    whole = Reader(model, segment_len=7)
+    whole = reader_of(model, segment_len=7)
     whole.read(TEXT, scored=False)
     assert reader.place.last_token == whole.place.last_token == TEXT[-1]
     assert reader.read([4, 5]) == pytest.approx(whole.read([4, 5]), abs=1e-11)
@@ -55,21 +60,23 @@ def test_segments_lie_where_the_model_would_have_been_given_them(tiny_config):
         out = model(window[:, :-1], mems, window[:, 1:])
         mems = out.mems
         expected += (-out.nll[0]).tolist()
-    assert read(Reader(model, segment_len=7), [3] * 16)[1:] == pytest.approx(expected, abs=1e-11)
+    assert read(reader_of(model, segment_len=7), [3] * 16)[1:] == pytest.approx(expected, abs=1e-11)
 
 
 def test_with_a_window_segments_do_not_matter(tiny_config):
     model = made(tiny_config)
-    found = [read(Reader(model, segment_len=T, attn_len=6), [47])[1:] for T in (1, 2, 5, 46, 200)]
+    found = [
+        read(reader_of(model, segment_len=T, attn_len=6), [47])[1:] for T in (1, 2, 5, 46, 200)
+    ]
     for other in found[1:]:
         assert other == pytest.approx(found[0], abs=1e-11)
-    assert read(Reader(model, segment_len=46), [47])[1:] != pytest.approx(found[0], abs=1e-3)
+    assert read(reader_of(model, segment_len=46), [47])[1:] != pytest.approx(found[0], abs=1e-3)
 
 
 @pytest.mark.parametrize("attn_len", [None, 6, 3])
 def test_the_memory_has_a_bound_and_a_place_goes_on(tiny_config, attn_len):
     model = made(tiny_config)
-    reader = Reader(model, segment_len=7, attn_len=attn_len)
+    reader = reader_of(model, segment_len=7, attn_len=attn_len)
     most = {None: 5 + 6, 6: 5, 3: 5}[attn_len]
     assert reader.most_positions == most
     lengths = []
@@ -78,21 +85,21 @@ def test_the_memory_has_a_bound_and_a_place_goes_on(tiny_config, attn_len):
         reader.read([token])
         lengths.append(len(reader.place.mems))
     assert max(lengths) == most
-    again = Reader(model, segment_len=7, attn_len=attn_len, place=reader.place)
+    again = reader_of(model, segment_len=7, attn_len=attn_len, place=reader.place)
     assert again.read([1, 2, 3]) == reader.read([1, 2, 3])
     # In segments of another length a new one begins.
-    assert Reader(model, segment_len=2, place=Place(*reader.place[:2], 5)).place.offset == 0
+    assert reader_of(model, segment_len=2, place=Place(*reader.place[:2], 5)).place.offset == 0
 
 
 @torch.no_grad()
 def test_a_place_with_a_longer_memory_is_cut_to_what_is_remembered(tiny_config):
     model = made(tiny_config)
-    long = Reader(model, segment_len=7, mem_len=20)
+    long = reader_of(model, segment_len=7, mem_len=20)
     long.read(TEXT[:32])
     mems, last_token, offset = long.place
     # The first token, four segments and three tokens.
     assert (len(mems), offset) == (23, 3)
-    cut = Reader(model, segment_len=7, mem_len=4, place=long.place)
+    cut = reader_of(model, segment_len=7, mem_len=4, place=long.place)
     tokens = torch.tensor([[last_token, *TEXT[32:35]]])
     out = model(tokens, mems.last(7), torch.tensor([TEXT[32:36]]), mem_len=4)
     assert cut.read(TEXT[32:36]) == pytest.approx((-out.nll[0]).tolist(), abs=1e-11)
@@ -104,20 +111,20 @@ def test_a_place_with_a_longer_memory_is_cut_to_what_is_remembered(tiny_config):
     ids=str,
 )
 def test_a_model_says_whether_it_depends_on_how_much_is_read_at_once(tiny_config, options, bound):
-    reader = Reader(made(tiny_config, **options), segment_len=7)
+    reader = reader_of(made(tiny_config, **options), segment_len=7)
     assert reader.is_bound_to_segments is bound
-    one_by_one = read(Reader(reader.model, segment_len=7), [1] * 47)[1:]
+    one_by_one = read(reader_of(reader.model, segment_len=7), [1] * 47)[1:]
     differs = one_by_one != pytest.approx(read(reader, [47])[1:], abs=1e-6)
     assert differs is bound
     # In whole segments it does not.
-    assert read(Reader(reader.model, segment_len=7), [8, 14, 7, 18])[1:] == pytest.approx(
+    assert read(reader_of(reader.model, segment_len=7), [8, 14, 7, 18])[1:] == pytest.approx(
         list(score(reader.model, TEXT, segment_len=7))[1:], abs=1e-11
     )
 
 
 def test_an_interrupt_leaves_a_place_that_can_be_gone_on_from(tiny_config, monkeypatch):
     model = made(tiny_config)
-    reader, expected = Reader(model, segment_len=7), list(score(model, TEXT, segment_len=7))
+    reader, expected = reader_of(model, segment_len=7), list(score(model, TEXT, segment_len=7))
     n_calls = 0
     forward = TransformerXL.forward
 
@@ -142,6 +149,6 @@ def test_an_interrupt_leaves_a_place_that_can_be_gone_on_from(tiny_config, monke
 )
 def test_a_wrong_length_is_named(tiny_config, settings, message):
     with pytest.raises(ValueError, match=message):
-        Reader(made(tiny_config), **settings)
+        reader_of(made(tiny_config), **settings)
     with pytest.raises(ValueError, match="token 31 is outside the vocabulary of 31"):
-        Reader(made(tiny_config)).read([3, 31])
+        reader_of(made(tiny_config)).read([3, 31])

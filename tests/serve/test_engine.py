@@ -83,13 +83,13 @@ def test_others_are_written_while_a_long_prompt_is_read(made, start, ask):
 
 def test_texts_with_the_same_prompt_share_its_reading(made, start, ask, monkeypatch):
     read = []
-    original = type(made.model).read
+    original = type(made.model).forward
 
     def spy(self, tokens, *words, **settings):
         read.append(tuple(tokens.shape))
         return original(self, tokens, *words, **settings)
 
-    monkeypatch.setattr(type(made.model), "read", spy)
+    monkeypatch.setattr(type(made.model), "forward", spy)
     engine = start()
     asked = [ask(made, [1, 2, 3], 3, seed=n) for n in range(4)]
     engine.submit([each.text for each in asked])
@@ -288,7 +288,7 @@ def test_a_large_group_does_not_wait_for_the_longest_text_before_it(made, start,
 
 def test_a_group_is_not_divided_into_single_texts(made, start, ask, until, monkeypatch):
     read = []
-    original = type(made.model).read
+    original = type(made.model).forward
 
     def spy(self, tokens, *words, **settings):
         if tokens.shape[1] > 1:
@@ -300,7 +300,7 @@ def test_a_group_is_not_divided_into_single_texts(made, start, ask, until, monke
     before = [ask(made, [3], 20 + 10 * n) for n in range(8)]
     engine.submit([each.text for each in before])
     until(lambda: engine.n_running == 8)
-    monkeypatch.setattr(type(made.model), "read", spy)
+    monkeypatch.setattr(type(made.model), "forward", spy)
     group = [ask(made, [1, 2], 200, seed=n) for n in range(8)]
     engine.submit([each.text for each in group])
     for each in group:

@@ -9,14 +9,14 @@ from transformer_xl.serve.engine import Engine
 
 def test_a_step_that_fails_takes_no_text_that_comes_after_it(made, start, ask, monkeypatch, caplog):
     engine = start()
-    original, broken = type(made.model).read, [True]
+    original, broken = type(made.model).forward, [True]
 
     def breaks(self, *words, **settings):
         if broken and broken.pop():
             raise RuntimeError("the memory of the device is full")
         return original(self, *words, **settings)
 
-    monkeypatch.setattr(type(made.model), "read", breaks)
+    monkeypatch.setattr(type(made.model), "forward", breaks)
     first = ask(made, [1, 2], 6)
     engine.submit([first.text])
     assert first.end().reason == "failed"

@@ -34,7 +34,7 @@ def test_a_model_that_cannot_read_a_token_is_not_served(make_model, monkeypatch)
     def fail(*given, **named):
         raise RuntimeError("no kernel for it")
 
-    monkeypatch.setattr(type(made.model), "read", fail)
+    monkeypatch.setattr(type(made.model), "forward", fail)
     with pytest.raises(RuntimeError, match=r"the model cannot run: .* no kernel for it"):
         service(made)
 

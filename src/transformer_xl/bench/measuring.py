@@ -18,6 +18,7 @@ from transformer_xl.data.catalogue import known_vocab_size
 from transformer_xl.device import autocast, describe_machine, pick_device, pick_precision
 from transformer_xl.generate import generate
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn.lengths import Lengths
 from transformer_xl.ops import choose_backend
 from transformer_xl.train import Network, TrainState, train_step
 from transformer_xl.train.averaging import new_average
@@ -197,9 +198,8 @@ def _evaluate(
 ) -> dict[str, Any]:
     """Measure segments as evaluations read them."""
     settings = config.eval
-    B, T = settings.batch_size, settings.segment_len or config.train.segment_len
-    M = settings.memory_of(config.model)
-    ext_len = config.model.ext_len if settings.ext_len is None else settings.ext_len
+    lengths = Lengths.of(config.model, **settings.lengths_after(config.train.segment_len))
+    B, T, M, ext_len = settings.batch_size, lengths.segment_len, lengths.mem_len, lengths.ext_len
     window = torch.randint(config.model.vocab_size, (B, ext_len + T + 1), device=device)
     tokens, targets = window[:, :-1], window[:, ext_len + 1 :]
     mems = model.keep(full_memory(model, B, M))
@@ -207,11 +207,11 @@ def _evaluate(
 
     def step() -> None:
         nonlocal mems
-        mems = model(tokens, mems, targets, context=ext_len, **settings.lengths).mems
+        mems = model(tokens, mems, targets, context=ext_len, **lengths.arguments).mems
 
     with torch.no_grad(), autocast(config.train.precision, device):
         taken = timed(step, steps, device)
-    read = replace(config.model, attn_len=settings.attn_len or config.model.attn_len)
+    read = replace(config.model, attn_len=lengths.attn_len)
     flops = forward_flops(read, B, ext_len + T, M, T, is_kept=is_kept)
     return {"batch_size": B, "segment_len": T, "mem_len": M, "gflop": flops / 1e9} | taken
 

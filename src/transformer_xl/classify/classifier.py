@@ -8,6 +8,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.nn.reading import read
 from transformer_xl.nn.wrapping import projected
 
 
@@ -51,20 +53,18 @@ class LongDocumentClassifier(nn.Module):
         model: TransformerXL,
         n_classes: int,
         *,
-        segment_len: int = 128,
+        segment_len: int = SEGMENT_LEN,
         mem_len: int | None = None,
     ) -> None:
         super().__init__()
         if n_classes < 2:
             raise ValueError(f"n_classes={n_classes} must be at least 2")
-        if segment_len < 1:
-            raise ValueError(f"segment_len={segment_len} must be at least 1")
+        # What is read is remembered; nothing is read again.
+        self.lengths = Lengths.of(model.config, segment_len=segment_len, mem_len=mem_len, ext_len=0)
         self.model = model
         self.head = nn.Linear(model.config.d_model, n_classes)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
-        self.segment_len = segment_len
-        self.mem_len = model.config.mem_len if mem_len is None else mem_len
 
     def read(self, documents: Sequence[Int[Tensor, " _"]]) -> Iterator[Reading]:
         """Read documents side by side; after each segment say what is known.
@@ -78,26 +78,21 @@ class LongDocumentClassifier(nn.Module):
         lengths = torch.tensor([len(document) for document in documents])
         if len(lengths) and int(lengths.min()) == 0:
             raise ValueError(f"document {int(lengths.argmin())} is empty: there is nothing to read")
-        device = self.model.device
         rows, left = torch.arange(len(documents)), lengths.clone()
-        mems: Memory | KeptMemory = self.model.start_memory(len(documents), self.mem_len)
+        mems: Memory | KeptMemory = self.model.start_memory(len(documents), self.lengths.mem_len)
         while len(rows):
             if not torch.is_grad_enabled() and isinstance(mems, Memory):
                 mems = self.model.keep(mems)
             # What is left over is read first, so that the end is read in a whole segment.
-            here = (left - 1) % self.segment_len + 1
+            here = (left - 1) % self.lengths.segment_len + 1
             tokens = torch.zeros(len(rows), int(here.max()), dtype=torch.int64)
             for own, row, n_left, n in zip(tokens, rows.tolist(), left, here, strict=True):
                 start = len(documents[row]) - int(n_left)
                 own[: int(n)] = documents[row][start : start + int(n)]
-            hidden, mems = self.model.read(
-                tokens.to(device),
-                mems,
-                lengths=None if int(here.min()) == tokens.shape[1] else here.to(device),
-                mem_len=self.mem_len,
-                ext_len=0,
-            )
-            last = hidden[torch.arange(len(rows)), here - 1]
+            sizes = None if int(here.min()) == tokens.shape[1] else here
+            (piece,) = read(self.model, tokens, self.lengths, mems, sizes=sizes)
+            mems = piece.mems
+            last = piece.hidden[torch.arange(len(rows)), here - 1]
             left = left - here
             is_whole = left == 0
             yield Reading(rows, projected(self.head, last), is_whole)

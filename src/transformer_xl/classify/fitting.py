@@ -129,7 +129,7 @@ def _learn(
     classifier: LongDocumentClassifier, batch: Documents, labels: Tensor, every_segment: Share
 ) -> float:
     """Add the gradients of a batch, one segment at a time; return the sum of its last losses."""
-    n_segments = torch.tensor([-(-len(x) // classifier.segment_len) for x in batch])
+    n_segments = torch.tensor([-(-len(x) // classifier.lengths.segment_len) for x in batch])
     total, n_known = 0.0, max(int((labels != IGNORED).sum()), 1)
     for rows, logits, is_whole in classifier.read(batch):
         device = logits.device

@@ -112,18 +112,20 @@ class Eval:
         """Evaluate and print."""
         self._check()
         from transformer_xl.device import autocast, pick_device
+        from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
         from transformer_xl.train.finish import memory_line
 
         settings = self.eval
         device = pick_device()
         model, vocab = load(self.dir, device, self.weights)
         recipe = recipe_of(self.dir)
-        segment_len = recipe.train.segment_len if recipe else 128
+        segment_len = recipe.train.segment_len if recipe else SEGMENT_LEN
         # Compact weights say themselves what is computed in.
         precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
         text = self._tokens(vocab)
         # Windows have none.
-        chosen = None if settings.window else settings.memory_of(model.config)
+        lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
+        chosen = None if settings.window else lengths.mem_len
         mem_lens = [None] if chosen is None else sorted({*settings.mem_lens, chosen})
         with autocast(precision, device):
             rows = {x: self._measure(model, vocab, text, segment_len, x) for x in mem_lens}

@@ -230,11 +230,12 @@ class Generate:
     def _settings(self, model: "TransformerXL", seed: int | None) -> dict[str, Any]:
         """Return how the text is drawn, and say it; without a seed, an earlier draw goes on."""
         from transformer_xl.generate import Sampler
+        from transformer_xl.nn.lengths import Lengths
 
         given = self.settings
         cuts = given.temperature, given.top_k, given.top_p
         drawing = Sampler(*cuts, model.config.vocab_size).settings
-        mem_len = model.config.mem_len if self.mem_len is None else self.mem_len
+        mem_len = Lengths.of(model.config, mem_len=self.mem_len).mem_len
         found = {**drawing, "seed": seed, "mem_len": mem_len, "weights": self.weights}
         known = (f"{name} {'none' if x is None else x}" for name, x in found.items())
         say(f"drawing with {', '.join(known)}")

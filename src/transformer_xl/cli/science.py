@@ -168,20 +168,21 @@ class Recl:
     def _losses(self, folder: Path, ids: Any, places: list[int]) -> "np.ndarray":
         from transformer_xl.device import pick_device
         from transformer_xl.nn import load_model
+        from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
         from transformer_xl.recl import context_losses
 
         model = load_model(folder).to(pick_device())
         recipe = recipe_of(folder)
         evaluation = evaluation_of(folder, recipe, None)
-        trained = recipe.train.segment_len if recipe else 128
+        trained = recipe.train.segment_len if recipe else SEGMENT_LEN
+        lengths = Lengths.of(model.config, **evaluation.lengths_after(trained))
         if evaluation.window:
-            mem_len, window = 0, self.recl.window or evaluation.window
+            lengths = lengths._replace(mem_len=0)
+            window = self.recl.window or evaluation.window
         else:
-            mem_len = evaluation.memory_of(model.config)
-            window = self._window(model, mem_len, trained, recipe is not None)
-        ext_len = model.config.ext_len if evaluation.ext_len is None else evaluation.ext_len
-        if ext_len:
-            say(f"{folder}: nothing is read twice, whatever its ext_len={ext_len}")
+            window = self._window(model, lengths.mem_len, trained, recipe is not None)
+        if lengths.ext_len:
+            say(f"{folder}: nothing is read twice, whatever its ext_len={lengths.ext_len}")
         say(f"measuring {folder}" + f", which reads at most {window} tokens" * bool(window))
         # Not in half precision: what rounding adds by chance would pass for a gain.
         return context_losses(
@@ -189,10 +190,10 @@ class Recl:
             ids,
             places,
             self.recl.contexts,
-            segment_len=evaluation.segment_len or trained,
-            mem_len=mem_len,
-            attn_len=evaluation.attn_len,
-            clamp_len=evaluation.clamp_len,
+            segment_len=lengths.segment_len,
+            mem_len=lengths.mem_len,
+            attn_len=lengths.attn_len,
+            clamp_len=lengths.clamp_len,
             window=window,
             batch_tokens=self.recl.batch_tokens,
         )

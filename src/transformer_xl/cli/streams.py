@@ -79,6 +79,7 @@ class Score:
         # What takes a while comes when nothing is left to refuse.
         from transformer_xl.device import pick_device
         from transformer_xl.evaluate.flow import Cutter, Flow
+        from transformer_xl.nn.lengths import Lengths
         from transformer_xl.nn.needs import require_mem_len
         from transformer_xl.nn.pretrained import find_model_folder
         from transformer_xl.nn.reading import Reader
@@ -97,7 +98,8 @@ class Score:
             found = load_state(self.state, weights, model)
             place, random = Place(found.mems, found.last_token, found.offset), found.random
         require_mem_len(model, self.mem_len)
-        reader = Reader(model, segment_len=self.segment_len, mem_len=self.mem_len, place=place)
+        lengths = Lengths.of(model.config, segment_len=self.segment_len, mem_len=self.mem_len)
+        reader = Reader(model, lengths, place)
         unknown = _Unknown(vocab)
         with ended_by_signals(), _opened(self.file) as file:
             try:

@@ -15,9 +15,10 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from transformer_xl.compress.predicting import lengths
+from transformer_xl.compress.predicting import AT_ONCE, lengths
 from transformer_xl.config import ModelConfig, TrainConfig
 from transformer_xl.nn import Memory, TransformerXL, build_model
+from transformer_xl.nn.reading import read
 from transformer_xl.train.optim import Optimizer
 
 FRESH = ModelConfig(
@@ -58,7 +59,8 @@ class Learner:
         # In evaluation mode: nothing is dropped, and no softmax is sampled.
         self.model = copy.deepcopy(model).float().eval().requires_grad_(True)
         self.mems = self.model.start_memory(streams, mem_len)
-        self._lengths = lengths(model.config, mem_len)
+        # A round is one segment, as it was read.
+        self._lengths = lengths(model.config, mem_len)._replace(segment_len=AT_ONCE)
         self._n_rounds, self._step = n_rounds, 0
         settings = TrainConfig(
             steps=max(n_rounds, 1),
@@ -77,15 +79,14 @@ class Learner:
 
     def learn(self, tokens: Int[Tensor, "B T"], targets: Int[Tensor, "B T"]) -> None:
         """Read a round once more, with the symbols that follow, and move the weights."""
-        tokens, targets = tokens.to(self.model.device), targets.to(self.model.device)
-        out = self.model(tokens, self.mems, targets, context=0, **self._lengths)
-        assert out.nll is not None
-        assert isinstance(out.mems, Memory)
-        out.nll.mean().backward()
+        (piece,) = read(self.model, tokens, self._lengths, self.mems, targets=targets)
+        assert piece.nll is not None
+        assert isinstance(piece.mems, Memory)
+        piece.nll.mean().backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self._optimizer.step(self._step, max(self._n_rounds, 1))
         self._step += 1
-        self.mems = out.mems
+        self.mems = piece.mems
 
 
 def fresh_model(seed: int) -> TransformerXL:

@@ -8,6 +8,7 @@ from transformer_xl.compress.needs import too_much
 from transformer_xl.compress.predicting import fingerprint
 from transformer_xl.config.checks import require
 from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.lengths import Lengths
 
 RAM = 4.0
 """Gigabytes that coding may take unless more are allowed."""
@@ -78,7 +79,7 @@ def plan(
     most, segment_len = (32, 32) if learning else (256, 64)
     streams = settings.streams or min(most, max(1, n_tokens // _EACH))
     streams = min(streams, n_tokens)
-    mem_len = model.config.mem_len if settings.mem_len is None else settings.mem_len
+    mem_len = Lengths.of(model.config, mem_len=settings.mem_len).mem_len
     model_hash = fingerprint(model, vocab_hash)
 
     def cut(streams: int) -> tuple[Coding, str | None]:

@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import hashlib
 import json
-from typing import Any
 
 import torch
 from jaxtyping import Float64, Int
@@ -12,9 +11,13 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.pretrained import model_weights
+from transformer_xl.nn.reading import read
 
 _EXACT = "exact_frequencies"
+AT_ONCE = 1 << 31
+"""Symbols read at once, at most: a round of coding is one segment, whatever its length."""
 
 
 class Predictor:
@@ -46,10 +49,6 @@ class Predictor:
         has_sinusoids = config.kind != "lstm" and config.attn_type in (0, 2)
         if exact_frequencies and has_sinusoids and _EXACT not in config.quirks:
             self.model.config = dataclasses.replace(config, quirks=(*config.quirks, _EXACT))
-        # Absolute positions count from the start of what is read at once, and an enhanced memory
-        # holds what the segment did not attend to.
-        is_cut_visible = config.enhanced_recurrence or config.attn_type in (2, 3)
-        self._longest = 1 if is_cut_visible else None
         self.lengths = lengths(config, mem_len)
         self._mems = self._kept(self.model.start_memory(streams, mem_len))
 
@@ -57,9 +56,9 @@ class Predictor:
     def read(self, tokens: Int[Tensor, "B T"]) -> Float64[Tensor, "B T V"]:
         """Read another piece; return, after each symbol, log p of every next one."""
         hidden = []
-        for piece in tokens.to(self.model.device).split(self._longest or tokens.shape[1], 1):
-            x, self._mems = self.model.read(piece.contiguous(), self._mems, **self.lengths)
-            hidden.append(x)
+        for piece in read(self.model, tokens, self.lengths, self._mems):
+            self._mems = piece.mems
+            hidden.append(piece.hidden)
         return self.model.head.log_probs(torch.cat(hidden, 1))
 
     @torch.no_grad()
@@ -74,11 +73,15 @@ class Predictor:
         return self.model.keep(mems)
 
 
-def lengths(config: ModelConfig, mem_len: int) -> dict[str, Any]:
-    """Return the lengths of a call with which each symbol sees equally many before it."""
-    seen = mem_len + 1
-    attn_len = seen if config.attn_len is None else min(config.attn_len, seen)
-    return {"mem_len": mem_len, "attn_len": attn_len, "ext_len": 0}
+def lengths(config: ModelConfig, mem_len: int) -> Lengths:
+    """Return the lengths with which each symbol sees equally many before it.
+
+    Absolute positions count from the start of what is read at once, and an enhanced memory holds
+    what the segment did not attend to: there, symbols are read one by one.
+    """
+    is_cut_visible = config.enhanced_recurrence or config.attn_type in (2, 3)
+    at_once = 1 if is_cut_visible else AT_ONCE
+    return Lengths.of(config, segment_len=at_once, mem_len=mem_len, ext_len=0).windowed()
 
 
 def start_symbol(model: TransformerXL) -> int:

@@ -1,7 +1,7 @@
 """How a model is evaluated, and how it writes."""
 
 from dataclasses import dataclass, fields
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from transformer_xl.config.checks import (
     Count,
@@ -14,7 +14,6 @@ from transformer_xl.config.checks import (
     no_type_check,
     require,
 )
-from transformer_xl.config.model import ModelConfig
 
 
 @no_type_check
@@ -95,15 +94,19 @@ class EvalConfig:
                 f"{self.dynamic!r}: set that, or leave it out",
             )
 
-    def memory_of(self, model: ModelConfig) -> int:
-        """Return how many positions of a model are remembered, where there is no window."""
-        return model.mem_len if self.mem_len is None else self.mem_len
-
     @property
     def lengths(self) -> dict[str, int | None]:
         """What overrides the lengths of the model, by name."""
         names = ("mem_len", "attn_len", "clamp_len", "ext_len")
         return {name: getattr(self, name) for name in names}
+
+    def lengths_after(self, segment_len: int) -> dict[str, Any]:
+        """Return these lengths and that of segments, which are as long as given where none is set.
+
+        Args:
+            segment_len: Tokens read at once in training.
+        """
+        return {"segment_len": self.segment_len or segment_len, **self.lengths}
 
 
 _DYNAMIC_DEFAULTS = {

@@ -7,9 +7,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.evaluate.streams import Text, as_text, evaluating, require_at_least
+from transformer_xl.evaluate.streams import Text, as_text, evaluating
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
-from transformer_xl.nn.segment import Lengths, chosen_lengths
+from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.nn.reading import read, read_all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,7 @@ def attended(
     model: TransformerXL,
     ids: Text,
     *,
-    segment_len: int = 128,
+    segment_len: int = SEGMENT_LEN,
     mem_len: int | None = None,
     attn_len: int | None = None,
     clamp_len: int | None = None,
@@ -60,10 +61,15 @@ def attended(
         ValueError: The model has no attention; the text has fewer than two tokens, or one outside
             the vocabulary; a length is out of range.
     """
-    require_at_least(1, segment_len=segment_len)
-    require_at_least(0, mem_len=mem_len)
+    lengths = Lengths.of(
+        model.config,
+        segment_len=segment_len,
+        mem_len=mem_len,
+        attn_len=attn_len,
+        clamp_len=clamp_len,
+        ext_len=0,
+    )
     text = as_text(ids, model.config).to(model.device)
-    lengths = chosen_lengths(model.config, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
     n = len(text) - 1
     N = model.config.n_layer
     direct = torch.zeros(N, n, n, device=model.device)
@@ -72,7 +78,7 @@ def attended(
     # The first segment is the short one, so that the last one is whole.
     starts = [*range(n % segment_len, n, segment_len)]
     starts = starts if starts[:1] == [0] else [0, *starts]
-    mems: Memory | KeptMemory = model.start_memory(1, mem_len)
+    mems: Memory | KeptMemory = model.start_memory(1, lengths.mem_len)
     # What a layer remembers is what it has read, or what it has put out.
     above = int(model.config.enhanced_recurrence)
     with evaluating(model):
@@ -80,7 +86,7 @@ def attended(
             tokens = text[None, start:stop]
             weights = model.attention_weights(tokens, mems, attn_len=attn_len, clamp_len=clamp_len)
             weights = torch.stack(weights)
-            _, mems = model.read(tokens, mems, ext_len=0, **lengths)
+            mems = read_all(model, tokens, lengths, mems)
             # Of an empty memory of zeros nothing is the share of a token.
             first = max(stop - weights.shape[-1], 0)
             seen_NTS = weights.mean(2)[:, 0, :, first - stop :].float()
@@ -115,13 +121,17 @@ def _most_helped(
 
     It is one of the second half of the segment: a first one is lost without the memory anyway.
     """
-    mems: Memory | KeptMemory | None = None
+    begun, mems = model.start_memory(1, lengths.mem_len), None
+    # All at once, as one segment.
+    lengths = lengths._replace(segment_len=len(text))
     if start:
-        _, mems = model.read(text[None, :start], None, ext_len=0, **lengths)
+        mems = read_all(model, text[None, :start], lengths, begun)
     tokens, targets = text[None, start:-1], text[None, start + 1 :]
     known, alone = (
-        model(tokens, memory, targets, ext_len=0, context=0, **lengths).nll[0]
+        piece.nll[0]
         for memory in (mems, None)
+        for piece in read(model, tokens, lengths, memory, targets=targets)
+        if piece.nll is not None
     )
     half = len(known) // 2
     best = half + int((alone - known)[half:].argmax())

@@ -26,10 +26,11 @@ from torch import Tensor
 
 from transformer_xl.config import EvalConfig
 from transformer_xl.config.checks import NotNegative, Positive, Share, check, no_type_check
-from transformer_xl.evaluate.streams import Text, as_text, as_tokens, require_at_least
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.evaluate.streams import Text, as_text, as_tokens
+from transformer_xl.nn import TransformerXL
 from transformer_xl.nn.compact import CompactTransformerXL
-from transformer_xl.nn.segment import chosen_lengths
+from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.nn.reading import read
 
 DEFAULT_LR = {"rms": 1e-4, "sgd": 0.01}
 """Learning rates where none is given."""
@@ -88,14 +89,10 @@ def plan_dynamic(
     lr = DEFAULT_LR[settings.dynamic] if settings.dynamic_lr is None else settings.dynamic_lr
     squares = None
     if settings.dynamic == "rms":
-        squares = gradient_squares(
-            model,
-            training_text()[: settings.dynamic_tokens],
-            segment_len=settings.segment_len or segment_len,
-            mem_len=settings.mem_len,
-            attn_len=settings.attn_len,
-            clamp_len=settings.clamp_len,
-        )
+        lengths = settings.lengths_after(segment_len)
+        del lengths["ext_len"]
+        text = training_text()[: settings.dynamic_tokens]
+        squares = gradient_squares(model, text, **lengths)
     return Dynamic(
         rule=settings.dynamic,
         lr=lr,
@@ -134,20 +131,24 @@ class DynamicEvaluation:
         model: TransformerXL,
         settings: Dynamic,
         *,
-        segment_len: int = 128,
+        segment_len: int = SEGMENT_LEN,
         mem_len: int | None = None,
         attn_len: int | None = None,
         clamp_len: int | None = None,
     ) -> None:
-        require_at_least(1, segment_len=segment_len)
-        require_at_least(0, mem_len=mem_len)
-        self.settings, self.segment_len = settings, segment_len
-        self.model = _learning_copy(model)
-        self._lengths = chosen_lengths(
-            model.config, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len
+        # What is read again would be scored once and learned from twice.
+        self._lengths = Lengths.of(
+            model.config,
+            segment_len=segment_len,
+            mem_len=mem_len,
+            attn_len=attn_len,
+            clamp_len=clamp_len,
+            ext_len=0,
         )
+        self.settings, self.segment_len = settings, self._lengths.segment_len
+        self.model = _learning_copy(model)
         self._steps = _steps(self.model, settings)
-        self._mems = self.model.start_memory(1, mem_len)
+        self._mems = self.model.start_memory(1, self._lengths.mem_len)
         self._waiting = torch.empty(0, dtype=torch.int64)
 
     def read(self, ids: Text) -> Float[Tensor, " scored"]:
@@ -173,21 +174,20 @@ class DynamicEvaluation:
         found = torch.empty(0, device=self.model.device)
         if len(rest) > 1:
             found = self._segment(rest, learn=False)
-        self._mems = self.model.start_memory(1, self._lengths["mem_len"])
+        self._mems = self.model.start_memory(1, self._lengths.mem_len)
         return found
 
     def _segment(self, tokens: Tensor, *, learn: bool) -> Tensor:
-        tokens = tokens[None].to(self.model.device)
+        given, targets = tokens[None, :-1], tokens[None, 1:]
         with torch.set_grad_enabled(learn):
-            out = self.model(
-                tokens[:, :-1], self._mems, tokens[:, 1:], ext_len=0, context=0, **self._lengths
-            )
+            (piece,) = read(self.model, given, self._lengths, self._mems, targets=targets)
+            assert piece.nll is not None
             if learn:
-                out.nll.mean().backward()
-        self._mems = out.mems
+                piece.nll.mean().backward()
+        self._mems = piece.mems
         if learn:
             self._learn()
-        return out.nll.detach()[0]
+        return piece.nll.detach()[0]
 
     @torch.no_grad()
     def _learn(self) -> None:
@@ -206,7 +206,7 @@ def gradient_squares(
     model: TransformerXL,
     ids: Text,
     *,
-    segment_len: int = 128,
+    segment_len: int = SEGMENT_LEN,
     mem_len: int | None = None,
     attn_len: int | None = None,
     clamp_len: int | None = None,
@@ -219,23 +219,28 @@ def gradient_squares(
     Raises:
         ValueError: The text is shorter than a segment or of another vocabulary.
     """
+    lengths = Lengths.of(
+        model.config,
+        segment_len=segment_len,
+        mem_len=mem_len,
+        attn_len=attn_len,
+        clamp_len=clamp_len,
+        ext_len=0,
+    )
     text = as_text(ids, model.config)
-    n_segments = (len(text) - 1) // segment_len
+    n_segments = (len(text) - 1) // lengths.segment_len
     if not n_segments:
         raise ValueError(
             f"{len(text)} tokens of training text are less than a segment of {segment_len} tokens "
             "and the one after it"
         )
     model = _learning_copy(model)
-    lengths = chosen_lengths(model.config, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
     sums = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
-    mems: Memory | KeptMemory | None = None
+    whole = text[None, : n_segments * lengths.segment_len + 1]
     with torch.enable_grad():
-        for start in range(0, n_segments * segment_len, segment_len):
-            tokens = text[None, start : start + segment_len + 1].to(model.device)
-            out = model(tokens[:, :-1], mems, tokens[:, 1:], ext_len=0, context=0, **lengths)
-            mems = out.mems
-            out.nll.mean().backward()
+        for piece in read(model, whole[:, :-1], lengths, targets=whole[:, 1:]):
+            assert piece.nll is not None
+            piece.nll.mean().backward()
             for name, weight in model.named_parameters():
                 if weight.grad is not None:
                     sums[name] += weight.grad.detach() ** 2

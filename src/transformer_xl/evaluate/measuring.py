@@ -18,13 +18,12 @@ from transformer_xl.evaluate.streams import (
     as_text,
     evaluating,
     read_parts,
-    require_at_least,
 )
 from transformer_xl.evaluate.window import window_nll
 from transformer_xl.nn import TransformerXL
 from transformer_xl.nn.checks import require_model, whole
+from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.nn.needs import require_reading
-from transformer_xl.nn.segment import Lengths, chosen_lengths
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +64,7 @@ def evaluate(
     model: TransformerXL,
     ids: Text,
     *,
-    segment_len: int = 128,
+    segment_len: int = SEGMENT_LEN,
     mem_len: int | None = None,
     attn_len: int | None = None,
     clamp_len: int | None = None,
@@ -105,8 +104,8 @@ def evaluate(
             is out of range; two settings exclude each other.
     """
     config = require_model(model).config
-    for name, length in (("window", window), ("segment_len", segment_len), ("attn_len", attn_len)):
-        whole(name, length, 1)
+    whole("window", window, 1)
+    whole("segment_len", segment_len, 1)
     if dynamic is not None and not isinstance(dynamic, Dynamic):
         raise ValueError(f"dynamic={dynamic!r} must be a Dynamic, as plan_dynamic returns one")
     if window is not None:
@@ -121,11 +120,15 @@ def evaluate(
                 f"dynamic evaluation reads one stream with memory: window={window} and "
                 f"batch_size={batch_size} must be None and 1"
             )
-    mem_len = config.mem_len if mem_len is None else mem_len
-    ext_len = config.ext_len if ext_len is None else ext_len
-    segment_len, batch_size = whole("segment_len", segment_len), whole("batch_size", batch_size, 1)
-    mem_len, ext_len = whole("mem_len", mem_len), whole("ext_len", ext_len)
-    require_at_least(0, clamp_len=clamp_len)
+    batch_size = whole("batch_size", batch_size, 1)
+    lengths = Lengths.of(
+        config,
+        segment_len=segment_len,
+        mem_len=mem_len,
+        attn_len=attn_len,
+        clamp_len=clamp_len,
+        ext_len=ext_len,
+    )
     text = as_text(ids, config)
     if token_bytes is not None and np.shape(token_bytes) != (config.vocab_size,):
         raise ValueError(
@@ -134,14 +137,27 @@ def evaluate(
         )
     n = len(text) - 1
     batch_size = min(batch_size, n)
-    require_reading(model, n, batch_size=batch_size, segment_len=segment_len, mem_len=mem_len)
+    require_reading(
+        model,
+        n,
+        batch_size=batch_size,
+        segment_len=lengths.segment_len,
+        mem_len=lengths.mem_len,
+    )
     # More than the text is never remembered, but for zeros: no room is taken for it.
-    most = mem_len if config.start_memory == "zeros" else min(mem_len, n)
-    lengths = chosen_lengths(model.config, mem_len=most, attn_len=attn_len, clamp_len=clamp_len)
+    most = lengths.mem_len if config.start_memory == "zeros" else min(lengths.mem_len, n)
+    fitting = lengths._replace(mem_len=most)
     with evaluating(model):
         began = time.perf_counter()
         if dynamic is not None:
-            learning = DynamicEvaluation(model, dynamic, segment_len=segment_len, **lengths)
+            learning = DynamicEvaluation(
+                model,
+                dynamic,
+                segment_len=segment_len,
+                mem_len=most,
+                attn_len=attn_len,
+                clamp_len=clamp_len,
+            )
             total = sum(_sum(found) for found in (learning.read(text), learning.finish()))
         elif window is not None:
             total = _sum(
@@ -155,7 +171,7 @@ def evaluate(
                 )
             )
         else:
-            total = _total_nll(model, text, segment_len, ext_len, lengths, batch_size)
+            total = _total_nll(model, text, fitting, batch_size)
         seconds = time.perf_counter() - began
 
     mean = total / n
@@ -169,11 +185,7 @@ def evaluate(
         bpc=bits if per_character else None,
         bits_per_byte=None if n_bytes is None else bits * n / n_bytes,
         tokens=n,
-        segment_len=segment_len,
-        mem_len=mem_len,
-        attn_len=config.attn_len if attn_len is None else attn_len,
-        clamp_len=config.clamp_len if clamp_len is None else clamp_len,
-        ext_len=ext_len,
+        **lengths._asdict(),
         batch_size=batch_size,
         seconds=seconds,
         tokens_per_second=n / seconds,
@@ -234,11 +246,10 @@ def evaluate_by(
         mem_len: Another memory than that of the settings.
         dynamic: How the model learns meanwhile (:func:`plan_dynamic`), in one stream.
     """
-    lengths = settings.lengths
+    lengths = settings.lengths_after(segment_len)
     return evaluate(
         model,
         ids,
-        segment_len=settings.segment_len or segment_len,
         batch_size=settings.batch_size if dynamic is None else 1,
         token_bytes=token_bytes_in(vocab, ids, n_bytes),
         per_character=vocab.kind == "chars",
@@ -258,23 +269,9 @@ def cost_of(settings: EvalConfig, n_tokens: int) -> str | None:
     )
 
 
-def _total_nll(
-    model: TransformerXL,
-    text: Tensor,
-    segment_len: int,
-    ext_len: int,
-    lengths: Lengths,
-    batch_size: int,
-) -> float:
+def _total_nll(model: TransformerXL, text: Tensor, lengths: Lengths, batch_size: int) -> float:
     total = torch.zeros((), dtype=torch.float64, device=model.device)
-    for nll, counted in read_parts(
-        model,
-        text,
-        segment_len=segment_len,
-        ext_len=ext_len,
-        lengths=lengths,
-        batch_size=batch_size,
-    ):
+    for nll, counted in read_parts(model, text, lengths=lengths, batch_size=batch_size):
         # On the device: the host waits once, at the end.
         total += (nll.double() * counted).sum()
     return total.item()

@@ -16,7 +16,8 @@ from transformer_xl.evaluate.streams import (
     require_at_least,
 )
 from transformer_xl.nn import TransformerXL
-from transformer_xl.nn.segment import chosen_lengths
+from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.nn.reading import read
 
 
 @torch.no_grad()
@@ -24,7 +25,7 @@ def loss_in_segment(
     model: TransformerXL,
     ids: Text,
     *,
-    segment_len: int = 128,
+    segment_len: int = SEGMENT_LEN,
     mem_len: int | None = None,
     attn_len: int | None = None,
     clamp_len: int | None = None,
@@ -40,23 +41,20 @@ def loss_in_segment(
         ValueError: The text has fewer than two tokens, or one outside the vocabulary; a length is
             out of range.
     """
-    require_at_least(1, segment_len=segment_len, batch_size=batch_size)
-    require_at_least(0, mem_len=mem_len, ext_len=ext_len)
+    require_at_least(1, batch_size=batch_size)
+    lengths = Lengths.of(
+        model.config,
+        segment_len=segment_len,
+        mem_len=mem_len,
+        attn_len=attn_len,
+        clamp_len=clamp_len,
+        ext_len=ext_len,
+    )
     text = as_text(ids, model.config)
-    mem_len = model.config.mem_len if mem_len is None else mem_len
     batch_size = min(batch_size, len(text) - 1)
-    sums = torch.zeros(2, segment_len, dtype=torch.float64, device=model.device)
+    sums = torch.zeros(2, lengths.segment_len, dtype=torch.float64, device=model.device)
     with evaluating(model):
-        for nll, counted in read_parts(
-            model,
-            text,
-            segment_len=segment_len,
-            ext_len=model.config.ext_len if ext_len is None else ext_len,
-            lengths=chosen_lengths(
-                model.config, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len
-            ),
-            batch_size=batch_size,
-        ):
+        for nll, counted in read_parts(model, text, lengths=lengths, batch_size=batch_size):
             _add(sums[:, : nll.shape[1]], nll, counted)
     # A text that is shorter than a segment has no token in its last places.
     return _mean(sums[:, sums[1] > 0])
@@ -68,7 +66,7 @@ def loss_from_start(
     ids: Text,
     *,
     length: int,
-    segment_len: int = 128,
+    segment_len: int = SEGMENT_LEN,
     mem_len: int | None = None,
     attn_len: int | None = None,
     clamp_len: int | None = None,
@@ -96,31 +94,27 @@ def loss_from_start(
         ValueError: The text is shorter than a piece, or has a token outside the vocabulary; a
             length is out of range.
     """
-    require_at_least(1, length=length, segment_len=segment_len, batch_size=batch_size)
-    require_at_least(0, mem_len=mem_len, ext_len=ext_len)
-    ext_len = model.config.ext_len if ext_len is None else ext_len
+    require_at_least(1, length=length, batch_size=batch_size)
+    lengths = Lengths.of(
+        model.config,
+        segment_len=segment_len,
+        mem_len=mem_len,
+        attn_len=attn_len,
+        clamp_len=clamp_len,
+        ext_len=ext_len,
+    )
     text = as_text(ids, model.config)
     n_pieces = (len(text) - 1) // length
     if not n_pieces:
         raise ValueError(f"length={length} needs a text of {length + 1} tokens, not {len(text)}")
     pieces = text.unfold(0, length + 1, length)[:n_pieces]
-    lengths = chosen_lengths(model.config, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
     sums = torch.zeros(2, length, dtype=torch.float64, device=model.device)
     with evaluating(model):
         for some in pieces.split(batch_size):
-            mems = model.keep(model.start_memory(len(some), mem_len))
-            for start in range(0, length, segment_len):
-                context = min(ext_len, start)
-                tokens = some[:, start - context : start + segment_len + 1].to(model.device)
-                out = model(
-                    tokens[:, :-1],
-                    mems,
-                    tokens[:, context + 1 :],
-                    ext_len=ext_len,
-                    context=context,
-                    **lengths,
-                )
-                mems, nll = out.mems, out.nll
+            mems = model.keep(model.start_memory(len(some), lengths.mem_len))
+            for piece in read(model, some[:, :-1], lengths, mems, targets=some[:, 1:]):
+                start, nll = piece.start, piece.nll
+                assert nll is not None
                 _add(sums[:, start : start + nll.shape[1]], nll, torch.ones_like(nll))
     return _mean(sums)
 

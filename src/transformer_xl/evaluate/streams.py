@@ -12,11 +12,11 @@ from transformer_xl.nn import KeptMemory, Memory, TransformerXL
 from transformer_xl.nn.checks import Text as Text
 from transformer_xl.nn.checks import as_tokens as as_tokens
 from transformer_xl.nn.checks import require_at_least as require_at_least
+from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.nn.memory import join
 from transformer_xl.nn.mode import evaluating as evaluating
 from transformer_xl.nn.needs import require_mem_len
-from transformer_xl.nn.reading import Reader
-from transformer_xl.nn.segment import Lengths
+from transformer_xl.nn.reading import Reader, read, read_all
 
 
 def as_text(ids: Any, config: ModelConfig) -> Int[Tensor, " length"]:
@@ -36,8 +36,6 @@ def read_parts(
     model: TransformerXL,
     text: Int[Tensor, " length"],
     *,
-    segment_len: int,
-    ext_len: int,
     lengths: Lengths,
     batch_size: int = 1,
 ) -> Iterator[tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]]:
@@ -48,9 +46,7 @@ def read_parts(
     Args:
         model: The model, in evaluation mode; call this without gradients.
         text: The text.
-        segment_len: Tokens read at once.
-        ext_len: Tokens before each segment that are read again with it.
-        lengths: ``mem_len``, ``attn_len`` and ``clamp_len`` of the model's call.
+        lengths: The lengths.
         batch_size: Parts, at most as many as there are tokens to predict.
     """
     n, device = len(text) - 1, model.device
@@ -60,51 +56,36 @@ def read_parts(
     # it, uncounted, so that all end together: absolute positions are counted from the end.
     longest = starts[1]
     firsts = [end - longest for end in starts[1:]]
-    mems = _warm_memory(model, text, firsts, segment_len, lengths)
-    start, first = (torch.tensor(places)[:, None] for places in (starts[:-1], firsts))
-    for offset in range(0, longest, segment_len):
-        # At the beginning of a part all is in the memory that was warmed up.
-        context = min(ext_len, offset)
-        place = first + offset + torch.arange(-context, min(segment_len, longest - offset))
-        predicting = place[:, context:]
-        counted = (predicting >= start).to(device)
-        targets = text[predicting + 1].to(device)
-        out = model(
-            text[place].to(device), mems, targets, ext_len=ext_len, context=context, **lengths
-        )
-        mems = out.mems
-        yield out.nll, counted
+    mems = _warm_memory(model, text, firsts, lengths)
+    uncounted = (torch.tensor(starts[:-1]) - torch.tensor(firsts))[:, None]
+    parts, targets = ([text[p + k : p + k + longest] for p in firsts] for k in (0, 1))
+    for piece in read(model, parts, lengths, mems, targets=targets):
+        assert piece.nll is not None
+        counted = piece.start + torch.arange(piece.nll.shape[1]) >= uncounted
+        yield piece.nll, counted.to(device)
 
 
 def _warm_memory(
-    model: TransformerXL,
-    text: Tensor,
-    firsts: list[int],
-    segment_len: int,
-    lengths: Lengths,
+    model: TransformerXL, text: Tensor, firsts: list[int], lengths: Lengths
 ) -> Memory | KeptMemory:
     """Return the memory with which each part of the text begins."""
-    mem_len = lengths["mem_len"]
-    device = model.device
+    mem_len = lengths.mem_len
     first = model.keep(model.start_memory(1, mem_len))
     if len(firsts) == 1:
         return first
-    others = torch.tensor(firsts[1:])
     # Where the text before a part is shorter than the memory, all parts warm up on less.
-    W = min(mem_len or 0, firsts[1])
+    W, others = min(mem_len, firsts[1]), firsts[1:]
     mems = model.keep(model.start_memory(len(others), mem_len))
-    for offset in range(0, W, segment_len):
-        T = min(segment_len, W - offset)
-        place = others[:, None] - W + offset + torch.arange(T)
-        _, mems = model.read(text[place].to(device), mems, ext_len=0, **lengths)
-    return join([first, mems])  # pyright: ignore[reportArgumentType]
+    # Nothing of this is read again: all of it is to be in the memory.
+    before = [text[place - W : place] for place in others]
+    return join([first, read_all(model, before, lengths._replace(ext_len=0), mems)])
 
 
 def score(
     model: TransformerXL,
     ids: Text,
     *,
-    segment_len: int = 128,
+    segment_len: int = SEGMENT_LEN,
     mem_len: int | None = None,
 ) -> Iterator[float | None]:
     """Yield the log-probability of each token given all before it, in nats; None for the first.
@@ -114,12 +95,13 @@ def score(
             range.
     """
     require_mem_len(model, mem_len)
-    reader = Reader(model, segment_len=segment_len, mem_len=mem_len)
+    reader = Reader(model, Lengths.of(model.config, segment_len=segment_len, mem_len=mem_len))
     return _scores(reader, as_tokens(ids, model.config))
 
 
 def _scores(reader: Reader, text: Int[Tensor, " length"]) -> Iterator[float | None]:
     # Segments begin with the first token; the first prediction is the second's.
     yield from reader.read(text[:1])
-    for start in range(1, len(text), reader.segment_len):
-        yield from reader.read(text[start : start + reader.segment_len])
+    n = reader.lengths.segment_len
+    for start in range(1, len(text), n):
+        yield from reader.read(text[start : start + n])

@@ -9,6 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.lengths import Lengths
+from transformer_xl.nn.reading import read
 
 
 @torch.no_grad()
@@ -38,24 +40,23 @@ def window_nll(
         first: The first token that is predicted; at least 1.
     """
     n = len(text) - 1
+    lengths = Lengths.of(
+        model.config,
+        segment_len=window,
+        mem_len=0,
+        attn_len=attn_len,
+        clamp_len=clamp_len,
+        ext_len=0,
+    )
     found = []
 
-    def read(windows: Int[Tensor, "B W"], targets: Int[Tensor, " B"]) -> None:
-        windows, targets = windows.to(model.device), targets.to(model.device)
-        out = model(
-            windows,
-            None,
-            targets[:, None],
-            mem_len=0,
-            attn_len=attn_len,
-            clamp_len=clamp_len,
-            ext_len=0,
-            context=windows.shape[1] - 1,
-        )
-        found.append(out.nll[:, 0])
+    def predict(windows: Int[Tensor, "B W"], targets: Int[Tensor, " B"]) -> None:
+        (piece,) = read(model, windows, lengths, targets=targets[:, None])
+        assert piece.nll is not None
+        found.append(piece.nll[:, 0])
 
     for i in range(first, min(window, n + 1)):
-        read(text[None, :i], text[i : i + 1])
+        predict(text[None, :i], text[i : i + 1])
     if window <= n:
         # A view: the windows overlap in the text, and only those of one call are copied.
         windows, targets = text[:-1].unfold(0, window, 1), text[window:]
@@ -63,5 +64,5 @@ def window_nll(
         windows, targets = windows[whole:], targets[whole:]
         for start in range(0, len(windows), batch_size):
             some = slice(start, start + batch_size)
-            read(windows[some], targets[some])
+            predict(windows[some], targets[some])
     return torch.cat(found)

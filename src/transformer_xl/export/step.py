@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn.lengths import Lengths
 
 
 class Step(nn.Module, ABC):
@@ -136,7 +137,7 @@ def make_step(
         ValueError: The model cannot be exported, or a length is out of range.
     """
     config = model.config
-    mem_len = config.mem_len if mem_len is None else mem_len
+    mem_len = Lengths.of(config, mem_len=mem_len).mem_len
     if config.kind != "transformer_xl":
         raise ValueError(f"a model of kind={config.kind!r} has no memory of positions to hand in")
     if mem_len < 1:

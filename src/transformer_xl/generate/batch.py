@@ -1,5 +1,6 @@
 """Texts that are written side by side; one alone is a batch of one."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
@@ -12,13 +13,15 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.generate.sampler import Sampler
 from transformer_xl.nn import KeptMemory, Memory
 from transformer_xl.nn.checks import as_tokens, require_model, whole
+from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.memory import join
 from transformer_xl.nn.mode import evaluating
 from transformer_xl.nn.needs import require_capacity
+from transformer_xl.nn.reading import read
 from transformer_xl.nn.segment import require_memory
 
-# Reading a prompt in pieces bounds the memory it takes, whatever its length.
 PROMPT_SEGMENT = 512
+"""Tokens of a prompt that are read at once."""
 
 
 class GenerationBatch(Iterator[dict[int, int]]):
@@ -46,15 +49,18 @@ class GenerationBatch(Iterator[dict[int, int]]):
         mem_len: Any,
     ) -> None:
         config = require_model(model).config
-        length, self._mem_len = whole("length", length), whole("mem_len", mem_len)
+        length = whole("length", length)
+        # What is read is remembered; nothing is read again. Reading a prompt in pieces bounds the
+        # memory that it takes, whatever its length.
+        self._lengths = Lengths.of(config, segment_len=PROMPT_SEGMENT, mem_len=mem_len, ext_len=0)
         self._model, self._sampler = model, sampler
         self.generators = list(generators)
         ids = [_checked_prompt(prompt, config) for prompt in prompts]
         self._left = [length] * len(ids)
-        remembered = config.mem_len if self._mem_len is None else self._mem_len
+        remembered = self._lengths.mem_len
         require_capacity(model, remembered, remedy="remember fewer positions")
         if mems is None:
-            mems = model.start_memory(1, self._mem_len)
+            mems = model.start_memory(1, remembered)
         require_memory(mems, config)
         if mems.batch_size not in (1, len(ids)):
             raise ValueError(
@@ -115,21 +121,17 @@ class GenerationBatch(Iterator[dict[int, int]]):
         streams = rows if self.mems.batch_size > 1 else [0] * len(rows)
         unread = [(self._unread[row], stream) for row, stream in zip(rows, streams, strict=True)]
         distinct = sorted(dict.fromkeys(unread), key=lambda each: len(each[0]))
-        read = []
-        for length, group in groupby(distinct, key=lambda each: len(each[0])):
+        done = []
+        for _, group in groupby(distinct, key=lambda each: len(each[0])):
             texts, own = zip(*group, strict=True)
-            hidden, mems = None, _selected(self.mems, own)
-            for start in range(0, length, PROMPT_SEGMENT):
-                segment = [ids[start : start + PROMPT_SEGMENT] for ids in texts]
-                tokens = torch.tensor(segment, device=self._model.device)
-                # What is read is remembered; nothing is read again.
-                hidden, mems = self._model.read(tokens, mems, mem_len=self._mem_len, ext_len=0)
-            assert hidden is not None
-            read.append((hidden[:, -1], mems))
+            begun = _selected(self.mems, own)
+            pieces = read(self._model, torch.tensor(texts), self._lengths, begun)
+            piece = deque(pieces, maxlen=1).pop()
+            done.append((piece.hidden[:, -1], piece.mems))
         place = {each: row for row, each in enumerate(distinct)}
         back = [place[each] for each in unread]
-        hidden = torch.cat([last for last, _ in read])[back]
-        mems = read[0][1] if len(read) == 1 else join([mems for _, mems in read])
+        hidden = torch.cat([last for last, _ in done])[back]
+        mems = done[0][1] if len(done) == 1 else join([mems for _, mems in done])
         return hidden, _selected(mems, back)
 
 

@@ -21,6 +21,7 @@ from transformer_xl.nn import TransformerXL
 from transformer_xl.nn.checks import Text as Tokens
 from transformer_xl.nn.checks import require_model, shown, whole
 from transformer_xl.nn.compact import Weights
+from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.needs import full_memory, most_positions, require_mem_len
 from transformer_xl.nn.pretrained import find_model_folder
 from transformer_xl.nn.reading import Place, Reader
@@ -86,15 +87,9 @@ class Session:
             )
         require_mem_len(model, mem_len)
         self._chosen = mem_len
-        mem_len = whole("mem_len", config.mem_len if mem_len is None else mem_len)
-        window = mem_len + 1
-        self.model, self.vocab, self.mem_len = model, vocab, mem_len
-        self._reader = Reader(
-            model,
-            segment_len=_SEGMENT,
-            mem_len=mem_len,
-            attn_len=window if config.attn_len is None else min(config.attn_len, window),
-        )
+        lengths = Lengths.of(config, segment_len=_SEGMENT, mem_len=mem_len)
+        self.model, self.vocab, self.mem_len = model, vocab, lengths.mem_len
+        self._reader = Reader(model, lengths.windowed())
         self._random: Tensor = random_numbers(seed).get_state()
         self._weights: str | None = None
 

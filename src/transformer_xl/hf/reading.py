@@ -5,6 +5,7 @@ they begin at the first place and end where they end. An input of any length is 
 with the memory between them.
 """
 
+from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -14,6 +15,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn.lengths import Lengths
+from transformer_xl.nn.reading import Piece
+from transformer_xl.nn.reading import read as read_segments
 from transformer_xl.nn.segment import Segment
 
 # Labels that are not counted.
@@ -154,13 +158,11 @@ def read(
     # Without a memory nothing would be left of a piece for the next one.
     segment_len = segment_len if _remembers(model) else T
     least = int(place.min()) if segment_len < T and n else 0
-    for start in range(0, T, segment_len):
-        stop = min(start + segment_len, T)
-        own = None if lengths is None else (lengths - start).clamp(0, stop - start)
-        hidden, mems = _read_piece(model, inputs, start, stop, mems, own)
-        if stop > least:
-            first = start if first is None else first
-            pieces.append(hidden)
+    for piece in _pieces(model, inputs.segment, segment_len, mems, lengths):
+        mems = piece.mems
+        if piece.start + piece.hidden.shape[1] > least:
+            first = piece.start if first is None else first
+            pieces.append(piece.hidden)
     assert first is not None
     found = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
     if lengths is None:
@@ -197,14 +199,14 @@ def read_to_the_end(
     begins = [0, *range(T % segment_len or segment_len, T, segment_len)]
     hidden = own = None
     for start, stop in zip(begins, [*begins[1:], T], strict=True):
-        piece, n = inputs, stop - start
+        n = stop - start
+        column = torch.arange(n, device=inputs.segment.device)[None]
         if lengths is not None:
             own = (lengths - (T - stop)).clamp(0, n)
-            column = (torch.arange(n, device=inputs.segment.device) + (n - own)[:, None]) % n
-            piece = inputs.columns(column + start)
-        begin = 0 if lengths is not None else start
+            column = (column + (n - own)[:, None]) % n
+        segment = inputs.columns((column + start).expand(B, n)).segment
         with nullcontext() if stop == T else torch.no_grad():
-            hidden, mems = _read_piece(model, piece, begin, begin + n, mems, own)
+            ((_, hidden, _, mems),) = _pieces(model, segment, n, mems, own)
     assert hidden is not None
     if own is None:
         return hidden[:, -1], mems
@@ -224,23 +226,18 @@ def _remembers(model: TransformerXL) -> bool:
     return model.config.kind == "lstm" or model.config.mem_len > 0
 
 
-def _read_piece(
+def _pieces(
     model: TransformerXL,
-    inputs: Inputs,
-    start: int,
-    stop: int,
+    segment: Segment,
+    segment_len: int,
     mems: Memory | KeptMemory,
-    lengths: Int[Tensor, " B"] | None,
-) -> tuple[Float[Tensor, "B T D"], Memory | KeptMemory]:
-    tokens, vectors, _, starts = inputs.segment
+    sizes: Int[Tensor, " B"] | None,
+) -> Iterator[Piece]:
     # What is read is remembered; nothing is read again.
-    return model.read(
-        None if tokens is None else tokens[:, start:stop].contiguous(),
-        mems,
-        inputs_embeds=None if vectors is None else vectors[:, start:stop],
-        lengths=lengths,
-        starts=None if starts is None else starts[:, start:stop],
-        ext_len=0,
+    lengths = Lengths.of(model.config, segment_len=segment_len, ext_len=0)
+    tokens, vectors, _, starts = segment
+    return read_segments(
+        model, tokens, lengths, mems, sizes=sizes, starts=starts, inputs_embeds=vectors
     )
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from transformer_xl.nn.checks import Rows, stream_numbers
 from transformer_xl.nn.embedding import AdaptiveEmbedding, embedded
+from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.memory import KeptMemory
 from transformer_xl.nn.model import TransformerXL
 from transformer_xl.nn.positions import Positions
@@ -58,18 +59,9 @@ class Decoder:
             )
         require_plain(model, "a decoder records what the model itself computes")
         self._model = model
-        self._mem_len = config.mem_len if mem_len is None else mem_len
-        attn_len = config.attn_len if attn_len is None else attn_len
-        clamp_len = config.clamp_len if clamp_len is None else clamp_len
-        for name, value, least in (
-            ("mem_len", self._mem_len, 0),
-            ("attn_len", attn_len, 1),
-            ("clamp_len", clamp_len, 0),
-        ):
-            if value is not None and value < least:
-                raise ValueError(f"{name}={value} must be at least {least}")
-        self._size = self._mem_len + 1
-        self._limit = self._size if attn_len is None else min(attn_len, self._size)
+        lengths = Lengths.of(config, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
+        self._mem_len, self._size = lengths.mem_len, lengths.mem_len + 1
+        self._limit = lengths.windowed().attn_len
         mems = mems.last(self._mem_len)
         B, M, device = mems.batch_size, len(mems), mems.keys[0].device
         self._keys, self._values = (
@@ -78,7 +70,7 @@ class Decoder:
         )
         self._all_positions = mems.positions
         positions: Sequence[Positions | None] = model._relative_positions(
-            self._size, mems, clamp_len
+            self._size, mems, lengths.clamp_len
         )
         self._positions = [each for each in positions if each is not None]
         self._n_read = M

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn.adaptive import AdaptiveSoftmax
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
+from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.memory import KeptMemory, Memory
 from transformer_xl.nn.model import TransformerXL
 from transformer_xl.nn.needs import require_weights
@@ -105,13 +106,12 @@ class LSTMModel(TransformerXL):
         self,
         segment: Segment,
         mems: Memory | KeptMemory | None,
-        *,
-        mem_len: int | None,
-        attn_len: int | None,
-        clamp_len: int | None,
-        ext_len: int | None,
+        lengths: Lengths,
     ) -> tuple[Float[Tensor, "B T D"], Memory | KeptMemory]:
-        _require_no_overlap(ext_len or 0)
+        if lengths.ext_len:
+            raise ValueError(
+                f"ext_len={lengths.ext_len}: an LSTM cannot take back what it has read; set it to 0"
+            )
         B, T = segment.shape
         if mems is None:
             mems = self.start_memory(B)
@@ -172,10 +172,3 @@ class LSTMModel(TransformerXL):
     def keep(self, memory: Memory) -> Memory:
         """Return the memory as it is: there are no keys and values to be kept."""
         return memory
-
-
-def _require_no_overlap(ext_len: int) -> None:
-    if ext_len:
-        raise ValueError(
-            f"ext_len={ext_len}: an LSTM cannot take back what it has read; set it to 0"
-        )

@@ -15,6 +15,7 @@ from transformer_xl.nn.adaptive import AdaptiveSoftmax
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding, embedded
 from transformer_xl.nn.initialization import init_weights
 from transformer_xl.nn.layer import DecoderLayer
+from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.memory import KeptMemory, Memory
 from transformer_xl.nn.mode import evaluating
 from transformer_xl.nn.needs import require_weights
@@ -140,11 +141,18 @@ class TransformerXL(PositionedModel):
                 neither; rows are padded that are to be read again (``ext_len``).
         """
         segment = Segment.of(tokens, inputs_embeds, lengths, starts, self.config)
-        if targets is not None:
-            targets = segment.checked_targets(targets, self.config, ext_len, context)
-        raw, mems = self._read(
-            segment, mems, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len, ext_len=ext_len
+        resolved = Lengths.of(
+            self.config,
+            mem_len=mem_len,
+            attn_len=attn_len,
+            clamp_len=clamp_len,
+            ext_len=ext_len,
+            # What changes nothing is refused where it is chosen.
+            requires_effect=False,
         )
+        if targets is not None:
+            targets = segment.checked_targets(targets, resolved.ext_len, context)
+        raw, mems = self._read(segment, mems, resolved)
         hidden = self._drop_output(raw)
         out = Output(hidden=hidden, raw_hidden=raw, mems=mems, targets=targets)
         if targets is None:
@@ -257,20 +265,10 @@ class TransformerXL(PositionedModel):
         self,
         segment: Segment,
         mems: Memory | KeptMemory | None,
-        *,
-        mem_len: int | None,
-        attn_len: int | None,
-        clamp_len: int | None,
-        ext_len: int | None,
+        lengths: Lengths,
     ) -> tuple[Float[Tensor, "B T D"], Memory | KeptMemory]:
-        config = self.config
-        mem_len = config.mem_len if mem_len is None else mem_len
-        attn_len = config.attn_len if attn_len is None else attn_len
-        clamp_len = config.clamp_len if clamp_len is None else clamp_len
-        ext_len = config.ext_len if ext_len is None else ext_len
-        for name, value in (("mem_len", mem_len), ("clamp_len", clamp_len), ("ext_len", ext_len)):
-            if value is not None and value < 0:
-                raise ValueError(f"{name}={value} must be at least 0")
+        config, mem_len, ext_len = self.config, lengths.mem_len, lengths.ext_len
+        attn_len, clamp_len = lengths.attn_len, lengths.clamp_len
         if segment.short is not None and ext_len:
             raise ValueError(
                 f"lengths with ext_len={ext_len}: rows that end at different places cannot be read "
@@ -358,7 +356,7 @@ class TransformerXL(PositionedModel):
 
     def start_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
         """Return the memory at the start of a text: empty, or zeros, as configured."""
-        mem_len = self.config.mem_len if mem_len is None else mem_len
+        mem_len = Lengths.of(self.config, mem_len=mem_len).mem_len
         M = mem_len if self.config.start_memory == "zeros" else 0
         zeros = torch.zeros(
             batch_size, M, self.config.d_model, device=self.device, dtype=self.dtype

@@ -1,15 +1,125 @@
-"""One text read in pieces of any length, as if it had come at once."""
+"""The reader: what moves a memory over a text, segment by segment.
 
+:func:`read` is the loop, for texts that are given whole, several of them batched; :class:`Reader`
+goes on with one text that comes in pieces of any length.
+"""
+
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
-from transformer_xl.nn.checks import as_tokens, whole
+from transformer_xl.nn.checks import as_tokens
+from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.memory import KeptMemory, Memory
 from transformer_xl.nn.mode import evaluating
 from transformer_xl.nn.model import TransformerXL
 from transformer_xl.nn.needs import require_capacity
+from transformer_xl.nn.output import Output
 from transformer_xl.nn.segment import require_memory
+
+Texts = Int[Tensor, "B L"] | Sequence[Int[Tensor, " L"]]
+"""Texts in tokens, all of one length, on any device."""
+
+Targets = Int[Tensor, "B predicted"] | Sequence[Int[Tensor, " predicted"]]
+"""The tokens that the last ones of :data:`Texts` are to predict."""
+
+
+class Piece(NamedTuple):
+    """What was computed of a segment."""
+
+    start: int
+    """The first of its columns, apart from those that are read again."""
+    hidden: Float[Tensor, "B T D"]
+    """Output of the layers; what is read again comes first."""
+    nll: Float[Tensor, "B predicted"] | None
+    """-log p of each target, in nats; None without targets."""
+    mems: Memory | KeptMemory
+    """The memory after the segment."""
+
+
+def read(
+    model: TransformerXL,
+    texts: Texts | None,
+    lengths: Lengths,
+    mems: Memory | KeptMemory | None = None,
+    *,
+    targets: Targets | None = None,
+    sizes: Int[Tensor, " B"] | None = None,
+    starts: Bool[Tensor, "B L"] | None = None,
+    inputs_embeds: Float[Tensor, "B L D"] | None = None,
+) -> Iterator[Piece]:
+    """Read texts segment by segment, batched, with the memory carried along.
+
+    The mode of the model and whether there are gradients are the caller's. A segment is computed
+    when it is asked for, so between two of them the weights may move.
+
+    Args:
+        model: The model.
+        texts: The tokens. None: there are ``inputs_embeds``.
+        lengths: The lengths. With an ``ext_len``, each segment but the first begins with up to so
+            many tokens of the one before it, which are not predicted again.
+        mems: The memory to begin with, of a stream for each text. None: as at the start of a text.
+        targets: What each token predicts; of fewer columns than the texts: each of the last ones.
+        sizes: How many tokens of each text are real; what stands behind them does not matter.
+            None: all.
+        starts: Where documents begin, as ``TransformerXL.forward`` takes it.
+        inputs_embeds: Vectors in place of tokens, as ``TransformerXL.forward`` takes them.
+
+    Raises:
+        ValueError: As ``TransformerXL.forward`` raises it.
+    """
+    segment_len, device = lengths.segment_len, model.device
+    n = _width(inputs_embeds if texts is None else texts)
+    unasked = n - _width(targets)
+    for start in range(0, n, segment_len):
+        stop = min(start + segment_len, n)
+        read_again = start - min(lengths.ext_len, start)
+        # The first of these columns that has a target.
+        first = max(start, unasked)
+        asked = None
+        if targets is not None and first < stop:
+            asked = _columns(targets, first - unasked, stop - unasked, device)
+        out: Output = model(
+            _columns(texts, read_again, stop, device),
+            mems,
+            asked,
+            lengths=None if sizes is None else (sizes - start).clamp(0, stop - start).to(device),
+            starts=_columns(starts, read_again, stop, device),
+            inputs_embeds=_columns(inputs_embeds, read_again, stop, device),
+            context=None if asked is None else first - read_again,
+            predicts=asked is not None,
+            **lengths.arguments,
+        )
+        mems = out.mems
+        yield Piece(start, out.hidden, out.nll, mems)
+
+
+def read_all(
+    model: TransformerXL, texts: Texts, lengths: Lengths, mems: Memory | KeptMemory
+) -> Memory | KeptMemory:
+    """Read texts as :func:`read` does; return the memory behind them."""
+    for piece in read(model, texts, lengths, mems):
+        mems = piece.mems
+    return mems
+
+
+def _width(rows: Tensor | Sequence[Tensor] | None) -> int:
+    if rows is None:
+        return 0
+    return rows.shape[1] if isinstance(rows, Tensor) else len(rows[0])
+
+
+def _columns(
+    rows: Tensor | Sequence[Tensor] | None, start: int, stop: int, device: torch.device
+) -> Tensor | None:
+    if rows is None:
+        return None
+    if isinstance(rows, Tensor):
+        return rows[:, start:stop].to(device)
+    return torch.stack([row[start:stop] for row in rows]).to(device)
 
 
 class Place(NamedTuple):
@@ -37,37 +147,24 @@ class Reader:
 
     Args:
         model: The model. It reads as in evaluation mode; its mode is restored afterwards.
-        segment_len: Tokens read at once, at most.
-        mem_len: Remembered positions. None: as configured.
-        attn_len: Keys a token sees, counting its own. None: as configured.
+        lengths: The lengths. What is read is remembered: ``ext_len`` counts as 0.
         place: Where to go on. None: at the start of a text.
 
     Raises:
-        ValueError: A length is out of range.
+        ValueError: The memory does not fit the model, or the machine once it is full.
     """
 
-    def __init__(
-        self,
-        model: TransformerXL,
-        *,
-        segment_len: int = 128,
-        mem_len: int | None = None,
-        attn_len: int | None = None,
-        place: Place | None = None,
-    ) -> None:
-        segment_len = whole("segment_len", segment_len, 1)
-        mem_len, attn_len = whole("mem_len", mem_len), whole("attn_len", attn_len, 1)
-        self.mem_len = model.config.mem_len if mem_len is None else mem_len
-        require_capacity(model, self.mem_len, remedy="remember fewer positions")
-        self.model, self.segment_len = model, segment_len
-        self.attn_len = model.config.attn_len if attn_len is None else attn_len
+    def __init__(self, model: TransformerXL, lengths: Lengths, place: Place | None = None) -> None:
+        self.model, self.lengths = model, lengths._replace(ext_len=0)
+        mem_len = lengths.mem_len
+        require_capacity(model, mem_len, remedy="remember fewer positions")
         mems, last_token, offset = place or Place(model.start_memory(1, mem_len), None)
         # A segment that was longer than these are is over.
-        offset = offset if offset < segment_len else 0
+        offset = offset if offset < lengths.segment_len else 0
         require_memory(mems, model.config, 1)
         if model.config.kind == "transformer_xl":
             # So is a memory that was longer.
-            mems = mems.last(self.mem_len + offset)
+            mems = mems.last(mem_len + offset)
         self.place = Place(
             model.keep(mems) if isinstance(mems, Memory) else mems, last_token, offset
         )
@@ -85,13 +182,14 @@ class Reader:
     @property
     def most_positions(self) -> int:
         """How many positions the memory holds at most, while a segment is being filled."""
-        return self.mem_len + (0 if self._is_windowed else self.segment_len - 1)
+        lengths = self.lengths
+        return lengths.mem_len + (0 if lengths.is_windowed else lengths.segment_len - 1)
 
     @property
     def room(self) -> int:
         """How many tokens it takes to fill the present segment."""
         is_first = self.place.last_token is None
-        return self.segment_len - self.place.offset + is_first
+        return self.lengths.segment_len - self.place.offset + is_first
 
     @torch.no_grad()
     def read(self, ids: Any, *, scored: bool = True) -> list[float | None]:
@@ -117,28 +215,18 @@ class Reader:
                 start = stop
         return found
 
-    @property
-    def _is_windowed(self) -> bool:
-        return self.attn_len is not None and self.attn_len <= self.mem_len + 1
-
     def _read(self, targets: list[int], scored: bool) -> list[float]:
         """Read the last token and all of these but their last, within a segment."""
         mems, last_token, offset = self.place
         assert last_token is not None
-        offset = (offset + len(targets)) % self.segment_len
-        tokens = torch.tensor([[last_token, *targets[:-1]]], device=self.model.device)
-        lengths = {
-            "mem_len": self.mem_len + (0 if self._is_windowed else offset),
-            "attn_len": self.attn_len,
-            "ext_len": 0,
-        }
-        found = []
-        if scored:
-            out = self.model(tokens, mems, tokens.new_tensor([targets]), **lengths)
-            assert out.nll is not None
-            mems, found = out.mems, (-out.nll[0]).tolist()
-        else:
-            _, mems = self.model.read(tokens, mems, **lengths)
+        offset = (offset + len(targets)) % self.lengths.segment_len
+        lengths = self.lengths
+        if not lengths.is_windowed:
+            # Until the segment is full, all of it is remembered.
+            lengths = lengths._replace(mem_len=lengths.mem_len + offset)
+        tokens = torch.tensor([[last_token, *targets[:-1]]])
+        asked = torch.tensor([targets]) if scored else None
+        (piece,) = read(self.model, tokens, lengths, mems, targets=asked)
         # All at once: an interrupt before this line leaves a place that can be gone on from.
-        self.place = Place(mems, targets[-1], offset)
-        return found
+        self.place = Place(piece.mems, targets[-1], offset)
+        return [] if piece.nll is None else (-piece.nll[0]).tolist()

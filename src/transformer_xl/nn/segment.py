@@ -1,43 +1,15 @@
 """A segment as a model is given it: rows that may be padded, documents that may begin in it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.config.unused import unused_in_model
 from transformer_xl.nn.checks import require_tensor, shown, whole_tensor
 from transformer_xl.nn.memory import KeptMemory, Memory
-
-
-class Lengths(TypedDict):
-    """What a call of a model may choose for each text that it reads; None: as configured."""
-
-    mem_len: int | None
-    attn_len: int | None
-    clamp_len: int | None
-
-
-def chosen_lengths(
-    config: ModelConfig,
-    *,
-    mem_len: int | None = None,
-    attn_len: int | None = None,
-    clamp_len: int | None = None,
-) -> Lengths:
-    """Return what is chosen for a reading, if the model has a use for it.
-
-    Raises:
-        ValueError: A length changes nothing in a model with these settings.
-    """
-    lengths = Lengths(mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
-    for name, beside, _ in unused_in_model(config):
-        if lengths.get(name) is not None:
-            raise ValueError(f"{name}={lengths[name]} has no effect with {beside}; leave it out")
-    return lengths
 
 
 class Segment(NamedTuple):
@@ -123,7 +95,7 @@ class Segment(NamedTuple):
         )
 
     def checked_targets(
-        self, targets: Tensor, config: ModelConfig, ext_len: int | None, context: int | None
+        self, targets: Tensor, ext_len: int, context: int | None
     ) -> Int[Tensor, "B predicted"]:
         """Return the targets of a segment, if they are such; the arguments are those of a model.
 
@@ -131,9 +103,7 @@ class Segment(NamedTuple):
             ValueError: They are no integers, or not as many as they must be.
         """
         targets, shape = whole_tensor("targets", targets), self.shape
-        most = least = context
-        if most is None or least is None:
-            most, least = config.ext_len if ext_len is None else ext_len, 0
+        least, most = (0, ext_len) if context is None else (context, context)
         missing = shape[1] - targets.shape[-1] if targets.ndim == 2 else -1
         is_pair = targets.ndim == 2 and len(targets) == shape[0]
         if not (is_pair and least <= missing <= most and targets.shape[1]):

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from transformer_xl.nn import TransformerXL
 from transformer_xl.nn.checks import Text, as_tokens
+from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.nn.mode import evaluating
-from transformer_xl.nn.segment import Lengths, chosen_lengths
+from transformer_xl.nn.reading import read
 
 _ROWS = 16
 
@@ -54,7 +55,7 @@ def context_losses(
     places: Sequence[int],
     contexts: range,
     *,
-    segment_len: int = 128,
+    segment_len: int = SEGMENT_LEN,
     mem_len: int | None = None,
     attn_len: int | None = None,
     clamp_len: int | None = None,
@@ -91,16 +92,21 @@ def context_losses(
             f"tokens {min(places)} to {max(places)} of a text of {len(text)} cannot all have "
             f"contexts of {contexts[0]} to {contexts[-1]} tokens"
         )
-    lengths = chosen_lengths(model.config, mem_len=mem_len, attn_len=attn_len, clamp_len=clamp_len)
+    lengths = Lengths.of(
+        model.config,
+        segment_len=segment_len if window is None else window,
+        mem_len=mem_len,
+        attn_len=attn_len,
+        clamp_len=clamp_len,
+        ext_len=0,
+    )
     limit = contexts[-1] if window is None else min(window, contexts[-1])
     within = [c for c in contexts if c <= limit]
     found = np.empty((len(contexts), len(places)))
     with evaluating(model):
         for asked in (within, [] if limit in contexts else [limit]):
             pairs = {(place - c, c) for place in places for c in asked}
-            losses = _window_losses(
-                model, text, pairs, window or segment_len, window, lengths, batch_tokens
-            )
+            losses = _window_losses(model, text, pairs, window, lengths, batch_tokens)
             for row, c in enumerate(contexts):
                 if (seen := min(c, limit)) in asked:
                     found[row] = [losses[place - seen, seen] for place in places]
@@ -111,7 +117,6 @@ def _window_losses(
     model: TransformerXL,
     text: Tensor,
     pairs: set[tuple[int, int]],
-    segment_len: int,
     window: int | None,
     lengths: Lengths,
     batch_tokens: int,
@@ -125,41 +130,37 @@ def _window_losses(
         farthest[start] = max(c, farthest.get(start, 0))
     # Windows of one length beside each other, as few are cut off for the ends of the text.
     starts = sorted(farthest, key=lambda start: (farthest[start], start))
-    n_windows = max(1, batch_tokens // min(segment_len, max(farthest.values())))
+    n_windows = max(1, batch_tokens // min(lengths.segment_len, max(farthest.values())))
     contexts = sorted({c for _, c in pairs})
     for first in range(0, len(starts), n_windows):
         batch = starts[first : first + n_windows]
         longest = max(farthest[start] for start in batch)
         # A whole window, as in training: absolute positions are counted from its end.
         length = window or longest
-        for c, losses in _read(model, text, batch, length, contexts, segment_len, lengths):
+        for c, losses in _losses_behind(model, text, batch, length, contexts, lengths):
             for start, loss in zip(batch, losses, strict=True):
                 if (start, c) in pairs:
                     found[start, c] = loss
     return found
 
 
-def _read(
+def _losses_behind(
     model: TransformerXL,
     text: Tensor,
     starts: list[int],
     length: int,
     contexts: list[int],
-    segment_len: int,
     lengths: Lengths,
 ) -> Iterator[tuple[int, list[float]]]:
     """Read windows from nothing; yield for each context the losses of the tokens behind it."""
-    device = model.device
-    start = torch.tensor(starts)[:, None]
-    mems = model.keep(model.start_memory(len(starts), lengths["mem_len"]))
-    for offset in range(0, length, segment_len):
-        T = min(segment_len, length - offset)
-        # What lies behind the end of the text is read by nobody who is asked.
-        places = (start + offset + torch.arange(T + 1)).clamp(max=len(text) - 1)
-        tokens = text[places].to(device)
-        hidden, mems = model.read(tokens[:, :-1], mems, ext_len=0, **lengths)
-        asked = [c for c in contexts if offset < c <= offset + T]
+    # What lies behind the end of the text is read by nobody who is asked.
+    places = (torch.tensor(starts)[:, None] + torch.arange(length + 1)).clamp(max=len(text) - 1)
+    tokens = text[places]
+    mems = model.keep(model.start_memory(len(starts), lengths.mem_len))
+    for piece in read(model, tokens[:, :-1], lengths, mems):
+        first, last = piece.start + 1, piece.start + piece.hidden.shape[1]
+        asked = [c for c in contexts if first <= c <= last]
         if asked:
-            columns = torch.tensor(asked, device=device) - offset
-            nll = model.head.nll(hidden[:, columns - 1], tokens[:, columns])
+            states = piece.hidden[:, torch.tensor(asked, device=model.device) - first]
+            nll = model.head.nll(states, tokens[:, asked].to(model.device))
             yield from zip(asked, nll.double().T.tolist(), strict=True)

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from transformer_xl.generate.batch import PROMPT_SEGMENT
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.memory import join
+from transformer_xl.nn.reading import read, read_all
 from transformer_xl.serve.seeing import most_seen, shares
 from transformer_xl.serve.texts import Scored, Text
 
@@ -63,6 +65,8 @@ class PromptReader:
 
     def __init__(self, model: TransformerXL, mem_len: int, piece: int) -> None:
         self._model, self._mem_len = model, mem_len
+        # What is read is remembered; nothing is read again.
+        self._lengths = Lengths.of(model.config, segment_len=PROMPT_SEGMENT, ext_len=0)
         start = model.keep(model.start_memory(1, mem_len))
         self._start, self._is_kept = start, isinstance(start, KeptMemory)
         # Where a segment's bounds show in the results, it is read as a whole.
@@ -103,17 +107,16 @@ class PromptReader:
 
     def _read_beside(self, group: Sequence[Reading], longest: int) -> None:
         lengths = [self._length(reading) for reading in group]
-        read = torch.zeros(len(group), longest, dtype=torch.int64)
+        tokens = torch.zeros(len(group), longest, dtype=torch.int64)
         for row, (reading, length) in enumerate(zip(group, lengths, strict=True)):
             piece = reading.ids[reading.place : reading.place + length]
             # On the right: no token sees what follows it.
-            read[row, :length] = torch.tensor(piece, dtype=torch.int64)
+            tokens[row, :length] = torch.tensor(piece, dtype=torch.int64)
         before = group[0].mems if len(group) == 1 else join([each.mems for each in group])
         # Nothing is cut before the end of a segment.
         room = len(before) + longest if self._is_kept else self._mem_len
-        hidden, after = self._model.read(
-            read.to(self._model.device), before, mem_len=room, ext_len=0
-        )
+        (read_piece,) = read(self._model, tokens, self._lengths._replace(mem_len=room), before)
+        hidden, after = read_piece.hidden, read_piece.mems
         for row, (reading, length) in enumerate(zip(group, lengths, strict=True)):
             self._score(reading, hidden[row, :length])
             reading.place += length
@@ -128,14 +131,14 @@ class PromptReader:
             else:
                 if reading.is_done and reading.attention and reading.texts[0].max_tokens:
                     # Read once more but for the last token, which is looked at alone.
-                    self._look_again(reading, before, read[0, :length])
+                    self._look_again(reading, before, tokens[0, :length])
                 reading.mems = after
 
     def _first_seen(self, reading: Reading, length: int, stop: int) -> int:
         """Return the oldest place that is seen after a piece, which ends at ``stop``."""
-        read = reading.ids[reading.place - length : reading.place]
-        if (reset_at := self._model.config.reset_at) in read:
-            return stop - 1 - read[::-1].index(reset_at)
+        ids = reading.ids[reading.place - length : reading.place]
+        if (reset_at := self._model.config.reset_at) in ids:
+            return stop - 1 - ids[::-1].index(reset_at)
         return stop - length - len(reading.mems)
 
     def _look(self, reading: Reading, after: KeptMemory, row: int, first: int, stop: int) -> None:
@@ -144,13 +147,10 @@ class PromptReader:
             seen = shares(self._model, [reading.ids[-1]], past)
             reading.attended = most_seen(seen[0], reading.attention)
 
-    def _look_again(self, reading: Reading, before: Memory | KeptMemory, read: Tensor) -> None:
-        past = before
-        if len(read) > 1:
-            given = read[None, :-1].to(self._model.device)
-            room = len(before) + len(read)
-            _, past = self._model.read(given, before, mem_len=room, ext_len=0)
-        seen = shares(self._model, [int(read[-1])], past)
+    def _look_again(self, reading: Reading, before: Memory | KeptMemory, tokens: Tensor) -> None:
+        lengths = self._lengths._replace(mem_len=len(before) + len(tokens))
+        past = read_all(self._model, tokens[None, :-1], lengths, before)
+        seen = shares(self._model, [int(tokens[-1])], past)
         reading.attended = most_seen(seen[0], reading.attention)
 
     def _score(self, reading: Reading, hidden: Float[Tensor, "T D"]) -> None:

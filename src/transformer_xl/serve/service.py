@@ -17,7 +17,9 @@ from transformer_xl.data import Vocab
 from transformer_xl.device import total_memory
 from transformer_xl.generate import Sampler, State
 from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.needs import full_memory, require_room
+from transformer_xl.nn.reading import read
 from transformer_xl.serve.engine import Engine, Events
 from transformer_xl.serve.errors import of_session
 from transformer_xl.serve.metrics import Metrics
@@ -232,8 +234,9 @@ def _require_working(model: TransformerXL, max_batch: int) -> None:
     )
     try:
         start = model.keep(model.start_memory(1))
-        hidden, _ = model.read(torch.zeros(1, 1, dtype=torch.int64, device=model.device), start)
-        works = not model.softmax.log_probs(hidden[:, -1]).isnan().any()
+        token = torch.zeros(1, 1, dtype=torch.int64)
+        (piece,) = read(model, token, Lengths.of(model.config, ext_len=0), start)
+        works = not model.head.log_probs(piece.hidden[:, -1]).isnan().any()
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise RuntimeError(f"the model cannot run: it failed to read a token: {error}") from error
     if not works:

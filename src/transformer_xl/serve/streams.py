@@ -7,7 +7,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.memory import join
+from transformer_xl.nn.reading import read
 
 
 @runtime_checkable
@@ -63,6 +65,7 @@ class KeptStreams:
 
     def __init__(self, model: TransformerXL, mem_len: int, most: int) -> None:
         self._model, self._mem_len, self._most = model, mem_len, most
+        self._step = Lengths.of(model.config, segment_len=1, mem_len=mem_len, ext_len=0)
         self._room = mem_len + max(16, mem_len // 4)
         self._stop = mem_len
         self._tensors: list[list[Tensor]] = []
@@ -134,10 +137,8 @@ class KeptStreams:
             torch.tensor(hidden, device=device) if any(hidden) else None,
         )
         memory.positions = self._positions
-        read = [[tokens.get(place, 0)] for place in range(len(self._lengths))]
-        states, after = self._model.read(
-            torch.tensor(read, device=device), memory, mem_len=self._mem_len, ext_len=0
-        )
+        given = torch.tensor([[tokens.get(place, 0)] for place in range(len(self._lengths))])
+        ((_, states, _, after),) = read(self._model, given, self._step, memory)
         self._stop += 1
         if self._model.config.reset_at is not None and after.forgotten is not None:
             # Where a document has begun, less is seen than before.
@@ -174,7 +175,8 @@ class HiddenStreams:
     """Streams of a model that keeps no keys: absolute positions, or an LSTM."""
 
     def __init__(self, model: TransformerXL, mem_len: int, most: int) -> None:
-        self._model, self._mem_len = model, mem_len
+        self._model = model
+        self._step = Lengths.of(model.config, segment_len=1, mem_len=mem_len, ext_len=0)
         self._mems: Memory | None = None
         self._places: list[int] = []
         self._next = 0
@@ -211,8 +213,8 @@ class HiddenStreams:
 
     def read(self, tokens: dict[int, int]) -> Float[Tensor, "B D"]:
         """Read a token of each stream, by its place; return the hidden states in that order."""
-        read = torch.tensor([[tokens[place]] for place in self._places], device=self._model.device)
-        states, mems = self._model.read(read, self._mems, mem_len=self._mem_len, ext_len=0)
+        given = torch.tensor([[tokens[place]] for place in self._places])
+        ((_, states, _, mems),) = read(self._model, given, self._step, self._mems)
         assert isinstance(mems, Memory)
         self._mems = mems
         rows = {place: row for row, place in enumerate(self._places)}

@@ -13,6 +13,7 @@ from transformer_xl.data.brought import is_vocabulary
 from transformer_xl.data.vocab import load_vocab
 from transformer_xl.distributed import World
 from transformer_xl.nn import TransformerXL, build_model
+from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.needs import require_capacity, require_reading, require_training
 from transformer_xl.nn.pretrained import (
     CONFIG_FILE,
@@ -69,13 +70,13 @@ def check_evaluations(config: Config, model: TransformerXL, n_tokens: int) -> No
     settings = config.eval
     # The sample at the end is a text like any other.
     require_capacity(model, config.model.mem_len, remedy="remember fewer positions (model.mem_len)")
-    own = config.model.mem_len if settings.mem_len is None else settings.mem_len
-    for mem_len in (own, *settings.mem_lens):
+    lengths = Lengths.of(config.model, **settings.lengths_after(config.train.segment_len))
+    for mem_len in (lengths.mem_len, *settings.mem_lens):
         require_reading(
             model,
             n_tokens,
             batch_size=settings.batch_size,
-            segment_len=settings.segment_len or config.train.segment_len,
+            segment_len=lengths.segment_len,
             mem_len=mem_len,
         )
 

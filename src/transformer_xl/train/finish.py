@@ -16,6 +16,7 @@ from transformer_xl.device import autocast
 from transformer_xl.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
 from transformer_xl.generate import generate, text_pieces
 from transformer_xl.nn import TransformerXL, load_model
+from transformer_xl.nn.lengths import Lengths
 from transformer_xl.train.metrics import reading
 from transformer_xl.train.seen import MEMORY_FILE, READINGS, TOKENS, see_memory
 
@@ -72,7 +73,8 @@ def finish(
             )
         return describe(split, result)
 
-    chosen = None if config.eval.window else config.eval.memory_of(config.model)
+    lengths = Lengths.of(config.model, **config.eval.lengths_after(config.train.segment_len))
+    chosen = None if config.eval.window else lengths.mem_len
     others = {*config.eval.mem_lens, config.model.mem_len}
     curve = []
     for mem_len in [None] if chosen is None else sorted({*others, chosen}):

@@ -336,7 +336,7 @@ def reading(
 
         def count(module: "nn.Module", given: tuple[Any, ...], out: object) -> None:
             nonlocal done
-            if len(given) < 3:
+            if len(given) < 3 or given[2] is None:
                 # Read, and nothing predicted.
                 return
             # Parts that are read side by side overlap by a token where they cannot be equal.

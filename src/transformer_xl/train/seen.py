@@ -24,6 +24,7 @@ from transformer_xl.data import Vocab
 from transformer_xl.evaluate import attended, loss_from_start, loss_in_segment, spans
 from transformer_xl.evaluate.streams import Text
 from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.lengths import Lengths
 
 MEMORY_FILE = "memory.json"
 TOKENS = 50_000
@@ -49,40 +50,33 @@ def see_memory(
         segment_len: Tokens read at once, where the settings do not say.
     """
     ids = ids[: TOKENS + 1]
-    segment_len = settings.segment_len or segment_len
-    mem_len = settings.memory_of(model.config)
-    lengths = {"attn_len": settings.attn_len, "clamp_len": settings.clamp_len}
-    found: dict[str, Any] = {"tokens": len(ids) - 1, "segment_len": segment_len}
-    found |= {"mem_len": mem_len, **loss_by_position(model, ids, settings, segment_len)}
+    lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
+    found: dict[str, Any] = {"tokens": len(ids) - 1, "segment_len": lengths.segment_len}
+    found |= {"mem_len": lengths.mem_len, **loss_by_position(model, ids, settings, segment_len)}
     if model.config.kind != "transformer_xl":
         return {**found, "attention": None}
     few = ids[: ATTENDED + 1]
-    return {**found, "attention": _attention(model, few, vocab, segment_len, mem_len, lengths)}
+    return {**found, "attention": _attention(model, few, vocab, lengths)}
 
 
 def loss_by_position(
     model: TransformerXL, ids: Text, settings: EvalConfig, segment_len: int
 ) -> dict[str, Any]:
     """Measure ``in_segment`` and ``from_start``; the arguments are those of :func:`see_memory`."""
-    segment_len = settings.segment_len or segment_len
-    mem_len = settings.memory_of(model.config)
-    reading = {"batch_size": settings.batch_size, **settings.lengths}
-    del reading["mem_len"]
+    lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
+    segment_len, mem_len = lengths.segment_len, lengths.mem_len
+    reading = {"batch_size": settings.batch_size, **lengths._asdict()}
     in_segment = [
         {
             "mem_len": each,
-            "spans": spans(
-                loss_in_segment(model, ids, segment_len=segment_len, mem_len=each, **reading)
-            ),
+            "spans": spans(loss_in_segment(model, ids, **{**reading, "mem_len": each})),
         }
         for each in sorted({0, mem_len})
     ]
     n = len(ids) - 1
     # To where a full memory and a segment end, and as far again, if that leaves enough pieces.
     length = min(2 * (mem_len + segment_len), max(n // PIECES, min(n, segment_len)))
-    losses = loss_from_start(
-        model, ids, length=length, segment_len=segment_len, mem_len=mem_len, **reading
-    )
+    losses = loss_from_start(model, ids, length=length, **reading)
     from_start = {"mem_len": mem_len, "pieces": n // length, "spans": spans(losses)}
     return {"in_segment": in_segment, "from_start": from_start}
 
@@ -91,16 +85,21 @@ def _attention(
     model: TransformerXL,
     ids: Text,
     vocab: Vocab,
-    segment_len: int,
-    mem_len: int,
-    lengths: dict[str, Any],
+    lengths: Lengths,
 ) -> dict[str, Any]:
-    seen = attended(model, ids, segment_len=segment_len, mem_len=mem_len, **lengths)
+    seen = attended(
+        model,
+        ids,
+        segment_len=lengths.segment_len,
+        mem_len=lengths.mem_len,
+        attn_len=lengths.attn_len,
+        clamp_len=lengths.clamp_len,
+    )
     decoder = vocab.stream_decoder()
     texts = [decoder.push(int(token)) for token in ids[: seen.place + 1]]
     shares = seen.through[-1]
     # What the top layer does not reach need not be shown.
-    first = min(int(np.argmax(shares > 0)), max(len(shares) - segment_len, 0))
+    first = min(int(np.argmax(shares > 0)), max(len(shares) - lengths.segment_len, 0))
     return {
         "nll": seen.nll,
         "nll_without_memory": seen.nll_without_memory,
