@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from transformer_xl.export import export
     from transformer_xl.generate import Session, generate, generate_batch, load_state, save_state
     from transformer_xl.nn.compact import compact
+    from transformer_xl.nn.language_model import LanguageModel
     from transformer_xl.nn.memory import Memory
     from transformer_xl.nn.model import TransformerXL
     from transformer_xl.ops import rel_attention
@@ -38,6 +39,7 @@ __all__ = [
     "DataConfig",
     "EvalConfig",
     "GenerateConfig",
+    "LanguageModel",
     "Memory",
     "ModelConfig",
     "Result",
@@ -66,6 +68,7 @@ _HOME = {
     "DataConfig": "config",
     "EvalConfig": "config",
     "GenerateConfig": "config",
+    "LanguageModel": "nn.language_model",
     "Memory": "nn.memory",
     "ModelConfig": "config",
     "Result": "evaluate",

@@ -112,7 +112,7 @@ def test_a_place_with_a_longer_memory_is_cut_to_what_is_remembered(tiny_config):
 )
 def test_a_model_says_whether_it_depends_on_how_much_is_read_at_once(tiny_config, options, bound):
     reader = reader_of(made(tiny_config, **options), segment_len=7)
-    assert reader.is_bound_to_segments is bound
+    assert reader.model.depends_on_segments is bound
     one_by_one = read(reader_of(reader.model, segment_len=7), [1] * 47)[1:]
     differs = one_by_one != pytest.approx(read(reader, [47])[1:], abs=1e-6)
     assert differs is bound

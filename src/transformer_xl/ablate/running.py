@@ -17,7 +17,7 @@ from transformer_xl.data import prepare
 from transformer_xl.device import autocast, pick_device
 from transformer_xl.evaluate import evaluate
 from transformer_xl.files import replace_file
-from transformer_xl.nn import TransformerXL
+from transformer_xl.nn import LanguageModel, TransformerXL
 from transformer_xl.train import train
 from transformer_xl.train.metrics import read_metrics
 
@@ -153,7 +153,7 @@ def _measure(
 
 
 def attention_length_nll(
-    model: TransformerXL,
+    model: LanguageModel,
     ids: Sequence[int] | Integer[np.ndarray | Tensor, " length"],
     attn_len: int,
     segment_len: int,

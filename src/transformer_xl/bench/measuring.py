@@ -17,7 +17,7 @@ from transformer_xl.data import Segments
 from transformer_xl.data.catalogue import known_vocab_size
 from transformer_xl.device import autocast, describe_machine, pick_device, pick_precision
 from transformer_xl.generate import generate
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import KeptMemory, LanguageModel, Memory, TransformerXL
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.ops import choose_backend
 from transformer_xl.train import Network, TrainState, train_step
@@ -194,7 +194,7 @@ def training_size(config: Config) -> dict[str, Any]:
 
 
 def _evaluate(
-    config: Config, model: TransformerXL, steps: int, device: torch.device
+    config: Config, model: LanguageModel, steps: int, device: torch.device
 ) -> dict[str, Any]:
     """Measure segments as evaluations read them."""
     settings = config.eval
@@ -217,7 +217,7 @@ def _evaluate(
 
 
 def _generate(
-    config: Config, model: TransformerXL, steps: int, device: torch.device
+    config: Config, model: LanguageModel, steps: int, device: torch.device
 ) -> dict[str, Any]:
     """Measure tokens as `txl generate` writes them: one stream, in the precision of the weights."""
     M = config.model.mem_len
@@ -240,7 +240,7 @@ def require_transformer_xl(model: ModelConfig) -> None:
         )
 
 
-def full_memory(model: TransformerXL, B: int, M: int) -> Memory:
+def full_memory(model: LanguageModel, B: int, M: int) -> Memory:
     """Return a memory of M random positions for B streams."""
     shape = (B, M, model.config.d_model)
-    return Memory([torch.randn(shape, device=model.device) for _ in model.layers])
+    return Memory([torch.randn(shape, device=model.device) for _ in range(model.config.n_layer)])

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import KeptMemory, LanguageModel, Memory
 from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.nn.reading import read
 from transformer_xl.nn.wrapping import projected
@@ -50,7 +50,7 @@ class LongDocumentClassifier(nn.Module):
 
     def __init__(
         self,
-        model: TransformerXL,
+        model: LanguageModel,
         n_classes: int,
         *,
         segment_len: int = SEGMENT_LEN,

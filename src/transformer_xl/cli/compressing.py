@@ -17,7 +17,7 @@ from transformer_xl.files import replace_file, require_model_place
 
 if TYPE_CHECKING:
     from transformer_xl.data import Vocab
-    from transformer_xl.nn import TransformerXL
+    from transformer_xl.nn import LanguageModel
 
 _SUFFIX = ".txl"
 _SECONDS_BETWEEN_NEWS = 10.0
@@ -119,7 +119,7 @@ class Compress:
             show({"file": str(out), **known}, as_json=self.json)
 
     def _verify(
-        self, data: bytes, content: bytes, model: "TransformerXL | None", vocab: "Vocab | None"
+        self, data: bytes, content: bytes, model: "LanguageModel | None", vocab: "Vocab | None"
     ) -> None:
         """Restore what is about to be written.
 
@@ -278,7 +278,7 @@ def _write(out: Path | None, content: bytes) -> None:
         replace_file(out, content)
 
 
-def _load(folder: Path | None) -> tuple["TransformerXL | None", "Vocab | None"]:
+def _load(folder: Path | None) -> tuple["LanguageModel | None", "Vocab | None"]:
     from transformer_xl.device import pick_device
 
     return (None, None) if folder is None else load(folder, pick_device(), "float32")

@@ -22,7 +22,7 @@ from transformer_xl.config import Config, DataConfig, EvalConfig
 
 if TYPE_CHECKING:
     from transformer_xl.data import Vocab
-    from transformer_xl.nn import TransformerXL
+    from transformer_xl.nn import LanguageModel
 
 READ_BY_SEGMENTS = ("segment_len", "mem_len", "attn_len", "clamp_len", "ext_len", "batch_size")
 """Settings of an evaluation that hold wherever a text is read by segments."""
@@ -141,7 +141,7 @@ class Eval:
 
     def _measure(
         self,
-        model: "TransformerXL",
+        model: "LanguageModel",
         vocab: "Vocab",
         text: tuple[Any, int],
         segment_len: int,
@@ -210,7 +210,7 @@ class Eval:
                 "--data.path, or use --eval.dynamic sgd"
             )
 
-    def _by_position(self, model: "TransformerXL", ids: Any, segment_len: int) -> dict[str, Any]:
+    def _by_position(self, model: "LanguageModel", ids: Any, segment_len: int) -> dict[str, Any]:
         from transformer_xl.train.metrics import reading
         from transformer_xl.train.seen import READINGS, TOKENS, loss_by_position
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import torch
 
     from transformer_xl.data import Vocab
-    from transformer_xl.nn import TransformerXL
+    from transformer_xl.nn import LanguageModel
 
 _KNOWN = {"imported": "the symbols of its vocabulary"}
 _Unprefixed = tyro.conf.OmitArgPrefixes
@@ -171,7 +171,7 @@ class Generate:
 
         return weights_checksum(weights_path(find_model_folder(self.dir))) if self.state else ""
 
-    def _write_one(self, model: "TransformerXL", vocab: "Vocab", weights: str) -> None:
+    def _write_one(self, model: "LanguageModel", vocab: "Vocab", weights: str) -> None:
         from transformer_xl.generate import generate, load_state, save_state, text_pieces
 
         text, prompt, mems = self.settings.prompt, [], None
@@ -206,7 +206,7 @@ class Generate:
             sys.stdout.flush()
         sys.stdout.write("\n")
 
-    def _write_several(self, model: "TransformerXL", vocab: "Vocab") -> None:
+    def _write_several(self, model: "LanguageModel", vocab: "Vocab") -> None:
         from transformer_xl.generate import batch_texts, generate_batch, seed_of
 
         begins = self.prompts or (self.settings.prompt,)
@@ -227,7 +227,7 @@ class Generate:
             sys.stdout.write(f"--- {n} of {len(found)}, seed {each['seed']}\n")
             sys.stdout.write(f"{each['prompt']}{each['text']}\n")
 
-    def _settings(self, model: "TransformerXL", seed: int | None) -> dict[str, Any]:
+    def _settings(self, model: "LanguageModel", seed: int | None) -> dict[str, Any]:
         """Return how the text is drawn, and say it; without a seed, an earlier draw goes on."""
         from transformer_xl.generate import Sampler
         from transformer_xl.nn.lengths import Lengths
@@ -265,7 +265,7 @@ def ended_by_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-def load(folder: Path, device: "torch.device", weights: Weights) -> tuple["TransformerXL", "Vocab"]:
+def load(folder: Path, device: "torch.device", weights: Weights) -> tuple["LanguageModel", "Vocab"]:
     """Load the model of a folder, or the best of a run, with its vocabulary.
 
     Raises:

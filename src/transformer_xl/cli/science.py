@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from transformer_xl.data import Vocab
-    from transformer_xl.nn import TransformerXL
+    from transformer_xl.nn import LanguageModel
     from transformer_xl.recl import Recl as LengthFound
 
 
@@ -199,9 +199,9 @@ class Recl:
         )
 
     def _window(
-        self, model: "TransformerXL", mem_len: int, trained: int, is_known: bool
+        self, model: "LanguageModel", mem_len: int, trained: int, is_known: bool
     ) -> int | None:
-        if mem_len or model.config.kind == "lstm":
+        if mem_len or not model.remembers_positions:
             return None
         if self.recl.window is None and not is_known:
             raise ValueError(

@@ -28,7 +28,7 @@ from transformer_xl.compress.predicting import Predictor, fingerprint
 from transformer_xl.config.checks import require
 from transformer_xl.data import Vocab
 from transformer_xl.data.unknown import describe_unknown
-from transformer_xl.nn import TransformerXL
+from transformer_xl.nn import LanguageModel
 
 _FRESH_VOCAB = "bytes"
 
@@ -78,7 +78,7 @@ class Compressed:
 
 def compress(
     data: bytes,
-    model: TransformerXL | None = None,
+    model: LanguageModel | None = None,
     vocab: Vocab | None = None,
     settings: Settings | None = None,
     progress: Progress | None = None,
@@ -153,7 +153,7 @@ def compress(
 
 def decompress(
     content: bytes,
-    model: TransformerXL | None = None,
+    model: LanguageModel | None = None,
     vocab: Vocab | None = None,
     progress: Progress | None = None,
     ram: float = RAM,
@@ -241,7 +241,7 @@ def made_here() -> str:
 
 def _encode(
     tokens: Int32[np.ndarray, " n"],
-    model: TransformerXL,
+    model: LanguageModel,
     coding: Coding,
     progress: Progress | None,
 ) -> tuple[bytes, Bits]:
@@ -254,7 +254,7 @@ def _decode(
     header: Header,
     coding: Coding,
     payload: bytes,
-    model: TransformerXL,
+    model: LanguageModel,
     progress: Progress | None,
 ) -> Int32[np.ndarray, " n"]:
     layout = Layout(coding.n_tokens, coding.streams, coding.segment_len)
@@ -273,7 +273,7 @@ def _repeatable(coding: Coding) -> AbstractContextManager[None]:
 
 
 def _computing(
-    model: TransformerXL, layout: Layout, coding: Coding
+    model: LanguageModel, layout: Layout, coding: Coding
 ) -> tuple[Predictor, Learner | None]:
     learner = None
     if coding.learning is not None:
@@ -290,7 +290,7 @@ def _computing(
     return predictor, learner
 
 
-def _model_of(coding: Coding, model: TransformerXL | None, vocab: Vocab | None) -> TransformerXL:
+def _model_of(coding: Coding, model: LanguageModel | None, vocab: Vocab | None) -> LanguageModel:
     learning = coding.learning
     if learning is not None and learning.fresh:
         require(model is None, "it was made without a model: give none")
@@ -316,7 +316,7 @@ def _model_of(coding: Coding, model: TransformerXL | None, vocab: Vocab | None) 
     return model.to(learning.device)
 
 
-def _check_pair(model: TransformerXL | None, vocab: Vocab | None) -> None:
+def _check_pair(model: LanguageModel | None, vocab: Vocab | None) -> None:
     symbols = 256 if vocab is None else len(vocab)
     V = symbols if model is None else model.config.vocab_size
     require(

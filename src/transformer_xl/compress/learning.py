@@ -17,7 +17,7 @@ from torch import Tensor
 
 from transformer_xl.compress.predicting import AT_ONCE, lengths
 from transformer_xl.config import ModelConfig, TrainConfig
-from transformer_xl.nn import Memory, TransformerXL, build_model
+from transformer_xl.nn import LanguageModel, Memory, build_model
 from transformer_xl.nn.reading import read
 from transformer_xl.train.optim import Optimizer
 
@@ -54,13 +54,13 @@ class Learner:
     """
 
     def __init__(
-        self, model: TransformerXL, *, streams: int, mem_len: int, lr: float, n_rounds: int
+        self, model: LanguageModel, *, streams: int, mem_len: int, lr: float, n_rounds: int
     ) -> None:
         # In evaluation mode: nothing is dropped, and no softmax is sampled.
         self.model = copy.deepcopy(model).float().eval().requires_grad_(True)
         self.mems = self.model.start_memory(streams, mem_len)
         # A round is one segment, as it was read.
-        self._lengths = lengths(model.config, mem_len)._replace(segment_len=AT_ONCE)
+        self._lengths = lengths(model, mem_len)._replace(segment_len=AT_ONCE)
         self._n_rounds, self._step = n_rounds, 0
         settings = TrainConfig(
             steps=max(n_rounds, 1),
@@ -89,7 +89,7 @@ class Learner:
         self.mems = piece.mems
 
 
-def fresh_model(seed: int) -> TransformerXL:
+def fresh_model(seed: int) -> LanguageModel:
     """Draw the model that begins without any training."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

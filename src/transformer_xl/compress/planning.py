@@ -7,7 +7,7 @@ from transformer_xl.compress.layout import Layout
 from transformer_xl.compress.needs import too_much
 from transformer_xl.compress.predicting import fingerprint
 from transformer_xl.config.checks import require
-from transformer_xl.nn import TransformerXL
+from transformer_xl.nn import LanguageModel
 from transformer_xl.nn.lengths import Lengths
 
 RAM = 4.0
@@ -63,7 +63,7 @@ class Settings:
 
 
 def plan(
-    model: TransformerXL,
+    model: LanguageModel,
     vocab_hash: str,
     n_tokens: int,
     settings: Settings,

@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import KeptMemory, LanguageModel, Memory
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.pretrained import model_weights
 from transformer_xl.nn.reading import read
@@ -38,7 +38,7 @@ class Predictor:
 
     def __init__(
         self,
-        model: TransformerXL,
+        model: LanguageModel,
         streams: int,
         mem_len: int,
         *,
@@ -49,7 +49,7 @@ class Predictor:
         has_sinusoids = config.kind != "lstm" and config.attn_type in (0, 2)
         if exact_frequencies and has_sinusoids and _EXACT not in config.quirks:
             self.model.config = dataclasses.replace(config, quirks=(*config.quirks, _EXACT))
-        self.lengths = lengths(config, mem_len)
+        self.lengths = lengths(model, mem_len)
         self._mems = self._kept(self.model.start_memory(streams, mem_len))
 
     @torch.no_grad()
@@ -62,7 +62,7 @@ class Predictor:
         return self.model.head.log_probs(torch.cat(hidden, 1))
 
     @torch.no_grad()
-    def follow(self, model: TransformerXL, mems: Memory | KeptMemory) -> None:
+    def follow(self, model: LanguageModel, mems: Memory | KeptMemory) -> None:
         """Go on with the weights and the memory of another model of the same settings."""
         for own, other in zip(self.model.parameters(), model.parameters(), strict=True):
             own.copy_(other)
@@ -73,24 +73,23 @@ class Predictor:
         return self.model.keep(mems)
 
 
-def lengths(config: ModelConfig, mem_len: int) -> Lengths:
+def lengths(model: LanguageModel, mem_len: int) -> Lengths:
     """Return the lengths with which each symbol sees equally many before it.
 
     Absolute positions count from the start of what is read at once, and an enhanced memory holds
     what the segment did not attend to: there, symbols are read one by one.
     """
-    is_cut_visible = config.enhanced_recurrence or config.attn_type in (2, 3)
-    at_once = 1 if is_cut_visible else AT_ONCE
-    return Lengths.of(config, segment_len=at_once, mem_len=mem_len, ext_len=0).windowed()
+    at_once = 1 if model.depends_on_segments else AT_ONCE
+    return Lengths.of(model.config, segment_len=at_once, mem_len=mem_len, ext_len=0).windowed()
 
 
-def start_symbol(model: TransformerXL) -> int:
+def start_symbol(model: LanguageModel) -> int:
     """Return the symbol that is read before each part of a text: a line break, among bytes."""
     newline = ord("\n")
     return newline if newline < model.config.vocab_size else 0
 
 
-def fingerprint(model: TransformerXL, vocab_hash: str) -> bytes:
+def fingerprint(model: LanguageModel, vocab_hash: str) -> bytes:
     """Return 16 bytes that two models have in common only if they predict the same."""
     digest = hashlib.blake2b(vocab_hash.encode(), digest_size=16)
     # Settings that later versions add have defaults that change nothing.

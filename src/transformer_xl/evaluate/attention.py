@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.evaluate.streams import Text, as_text, evaluating
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import KeptMemory, LanguageModel, Memory
 from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.nn.reading import read, read_all
 
@@ -33,7 +33,7 @@ class Attended:
 
 @torch.no_grad()
 def attended(
-    model: TransformerXL,
+    model: LanguageModel,
     ids: Text,
     *,
     segment_len: int = SEGMENT_LEN,
@@ -115,7 +115,7 @@ def _add_by_distance(sums: Tensor, seen_NTS: Tensor) -> None:
 
 
 def _most_helped(
-    model: TransformerXL, text: Tensor, start: int, lengths: Lengths
+    model: LanguageModel, text: Tensor, start: int, lengths: Lengths
 ) -> tuple[int, tuple[float, float]]:
     """Return the token to which the text before the last segment is worth most.
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from transformer_xl.config import EvalConfig
 from transformer_xl.config.checks import NotNegative, Positive, Share, check, no_type_check
 from transformer_xl.evaluate.streams import Text, as_text, as_tokens
-from transformer_xl.nn import TransformerXL
+from transformer_xl.nn import LanguageModel
 from transformer_xl.nn.compact import CompactTransformerXL
 from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.nn.reading import read
@@ -70,7 +70,7 @@ class Dynamic:
 
 def plan_dynamic(
     settings: EvalConfig,
-    model: TransformerXL,
+    model: LanguageModel,
     training_text: Callable[[], Text],
     *,
     segment_len: int,
@@ -128,7 +128,7 @@ class DynamicEvaluation:
 
     def __init__(
         self,
-        model: TransformerXL,
+        model: LanguageModel,
         settings: Dynamic,
         *,
         segment_len: int = SEGMENT_LEN,
@@ -203,7 +203,7 @@ class DynamicEvaluation:
 
 
 def gradient_squares(
-    model: TransformerXL,
+    model: LanguageModel,
     ids: Text,
     *,
     segment_len: int = SEGMENT_LEN,
@@ -248,7 +248,7 @@ def gradient_squares(
     return {name: total / n_segments for name, total in sums.items()}
 
 
-def _learning_copy(model: TransformerXL) -> TransformerXL:
+def _learning_copy(model: LanguageModel) -> LanguageModel:
     if isinstance(model, CompactTransformerXL):
         raise ValueError("a compact model cannot learn: use the model it was made from")
     learning = copy.deepcopy(model).eval().requires_grad_(True)
@@ -268,7 +268,7 @@ class _Step(NamedTuple):
     """Share of the way back."""
 
 
-def _steps(model: TransformerXL, settings: Dynamic) -> list[_Step]:
+def _steps(model: LanguageModel, settings: Dynamic) -> list[_Step]:
     """Prepare the steps of all weights of a model that has not moved yet."""
     weights, decay = dict(model.named_parameters()), settings.decay
     # As they are now: the caller may go on training.

@@ -144,7 +144,7 @@ class Flow:
                     yield from self._read(piece.ids, takes_all=False)
                 if not block:
                     # Where it matters how much is read at once, an unfinished segment has to wait.
-                    yield from self._read([], takes_all=not self.reader.is_bound_to_segments)
+                    yield from self._read([], takes_all=not self.reader.model.depends_on_segments)
                     yield []
         except OSError as error:
             failure = error

@@ -20,7 +20,7 @@ from transformer_xl.evaluate.streams import (
     read_parts,
 )
 from transformer_xl.evaluate.window import window_nll
-from transformer_xl.nn import TransformerXL
+from transformer_xl.nn import LanguageModel
 from transformer_xl.nn.checks import require_model, whole
 from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.nn.needs import require_reading
@@ -61,7 +61,7 @@ class Result:
 
 @torch.no_grad()
 def evaluate(
-    model: TransformerXL,
+    model: LanguageModel,
     ids: Text,
     *,
     segment_len: int = SEGMENT_LEN,
@@ -224,7 +224,7 @@ def token_bytes_in(
 
 def evaluate_by(
     settings: EvalConfig,
-    model: TransformerXL,
+    model: LanguageModel,
     ids: Sequence[int] | Integer[np.ndarray, " length"],
     *,
     vocab: Vocab,
@@ -269,7 +269,7 @@ def cost_of(settings: EvalConfig, n_tokens: int) -> str | None:
     )
 
 
-def _total_nll(model: TransformerXL, text: Tensor, lengths: Lengths, batch_size: int) -> float:
+def _total_nll(model: LanguageModel, text: Tensor, lengths: Lengths, batch_size: int) -> float:
     total = torch.zeros((), dtype=torch.float64, device=model.device)
     for nll, counted in read_parts(model, text, lengths=lengths, batch_size=batch_size):
         # On the device: the host waits once, at the end.

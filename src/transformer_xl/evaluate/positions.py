@@ -15,14 +15,14 @@ from transformer_xl.evaluate.streams import (
     read_parts,
     require_at_least,
 )
-from transformer_xl.nn import TransformerXL
+from transformer_xl.nn import LanguageModel
 from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.nn.reading import read
 
 
 @torch.no_grad()
 def loss_in_segment(
-    model: TransformerXL,
+    model: LanguageModel,
     ids: Text,
     *,
     segment_len: int = SEGMENT_LEN,
@@ -62,7 +62,7 @@ def loss_in_segment(
 
 @torch.no_grad()
 def loss_from_start(
-    model: TransformerXL,
+    model: LanguageModel,
     ids: Text,
     *,
     length: int,

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import KeptMemory, LanguageModel, Memory
 from transformer_xl.nn.checks import Text as Text
 from transformer_xl.nn.checks import as_tokens as as_tokens
 from transformer_xl.nn.checks import require_at_least as require_at_least
@@ -33,7 +33,7 @@ def as_text(ids: Any, config: ModelConfig) -> Int[Tensor, " length"]:
 
 
 def read_parts(
-    model: TransformerXL,
+    model: LanguageModel,
     text: Int[Tensor, " length"],
     *,
     lengths: Lengths,
@@ -66,7 +66,7 @@ def read_parts(
 
 
 def _warm_memory(
-    model: TransformerXL, text: Tensor, firsts: list[int], lengths: Lengths
+    model: LanguageModel, text: Tensor, firsts: list[int], lengths: Lengths
 ) -> Memory | KeptMemory:
     """Return the memory with which each part of the text begins."""
     mem_len = lengths.mem_len
@@ -82,7 +82,7 @@ def _warm_memory(
 
 
 def score(
-    model: TransformerXL,
+    model: LanguageModel,
     ids: Text,
     *,
     segment_len: int = SEGMENT_LEN,

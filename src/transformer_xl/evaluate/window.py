@@ -8,14 +8,14 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transformer_xl.nn import TransformerXL
+from transformer_xl.nn import LanguageModel
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.reading import read
 
 
 @torch.no_grad()
 def window_nll(
-    model: TransformerXL,
+    model: LanguageModel,
     text: Int[Tensor, " length"],
     window: int,
     *,

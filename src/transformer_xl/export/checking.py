@@ -9,7 +9,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from transformer_xl.export.step import Step
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import KeptMemory, LanguageModel, Memory
 
 Run = Callable[..., Sequence[Tensor]]
 """A program: takes tokens and memory as tensors, returns log-probabilities and the new memory."""
@@ -85,7 +85,7 @@ def compare(step: Step, run: Run) -> Errors:
     return Errors(*worst.tolist())
 
 
-def _having_read(model: TransformerXL, tokens: Int[Tensor, "B n"]) -> Memory | KeptMemory:
+def _having_read(model: LanguageModel, tokens: Int[Tensor, "B n"]) -> Memory | KeptMemory:
     """Return the memory after a text, read in pieces: all at once would take far more memory."""
     B, mem_len = tokens.shape
     mems = model.keep(model.start_memory(B, mem_len))

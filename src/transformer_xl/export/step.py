@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import KeptMemory, LanguageModel, Memory
 from transformer_xl.nn.lengths import Lengths
 
 
@@ -28,7 +28,7 @@ class Step(nn.Module, ABC):
     memory_names: tuple[str, ...]
     batch_dims: tuple[int, ...]
 
-    def __init__(self, model: TransformerXL, mem_len: int, n_tokens: int) -> None:
+    def __init__(self, model: LanguageModel, mem_len: int, n_tokens: int) -> None:
         super().__init__()
         self.model, self.mem_len, self.n_tokens = model, mem_len, n_tokens
 
@@ -55,7 +55,7 @@ class KeptStep(Step):
     batch_dims = (2, 2)
 
     @torch.no_grad()
-    def __init__(self, model: TransformerXL, mem_len: int, n_tokens: int) -> None:
+    def __init__(self, model: LanguageModel, mem_len: int, n_tokens: int) -> None:
         super().__init__(model, mem_len, n_tokens)
         # The projected positions depend on the weights alone. A call of the model makes them.
         keys, values, _ = self.start(1)
@@ -124,7 +124,7 @@ class StateStep(Step):
 
 
 def make_step(
-    model: TransformerXL, *, mem_len: int | None = None, n_tokens: int = 1
+    model: LanguageModel, *, mem_len: int | None = None, n_tokens: int = 1
 ) -> KeptStep | StateStep:
     """Make the step of a model.
 
@@ -138,7 +138,7 @@ def make_step(
     """
     config = model.config
     mem_len = Lengths.of(config, mem_len=mem_len).mem_len
-    if config.kind != "transformer_xl":
+    if not model.remembers_positions:
         raise ValueError(f"a model of kind={config.kind!r} has no memory of positions to hand in")
     if mem_len < 1:
         raise ValueError(f"mem_len={mem_len}: a step without a memory knows one token; at least 1")

@@ -11,7 +11,7 @@ from transformer_xl.generate.sampler import Sampler, random_numbers, seed_of
 from transformer_xl.generate.session import Mark, Session
 from transformer_xl.generate.state import State, load_state, save_state, write_state
 from transformer_xl.generate.text import TextWriter, batch_texts, text_pieces
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import KeptMemory, LanguageModel, Memory
 from transformer_xl.nn.checks import require_model, shown
 from transformer_xl.nn.needs import require_mem_len
 
@@ -37,7 +37,7 @@ __all__ = [
 
 
 def generate(
-    model: TransformerXL,
+    model: LanguageModel,
     ids: Sequence[int] | Int[Tensor, " length"],
     *,
     length: int | None = None,
@@ -83,7 +83,7 @@ def generate(
 
 
 def generate_batch(
-    model: TransformerXL,
+    model: LanguageModel,
     prompts: Sequence[Sequence[int] | Int[Tensor, " length"]],
     *,
     length: int | None = None,

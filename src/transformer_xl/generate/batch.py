@@ -18,7 +18,6 @@ from transformer_xl.nn.memory import join
 from transformer_xl.nn.mode import evaluating
 from transformer_xl.nn.needs import require_capacity
 from transformer_xl.nn.reading import read
-from transformer_xl.nn.segment import require_memory
 
 PROMPT_SEGMENT = 512
 """Tokens of a prompt that are read at once."""
@@ -61,7 +60,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         require_capacity(model, remembered, remedy="remember fewer positions")
         if mems is None:
             mems = model.start_memory(1, remembered)
-        require_memory(mems, config)
+        model.require_memory(mems)
         if mems.batch_size not in (1, len(ids)):
             raise ValueError(
                 f"mems holds {mems.batch_size} streams for {len(ids)} prompts: give one for all, "

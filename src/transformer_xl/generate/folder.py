@@ -5,14 +5,14 @@ from pathlib import Path
 import torch
 
 from transformer_xl.data import Vocab, load_vocab
-from transformer_xl.nn import TransformerXL, load_model
+from transformer_xl.nn import LanguageModel, load_model
 from transformer_xl.nn.compact import Weights, compact
 from transformer_xl.nn.pretrained import find_model_folder
 
 
 def open_folder(
     folder: Path | str, device: torch.device | None = None, weights: Weights = "float32"
-) -> tuple[TransformerXL, Vocab]:
+) -> tuple[LanguageModel, Vocab]:
     """Load the model of a folder, or the best of a run, with its vocabulary.
 
     Args:

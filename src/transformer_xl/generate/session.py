@@ -17,7 +17,7 @@ from transformer_xl.generate.state import (
     write_state,
 )
 from transformer_xl.generate.text import TextWriter, written
-from transformer_xl.nn import TransformerXL
+from transformer_xl.nn import LanguageModel
 from transformer_xl.nn.checks import Text as Tokens
 from transformer_xl.nn.checks import require_model, shown, whole
 from transformer_xl.nn.compact import Weights
@@ -37,7 +37,7 @@ Text = str | Tokens
 class Mark(NamedTuple):
     """A point of a session to come back to."""
 
-    model: TransformerXL
+    model: LanguageModel
     """The model that has read so far."""
     place: Place
     """What is remembered there."""
@@ -73,7 +73,7 @@ class Session:
 
     def __init__(
         self,
-        model: TransformerXL,
+        model: LanguageModel,
         vocab: Vocab,
         *,
         mem_len: int | None = None,
@@ -145,7 +145,7 @@ class Session:
         weights_file = weights_path(find_model_folder(folder))
         state = load_state(Path(path), weights_file, session.model)
         mems = state.mems
-        if session.model.config.kind == "transformer_xl":
+        if session.model.remembers_positions:
             mems = mems.last(session.mem_len)
         session._reader.place = Place(mems, state.last_token)
         if state.random is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.generate.batch import Generation
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import KeptMemory, LanguageModel, Memory
 from transformer_xl.nn.weights import verified_tensors, weights_checksum, write_tensors
 
 _POSITIONED = ("states", "keys", "values")
@@ -72,7 +72,7 @@ def write_state(path: Path, state: State, weights: Path | str, *, positions: int
     write_tensors(tensors, path, about)
 
 
-def load_state(path: Path, weights: Path | str, model: TransformerXL | None = None) -> State:
+def load_state(path: Path, weights: Path | str, model: LanguageModel | None = None) -> State:
     """Read what a text goes on from.
 
     Args:
@@ -129,7 +129,7 @@ def load_state(path: Path, weights: Path | str, model: TransformerXL | None = No
     return state._replace(mems=memory.to(model.device, model.dtype))
 
 
-def _fits(state: State, model: TransformerXL) -> bool:
+def _fits(state: State, model: LanguageModel) -> bool:
     """Whether a state is one of a model: who reads a wrong one fails with all beside it."""
     empty = model.start_memory(1, 1)
     expected = empty if isinstance(state.mems, Memory) else model.keep(empty)

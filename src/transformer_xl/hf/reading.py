@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import KeptMemory, LanguageModel, Memory
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.reading import Piece
 from transformer_xl.nn.reading import read as read_segments
@@ -130,7 +130,7 @@ class Targets(NamedTuple):
 
 
 def read(
-    model: TransformerXL,
+    model: LanguageModel,
     inputs: Inputs,
     mems: Memory | KeptMemory | None,
     segment_len: int,
@@ -171,7 +171,7 @@ def read(
 
 
 def read_to_the_end(
-    model: TransformerXL,
+    model: LanguageModel,
     inputs: Inputs,
     mems: Memory | KeptMemory | None,
     segment_len: int,
@@ -214,7 +214,7 @@ def read_to_the_end(
 
 
 def _begun(
-    model: TransformerXL, mems: Memory | KeptMemory | None, batch_size: int
+    model: LanguageModel, mems: Memory | KeptMemory | None, batch_size: int
 ) -> Memory | KeptMemory:
     """Return the memory to begin with; of keys and values where the weights stay as they are."""
     mems = model.start_memory(batch_size) if mems is None else mems
@@ -222,12 +222,12 @@ def _begun(
     return model.keep(mems) if is_fixed and isinstance(mems, Memory) else mems
 
 
-def _remembers(model: TransformerXL) -> bool:
-    return model.config.kind == "lstm" or model.config.mem_len > 0
+def _remembers(model: LanguageModel) -> bool:
+    return not model.remembers_positions or model.config.mem_len > 0
 
 
 def _pieces(
-    model: TransformerXL,
+    model: LanguageModel,
     segment: Segment,
     segment_len: int,
     mems: Memory | KeptMemory,

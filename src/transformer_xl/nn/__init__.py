@@ -6,6 +6,7 @@ from transformer_xl.nn.building import build_model, load_model
 from transformer_xl.nn.decoding import Decoder
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.nn.gate import GRUGate
+from transformer_xl.nn.language_model import LanguageModel
 from transformer_xl.nn.layer import DecoderLayer, FeedForward
 from transformer_xl.nn.memory import KeptMemory, Memory
 from transformer_xl.nn.model import TransformerXL
@@ -22,6 +23,7 @@ __all__ = [
     "FeedForward",
     "GRUGate",
     "KeptMemory",
+    "LanguageModel",
     "Memory",
     "Output",
     "Positions",

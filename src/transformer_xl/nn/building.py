@@ -5,6 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.nn.language_model import LanguageModel
 from transformer_xl.nn.model import TransformerXL
 from transformer_xl.nn.pretrained import (
     CONFIG_FILE,
@@ -16,7 +17,7 @@ from transformer_xl.nn.pretrained import (
 )
 
 
-def build_model(config: ModelConfig) -> TransformerXL:
+def build_model(config: ModelConfig) -> LanguageModel:
     """Build the model that a configuration describes, with initial weights.
 
     Raises:
@@ -29,7 +30,7 @@ def build_model(config: ModelConfig) -> TransformerXL:
     return TransformerXL(config)
 
 
-def load_model(folder: Path | str) -> TransformerXL:
+def load_model(folder: Path | str) -> LanguageModel:
     """Read a model folder of any kind, or the best model of a run folder; in evaluation mode.
 
     Raises:

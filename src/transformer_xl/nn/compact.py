@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from transformer_xl.nn.language_model import LanguageModel
 from transformer_xl.nn.model import TransformerXL
 from transformer_xl.nn.wrapping import require_plain
 from transformer_xl.ops.compact import CompactWeight, Int8Weight, PackedWeight
@@ -59,7 +60,7 @@ _REMEDY = "use the model it was made from, and make it compact again afterwards"
 
 
 @torch.no_grad()
-def compact(model: TransformerXL, weights: Weights) -> TransformerXL:
+def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
     """Return a model for reading, with its weights in fewer bits; ``float32`` is the model itself.
 
     Args:
@@ -78,6 +79,8 @@ def compact(model: TransformerXL, weights: Weights) -> TransformerXL:
         raise ValueError(f"weights={weights!r} is unknown; choose from float32, bfloat16, int8")
     if isinstance(model, CompactTransformerXL):
         raise ValueError(f"the model is compact already: {_REMEDY}")
+    if not isinstance(model, TransformerXL):
+        raise ValueError(f"a model of kind={model.kind!r} has no compact form: read with float32")
     require_plain(model, "it would be left out of the compact model")
     # Made without memory and initialization, then filled.
     with torch.device("meta"):

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from transformer_xl.nn.checks import Rows, stream_numbers
 from transformer_xl.nn.embedding import AdaptiveEmbedding, embedded
+from transformer_xl.nn.language_model import LanguageModel
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.memory import KeptMemory
 from transformer_xl.nn.model import TransformerXL
@@ -42,7 +43,7 @@ class Decoder:
     @torch.no_grad()
     def __init__(
         self,
-        model: TransformerXL,
+        model: LanguageModel,
         mems: KeptMemory,
         *,
         mem_len: int | None = None,
@@ -50,7 +51,7 @@ class Decoder:
         clamp_len: int | None = None,
     ) -> None:
         config = model.config
-        if config.kind != "transformer_xl":
+        if not isinstance(model, TransformerXL):
             raise ValueError(f"a model of kind={config.kind!r} has no keys: read with it itself")
         if config.attn_type in (2, 3):
             raise ValueError(

@@ -1,7 +1,7 @@
 """The LSTM language model with which the paper compares: the same ends, another middle.
 
-Embedding, softmax, dropout and all calls are those of :class:`TransformerXL`; instead of layers
-with attention there are LSTM layers (Hochreiter and Schmidhuber, 1997). What a layer remembers is
+Embedding, softmax, dropout and all calls are those of :class:`LanguageModel`; the middle is LSTM
+layers (Hochreiter and Schmidhuber, 1997). What a layer remembers is
 its state after the last token: one position of a :class:`Memory`, the hidden state followed by the
 cell state. So whatever reads, cuts, saves or resets a memory does so with this one, too.
 """
@@ -15,18 +15,14 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn.adaptive import AdaptiveSoftmax
-from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
+from transformer_xl.nn.language_model import LanguageModel
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.memory import KeptMemory, Memory
-from transformer_xl.nn.model import TransformerXL
-from transformer_xl.nn.needs import require_weights
-from transformer_xl.nn.segment import Segment, require_memory
-from transformer_xl.nn.softmax import Softmax
+from transformer_xl.nn.segment import Segment
 from transformer_xl.ops import dropout
 
 
-class LSTMModel(TransformerXL):
+class LSTMModel(LanguageModel):
     """A language model of LSTM layers, trained through time as far as a segment reaches.
 
     Its state holds something of all that it has read, so ``mem_len`` changes nothing but how
@@ -44,25 +40,15 @@ class LSTMModel(TransformerXL):
         ValueError: The size of the vocabulary is not set, or it is another kind of model.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
-        nn.Module.__init__(self)
-        if config.kind != "lstm":
-            raise ValueError(
-                f"kind={config.kind!r} is no LSTM: nn.build_model and nn.load_model make models "
-                "of every kind"
-            )
-        if config.vocab_size < 1:
-            raise ValueError(f"vocab_size={config.vocab_size} must be the size of a vocabulary")
-        require_weights(config)
-        self.config = config
+    kind = "lstm"
+    _title = "LSTM"
+    remembers_positions = False
+
+    def _build(self, config: ModelConfig) -> None:
         D, N = config.d_model, config.n_layer
-        self.embedding = AdaptiveEmbedding(config) if config.div_val > 1 else Embedding(config)
         # torch warns of dropout between layers where there is one layer.
         between = config.dropout if N > 1 else 0.0
         self.lstm = nn.LSTM(D, D, N, batch_first=True, dropout=between)
-        is_adaptive = config.cutoffs or config.div_val > 1
-        self.softmax = (AdaptiveSoftmax if is_adaptive else Softmax)(config, self.embedding)
-        self.init_weights()
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -115,7 +101,7 @@ class LSTMModel(TransformerXL):
         B, T = segment.shape
         if mems is None:
             mems = self.start_memory(B)
-        require_memory(mems, self.config, B)
+        self.require_memory(mems, B)
         drops = self.config.dropouts.input, self.training, self.config.variational_dropout
         x = dropout(segment.embedded(self._embedded, self.dtype), *drops)
         state, parts, begins = self._state(cast(Memory, mems)), [], segment.starts
@@ -169,6 +155,7 @@ class LSTMModel(TransformerXL):
         empty = torch.zeros(batch_size, 0, width, device=self.device, dtype=self.dtype)
         return Memory([empty] * self.config.n_layer)
 
-    def keep(self, memory: Memory) -> Memory:
-        """Return the memory as it is: there are no keys and values to be kept."""
-        return memory
+    def is_own(self, mems: Memory | KeptMemory) -> bool:
+        """Whether a memory has the depth and the widths of this model's."""
+        widths = [2 * self.config.d_model] * self.config.n_layer
+        return isinstance(mems, Memory) and [x.shape[2] for x in mems.states] == widths

@@ -1,35 +1,29 @@
 """Transformer-XL: embedding, layers with memory, softmax."""
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from threading import get_ident
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int, Integer
+from jaxtyping import Bool, Float, Integer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn.adaptive import AdaptiveSoftmax
-from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding, embedded
 from transformer_xl.nn.initialization import init_weights
+from transformer_xl.nn.language_model import LanguageModel
 from transformer_xl.nn.layer import DecoderLayer
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.memory import KeptMemory, Memory
 from transformer_xl.nn.mode import evaluating
-from transformer_xl.nn.needs import require_weights
 from transformer_xl.nn.norm import make_norm
-from transformer_xl.nn.output import Output
-from transformer_xl.nn.positioned import PositionedModel
-from transformer_xl.nn.pretrained import SavesItself, save_model
-from transformer_xl.nn.segment import Segment, require_memory
-from transformer_xl.nn.softmax import CalledSoftmax, Softmax
+from transformer_xl.nn.positions import Positions, distances, relative_positions
+from transformer_xl.nn.segment import Segment
 from transformer_xl.nn.wrapping import adapters
 from transformer_xl.ops import dropout
 
 
-class TransformerXL(PositionedModel):
+class TransformerXL(LanguageModel):
     r"""The language model of the paper: it predicts each token from the segment and its memory.
 
     The memory of layer n holds what the layer has read, $h^{n-1}$. With ``enhanced_recurrence``
@@ -53,31 +47,15 @@ class TransformerXL(PositionedModel):
     Args:
         config: Widths, lengths and options. Its ``vocab_size`` must be set.
 
-    Attributes:
-        recompute: Compute the inside of the layers once more in the backward pass, instead of
-            keeping it (Chen et al., arXiv 1604.06174).
-        left_out: Settings of its folder that change nothing; archives that an earlier version made
-            with the model were made with them, too.
-
     Raises:
         ValueError: The size of the vocabulary is not set, or it is another kind of model.
     """
 
-    recompute = False
-    left_out: Mapping[str, Any] = {}
+    kind = "transformer_xl"
+    _title = "Transformer-XL"
+    has_attention = True
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-        if config.kind != "transformer_xl":
-            raise ValueError(
-                f"kind={config.kind!r} is no Transformer-XL: nn.build_model and nn.load_model "
-                "make models of every kind"
-            )
-        if config.vocab_size < 1:
-            raise ValueError(f"vocab_size={config.vocab_size} must be the size of a vocabulary")
-        require_weights(config)
-        self.config = config
-        self.embedding = AdaptiveEmbedding(config) if config.div_val > 1 else Embedding(config)
+    def _build(self, config: ModelConfig) -> None:
         # A ModuleList does not say of what; this does.
         self.layers: Sequence[DecoderLayer] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
             DecoderLayer(config) for _ in range(config.n_layer)
@@ -86,120 +64,10 @@ class TransformerXL(PositionedModel):
         self.final_norm = None
         if config.final_norm:
             self.final_norm = make_norm(config)
-        is_adaptive = config.cutoffs or config.div_val > 1
-        self.softmax = (AdaptiveSoftmax if is_adaptive else Softmax)(config, self.embedding)
-        self.init_weights()
 
     def init_weights(self) -> None:
         """Draw the initial weights."""
         init_weights(self, self.config)
-
-    def forward(
-        self,
-        tokens: Integer[Tensor, "B T"] | None = None,
-        mems: Memory | KeptMemory | None = None,
-        targets: Integer[Tensor, "B predicted"] | None = None,
-        *,
-        lengths: Integer[Tensor, " B"] | None = None,
-        starts: Bool[Tensor, "B T"] | None = None,
-        inputs_embeds: Float[Tensor, "B T D"] | None = None,
-        mem_len: int | None = None,
-        attn_len: int | None = None,
-        clamp_len: int | None = None,
-        ext_len: int | None = None,
-        context: int | None = None,
-        predicts: bool = True,
-    ) -> Output:
-        """Read a segment; predict its targets, or the distribution of every next token.
-
-        Args:
-            tokens: The segment.
-            mems: What the previous call returned as ``mems``. None: as at the start of a text.
-            targets: For each token the one that follows it, but for the first ``context``. Where
-                it is -100, nothing is predicted: ``nll`` is 0 there and not counted in ``loss``.
-            lengths: How many places of each row are real, the first ones; what stands behind them
-                does not matter, and their ``hidden`` means nothing. ``nll`` is 0 there and not
-                counted in ``loss``. The memory of each row ends with its own last token; a row of
-                length 0 keeps the memory that it had. What is remembered is copied, and the lengths
-                are looked at, so that a GPU is waited for. None: all.
-            starts: Where documents begin: neither such a token nor what follows it sees anything
-                before it, nor what the memory holds, zeros included. None: nowhere but at the
-                symbol ``reset_at``, where one is configured.
-            inputs_embeds: Vectors in place of tokens, read as they are: no embedding, no scale.
-            mem_len: How many positions the returned memory holds at most. None: as configured.
-            attn_len: How many keys a query sees, counting its own. None: as configured.
-            clamp_len: Distances above it count as it. None: as configured.
-            ext_len: How many of the last tokens the next segment begins with again: the returned
-                memory leaves them out. None: as configured.
-            context: How many of the first tokens have no target. None: as many as ``targets`` are
-                short of, if these are at most ``ext_len``.
-            predicts: False: compute the hidden states alone, as :meth:`read` does.
-
-        Raises:
-            ValueError: Something is no tensor of the right type; the shapes do not fit each other
-                or the memory; a length is out of range; there are both tokens and vectors, or
-                neither; rows are padded that are to be read again (``ext_len``).
-        """
-        segment = Segment.of(tokens, inputs_embeds, lengths, starts, self.config)
-        resolved = Lengths.of(
-            self.config,
-            mem_len=mem_len,
-            attn_len=attn_len,
-            clamp_len=clamp_len,
-            ext_len=ext_len,
-            # What changes nothing is refused where it is chosen.
-            requires_effect=False,
-        )
-        if targets is not None:
-            targets = segment.checked_targets(targets, resolved.ext_len, context)
-        raw, mems = self._read(segment, mems, resolved)
-        hidden = self._drop_output(raw)
-        out = Output(hidden=hidden, raw_hidden=raw, mems=mems, targets=targets)
-        if targets is None:
-            if predicts:
-                out.log_probs = self.head.log_probs(hidden)
-            return out
-        n = targets.shape[1]
-        if segment.short is None:
-            out.nll = self.head.nll(hidden[:, -n:], targets)
-        else:
-            out.is_real = segment.is_real(n)
-            nll = self.head.nll(hidden[:, -n:], targets.masked_fill(~out.is_real, 0))
-            out.nll = nll.masked_fill(~out.is_real, 0.0)
-        return out
-
-    def read(
-        self,
-        tokens: Integer[Tensor, "B T"] | None = None,
-        mems: Memory | KeptMemory | None = None,
-        *,
-        lengths: Integer[Tensor, " B"] | None = None,
-        starts: Bool[Tensor, "B T"] | None = None,
-        inputs_embeds: Float[Tensor, "B T D"] | None = None,
-        mem_len: int | None = None,
-        attn_len: int | None = None,
-        clamp_len: int | None = None,
-        ext_len: int | None = None,
-    ) -> tuple[Float[Tensor, "B T D"], Memory | KeptMemory]:
-        """Read a segment without predicting: return the hidden states and the memory.
-
-        The arguments and errors are those of :meth:`forward`. For who wants the hidden states
-        alone: the distribution over the vocabulary is not computed.
-        """
-        # A call of the module: what hangs on it sees this one, too.
-        out: Output = self(
-            tokens,
-            mems,
-            lengths=lengths,
-            starts=starts,
-            inputs_embeds=inputs_embeds,
-            mem_len=mem_len,
-            attn_len=attn_len,
-            clamp_len=clamp_len,
-            ext_len=ext_len,
-            predicts=False,
-        )
-        return out.hidden, out.mems
 
     @torch.no_grad()
     def attention_weights(
@@ -227,8 +95,6 @@ class TransformerXL(PositionedModel):
         Raises:
             ValueError: The model has no attention, or the memory does not fit the segment.
         """
-        if self.config.kind != "transformer_xl":
-            raise ValueError(f"a model of kind={self.config.kind!r} has no attention to look at")
         found: list[Tensor] = []
         own_thread = get_ident()
 
@@ -249,17 +115,18 @@ class TransformerXL(PositionedModel):
         return found
 
     @property
-    def head(self) -> Softmax | AdaptiveSoftmax | CalledSoftmax:
-        """What predicts tokens from hidden states: ``softmax``, or what was put in its place."""
-        softmax = self.softmax
-        return softmax if isinstance(softmax, Softmax | AdaptiveSoftmax) else CalledSoftmax(softmax)
+    def device(self) -> torch.device:
+        """Where the weights are when they are used."""
+        weight = self.layers[0].attention_norm.weight
+        if weight.is_meta and (hook := getattr(self.layers[0].attention_norm, "_hf_hook", None)):
+            # Kept elsewhere until it is used, by the library accelerate.
+            return torch.device(hook.execution_device)
+        return weight.device
 
-    def _embedded(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        return embedded(self.embedding, tokens)
-
-    def _drop_output(self, x: Tensor) -> Tensor:
-        config = self.config
-        return dropout(x, config.dropouts.output, self.training, config.variational_dropout)
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the weights."""
+        return self.layers[0].attention_norm.weight.dtype
 
     def _read(
         self,
@@ -278,7 +145,7 @@ class TransformerXL(PositionedModel):
         if mems is None:
             mems = self.start_memory(B, mem_len=mem_len)
         else:
-            require_memory(mems, config, B)
+            self.require_memory(mems, B)
         if isinstance(mems, KeptMemory):
             if torch.is_grad_enabled():
                 raise ValueError(
@@ -332,28 +199,6 @@ class TransformerXL(PositionedModel):
             after = mems.extend([state[:, :kept] for state in present], most)
         return x, segment.left(after, first_key, M, kept, mem_len)
 
-    def save_pretrained(self, folder: Path | str, vocab: SavesItself | None = None) -> None:
-        """Write ``config.json`` and ``model.safetensors`` into a folder, and the vocabulary."""
-        save_model(self, Path(folder))
-        if vocab is not None:
-            vocab.save(Path(folder))
-
-    @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "TransformerXL":
-        """Read a model folder, or the best model of a run folder; in evaluation mode.
-
-        The model is of the kind that its settings name.
-
-        Raises:
-            FileNotFoundError: There is no model.
-            RuntimeError: A file is damaged.
-            ValueError: The settings are wrong.
-        """
-        # It makes this class and others.
-        from transformer_xl.nn.building import load_model
-
-        return load_model(folder)
-
     def start_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
         """Return the memory at the start of a text: empty, or zeros, as configured."""
         mem_len = Lengths.of(self.config, mem_len=mem_len).mem_len
@@ -381,3 +226,107 @@ class TransformerXL(PositionedModel):
         kept = KeptMemory(keys, values, 0, len(memory), memory.forgotten)
         kept.adapters = adapters(self)
         return kept
+
+    def is_own(self, mems: Memory | KeptMemory) -> bool:
+        """Whether a memory has the depth and the widths of this model's."""
+        config = self.config
+        if isinstance(mems, Memory):
+            widths = [x.shape[2] for x in mems.states]
+            return widths == [config.d_model] * config.n_layer
+        widths = [(config.n_head, config.head_width)] * config.n_layer
+        # Where positions are absolute, keys change with each segment and cannot be kept.
+        return config.attn_type not in (2, 3) and all(
+            [(x.shape[0], x.shape[3]) for x in tensors] == widths
+            for tensors in (mems.keys, mems.values)
+        )
+
+    @property
+    def depends_on_segments(self) -> bool:
+        """Whether the results depend on how many tokens are read at once.
+
+        Absolute positions are counted from the end of what is read, and enhanced recurrence
+        remembers something else than a segment itself attends to.
+        """
+        return self.config.attn_type in (2, 3) or self.config.enhanced_recurrence
+
+    def _add_positions(self, config: ModelConfig) -> None:
+        n_layer, n_head, d_head = config.n_layer, config.n_head, config.head_width
+        # One bias for all layers, or one for each.
+        n_biases = 1 if config.tie_biases else n_layer
+        if config.attn_type in (0, 1):
+            self.content_bias = nn.Parameter(torch.empty(n_biases, n_head, d_head))
+        if config.attn_type == 0:
+            self.position_bias = nn.Parameter(torch.empty(n_biases, n_head, d_head))
+        # Tables have a row for each distance, the nearest first.
+        rows = config.n_positions or 0
+        if config.attn_type == 1:
+            self.distance_embedding = nn.Parameter(torch.empty(n_layer, rows, n_head, d_head))
+            self.distance_bias = nn.Parameter(torch.empty(n_layer, rows, n_head))
+        if config.attn_type == 3:
+            self.position_embedding = nn.Parameter(torch.empty(n_layer, rows, config.d_model))
+
+    def _drop_input(self, x: Tensor) -> Tensor:
+        config = self.config
+        return dropout(x, config.dropouts.input, self.training, config.variational_dropout)
+
+    def _relative_positions(
+        self, S: int, mems: Memory | KeptMemory, clamp_len: int | None
+    ) -> Sequence[Positions | None]:
+        """Return the positions of S keys for each layer."""
+        config = self.config
+        if config.attn_type in (2, 3):
+            return [None] * config.n_layer
+        content_bias = self.content_bias.expand(config.n_layer, -1, -1)
+        if config.attn_type == 1:
+            row = distances(S, self._last_row(clamp_len), self.device)
+            no_bias = torch.zeros_like(content_bias[0])
+            return [
+                Positions(r[row], u, no_bias, b[row])
+                for r, u, b in zip(
+                    self.distance_embedding, content_bias, self.distance_bias, strict=True
+                )
+            ]
+        position_bias = self.position_bias.expand(config.n_layer, -1, -1)
+        keys = self._position_keys(S, mems, clamp_len)
+        return [Positions(*each) for each in zip(keys, content_bias, position_bias, strict=True)]
+
+    def _absolute_positions(
+        self, layer: int, S: int, clamp_len: int | None
+    ) -> Float[Tensor, "S D"] | None:
+        """Return what is added to the S states that a layer reads, if anything."""
+        if self.config.attn_type == 3:
+            row = distances(S, self._last_row(None), self.device)
+            return self.position_embedding[layer, row]
+        if self.config.attn_type == 2 and layer == 0:
+            return self._drop_input(self._encoding(S, clamp_len))
+        return None
+
+    def _last_row(self, clamp_len: int | None) -> int:
+        assert self.config.n_positions is not None
+        last = self.config.n_positions - 1
+        return last if clamp_len is None else min(last, clamp_len)
+
+    def _position_keys(
+        self, S: int, mems: Memory | KeptMemory, clamp_len: int | None
+    ) -> list[Float[Tensor, "S H K"]]:
+        """Project the encodings of all distances for each layer."""
+        if isinstance(mems, KeptMemory):
+            # What was projected in half precision stays so, and is of no use outside autocast.
+            key = clamp_len, torch.is_autocast_enabled(self.device.type)
+            kept = mems.positions.get(key)
+            if kept is None or kept[0].shape[0] < S:
+                encoding = self._encoding(1 << (S - 1).bit_length(), clamp_len)
+                kept = mems.positions[key] = [
+                    # Stored heads first, as the attention reads them.
+                    layer.attention.positions(encoding).transpose(0, 1).contiguous().transpose(0, 1)
+                    for layer in self.layers
+                ]
+            return [r[-S:] for r in kept]
+        encoding = self._drop_input(self._encoding(S, clamp_len))
+        return [layer.attention.positions(encoding) for layer in self.layers]
+
+    def _encoding(self, S: int, clamp_len: int | None) -> Float[Tensor, "S D"]:
+        is_exact = "exact_frequencies" in self.config.quirks
+        precision = torch.float64 if is_exact else torch.float32
+        d_model = self.config.d_model
+        return relative_positions(S, d_model, clamp_len, self.dtype, self.device, precision)

@@ -15,7 +15,7 @@ from transformer_xl.config import Config, ModelConfig
 from transformer_xl.device import total_memory
 
 if TYPE_CHECKING:
-    from transformer_xl.nn.model import TransformerXL
+    from transformer_xl.nn.language_model import LanguageModel
 
 FLOAT = 4
 """Bytes of a number in float32."""
@@ -52,25 +52,25 @@ def state_bytes(config: ModelConfig, n_streams: int, mem_len: int) -> int:
     return FLOAT * config.n_layer * n_streams * mem_len * config.d_model
 
 
-def most_positions(model: "TransformerXL", mem_len: int) -> int:
-    """Return how many positions a memory has when it is full: an LSTM has one state."""
-    return 1 if model.config.kind == "lstm" else mem_len
+def most_positions(model: "LanguageModel", mem_len: int) -> int:
+    """Return how many positions a memory has when it is full; one state counts as one."""
+    return mem_len if model.remembers_positions else 1
 
 
-def require_mem_len(model: "TransformerXL", mem_len: object) -> None:
+def require_mem_len(model: "LanguageModel", mem_len: object) -> None:
     """Refuse a number of remembered positions, of whatever type, for a model of one state.
 
     Raises:
-        ValueError: The model is an LSTM, and there is a number.
+        ValueError: The model remembers one state, and there is a number.
     """
-    if mem_len is not None and model.config.kind == "lstm":
+    if mem_len is not None and not model.remembers_positions:
         raise ValueError(
-            f"mem_len={mem_len} has no effect with kind='lstm', which remembers one state of all "
-            "that it has read; leave it out"
+            f"mem_len={mem_len} has no effect with kind={model.kind!r}, which remembers one state "
+            "of all that it has read; leave it out"
         )
 
 
-def full_memory(model: "TransformerXL", mem_len: int) -> int:
+def full_memory(model: "LanguageModel", mem_len: int) -> int:
     """Return how many bytes the memory of a text has when it is full."""
     start = model.keep(model.start_memory(1, 0)).state_dict()
     start.pop("forgotten")
@@ -178,7 +178,7 @@ def require_training(
 
 
 def require_reading(
-    model: "TransformerXL", n_tokens: int, *, batch_size: int, segment_len: int, mem_len: int
+    model: "LanguageModel", n_tokens: int, *, batch_size: int, segment_len: int, mem_len: int
 ) -> None:
     """Refuse an evaluation that does not fit: a memory holds no more than the text.
 
@@ -213,7 +213,7 @@ def require_reading(
     )
 
 
-def require_capacity(model: "TransformerXL", mem_len: int, *, remedy: str) -> None:
+def require_capacity(model: "LanguageModel", mem_len: int, *, remedy: str) -> None:
     """Refuse a text without end whose memory does not fit once it is full.
 
     Raises:

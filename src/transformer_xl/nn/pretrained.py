@@ -22,7 +22,7 @@ from transformer_xl.nn.weights import (
 )
 
 if TYPE_CHECKING:
-    from transformer_xl.nn.model import TransformerXL
+    from transformer_xl.nn.language_model import LanguageModel
 
 CONFIG_FILE = "config.json"
 MODEL_TYPE = "transformer-xl"
@@ -116,7 +116,7 @@ def require_own_weights(names: Iterable[str], config: ModelConfig) -> None:
             )
 
 
-def save_model(model: "TransformerXL", folder: Path) -> None:
+def save_model(model: "LanguageModel", folder: Path) -> None:
     """Write a model folder; each file is replaced atomically, the weights last.
 
     Raises:

@@ -12,13 +12,12 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transformer_xl.nn.checks import as_tokens
+from transformer_xl.nn.language_model import LanguageModel
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.memory import KeptMemory, Memory
 from transformer_xl.nn.mode import evaluating
-from transformer_xl.nn.model import TransformerXL
 from transformer_xl.nn.needs import require_capacity
 from transformer_xl.nn.output import Output
-from transformer_xl.nn.segment import require_memory
 
 Texts = Int[Tensor, "B L"] | Sequence[Int[Tensor, " L"]]
 """Texts in tokens, all of one length, on any device."""
@@ -41,7 +40,7 @@ class Piece(NamedTuple):
 
 
 def read(
-    model: TransformerXL,
+    model: LanguageModel,
     texts: Texts | None,
     lengths: Lengths,
     mems: Memory | KeptMemory | None = None,
@@ -98,7 +97,7 @@ def read(
 
 
 def read_all(
-    model: TransformerXL, texts: Texts, lengths: Lengths, mems: Memory | KeptMemory
+    model: LanguageModel, texts: Texts, lengths: Lengths, mems: Memory | KeptMemory
 ) -> Memory | KeptMemory:
     """Read texts as :func:`read` does; return the memory behind them."""
     for piece in read(model, texts, lengths, mems):
@@ -142,8 +141,8 @@ class Reader:
     differs by rounding alone. With ``attn_len`` of at most ``mem_len + 1`` it sees them wherever
     segments lie, and the memory holds ``mem_len`` positions at any moment.
 
-    Some models also depend on how many tokens they read at once (``is_bound_to_segments``). To
-    them one gives whole segments: ``room`` says how many tokens are missing.
+    Some models also depend on how many tokens they read at once (``depends_on_segments``). To them
+    one gives whole segments: ``room`` says how many tokens are missing.
 
     Args:
         model: The model. It reads as in evaluation mode; its mode is restored afterwards.
@@ -154,30 +153,20 @@ class Reader:
         ValueError: The memory does not fit the model, or the machine once it is full.
     """
 
-    def __init__(self, model: TransformerXL, lengths: Lengths, place: Place | None = None) -> None:
+    def __init__(self, model: LanguageModel, lengths: Lengths, place: Place | None = None) -> None:
         self.model, self.lengths = model, lengths._replace(ext_len=0)
         mem_len = lengths.mem_len
         require_capacity(model, mem_len, remedy="remember fewer positions")
         mems, last_token, offset = place or Place(model.start_memory(1, mem_len), None)
         # A segment that was longer than these are is over.
         offset = offset if offset < lengths.segment_len else 0
-        require_memory(mems, model.config, 1)
-        if model.config.kind == "transformer_xl":
+        model.require_memory(mems, 1)
+        if model.remembers_positions:
             # So is a memory that was longer.
             mems = mems.last(mem_len + offset)
         self.place = Place(
             model.keep(mems) if isinstance(mems, Memory) else mems, last_token, offset
         )
-
-    @property
-    def is_bound_to_segments(self) -> bool:
-        """Whether the numbers depend on how many tokens are read at once.
-
-        Absolute positions are counted from the end of what is read, and enhanced recurrence
-        remembers something else than a segment itself attends to.
-        """
-        config = self.model.config
-        return config.attn_type in (2, 3) or config.enhanced_recurrence
 
     @property
     def most_positions(self) -> int:

@@ -1,14 +1,14 @@
 """A segment as a model is given it: rows that may be padded, documents that may begin in it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn.checks import require_tensor, shown, whole_tensor
+from transformer_xl.nn.checks import require_tensor, whole_tensor
 from transformer_xl.nn.memory import KeptMemory, Memory
 
 
@@ -191,35 +191,3 @@ class Segment(NamedTuple):
             cut = M + kept - len(mems)
             mems = mems.forgetting(first_keys[:, kept - 1] - cut)
         return mems if self.short is None else mems.realigned(self.short, mem_len)
-
-
-def require_memory(mems: Any, config: ModelConfig, batch_size: int | None = None) -> None:
-    """Check that a memory is that of a model with these settings, of so many streams if said.
-
-    Raises:
-        ValueError: It is of another depth, width or number of streams, or no memory at all.
-    """
-    depth, width = config.n_layer, config.d_model * (2 if config.kind == "lstm" else 1)
-    if isinstance(mems, Memory):
-        is_own = len(mems.states) == depth and all(x.shape[2] == width for x in mems.states)
-    elif isinstance(mems, KeptMemory):
-        H, K = config.n_head, config.head_width
-        # Where positions are absolute, keys change with each segment and cannot be kept.
-        is_own = config.kind == "transformer_xl" and config.attn_type not in (2, 3)
-        is_own &= len(mems.keys) == len(mems.values) == depth
-        is_own &= all(x.shape[0] == H and x.shape[3] == K for x in (*mems.keys, *mems.values))
-    else:
-        raise ValueError(
-            f"mems={shown(mems)} is no memory: hand in what an earlier call returned as mems, or "
-            "None to begin anew"
-        )
-    if not is_own:
-        raise ValueError(
-            f"the memory is that of another model: this one has {depth} layers of width {width}; "
-            "use mems=None to begin anew"
-        )
-    if batch_size is not None and mems.batch_size != batch_size:
-        raise ValueError(
-            f"the memory holds {mems.batch_size} streams and the segment {batch_size}; "
-            "use mems.select(rows), or mems=None to begin anew"
-        )

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.nn import TransformerXL
+from transformer_xl.nn import LanguageModel
 from transformer_xl.nn.checks import Text, as_tokens
 from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.nn.mode import evaluating
@@ -50,7 +50,7 @@ def target_places(n_tokens: int, contexts: range, n_targets: int) -> list[int]:
 
 @torch.no_grad()
 def context_losses(
-    model: TransformerXL,
+    model: LanguageModel,
     ids: Text,
     places: Sequence[int],
     contexts: range,
@@ -114,7 +114,7 @@ def context_losses(
 
 
 def _window_losses(
-    model: TransformerXL,
+    model: LanguageModel,
     text: Tensor,
     pairs: set[tuple[int, int]],
     window: int | None,
@@ -145,7 +145,7 @@ def _window_losses(
 
 
 def _losses_behind(
-    model: TransformerXL,
+    model: LanguageModel,
     text: Tensor,
     starts: list[int],
     length: int,

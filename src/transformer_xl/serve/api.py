@@ -84,7 +84,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
     def model() -> dict[str, Any]:
         config, n = service.model.config, service.n_weights
         about = f"{service.name}: {n:,} weights, {len(service.vocab):,} {service.vocab.kind}"
-        has_attention = config.kind == "transformer_xl"
+        has_attention = service.model.has_attention
         if has_attention:
             about += f", {config.n_layer} layers that remember {config.mem_len} tokens each"
         return schemas.Model(
@@ -170,7 +170,7 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
     )
     async def attention(name: Name) -> Response:
         """Show what the next token of a session will be predicted from."""
-        if service.model.config.kind != "transformer_xl":
+        if not service.model.has_attention:
             raise ApiError(400, "this model has no attention to look at", "unsupported")
         state = await service.with_session(service.sessions.look, name)
         seen = await service.ask(lambda: service.engine.look(state.last_token, state.mems).tolist())

@@ -112,7 +112,7 @@ class Answer:
         n = body.n or 1
         if body.best_of not in (None, n):
             raise ApiError(400, f"best_of={body.best_of} must be n={n}", "unsupported", "best_of")
-        if body.attention and self._service.model.config.kind != "transformer_xl":
+        if body.attention and not self._service.model.has_attention:
             message = "this model has no attention to look at: leave attention out"
             raise ApiError(400, message, "unsupported", "attention")
         make = partial(self._make, n, max_tokens)

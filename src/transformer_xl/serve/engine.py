@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.generate import Sampler
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import KeptMemory, LanguageModel, Memory
 from transformer_xl.serve.reading import PromptReader, Reading, scored
 from transformer_xl.serve.seeing import most_seen, shares
 from transformer_xl.serve.streams import make_streams
@@ -59,7 +59,7 @@ class Engine:
 
     def __init__(
         self,
-        model: TransformerXL,
+        model: LanguageModel,
         *,
         max_batch: int = 64,
         max_queue: int = 256,

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.generate.batch import PROMPT_SEGMENT
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import KeptMemory, LanguageModel, Memory
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.memory import join
 from transformer_xl.nn.reading import read, read_all
@@ -63,14 +63,14 @@ class PromptReader:
         piece: Most tokens of a prompt at once.
     """
 
-    def __init__(self, model: TransformerXL, mem_len: int, piece: int) -> None:
+    def __init__(self, model: LanguageModel, mem_len: int, piece: int) -> None:
         self._model, self._mem_len = model, mem_len
         # What is read is remembered; nothing is read again.
         self._lengths = Lengths.of(model.config, segment_len=PROMPT_SEGMENT, ext_len=0)
         start = model.keep(model.start_memory(1, mem_len))
         self._start, self._is_kept = start, isinstance(start, KeptMemory)
         # Where a segment's bounds show in the results, it is read as a whole.
-        can_cut = self._is_kept and not model.config.enhanced_recurrence
+        can_cut = self._is_kept and not model.depends_on_segments
         self._piece = min(piece, PROMPT_SEGMENT) if can_cut else PROMPT_SEGMENT
 
     def begin(self, texts: list[Text]) -> Reading:
@@ -165,7 +165,7 @@ class PromptReader:
 
 
 def scored(
-    model: TransformerXL, hidden: Float[Tensor, "n D"], tokens: Sequence[int], most: int
+    model: LanguageModel, hidden: Float[Tensor, "n D"], tokens: Sequence[int], most: int
 ) -> list[Scored]:
     """Score tokens by the hidden states that predict them."""
     # JSON has no word for the logarithm of zero.

@@ -6,11 +6,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import KeptMemory, LanguageModel, Memory
 
 
 def shares(
-    model: TransformerXL, tokens: Sequence[int], mems: Memory | KeptMemory
+    model: LanguageModel, tokens: Sequence[int], mems: Memory | KeptMemory
 ) -> Float[Tensor, "B S"]:
     """Return, for the token of each stream, its shares of attention, oldest place first.
 

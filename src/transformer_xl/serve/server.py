@@ -15,7 +15,7 @@ import uvicorn
 
 from transformer_xl.config import GenerateConfig
 from transformer_xl.data import Vocab
-from transformer_xl.nn import TransformerXL
+from transformer_xl.nn import LanguageModel
 from transformer_xl.serve.api import create_app
 from transformer_xl.serve.protocol import PatientProtocol
 from transformer_xl.serve.service import Service
@@ -144,7 +144,7 @@ def address_of(listening: socket.socket) -> str:
 
 
 def serve(
-    model: TransformerXL,
+    model: LanguageModel,
     vocab: Vocab,
     weights: Path,
     settings: ServeSettings,

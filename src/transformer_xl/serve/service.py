@@ -16,7 +16,7 @@ from transformer_xl.config import GenerateConfig
 from transformer_xl.data import Vocab
 from transformer_xl.device import total_memory
 from transformer_xl.generate import Sampler, State
-from transformer_xl.nn import TransformerXL
+from transformer_xl.nn import LanguageModel
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.needs import full_memory, require_room
 from transformer_xl.nn.reading import read
@@ -55,7 +55,7 @@ class Service:
 
     def __init__(
         self,
-        model: TransformerXL,
+        model: LanguageModel,
         vocab: Vocab,
         weights: Path,
         settings: ServeSettings,
@@ -220,7 +220,7 @@ class Service:
 
 
 @torch.no_grad()
-def _require_working(model: TransformerXL, max_batch: int) -> None:
+def _require_working(model: LanguageModel, max_batch: int) -> None:
     """Refuse what would take requests and fail: too many texts, or a model that cannot run."""
     mem_len = model.config.mem_len
     each = full_memory(model, mem_len)

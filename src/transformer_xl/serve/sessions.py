@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from transformer_xl.generate import State, load_state, write_state
-from transformer_xl.nn import TransformerXL
+from transformer_xl.nn import LanguageModel
 from transformer_xl.nn.weights import weights_checksum
 from transformer_xl.serve.session import (
     NoRoomError,
@@ -57,7 +57,7 @@ class Sessions:
         largest: int = 0,
         idle: float = 604_800.0,
         saves_each: bool = True,
-        model: TransformerXL | None = None,
+        model: LanguageModel | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         # Now: while the server runs, a better model may take the place of this one in its folder.

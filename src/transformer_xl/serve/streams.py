@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import KeptMemory, LanguageModel, Memory
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.memory import join
 from transformer_xl.nn.reading import read
@@ -41,7 +41,7 @@ class Streams(Protocol):
         ...
 
 
-def make_streams(model: TransformerXL, mem_len: int, most: int) -> Streams:
+def make_streams(model: LanguageModel, mem_len: int, most: int) -> Streams:
     """Return a batch, yet empty, for streams of a model."""
     empty = model.keep(model.start_memory(1, 0))
     kind = KeptStreams if isinstance(empty, KeptMemory) else HiddenStreams
@@ -63,7 +63,7 @@ class KeptStreams:
         most: Streams that there can be.
     """
 
-    def __init__(self, model: TransformerXL, mem_len: int, most: int) -> None:
+    def __init__(self, model: LanguageModel, mem_len: int, most: int) -> None:
         self._model, self._mem_len, self._most = model, mem_len, most
         self._step = Lengths.of(model.config, segment_len=1, mem_len=mem_len, ext_len=0)
         self._room = mem_len + max(16, mem_len // 4)
@@ -174,7 +174,7 @@ class KeptStreams:
 class HiddenStreams:
     """Streams of a model that keeps no keys: absolute positions, or an LSTM."""
 
-    def __init__(self, model: TransformerXL, mem_len: int, most: int) -> None:
+    def __init__(self, model: LanguageModel, mem_len: int, most: int) -> None:
         self._model = model
         self._step = Lengths.of(model.config, segment_len=1, mem_len=mem_len, ext_len=0)
         self._mems: Memory | None = None

@@ -12,7 +12,7 @@ from transformer_xl.data import Corpus, Segments
 from transformer_xl.data.brought import is_vocabulary
 from transformer_xl.data.vocab import load_vocab
 from transformer_xl.distributed import World
-from transformer_xl.nn import TransformerXL, build_model
+from transformer_xl.nn import LanguageModel, build_model
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.needs import require_capacity, require_reading, require_training
 from transformer_xl.nn.pretrained import (
@@ -61,7 +61,7 @@ def check_room(config: Config, device: torch.device, world: World) -> None:
     require_training(config, device, n_streams=n_streams, shards=shards)
 
 
-def check_evaluations(config: Config, model: TransformerXL, n_tokens: int) -> None:
+def check_evaluations(config: Config, model: LanguageModel, n_tokens: int) -> None:
     """Refuse a recipe whose evaluations or sample this machine cannot make.
 
     Raises:

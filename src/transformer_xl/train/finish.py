@@ -15,7 +15,7 @@ from transformer_xl.data import Corpus, raw_split
 from transformer_xl.device import autocast
 from transformer_xl.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
 from transformer_xl.generate import generate, text_pieces
-from transformer_xl.nn import TransformerXL, load_model
+from transformer_xl.nn import LanguageModel, load_model
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.train.metrics import reading
 from transformer_xl.train.seen import MEMORY_FILE, READINGS, TOKENS, see_memory
@@ -119,7 +119,7 @@ def held_out(corpus: Corpus) -> str:
 
 
 def look(
-    config: Config, corpus: Corpus, model: TransformerXL, *, quiet: bool = False
+    config: Config, corpus: Corpus, model: LanguageModel, *, quiet: bool = False
 ) -> dict[str, Any]:
     """Return what ``memory.json`` holds of a run (:mod:`transformer_xl.train.seen`)."""
     split = held_out(corpus)
@@ -209,7 +209,7 @@ def memory_line(row: dict[str, Any]) -> str:
     return line + f"   ({row['tokens']:,} tokens, {row['tokens_per_second']:,.0f} a second)"
 
 
-def _sample(config: Config, corpus: Corpus, model: TransformerXL) -> dict[str, Any]:
+def _sample(config: Config, corpus: Corpus, model: LanguageModel) -> dict[str, Any]:
     settings = config.generate
     draw = {"temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
     prompt = corpus.vocab.encode(settings.prompt)

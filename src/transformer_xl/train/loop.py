@@ -19,7 +19,7 @@ from transformer_xl.data import Corpus, prepare
 from transformer_xl.device import autocast, pick_device, pick_precision
 from transformer_xl.distributed import World, joined
 from transformer_xl.evaluate import Result, cost_of, evaluate_by
-from transformer_xl.nn import TransformerXL, build_model
+from transformer_xl.nn import LanguageModel, build_model
 from transformer_xl.nn.pretrained import copy_weights, model_weights
 from transformer_xl.ops import choose_backend
 from transformer_xl.train.beginning import (
@@ -328,7 +328,7 @@ def _every(n: int, step: int) -> bool:
     return n > 0 and step % n == 0
 
 
-def _whole(model: TransformerXL, config: Config, world: World) -> TransformerXL:
+def _whole(model: LanguageModel, config: Config, world: World) -> LanguageModel:
     """Return a model that is in one piece; all processes must ask, and the first one gets it."""
     if config.train.parallel != "fsdp" or world.size == 1:
         return model
@@ -366,7 +366,7 @@ def _fix_end(config: Config, state: TrainState) -> None:
         state.total_steps = state.step + state.cooldown_steps
 
 
-def _validate(config: Config, corpus: Corpus, model: TransformerXL) -> Result:
+def _validate(config: Config, corpus: Corpus, model: LanguageModel) -> Result:
     with autocast(config.train.precision, model.device):
         return evaluate_by(
             config.eval,

@@ -23,7 +23,7 @@ from transformer_xl.config import EvalConfig
 from transformer_xl.data import Vocab
 from transformer_xl.evaluate import attended, loss_from_start, loss_in_segment, spans
 from transformer_xl.evaluate.streams import Text
-from transformer_xl.nn import TransformerXL
+from transformer_xl.nn import LanguageModel
 from transformer_xl.nn.lengths import Lengths
 
 MEMORY_FILE = "memory.json"
@@ -38,7 +38,7 @@ ATTENDED = 1024
 
 
 def see_memory(
-    model: TransformerXL, ids: Text, vocab: Vocab, settings: EvalConfig, segment_len: int
+    model: LanguageModel, ids: Text, vocab: Vocab, settings: EvalConfig, segment_len: int
 ) -> dict[str, Any]:
     """Measure what ``memory.json`` holds.
 
@@ -53,14 +53,14 @@ def see_memory(
     lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
     found: dict[str, Any] = {"tokens": len(ids) - 1, "segment_len": lengths.segment_len}
     found |= {"mem_len": lengths.mem_len, **loss_by_position(model, ids, settings, segment_len)}
-    if model.config.kind != "transformer_xl":
+    if not model.has_attention:
         return {**found, "attention": None}
     few = ids[: ATTENDED + 1]
     return {**found, "attention": _attention(model, few, vocab, lengths)}
 
 
 def loss_by_position(
-    model: TransformerXL, ids: Text, settings: EvalConfig, segment_len: int
+    model: LanguageModel, ids: Text, settings: EvalConfig, segment_len: int
 ) -> dict[str, Any]:
     """Measure ``in_segment`` and ``from_start``; the arguments are those of :func:`see_memory`."""
     lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
@@ -82,7 +82,7 @@ def loss_by_position(
 
 
 def _attention(
-    model: TransformerXL,
+    model: LanguageModel,
     ids: Text,
     vocab: Vocab,
     lengths: Lengths,

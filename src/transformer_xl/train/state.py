@@ -14,7 +14,7 @@ from transformer_xl.checkpoint.checkpoints import Checkpoints, empty, read_about
 from transformer_xl.config import Config, TrainConfig
 from transformer_xl.data import Segments
 from transformer_xl.distributed import World
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import KeptMemory, LanguageModel, Memory, TransformerXL
 from transformer_xl.train.averaging import average_start
 from transformer_xl.train.lengths import VaryingSegments, random_segment_len, stage_at
 from transformer_xl.train.optim import Optimizer
@@ -24,7 +24,7 @@ from transformer_xl.train.optim import Optimizer
 class TrainState:
     """Everything that training changes."""
 
-    model: TransformerXL
+    model: LanguageModel
     optimizer: Optimizer
     segments: Segments
     mems: list[Memory | KeptMemory | None]
@@ -68,7 +68,7 @@ class TrainState:
     """The average of the weights, if one is kept."""
 
     @property
-    def shown(self) -> TransformerXL:
+    def shown(self) -> LanguageModel:
         """The model that is evaluated and kept: the average, once it has begun."""
         if self.average is None or not self.average.n_averaged:
             return self.model
