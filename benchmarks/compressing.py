@@ -30,11 +30,12 @@ from transformer_xl.compress import Settings, compress, decompress
 from transformer_xl.compress.contents import to_tokens
 from transformer_xl.compress.header import unpack
 from transformer_xl.compress.layout import Layout
-from transformer_xl.compress.predicting import lengths, start_symbol
+from transformer_xl.compress.predicting import AT_ONCE, lengths, start_symbol
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.device import pick_device
-from transformer_xl.nn import TransformerXL, load_model
+from transformer_xl.nn import LanguageModel, load_model
 from transformer_xl.nn.pretrained import find_model_folder
+from transformer_xl.nn.reading import read
 
 Pair = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
 
@@ -83,7 +84,7 @@ def measured(name: str, data: bytes, ways: Pair) -> dict[str, Any]:
 def ours(
     name: str,
     data: bytes,
-    model: TransformerXL | None,
+    model: LanguageModel | None,
     vocab: Vocab | None,
     settings: Settings,
 ) -> dict[str, Any]:
@@ -110,7 +111,7 @@ def ours(
 
 
 @torch.no_grad()
-def loss(packed: bytes, data: bytes, model: TransformerXL, vocab: Vocab | None) -> float | None:
+def loss(packed: bytes, data: bytes, model: LanguageModel, vocab: Vocab | None) -> float | None:
     """Return the loss of a model on a file cut as it was compressed, in bits a byte."""
     coding = unpack(packed)[0].coding
     if coding is None:
@@ -119,12 +120,15 @@ def loss(packed: bytes, data: bytes, model: TransformerXL, vocab: Vocab | None) 
     parts = torch.from_numpy(layout.cut(to_tokens(data, vocab))).long()
     before = torch.cat([torch.full((len(parts), 1), start_symbol(model)), parts[:, :-1]], 1)
     mems, total = model.keep(model.start_memory(len(parts), coding.mem_len)), 0.0
+    # A round is one segment.
+    whole = lengths(model, coding.mem_len)._replace(segment_len=AT_ONCE)
     for places in layout.rounds():
         is_there = torch.from_numpy(layout.is_there(places).T)
-        tokens, targets = (x[:, places].to(model.device) for x in (before, parts))
-        out = model(tokens, mems, targets, context=0, **lengths(model.config, coding.mem_len))
-        mems = out.mems
-        total += float((out.nll.cpu().double() * is_there).sum())
+        tokens, targets = (x[:, places] for x in (before, parts))
+        (piece,) = read(model, tokens, whole, mems, targets=targets)
+        mems = piece.mems
+        assert piece.nll is not None
+        total += float((piece.nll.cpu().double() * is_there).sum())
     return total / math.log(2) / len(data)
 
 
