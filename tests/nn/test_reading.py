@@ -8,7 +8,8 @@ import torch
 from transformer_xl.evaluate import score
 from transformer_xl.nn import TransformerXL
 from transformer_xl.nn.lengths import Lengths
-from transformer_xl.nn.reading import Place, Reader
+from transformer_xl.nn.reading import Place, Reader, read_all
+from transformer_xl.nn.reading import read as read_segments
 
 TEXT = torch.randint(31, (47,), generator=torch.Generator().manual_seed(3)).tolist()
 CUTS = [[47], [1] * 47, [1, 6, 1, 13, 2, 24], [20, 27]]
@@ -152,3 +153,74 @@ def test_a_wrong_length_is_named(tiny_config, settings, message):
         reader_of(made(tiny_config), **settings)
     with pytest.raises(ValueError, match="token 31 is outside the vocabulary of 31"):
         reader_of(made(tiny_config)).read([3, 31])
+
+
+@pytest.fixture
+def rows():
+    return torch.tensor(TEXT[:40]).view(2, 20)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("ext_len", [0, 3])
+def test_what_is_read_again_is_predicted_once(tiny_config, rows, ext_len):
+    model = made(tiny_config, ext_len=ext_len)
+    lengths = Lengths.of(model.config, segment_len=6)
+    pieces = [*read_segments(model, rows[:, :-1], lengths, targets=rows[:, 1:])]
+    assert [piece.start for piece in pieces] == [0, 6, 12, 18]
+    assert [piece.nll.shape[1] for piece in pieces] == [6, 6, 6, 1]
+    mems, expected = None, []
+    for start in range(0, 19, 6):
+        stop, first = min(start + 6, 19), start - min(ext_len, start)
+        targets = rows[:, start + 1 : stop + 1]
+        out = model(rows[:, first:stop], mems, targets, context=start - first)
+        mems = out.mems
+        expected.append(out.nll)
+    assert torch.equal(torch.cat([piece.nll for piece in pieces], 1), torch.cat(expected, 1))
+    for mine, theirs in zip(pieces[-1].mems.states, mems.states, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@torch.no_grad()
+def test_rows_of_a_text_are_its_columns(tiny_config, rows):
+    model = made(tiny_config)
+    lengths = Lengths.of(model.config, segment_len=7)
+    one, other = (
+        [piece.nll for piece in read_segments(model, given[0], lengths, targets=given[1])]
+        for given in ((rows[:, :-1], rows[:, 1:]), ([x[:-1] for x in rows], [x[1:] for x in rows]))
+    )
+    assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("n", [1, 4, 7, 8, 15])
+def test_the_last_tokens_may_be_all_that_is_predicted(tiny_config, rows, n):
+    model = made(tiny_config)
+    lengths = Lengths.of(model.config, segment_len=7)
+    whole = [x.nll for x in read_segments(model, rows[:, :-1], lengths, targets=rows[:, 1:])]
+    last = [x.nll for x in read_segments(model, rows[:, :-1], lengths, targets=rows[:, -n:])]
+    found = torch.cat([x for x in last if x is not None], 1)
+    torch.testing.assert_close(found, torch.cat(whole, 1)[:, -n:], rtol=0, atol=1e-13)
+    # Of the others nothing is computed.
+    assert [x is None for x in last] == [stop <= 19 - n for stop in (7, 14, 19)]
+
+
+@torch.no_grad()
+def test_a_row_that_has_ended_keeps_its_memory(tiny_config, rows):
+    model = made(tiny_config)
+    lengths = Lengths.of(model.config, segment_len=6)
+    *_, last = read_segments(model, rows, lengths, sizes=torch.tensor([20, 8]))
+    for row, size in enumerate((20, 8)):
+        *_, alone = read_segments(model, rows[row : row + 1, :size], lengths)
+        mine = last.mems.select([row])
+        n = len(mine) - int(mine.forgotten[0])
+        for x, y in zip(mine.last(n).states, alone.mems.last(n).states, strict=True):
+            torch.testing.assert_close(x, y, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_nothing_is_read_of_a_text_without_tokens(tiny_config):
+    model = made(tiny_config)
+    mems = model.start_memory(1)
+    nothing = torch.empty(1, 0, dtype=torch.int64)
+    assert [*read_segments(model, nothing, Lengths.of(model.config), mems)] == []
+    assert read_all(model, nothing, Lengths.of(model.config), mems) is mems

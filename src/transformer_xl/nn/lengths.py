@@ -11,6 +11,8 @@ from transformer_xl.nn.checks import whole
 SEGMENT_LEN = 128
 """Tokens read at once where nobody says how many."""
 
+_NAMES = ("mem_len", "attn_len", "clamp_len", "ext_len")
+
 
 class Lengths(NamedTuple):
     """The lengths with which a model reads a text; what was not given is what is configured.
@@ -56,25 +58,30 @@ class Lengths(NamedTuple):
         Raises:
             ValueError: One is no integer, out of range, or without effect.
         """
-        given = {"mem_len": mem_len, "attn_len": attn_len}
-        given |= {"clamp_len": clamp_len, "ext_len": ext_len}
         # What is traced for a graph has been called with the same lengths before.
         if not torch.compiler.is_compiling():
             segment_len = whole("segment_len", segment_len, 1)
-            for name, value in given.items():
-                if value is not None:
-                    given[name] = whole(name, value, int(name == "attn_len"))
+            mem_len, attn_len = whole("mem_len", mem_len), whole("attn_len", attn_len, 1)
+            clamp_len, ext_len = whole("clamp_len", clamp_len), whole("ext_len", ext_len)
             if requires_effect:
-                _require_effect(config, given)
-        resolved = {
-            name: getattr(config, name) if value is None else value for name, value in given.items()
-        }
-        return cls(segment_len, **resolved)
+                _require_effect(config, mem_len, attn_len, clamp_len, ext_len)
+        return cls(
+            segment_len,
+            config.mem_len if mem_len is None else mem_len,
+            config.attn_len if attn_len is None else attn_len,
+            config.clamp_len if clamp_len is None else clamp_len,
+            config.ext_len if ext_len is None else ext_len,
+        )
 
     @property
     def arguments(self) -> dict[str, int | None]:
         """The lengths as arguments of a call: all but ``segment_len``."""
-        return {name: x for name, x in self._asdict().items() if name != "segment_len"}
+        return {
+            "mem_len": self.mem_len,
+            "attn_len": self.attn_len,
+            "clamp_len": self.clamp_len,
+            "ext_len": self.ext_len,
+        }
 
     @property
     def is_windowed(self) -> bool:
@@ -89,10 +96,14 @@ class Lengths(NamedTuple):
         )
 
 
-def _require_effect(config: ModelConfig, given: dict[str, Any]) -> None:
-    changed = {name for name, x in given.items() if x is not None and x != getattr(config, name)}
+def _require_effect(config: ModelConfig, *given: int | None) -> None:
+    changed = {
+        name: x
+        for name, x in zip(_NAMES, given, strict=True)
+        if x is not None and x != getattr(config, name)
+    }
     if not changed:
         return
     for name, beside, _ in unused_in_model(config):
         if name in changed:
-            raise ValueError(f"{name}={given[name]} has no effect with {beside}; leave it out")
+            raise ValueError(f"{name}={changed[name]} has no effect with {beside}; leave it out")

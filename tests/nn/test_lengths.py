@@ -1,0 +1,77 @@
+"""Lengths are those that are given, else the configured ones; one without effect is refused."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl.config import EvalConfig
+from transformer_xl.nn import build_model
+from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
+
+
+@pytest.fixture
+def config(tiny_config):
+    return replace(tiny_config, mem_len=6, attn_len=5, clamp_len=4, ext_len=2)
+
+
+def test_what_is_not_given_is_as_configured(config):
+    assert Lengths.of(config) == (SEGMENT_LEN, 6, 5, 4, 2)
+    given = {"segment_len": 7, "mem_len": 0, "attn_len": 9, "clamp_len": 0, "ext_len": 0}
+    assert Lengths.of(config, **given)._asdict() == given
+    for name, value in given.items():
+        found = Lengths.of(config, **{name: value})
+        assert found == Lengths.of(config)._replace(**{name: value})
+
+
+def test_resolved_lengths_are_resolved_to_themselves(config):
+    found = Lengths.of(config, segment_len=3, mem_len=np.int64(8), attn_len=torch.tensor(4))
+    assert [type(x) for x in found] == [int] * 5
+    assert Lengths.of(config, segment_len=3, **found.arguments) == found
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"segment_len": 0}, "segment_len=0 must be at least 1"),
+        ({"attn_len": 0}, "attn_len=0 must be at least 1"),
+        ({"mem_len": -1}, "mem_len=-1 must be at least 0"),
+        ({"clamp_len": -1}, "clamp_len=-1 must be at least 0"),
+        ({"ext_len": 1.0}, r"ext_len=1\.0 must be an integer"),
+        ({"mem_len": True}, "mem_len=True must be an integer"),
+    ],
+)
+def test_a_wrong_length_is_named(config, given, message):
+    with pytest.raises(ValueError, match=message):
+        Lengths.of(config, **given)
+    # What is no int, the check of types in signatures refuses, where it is on.
+    if "segment_len" not in given and type(next(iter(given.values()))) is int:
+        with pytest.raises(ValueError, match=message):
+            build_model(config)(torch.zeros(1, 3, dtype=torch.int64), **given)
+
+
+def test_a_length_without_effect_is_refused_unless_it_is_the_configured_one(tiny_config, of_kind):
+    lstm = of_kind(tiny_config, "lstm")
+    with pytest.raises(ValueError, match="attn_len=3 has no effect with kind='lstm'"):
+        Lengths.of(lstm, attn_len=3)
+    assert Lengths.of(lstm, attn_len=3, requires_effect=False).attn_len == 3
+    assert Lengths.of(lstm, ext_len=0) == Lengths.of(lstm)
+    learned = replace(tiny_config, attn_type=3, n_positions=12)
+    with pytest.raises(ValueError, match="clamp_len=3 has no effect with attn_type=3"):
+        Lengths.of(learned, clamp_len=3)
+
+
+@pytest.mark.parametrize(("attn_len", "seen"), [(None, 7), (3, 3), (7, 7), (20, 7)])
+def test_in_a_window_a_token_sees_the_memory_and_itself_at_most(tiny_config, attn_len, seen):
+    lengths = Lengths.of(replace(tiny_config, mem_len=6, attn_len=attn_len))
+    assert lengths.is_windowed is (attn_len in (3, 7))
+    assert lengths.windowed() == lengths._replace(attn_len=seen)
+    assert lengths.windowed().is_windowed
+
+
+def test_the_settings_of_an_evaluation_say_the_segments_or_training_does(config):
+    settings = EvalConfig(mem_len=9)
+    assert Lengths.of(config, **settings.lengths_after(11)) == (11, 9, 5, 4, 2)
+    settings = EvalConfig(segment_len=3, attn_len=2, clamp_len=1, ext_len=0)
+    assert Lengths.of(config, **settings.lengths_after(11)) == (3, 6, 2, 1, 0)
