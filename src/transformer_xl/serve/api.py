@@ -81,7 +81,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
-    def model() -> dict[str, Any]:
+    def described() -> dict[str, Any]:
         config, n = service.model.config, service.n_weights
         about = f"{service.name}: {n:,} weights, {len(service.vocab):,} {service.vocab.kind}"
         has_attention = service.model.has_attention
@@ -94,14 +94,14 @@ def _add_models(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models", response_model=schemas.ModelList, responses=errors())
     async def models() -> Response:
         """List the models: there is one."""
-        return JsonResponse({"object": "list", "data": [model()]})
+        return JsonResponse({"object": "list", "data": [described()]})
 
     @app.get("/v1/models/{name}", response_model=schemas.Model, responses=errors(404))
     async def one_model(name: str) -> Response:
         """Describe a model."""
         if name != service.name:
             raise ApiError(404, f"there is no model {name!r}", "model_not_found", "model")
-        return JsonResponse(model())
+        return JsonResponse(described())
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
