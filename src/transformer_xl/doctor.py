@@ -17,11 +17,11 @@ from transformer_xl.data.corpus import cache_folder
 from transformer_xl.device import describe_machine, pick_device, pick_precision
 from transformer_xl.distributed import World
 from transformer_xl.files import require_model_place
+from transformer_xl.nn.language_model import read_model_weights
 from transformer_xl.nn.pretrained import (
     CONFIG_FILE,
     load_config,
     model_folders,
-    read_model_weights,
 )
 from transformer_xl.nn.weights import (
     has_checksum,

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from transformer_xl.export import KeptStep, StateStep, make_step
-from transformer_xl.nn.building import build_model
+from transformer_xl.nn import build_model
 
 OPTIONS = {
     "paper": {},

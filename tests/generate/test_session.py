@@ -14,8 +14,7 @@ from transformer_xl import Session
 from transformer_xl.data.vocab import train_vocab
 from transformer_xl.evaluate import evaluate
 from transformer_xl.generate import generate, load_state, text_pieces
-from transformer_xl.nn import TransformerXL
-from transformer_xl.nn.building import build_model
+from transformer_xl.nn import TransformerXL, build_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

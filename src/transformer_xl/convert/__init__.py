@@ -20,14 +20,13 @@ from transformer_xl.convert.settings import DEFAULTS, SETTABLE, model_config
 from transformer_xl.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.files import new_folder, require_new
+from transformer_xl.nn.language_model import read_model_weights, weight_shapes
 from transformer_xl.nn.pretrained import (
     CONFIG_FILE,
     MODEL_TYPE,
     find_model_folder,
     load_config,
     read_config,
-    read_model_weights,
-    weight_shapes,
     write_model,
 )
 from transformer_xl.presets import preset_eval, recognize

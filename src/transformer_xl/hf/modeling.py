@@ -20,9 +20,8 @@ from transformers.utils import logging
 from transformer_xl.hf.cache import TransformerXLCache, own_cache
 from transformer_xl.hf.configuration import TransformerXLConfig
 from transformer_xl.hf.reading import Inputs, Targets, read
-from transformer_xl.nn import AdaptiveSoftmax, KeptMemory, Memory
-from transformer_xl.nn.building import build_model
-from transformer_xl.nn.pretrained import require_own_weights
+from transformer_xl.nn import AdaptiveSoftmax, KeptMemory, Memory, build_model
+from transformer_xl.nn.language_model import require_own_weights
 from transformer_xl.nn.weights import (
     add_checksums,
     require_storable,

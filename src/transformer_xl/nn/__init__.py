@@ -2,12 +2,12 @@
 
 from transformer_xl.nn.adaptive import AdaptiveSoftmax
 from transformer_xl.nn.attention import RelAttention
-from transformer_xl.nn.building import build_model, load_model
 from transformer_xl.nn.decoding import Decoder
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.nn.gate import GRUGate
-from transformer_xl.nn.language_model import LanguageModel
+from transformer_xl.nn.language_model import LanguageModel, build_model, load_model
 from transformer_xl.nn.layer import DecoderLayer, FeedForward
+from transformer_xl.nn.lstm import LSTMModel
 from transformer_xl.nn.memory import KeptMemory, Memory
 from transformer_xl.nn.model import TransformerXL
 from transformer_xl.nn.output import Output
@@ -23,6 +23,7 @@ __all__ = [
     "FeedForward",
     "GRUGate",
     "KeptMemory",
+    "LSTMModel",
     "LanguageModel",
     "Memory",
     "Output",

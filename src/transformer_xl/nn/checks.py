@@ -90,7 +90,7 @@ def require_model(model: _Model) -> _Model:
     """
     if not isinstance(getattr(model, "config", None), ModelConfig):
         raise ValueError(
-            f"model={shown(model)} is no LanguageModel: TransformerXL.from_pretrained(folder) "
+            f"model={shown(model)} is no TransformerXL: TransformerXL.from_pretrained(folder) "
             "reads one; that of transformer_xl.hf has one as its attribute transformer"
         )
     return model

@@ -1,7 +1,9 @@
-"""What all models here have in common: the ends of the network, and the calls."""
+"""What all models have in common: the ends of the network, the calls, building and loading."""
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,10 +19,23 @@ from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.memory import KeptMemory, Memory
 from transformer_xl.nn.needs import require_weights
 from transformer_xl.nn.output import Output
-from transformer_xl.nn.pretrained import SavesItself, save_model
+from transformer_xl.nn.pretrained import (
+    CONFIG_FILE,
+    SavesItself,
+    copy_weights,
+    find_model_folder,
+    load_config,
+    model_weights,
+    read_config,
+    write_model,
+)
 from transformer_xl.nn.segment import Segment
 from transformer_xl.nn.softmax import CalledSoftmax, Softmax
+from transformer_xl.nn.weights import read_weights, weights_path
 from transformer_xl.ops import dropout
+
+_KINDS: dict[str, type["LanguageModel"]] = {}
+"""The classes of models by the ``kind`` of the settings that describe them."""
 
 
 class LanguageModel(nn.Module, ABC):
@@ -51,6 +66,11 @@ class LanguageModel(nn.Module, ABC):
     remembers_positions: ClassVar[bool] = True
     recompute = False
     left_out: Mapping[str, Any] = {}
+
+    def __init_subclass__(cls, **words: Any) -> None:
+        super().__init_subclass__(**words)
+        if "kind" in vars(cls):
+            _KINDS[cls.kind] = cls
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -271,7 +291,9 @@ class LanguageModel(nn.Module, ABC):
 
     def save_pretrained(self, folder: Path | str, vocab: SavesItself | None = None) -> None:
         """Write ``config.json`` and ``model.safetensors`` into a folder, and the vocabulary."""
-        save_model(self, Path(folder))
+        weights = model_weights(self)
+        require_own_weights(weights, self.config)
+        write_model(self.config, weights, Path(folder))
         if vocab is not None:
             vocab.save(Path(folder))
 
@@ -286,7 +308,74 @@ class LanguageModel(nn.Module, ABC):
             RuntimeError: A file is damaged.
             ValueError: The settings are wrong.
         """
-        # It makes this class and others.
-        from transformer_xl.nn.building import load_model
-
         return load_model(folder)
+
+
+def build_model(config: ModelConfig) -> LanguageModel:
+    """Build the model that a configuration describes, with initial weights.
+
+    Raises:
+        ValueError: The size of the vocabulary is not set.
+    """
+    return _KINDS[config.kind](config)
+
+
+def load_model(folder: Path | str) -> LanguageModel:
+    """Read a model folder of any kind, or the best model of a run folder; in evaluation mode.
+
+    Raises:
+        FileNotFoundError: There is no model.
+        RuntimeError: A file is damaged.
+        ValueError: The settings are wrong.
+    """
+    folder = find_model_folder(folder)
+    config = load_config(folder / CONFIG_FILE)
+    weights = read_model_weights(folder, config)
+    model = build_model(config)
+    copy_weights(model, weights)
+    settings = json.loads(json.dumps(asdict(config)))
+    model.left_out = {
+        name: value
+        for name, value in read_config(folder / CONFIG_FILE).items()
+        if name in settings and value != settings[name]
+    }
+    return model.eval()
+
+
+def read_model_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
+    """Read and verify the weights of a model folder with these settings, by name.
+
+    Raises:
+        OSError: A file cannot be read.
+        RuntimeError: A file is damaged, or its weights are not those of the model.
+    """
+
+    def expected(n_tensors: int) -> dict[str, torch.Size]:
+        # Checked before shapes are computed: a hostile n_layer would exhaust time and memory.
+        if config.n_layer > n_tensors:
+            raise OverflowError(f"n_layer={config.n_layer}")
+        return weight_shapes(config)
+
+    return read_weights(weights_path(folder), expected, CONFIG_FILE)
+
+
+def weight_shapes(config: ModelConfig) -> dict[str, torch.Size]:
+    """Return the shapes of the weights of a model, each once, without making them."""
+    with torch.device("meta"):
+        return {name: x.shape for name, x in build_model(config).named_parameters()}
+
+
+def require_own_weights(names: Iterable[str], config: ModelConfig) -> None:
+    """Check that a model has the weights that its settings say, and so can be saved as a folder.
+
+    Raises:
+        ValueError: It has others.
+    """
+    own, names = weight_shapes(config).keys(), set(names)
+    for other, what in ((names - own, "has"), (own - names, "lacks")):
+        if other:
+            raise ValueError(
+                f"the model {what} {min(other)}, as a part of it was wrapped or replaced: no model "
+                "folder can hold that. Save the adapter alone (the save_pretrained of PEFT's "
+                "model), or merge it first (model.merge_and_unload())"
+            )

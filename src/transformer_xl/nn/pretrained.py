@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +15,10 @@ from transformer_xl.config.unused import unused_in_model, without_unused
 from transformer_xl.files import replace_file, require_model_place
 from transformer_xl.nn.weights import (
     WEIGHTS_FILE,
-    read_weights,
     require_storable,
     weights_path,
     write_weights,
 )
-
-if TYPE_CHECKING:
-    from transformer_xl.nn.language_model import LanguageModel
 
 CONFIG_FILE = "config.json"
 MODEL_TYPE = "transformer-xl"
@@ -72,59 +68,6 @@ def copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Give a model the weights of these names."""
     for name, parameter in model.named_parameters():
         parameter.copy_(weights[name])
-
-
-def read_model_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
-    """Read and verify the weights of a model folder with these settings, by name.
-
-    Raises:
-        OSError: A file cannot be read.
-        RuntimeError: A file is damaged, or its weights are not those of the model.
-    """
-
-    def expected(n_tensors: int) -> dict[str, torch.Size]:
-        # Checked before shapes are computed: a hostile n_layer would exhaust time and memory.
-        if config.n_layer > n_tensors:
-            raise OverflowError(f"n_layer={config.n_layer}")
-        return weight_shapes(config)
-
-    return read_weights(weights_path(folder), expected, CONFIG_FILE)
-
-
-def weight_shapes(config: ModelConfig) -> dict[str, torch.Size]:
-    """Return the shapes of the weights of a model, each once, without making them."""
-    # The models import this module.
-    from transformer_xl.nn.building import build_model
-
-    with torch.device("meta"):
-        return {name: x.shape for name, x in build_model(config).named_parameters()}
-
-
-def require_own_weights(names: Iterable[str], config: ModelConfig) -> None:
-    """Check that a model has the weights that its settings say, and so can be saved as a folder.
-
-    Raises:
-        ValueError: It has others.
-    """
-    own, names = weight_shapes(config).keys(), set(names)
-    for other, what in ((names - own, "has"), (own - names, "lacks")):
-        if other:
-            raise ValueError(
-                f"the model {what} {min(other)}, as a part of it was wrapped or replaced: no model "
-                "folder can hold that. Save the adapter alone (the save_pretrained of PEFT's "
-                "model), or merge it first (model.merge_and_unload())"
-            )
-
-
-def save_model(model: "LanguageModel", folder: Path) -> None:
-    """Write a model folder; each file is replaced atomically, the weights last.
-
-    Raises:
-        ValueError: The model has other weights than its settings say, such as those of adapters.
-    """
-    weights = model_weights(model)
-    require_own_weights(weights, model.config)
-    write_model(model.config, weights, folder)
 
 
 def write_model(

@@ -13,6 +13,7 @@ from transformer_xl.data.brought import is_vocabulary
 from transformer_xl.data.vocab import load_vocab
 from transformer_xl.distributed import World
 from transformer_xl.nn import LanguageModel, build_model
+from transformer_xl.nn.language_model import read_model_weights
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.needs import require_capacity, require_reading, require_training
 from transformer_xl.nn.pretrained import (
@@ -20,7 +21,6 @@ from transformer_xl.nn.pretrained import (
     copy_weights,
     find_model_folder,
     load_config,
-    read_model_weights,
 )
 from transformer_xl.train.averaging import new_average
 from transformer_xl.train.lengths import VaryingSegments, longest_segment
