@@ -11,7 +11,6 @@ from transformer_xl.nn import TransformerXL
 from transformer_xl.nn.pretrained import (
     find_model_folder,
     load_config,
-    save_model,
 )
 
 VARIANTS = {
@@ -97,9 +96,9 @@ def test_a_model_of_half_precision_is_saved_and_read_in_full(tiny_config, tmp_pa
 
 
 def test_a_run_folder_gives_its_best_model_or_else_its_last(tiny_config, tmp_path):
-    save_model(TransformerXL(tiny_config), tmp_path / "model" / "last")
+    TransformerXL(tiny_config).save_pretrained(tmp_path / "model" / "last")
     assert find_model_folder(tmp_path) == tmp_path / "model" / "last"
-    save_model(TransformerXL(replace(tiny_config, n_layer=1)), tmp_path / "model" / "best")
+    TransformerXL(replace(tiny_config, n_layer=1)).save_pretrained(tmp_path / "model" / "best")
     assert find_model_folder(str(tmp_path)) == tmp_path / "model" / "best"
     assert TransformerXL.from_pretrained(tmp_path).config.n_layer == 1
 
