@@ -37,7 +37,7 @@ from turns import circumstances
 
 from transformer_xl.device import keep_freed_memory
 from transformer_xl.generate import generate, open_folder
-from transformer_xl.nn import KeptMemory, Memory
+from transformer_xl.nn import Memory
 
 LETTERS = "the quick brown fox jumps over the lazy dog and then it sleeps for a while in the sun "
 
@@ -65,7 +65,7 @@ class Alone:
         self.model, self.vocab = open_folder(folder)
 
     def write(
-        self, asked: list[Asked], mems: Memory | KeptMemory | None = None
+        self, asked: list[Asked], mems: Memory | None = None
     ) -> tuple[list[list[int]], list[float]]:
         """Return the tokens of the requests of a session, and for each how near a tie was."""
         found, gaps, last = [], [], []
@@ -82,7 +82,7 @@ class Alone:
         return found, gaps
 
     def _gap(
-        self, ids: list[int], mems: Memory | KeptMemory | None, each: Asked, tokens: list[int]
+        self, ids: list[int], mems: Memory | None, each: Asked, tokens: list[int]
     ) -> float:
         """Return how far a random number was from the other token's part, where tokens differ."""
         pairs = enumerate(zip(tokens, each.tokens, strict=False))

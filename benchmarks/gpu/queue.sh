@@ -55,7 +55,7 @@ training="--dtypes bfloat16 --ways ours_triton ours gpt"
 half="--dtypes bfloat16_weights"
 case ${1:-} in
 kernels)
-    run 280 "$python" -m pytest -q -n 8 -m gpu -W default tests/ops tests/nn/test_decoding.py \
+    run 280 "$python" -m pytest -q -n 8 -m gpu -W default tests/ops tests/nn/test_stepper.py \
         tests/laws/test_kernels.py tests/train/test_waiting.py
     # The allocator of PyTorch would hide from it where a tensor ends.
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1
@@ -83,7 +83,7 @@ compiled)
     ;;
 decoding)
     measure 60 generation generation --shape enwik8 $half --mem_lens 640 \
-        --ways ours_decoder ours_triton gpt
+        --ways ours ours_called gpt
     measure 90 evaluation evaluation --shape enwik8 $half --lengths 64 --mem_lens 640 \
         --batches 1 32 --ways ours_triton ours gpt
     measure 90 evaluation evaluation_base --shape nvidia-base $half --lengths 64 --mem_lens 640 \

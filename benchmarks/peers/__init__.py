@@ -81,7 +81,7 @@ WAYS = {
     "ours_reference": Way("ours", "reference"),
     "ours_skew": Way("ours", "skew"),
     "ours_triton": Way("ours", "triton"),
-    "ours_decoder": Way("ours", "decoder"),
+    "ours_called": Way("ours", "called"),
     "huggingface": Way("huggingface", environment="huggingface"),
     "x_transformers_t5": Way("x_transformers", "t5", "x_transformers", has_positions=False),
     "x_transformers_rotary": Way("x_transformers", "rotary", "x_transformers", has_positions=False),

@@ -14,15 +14,15 @@ from transformer_xl.ops import use_backend
 class Peer(peers.Peer):
     """Hidden states are remembered in training, keys and values otherwise.
 
-    The variant is a backend of the attention, or ``decoder``: single tokens through the decoder,
-    which a GPU replays as a graph.
+    Single tokens are read by the stepper, which a GPU replays as a graph. The variant is a backend
+    of the attention, or ``called``: with these, the model is called for single tokens, too.
     """
 
     def __init__(self, job: Job, variant: Any) -> None:
         self.model = TransformerXL(model_config(job.shape, dropout=job.dropout))
-        self.job, self.decoder = job, None
-        self.has_decoder = variant == "decoder"
-        self.backend: Any = "auto" if self.has_decoder else variant
+        self.job, self.stepper = job, None
+        self.is_stepped = variant == "auto" and job.work == "generation" and not job.compiled
+        self.backend: Any = "auto" if variant == "called" else variant
         self.mems: Any = None
 
     def reduce_weights(self, job: Job) -> None:
@@ -45,10 +45,14 @@ class Peer(peers.Peer):
         ]
         memory = Memory(states)
         self.mems = memory if self.job.work == "training" else model.keep(memory)
-        if self.has_decoder:
-            from transformer_xl.nn.decoding import Decoder
-
-            self.decoder = Decoder(model, self.mems)
+        if self.is_stepped:
+            try:
+                from transformer_xl.nn.lengths import Lengths
+                from transformer_xl.nn.stepper import Stepper
+            except ModuleNotFoundError:
+                # A revision from before there was that: the model is called.
+                return
+            self.stepper = Stepper.of(model, Lengths.of(model.config), self.mems)
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Read a segment and predict its targets."""
@@ -59,8 +63,8 @@ class Peer(peers.Peer):
 
     def scores(self, tokens: Tensor) -> Tensor:
         """Read a segment and predict what follows."""
-        if self.decoder is not None:
-            return self.model.softmax.log_probs(self.decoder.read(tokens[:, 0]))
+        if self.stepper is not None:
+            return self.model.softmax.log_probs(self.stepper(tokens[:, 0]))
         with use_backend(self.backend):
             out = self.model(tokens, self.mems)
         self.mems = out.mems

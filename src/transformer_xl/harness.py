@@ -28,7 +28,7 @@ except ModuleNotFoundError as error:
 from transformer_xl.data import load_vocab
 from transformer_xl.device import pick_device
 from transformer_xl.generate import batch_texts, generate_batch
-from transformer_xl.nn import KeptMemory, Memory, load_model
+from transformer_xl.nn import Memory, load_model
 from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.nn.reading import Piece, read
 
@@ -196,11 +196,11 @@ class TransformerXLHarness(TemplateLM):
         until = tuple(text for text in settings["until"] if text)
         return settings["max_gen_toks"], until, tuple(sorted(drawn.items()))
 
-    def _begun(self, batch_size: int) -> Memory | KeptMemory:
+    def _begun(self, batch_size: int) -> Memory:
         return self.model.keep(self.model.start_memory(batch_size, self.lengths.mem_len))
 
     def _pieces(
-        self, mems: Memory | KeptMemory, texts: Sequence[Sequence[int]]
+        self, mems: Memory, texts: Sequence[Sequence[int]]
     ) -> Iterator[tuple[Piece, Bool[Tensor, "B T"]]]:
         """Read texts of any lengths, batched; say what of each piece is no padding."""
         sizes = torch.tensor([len(text) for text in texts])
@@ -210,7 +210,7 @@ class TransformerXLHarness(TemplateLM):
 
     def _score(
         self,
-        mems: Memory | KeptMemory,
+        mems: Memory,
         texts: Sequence[Sequence[int]],
         targets: Sequence[Sequence[int]],
     ) -> list[tuple[float, bool]]:

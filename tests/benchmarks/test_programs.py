@@ -31,7 +31,7 @@ def _run(program: str, *words: str) -> subprocess.CompletedProcess[str]:
         ("training", ["--ways", "ours"]),
         ("evaluation", ["--mem_lens", "16", "--ways", "ours"]),
         ("generation", ["--mem_lens", "16", "--ways", "ours"]),
-        ("generation", ["--mem_lens", "16", "--ways", "ours_decoder", "ours"]),
+        ("generation", ["--mem_lens", "16", "--ways", "ours_called", "ours"]),
         ("training", ["--ways", "ours", "gpt", "--shape", "tiny-words"]),
         ("attention", ["--ways", "ours", "--forward"]),
     ],

@@ -9,7 +9,7 @@ import torch
 
 from transformer_xl.data import train_vocab
 from transformer_xl.generate import Sampler, Session, generate, generate_batch, random_numbers
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import Memory, TransformerXL
 from transformer_xl.nn.memory import join
 
 # Unwrapped: the check of types in signatures, where it is on, refuses them before we can.
@@ -226,7 +226,7 @@ def test_a_memory_on_its_own_refuses_what_it_has_not(model, refused):
                 type(mems).from_state_dict(state | {name: wrong})
     wrong = kept.state_dict()
     with refused("are no memory"):
-        KeptMemory.from_state_dict(wrong | {"values": wrong["values"][:, :, :, 1:]})
+        Memory.from_state_dict(wrong | {"values": wrong["values"][:, :, :, 1:]})
     with refused("are no memory"):
         Memory.from_state_dict({"states": torch.zeros(0, 1, 2, 3), "forgotten": None})
 

@@ -7,6 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from transformer_xl.generate import State, generate, load_state, save_state, write_state
 from transformer_xl.nn import Memory, TransformerXL
+from transformer_xl.nn.memory import KeysAndValues
 from transformer_xl.nn.weights import CHECKSUM_KEY
 
 
@@ -88,12 +89,12 @@ def test_a_memory_of_another_model_is_refused(model, weights, tmp_path):
 def _changed(state, what):
     """Return a state that no text of the model can have left."""
     mems, M = state.mems, len(state.mems)
-    both = [mems.keys, mems.values]
+    both = mems.store.tensors()
     if what == "fewer layers":
         both = [tensors[1:] for tensors in both]
     if what in (dims := {"wider heads": -1, "more heads": 0, "two texts": 1}):
         both = [[torch.cat([x, x], dims[what]) for x in tensors] for tensors in both]
-    mems = type(mems)(*both, 0, M, mems.forgotten)
+    mems = Memory(KeysAndValues(*both), mems.forgotten)
     if what == "hidden states":
         mems = Memory([torch.zeros(1, M, 5)] * 3)
     if what == "all forgotten and more":

@@ -11,8 +11,9 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.evaluate import evaluate
 from transformer_xl.generate import generate, generate_batch
 from transformer_xl.generate.session import Session
-from transformer_xl.nn import Decoder, TransformerXL
+from transformer_xl.nn import Stepper, TransformerXL
 from transformer_xl.nn.compact import compact
+from transformer_xl.nn.lengths import Lengths
 
 peft = pytest.importorskip("peft")
 
@@ -285,20 +286,18 @@ def test_what_would_lose_an_adapter_refuses_it(settings, tmp_path):
     core = inside(model)
     with pytest.raises(ValueError, match=r"was wrapped.*it would be left out.*merge_and_unload"):
         compact(core, "bfloat16")
-    with pytest.raises(ValueError, match=r"was wrapped.*a decoder"):
-        Decoder(core, core.keep(core.start_memory(1)))
     with pytest.raises(ValueError, match=r"no model folder can hold that.*merge_and_unload"):
         core.save_pretrained(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_decoder_made_before_the_adapters_refuses_to_go_on():
+def test_a_stepper_made_before_the_adapters_refuses_to_go_on():
     model = model_of({})
-    decoder = Decoder(model, model.keep(model.start_memory(1)))
-    decoder.read(torch.tensor([1]))
+    stepper = Stepper.of(model, Lengths.of(model.config), model.start_memory(1))
+    stepper(torch.tensor([1]))
     adapted(model, "lora", ["inner"])
     with pytest.raises(ValueError, match="the model was given adapters"):
-        decoder.read(torch.tensor([1]))
+        stepper(torch.tensor([1]))
 
 
 def test_merged_adapters_are_a_model_like_any_other(tmp_path):

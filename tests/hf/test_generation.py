@@ -11,6 +11,7 @@ from torch import Tensor
 import transformer_xl as txl
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.stepper import RingStepper
 
 N = 12
 WAYS = {
@@ -60,6 +61,28 @@ def test_a_padded_row_is_written_as_if_it_were_alone(
     # What stands in the padding does not matter, be it no symbol at all.
     batch["input_ids"].masked_fill_(batch["attention_mask"] == 0, 10_000)
     assert torch.equal(written, _written(language_model, batch, **WAYS[way]))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_single_tokens_are_read_by_the_stepper(
+    language_model: Any,
+    tokenizer: Any,
+    texts: list[str],
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = []
+    original = RingStepper.read
+
+    def spy(self: RingStepper, tokens: Tensor) -> Any:
+        read.append(len(tokens))
+        return original(self, tokens)
+
+    monkeypatch.setattr(RingStepper, "read", spy)
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    _written(language_model, batch, **WAYS[way])
+    rows = len(texts) * int(WAYS[way].get("num_beams", 1))  # pyright: ignore[reportArgumentType]
+    assert read == [rows] * (N - 1)
 
 
 def test_greedy_is_our_own_generate(

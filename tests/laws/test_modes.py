@@ -31,7 +31,7 @@ def _classified(model):
 
 def _kept(model):
     with torch.no_grad():
-        return [x.tolist() for x in model.keep(model.start_memory(1)).keys]
+        return [x.tolist() for x in model.keep(model.start_memory(1)).tensors]
 
 
 def _spoken(model):

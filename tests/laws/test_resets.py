@@ -9,7 +9,8 @@ import torch
 from transformer_xl.config import ModelConfig
 from transformer_xl.evaluate import evaluate, score
 from transformer_xl.generate import generate
-from transformer_xl.nn import Decoder, KeptMemory, TransformerXL, build_model
+from transformer_xl.nn import Stepper, TransformerXL, build_model
+from transformer_xl.nn.lengths import Lengths
 
 V, EOS = 23, 4
 CONFIG = ModelConfig(
@@ -89,15 +90,14 @@ def test_one_token_at_a_time_begins_anew_too():
     tokens = torch.randint(V, (2, 20))
     tokens[0, [3, 4, 11]] = EOS
     expected, mems = [], model.keep(model.start_memory(2))
-    decoder = Decoder(model, mems)
+    stepper = Stepper.of(model, Lengths.of(model.config), mems)
     for token in tokens.T:
         hidden, mems = model.read(token[:, None].contiguous(), mems)
-        torch.testing.assert_close(decoder.read(token), hidden[:, 0], rtol=0, atol=1e-12)
+        torch.testing.assert_close(stepper(token), hidden[:, 0], rtol=0, atol=1e-12)
         expected.append(hidden)
     whole, _ = model.read(tokens, mem_len=5)
     torch.testing.assert_close(torch.cat(expected, 1)[:, :6], whole[:, :6], rtol=0, atol=1e-12)
-    after = decoder.memory()
-    assert isinstance(mems, KeptMemory)
+    after = stepper.memory()
     assert after.forgotten.tolist() == mems.forgotten.tolist()
 
 

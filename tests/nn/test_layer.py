@@ -4,10 +4,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from transformer_xl.nn import DecoderLayer, FeedForward, KeptMemory, Positions
+from transformer_xl.nn import DecoderLayer, FeedForward, Memory, Positions
+from transformer_xl.nn.memory import KeysAndValues
 from transformer_xl.ops import reference
 
 B, T, M, H, K, D = 2, 3, 4, 2, 8, 16
+
+
+def through(layer, *given, **options):
+    """What a layer puts out."""
+    return layer(*given, **options)[0]
 
 
 def filled(module):
@@ -79,7 +85,7 @@ def test_an_rms_norm_stands_where_the_layer_norm_stood(tiny_config):
     keys = torch.cat([memory, x], 1)
     o = rms(layer.attention_norm, x + attended(layer, x, keys, r, u, w))
     expected = rms(layer.feed_forward_norm, o + layer.feed_forward(o))
-    torch.testing.assert_close(layer(x, memory, Positions(r, u, w)), expected)
+    torch.testing.assert_close(through(layer, x, memory, Positions(r, u, w)), expected)
 
 
 def test_post_norm_normalizes_the_sums(tiny_config):
@@ -88,7 +94,7 @@ def test_post_norm_normalizes_the_sums(tiny_config):
     keys = torch.cat([memory, x], 1)
     o = norm(layer.attention_norm, x + attended(layer, x, keys, r, u, w))
     expected = norm(layer.feed_forward_norm, o + layer.feed_forward(o))
-    torch.testing.assert_close(layer(x, memory, Positions(r, u, w)), expected)
+    torch.testing.assert_close(through(layer, x, memory, Positions(r, u, w)), expected)
 
 
 def test_pre_norm_normalizes_what_is_read_and_the_memory_too(tiny_config):
@@ -97,7 +103,7 @@ def test_pre_norm_normalizes_what_is_read_and_the_memory_too(tiny_config):
     keys = norm(layer.attention_norm, torch.cat([memory, x], 1))
     o = x + attended(layer, keys[:, M:], keys, r, u, w)
     expected = o + layer.feed_forward(norm(layer.feed_forward_norm, o))
-    torch.testing.assert_close(layer(x, memory, Positions(r, u, w)), expected)
+    torch.testing.assert_close(through(layer, x, memory, Positions(r, u, w)), expected)
 
 
 def test_the_constant_of_the_normalization_is_a_setting(tiny_config):
@@ -115,11 +121,14 @@ def test_a_memory_of_keys_and_values_gives_the_same_and_takes_the_segment(
     x, (memory, r, u, w) = torch.randn(B, T, D), surroundings(M)
     first_key = torch.tensor([0, M // 2])
     k, v = layer.keys_and_values(memory)
-    kept = KeptMemory([k.permute(2, 0, 1, 3)], [v.permute(2, 0, 1, 3)], 0, M).with_room(T, M + T)
-    expected = layer(x, memory, Positions(r, u, w), 3, first_key)
-    torch.testing.assert_close(layer(x, (kept, 0), Positions(r, u, w), 3, first_key), expected)
+    store = KeysAndValues([k.permute(2, 0, 1, 3)], [v.permute(2, 0, 1, 3)])
+    kept = Memory(store).with_room(T, M + T)
+    expected = through(layer, x, memory, Positions(r, u, w), 3, first_key)
+    torch.testing.assert_close(
+        through(layer, x, kept.store.past(0), Positions(r, u, w), 3, first_key), expected
+    )
     k, _ = layer.keys_and_values(torch.cat([memory, x], 1))
-    found = kept.advance(T, M + T).state_dict()["keys"][0]
+    found = kept.extend([None], M + T, T).state_dict()["keys"][0]
     torch.testing.assert_close(found, k.permute(2, 0, 1, 3))
 
 
@@ -131,11 +140,12 @@ def test_what_a_query_sees_is_handed_on(tiny_config, setting):
     changed = memory.clone()
     changed[:, 0] += 1
     torch.testing.assert_close(
-        layer(x, memory, Positions(r, u, w), **options),
-        layer(x, changed, Positions(r, u, w), **options),
+        through(layer, x, memory, Positions(r, u, w), **options),
+        through(layer, x, changed, Positions(r, u, w), **options),
     )
     assert not torch.allclose(
-        layer(x, memory, Positions(r, u, w)), layer(x, changed, Positions(r, u, w))
+        through(layer, x, memory, Positions(r, u, w)),
+        through(layer, x, changed, Positions(r, u, w)),
     )
 
 
@@ -148,5 +158,5 @@ def test_a_memory_of_another_precision_is_read_in_that_of_the_segment(
     x, (memory, r, u, w) = torch.randn(B, T, D), surroundings()
     half = memory.bfloat16()
     with torch.set_grad_enabled(has_gradients):
-        found = layer(x, half, Positions(r, u, w))
-        torch.testing.assert_close(found, layer(x, half.float(), Positions(r, u, w)))
+        found = through(layer, x, half, Positions(r, u, w))
+        torch.testing.assert_close(found, through(layer, x, half.float(), Positions(r, u, w)))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from transformer_xl.nn import KeptMemory, Memory, build_model
-from transformer_xl.nn.memory import join
+from transformer_xl.nn import Memory, build_model
+from transformer_xl.nn.memory import KeysAndValues, join
 
 B, H, K, D, N = 3, 2, 4, 6, 2
 
@@ -24,7 +24,7 @@ def memory(M, forgotten=None):
 def kept(M, rows=B):
     shape = (H, rows, M, K)
     keys, values = ([torch.randn(shape) for _ in range(N)] for _ in range(2))
-    return KeptMemory(keys, values, 0, M)
+    return Memory(KeysAndValues(keys, values))
 
 
 def write(memory, T, mem_len):
@@ -32,8 +32,8 @@ def write(memory, T, mem_len):
     roomy = memory.with_room(T, mem_len)
     new = torch.randn(2, N, memory.batch_size, T, H, K)
     for n in range(N):
-        roomy.write(n, new[0, n], new[1, n])
-    return roomy.advance(T, mem_len), new.permute(0, 1, 4, 2, 3, 5)
+        roomy.store.past(n)(new[0, n], new[1, n])
+    return roomy.extend([None] * N, mem_len, T), new.permute(0, 1, 4, 2, 3, 5)
 
 
 def contents(memory):
@@ -86,6 +86,33 @@ def test_last_is_the_newest_positions(mem_len):
     for short, full in zip(one.last(mem_len).states, one.states, strict=True):
         assert torch.equal(short, full[:, 5 - M :])
     assert torch.equal(contents(other.last(mem_len)), contents(other)[..., 5 - M :, :])
+
+
+@pytest.mark.parametrize("n", [0, 1, 4])
+@pytest.mark.parametrize("is_kept", [False, True])
+@torch.no_grad()
+def test_a_cropped_memory_is_the_one_before_the_last_tokens(tiny_config, is_kept, n):
+    model = build_model(replace(tiny_config, mem_len=12)).double().eval()
+    start = model.start_memory(2)
+    start = model.keep(start) if is_kept else start
+    text = torch.randint(31, (2, 9))
+    before = model(text[:, : 9 - n], start).mems.forgetting(torch.tensor([0, 4]))
+    after = before if n == 0 else model(text[:, 9 - n :], before).mems
+    cropped = after.crop(n)
+    assert cropped.forgotten.tolist() == [0, 4]
+    for one, other in zip(cropped.tensors, before.tensors, strict=True):
+        torch.testing.assert_close(one, other)
+    # Both go on, each for itself.
+    expected, found = (model(text[:, :3], mems).hidden for mems in (before, cropped))
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(model(text[:, :3], after.crop(n)).hidden, expected)
+
+
+@pytest.mark.parametrize("make", [memory, kept])
+@pytest.mark.parametrize("n", [5, -1])
+def test_more_than_is_remembered_cannot_be_cropped(make, n):
+    with pytest.raises(ValueError, match=f"n={n}"):
+        make(4).crop(n)
 
 
 @pytest.mark.parametrize("make", [memory, kept])
@@ -168,7 +195,7 @@ def test_a_selected_memory_goes_its_own_way():
     before = kept(4)
     expected = contents(before)
     chosen = before.select([0, 1, 2])
-    for x in (*chosen.keys, *chosen.values):
+    for x in chosen.tensors:
         x.zero_()
     assert torch.equal(contents(before), expected)
 
@@ -191,7 +218,7 @@ def test_a_memory_moves_to_another_precision(make):
 def test_a_memory_is_the_same_after_saving(make, M, is_reset, tmp_path):
     before = make(M).reset([1]) if is_reset else make(M)
     torch.save(before.state_dict(), tmp_path / "memory")
-    after = type(before).from_state_dict(torch.load(tmp_path / "memory", weights_only=True))
+    after = Memory.from_state_dict(torch.load(tmp_path / "memory", weights_only=True))
     assert len(after) == M
     for name, x in before.state_dict().items():
         y = after.state_dict()[name]
@@ -200,14 +227,14 @@ def test_a_memory_is_the_same_after_saving(make, M, is_reset, tmp_path):
 
 def test_a_memory_that_is_part_of_a_room_is_saved_as_that_part():
     short = kept(9).last(4)
-    assert torch.equal(contents(KeptMemory.from_state_dict(short.state_dict())), contents(short))
+    assert torch.equal(contents(Memory.from_state_dict(short.state_dict())), contents(short))
 
 
 def test_written_positions_stand_behind_the_memory():
     before = kept(3)
     roomy = before.with_room(2, 5)
     k, v = torch.randn(2, B, 2, H, K)
-    all_k, all_v = roomy.write(1, k, v)
+    all_k, all_v = roomy.store.past(1)(k, v)
     old_k, old_v = contents(before)[:, 1]
     assert torch.equal(all_k, torch.cat([old_k.permute(1, 2, 0, 3), k], 1))
     assert torch.equal(all_v, torch.cat([old_v.permute(1, 2, 0, 3), v], 1))
@@ -217,7 +244,7 @@ def test_written_positions_stand_behind_the_memory():
 class Twin:
     """A memory, and plain copies of what it should hold."""
 
-    memory: KeptMemory
+    memory: Memory
     expected: torch.Tensor
     forgotten: list[int]
 
@@ -245,7 +272,7 @@ def grown(twin, draw):
         return Twin(twin.memory.select(chosen), twin.expected[:, :, :, chosen], forgotten)
     if kind == "to":
         return replace(twin, memory=twin.memory.to("cpu"))
-    return replace(twin, memory=KeptMemory.from_state_dict(twin.memory.state_dict()))
+    return replace(twin, memory=Memory.from_state_dict(twin.memory.state_dict()))
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -269,9 +296,9 @@ def test_two_who_go_on_from_one_memory_before_either_writes_do_not_share_places(
     roomy = [before.with_room(2, 8) for _ in range(3)]
     new = torch.randn(3, 2, B, 2, H, K)
     for own, (k, v) in zip(roomy, new, strict=True):
-        own.write(0, k, v)
+        own.store.past(0)(k, v)
     for own, segment in zip(roomy, new, strict=True):
-        after = contents(own.advance(2, 8))
+        after = contents(own.extend([None] * N, 8, 2))
         assert torch.equal(after[:, 0, :, :, -2:], segment.permute(0, 3, 1, 2, 4))
         assert torch.equal(after[..., :-2, :], contents(before))
 
@@ -333,19 +360,19 @@ def test_another_precision_leaves_the_older_memory_as_it_was():
     expected = contents(before)
     roomy = before.with_room(1, 8)
     for n in range(N):
-        roomy.write(n, *torch.randn(2, B, 1, H, K).bfloat16())
-    after = roomy.advance(1, 8)
-    assert after.keys[0].dtype == torch.bfloat16
+        roomy.store.past(n)(*torch.randn(2, B, 1, H, K).bfloat16())
+    after = roomy.extend([None] * N, 8, 1)
+    assert after.store.keys[0].dtype == torch.bfloat16
     assert torch.equal(contents(before), expected)
 
 
 def test_most_steps_move_nothing_and_the_room_stays_bounded():
     mem_len, moves, memory = 16, 0, kept(0)
     for _ in range(10 * mem_len):
-        places = {x.data_ptr() for x in memory.keys}
+        places = {x.data_ptr() for x in memory.store.keys}
         memory, _ = write(memory, 1, mem_len)
-        moves += places != {x.data_ptr() for x in memory.keys}
-        assert memory.keys[0].shape[2] <= 2 * mem_len + 1
+        moves += places != {x.data_ptr() for x in memory.store.keys}
+        assert memory.store.keys[0].shape[2] <= 2 * mem_len + 1
     assert moves <= 10 + 4
 
 
@@ -357,7 +384,7 @@ def test_joined_streams_keep_what_each_had():
     found = contents(joined)
     assert torch.equal(found[:, :, :, :2], contents(long))
     assert torch.equal(found[:, :, :, 2:3, 2:], contents(short))
-    assert joined.keys[0].isfinite().all()
+    assert joined.store.keys[0].isfinite().all()
 
 
 def test_joined_streams_of_equal_length_have_forgotten_nothing():

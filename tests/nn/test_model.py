@@ -1,3 +1,5 @@
+import copy
+import pickle
 import re
 from dataclasses import replace
 from inspect import unwrap
@@ -9,7 +11,7 @@ import torch.nn.functional as F
 
 from transformer_xl import nn
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import KeptMemory, Memory, TransformerXL
+from transformer_xl.nn import Memory, TransformerXL
 
 OPTIONS = {
     "d_embed": (None, 6),
@@ -304,10 +306,46 @@ def test_the_last_normalization_is_an_option(tiny_config):
 def test_keeping_keys_and_values_leaves_the_memory_as_it_is(model):
     mems = model(tokens()).mems.reset([1])
     kept = model.keep(mems)
-    assert isinstance(kept, KeptMemory)
+    assert kept.has_keys
+    assert not mems.has_keys
     assert (len(kept), kept.batch_size, kept.forgotten.tolist()) == (4, 2, [0, 4])
-    for layer, state, keys in zip(model.layers, mems.states, kept.keys, strict=True):
+    for layer, state, keys in zip(model.layers, mems.states, kept.store.keys, strict=True):
         assert torch.equal(keys, layer.keys_and_values(state)[0].permute(2, 0, 1, 3))
+
+
+def _optimized(model):
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+
+def _loaded(model):
+    model.load_state_dict({name: x * 1.5 for name, x in model.state_dict().items()})
+
+
+def _replaced(model):
+    for layer in model.layers:
+        layer.attention.r_proj.weight.data = layer.attention.r_proj.weight * 1.5
+
+
+@pytest.mark.parametrize("change", [_optimized, _loaded, _replaced, lambda model: model.double()])
+def test_positions_are_projected_anew_when_the_weights_have_changed(model, change):
+    segment = tokens()
+
+    def read(model):
+        with torch.no_grad():
+            return model(segment, model.keep(model.start_memory(2))).hidden
+
+    read(model)
+    change(model)
+    assert torch.equal(read(model), read(copy.deepcopy(model)))
+
+
+def test_a_copy_of_a_model_does_without_the_positions_that_were_projected(model):
+    with torch.no_grad():
+        model(tokens(), model.keep(model.start_memory(2)))
+    small, large = (len(pickle.dumps(x)) for x in (TransformerXL(model.config), model))
+    assert large <= small + 1000
 
 
 def test_a_vocabulary_without_a_size_is_an_error(tiny_config):

@@ -10,7 +10,8 @@ from transformer_xl.evaluate import evaluate
 from transformer_xl.generate import generate
 from transformer_xl.nn import TransformerXL
 from transformer_xl.nn.compact import compact
-from transformer_xl.nn.decoding import Decoder
+from transformer_xl.nn.lengths import Lengths
+from transformer_xl.nn.stepper import Stepper
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 V = 23
@@ -114,11 +115,11 @@ def test_a_ring_gives_the_numbers_of_a_memory(model, prompt):
         _, mems = model.read(some_text(2, prompt), mems)
     text = some_text(2, 17)
     expected, after = read(model, text, 1, mems)
-    decoder = Decoder(model, mems)
-    found = torch.stack([decoder.read(token) for token in text.T], 1)
+    stepper = Stepper.of(model, Lengths.of(model.config), mems)
+    found = torch.stack([stepper(token) for token in text.T], 1)
     torch.testing.assert_close(found, expected, **EXACT)
     for name in ("keys", "values"):
-        one, other = decoder.memory().state_dict()[name], after.state_dict()[name]
+        one, other = stepper.memory().state_dict()[name], after.state_dict()[name]
         torch.testing.assert_close(one, other, **EXACT)
 
 
@@ -149,7 +150,7 @@ def test_enhanced_recurrence_remembers_what_each_layer_put_out(name):
     model = made(RECURRENT[name])
     put_out = []
     for layer in model.layers:
-        layer.register_forward_hook(lambda _, given, x: put_out.append(x))
+        layer.register_forward_hook(lambda _, given, out: put_out.append(out[0]))
     _, mems = model.read(some_text(2, 6), None)
     for state, expected in zip(mems.states, put_out, strict=True):
         torch.testing.assert_close(state, expected, **EXACT)

@@ -10,7 +10,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.generate import generate
-from transformer_xl.nn import Decoder, FeedForward, RelAttention, TransformerXL, build_model
+from transformer_xl.nn import FeedForward, RelAttention, TransformerXL, build_model
 from transformer_xl.nn.compact import compact
 from transformer_xl.nn.softmax import Softmax
 from transformer_xl.nn.wrapping import is_plain
@@ -201,16 +201,6 @@ def test_weights_that_accelerate_keeps_elsewhere_are_used(name):
     torch.testing.assert_close(reading(model), expected)
     assert list(generate(model, [1, 2], length=5, seed=1)) == written
     accelerate.hooks.remove_hook_from_submodules(model)
-
-
-def test_a_decoder_refuses_what_it_would_record_once(model):
-    if model.config.attn_type == 2:
-        pytest.skip("there are no keys to keep")
-    with (
-        hooked(model.layers[1].feed_forward.outer),
-        pytest.raises(ValueError, match=r"layers.1.feed_forward.outer \(Linear\) was wrapped"),
-    ):
-        Decoder(model, model.keep(model.start_memory(1)))
 
 
 @pytest.mark.compile

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from transformer_xl.bench.work import forward_flops, token_bytes, training_flops
@@ -17,8 +18,9 @@ from transformer_xl.data import Segments
 from transformer_xl.data.catalogue import known_vocab_size
 from transformer_xl.device import autocast, describe_machine, pick_device, pick_precision
 from transformer_xl.generate import generate
-from transformer_xl.nn import KeptMemory, LanguageModel, Memory, TransformerXL
+from transformer_xl.nn import LanguageModel, Memory, TransformerXL
 from transformer_xl.nn.lengths import Lengths
+from transformer_xl.nn.reading import read
 from transformer_xl.ops import choose_backend
 from transformer_xl.train import Network, TrainState, train_step
 from transformer_xl.train.averaging import new_average
@@ -203,16 +205,12 @@ def _evaluate(
     window = torch.randint(config.model.vocab_size, (B, ext_len + T + 1), device=device)
     tokens, targets = window[:, :-1], window[:, ext_len + 1 :]
     mems = model.keep(full_memory(model, B, M))
-    is_kept = isinstance(mems, KeptMemory)
-
-    def step() -> None:
-        nonlocal mems
-        mems = model(tokens, mems, targets, context=ext_len, **lengths.arguments).mems
-
+    is_kept = mems.has_keys
+    step = reading_step(model, tokens, targets, lengths, mems)
     with torch.no_grad(), autocast(config.train.precision, device):
         taken = timed(step, steps, device)
-    read = replace(config.model, attn_len=lengths.attn_len)
-    flops = forward_flops(read, B, ext_len + T, M, T, is_kept=is_kept)
+    as_read = replace(config.model, attn_len=lengths.attn_len)
+    flops = forward_flops(as_read, B, ext_len + T, M, T, is_kept=is_kept)
     return {"batch_size": B, "segment_len": T, "mem_len": M, "gflop": flops / 1e9} | taken
 
 
@@ -238,6 +236,24 @@ def require_transformer_xl(model: ModelConfig) -> None:
         raise ValueError(
             f"model.kind={model.kind!r}: only a model of kind 'transformer_xl' can be measured"
         )
+
+
+def reading_step(
+    model: LanguageModel,
+    tokens: Int[Tensor, "B T"],
+    targets: Int[Tensor, "B predicted"],
+    lengths: Lengths,
+    mems: Memory,
+) -> Callable[[], object]:
+    """Return what predicts a segment of each stream, with a memory that moves on."""
+    lengths = lengths._replace(segment_len=tokens.shape[1])
+
+    def step() -> None:
+        nonlocal mems
+        (piece,) = read(model, tokens, lengths, mems, targets=targets)
+        mems = piece.mems
+
+    return step
 
 
 def full_memory(model: LanguageModel, B: int, M: int) -> Memory:

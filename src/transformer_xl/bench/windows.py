@@ -15,6 +15,7 @@ import torch
 from transformer_xl.bench.measuring import (
     circumstances,
     full_memory,
+    reading_step,
     require_transformer_xl,
     timed,
 )
@@ -22,6 +23,7 @@ from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_xl.device import autocast, pick_device, pick_precision
 from transformer_xl.evaluate import window_nll
 from transformer_xl.nn import TransformerXL
+from transformer_xl.nn.lengths import Lengths
 
 SLOWDOWNS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 """How many times slower the window was in the paper's Table 9, on one GPU, by attention length."""
@@ -147,11 +149,6 @@ def _window_step(model: TransformerXL, window: int, B: int) -> Callable[[], obje
 def _memory_step(model: TransformerXL, T: int, B: int) -> Callable[[], object]:
     """Return what predicts a segment of each stream, with a full memory that moves on."""
     window = torch.randint(model.config.vocab_size, (B, T + 1), device=model.device)
-    tokens, targets = window[:, :-1], window[:, 1:]
     mems = model.keep(full_memory(model, B, model.config.mem_len))
-
-    def step() -> None:
-        nonlocal mems
-        mems = model(tokens, mems, targets, context=0).mems
-
-    return step
+    lengths = Lengths.of(model.config)
+    return reading_step(model, window[:, :-1], window[:, 1:], lengths, mems)

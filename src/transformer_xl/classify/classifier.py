@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from transformer_xl.nn import KeptMemory, LanguageModel, Memory
+from transformer_xl.nn import LanguageModel, Memory
 from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.nn.reading import read
 from transformer_xl.nn.wrapping import projected
@@ -79,9 +79,9 @@ class LongDocumentClassifier(nn.Module):
         if len(lengths) and int(lengths.min()) == 0:
             raise ValueError(f"document {int(lengths.argmin())} is empty: there is nothing to read")
         rows, left = torch.arange(len(documents)), lengths.clone()
-        mems: Memory | KeptMemory = self.model.start_memory(len(documents), self.lengths.mem_len)
+        mems: Memory = self.model.start_memory(len(documents), self.lengths.mem_len)
         while len(rows):
-            if not torch.is_grad_enabled() and isinstance(mems, Memory):
+            if not torch.is_grad_enabled():
                 mems = self.model.keep(mems)
             # What is left over is read first, so that the end is read in a whole segment.
             here = (left - 1) % self.lengths.segment_len + 1

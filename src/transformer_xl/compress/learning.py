@@ -17,7 +17,7 @@ from torch import Tensor
 
 from transformer_xl.compress.predicting import AT_ONCE, lengths
 from transformer_xl.config import ModelConfig, TrainConfig
-from transformer_xl.nn import LanguageModel, Memory, build_model
+from transformer_xl.nn import LanguageModel, build_model
 from transformer_xl.nn.reading import read
 from transformer_xl.train.optim import Optimizer
 
@@ -81,7 +81,6 @@ class Learner:
         """Read a round once more, with the symbols that follow, and move the weights."""
         (piece,) = read(self.model, tokens, self._lengths, self.mems, targets=targets)
         assert piece.nll is not None
-        assert isinstance(piece.mems, Memory)
         piece.nll.mean().backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self._optimizer.step(self._step, max(self._n_rounds, 1))

@@ -10,7 +10,7 @@ from jaxtyping import Float64, Int
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import KeptMemory, LanguageModel, Memory
+from transformer_xl.nn import LanguageModel, Memory
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.pretrained import model_weights
 from transformer_xl.nn.reading import read
@@ -50,7 +50,7 @@ class Predictor:
         if exact_frequencies and has_sinusoids and _EXACT not in config.quirks:
             self.model.config = dataclasses.replace(config, quirks=(*config.quirks, _EXACT))
         self.lengths = lengths(model, mem_len)
-        self._mems = self._kept(self.model.start_memory(streams, mem_len))
+        self._mems = self.model.keep(self.model.start_memory(streams, mem_len))
 
     @torch.no_grad()
     def read(self, tokens: Int[Tensor, "B T"]) -> Float64[Tensor, "B T V"]:
@@ -62,15 +62,11 @@ class Predictor:
         return self.model.head.log_probs(torch.cat(hidden, 1))
 
     @torch.no_grad()
-    def follow(self, model: LanguageModel, mems: Memory | KeptMemory) -> None:
+    def follow(self, model: LanguageModel, mems: Memory) -> None:
         """Go on with the weights and the memory of another model of the same settings."""
         for own, other in zip(self.model.parameters(), model.parameters(), strict=True):
             own.copy_(other)
-        assert isinstance(mems, Memory)
-        self._mems = self._kept(mems.to(self.model.device, torch.float64))
-
-    def _kept(self, mems: Memory) -> Memory | KeptMemory:
-        return self.model.keep(mems)
+        self._mems = self.model.keep(mems.to(self.model.device, torch.float64))
 
 
 def lengths(model: LanguageModel, mem_len: int) -> Lengths:

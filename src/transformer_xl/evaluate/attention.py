@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.evaluate.streams import Text, as_text, evaluating
-from transformer_xl.nn import KeptMemory, LanguageModel, Memory
+from transformer_xl.nn import LanguageModel, Memory
 from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.nn.reading import read, read_all
 
@@ -78,7 +78,7 @@ def attended(
     # The first segment is the short one, so that the last one is whole.
     starts = [*range(n % segment_len, n, segment_len)]
     starts = starts if starts[:1] == [0] else [0, *starts]
-    mems: Memory | KeptMemory = model.start_memory(1, lengths.mem_len)
+    mems: Memory = model.start_memory(1, lengths.mem_len)
     # What a layer remembers is what it has read, or what it has put out.
     above = int(model.config.enhanced_recurrence)
     with evaluating(model):

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import KeptMemory, LanguageModel, Memory
+from transformer_xl.nn import LanguageModel, Memory
 from transformer_xl.nn.checks import Text as Text
 from transformer_xl.nn.checks import as_tokens as as_tokens
 from transformer_xl.nn.checks import require_at_least as require_at_least
@@ -65,9 +65,7 @@ def read_parts(
         yield piece.nll, counted.to(device)
 
 
-def _warm_memory(
-    model: LanguageModel, text: Tensor, firsts: list[int], lengths: Lengths
-) -> Memory | KeptMemory:
+def _warm_memory(model: LanguageModel, text: Tensor, firsts: list[int], lengths: Lengths) -> Memory:
     """Return the memory with which each part of the text begins."""
     mem_len = lengths.mem_len
     first = model.keep(model.start_memory(1, mem_len))

@@ -5,11 +5,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.export.step import Step
-from transformer_xl.nn import KeptMemory, LanguageModel, Memory
+from transformer_xl.nn import LanguageModel, Memory
+from transformer_xl.nn.lengths import Lengths
+from transformer_xl.nn.reading import read, read_all
 
 Run = Callable[..., Sequence[Tensor]]
 """A program: takes tokens and memory as tensors, returns log-probabilities and the new memory."""
@@ -53,7 +55,7 @@ def compare(step: Step, run: Run) -> Errors:
     sees whole, one half and one not at all, and go on for four steps, each with its own memory.
     """
     draw = torch.Generator().manual_seed(0)
-    model = step.model
+    model, lengths = step.model, step.lengths
     exact = copy.deepcopy(model).double()
     worst = torch.zeros(3, dtype=torch.float64)
     for streams in (1, 3):
@@ -61,7 +63,7 @@ def compare(step: Step, run: Run) -> Errors:
         def some(n: int, streams: int = streams) -> Int[Tensor, "B n"]:
             return torch.randint(model.config.vocab_size, (streams, n), generator=draw)
 
-        mems = _having_read(model, some(step.mem_len))
+        mems = _having_read(model, some(step.mem_len), lengths)
         hidden = torch.linspace(0, step.mem_len, streams).long()
         if mems.forgotten is not None:
             hidden = hidden.maximum(mems.forgotten)
@@ -71,24 +73,23 @@ def compare(step: Step, run: Run) -> Errors:
         exact_mems = mems.to(dtype=torch.float64)
         for _ in range(_STEPS):
             tokens = some(step.n_tokens)
-            own = model(tokens, mems, mem_len=step.mem_len, ext_len=0)
-            right = exact(tokens, exact_mems, mem_len=step.mem_len, ext_len=0)
+            own, mems = _predicted(model, tokens, lengths, mems)
+            right, exact_mems = _predicted(exact, tokens, lengths, exact_mems)
             found, *memory = run(tokens, *memory)
-            mems, exact_mems = own.mems, right.mems
-            pairs = (
-                (found, own.log_probs),
-                (found, right.log_probs),
-                (own.log_probs, right.log_probs),
-            )
+            pairs = ((found, own), (found, right), (own, right))
             # The larger of two, and what is not a number where either is none.
             worst = worst.maximum(torch.stack([(a.double() - b).abs().max() for a, b in pairs]))
     return Errors(*worst.tolist())
 
 
-def _having_read(model: LanguageModel, tokens: Int[Tensor, "B n"]) -> Memory | KeptMemory:
+def _predicted(
+    model: LanguageModel, tokens: Int[Tensor, "B T"], lengths: Lengths, mems: Memory
+) -> tuple[Float[Tensor, "B T V"], Memory]:
+    ((_, hidden, _, after),) = read(model, tokens, lengths, mems)
+    return model.head.log_probs(hidden), after
+
+
+def _having_read(model: LanguageModel, tokens: Int[Tensor, "B n"], lengths: Lengths) -> Memory:
     """Return the memory after a text, read in pieces: all at once would take far more memory."""
-    B, mem_len = tokens.shape
-    mems = model.keep(model.start_memory(B, mem_len))
-    for piece in tokens.split(_PIECE, 1):
-        _, mems = model.read(piece.contiguous(), mems, mem_len=mem_len, ext_len=0)
-    return mems
+    mems = model.keep(model.start_memory(len(tokens), lengths.mem_len))
+    return read_all(model, tokens, lengths._replace(segment_len=_PIECE), mems)

@@ -5,14 +5,16 @@ It is the model itself that is called; what is here gives its memory a fixed sha
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from transformer_xl.nn import KeptMemory, LanguageModel, Memory
+from transformer_xl.nn import LanguageModel, Memory, TransformerXL
 from transformer_xl.nn.lengths import Lengths
+from transformer_xl.nn.memory import KeysAndValues
+from transformer_xl.nn.reading import read
 
 
 class Step(nn.Module, ABC):
@@ -21,6 +23,7 @@ class Step(nn.Module, ABC):
     Attributes:
         mem_len: Remembered positions.
         n_tokens: Tokens that a step reads.
+        lengths: The lengths with which it reads them.
         memory_names: What the tensors of the memory are called.
         batch_dims: Which dimension of each of them the streams are.
     """
@@ -31,6 +34,7 @@ class Step(nn.Module, ABC):
     def __init__(self, model: LanguageModel, mem_len: int, n_tokens: int) -> None:
         super().__init__()
         self.model, self.mem_len, self.n_tokens = model, mem_len, n_tokens
+        self.lengths = Lengths.of(model.config, segment_len=n_tokens, mem_len=mem_len, ext_len=0)
 
     @abstractmethod
     def start(self, batch_size: int) -> tuple[Tensor, ...]:
@@ -40,12 +44,12 @@ class Step(nn.Module, ABC):
         seen = len(self.model.start_memory(1, self.mem_len))
         return torch.full((batch_size,), seen, dtype=torch.int64)
 
-    def _read(
-        self, tokens: Tensor, mems: Memory | KeptMemory
-    ) -> tuple[Tensor, Memory | KeptMemory, Tensor]:
-        hidden, after = self.model.read(tokens, mems, mem_len=self.mem_len, ext_len=0)
+    def _read(self, tokens: Tensor, mems: Memory) -> tuple[Tensor, ...]:
+        """Return the distribution after each token, the new memory, and how much is seen of it."""
+        ((_, hidden, _, after),) = read(self.model, tokens, self.lengths, mems)
         assert after.forgotten is not None
-        return self.model.head.log_probs(hidden), after, self.mem_len - after.forgotten
+        new = after.store.stacked().values()
+        return self.model.head.log_probs(hidden), *new, self.mem_len - after.forgotten
 
 
 class KeptStep(Step):
@@ -57,15 +61,9 @@ class KeptStep(Step):
     @torch.no_grad()
     def __init__(self, model: LanguageModel, mem_len: int, n_tokens: int) -> None:
         super().__init__(model, mem_len, n_tokens)
-        # The projected positions depend on the weights alone. A call of the model makes them.
-        keys, values, _ = self.start(1)
-        memory = _Given(keys.unbind(), values.unbind(), None)
-        model.read(torch.zeros(1, n_tokens, dtype=torch.int64), memory, mem_len=mem_len)
-        self._made_for = list(memory.positions)
-        for n, tables in enumerate(memory.positions.values()):
-            for layer, r in enumerate(tables):
-                own = r[-(mem_len + n_tokens) :].clone()
-                self.register_buffer(f"_positions_{n}_{layer}", own, persistent=False)
+        assert isinstance(model, TransformerXL)
+        # They depend on the weights alone: the program holds them.
+        model.project_positions(mem_len + n_tokens, self.lengths.clamp_len)
 
     def start(self, batch_size: int) -> tuple[Tensor, ...]:
         """Return the memory at the start of a text, and how much of it is seen."""
@@ -87,15 +85,8 @@ class KeptStep(Step):
         Int[Tensor, " B"],
     ]:
         """Read tokens; return the distribution after each, and the memory after all of them."""
-        memory = _Given(keys.unbind(), values.unbind(), self.mem_len - seen)
-        layers = range(self.model.config.n_layer)
-        memory.positions = {
-            key: [self.get_buffer(f"_positions_{n}_{layer}") for layer in layers]
-            for n, key in enumerate(self._made_for)
-        }
-        log_probs, after, seen = self._read(tokens, memory)
-        assert isinstance(after, KeptMemory)
-        return log_probs, torch.stack(after.keys), torch.stack(after.values), seen
+        store = _Given(keys.unbind(), values.unbind())
+        return self._read(tokens, Memory(store, self.mem_len - seen))  # pyright: ignore[reportReturnType]
 
 
 class StateStep(Step):
@@ -117,10 +108,7 @@ class StateStep(Step):
         seen: Int[Tensor, " B"],
     ) -> tuple[Float[Tensor, "B T V"], Float[Tensor, "N B M D"], Int[Tensor, " B"]]:
         """Read tokens; return the distribution after each, and the memory after all of them."""
-        memory = Memory(states.unbind(), self.mem_len - seen)
-        log_probs, after, seen = self._read(tokens, memory)
-        assert isinstance(after, Memory)
-        return log_probs, torch.stack(after.states), seen
+        return self._read(tokens, Memory(states.unbind(), self.mem_len - seen))  # pyright: ignore[reportReturnType]
 
 
 def make_step(
@@ -155,34 +143,17 @@ def make_step(
     return (StateStep if is_absolute else KeptStep)(model, mem_len, n_tokens)
 
 
-class _Given(KeptMemory):
+class _Given(KeysAndValues):
     """Keys and values that are handed in: what comes is put behind them, not into their room."""
 
-    def __init__(
-        self, keys: Sequence[Tensor], values: Sequence[Tensor], forgotten: Tensor | None
-    ) -> None:
-        super().__init__(keys, values, 0, keys[0].shape[2], forgotten)
-        self._longer = [*zip(self.keys, self.values, strict=True)]
-
     def with_room(self, T: int, mem_len: int) -> "_Given":
+        self._before = [*self.keys], [*self.values]
         return self
 
-    def write(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = (
-            torch.cat([old[layer], new.permute(2, 0, 1, 3)], 2)
-            for old, new in ((self.keys, k), (self.values, v))
-        )
-        self._longer[layer] = keys, values
-        return keys.permute(1, 2, 0, 3), values.permute(1, 2, 0, 3)
-
-    def advance(self, T: int, mem_len: int) -> "_Given":
-        newest = [[x[:, :, -mem_len:] for x in pair] for pair in self._longer]
-        keys, values = zip(*newest, strict=True)
-        forgotten = None if self.forgotten is None else (self.forgotten - T).clamp(min=0)
-        return _Given(keys, values, forgotten)
-
-    def forgetting(self, n: Tensor) -> "_Given":
-        return _Given(self.keys, self.values, n.clamp(min=0))
+    def join(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        for longer, before, new in zip((self.keys, self.values), self._before, (k, v), strict=True):
+            longer[layer] = torch.cat([before[layer], new.permute(2, 0, 1, 3)], 2)
+        return self.keys[layer].permute(1, 2, 0, 3), self.values[layer].permute(1, 2, 0, 3)
 
 
 def names(step: Step) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from transformer_xl.generate.sampler import Sampler, random_numbers, seed_of
 from transformer_xl.generate.session import Mark, Session
 from transformer_xl.generate.state import State, load_state, save_state, write_state
 from transformer_xl.generate.text import TextWriter, batch_texts, text_pieces
-from transformer_xl.nn import KeptMemory, LanguageModel, Memory
+from transformer_xl.nn import LanguageModel, Memory
 from transformer_xl.nn.checks import require_model, shown
 from transformer_xl.nn.needs import require_mem_len
 
@@ -41,7 +41,7 @@ def generate(
     ids: Sequence[int] | Int[Tensor, " length"],
     *,
     length: int | None = None,
-    mems: Memory | KeptMemory | None = None,
+    mems: Memory | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -74,7 +74,7 @@ def generate(
         ValueError: The prompt is empty or has unknown tokens, a setting is of a wrong type or out
             of range, or the memory is that of another model.
     """
-    if isinstance(mems, Memory | KeptMemory) and mems.batch_size != 1:
+    if isinstance(mems, Memory) and mems.batch_size != 1:
         raise ValueError(f"mems holds {mems.batch_size} streams; select one: mems.select([0])")
     sampler = Sampler(temperature, top_k, top_p, require_model(model).config.vocab_size)
     require_mem_len(model, mem_len)
@@ -87,7 +87,7 @@ def generate_batch(
     prompts: Sequence[Sequence[int] | Int[Tensor, " length"]],
     *,
     length: int | None = None,
-    mems: Memory | KeptMemory | None = None,
+    mems: Memory | None = None,
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,

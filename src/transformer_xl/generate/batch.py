@@ -11,7 +11,7 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.generate.sampler import Sampler
-from transformer_xl.nn import KeptMemory, Memory
+from transformer_xl.nn import Memory, Stepper
 from transformer_xl.nn.checks import as_tokens, require_model, whole
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.memory import join
@@ -32,8 +32,6 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
     Attributes:
         texts: The numbers of the texts in the batch.
-        mems: Their memories, in that order. Once a token was drawn they have read everything but
-            the last token of each.
         generators: Where the random numbers of each text come from, by its number.
     """
 
@@ -48,6 +46,9 @@ class GenerationBatch(Iterator[dict[int, int]]):
         mem_len: Any,
     ) -> None:
         config = require_model(model).config
+        # What the texts go on from; once they are written by a stepper, with its state.
+        self._at: Memory | Stepper
+        self._state: Any = None
         length = whole("length", length)
         # What is read is remembered; nothing is read again. Reading a prompt in pieces bounds the
         # memory that it takes, whatever its length.
@@ -60,15 +61,37 @@ class GenerationBatch(Iterator[dict[int, int]]):
         require_capacity(model, remembered, remedy="remember fewer positions")
         if mems is None:
             mems = model.start_memory(1, remembered)
-        model.require_memory(mems)
+        if isinstance(mems, Stepper):
+            self._state = mems.state
+        else:
+            model.require_memory(mems)
         if mems.batch_size not in (1, len(ids)):
             raise ValueError(
                 f"mems holds {mems.batch_size} streams for {len(ids)} prompts: give one for all, "
                 "or one for each"
             )
         self.texts = list(range(len(ids)))
-        self.mems = model.keep(mems) if isinstance(mems, Memory) else mems
-        self._unread = ids
+        self._at = mems if isinstance(mems, Stepper) else model.keep(mems)
+        self._unread, self._has_drawn = ids, False
+
+    @property
+    def mems(self) -> Memory:
+        """The memories of the texts, in that order.
+
+        Once a token was drawn they have read everything but the last token of each. They are
+        copied: ask for them when they are needed.
+        """
+        if isinstance(self._at, Memory):
+            return self._at
+        return self.stepper().memory()
+
+    def stepper(self) -> Stepper:
+        """Return what writes the texts, to go on with: then nobody else may."""
+        if isinstance(self._at, Memory):
+            with evaluating(self._model):
+                return Stepper.of(self._model, self._lengths, self._at)
+        self._at.state = self._state
+        return self._at
 
     @property
     def last_tokens(self) -> list[int]:
@@ -86,7 +109,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
             raise StopIteration
         texts = [self.texts[row] for row in going]
         with evaluating(self._model):
-            hidden, mems = self._read(going)
+            hidden, at, state = self._read(going)
         before = [self.generators[text].get_state() for text in texts]
         is_drawn = False
         try:
@@ -101,29 +124,45 @@ class GenerationBatch(Iterator[dict[int, int]]):
                 n - 1 if n is not None and text in drawn else n for text, n in enumerate(self._left)
             ]
             # All at once: an interrupt before this line leaves all as it was.
-            self.mems, self.texts, self._unread, self._left, is_drawn = (
-                *(mems, texts, unread, left),
-                True,
-            )
+            self._at, self._state, self.texts, self._unread, self._left = (
+                at, state, texts, unread, left
+            )  # fmt: skip
+            self._has_drawn = is_drawn = True
         finally:
             if not is_drawn:
-                for text, state in zip(texts, before, strict=True):
-                    self.generators[text].set_state(state)
+                for text, earlier in zip(texts, before, strict=True):
+                    self.generators[text].set_state(earlier)
         return drawn
 
-    def _read(self, rows: Sequence[int]) -> tuple[Float[Tensor, "B D"], Memory | KeptMemory]:
-        """Read what some texts have not read; return the last hidden states and the memories.
+    def _read(self, rows: Sequence[int]) -> tuple[Float[Tensor, "B D"], Memory | Stepper, Any]:
+        """Read what some texts have not read; return the hidden states, and what they go on from.
 
-        Texts that begin alike are read once, and those of the same length side by side.
+        That is a memory, or a stepper and the state that it comes to.
         """
+        mems = self._at
+        if isinstance(mems, Memory) and not self._has_drawn:
+            return *self._read_prompts(rows, mems), None
+        if isinstance(mems, Memory):
+            stepper = Stepper.of(self._model, self._lengths, _selected(mems, rows))
+        else:
+            stepper = self.stepper()
+            if [*rows] != [*range(stepper.batch_size)]:
+                stepper = stepper.select(rows)
+        hidden, state = stepper.read(torch.tensor([self._unread[row][0] for row in rows]))
+        return hidden, stepper, state
+
+    def _read_prompts(
+        self, rows: Sequence[int], mems: Memory
+    ) -> tuple[Float[Tensor, "B D"], Memory]:
+        """Read prompts; those that begin alike once, and those of the same length batched."""
         # One memory for all, or one for each.
-        streams = rows if self.mems.batch_size > 1 else [0] * len(rows)
+        streams = rows if mems.batch_size > 1 else [0] * len(rows)
         unread = [(self._unread[row], stream) for row, stream in zip(rows, streams, strict=True)]
         distinct = sorted(dict.fromkeys(unread), key=lambda each: len(each[0]))
         done = []
         for _, group in groupby(distinct, key=lambda each: len(each[0])):
             texts, own = zip(*group, strict=True)
-            begun = _selected(self.mems, own)
+            begun = _selected(mems, own)
             pieces = read(self._model, torch.tensor(texts), self._lengths, begun)
             piece = deque(pieces, maxlen=1).pop()
             done.append((piece.hidden[:, -1], piece.mems))
@@ -149,9 +188,16 @@ class Generation(Iterator[int]):
         return next(self._batch)[0]
 
     @property
-    def mems(self) -> Memory | KeptMemory:
-        """The memory; before the first token is drawn, the one that was given."""
+    def mems(self) -> Memory:
+        """The memory; before the first token is drawn, the one that was given.
+
+        It is copied: ask for it when it is needed, not at each token.
+        """
         return self._batch.mems
+
+    def stepper(self) -> Stepper:
+        """Return what writes the text, to go on with: then this may not."""
+        return self._batch.stepper()
 
     @property
     def last_token(self) -> int:
@@ -171,6 +217,6 @@ def _checked_prompt(ids: Any, config: ModelConfig) -> tuple[int, ...]:
     return tuple(tokens.tolist())
 
 
-def _selected(mems: Memory | KeptMemory, rows: Sequence[int]) -> Memory | KeptMemory:
+def _selected(mems: Memory, rows: Sequence[int]) -> Memory:
     """Select streams, without a copy where these are all."""
     return mems if [*rows] == [*range(mems.batch_size)] else mems.select(rows)

@@ -91,6 +91,9 @@ class Session:
         self.model, self.vocab, self.mem_len = model, vocab, lengths.mem_len
         self._reader = Reader(model, lengths.windowed())
         self._random: Tensor = random_numbers(seed).get_state()
+        # What writes the text, and whether it is ahead of the reader.
+        self._writing: Generation | None = None
+        self._is_ahead = False
         self._weights: str | None = None
 
     @classmethod
@@ -164,8 +167,8 @@ class Session:
                 "the state belongs to a weights file, and this model comes from no folder: "
                 "model.save_pretrained(folder, vocab), then Session.open(folder)"
             )
-        place = self._begun("saved")
-        state = State(place.mems, _last_token(place), self._random)
+        last_token = self._last_token("saved")
+        state = State(self._place().mems, last_token, self._random)
         positions = most_positions(self.model, self.mem_len)
         write_state(Path(path), state, self._weights, positions=positions)
 
@@ -192,7 +195,10 @@ class Session:
         Raises:
             ValueError: The vocabulary has no symbol for something in it.
         """
-        return self._reader.read(self._tokens(text), scored=scored)
+        tokens = self._tokens(text)
+        self._place()
+        self._writing = None
+        return self._reader.read(tokens, scored=scored)
 
     def score(self, text: Text) -> list[float | None]:
         """Return the log-probability of each token of a text if it came next; it is not kept.
@@ -233,36 +239,44 @@ class Session:
         sampler = Sampler(temperature, top_k, top_p, self.model.config.vocab_size)
         # Not by the first piece, but now.
         random_numbers(seed)
-        last_token = _last_token(self._begun("continued"))
+        last_token = self._last_token("continued")
         writer = TextWriter(self.vocab, stop, [last_token])
         return written(self._drawn(length, sampler, seed), writer)
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
-        place = self._reader.place
+        last_token, mems = self._last_token("continued"), self._reader.place.mems
+        if self._writing is not None and self._is_ahead:
+            mems = self._writing.stepper()
         batch = GenerationBatch(
             self.model,
-            [[_last_token(place)]],
+            [[last_token]],
             length,
-            place.mems,
+            mems,
             sampler,
             [random_numbers(self._random if seed is None else seed)],
             self.mem_len,
         )
-        generation = Generation(batch)
+        generation = self._writing = Generation(batch)
         while True:
-            if self._reader.place is not place:
+            if self._writing is not generation:
                 raise RuntimeError("the session went on in another way: call generate() again")
             token = next(generation, None)
             if token is None:
                 return
-            place = Place(generation.mems, token)
-            self._reader.place, self._random = place, generation.random_state
+            self._random, self._is_ahead = generation.random_state, True
             yield token
+
+    def _place(self) -> Place:
+        """Return where the session is; what was written meanwhile is copied from the stepper."""
+        if self._writing is not None and self._is_ahead:
+            self._reader.place = Place(self._writing.mems, self._writing.last_token)
+            self._is_ahead = False
+        return self._reader.place
 
     def fork(self) -> "Session":
         """Return another session that begins where this one is; neither changes the other.
 
-        It costs nothing: memories are values. Both would draw the same, until one is given a seed.
+        It costs at most a copy of the memory. Both would draw the same, until one is given a seed.
         """
         other = Session(self.model, self.vocab, mem_len=self._chosen, seed=0)
         other._weights = self._weights
@@ -271,7 +285,7 @@ class Session:
 
     def mark(self) -> Mark:
         """Return the point where the session is, to come back to it by :meth:`rewind`."""
-        return Mark(self.model, self._reader.place, self._random)
+        return Mark(self.model, self._place(), self._random)
 
     def rewind(self, mark: Mark) -> None:
         """Go back to a point; what came after it was never read.
@@ -283,18 +297,15 @@ class Session:
             raise ValueError(
                 "the mark is none that mark() returned, or belongs to a session with another model"
             )
+        self._writing, self._is_ahead = None, False
         self._reader.place, self._random = mark.place, mark.random
 
     def _tokens(self, text: Text) -> Tokens:
         return self.vocab.encode(text) if isinstance(text, str) else text
 
-    def _begun(self, what: str) -> Place:
-        place = self._reader.place
-        if place.last_token is None:
+    def _last_token(self, what: str) -> int:
+        if self._writing is not None and self._is_ahead:
+            return self._writing.last_token
+        if (last_token := self._reader.place.last_token) is None:
             raise ValueError(f"nothing was read yet that could be {what}: write() something first")
-        return place
-
-
-def _last_token(place: Place) -> int:
-    assert place.last_token is not None
-    return place.last_token
+        return last_token

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.generate.batch import Generation
-from transformer_xl.nn import KeptMemory, LanguageModel, Memory
+from transformer_xl.nn import LanguageModel, Memory
 from transformer_xl.nn.weights import verified_tensors, weights_checksum, write_tensors
 
 _POSITIONED = ("states", "keys", "values")
@@ -19,7 +19,7 @@ _POSITIONED = ("states", "keys", "values")
 class State(NamedTuple):
     """What a text goes on from."""
 
-    mems: Memory | KeptMemory
+    mems: Memory
     """The memory, which has read all tokens but the last."""
     last_token: int
     """That token."""
@@ -103,8 +103,7 @@ def load_state(path: Path, weights: Path | str, model: LanguageModel | None = No
         if random is not None:
             torch.Generator().set_state(random)
         read = tensors.pop("read", None)
-        kind = Memory if "states" in tensors else KeptMemory
-        memory = kind.from_state_dict(
+        memory = Memory.from_state_dict(
             {"forgotten": None}
             | {
                 name: x[..., unused:, :] if name in _POSITIONED else x
@@ -132,24 +131,20 @@ def load_state(path: Path, weights: Path | str, model: LanguageModel | None = No
 def _fits(state: State, model: LanguageModel) -> bool:
     """Whether a state is one of a model: who reads a wrong one fails with all beside it."""
     empty = model.start_memory(1, 1)
-    expected = empty if isinstance(state.mems, Memory) else model.keep(empty)
+    expected = model.keep(empty) if state.mems.has_keys else empty
     tokens, forgotten = torch.tensor([state.last_token]), state.mems.forgotten
     if state.read is not None:
         tokens = torch.cat([tokens, state.read.flatten()])
     return (
         _shapes(state.mems) == _shapes(expected)
-        and len({x.shape for x in _tensors(state.mems)}) == 1
-        and all(x.is_floating_point() for x in _tensors(state.mems))
+        and len({x.shape for x in state.mems.tensors}) == 1
+        and all(x.is_floating_point() for x in state.mems.tensors)
         and bool(((tokens >= 0) & (tokens < model.config.vocab_size)).all())
         and (forgotten is None or (forgotten.shape == (1,) and not forgotten.is_floating_point()))
         and (forgotten is None or 0 <= int(forgotten) <= len(state.mems))
     )
 
 
-def _tensors(mems: Memory | KeptMemory) -> list[Tensor]:
-    return [*mems.states] if isinstance(mems, Memory) else [*mems.keys, *mems.values]
-
-
-def _shapes(mems: Memory | KeptMemory) -> list[tuple[int, ...]]:
+def _shapes(mems: Memory) -> list[tuple[int, ...]]:
     # But for how much is remembered.
-    return [(*x.shape[:-2], x.shape[-1]) for x in _tensors(mems)]
+    return [(*x.shape[:-2], x.shape[-1]) for x in mems.tensors]

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from transformers import Cache
 
-from transformer_xl.nn import KeptMemory, Memory
+from transformer_xl.nn import LanguageModel, Memory, Stepper
+from transformer_xl.nn.lengths import Lengths
 
 # Enough to tell a text that was read from one that goes on.
 _TAIL = 16
@@ -18,24 +19,38 @@ class TransformerXLCache(Cache):
     A call of the model returns a new one and leaves the one that it was given as it is, so that
     several continuations can begin with the same memory.
 
+    Within ``generate``, where nobody else has it, single tokens are read by a stepper, which goes
+    on from cache to cache.
+
     Attributes:
-        mems: The memory, as :class:`~transformer_xl.TransformerXL` takes and returns it.
         seen: How many columns of tokens it has read, padding included.
         tail: The last tokens that were read; None where vectors were.
+        is_stepped: Whether the next call may move the stepper on, so that this cache is of no use
+            any more.
     """
 
     is_compileable = False  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
     is_croppable = False  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
     is_initialized = True  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
-    def __init__(
-        self, mems: Memory | KeptMemory, seen: int = 0, tail: Tensor | None = None
-    ) -> None:
+    def __init__(self, mems: Memory | Stepper, seen: int = 0, tail: Tensor | None = None) -> None:
         super().__init__(layers=[])
-        self.mems, self.seen, self.tail = mems, seen, tail
+        self._at, self.seen, self.tail = mems, seen, tail
+        self.is_stepped = False
+
+    @property
+    def mems(self) -> Memory:
+        """The memory, as :class:`~transformer_xl.TransformerXL` takes and returns it."""
+        return self._at if isinstance(self._at, Memory) else self._at.memory()
+
+    def stepper(self, model: LanguageModel) -> Stepper:
+        """Return what goes on from here by single tokens."""
+        if isinstance(self._at, Stepper):
+            return self._at
+        return Stepper.of(model, Lengths.of(model.config, ext_len=0), self._at)
 
     def after(
-        self, mems: Memory | KeptMemory, columns: int, tokens: Tensor | None
+        self, mems: Memory | Stepper, columns: int, tokens: Tensor | None
     ) -> "TransformerXLCache":
         """Return the cache after more columns were read."""
         tail = None
@@ -55,8 +70,7 @@ class TransformerXLCache(Cache):
         return torch.equal(own.repeat_interleave(times, 0), self.tail)
 
     def __len__(self) -> int:
-        states = self.mems.states if isinstance(self.mems, Memory) else self.mems.keys
-        return len(states)
+        return len(self.mems.store.tensors()[0])
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.batch_size} texts, {self.seen} tokens read)"
@@ -64,7 +78,7 @@ class TransformerXLCache(Cache):
     @property
     def batch_size(self) -> int:
         """How many texts it remembers."""
-        return self.mems.batch_size
+        return self._at.batch_size
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Return how many columns of tokens were read, padding included."""
@@ -80,7 +94,8 @@ class TransformerXLCache(Cache):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         """Keep the texts with these numbers, in this order; repetition is allowed."""
-        self.mems = self.mems.select(indices)
+        at = self._at
+        self._at = at.take(indices) if isinstance(at, Stepper) else at.select(indices)
         if self.tail is not None:
             self.tail = self.tail[indices.to(self.tail.device)]
 
@@ -100,7 +115,7 @@ class TransformerXLCache(Cache):
 
     def reset(self) -> None:
         """Forget everything."""
-        self.mems = self.mems.reset(torch.arange(self.batch_size))
+        self._at = self.mems.reset(torch.arange(self.batch_size))
         self.seen, self.tail = 0, None
 
     def crop(self, *args: Any, **kwargs: Any) -> None:

@@ -20,7 +20,7 @@ from transformers.utils import logging
 from transformer_xl.hf.cache import TransformerXLCache, own_cache
 from transformer_xl.hf.configuration import TransformerXLConfig
 from transformer_xl.hf.reading import Inputs, Targets, read
-from transformer_xl.nn import AdaptiveSoftmax, KeptMemory, Memory, build_model
+from transformer_xl.nn import AdaptiveSoftmax, Memory, Stepper, build_model
 from transformer_xl.nn.language_model import require_own_weights
 from transformer_xl.nn.weights import (
     add_checksums,
@@ -214,7 +214,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
     def _remembering(
         self,
         cache: TransformerXLCache | None,
-        mems: Memory | KeptMemory,
+        mems: Memory | Stepper,
         inputs: Inputs,
         use_cache: bool | None,
     ) -> TransformerXLCache | None:
@@ -288,13 +288,19 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         last = None
         if targets is None and isinstance(logits_to_keep, int) and logits_to_keep:
             last = logits_to_keep
-        hidden, mems = read(
-            self.transformer,
-            inputs,
-            None if cache is None else cache.mems,
-            self.config.segment_len,
-            last,
-        )
+        tokens = inputs.segment.tokens
+        is_step = inputs.is_token and not self.training
+        if cache is not None and cache.is_stepped and tokens is not None and is_step:
+            mems = cache.stepper(self.transformer)
+            hidden = mems(tokens[:, 0])[:, None]
+        else:
+            hidden, mems = read(
+                self.transformer,
+                inputs,
+                None if cache is None else cache.mems,
+                self.config.segment_len,
+                last,
+            )
         loss = None if targets is None else self._loss(hidden, targets, count)
         logits = None
         if skip_logits is None:
@@ -383,6 +389,10 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
                 f"the memory has read all of the {input_ids.shape[1]} tokens: hand in at least one "
                 "more, the last one that was generated"
             )
+        cache = own_cache(kwargs.get("past_key_values"))
+        if cache is not None:
+            # Of one that ``generate`` was given, others may have need.
+            cache.is_stepped = not getattr(cache, "_is_user_defined", False)
         return super().prepare_inputs_for_generation(
             input_ids,
             next_sequence_length=next_sequence_length,

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from transformer_xl.nn import KeptMemory, LanguageModel, Memory
+from transformer_xl.nn import LanguageModel, Memory
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.reading import Piece
 from transformer_xl.nn.reading import read as read_segments
@@ -68,6 +68,13 @@ class Inputs(NamedTuple):
             starts = starts if is_real is None else starts & is_real
             starts = starts if bool(starts.any()) else None
         return cls(Segment(tokens, vectors, starts=starts), is_real)
+
+    @property
+    def is_token(self) -> bool:
+        """Whether it is one token of each text and nothing besides."""
+        tokens, _, _, starts = self.segment
+        is_one = tokens is not None and tokens.shape[1] == 1
+        return is_one and starts is None and self.is_real is None
 
     def has_padding_before(self) -> bool:
         """Whether a row has padding before a token, which then is predicted from nothing."""
@@ -132,10 +139,10 @@ class Targets(NamedTuple):
 def read(
     model: LanguageModel,
     inputs: Inputs,
-    mems: Memory | KeptMemory | None,
+    mems: Memory | None,
     segment_len: int,
     last: int | None = None,
-) -> tuple[Float[Tensor, "B n D"], Memory | KeptMemory]:
+) -> tuple[Float[Tensor, "B n D"], Memory]:
     """Read inputs; return the hidden states of the last columns and the memory.
 
     Args:
@@ -173,9 +180,9 @@ def read(
 def read_to_the_end(
     model: LanguageModel,
     inputs: Inputs,
-    mems: Memory | KeptMemory | None,
+    mems: Memory | None,
     segment_len: int,
-) -> tuple[Float[Tensor, "B D"], Memory | KeptMemory]:
+) -> tuple[Float[Tensor, "B D"], Memory]:
     """Read inputs; return the hidden states of each row's last token, and the memory.
 
     Pieces are counted from the end, so that the last one, through which a gradient flows, is whole
@@ -213,13 +220,11 @@ def read_to_the_end(
     return _gathered(hidden, (own - 1)[:, None])[:, 0], mems
 
 
-def _begun(
-    model: LanguageModel, mems: Memory | KeptMemory | None, batch_size: int
-) -> Memory | KeptMemory:
+def _begun(model: LanguageModel, mems: Memory | None, batch_size: int) -> Memory:
     """Return the memory to begin with; of keys and values where the weights stay as they are."""
     mems = model.start_memory(batch_size) if mems is None else mems
     is_fixed = not torch.is_grad_enabled() and not model.training
-    return model.keep(mems) if is_fixed and isinstance(mems, Memory) else mems
+    return model.keep(mems) if is_fixed else mems
 
 
 def _remembers(model: LanguageModel) -> bool:
@@ -230,7 +235,7 @@ def _pieces(
     model: LanguageModel,
     segment: Segment,
     segment_len: int,
-    mems: Memory | KeptMemory,
+    mems: Memory,
     sizes: Int[Tensor, " B"] | None,
 ) -> Iterator[Piece]:
     # What is read is remembered; nothing is read again.

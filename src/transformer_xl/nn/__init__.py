@@ -2,27 +2,25 @@
 
 from transformer_xl.nn.adaptive import AdaptiveSoftmax
 from transformer_xl.nn.attention import RelAttention
-from transformer_xl.nn.decoding import Decoder
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.nn.gate import GRUGate
 from transformer_xl.nn.language_model import LanguageModel, build_model, load_model
 from transformer_xl.nn.layer import DecoderLayer, FeedForward
 from transformer_xl.nn.lstm import LSTMModel
-from transformer_xl.nn.memory import KeptMemory, Memory
+from transformer_xl.nn.memory import Memory
 from transformer_xl.nn.model import TransformerXL
 from transformer_xl.nn.output import Output
 from transformer_xl.nn.positions import Positions, relative_positions
 from transformer_xl.nn.softmax import Softmax
+from transformer_xl.nn.stepper import Stepper
 
 __all__ = [
     "AdaptiveEmbedding",
     "AdaptiveSoftmax",
-    "Decoder",
     "DecoderLayer",
     "Embedding",
     "FeedForward",
     "GRUGate",
-    "KeptMemory",
     "LSTMModel",
     "LanguageModel",
     "Memory",
@@ -30,6 +28,7 @@ __all__ = [
     "Positions",
     "RelAttention",
     "Softmax",
+    "Stepper",
     "TransformerXL",
     "build_model",
     "load_model",

@@ -16,7 +16,7 @@ from transformer_xl.nn.adaptive import AdaptiveSoftmax
 from transformer_xl.nn.checks import shown
 from transformer_xl.nn.embedding import AdaptiveEmbedding, Embedding, embedded
 from transformer_xl.nn.lengths import Lengths
-from transformer_xl.nn.memory import KeptMemory, Memory
+from transformer_xl.nn.memory import Memory
 from transformer_xl.nn.needs import require_weights
 from transformer_xl.nn.output import Output
 from transformer_xl.nn.pretrained import (
@@ -109,8 +109,8 @@ class LanguageModel(nn.Module, ABC):
 
     @abstractmethod
     def _read(
-        self, segment: Segment, mems: Memory | KeptMemory | None, lengths: Lengths
-    ) -> tuple[Float[Tensor, "B T D"], Memory | KeptMemory]:
+        self, segment: Segment, mems: Memory | None, lengths: Lengths
+    ) -> tuple[Float[Tensor, "B T D"], Memory]:
         """Read a segment; return the output of the layers and the memory after it."""
 
     @abstractmethod
@@ -118,10 +118,10 @@ class LanguageModel(nn.Module, ABC):
         """Return the memory at the start of a text; ``mem_len`` None: as configured."""
 
     @abstractmethod
-    def is_own(self, mems: Memory | KeptMemory) -> bool:
+    def is_own(self, mems: Memory) -> bool:
         """Whether a memory has the depth and the widths of this model's."""
 
-    def keep(self, memory: Memory) -> Memory | KeptMemory:
+    def keep(self, memory: Memory) -> Memory:
         """Turn a memory into what is read fastest while the weights are fixed; here, itself."""
         return memory
 
@@ -133,7 +133,7 @@ class LanguageModel(nn.Module, ABC):
     def forward(
         self,
         tokens: Integer[Tensor, "B T"] | None = None,
-        mems: Memory | KeptMemory | None = None,
+        mems: Memory | None = None,
         targets: Integer[Tensor, "B predicted"] | None = None,
         *,
         lengths: Integer[Tensor, " B"] | None = None,
@@ -207,7 +207,7 @@ class LanguageModel(nn.Module, ABC):
     def read(
         self,
         tokens: Integer[Tensor, "B T"] | None = None,
-        mems: Memory | KeptMemory | None = None,
+        mems: Memory | None = None,
         *,
         lengths: Integer[Tensor, " B"] | None = None,
         starts: Bool[Tensor, "B T"] | None = None,
@@ -216,7 +216,7 @@ class LanguageModel(nn.Module, ABC):
         attn_len: int | None = None,
         clamp_len: int | None = None,
         ext_len: int | None = None,
-    ) -> tuple[Float[Tensor, "B T D"], Memory | KeptMemory]:
+    ) -> tuple[Float[Tensor, "B T D"], Memory]:
         """Read a segment without predicting: return the hidden states and the memory.
 
         The arguments and errors are those of :meth:`forward`. For who wants the hidden states
@@ -240,7 +240,7 @@ class LanguageModel(nn.Module, ABC):
     def attention_weights(
         self,
         tokens: Integer[Tensor, "B T"],
-        mems: Memory | KeptMemory | None = None,
+        mems: Memory | None = None,
         *,
         starts: Bool[Tensor, "B T"] | None = None,
         attn_len: int | None = None,
@@ -272,7 +272,7 @@ class LanguageModel(nn.Module, ABC):
         Raises:
             ValueError: It is of another depth, width or number of streams, or no memory at all.
         """
-        if not isinstance(mems, Memory | KeptMemory):
+        if not isinstance(mems, Memory):
             raise ValueError(
                 f"mems={shown(mems)} is no memory: hand in what an earlier call returned as mems, "
                 "or None to begin anew"

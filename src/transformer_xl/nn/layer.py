@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn.attention import RelAttention
 from transformer_xl.nn.gate import GRUGate
-from transformer_xl.nn.memory import KeptMemory
+from transformer_xl.nn.memory import Past, Present
 from transformer_xl.nn.norm import make_norm
 from transformer_xl.nn.positions import Positions
 from transformer_xl.nn.wrapping import projected
@@ -79,40 +79,46 @@ class DecoderLayer(nn.Module):
             self.attention_gate, self.feed_forward_gate = GRUGate(config), GRUGate(config)
         self.norm_first = config.norm_first
         self.has_raw_queries = config.norm_first and "raw_queries" in config.quirks
+        self.is_recurrent = config.enhanced_recurrence
         self.dropout = config.dropout
         self.is_locked = config.variational_dropout
 
     def forward(
         self,
         x: Float[Tensor, "B T D"],
-        memory: Float[Tensor, "B M D"] | tuple[KeptMemory, int],
+        past: Past,
         positions: Positions | None,
         attn_len: int | None = None,
         first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
-    ) -> Float[Tensor, "B T D"]:
+    ) -> tuple[Float[Tensor, "B T D"], Present]:
         """Transform the segment, given what the layer remembers of the text before it.
 
         Args:
             x: Hidden states of the segment.
-            memory: Hidden states this layer has read before. Or a memory of keys and values with
-                the number of this layer: it is read as it is, and the segment is written into it.
+            past: Hidden states this layer has read before, or what joins the segment's keys and
+                values to those that are remembered.
             positions: The relative positions of the keys. None: by content alone.
             attn_len: How many keys a query sees, counting its own.
             first_key: For each stream, or for each query, the first key that it sees.
+
+        Returns:
+            The hidden states, and what is to be remembered of the segment.
         """
         normalized = self.attention_norm(x) if self.norm_first else x
-        if isinstance(memory, Tensor):
+        if isinstance(past, Tensor):
             # A memory is normalized anew each time, as it is projected anew: the weights moved.
-            past = memory.to(x.dtype)
-            past = self.attention_norm(past) if self.norm_first else past
-            q, k, v = self.attention.project(normalized, past if past.shape[1] else None)
+            before = past.to(x.dtype)
+            before = self.attention_norm(before) if self.norm_first else before
+            q, k, v = self.attention.project(normalized, before if before.shape[1] else None)
         else:
-            kept, layer = memory
             q, k, v = self.attention.project(normalized)
-            k, v = kept.write(layer, k, v)
+            k, v = past(k, v)
         if self.has_raw_queries:
             q = self.attention.queries(x)
-        return self.finish(x, self.attention(q, k, v, positions, attn_len, first_key))
+        out = self.finish(x, self.attention(q, k, v, positions, attn_len, first_key))
+        if isinstance(past, Tensor):
+            return out, out if self.is_recurrent else x
+        return out, self.keys_and_values(out) if self.is_recurrent else None
 
     def finish(
         self, x: Float[Tensor, "B T D"], attended: Float[Tensor, "B T D"]

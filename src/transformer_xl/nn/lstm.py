@@ -7,7 +7,6 @@ cell state. So whatever reads, cuts, saves or resets a memory does so with this 
 """
 
 from itertools import chain, pairwise
-from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -17,7 +16,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn.language_model import LanguageModel
 from transformer_xl.nn.lengths import Lengths
-from transformer_xl.nn.memory import KeptMemory, Memory
+from transformer_xl.nn.memory import Memory
 from transformer_xl.nn.segment import Segment
 from transformer_xl.ops import dropout
 
@@ -91,9 +90,9 @@ class LSTMModel(LanguageModel):
     def _read(
         self,
         segment: Segment,
-        mems: Memory | KeptMemory | None,
+        mems: Memory | None,
         lengths: Lengths,
-    ) -> tuple[Float[Tensor, "B T D"], Memory | KeptMemory]:
+    ) -> tuple[Float[Tensor, "B T D"], Memory]:
         if lengths.ext_len:
             raise ValueError(
                 f"ext_len={lengths.ext_len}: an LSTM cannot take back what it has read; set it to 0"
@@ -104,7 +103,7 @@ class LSTMModel(LanguageModel):
         self.require_memory(mems, B)
         drops = self.config.dropouts.input, self.training, self.config.variational_dropout
         x = dropout(segment.embedded(self._embedded, self.dtype), *drops)
-        state, parts, begins = self._state(cast(Memory, mems)), [], segment.starts
+        state, parts, begins = self._state(mems), [], segment.starts
         cuts = [] if begins is None else begins[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()
         for start, stop in pairwise([0, *cuts, T]):
             if begins is not None:
@@ -155,7 +154,7 @@ class LSTMModel(LanguageModel):
         empty = torch.zeros(batch_size, 0, width, device=self.device, dtype=self.dtype)
         return Memory([empty] * self.config.n_layer)
 
-    def is_own(self, mems: Memory | KeptMemory) -> bool:
+    def is_own(self, mems: Memory) -> bool:
         """Whether a memory has the depth and the widths of this model's."""
         widths = [2 * self.config.d_model] * self.config.n_layer
-        return isinstance(mems, Memory) and [x.shape[2] for x in mems.states] == widths
+        return not mems.has_keys and [x.shape[2] for x in mems.states] == widths

@@ -14,12 +14,17 @@ from transformer_xl.nn.initialization import init_weights
 from transformer_xl.nn.language_model import LanguageModel
 from transformer_xl.nn.layer import DecoderLayer
 from transformer_xl.nn.lengths import Lengths
-from transformer_xl.nn.memory import KeptMemory, Memory
+from transformer_xl.nn.memory import KeysAndValues, Memory
 from transformer_xl.nn.mode import evaluating
 from transformer_xl.nn.norm import make_norm
-from transformer_xl.nn.positions import Positions, distances, relative_positions
+from transformer_xl.nn.positions import (
+    Positions,
+    ProjectedPositions,
+    distances,
+    relative_positions,
+)
 from transformer_xl.nn.segment import Segment
-from transformer_xl.nn.wrapping import adapters
+from transformer_xl.nn.wrapping import adapters, is_plain
 from transformer_xl.ops import dropout
 
 
@@ -64,6 +69,7 @@ class TransformerXL(LanguageModel):
         self.final_norm = None
         if config.final_norm:
             self.final_norm = make_norm(config)
+        self._projected = ProjectedPositions()
 
     def init_weights(self) -> None:
         """Draw the initial weights."""
@@ -73,7 +79,7 @@ class TransformerXL(LanguageModel):
     def attention_weights(
         self,
         tokens: Integer[Tensor, "B T"],
-        mems: Memory | KeptMemory | None = None,
+        mems: Memory | None = None,
         *,
         starts: Bool[Tensor, "B T"] | None = None,
         attn_len: int | None = None,
@@ -131,9 +137,9 @@ class TransformerXL(LanguageModel):
     def _read(
         self,
         segment: Segment,
-        mems: Memory | KeptMemory | None,
+        mems: Memory | None,
         lengths: Lengths,
-    ) -> tuple[Float[Tensor, "B T D"], Memory | KeptMemory]:
+    ) -> tuple[Float[Tensor, "B T D"], Memory]:
         config, mem_len, ext_len = self.config, lengths.mem_len, lengths.ext_len
         attn_len, clamp_len = lengths.attn_len, lengths.clamp_len
         if segment.short is not None and ext_len:
@@ -146,42 +152,35 @@ class TransformerXL(LanguageModel):
             mems = self.start_memory(B, mem_len=mem_len)
         else:
             self.require_memory(mems, B)
-        if isinstance(mems, KeptMemory):
+        if isinstance(store := mems.store, KeysAndValues):
             if torch.is_grad_enabled():
                 raise ValueError(
                     "a memory of keys and values needs fixed weights: use it under torch.no_grad()"
                 )
             if not torch.compiler.is_compiling():
-                mems.require(adapters(self))
-            mems = mems.with_room(T, mem_len)
-        else:
-            mems = mems.detach()
+                store.require(adapters(self))
+        mems = mems.with_room(T, mem_len)
 
         M = len(mems)
         x = self._drop_input(segment.embedded(self._embedded, self.dtype))
         first_key = segment.first_keys(M, mems.forgotten)
-        relative = self._relative_positions(M + T, mems, clamp_len)
-        past, present = [], []
+        relative = self._relative_positions(M + T, clamp_len, is_fixed=mems.has_keys)
+        positioned, present = [], []
         for n, layer in enumerate(self.layers):
-            memory = (mems, n) if isinstance(mems, KeptMemory) else mems.states[n]
-            remembered = x
+            past, unpositioned = mems.store.past(n), x
             if (absolute := self._absolute_positions(n, M + T, clamp_len)) is not None:
-                assert isinstance(memory, Tensor)
+                assert isinstance(past, Tensor)
                 absolute = segment.counted_from_own_end(absolute)
-                memory, x = memory + absolute[..., :M, :], x + absolute[..., M:, :]
+                past, x = past + absolute[..., :M, :], x + absolute[..., M:, :]
                 if "stored_positions" in config.quirks:
-                    past.append(memory.detach())
-                    remembered = x
-            given = x, memory, relative[n], attn_len, first_key
+                    positioned.append(past.detach())
+            given = x, past, relative[n], attn_len, first_key
             if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(layer, *given, use_reentrant=False)
+                x, remembered = checkpoint(layer, *given, use_reentrant=False)
             else:
-                x = layer(*given)
-            if config.enhanced_recurrence:
-                remembered = x
-                if isinstance(mems, KeptMemory):
-                    # In the place of those that the segment itself has attended to.
-                    mems.write(n, *layer.keys_and_values(x))
+                x, remembered = layer(*given)
+            if absolute is not None and not (config.enhanced_recurrence or positioned):
+                remembered = unpositioned
             present.append(remembered)
         if self.final_norm is not None:
             x = self.final_norm(x)
@@ -191,12 +190,9 @@ class TransformerXL(LanguageModel):
             kept = T - min(M, ext_len, T)
         # Rows that are padded are cut when what is real has moved to their ends.
         most = mem_len if segment.short is None else M + kept
-        if isinstance(mems, KeptMemory):
-            after = mems.advance(kept, most)
-        else:
-            if past:
-                mems = Memory([*past, *mems.states[len(past) :]], mems.forgotten)
-            after = mems.extend([state[:, :kept] for state in present], most)
+        if positioned:
+            mems = Memory([*positioned, *mems.states[len(positioned) :]], mems.forgotten)
+        after = mems.extend(present, most, kept)
         return x, segment.left(after, first_key, M, kept, mem_len)
 
     def start_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
@@ -209,35 +205,34 @@ class TransformerXL(LanguageModel):
         return Memory([zeros] * self.config.n_layer)
 
     @torch.no_grad()
-    def keep(self, memory: Memory) -> Memory | KeptMemory:
+    def keep(self, memory: Memory) -> Memory:
         """Turn a memory of hidden states into one of keys and values, for fixed weights.
 
         The results are the same; the memory is not projected again for each segment. Where
         positions are absolute (``attn_type`` 2 and 3) the keys change with each segment, and the
-        memory stays as it is.
+        memory stays as it is; so does one of keys and values.
         """
-        if self.config.attn_type in (2, 3):
+        if memory.has_keys or self.config.attn_type in (2, 3):
             return memory
         keys, values = [], []
         with evaluating(self):
             for layer, state in zip(self.layers, memory.states, strict=True):
                 for kept, x in zip((keys, values), layer.keys_and_values(state), strict=True):
                     kept.append(x.permute(2, 0, 1, 3).contiguous())
-        kept = KeptMemory(keys, values, 0, len(memory), memory.forgotten)
-        kept.adapters = adapters(self)
-        return kept
+        store = KeysAndValues(keys, values)
+        store.adapters = adapters(self)
+        return Memory(store, memory.forgotten)
 
-    def is_own(self, mems: Memory | KeptMemory) -> bool:
+    def is_own(self, mems: Memory) -> bool:
         """Whether a memory has the depth and the widths of this model's."""
-        config = self.config
-        if isinstance(mems, Memory):
-            widths = [x.shape[2] for x in mems.states]
-            return widths == [config.d_model] * config.n_layer
+        config, store = self.config, mems.store
+        if not isinstance(store, KeysAndValues):
+            return [x.shape[2] for x in mems.states] == [config.d_model] * config.n_layer
         widths = [(config.n_head, config.head_width)] * config.n_layer
         # Where positions are absolute, keys change with each segment and cannot be kept.
         return config.attn_type not in (2, 3) and all(
             [(x.shape[0], x.shape[3]) for x in tensors] == widths
-            for tensors in (mems.keys, mems.values)
+            for tensors in (store.keys, store.values)
         )
 
     @property
@@ -270,9 +265,9 @@ class TransformerXL(LanguageModel):
         return dropout(x, config.dropouts.input, self.training, config.variational_dropout)
 
     def _relative_positions(
-        self, S: int, mems: Memory | KeptMemory, clamp_len: int | None
+        self, S: int, clamp_len: int | None, *, is_fixed: bool
     ) -> Sequence[Positions | None]:
-        """Return the positions of S keys for each layer."""
+        """Return the positions of S keys for each layer; ``is_fixed``: the weights are."""
         config = self.config
         if config.attn_type in (2, 3):
             return [None] * config.n_layer
@@ -287,7 +282,7 @@ class TransformerXL(LanguageModel):
                 )
             ]
         position_bias = self.position_bias.expand(config.n_layer, -1, -1)
-        keys = self._position_keys(S, mems, clamp_len)
+        keys = (self._fixed_keys if is_fixed else self._drawn_keys)(S, clamp_len)
         return [Positions(*each) for each in zip(keys, content_bias, position_bias, strict=True)]
 
     def _absolute_positions(
@@ -306,24 +301,56 @@ class TransformerXL(LanguageModel):
         last = self.config.n_positions - 1
         return last if clamp_len is None else min(last, clamp_len)
 
-    def _position_keys(
-        self, S: int, mems: Memory | KeptMemory, clamp_len: int | None
-    ) -> list[Float[Tensor, "S H K"]]:
+    def _drawn_keys(self, S: int, clamp_len: int | None) -> list[Float[Tensor, "S H K"]]:
         """Project the encodings of all distances for each layer."""
-        if isinstance(mems, KeptMemory):
-            # What was projected in half precision stays so, and is of no use outside autocast.
-            key = clamp_len, torch.is_autocast_enabled(self.device.type)
-            kept = mems.positions.get(key)
-            if kept is None or kept[0].shape[0] < S:
-                encoding = self._encoding(1 << (S - 1).bit_length(), clamp_len)
-                kept = mems.positions[key] = [
-                    # Stored heads first, as the attention reads them.
-                    layer.attention.positions(encoding).transpose(0, 1).contiguous().transpose(0, 1)
-                    for layer in self.layers
-                ]
-            return [r[-S:] for r in kept]
         encoding = self._drop_input(self._encoding(S, clamp_len))
         return [layer.attention.positions(encoding) for layer in self.layers]
+
+    def _fixed_keys(self, S: int, clamp_len: int | None) -> list[Float[Tensor, "S H K"]]:
+        """Project as :meth:`_drawn_keys` does, once for all calls with the same weights."""
+        # What was projected in half precision stays so, and is of no use outside autocast.
+        key = clamp_len, torch.is_autocast_enabled(self.device.type)
+        if not torch.compiler.is_compiling():
+            self._projected.renew(self._positions_version())
+        projected = self._projected.find(key, S)
+        if projected is None:
+            # The table grows in powers of two, as a memory that fills up asks for more.
+            projected = self.project_positions(1 << (S - 1).bit_length(), clamp_len)
+        return [r[-S:] for r in projected]
+
+    @torch.no_grad()
+    def project_positions(self, S: int, clamp_len: int | None) -> Sequence[Float[Tensor, "S H K"]]:
+        """Project the positions of S keys for each layer, and keep them for as many keys or fewer.
+
+        A call with keys and values does so by itself; a program that is exported after this one
+        holds exactly these.
+        """
+        if self.config.attn_type != 0:
+            return ()
+        encoding = self._encoding(S, clamp_len)
+        projected = [
+            # Stored heads first, as the attention reads them.
+            layer.attention.positions(encoding).transpose(0, 1).contiguous().transpose(0, 1)
+            for layer in self.layers
+        ]
+        if not torch.compiler.is_compiling():
+            self._projected.renew(self._positions_version())
+        self._projected.put((clamp_len, torch.is_autocast_enabled(self.device.type)), projected)
+        return projected
+
+    def _positions_version(self) -> list[Any]:
+        """Return what changes when the weights do that project positions."""
+        version = []
+        for layer in self.layers:
+            r_proj = layer.attention.r_proj
+            plain = is_plain(r_proj)
+            for weight in (r_proj.weight,) if plain else r_proj.parameters():
+                # What is made in inference mode does not count how often it is written.
+                written = -1 if weight.is_inference() else weight._version
+                version.append((weight.data_ptr(), written))
+            if not plain:
+                version.append((id(r_proj), adapters(r_proj)))
+        return version
 
     def _encoding(self, S: int, clamp_len: int | None) -> Float[Tensor, "S D"]:
         is_exact = "exact_frequencies" in self.config.quirks

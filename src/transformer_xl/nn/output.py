@@ -6,7 +6,7 @@ from functools import cached_property
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from transformer_xl.nn.memory import KeptMemory, Memory
+from transformer_xl.nn.memory import Memory
 from transformer_xl.ops.nll import IGNORED
 
 
@@ -18,7 +18,7 @@ class Output:
     """Output of the layers, after dropout while training."""
     raw_hidden: Float[Tensor, "B T D"]
     """Output of the layers before dropout; ``hidden`` itself where nothing is dropped."""
-    mems: Memory | KeptMemory
+    mems: Memory
     """The memory after this segment: the model's argument for the next one."""
     nll: Float[Tensor, "B predicted"] | None = None
     """-log p of each target in nats, in token order; 0 for padding and for targets of -100; None

@@ -25,6 +25,39 @@ class Positions(NamedTuple):
         return Positions(*(None if x is None else x.to(dtype) for x in self))  # pyright: ignore[reportArgumentType]
 
 
+class ProjectedPositions:
+    """The keys of positions that were projected with the weights of a model as they are now.
+
+    A copy of a model, also one by pickle, begins without them.
+    """
+
+    _MOST = 4
+    """Tables for so many ``clamp_len`` and precisions."""
+
+    def __init__(self) -> None:
+        self._tables: dict[Any, list[Tensor]] = {}
+        self._version: Any = None
+
+    def renew(self, version: Any) -> None:
+        """Forget what was projected with another version of the weights."""
+        if version != self._version:
+            self._tables, self._version = {}, version
+
+    def find(self, key: Any, S: int) -> list[Float[Tensor, "S H K"]] | None:
+        """Return what was projected for each layer, if it was for so many positions."""
+        projected = self._tables.get(key)
+        return None if projected is None or len(projected[0]) < S else projected
+
+    def put(self, key: Any, projected: list[Float[Tensor, "room H K"]]) -> None:
+        """Keep what was projected."""
+        if key not in self._tables and len(self._tables) == self._MOST:
+            self._tables = {}
+        self._tables[key] = projected
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ProjectedPositions, ()
+
+
 def relative_positions(
     S: int,
     d_model: int,

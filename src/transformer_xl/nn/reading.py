@@ -14,7 +14,7 @@ from torch import Tensor
 from transformer_xl.nn.checks import as_tokens
 from transformer_xl.nn.language_model import LanguageModel
 from transformer_xl.nn.lengths import Lengths
-from transformer_xl.nn.memory import KeptMemory, Memory
+from transformer_xl.nn.memory import Memory
 from transformer_xl.nn.mode import evaluating
 from transformer_xl.nn.needs import require_capacity
 from transformer_xl.nn.output import Output
@@ -35,7 +35,7 @@ class Piece(NamedTuple):
     """Output of the layers; what is read again comes first."""
     nll: Float[Tensor, "B predicted"] | None
     """-log p of each target, in nats; None without targets."""
-    mems: Memory | KeptMemory
+    mems: Memory
     """The memory after the segment."""
 
 
@@ -43,7 +43,7 @@ def read(
     model: LanguageModel,
     texts: Texts | None,
     lengths: Lengths,
-    mems: Memory | KeptMemory | None = None,
+    mems: Memory | None = None,
     *,
     targets: Targets | None = None,
     sizes: Int[Tensor, " B"] | None = None,
@@ -96,9 +96,7 @@ def read(
         yield Piece(start, out.hidden, out.nll, mems)
 
 
-def read_all(
-    model: LanguageModel, texts: Texts, lengths: Lengths, mems: Memory | KeptMemory
-) -> Memory | KeptMemory:
+def read_all(model: LanguageModel, texts: Texts, lengths: Lengths, mems: Memory) -> Memory:
     """Read texts as :func:`read` does; return the memory behind them."""
     for piece in read(model, texts, lengths, mems):
         mems = piece.mems
@@ -124,7 +122,7 @@ def _columns(
 class Place(NamedTuple):
     """Where the reading of a text is."""
 
-    mems: Memory | KeptMemory
+    mems: Memory
     """The memory, which has read all tokens but the last."""
     last_token: int | None
     """That token; None at the start of a text."""
@@ -164,9 +162,7 @@ class Reader:
         if model.remembers_positions:
             # So is a memory that was longer.
             mems = mems.last(mem_len + offset)
-        self.place = Place(
-            model.keep(mems) if isinstance(mems, Memory) else mems, last_token, offset
-        )
+        self.place = Place(model.keep(mems), last_token, offset)
 
     @property
     def most_positions(self) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.nn.checks import require_tensor, whole_tensor
-from transformer_xl.nn.memory import KeptMemory, Memory
+from transformer_xl.nn.memory import Memory
 
 
 class Segment(NamedTuple):
@@ -171,12 +171,12 @@ class Segment(NamedTuple):
 
     def left(
         self,
-        mems: Memory | KeptMemory,
+        mems: Memory,
         first_keys: Int[Tensor, " B"] | Int[Tensor, "B T"] | None,
         M: int,
         kept: int,
         mem_len: int,
-    ) -> Memory | KeptMemory:
+    ) -> Memory:
         """Return the memory that a segment leaves: each row's ends with its own last token.
 
         Args:

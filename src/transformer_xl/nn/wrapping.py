@@ -84,16 +84,27 @@ def _state(module: Any) -> tuple[Any, ...]:
     )
 
 
+def is_all_plain(model: nn.Module) -> bool:
+    """Whether no part of a model was wrapped, replaced or hooked."""
+    return _first_wrapped(model) is None
+
+
 def require_plain(model: nn.Module, consequence: str) -> None:
     """Refuse a model of which a part was wrapped, replaced or hooked.
 
     Raises:
         ValueError: It is so; the message names the part.
     """
+    if (found := _first_wrapped(model)) is not None:
+        raise ValueError(
+            f"{found} was wrapped, replaced or hooked: {consequence}. Merge adapters "
+            "(model.merge_and_unload()) and remove hooks first"
+        )
+
+
+def _first_wrapped(model: nn.Module) -> str | None:
     for name, module in model.named_modules():
         kind = type(module)
         if not (kind.__module__.startswith(_BUILT_IN) and is_plain(module, kind)):
-            raise ValueError(
-                f"{name or 'the model'} ({kind.__name__}) was wrapped, replaced or hooked: "
-                f"{consequence}. Merge adapters (model.merge_and_unload()) and remove hooks first"
-            )
+            return f"{name or 'the model'} ({kind.__name__})"
+    return None

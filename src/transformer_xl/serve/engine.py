@@ -13,10 +13,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.generate import Sampler
-from transformer_xl.nn import KeptMemory, LanguageModel, Memory
+from transformer_xl.nn import LanguageModel, Memory
 from transformer_xl.serve.reading import PromptReader, Reading, scored
 from transformer_xl.serve.seeing import most_seen, shares
-from transformer_xl.serve.streams import make_streams
+from transformer_xl.serve.streams import Streams
 from transformer_xl.serve.texts import Drawn, Ended, Event, PromptRead, Scored, Text
 
 log = logging.getLogger("transformer_xl.serve")
@@ -126,7 +126,7 @@ class Engine:
             self._wake.notify()
         return future
 
-    def look(self, token: int, mems: Memory | KeptMemory) -> Float[Tensor, " S"]:
+    def look(self, token: int, mems: Memory) -> Float[Tensor, " S"]:
         """Return what a token would be predicted from; to be called by :meth:`ask`."""
         return shares(self.model, [token], self._reader.prepared(mems))[0]
 
@@ -145,7 +145,7 @@ class Engine:
     def _forget_all(self) -> None:
         self._readings: list[Reading] = []
         self._running: dict[int, Text] = {}
-        self._streams = make_streams(self.model, self._mem_len, self._max_batch)
+        self._streams = Streams(self.model, self._mem_len, self._max_batch)
         self._reader = PromptReader(self.model, self._mem_len, self._piece)
 
     @torch.no_grad()
@@ -340,7 +340,7 @@ class Engine:
             for row, n, each in zip(rows, most, found, strict=True)
         }
 
-    def _ended(self, text: Text, reason: Any, mems: Memory | KeptMemory | None) -> None:
+    def _ended(self, text: Text, reason: Any, mems: Memory | None) -> None:
         if reason == "failed":
             self._events.append((text, _FAILED))
             return

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.generate.batch import PROMPT_SEGMENT
-from transformer_xl.nn import KeptMemory, LanguageModel, Memory
+from transformer_xl.nn import LanguageModel, Memory
 from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.memory import join
 from transformer_xl.nn.reading import read, read_all
@@ -30,7 +30,7 @@ class Reading:
     """A prompt that is being read, for one text or several that begin with it."""
 
     texts: list[Text]
-    mems: Memory | KeptMemory
+    mems: Memory
     place: int = 0
     hidden: Float[Tensor, "1 D"] | None = None
     """Of the last token that was read."""
@@ -68,7 +68,7 @@ class PromptReader:
         # What is read is remembered; nothing is read again.
         self._lengths = Lengths.of(model.config, segment_len=PROMPT_SEGMENT, ext_len=0)
         start = model.keep(model.start_memory(1, mem_len))
-        self._start, self._is_kept = start, isinstance(start, KeptMemory)
+        self._start, self._is_kept = start, start.has_keys
         # Where a segment's bounds show in the results, it is read as a whole.
         can_cut = self._is_kept and not model.depends_on_segments
         self._piece = min(piece, PROMPT_SEGMENT) if can_cut else PROMPT_SEGMENT
@@ -77,16 +77,9 @@ class PromptReader:
         """Begin to read the prompt of texts that have it in common."""
         return Reading(texts, self.prepared(texts[0].mems))
 
-    def prepared(self, mems: Memory | KeptMemory | None) -> Memory | KeptMemory:
+    def prepared(self, mems: Memory | None) -> Memory:
         """Return a memory as it is read here; None: as at the start of a text."""
-        if mems is None:
-            mems = self._start
-        elif self._is_kept and isinstance(mems, Memory):
-            mems = self._model.keep(mems)
-        if isinstance(mems, KeptMemory) and isinstance(self._start, KeptMemory):
-            # Functions of the weights, which need not be computed and kept for each session.
-            mems.positions = self._start.positions
-        return _seen(mems)
+        return (self._start if mems is None else self._model.keep(mems)).seen()
 
     def read(self, readings: Sequence[Reading]) -> None:
         """Read a piece of the first of some prompts, and of others beside it."""
@@ -121,8 +114,8 @@ class PromptReader:
             self._score(reading, hidden[row, :length])
             reading.place += length
             reading.hidden = hidden[row : row + 1, length - 1]
-            if isinstance(after, KeptMemory):
-                stop = after.stop - longest + length
+            if self._is_kept:
+                stop = len(after) - longest + length
                 first = self._first_seen(reading, length, stop)
                 self._look(reading, after, row, first, stop)
                 is_end = reading.is_done or reading.place % PROMPT_SEGMENT == 0
@@ -141,13 +134,13 @@ class PromptReader:
             return stop - 1 - ids[::-1].index(reset_at)
         return stop - length - len(reading.mems)
 
-    def _look(self, reading: Reading, after: KeptMemory, row: int, first: int, stop: int) -> None:
+    def _look(self, reading: Reading, after: Memory, row: int, first: int, stop: int) -> None:
         if reading.is_done and reading.attention and reading.texts[0].max_tokens:
             past = _row(after, row, first, stop - 1)
             seen = shares(self._model, [reading.ids[-1]], past)
             reading.attended = most_seen(seen[0], reading.attention)
 
-    def _look_again(self, reading: Reading, before: Memory | KeptMemory, tokens: Tensor) -> None:
+    def _look_again(self, reading: Reading, before: Memory, tokens: Tensor) -> None:
         lengths = self._lengths._replace(mem_len=len(before) + len(tokens))
         past = read_all(self._model, tokens[None, :-1], lengths, before)
         seen = shares(self._model, [int(tokens[-1])], past)
@@ -180,24 +173,6 @@ def scored(
     ]
 
 
-def _seen(memory: Memory | KeptMemory) -> Memory | KeptMemory:
-    """Leave out what a stream does not see."""
-    if memory.forgotten is None:
-        return memory
-    memory = memory.last(len(memory) - int(memory.forgotten[0]))
-    if isinstance(memory, KeptMemory):
-        seen = KeptMemory(memory.keys, memory.values, memory.start, memory.stop)
-        seen.positions = memory.positions
-        return seen
-    return Memory(memory.states)
-
-
-def _row(memory: KeptMemory, row: int, first: int, stop: int) -> KeptMemory:
-    """Copy some places of one stream."""
-    keys, values = (
-        [x[:, row : row + 1, first:stop].clone() for x in tensors]
-        for tensors in (memory.keys, memory.values)
-    )
-    found = KeptMemory(keys, values, 0, stop - first)
-    found.positions = memory.positions
-    return found
+def _row(memory: Memory, row: int, first: int, stop: int) -> Memory:
+    """Copy some positions of one stream."""
+    return Memory(memory.store.between(first, stop)).select([row])

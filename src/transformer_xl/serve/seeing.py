@@ -6,12 +6,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.nn import KeptMemory, LanguageModel, Memory
+from transformer_xl.nn import LanguageModel, Memory
 
 
-def shares(
-    model: LanguageModel, tokens: Sequence[int], mems: Memory | KeptMemory
-) -> Float[Tensor, "B S"]:
+def shares(model: LanguageModel, tokens: Sequence[int], mems: Memory) -> Float[Tensor, "B S"]:
     """Return, for the token of each stream, its shares of attention, oldest place first.
 
     They are the mean over the heads and layers and add up to one; the last is the token's own.

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from transformer_xl.generate import State
-from transformer_xl.nn import KeptMemory
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIX = ".safetensors"
@@ -63,15 +62,9 @@ def is_name(name: str) -> bool:
 
 def size_of(state: State) -> int:
     """Return the bytes of what a session goes on from."""
-    mems = state.mems
-    if isinstance(mems, KeptMemory):
-        # Views, where state_dict() would copy all.
-        found = [x[:, :, mems.start : mems.stop] for x in (*mems.keys, *mems.values)]
-    else:
-        found = [*mems.states]
-    return sum(
-        x.nbytes for x in (*found, mems.forgotten, state.random, state.read) if x is not None
-    )
+    # Views, where state_dict() would copy all.
+    found = *state.mems.tensors, state.mems.forgotten, state.random, state.read
+    return sum(x.nbytes for x in found if x is not None)
 
 
 def path_of(folder: Path, name: str) -> Path:

@@ -9,7 +9,7 @@ import torch
 
 from transformer_xl.data import Vocab
 from transformer_xl.generate import Sampler, State, TextWriter
-from transformer_xl.nn import KeptMemory, Memory
+from transformer_xl.nn import Memory
 
 _CONTEXT = 16
 """Tokens before a text that decide what stands between them and its first word."""
@@ -84,7 +84,7 @@ class Text:
     """
 
     prompt: tuple[int, ...]
-    mems: Memory | KeptMemory | None
+    mems: Memory | None
     before: tuple[int, ...]
     writer: TextWriter
     generator: torch.Generator
@@ -114,7 +114,7 @@ class Text:
         """Whether its time is over."""
         return time.monotonic() > self.deadline
 
-    def state(self, mems: Memory | KeptMemory, mem_len: int) -> State | None:
+    def state(self, mems: Memory, mem_len: int) -> State | None:
         """Return what a session goes on from, if that is asked for."""
         if not self.keeps_state:
             return None

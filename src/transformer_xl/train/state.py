@@ -14,7 +14,7 @@ from transformer_xl.checkpoint.checkpoints import Checkpoints, empty, read_about
 from transformer_xl.config import Config, TrainConfig
 from transformer_xl.data import Segments
 from transformer_xl.distributed import World
-from transformer_xl.nn import KeptMemory, LanguageModel, Memory, TransformerXL
+from transformer_xl.nn import LanguageModel, Memory, TransformerXL
 from transformer_xl.train.averaging import average_start
 from transformer_xl.train.lengths import VaryingSegments, random_segment_len, stage_at
 from transformer_xl.train.optim import Optimizer
@@ -27,7 +27,7 @@ class TrainState:
     model: LanguageModel
     optimizer: Optimizer
     segments: Segments
-    mems: list[Memory | KeptMemory | None]
+    mems: list[Memory | None]
     """The memory of the streams of this process, one for each part of an accumulated step."""
     total_steps: int
     corpus: dict[str, str]

@@ -7,7 +7,6 @@ import dataclasses
 import json
 from dataclasses import fields, replace
 from functools import partial
-from inspect import unwrap
 
 import pytest
 import torch
@@ -20,8 +19,9 @@ from transformer_xl.export.step import make_step
 from transformer_xl.generate import generate
 from transformer_xl.nn import build_model
 from transformer_xl.nn.compact import compact
-from transformer_xl.nn.decoding import Decoder
+from transformer_xl.nn.lengths import Lengths
 from transformer_xl.nn.pretrained import load_config
+from transformer_xl.nn.stepper import Stepper
 
 LSTM = {"kind": "lstm", "n_head": 8, "d_inner": 2048}
 MODEL = {
@@ -175,11 +175,9 @@ def evaluated(model):
     return torch.tensor(result.nll)
 
 
-def decoded(model):
-    decoder = object.__new__(Decoder)
-    # Unwrapped: the check of types in signatures, where it is on, refuses it before we can.
-    unwrap(Decoder.__init__)(decoder, model, model.keep(model.start_memory(2)))
-    hidden = [decoder.read(TOKENS[:, n]) for n in range(TOKENS.shape[1])]
+def stepped(model):
+    stepper = Stepper.of(model, Lengths.of(model.config), model.start_memory(2))
+    hidden = [stepper(TOKENS[:, n]) for n in range(TOKENS.shape[1])]
     return model.softmax.log_probs(torch.stack(hidden, 1))
 
 
@@ -203,13 +201,13 @@ PATHS = {
     "keys and values": partial(in_segments, kept=True),
     "evaluation": evaluated,
     "generation": drawn,
-    "decoder": decoded,
+    "stepper": stepped,
     "int8": lambda model: in_segments(compact(model, "int8"), kept=True),
     "export": exported,
     "classifier": classified,
 }
 # What only training, or only a call that reads the end of a segment again, takes.
-BY_DESIGN = {("ext_len", path) for path in ("generation", "decoder", "export", "classifier")} | {
+BY_DESIGN = {("ext_len", path) for path in ("generation", "stepper", "export", "classifier")} | {
     # A classifier has a head of its own in the place of the softmax.
     *((name, "classifier") for name in ("cutoffs", "tie_embeddings", "tie_projections")),
 }

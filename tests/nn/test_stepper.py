@@ -1,0 +1,329 @@
+"""A token read by the stepper is a token read behind a memory."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.nn import Stepper, TransformerXL, build_model
+from transformer_xl.nn.lengths import Lengths
+from transformer_xl.nn.stepper import CallingStepper, FixedStepper, RingStepper
+
+B = 3
+CONFIG = ModelConfig(
+    vocab_size=23,
+    n_layer=2,
+    n_head=2,
+    d_model=12,
+    d_inner=20,
+    mem_len=6,
+    dropout=0.0,
+    init_std=0.4,
+    proj_init_std=0.4,
+)
+VARIANTS = {
+    "post-norm": {},
+    "pre-norm": {"norm_first": True, "final_norm": True},
+    "raw queries": {"norm_first": True, "quirks": ("raw_queries",)},
+    "a pair of biases for each layer": {"tie_biases": False},
+    "starting with zeros": {"start_memory": "zeros"},
+    "clamped distances": {"clamp_len": 3},
+    "limited attention": {"attn_len": 4},
+    "attention limited to the memory": {"attn_len": 6},
+    "no memory": {"mem_len": 0},
+    "learned distances": {"attn_type": 1, "n_positions": 9},
+    "clusters": {"cutoffs": (5, 11), "div_val": 2},
+}
+
+
+# Those whose model is called for each token.
+CALLED = {
+    "sinusoids of positions": {"attn_type": 2},
+    "learned positions": {"attn_type": 3, "n_positions": 9},
+}
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request):
+    return torch.device(request.param)
+
+
+@pytest.fixture(params=VARIANTS)
+def model(request, device):
+    return TransformerXL(replace(CONFIG, **VARIANTS[request.param])).double().eval().to(device)
+
+
+@pytest.fixture(params=[False, True], ids=["ring", "fixed"])
+def is_fixed(request):
+    return request.param
+
+
+@pytest.fixture
+def paper(device):
+    return TransformerXL(CONFIG).double().eval().to(device)
+
+
+def drawn(model, n):
+    return torch.randint(model.config.vocab_size, (B, n), device=model.device)
+
+
+@torch.no_grad()
+def after_prompt(model, length, forgetful=None):
+    mems = model.keep(model.start_memory(B))
+    if length:
+        _, mems = model.read(drawn(model, length), mems)
+    return mems if forgetful is None else mems.reset(forgetful)
+
+
+@torch.no_grad()
+def one_by_one(model, mems, tokens, **lengths):
+    found = []
+    for token in tokens.T:
+        hidden, mems = model.read(token[:, None].contiguous(), mems, **lengths)
+        found.append(hidden[:, 0])
+    return torch.stack(found), mems
+
+
+def stepper_of(model, mems, is_fixed=False, **lengths):
+    return Stepper.of(model, Lengths.of(model.config, **lengths), mems, is_fixed=is_fixed)
+
+
+def read(stepper, tokens):
+    return torch.stack([stepper(token) for token in tokens.T])
+
+
+def assert_same_memory(one, other):
+    one, other = one.state_dict(), other.state_dict()
+    for name in ("keys", "values"):
+        torch.testing.assert_close(one[name], other[name], rtol=0, atol=1e-12)
+    forgotten = [
+        None if x is None or not x.any() else x for x in (one["forgotten"], other["forgotten"])
+    ]
+    torch.testing.assert_close(*forgotten)
+
+
+@pytest.mark.parametrize("prompt", [0, 2, 11])
+@pytest.mark.parametrize("forgetful", [None, [1]])
+def test_a_token_gets_the_hidden_states_that_it_gets_behind_a_memory(
+    model, prompt, forgetful, is_fixed
+):
+    mems = after_prompt(model, prompt, forgetful)
+    # Three times around the ring and a little further.
+    tokens = drawn(model, 3 * (model.config.mem_len + 1) + 2)
+    expected, after = one_by_one(model, mems, tokens)
+    stepper = stepper_of(model, mems, is_fixed)
+    torch.testing.assert_close(read(stepper, tokens), expected, rtol=0, atol=1e-12)
+    assert_same_memory(stepper.memory(), after)
+
+
+@pytest.mark.parametrize(
+    "lengths", [{"mem_len": 4}, {"mem_len": 9, "attn_len": 5}, {"clamp_len": 2}], ids=str
+)
+def test_lengths_may_be_others_than_the_configured(paper, lengths, is_fixed):
+    mems = after_prompt(paper, 11).last(4)
+    tokens = drawn(paper, 25)
+    expected, after = one_by_one(paper, mems, tokens, **lengths)
+    stepper = stepper_of(paper, mems, is_fixed, **lengths)
+    torch.testing.assert_close(read(stepper, tokens), expected, rtol=0, atol=1e-12)
+    assert_same_memory(stepper.memory(), after)
+
+
+@pytest.mark.parametrize("read_before", [0, 3, 16])
+def test_the_model_and_a_stepper_take_turns(paper, read_before, is_fixed):
+    tokens = drawn(paper, 30)
+    mems = after_prompt(paper, 2)
+    expected, _ = one_by_one(paper, mems, tokens)
+    stepper = stepper_of(paper, mems, is_fixed)
+    found = [stepper(token) for token in tokens.T[:read_before]]
+    middle, mems = one_by_one(paper, stepper.memory(), tokens[:, read_before : read_before + 5])
+    stepper = stepper_of(paper, mems, is_fixed)
+    found = [*found, *middle, *(stepper(token) for token in tokens.T[read_before + 5 :])]
+    torch.testing.assert_close(torch.stack(found), expected, rtol=0, atol=1e-12)
+
+
+def test_a_stream_that_is_reset_begins_anew_and_no_other_does(paper, is_fixed):
+    mems = after_prompt(paper, 11)
+    tokens = drawn(paper, 24)
+    first, behind = one_by_one(paper, mems, tokens[:, :5])
+    second, behind = one_by_one(paper, behind.reset([0, 2]), tokens[:, 5:])
+    stepper = stepper_of(paper, mems, is_fixed)
+    torch.testing.assert_close(read(stepper, tokens[:, :5]), first, rtol=0, atol=1e-12)
+    stepper.reset([0, 2])
+    torch.testing.assert_close(read(stepper, tokens[:, 5:]), second, rtol=0, atol=1e-12)
+    assert_same_memory(stepper.memory(), behind)
+
+
+def test_a_reset_stream_is_one_that_never_read(paper, is_fixed):
+    stepper = stepper_of(paper, after_prompt(paper, 11), is_fixed)
+    stepper.reset(torch.tensor([False, True, False], device=paper.device))
+    tokens = drawn(paper, 9)
+    fresh, _ = one_by_one(paper, paper.keep(paper.start_memory(B)), tokens)
+    torch.testing.assert_close(read(stepper, tokens)[:, 1], fresh[:, 1], rtol=0, atol=1e-12)
+
+
+def test_what_a_stepper_was_made_from_stays_as_it_was(paper, is_fixed):
+    mems = after_prompt(paper, 11)
+    before = {name: x.clone() for name, x in mems.state_dict().items() if x is not None}
+    read(stepper_of(paper, mems, is_fixed), drawn(paper, 10))
+    for name, x in before.items():
+        assert torch.equal(mems.state_dict()[name], x)
+
+
+def test_half_precision_stays_what_it_is(device, is_fixed):
+    torch.manual_seed(0)
+    model = TransformerXL(CONFIG).bfloat16().eval().to(device)
+    mems = after_prompt(model, 4)
+    tokens = drawn(model, 9)
+    expected, _ = one_by_one(model, mems, tokens)
+    found = read(stepper_of(model, mems, is_fixed), tokens)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, rtol=0.05, atol=0.1)
+
+
+@pytest.mark.gpu
+def test_a_step_on_a_gpu_waits_for_nothing(paper, is_fixed):
+    if paper.device.type == "cpu":
+        pytest.skip("a processor waits for itself")
+    stepper = stepper_of(paper, after_prompt(paper, 11), is_fixed)
+    token = drawn(paper, 1)[:, 0]
+    stepper(token)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        stepper(token)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_tokens_that_are_not_one_for_each_stream_are_refused(tiny_config, is_fixed):
+    model = TransformerXL(tiny_config).eval()
+    stepper = stepper_of(model, model.start_memory(2), is_fixed)
+    with pytest.raises(ValueError, match=r"shape \(1,\) must be one for each of the 2 streams"):
+        stepper(torch.tensor([1]))
+    stepper.reset([])
+    assert stepper(torch.tensor([1, 2])).shape == (2, 16)
+
+
+@pytest.mark.parametrize("variant", ["post-norm", "clusters"])
+@pytest.mark.parametrize("token", [-1, 23, 77])
+@torch.no_grad()
+def test_a_token_outside_the_vocabulary_is_refused_and_leaves_no_trace(variant, token, is_fixed):
+    model = TransformerXL(replace(CONFIG, **VARIANTS[variant])).eval()
+    stepper, other = (stepper_of(model, model.start_memory(B), is_fixed) for _ in range(2))
+    with pytest.raises(IndexError):
+        stepper(torch.tensor([0, token, 1]))
+    tokens = torch.tensor([3, 4, 5])
+    assert torch.equal(stepper(tokens), other(tokens))
+    assert_same_memory(stepper.memory(), other.memory())
+
+
+@pytest.mark.parametrize("settings", [*CALLED.values(), {"kind": "lstm"}], ids=str)
+@pytest.mark.parametrize("prompt", [0, 11])
+@torch.no_grad()
+def test_a_model_without_keys_is_called(settings, prompt):
+    lstm = ModelConfig(kind="lstm", vocab_size=23, n_layer=2, d_model=12, dropout=0.0)
+    config = lstm if "kind" in settings else replace(CONFIG, **settings)
+    model = build_model(config).double().eval()
+    mems = model.start_memory(B)
+    if prompt:
+        _, mems = model.read(drawn(model, prompt), mems)
+    tokens = drawn(model, 15)
+    expected, after = one_by_one(model, mems, tokens)
+    stepper = stepper_of(model, mems)
+    assert isinstance(stepper, CallingStepper)
+    torch.testing.assert_close(read(stepper, tokens), expected, rtol=0, atol=1e-12)
+    assert torch.equal(stepper.memory().state_dict()["states"], after.state_dict()["states"])
+
+
+def test_a_model_of_which_a_part_is_hooked_is_called(paper):
+    calls = []
+    paper.layers[1].feed_forward.outer.register_forward_hook(lambda *_: calls.append(1))
+    stepper = stepper_of(paper, paper.start_memory(B))
+    assert isinstance(stepper, CallingStepper)
+    stepper(drawn(paper, 1)[:, 0])
+    assert calls == [1]
+
+
+def test_whether_a_step_has_fixed_shapes_is_chosen_by_the_machine(paper):
+    lengths, mems = Lengths.of(paper.config), paper.start_memory(B)
+    expected = FixedStepper if paper.device.type == "cuda" else RingStepper
+    assert type(Stepper.of(paper, lengths, mems)) is expected
+
+
+@torch.no_grad()
+def test_reading_moves_nothing_until_the_state_is_taken(paper, is_fixed):
+    paper.config = replace(CONFIG, reset_at=5)
+    stepper, other = (stepper_of(paper, after_prompt(paper, 0), is_fixed) for _ in range(2))
+    tokens = drawn(paper, 30)
+    tokens[1, 9] = tokens[2, 20] = 5
+    for token in tokens.T:
+        hidden, state = stepper.read(token)
+        again, _ = stepper.read(token)
+        assert torch.equal(hidden, again)
+        stepper.state = state
+        assert torch.equal(other(token), hidden)
+    assert_same_memory(stepper.memory(), other.memory())
+
+
+@pytest.mark.parametrize("rows", [[2, 0, 1], [1], [0, 0, 2, 1, 1], torch.tensor([2, 2])], ids=str)
+@pytest.mark.parametrize("prompt", [0, 11])
+@torch.no_grad()
+def test_streams_are_reordered_by_rows(paper, is_fixed, prompt, rows):
+    model, mems = paper, after_prompt(paper, prompt, [1])
+    stepper = stepper_of(model, mems, is_fixed)
+    tokens = drawn(model, 9)
+    read(stepper, tokens[:, :4])
+    before = stepper.memory()
+    _, expected = one_by_one(model, mems, tokens[:, :4])
+    chosen = stepper.select(rows)
+    later = tokens[torch.as_tensor(rows), 4:]
+    hidden, expected = one_by_one(model, expected.select(rows), later)
+    torch.testing.assert_close(read(chosen, later), hidden, rtol=0, atol=1e-12)
+    for row in range(len(rows)):
+        one, other = chosen.memory([row]), expected.select([row])
+        assert_same_memory(one.seen(), other.seen())
+    # Neither moves the other.
+    assert_same_memory(stepper.memory(), before)
+
+
+@pytest.mark.parametrize("mem_len", [0, 6, 100])
+@torch.no_grad()
+def test_streams_come_and_go_by_rows(device, is_fixed, mem_len):
+    model = TransformerXL(replace(CONFIG, mem_len=mem_len)).double().eval().to(device)
+    generator = torch.Generator().manual_seed(mem_len)
+    alone = [model.keep(model.start_memory(1)) for _ in range(B)]
+    stepper = stepper_of(model, model.start_memory(B), is_fixed)
+    for step in range(150):
+        if step % 11 == 0:
+            # Another stream, with a past of its own.
+            row, n = (int(torch.randint(most, (), generator=generator)) for most in (B, 130))
+            alone[row] = model.keep(model.start_memory(1))
+            if n % 5:
+                text = torch.randint(23, (1, n), generator=generator).to(device)
+                _, alone[row] = model.read(text, alone[row])
+            stepper.put(row, alone[row])
+        row = step % B
+        if step % 29 == 7:
+            stepper.reset([row])
+            alone[row] = alone[row].reset([0])
+        token = torch.randint(23, (B,), generator=generator).to(device)
+        hidden = stepper(token)
+        for n in range(B):
+            expected, alone[n] = model.read(token[n : n + 1, None], alone[n])
+            torch.testing.assert_close(hidden[n : n + 1], expected[:, 0], rtol=0, atol=1e-11)
+        assert_same_memory(stepper.memory([row]).seen(), alone[row].seen())
+
+
+@torch.no_grad()
+def test_the_ring_is_no_larger_than_the_texts_need(device):
+    model = TransformerXL(replace(CONFIG, mem_len=1000)).eval().to(device)
+    stepper = stepper_of(model, model.start_memory(2))
+    tokens = torch.zeros(2, 1001, dtype=torch.int64, device=device)
+    assert stepper._room == 64
+    read(stepper, tokens[:, :600])
+    assert stepper._room == 1001
+    for _ in range(101):
+        # Short texts: once the ring has gone round, it becomes smaller.
+        stepper.reset([0, 1])
+        read(stepper, tokens[:, :10])
+    assert stepper._room == 64
