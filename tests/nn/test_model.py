@@ -328,7 +328,22 @@ def _replaced(model):
         layer.attention.r_proj.weight.data = layer.attention.r_proj.weight * 1.5
 
 
-@pytest.mark.parametrize("change", [_optimized, _loaded, _replaced, lambda model: model.double()])
+def _fused(model):
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    torch.optim.AdamW(model.parameters(), lr=0.01, fused=True).step()
+
+
+def _written_over(model):
+    for layer in model.layers:
+        # Which PyTorch does not count as a change.
+        layer.attention.r_proj.weight.data.mul_(1.5)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_optimized, _fused, _loaded, _replaced, _written_over, lambda model: model.double()],
+)
 def test_positions_are_projected_anew_when_the_weights_have_changed(model, change):
     segment = tokens()
 

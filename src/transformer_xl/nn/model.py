@@ -24,7 +24,7 @@ from transformer_xl.nn.positions import (
     relative_positions,
 )
 from transformer_xl.nn.segment import Segment
-from transformer_xl.nn.wrapping import adapters, is_plain
+from transformer_xl.nn.wrapping import adapters
 from transformer_xl.ops import dropout
 
 
@@ -216,6 +216,8 @@ class TransformerXL(LanguageModel):
             return memory
         keys, values = [], []
         with evaluating(self):
+            if self.config.attn_type == 0 and not torch.compiler.is_compiling():
+                self._projected.renew(self._probe())
             for layer, state in zip(self.layers, memory.states, strict=True):
                 for kept, x in zip((keys, values), layer.keys_and_values(state), strict=True):
                     kept.append(x.permute(2, 0, 1, 3).contiguous())
@@ -307,11 +309,12 @@ class TransformerXL(LanguageModel):
         return [layer.attention.positions(encoding) for layer in self.layers]
 
     def _fixed_keys(self, S: int, clamp_len: int | None) -> list[Float[Tensor, "S H K"]]:
-        """Project as :meth:`_drawn_keys` does, once for all calls with the same weights."""
+        """Project as :meth:`_drawn_keys` does, once for all calls with the same weights.
+
+        Whether they still are, :meth:`keep` has seen to: all keys and values come from there.
+        """
         # What was projected in half precision stays so, and is of no use outside autocast.
         key = clamp_len, torch.is_autocast_enabled(self.device.type)
-        if not torch.compiler.is_compiling():
-            self._projected.renew(self._positions_version())
         projected = self._projected.find(key, S)
         if projected is None:
             # The table grows in powers of two, as a memory that fills up asks for more.
@@ -333,24 +336,14 @@ class TransformerXL(LanguageModel):
             layer.attention.positions(encoding).transpose(0, 1).contiguous().transpose(0, 1)
             for layer in self.layers
         ]
-        if not torch.compiler.is_compiling():
-            self._projected.renew(self._positions_version())
         self._projected.put((clamp_len, torch.is_autocast_enabled(self.device.type)), projected)
         return projected
 
-    def _positions_version(self) -> list[Any]:
-        """Return what changes when the weights do that project positions."""
-        version = []
-        for layer in self.layers:
-            r_proj = layer.attention.r_proj
-            plain = is_plain(r_proj)
-            for weight in (r_proj.weight,) if plain else r_proj.parameters():
-                # What is made in inference mode does not count how often it is written.
-                written = -1 if weight.is_inference() else weight._version
-                version.append((weight.data_ptr(), written))
-            if not plain:
-                version.append((id(r_proj), adapters(r_proj)))
-        return version
+    def _probe(self) -> Float[Tensor, "N HK"]:
+        """Return what changes when the weights do that project positions, however that came."""
+        probe = torch.linspace(1, 2, self.config.d_model, device=self.device, dtype=self.dtype)
+        with torch.autocast(self.device.type, enabled=False):
+            return torch.stack([layer.attention.r_proj(probe) for layer in self.layers])
 
     def _encoding(self, S: int, clamp_len: int | None) -> Float[Tensor, "S D"]:
         is_exact = "exact_frequencies" in self.config.quirks

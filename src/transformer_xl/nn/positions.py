@@ -36,12 +36,14 @@ class ProjectedPositions:
 
     def __init__(self) -> None:
         self._tables: dict[Any, list[Tensor]] = {}
-        self._version: Any = None
+        self._probe: Tensor | None = None
 
-    def renew(self, version: Any) -> None:
-        """Forget what was projected with another version of the weights."""
-        if version != self._version:
-            self._tables, self._version = {}, version
+    def renew(self, probe: Tensor) -> None:
+        """Forget what was projected with other weights, which project a probe to another one."""
+        old = self._probe
+        is_alike = old is not None and (old.device, old.dtype) == (probe.device, probe.dtype)
+        if old is None or not is_alike or not torch.equal(old, probe):
+            self._tables, self._probe = {}, probe
 
     def find(self, key: Any, S: int) -> list[Float[Tensor, "S H K"]] | None:
         """Return what was projected for each layer, if it was for so many positions."""
