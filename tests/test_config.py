@@ -207,7 +207,7 @@ def test_a_recipe_with_the_settings_of_old_models_survives_writing_and_reading(s
 
 
 def parsed(*words):
-    return parse(["train", "demo", "--out", "nowhere", *words])
+    return parse(["train", "demo", "--out", "nowhere", *words]).config()
 
 
 def test_settings_of_old_models_may_come_from_the_command_line():

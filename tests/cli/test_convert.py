@@ -50,12 +50,12 @@ def test_a_preset_sets_the_lengths_and_a_flag_overrides_it(txl, shared, tmp_path
 
     command = parse(["eval", str(tmp_path / "model"), "--preset", "lm1b-large"])
     # TensorFlow shows a token as many others and itself.
-    assert (command.eval.mem_len, command.eval.attn_len) == (128, 129)
-    assert command.eval.clamp_len == NO_LIMIT
+    assert (command.settings.mem_len, command.settings.attn_len) == (128, 129)
+    assert command.settings.clamp_len == NO_LIMIT
     command = parse(
         ["eval", str(tmp_path / "model"), "--preset=wt103-large", "--eval.mem_len", "9"]
     )
-    assert (command.eval.mem_len, command.eval.clamp_len) == (9, 1000)
+    assert (command.settings.mem_len, command.settings.clamp_len) == (9, 1000)
     ended = txl("eval", tmp_path / "model", "--preset", "wt104")
     assert ended.code == 2
     assert "'wt104' is no preset; there are enwik8-base" in ended.err

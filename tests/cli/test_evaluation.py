@@ -142,8 +142,8 @@ def test_eval_by_position_adds_the_losses_by_place(txl, trained, text):
     [
         (["--eval.window", 0], "window=0 must be above 0"),
         (["--eval.window", 3, "--eval.dynamic", "sgd"], "are two ways to evaluate"),
-        (["--eval.dynamic", "adam"], "eval.dynamic='adam' is unknown"),
-        (["--eval.dynamic", "sgd", "--eval.dynamic_lr", -1], "dynamic_lr=-1 must be at least 0"),
+        (["--eval.dynamic", "adam"], "invalid choice 'adam' for argument '--eval.dynamic'"),
+        (["--eval.dynamic", "sgd", "--eval.dynamic_lr", -1], "dynamic_lr=-1.0 must be at least 0"),
         (["--eval.dynamic", "sgd", "--weights", "int8"], "weights in fewer bits cannot learn"),
         (["--eval.split", "test"], "and --file another text: leave out one"),
     ],

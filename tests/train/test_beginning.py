@@ -137,10 +137,11 @@ def test_a_model_that_is_not_there_is_named_before_anything_is_written(tmp_path,
 def test_the_command_takes_a_model_in_place_of_a_recipe(tmp_path, trained, other_text, part):
     words = ["train", str(trained / part), "--out", str(tmp_path / "second")]
     command = parse([*words, "--data.path", str(other_text), "--train.steps", "2"])
-    assert command.model == load_model(trained).config
-    assert command.train.init_from == str(trained / "model" / "best") == command.data.tokenizer
-    assert command.train.lr == 1e-2, "as the run that made the model"
-    assert command.data.path == str(other_text)
+    config = command.config()
+    assert config.model == load_model(trained).config
+    assert config.train.init_from == str(trained / "model" / "best") == config.data.tokenizer
+    assert config.train.lr == 1e-2, "as the run that made the model"
+    assert config.data.path == str(other_text)
     assert command.run() is None
     assert (tmp_path / "second" / "report.html").is_file()
 
@@ -148,8 +149,8 @@ def test_the_command_takes_a_model_in_place_of_a_recipe(tmp_path, trained, other
 def test_a_recipe_comes_before_a_run_of_its_name(tmp_path, trained, monkeypatch):
     shutil.copytree(trained, tmp_path / "demo")
     monkeypatch.chdir(tmp_path)
-    assert parse(["train", "demo", "--out", "x"]).train.init_from is None
-    assert parse(["train", "./demo", "--out", "x"]).train.init_from == "demo/model/best"
+    assert parse(["train", "demo", "--out", "x"]).config().train.init_from is None
+    assert parse(["train", "./demo", "--out", "x"]).config().train.init_from == "demo/model/best"
 
 
 def test_the_default_prompt_is_one_that_the_vocabulary_knows(tmp_path):
@@ -158,7 +159,7 @@ def test_the_default_prompt_is_one_that_the_vocabulary_knows(tmp_path):
     vocab = imported_vocab(["cat", "mat"], words, "here", Wishes(), lower_case=False)
     TransformerXL(config).save_pretrained(tmp_path / "model", vocab)
     command = parse(["train", str(tmp_path / "model"), "--out", "x", "--data.path", "y"])
-    assert command.generate.prompt == "cat"
+    assert command.config().generate.prompt == "cat"
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,25 @@
-"""The command `txl`: one verb for each thing one does with a model."""
+"""The command `txl`: one subcommand for each thing one does with a model."""
 
-import dataclasses
-import difflib
 import inspect
 import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from itertools import pairwise
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, Union, runtime_checkable
 
 from transformer_xl.cli.output import say
 from transformer_xl.files import is_disk_full, require_model_place
+
+_DESCRIPTION = """\
+Transformer-XL: train a language model that remembers, evaluate it, generate text with it.
+
+txl COMMAND --help says more. To begin: txl train demo --out runs/demo
+
+exit codes: 0 done, 1 failed, 2 misused, 130 stopped by Ctrl-C
+
+completion for a shell: txl --tyro-print-completion bash (or zsh, tcsh)
+"""
 
 
 @runtime_checkable
@@ -38,63 +44,33 @@ def parse(argv: list[str]) -> Command:
 
     Raises:
         SystemExit: Help was asked for (0) or the line is wrong (2).
-        ValueError: The recipe is wrong.
-        OSError: The recipe cannot be read.
     """
     # The rest of the file must be ready for Ctrl-C before this takes its time.
     import tyro
 
-    verbs = _verbs()
-    if not argv or argv[0] in ("-h", "--help"):
-        print(_overview(verbs))
-        raise SystemExit(0 if argv else 2)
-    verb, rest = argv[0], argv[1:]
-    if verb == "--version":
-        from transformer_xl import __version__
-
-        print(__version__)
-        raise SystemExit(0)
-    if verb not in verbs:
-        near = difflib.get_close_matches(verb, verbs, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(verbs)}"
-        say(f"txl: {verb!r} is no command; {hint}")
-        raise SystemExit(2)
-    kind = verbs[verb]
-    prog, subject = f"txl {verb}", None
-    # Such as bench evaluation-speed, which takes no recipe.
-    if rest and rest[0] in (parts := getattr(kind, "parts", {})):
-        prog, kind = f"{prog} {rest[0]}", parts[rest.pop(0)]
-    if takes := getattr(kind, "takes", None):
-        asks_help = rest[:1] in (["-h"], ["--help"])
-        if not asks_help:
-            if not rest or rest[0].startswith("-"):
-                say(f"{prog}: {takes} comes first, as in: {kind.examples[0]}")
-                raise SystemExit(2)
-            subject = rest.pop(0)
-        prog += f" {subject or takes}"
-    _check_words(kind, rest)
-    default = _defaults(kind, takes, subject, rest) if takes else None
-    description = f"{inspect.getdoc(kind)}\n\nExamples:\n" + "\n".join(
-        f"  {example}" for example in kind.examples
+    kinds = tuple(
+        Annotated[kind, tyro.conf.subcommand(name, description=_Description(kind))]
+        for name, kind in commands().items()
     )
+    command: Any = Union[kinds]  # noqa: UP007  (of a tuple)
     return tyro.cli(
-        kind,
-        prog=prog,
-        description=description,
-        args=rest,
-        default=default,
+        command,
+        prog="txl",
+        description=_DESCRIPTION,
+        args=argv,
         use_underscores=True,
         config=(tyro.conf.FlagCreatePairsOff,),
     )
 
 
-def _verbs() -> dict[str, Any]:
+def commands() -> dict[str, Any]:
+    """Return the classes of the commands by their names."""
     from transformer_xl.cli.bench import Bench
     from transformer_xl.cli.compressing import Compress, Decompress
     from transformer_xl.cli.estimating import Estimate
     from transformer_xl.cli.evaluation import Eval, Report
     from transformer_xl.cli.exporting import Export
-    from transformer_xl.cli.models import Generate
+    from transformer_xl.cli.generating import Generate
     from transformer_xl.cli.runs import Convert, Doctor, Prepare, Recipes, Train
     from transformer_xl.cli.science import Ablate, Recl
     from transformer_xl.cli.serving import Serve
@@ -109,97 +85,43 @@ def _verbs() -> dict[str, Any]:
     return {kind.__name__.lower(): kind for kind in kinds}
 
 
-def _defaults(kind: Any, takes: str, subject: str | None, rest: list[str]) -> Any:
-    """Return a command with the settings of its recipe or run folder."""
-    import tyro
+class _Description(str):
+    """What a command does: a line in the list of commands, and all of it in its own help."""
 
-    from transformer_xl.cli.models import evaluation_of, recipe_of
-    from transformer_xl.config import Config
-    from transformer_xl.recipes import load_recipe
+    __slots__ = ("_kind",)
 
-    if takes == "RECIPE":
-        config = getattr(kind, "load", load_recipe)(subject or "demo")
-    else:
-        config = recipe_of(Path(subject)) if subject and takes == "DIR" else None
-    values: dict[str, Any] = {}
-    for section in dataclasses.fields(Config) if config else ():
-        if section.name in kind.__annotations__:
-            values[section.name] = getattr(config, section.name)
-    if takes != "RECIPE":
-        values[takes.lower()] = Path(subject or takes)
-    if "eval" in kind.__annotations__ and takes == "DIR" and subject:
-        preset = _value_of("--preset", rest)
-        values["eval"] = evaluation_of(Path(subject), config, preset)
-        if begin_with := getattr(kind, "begin_with", None):
-            values["eval"] = begin_with(values["eval"], lambda flag: _value_of(flag, rest))
-    if "settings" in kind.__annotations__:
-        values["prompt_is_given"] = _value_of("--prompt", rest) is not None
-        values["seed_is_given"] = _value_of("--seed", rest) is not None
-        if config:
-            values["settings"] = config.generate
-    # What is required is still missing, which the constructor would not take.
-    command = object.__new__(kind)
-    for field in dataclasses.fields(kind):
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        is_required = default is dataclasses.MISSING
-        missing = tyro.MISSING if is_required else default
-        setattr(command, field.name, values.get(field.name, missing))
-    return command
+    def __new__(cls, kind: Any) -> "_Description":
+        description = super().__new__(cls, (kind.__doc__ or "").partition("\n")[0])
+        description._kind = kind
+        return description
 
-
-def _check_words(kind: Any, words: list[str]) -> None:
-    """Refuse values of ``--section.key`` as their section would: it says more than the parser."""
-    from transformer_xl.config.checks import check_word
-
-    for word, following in pairwise([*words, ""]):
-        name, equals, value = word.partition("=")
-        section, is_setting, key = name.removeprefix("--").partition(".")
-        held = getattr(kind, "__annotations__", {}).get(section)
-        held = getattr(held, "__origin__", held)
-        value = value if equals else following
-        is_one = name.startswith("--") and is_setting and not value.startswith("--")
-        if is_one and dataclasses.is_dataclass(held):
-            check_word(f"{section}.{key}", value, held, key)  # pyright: ignore[reportArgumentType]
-
-
-def _value_of(flag: str, words: list[str]) -> str | None:
-    """Find what is given for a flag, of which others take their defaults."""
-    for word, following in pairwise([*words, ""]):
-        name, equals, value = word.partition("=")
-        if name == flag:
-            return value if equals else following
-    return None
-
-
-def _overview(verbs: dict[str, Any]) -> str:
-    lines = [
-        "usage: txl COMMAND ...",
-        "",
-        "Transformer-XL: train a language model that remembers, measure it, let it write.",
-        "",
-        *(f"  {verb:12}{(inspect.getdoc(kind) or '').splitlines()[0]}"
-          for verb, kind in verbs.items()),
-        "",
-        "txl COMMAND --help says more. To begin: txl train demo --out runs/demo",
-        "exit codes: 0 done, 1 failed, 2 misused, 130 stopped by Ctrl-C",
-    ]  # fmt: skip
-    return "\n".join(lines)
+    def __call__(self) -> str:
+        # The parser calls what can be called when it prints the help of the command.
+        examples = "".join(f"\n  {example}" for example in self._kind.examples)
+        return f"{inspect.getdoc(self._kind)}\n\nExamples:{examples}"
 
 
 def _run(argv: list[str]) -> int:
+    if argv == ["--version"]:
+        from transformer_xl import __version__
+
+        print(__version__)
+        return 0
+    from transformer_xl.cli.given import check_given
+
     try:
-        command = parse(argv)
-        if getattr(command, "takes", None) == "DIR":
-            require_model_place(command.dir)  # pyright: ignore[reportAttributeAccessIssue]
-        try:
-            return command.run() or 0
-        except KeyboardInterrupt:
-            has_saved = getattr(command, "has_saved", lambda: False)
-            raise KeyboardInterrupt("; what was saved before is intact" * has_saved()) from None
+        command = parse(argv or ["--help"])
     except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+        return code if argv else 2
+    check_given(command)
+    if (folder := getattr(command, "dir", None)) is not None:
+        require_model_place(folder)
+    try:
+        return command.run() or 0
+    except KeyboardInterrupt:
+        has_saved = getattr(command, "has_saved", lambda: False)
+        raise KeyboardInterrupt("; what was saved before is intact" * has_saved()) from None
 
 
 def _guarded(run: Callable[[], int]) -> int:

@@ -1,21 +1,34 @@
 """The command that measures speed: bench."""
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from transformer_xl.cli.evaluation import READ_BY_SEGMENTS, refuse_others, taken_only
+from transformer_xl.cli.given import (
+    READ_BY_SEGMENTS,
+    Given,
+    Recipe,
+    RecipeCommand,
+    nothing,
+    refuse_others,
+)
 from transformer_xl.cli.output import say, show
-from transformer_xl.cli.runs import Value
-from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
+from transformer_xl.config import (
+    Config,
+    EvalConfig,
+    GenerateConfig,
+    ModelConfig,
+)
+from transformer_xl.config.checks import Count, check, no_type_check
 from transformer_xl.recipes import load_recipe
 
 _ENWIK8 = ModelConfig(vocab_size=204, clamp_len=820)
 """The paper's model of 12 layers for enwik8."""
+_TABLE_9 = "evaluation-speed"
 _TOP = 20
 """Operators that are shown."""
 _WHERE = 4
@@ -24,73 +37,43 @@ _TEXTS = ("", "shape", "dtype", "part", "operator", "most of it in")
 """Columns that are no numbers."""
 
 
-@dataclass(kw_only=True)
+@no_type_check
+@dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationSpeed:
-    """Measure the paper's Table 9: how many times slower windows evaluate than a memory.
+    """How the paper's Table 9 is measured; options of ``txl bench evaluation-speed``."""
 
-    A model without memory reads a window anew for every token (Al-Rfou et al., 2018); ours reads
-    each token once. Both attend to equally many keys, have the same shape and random weights, and
-    take turns. The shape is that of the paper's enwik8 model of 12 layers; --model gives another.
-    """
-
-    examples: ClassVar = (
-        "txl bench evaluation-speed",
-        "txl bench evaluation-speed --attn_lens 200 400 --model.n_layer 4 --model.d_model 128",
-        "txl bench evaluation-speed --out table-9.json --precision bfloat16",
-    )
-
-    attn_lens: tuple[int, ...] = (800, 1800, 2800, 3800)
+    attn_lens: tuple[Count, ...] = (800, 1800, 2800, 3800)
     """Keys that each token attends to: the paper's."""
-    segment_len: int = 128
+    segment_len: Count = 128
     """Tokens that the model with memory reads at once: as its authors evaluate."""
-    batch_size: int = 1
-    """Streams that it reads side by side."""
-    windows: tuple[int, ...] = (1, 4)
-    """Windows read side by side: each number is tried, the fastest counts."""
-    rounds: int = 3
+    batch_size: Count = 1
+    """Streams that it reads batched."""
+    windows: tuple[Count, ...] = (1, 4)
+    """Windows read batched: each number is tried, the fastest counts."""
+    rounds: Count = 3
     """Turns that count, after one that does not."""
     precision: Literal["auto", "float32", "bfloat16"] = "float32"
     """What products are computed in."""
     out: Path | None = None
     """Write the result to this JSON file, too."""
-    json: bool = False
-    """Print the result as one JSON object on the last line."""
-    model: Annotated[ModelConfig, Value] = field(default_factory=lambda: _ENWIK8)
 
-    def run(self) -> None:
-        """Measure and print."""
-        from transformer_xl.bench import evaluation_speed
-        from transformer_xl.device import keep_freed_memory
-        from transformer_xl.files import replace_file
-
-        keep_freed_memory()
-        result = evaluation_speed(
-            self.model,
-            self.attn_lens,
-            segment_len=self.segment_len,
-            batch_size=self.batch_size,
-            windows=self.windows,
-            rounds=self.rounds,
-            precision=self.precision,
-            say=say,
-        )
-        _show_slowdowns(result)
-        if self.out:
-            replace_file(self.out, (dumps(result, indent=2) + "\n").encode())
-            say(f"wrote {self.out}")
-        if self.json:
-            show(result, as_json=True)
+    def __post_init__(self) -> None:
+        check(self)
 
 
 @dataclass(kw_only=True)
-class Bench:
+class Bench(RecipeCommand):
     """Measure how fast a recipe trains, evaluates and writes on this machine.
 
     The tokens are random and the memory is full, so no text is needed. Beside it stands what the
     machine can do: its largest rate of matrix products, of which training and evaluation should
     reach much, and how fast it reads, which is what writing waits for.
 
-    In place of a recipe, evaluation-speed measures the paper's Table 9.
+    In place of a recipe, evaluation-speed measures the paper's Table 9: how many times slower
+    windows evaluate than a memory. A model without memory reads a window anew for every token
+    (Al-Rfou et al., 2018); ours reads each token once. Both attend to equally many keys, have the
+    same shape and random weights, and take turns. The shape is that of the paper's enwik8 model of
+    12 layers; --model gives another.
     """
 
     examples: ClassVar = (
@@ -98,59 +81,97 @@ class Bench:
         "txl bench mine.toml --train.precision float32 --model.mem_len 1024 --json",
         "txl bench demo --profile",
         "txl bench evaluation-speed",
+        "txl bench evaluation-speed --attn_lens 200 400 --model.n_layer 4 --model.d_model 128",
+        "txl bench evaluation-speed --out table-9.json --precision bfloat16",
     )
-    takes: ClassVar = "RECIPE"
-    parts: ClassVar = {"evaluation-speed": EvaluationSpeed}
 
-    steps: int = 7
-    """Steps of each that count, after two that do not."""
+    recipe: Recipe
+    """A recipe by its name or file, or evaluation-speed."""
+    steps: int | None = None
+    """Steps of each that count, after two that do not; None: 7."""
     profile: Annotated[
         tuple[Path, ...] | None,
         tyro.conf.arg(metavar="[FILE.json]", help_behavior_hint="(optional)"),
     ] = None
     """Instead, say where the time of a training step goes; write that to the file, too."""
-    json: bool = False
-    """Print the result as one JSON object on the last line."""
-    model: Annotated[ModelConfig, Value]
-    data: Annotated[DataConfig, Value]
-    train: Annotated[TrainConfig, Value]
-    eval: Annotated[EvalConfig, Value] = field(default_factory=EvalConfig)
-
-    @staticmethod
-    def load(subject: str) -> Config:
-        """Return the settings of a recipe, of its evaluation those that are measured."""
-        recipe = load_recipe(subject)
-        return replace(recipe, eval=taken_only(recipe.eval, READ_BY_SEGMENTS))
+    eval: Given[EvalConfig] = field(default_factory=nothing)
+    windows: Annotated[Given[EvaluationSpeed], tyro.conf.OmitArgPrefixes] = field(
+        default_factory=nothing
+    )
 
     def run(self) -> None:
         """Measure and print."""
-        refuse_others(
-            self.eval,
-            READ_BY_SEGMENTS,
-            EvalConfig(),
-            "segments of random tokens are read with one memory; for windows there is "
-            "txl bench evaluation-speed",
-        )
-        from transformer_xl.bench import measure, profile, with_vocabulary
         from transformer_xl.device import keep_freed_memory
+
+        self._check()
+        keep_freed_memory()
+        if self.recipe == _TABLE_9:
+            self._measure_windows()
+        else:
+            self._measure()
+
+    def _check(self) -> None:
+        """Refuse what is not for what is measured."""
+        if self.recipe != _TABLE_9:
+            refuse_others(self.windows, "", (), f"it is for txl bench {_TABLE_9}")
+            refuse_others(
+                self.eval,
+                "eval.",
+                READ_BY_SEGMENTS,
+                "segments of random tokens are read with one memory; for windows there is "
+                f"txl bench {_TABLE_9}",
+            )
+            return
+        given: dict[str, Any] = {
+            f"{section}.{name}": value
+            for section in ("data", "train", "eval")
+            for name, value in getattr(self, section).items()
+        }
+        for name in ("steps", "profile"):
+            if (value := getattr(self, name)) is not None:
+                given[name] = value
+        refuse_others(given, "", (), f"{_TABLE_9} takes no recipe")
+
+    def _measure_windows(self) -> None:
+        from transformer_xl.bench import evaluation_speed
         from transformer_xl.files import replace_file
 
-        keep_freed_memory()
-        files = self.profile or ()
+        settings = EvaluationSpeed(**self.windows)
+        words = {x.name: getattr(settings, x.name) for x in fields(settings)}
+        out, attn_lens = words.pop("out"), words.pop("attn_lens")
+        result = evaluation_speed(replace(_ENWIK8, **self.model), attn_lens, say=say, **words)
+        _show_slowdowns(result)
+        if out:
+            replace_file(out, (dumps(result, indent=2) + "\n").encode())
+            say(f"wrote {out}")
+        if self.json:
+            show(result, as_json=True)
+
+    def config(self) -> Config:
+        """Return the recipe, of its evaluation what is measured, with what is given."""
+        recipe = load_recipe(self.recipe)
+        evaluation = EvalConfig(**{name: getattr(recipe.eval, name) for name in READ_BY_SEGMENTS})
+        return self.changed(replace(recipe, eval=evaluation, generate=GenerateConfig()))
+
+    def _measure(self) -> None:
+        from transformer_xl.bench import measure, profile, with_vocabulary
+        from transformer_xl.files import replace_file
+
+        files, steps = self.profile or (), 7 if self.steps is None else self.steps
         if len(files) > 1:
             raise ValueError(f"--profile takes one file, not {len(files)}")
-        config = Config(model=self.model, data=self.data, train=self.train, eval=self.eval)
-        if not self.model.vocab_size:
+        config = self.config()
+        if not config.model.vocab_size:
             config = with_vocabulary(config)
             say(
                 f"vocab_size={config.model.vocab_size} is taken for the one that the recipe leaves "
                 "to its text; --model.vocab_size gives another"
             )
         if self.profile is None:
-            result = measure(config, self.steps)
+            result = measure(config, steps)
             _show_speed(result)
         else:
-            result = profile(config, self.steps)
+            result = profile(config, steps)
             _show_profile(result)
         for file in files:
             replace_file(file, (dumps(result, indent=2) + "\n").encode())

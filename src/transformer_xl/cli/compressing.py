@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 
-from transformer_xl.cli.models import load
+from transformer_xl.cli.loading import load
 from transformer_xl.cli.output import say, show
 from transformer_xl.files import replace_file, require_model_place
 

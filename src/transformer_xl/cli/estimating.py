@@ -3,9 +3,10 @@
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from transformer_xl.cli.given import RecipeCommand, Value
 from transformer_xl.cli.output import say, show
-from transformer_xl.cli.runs import Value
-from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
+from transformer_xl.config import Config
+from transformer_xl.recipes import load_recipe
 
 if TYPE_CHECKING:
     from transformer_xl.estimate import Plan
@@ -31,7 +32,7 @@ class Assume:
 
 
 @dataclass(kw_only=True)
-class Estimate:
+class Estimate(RecipeCommand):
     """Count what a recipe takes on many GPUs: memory, operations, bytes sent. Nothing is run.
 
     Memory and bytes are counted from the settings, seconds from a data sheet and assumed shares of
@@ -43,40 +44,39 @@ class Estimate:
         "txl estimate paper-wt103-large --gpus 64 --train.parallel fsdp --gpu a100 --json",
         "txl estimate mine.toml --gpus 8 --model.vocab_size 30000 --train.accumulate 4",
     )
-    takes: ClassVar = "RECIPE"
 
     gpus: int = 1
     """Processes, each with a GPU; the streams of the recipe are divided over them."""
     gpu: Literal["a100", "h100", "h200"] = "h100"
     """Which GPU, in machines of eight with a network card each; by its data sheet."""
-    json: bool = False
-    """Print the result as one JSON object on the last line."""
     assume: Annotated[Assume, Value] = field(default_factory=Assume)
-    model: Annotated[ModelConfig, Value]
-    data: Annotated[DataConfig, Value]
-    train: Annotated[TrainConfig, Value]
+
+    def config(self) -> Config:
+        """Return the recipe with what is given; how it evaluates and writes is not counted."""
+        recipe = load_recipe(self.recipe)
+        return self.changed(Config(model=recipe.model, data=recipe.data, train=recipe.train))
 
     def run(self) -> None:
         """Count and print."""
         from transformer_xl.estimate import HARDWARE, Assumed, Plan, summary, with_known_vocabulary
 
-        config = Config(model=self.model, data=self.data, train=self.train)
-        if not self.model.vocab_size:
+        config = self.config()
+        if not config.model.vocab_size:
             config = with_known_vocabulary(config)
             say(
                 f"vocab_size={config.model.vocab_size} is that of the recipe's corpus; "
                 "--model.vocab_size gives another"
             )
-        precision = self.train.precision
+        settings = config.train
         plan = Plan(
             config=config,
             ranks=self.gpus,
-            parallel=self.train.parallel,
-            precision="bfloat16" if precision == "auto" else precision,
+            parallel=settings.parallel,
+            precision="bfloat16" if settings.precision == "auto" else settings.precision,
         )
         hardware, assumed = HARDWARE[self.gpu], Assumed(**asdict(self.assume))
         result = summary(plan, hardware, assumed)
-        if self.train.compile:
+        if settings.compile:
             say("train.compile: the compiler decides what is kept; counted is the plain program")
         if self.json:
             show(result, as_json=True)

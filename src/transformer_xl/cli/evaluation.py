@@ -1,48 +1,26 @@
 """The commands that look at how well a model predicts: eval and report."""
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import tyro
-
-from transformer_xl.cli.models import (
+from transformer_xl.cli.given import READ_BY_SEGMENTS, Folder, Given, nothing, refuse_others
+from transformer_xl.cli.loading import (
     Weights,
     encoded_text,
     evaluation_of,
     load,
     read_text,
-    recipe_of,
     require_text,
 )
 from transformer_xl.cli.output import say, show
-from transformer_xl.cli.runs import Value
 from transformer_xl.config import Config, DataConfig, EvalConfig
+from transformer_xl.recipes import recipe_of
 
 if TYPE_CHECKING:
     from transformer_xl.data import Vocab
     from transformer_xl.nn import LanguageModel
-
-READ_BY_SEGMENTS = ("segment_len", "mem_len", "attn_len", "clamp_len", "ext_len", "batch_size")
-"""Settings of an evaluation that hold wherever a text is read by segments."""
-
-
-def taken_only(settings: EvalConfig, names: Iterable[str]) -> EvalConfig:
-    """Return settings of which the others have their defaults."""
-    return EvalConfig(**{name: getattr(settings, name) for name in names})
-
-
-def refuse_others(settings: EvalConfig, names: Iterable[str], usual: EvalConfig, why: str) -> None:
-    """Refuse a setting that is given where it would change nothing.
-
-    Raises:
-        ValueError: A setting other than those of ``names`` is not as usual.
-    """
-    for field_ in fields(EvalConfig):
-        value = getattr(settings, field_.name)
-        if field_.name not in names and value != getattr(usual, field_.name):
-            raise ValueError(f"--eval.{field_.name} {value} changes nothing here: {why}")
 
 
 @dataclass(kw_only=True)
@@ -65,9 +43,9 @@ class Eval:
         "txl eval runs/demo --eval.dynamic rms --eval.dynamic_lr 1e-4 --eval.dynamic_decay 0.001",
         "txl eval runs/demo --file notes.txt --eval.window 128 --eval.batch_size 16",
     )
-    takes: ClassVar = "DIR"
 
-    dir: tyro.conf.Suppress[Path] = Path()
+    dir: Folder
+    """A model folder or run folder."""
     preset: str | None = None
     """The lengths with which a model was published, such as wt103-large, on prepared text."""
     prepared: bool = False
@@ -80,45 +58,51 @@ class Eval:
     """Add the loss by place in the segment, and by distance from the start of a text."""
     json: bool = False
     """Print the result as one JSON object on the last line."""
-    eval: Annotated[EvalConfig, Value] = field(default_factory=EvalConfig)
-    data: Annotated[DataConfig, Value] = field(default_factory=DataConfig)
+    eval: Given[EvalConfig] = field(default_factory=nothing)
+    data: Given[DataConfig] = field(default_factory=nothing)
 
-    @staticmethod
-    def begin_with(settings: EvalConfig, value_of: Callable[[str], str | None]) -> EvalConfig:
-        """Return what holds of a recipe where the command line does not say otherwise.
+    @cached_property
+    def recipe(self) -> Config | None:
+        """The recipe of the run, if there is one."""
+        return recipe_of(self.dir)
+
+    @cached_property
+    def settings(self) -> EvalConfig:
+        """How it is evaluated: what is given, and else what the recipe says.
 
         Its ``mem_lens`` are for the end of its training. Where it is evaluated by windows, or
         learning, what the recipe says for other ways has no place.
         """
-        if value_of("--file") is not None and value_of("--eval.split") is not None:
-            raise ValueError(
-                "--eval.split names a part of the corpus of the run, and --file another text: "
-                "leave out one of them"
-            )
-        given = {name: value_of(f"--eval.{name}") for name in ("window", "dynamic")}
-        asked = {name: getattr(settings, name) if x is None else x for name, x in given.items()}
+        settings = evaluation_of(self.dir, self.recipe, self.preset)
+        window, dynamic = (self.eval.get(x, getattr(settings, x)) for x in ("window", "dynamic"))
         drop = ["mem_lens"]
-        if asked["window"] not in (None, "None"):
+        if window is not None:
             drop += ["segment_len", "mem_len", "ext_len"]
-        if asked["dynamic"] not in (None, "None"):
+        if dynamic is not None:
             drop += ["batch_size", "ext_len"]
-        if asked["dynamic"] != "rms":
+        if dynamic != "rms":
             drop += ["dynamic_eps", "dynamic_tokens"]
-        if asked["dynamic"] in (None, "None"):
+        if dynamic is None:
             drop += ["dynamic_lr", "dynamic_decay"]
-        return taken_only(settings, {each.name for each in fields(EvalConfig)} - {*drop})
+        held = {each.name for each in fields(EvalConfig)} - {*drop}
+        # At once: a setting of the recipe may be refused beside one that is given.
+        return EvalConfig(**{name: getattr(settings, name) for name in held} | self.eval)
+
+    @cached_property
+    def text(self) -> DataConfig:
+        """The corpus of the run, with what is given."""
+        return replace(self.recipe.data if self.recipe else DataConfig(), **self.data)
 
     def run(self) -> None:
         """Evaluate and print."""
+        settings, recipe = self.settings, self.recipe
         self._check()
         from transformer_xl.device import autocast, pick_device
         from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
         from transformer_xl.train.finish import memory_line
 
-        settings = self.eval
         device = pick_device()
         model, vocab = load(self.dir, device, self.weights)
-        recipe = recipe_of(self.dir)
         segment_len = recipe.train.segment_len if recipe else SEGMENT_LEN
         # Compact weights say themselves what is computed in.
         precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
@@ -152,7 +136,7 @@ class Eval:
         from transformer_xl.train.finish import describe
         from transformer_xl.train.metrics import reading
 
-        settings = self.eval if mem_len is None else replace(self.eval, mem_len=mem_len)
+        settings = self.settings if mem_len is None else replace(self.settings, mem_len=mem_len)
         (ids, n_bytes), n = text, len(text[0]) - 1
         if cost := cost_of(settings, n):
             say(f"--eval.{cost}")
@@ -174,7 +158,12 @@ class Eval:
 
     def _check(self) -> None:
         """Refuse, before any work, what cannot go together."""
-        settings = self.eval
+        settings = self.settings
+        if self.file and "split" in self.eval:
+            raise ValueError(
+                "--eval.split names a part of the corpus of the run, and --file another text: "
+                "leave out one of them"
+            )
         if settings.window and settings.segment_len:
             raise ValueError(
                 f"--eval.segment_len {settings.segment_len} with --eval.window {settings.window}: "
@@ -203,7 +192,7 @@ class Eval:
                 f"--eval.dynamic {settings.dynamic} with --weights {self.weights}: weights in "
                 "fewer bits cannot learn; leave out one of them"
             )
-        if settings.dynamic == "rms" and not self.data.is_given:
+        if settings.dynamic == "rms" and not self.text.is_given:
             raise ValueError(
                 f"--eval.dynamic rms learns from the training text how large gradients are, and "
                 f"{self.dir} is a model without the recipe of its run: give the text with "
@@ -216,7 +205,7 @@ class Eval:
 
         ids = ids[: TOKENS + 1]
         with reading(model, READINGS * (len(ids) - 1), "by position"):
-            return loss_by_position(model, ids, self.eval, segment_len)
+            return loss_by_position(model, ids, self.settings, segment_len)
 
     def _tokens(self, vocab: "Vocab") -> tuple[Any, int]:
         """Return the text in symbols, and how many bytes it has."""
@@ -225,18 +214,18 @@ class Eval:
             prepared = self.prepared or bool(self.preset)
             ids = encoded_text(self.file, text, vocab, prepared=prepared)
             return ids, len(text.encode("utf-8", "surrogateescape"))
-        if not self.data.is_given:
+        if not self.text.is_given:
             raise ValueError(
                 f"{self.dir} is a model without the recipe of its run, which says on what text it "
                 "was trained: give any text with --file, or the run folder instead"
             )
-        corpus, split = self._corpus(vocab), self.eval.split
+        corpus, split = self._corpus(vocab), self.settings.split
         return corpus.split(split), corpus.n_bytes(split)
 
     def _corpus(self, vocab: "Vocab") -> Any:
         from transformer_xl.data import prepare
 
-        corpus = prepare(self.data, say)
+        corpus = prepare(self.text, say)
         if corpus.vocab.hash != vocab.hash:
             raise ValueError(
                 f"the vocabulary of the corpus is not the one of the model in {self.dir}: give "
@@ -264,13 +253,13 @@ class Report:
     """Draw the report of a run again; measure what its memory does where that is missing."""
 
     examples: ClassVar = ("txl report runs/demo", "txl report runs/old --measure")
-    takes: ClassVar = "DIR"
 
-    dir: tyro.conf.Suppress[Path] = Path()
+    dir: Folder
+    """A run folder."""
     measure: bool = False
     """Measure anew what the memory does, with the lengths of --eval."""
-    eval: Annotated[EvalConfig, Value] = field(default_factory=EvalConfig)
-    data: Annotated[DataConfig, Value] = field(default_factory=DataConfig)
+    eval: Given[EvalConfig] = field(default_factory=nothing)
+    data: Given[DataConfig] = field(default_factory=nothing)
 
     def run(self) -> None:
         """Measure what is missing, and draw."""
@@ -283,8 +272,8 @@ class Report:
         is_there = (self.dir / MEMORY_FILE).exists() and not self.measure
         refuse_others(
             self.eval,
+            "eval.",
             () if is_there else READ_BY_SEGMENTS,
-            evaluation_of(self.dir, recipe, None),
             "what the memory does is measured already; add --measure"
             if is_there
             else "what the memory does is measured by segments on the held-out text",
@@ -306,7 +295,8 @@ class Report:
         from transformer_xl.train.seen import MEMORY_FILE
 
         say("looking at what the memory does")
-        config = replace(recipe, eval=self.eval, data=self.data)
+        evaluation, data = replace(recipe.eval, **self.eval), replace(recipe.data, **self.data)
+        config = replace(recipe, eval=evaluation, data=data)
         model, vocab = load(self.dir, pick_device(), "float32")
         corpus = prepare(config.data, say)
         if corpus.vocab.hash != vocab.hash:

@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 import tyro
 
+from transformer_xl.cli.given import Folder
 from transformer_xl.cli.output import say, show
 from transformer_xl.files import require_new
 
@@ -23,9 +24,9 @@ class Export:
         "txl export runs/demo demo-onnx --mem_len 256 --tokens 16",
         "txl export runs/demo demo-torch --format torch",
     )
-    takes: ClassVar = "DIR"
 
-    dir: tyro.conf.Suppress[Path] = Path()
+    dir: Folder
+    """A model folder or run folder."""
     out: Annotated[Path, tyro.conf.Positional]
     """A new folder."""
     format: Literal["onnx", "torch"] = "onnx"

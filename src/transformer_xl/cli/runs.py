@@ -1,28 +1,26 @@
-"""The commands that make models: recipes, prepare, train, and doctor."""
+"""The commands that make models: recipes, prepare, train, convert; and doctor."""
 
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from json import loads
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import tyro
 
+from transformer_xl.cli.given import Given, Recipe, RecipeCommand, nothing
+from transformer_xl.cli.loading import continuation_of
 from transformer_xl.cli.output import say, show
 from transformer_xl.config import (
     Config,
     DataConfig,
     EvalConfig,
     GenerateConfig,
-    ModelConfig,
-    TrainConfig,
 )
 from transformer_xl.recipes import load_recipe, recipe_copy, recipe_names, recipe_text
 
-# What a section of a recipe looks like on the command line: --section.key value, also for bool.
-Value = tyro.conf.FlagConversionOff
 # Which recipes are for it; of those that are left.
 _MACHINES: dict[str, Callable[[str], bool]] = {
     "for two CPU cores": lambda name: name == "demo" or name.endswith("-cpu"),
@@ -105,21 +103,22 @@ class Prepare:
         "txl prepare shakespeare-char-cpu --data.path input.txt",
         "txl prepare my.toml --data.vocab bpe --data.path 'texts/*.jsonl.gz'",
     )
-    takes: ClassVar = "RECIPE"
 
+    recipe: Recipe
+    """A recipe by its name or file, or a corpus."""
     json: bool = False
     """Print the result as one JSON object on the last line."""
-    data: Annotated[DataConfig, Value]
+    data: Given[DataConfig] = field(default_factory=nothing)
 
-    @staticmethod
-    def load(subject: str) -> Config:
-        """Return the settings of a recipe, or those with which a corpus is commonly used."""
+    @property
+    def settings(self) -> DataConfig:
+        """The text of the recipe, or the settings with which a corpus is commonly used."""
         from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
 
-        is_corpus = subject in KNOWN_CORPORA or subject.startswith("hf:")
-        if subject in recipe_names() or not is_corpus:
-            return load_recipe(subject)
-        return Config(model=ModelConfig(), data=common_settings(subject))
+        name = self.recipe
+        is_corpus = name in KNOWN_CORPORA or name.startswith("hf:")
+        is_recipe = name in recipe_names() or not is_corpus
+        return replace(load_recipe(name).data if is_recipe else common_settings(name), **self.data)
 
     def has_saved(self) -> bool:
         """Say that what was fetched and counted is kept for the next time."""
@@ -129,14 +128,14 @@ class Prepare:
         """Build the corpus."""
         from transformer_xl.data import prepare
 
-        corpus = prepare(self.data, say)
+        corpus = prepare(self.settings, say)
         splits = {name: corpus.n_tokens(name) for name in ("train", "valid", "test")}
         about = {"folder": str(corpus.folder), "vocab": len(corpus.vocab), **splits}
         show(about, as_json=self.json)
 
 
 @dataclass(kw_only=True)
-class Train:
+class Train(RecipeCommand):
     """Train a model by a recipe; the same command goes on with a run that was stopped.
 
     Any setting of the recipe can be changed here. Ctrl-C saves and stops. In place of a recipe, a
@@ -150,28 +149,22 @@ class Train:
         "txl train mine.toml --out runs/mine --model.mem_len 256 --data.path corpus/",
         "txl train models/wt103 --out runs/mine --data.path corpus/ --train.steps 2000",
     )
-    takes: ClassVar = "RECIPE"
 
+    recipe: Recipe
+    """A recipe by its name or file, or a model or run folder."""
     out: Path
     """The run folder: made when it is new, resumed when it holds a run of the same recipe."""
-    json: bool = False
-    """Print the result as one JSON object on the last line."""
     quiet: bool = False
     """Say nothing but the result."""
-    model: Annotated[ModelConfig, Value]
-    data: Annotated[DataConfig, Value]
-    train: Annotated[TrainConfig, Value]
-    eval: Annotated[EvalConfig, Value]
-    generate: Annotated[GenerateConfig, Value]
+    eval: Given[EvalConfig] = field(default_factory=nothing)
+    generate: Given[GenerateConfig] = field(default_factory=nothing)
 
-    @staticmethod
-    def load(subject: str) -> Config:
-        """Return the settings of a recipe, or those that go on from a model."""
-        from transformer_xl.cli.models import continuation_of
-
+    def config(self) -> Config:
+        """Return the recipe, or what goes on from a model, with the settings that are given."""
         # A run folder often has the name of its recipe.
-        is_model = subject not in recipe_names() and Path(subject).is_dir()
-        return continuation_of(Path(subject)) if is_model else load_recipe(subject)
+        is_model = self.recipe not in recipe_names() and Path(self.recipe).is_dir()
+        begun = continuation_of(Path(self.recipe)) if is_model else load_recipe(self.recipe)
+        return self.changed(begun)
 
     def has_saved(self) -> bool:
         """Say whether there is a checkpoint to go on from."""
@@ -186,15 +179,8 @@ class Train:
         from transformer_xl.train import train
 
         keep_freed_memory()
-        config = Config(
-            model=self.model,
-            data=self.data,
-            train=self.train,
-            eval=self.eval,
-            generate=self.generate,
-        )
         try:
-            results = train(config, self.out, quiet=self.quiet)
+            results = train(self.config(), self.out, quiet=self.quiet)
         except Stalled as error:
             say(f"txl: {error}")
             # Threads may wait for the lost process for as long as it hangs.
@@ -223,9 +209,9 @@ class Convert:
         "txl convert tf_wt103/model models/wt103 --mem_len 384 --same_length True",
         "txl convert models/wt103 wt103-hf --to huggingface",
     )
-    takes: ClassVar = "SOURCE"
 
-    source: tyro.conf.Suppress[Path] = Path()
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+    """What is converted."""
     folder: Annotated[Path, tyro.conf.Positional]
     """Where the result goes: a new folder."""
     to: Literal["txl", "authors", "huggingface"] = "txl"

@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from transformer_xl.cli.evaluation import refuse_others, taken_only
-from transformer_xl.cli.models import evaluation_of, read_text, recipe_of
+from transformer_xl.cli.given import Given, RecipeCommand, Value, nothing, refuse_others
+from transformer_xl.cli.loading import evaluation_of, read_text
 from transformer_xl.cli.output import say, show
-from transformer_xl.cli.runs import Value
 from transformer_xl.config import (
     Config,
-    DataConfig,
     EvalConfig,
     GenerateConfig,
-    ModelConfig,
-    TrainConfig,
 )
 from transformer_xl.config.checks import Count, Positive, Range, check, no_type_check
-from transformer_xl.recipes import load_recipe
+from transformer_xl.recipes import load_recipe, recipe_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -212,7 +208,7 @@ class Recl:
 
 
 @dataclass(kw_only=True)
-class Ablate:
+class Ablate(RecipeCommand):
     """Train what the paper takes away, at any size: recurrence, relative encoding, full loss.
 
     Each row of Table 6 (or 7, or 10) is trained with each seed, for equal steps or minutes, as a
@@ -225,7 +221,6 @@ class Ablate:
         "txl ablate mine.toml --out runs/table10 --table 10 --steps 2000",
         "txl ablate mine.toml --out runs/two --rows recurrence-ours-full none-ours-full",
     )
-    takes: ClassVar = "RECIPE"
 
     out: Path
     """Where the runs, ablation.json, ablation.md and ablation.svg go."""
@@ -245,19 +240,14 @@ class Ablate:
     """Text on which all is measured."""
     tokens: int | None = None
     """Measure on the first so many tokens of it; None: on all."""
-    json: bool = False
-    """Print the result as one JSON object on the last line."""
-    model: Annotated[ModelConfig, Value]
-    data: Annotated[DataConfig, Value]
-    train: Annotated[TrainConfig, Value]
-    eval: Annotated[EvalConfig, Value]
-    generate: Annotated[GenerateConfig, Value]
+    eval: Given[EvalConfig] = field(default_factory=nothing)
+    generate: Given[GenerateConfig] = field(default_factory=nothing)
 
-    @staticmethod
-    def load(subject: str) -> Config:
-        """Return the settings of a recipe, without the lengths of its evaluation."""
-        recipe = load_recipe(subject)
-        return replace(recipe, eval=taken_only(recipe.eval, ("batch_size",)))
+    def config(self) -> Config:
+        """Return the recipe without the lengths of its evaluation, with what is given."""
+        recipe = load_recipe(self.recipe)
+        evaluation = EvalConfig(batch_size=recipe.eval.batch_size)
+        return self.changed(replace(recipe, eval=evaluation))
 
     def has_saved(self) -> bool:
         """Say whether a run has a checkpoint to go on from."""
@@ -269,8 +259,8 @@ class Ablate:
         """Train, measure, print."""
         refuse_others(
             self.eval,
+            "eval.",
             ("batch_size",),
-            EvalConfig(),
             "an ablation searches for the best lengths itself; see --attn_lens, --split, --tokens",
         )
         from transformer_xl.ablate import Plan, ablate, draw_ablation, markdown, rows_of, summary
@@ -279,13 +269,7 @@ class Ablate:
 
         keep_freed_memory()
         plan = Plan(
-            recipe=Config(
-                model=self.model,
-                data=self.data,
-                train=self.train,
-                eval=self.eval,
-                generate=self.generate,
-            ),
+            recipe=self.config(),
             rows=tuple(rows_of(self.table, self.rows)),
             seeds=self.seeds,
             steps=self.steps,

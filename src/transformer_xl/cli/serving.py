@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar
 
 import tyro
 
-from transformer_xl.cli.models import Weights
+from transformer_xl.cli.given import Folder
+from transformer_xl.cli.loading import Weights, load
 from transformer_xl.serve.settings import ServeSettings
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
@@ -34,9 +35,9 @@ class Serve:
         "TXL_API_KEY=... txl serve runs/demo --host 0.0.0.0 --port 80 --sessions sessions",
         "txl serve models/wt103 --weights bfloat16 --max_batch 16",
     )
-    takes: ClassVar = "DIR"
 
-    dir: tyro.conf.Suppress[Path] = Path()
+    dir: Folder
+    """A model folder or run folder."""
     weights: Weights = "float32"
     """Precision of the weights: fewer bits are faster; txl eval says what they cost."""
     serving: Annotated[ServeSettings, tyro.conf.OmitArgPrefixes] = field(
@@ -52,7 +53,6 @@ class Serve:
         settings = self.serving
         if settings.api_key is None and os.environ.get(_KEY):
             settings = replace(settings, api_key=os.environ[_KEY])
-        from transformer_xl.cli.models import load
         from transformer_xl.device import pick_device
         from transformer_xl.nn.pretrained import find_model_folder
         from transformer_xl.nn.weights import weights_path

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from transformer_xl.cli.models import Weights, ended_by_signals, load, require_text
+from transformer_xl.cli.given import Folder
+from transformer_xl.cli.loading import Weights, ended_by_signals, load, require_text
 from transformer_xl.cli.output import say, show
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ class Score:
         "tail -F app.log | txl score runs/demo - --by line --state app.state",
         "txl score runs/demo notes.txt --by line --json",
     )
-    takes: ClassVar = "DIR"
 
-    dir: tyro.conf.Suppress[Path] = Path()
+    dir: Folder
+    """A model folder or run folder."""
     file: Annotated[Path, tyro.conf.Positional]
     """The text; - reads the standard input."""
     by: Literal["token", "line"] = "token"

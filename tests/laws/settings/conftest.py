@@ -145,7 +145,7 @@ def handed_on(tmp_path) -> Callable[..., dict]:
         for pack in _packs(section, kind, table):
             words = [w for name, x in pack.items() for w in (f"--{section}.{name}", *_words(x))]
             command = parse(["train", str(tmp_path / "recipe.toml"), "--out", "nowhere", *words])
-            settings = getattr(command, section)
+            settings = getattr(command.config(), section)
             assert settings == kind(**pack)
             found |= {name: getattr(settings, name) for name in pack if name not in found}
             found |= {name: x for name, x in pack.items() if x == table[name][1]}
