@@ -5,7 +5,7 @@ from typing import get_args
 import pytest
 import torch
 
-from transformer_xl.cli import models
+from transformer_xl.cli import loading
 from transformer_xl.evaluate import evaluate
 from transformer_xl.generate import generate
 from transformer_xl.nn import TransformerXL
@@ -107,7 +107,7 @@ def test_an_unknown_precision_is_named(paper):
 
 
 def test_the_command_line_knows_the_same_precisions():
-    assert get_args(models.Weights) == get_args(Weights)
+    assert get_args(loading.Weights) == get_args(Weights)
 
 
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])
