@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from turns import circumstances, take_turns, work
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import AdaptiveEmbedding, AdaptiveSoftmax, Embedding
+from transformer_xl.model import AdaptiveEmbedding, AdaptiveSoftmax, Embedding
 
 WAYS = ("ours", "all_at_once", "torch")
 CUTOFFS = (20_000, 40_000, 200_000)

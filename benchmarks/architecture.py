@@ -34,14 +34,20 @@ MODELS = {"model", "_model", "network", "_network", "exact", "transformer"}
 CALLS = {"read", "forward"}
 ALLOWED = {
     *("nn/reading.py", "nn/model.py", "nn/language_model.py", "nn/lstm.py"),
+    *("model/reading.py", "model/transformer_xl.py", "model/language_model.py", "model/lstm.py"),
     *("train/step.py", "train/network.py"),
 }
 CORE = (
+    *("model/transformer_xl.py", "model/language_model.py", "model/layer.py", "model/attention.py"),
+    *("model/memory.py", "model/positions.py", "model/embedding.py", "model/adaptive.py"),
+    *("model/softmax.py", "model/segment.py", "model/output.py", "model/norm.py"),
+    *("model/initialization.py", "model/lengths.py", "model/reading.py", "model/mode.py"),
+    # As earlier revisions have them.
     *("nn/model.py", "nn/language_model.py", "nn/positioned.py", "nn/layer.py", "nn/attention.py"),
     *("nn/memory.py", "nn/positions.py", "nn/embedding.py", "nn/adaptive.py", "nn/softmax.py"),
     *("nn/segment.py", "nn/output.py", "nn/norm.py", "nn/initialization.py", "nn/lengths.py"),
-    *("nn/reading.py", "nn/mode.py", "nn/building.py", "ops/nll.py"),
-    *("train/loop.py", "train/step.py"),
+    *("nn/reading.py", "nn/mode.py", "nn/building.py"),
+    *("ops/nll.py", "train/loop.py", "train/step.py"),
 )
 
 

@@ -9,9 +9,8 @@ process; W groups share the gradients as W processes do now.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from transformer_xl.estimate.memory import layer_activations, peak
-from transformer_xl.estimate.plan import FLOAT, Plan, count_weights
-from transformer_xl.estimate.scaling import (
+from transformer_xl.apps.estimate.plan import FLOAT, Plan, count_weights
+from transformer_xl.apps.estimate.scaling import (
     Assumed,
     Hardware,
     link_rate,
@@ -20,6 +19,7 @@ from transformer_xl.estimate.scaling import (
     times,
     update_bytes,
 )
+from transformer_xl.apps.estimate.training_memory import layer_activations, peak
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

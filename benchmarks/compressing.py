@@ -26,16 +26,16 @@ from typing import Any
 
 import torch
 
-from transformer_xl.compress import Settings, compress, decompress
-from transformer_xl.compress.contents import to_tokens
-from transformer_xl.compress.header import unpack
-from transformer_xl.compress.layout import Layout
-from transformer_xl.compress.predicting import AT_ONCE, lengths, start_symbol
+from transformer_xl.apps.compress import Settings, compress, decompress
+from transformer_xl.apps.compress.contents import to_tokens
+from transformer_xl.apps.compress.header import unpack
+from transformer_xl.apps.compress.layout import Layout
+from transformer_xl.apps.compress.predicting import AT_ONCE, lengths, start_symbol
+from transformer_xl.config.device import pick_device
 from transformer_xl.data import Vocab, load_vocab
-from transformer_xl.device import pick_device
-from transformer_xl.nn import LanguageModel, load_model
-from transformer_xl.nn.pretrained import find_model_folder
-from transformer_xl.nn.reading import read
+from transformer_xl.model import LanguageModel, load_model
+from transformer_xl.model.pretrained import find_model_folder
+from transformer_xl.model.reading import read
 
 Pair = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
 

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from turns import circumstances
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.convert.export import write_authors, write_huggingface
-from transformer_xl.nn import TransformerXL
+from transformer_xl.interop.convert.export import write_authors, write_huggingface
+from transformer_xl.model import TransformerXL
 
 CONFIG = ModelConfig(
     vocab_size=267_735,

@@ -17,13 +17,13 @@ from typing import Any
 
 from turns import circumstances
 
-from transformer_xl.checkpoint import RECIPE_FILE
+from transformer_xl.config.device import keep_freed_memory
+from transformer_xl.config.files import replace_file
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import prepare
-from transformer_xl.device import keep_freed_memory
-from transformer_xl.evaluate import Dynamic, evaluate, gradient_squares
-from transformer_xl.files import replace_file
-from transformer_xl.nn import load_model
-from transformer_xl.recipes import load_recipe
+from transformer_xl.inference.evaluate import Dynamic, evaluate, gradient_squares
+from transformer_xl.model import load_model
+from transformer_xl.train.checkpoint import RECIPE_FILE
 
 TRAINING_TOKENS = 50_000
 """Tokens of the training text from which the size of gradients is known."""

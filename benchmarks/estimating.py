@@ -25,9 +25,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 from turns import circumstances
 
-from transformer_xl.bench import training
+from transformer_xl.apps.bench import training
+from transformer_xl.apps.estimate import Plan, count_weights, moments, peak
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
-from transformer_xl.estimate import Plan, count_weights, moments, peak
 from transformer_xl.train.averaging import new_average
 
 CPU = torch.device("cpu")
@@ -130,7 +130,7 @@ def allocated(config: Config) -> int:
 
 def resident(config: Config) -> int:
     """Return by how many bytes the process has grown at most in some steps, from nothing."""
-    from transformer_xl.device import keep_freed_memory
+    from transformer_xl.config.device import keep_freed_memory
 
     keep_freed_memory()
     # So that the libraries are there.

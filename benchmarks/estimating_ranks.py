@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from estimating import CASES, CPU, MARK, STEPS
 from turns import circumstances
 
-from transformer_xl.bench.measuring import full_memory
+from transformer_xl.apps.bench.speed import full_memory
+from transformer_xl.apps.estimate import Plan, peak, sent_bytes
+from transformer_xl.config.distributed import World, joined
 from transformer_xl.data import Segments
-from transformer_xl.distributed import World, joined
-from transformer_xl.estimate import Plan, peak, sent_bytes
-from transformer_xl.nn import build_model
+from transformer_xl.model import build_model
 from transformer_xl.train import Network, TrainState, train_step
 from transformer_xl.train.network import shard
 from transformer_xl.train.optim import Optimizer

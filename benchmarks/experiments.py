@@ -34,10 +34,10 @@ import tomli_w
 from revision import ROOT, commit
 from turns import circumstances
 
-from transformer_xl.checkpoint.checkpoints import read_about
 from transformer_xl.config import Config
-from transformer_xl.files import replace_file
-from transformer_xl.recipes import dump_recipe, load_recipe, parse_recipe
+from transformer_xl.config.files import replace_file
+from transformer_xl.config.recipes import dump_recipe, load_recipe, parse_recipe
+from transformer_xl.train.checkpoint.checkpoints import read_about
 from transformer_xl.train.metrics import read_metrics
 
 RESULTS = ROOT / "benchmarks" / "results"

@@ -17,9 +17,9 @@ import torch
 from mutations import ANYWHERE, Mutation, mutations, tensorflow
 
 import transformer_xl as txl
-from transformer_xl.convert import convert
-from transformer_xl.convert.pickles import UnreadableFile
-from transformer_xl.convert.vocabularies import read_vocab
+from transformer_xl.interop.convert import convert
+from transformer_xl.interop.convert.pickles import UnreadableFile
+from transformer_xl.interop.convert.vocabularies import read_vocab
 
 WORDS = [*(f"w{i}" for i in range(18)), "<eos>", "<unk>"]
 SETTINGS = {"n_token": 20, "n_layer": 2, "d_model": 8, "n_head": 2, "d_head": 4, "d_inner": 12}

@@ -40,9 +40,9 @@ from folders import FOLDER_READERS, folder_mutations, folder_seeds, is_permitted
 from mutations import MARKER, mutations, seeds
 from turns import circumstances
 
-from transformer_xl.convert.pickles import Instance, UnreadableFile
-from transformer_xl.convert.tf_files import read_tensorflow
-from transformer_xl.convert.torch_files import module_tensors, read_pickle, read_torch
+from transformer_xl.interop.convert.pickles import Instance, UnreadableFile
+from transformer_xl.interop.convert.tf_files import read_tensorflow
+from transformer_xl.interop.convert.torch_files import module_tensors, read_pickle, read_torch
 
 SECONDS = 10
 MEMORY = 64 << 20

@@ -33,11 +33,11 @@ from typing import Any
 import torch
 from turns import circumstances
 
-from transformer_xl.checkpoint.checkpoints import read_about, read_whole
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import prepare
-from transformer_xl.recipes import load_recipe
 from transformer_xl.train import loop, metrics
+from transformer_xl.train.checkpoint.checkpoints import read_about, read_whole
 from transformer_xl.train.metrics import read_metrics
 
 FILE_EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir")

@@ -33,9 +33,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_xl.classify import Fit, LongDocumentClassifier, accuracy, fit
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import TransformerXL
+from transformer_xl.inference.classify import Fit, LongDocumentClassifier, accuracy, fit
+from transformer_xl.model import TransformerXL
 
 WAYS = ("memory", "memory, the paper's", "no memory", "last segment")
 _MAJOR = (6.35, 2.23, 3.48, 2.33, 4.38, 4.09, 2.52, 5.19, 2.39, 3.66, 2.29, 2.88)

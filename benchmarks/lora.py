@@ -31,11 +31,11 @@ from transformers import AutoModelForCausalLM
 from turns import circumstances
 
 import transformer_xl.hf  # noqa: F401
+from transformer_xl.config.device import keep_freed_memory
+from transformer_xl.config.files import replace_file
 from transformer_xl.data import Segments, load_vocab
-from transformer_xl.device import keep_freed_memory
-from transformer_xl.evaluate import evaluate
-from transformer_xl.files import replace_file
-from transformer_xl.nn import TransformerXL
+from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.model import TransformerXL
 
 RATES = {"full": (3e-4, 1e-3, 3e-3, 1e-2), "lora": (1e-3, 3e-3, 1e-2, 3e-2)}
 SPLIT = 0.9, 0.95

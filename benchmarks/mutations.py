@@ -15,7 +15,7 @@ from types import ModuleType
 import numpy as np
 import torch
 
-from transformer_xl.convert.tf_files import crc32c
+from transformer_xl.interop.convert.tf_files import crc32c
 
 MARKER = "executed"
 

@@ -255,7 +255,7 @@ def _with_transformers(run: Path) -> dict[str, Any]:
         "greedy": model.generate(ids, max_new_tokens=40, do_sample=False).tolist(),
         "drawn": model.generate(ids, max_new_tokens=40, do_sample=True, top_k=0).tolist(),
         "beams": model.generate(ids, max_new_tokens=20, num_beams=3, do_sample=False).tolist(),
-        "type": transformer_xl.hf.__name__,
+        "type": transformer_xl.interop.hf.__name__,
     }
 
 

@@ -4,11 +4,11 @@
     python benchmarks/recl.py --out /tmp/tiny --steps 20 --pairs 3000 --tokens 100
 
 A program writes the text: each letter is the one 8, 16, ... or 64 characters before it, as the
-mark in front of it says (`transformer_xl.recl.synthetic`). Four models are trained on it, one after
-the other, for the same time or steps: ours with recurrence; the same without; a Transformer with
-learned absolute positions that reads one window (Al-Rfou); and an LSTM. Then the relative effective
-context length of each is measured by the paper's definition (Appendix C), beside that of an oracle
-that knows the rule, which must be the true one.
+mark in front of it says (`transformer_xl.studies.recl.synthetic`). Four models are trained on it,
+one after the other, for the same time or steps: ours with recurrence; the same without; a
+Transformer with learned absolute positions that reads one window (Al-Rfou); and an LSTM. Then the
+relative effective context length of each is measured by the paper's definition (Appendix C), beside
+that of an oracle that knows the rule, which must be the true one.
 """
 
 import argparse
@@ -33,15 +33,15 @@ from transformer_xl.config import (
     ModelConfig,
     TrainConfig,
 )
+from transformer_xl.config.device import keep_freed_memory
 from transformer_xl.data import prepare
-from transformer_xl.device import keep_freed_memory
-from transformer_xl.nn import load_model
-from transformer_xl.recl import (
+from transformer_xl.model import load_model
+from transformer_xl.studies.recl import (
     context_losses,
     relative_effective_context_length,
     target_places,
 )
-from transformer_xl.recl.synthetic import dependency_text, oracle_losses
+from transformer_xl.studies.recl.synthetic import dependency_text, oracle_losses
 from transformer_xl.train import train
 
 TOPS = (0.1, 0.5, 1.0)

@@ -18,7 +18,7 @@ and by its kind
     run               recipe (all settings), parameters, steps, minutes (of the steps alone),
                       results (results.json of the run), curve: train and valid as pairs of a step
                       and bits per token, at most 100 of each
-    ablation          table (of the paper), rows (see transformer_xl.ablate.summary), minutes
+    ablation          table (of the paper), rows (of studies.ablate.summary), minutes
     recl              contexts, models: name, nll by context, recl by r; true_length if it is known
     evaluation_speed  rows: attn_len, seconds for a token by window and by memory, slowdown
 
@@ -33,10 +33,10 @@ from typing import Any
 
 import torch
 
-from transformer_xl.ablate.running import MEASURED_FILE
-from transformer_xl.checkpoint.checkpoints import read_about
-from transformer_xl.nn.pretrained import WEIGHTS_FILE, find_model_folder
-from transformer_xl.recipes import load_recipe
+from transformer_xl.config.recipes import load_recipe
+from transformer_xl.model.pretrained import WEIGHTS_FILE, find_model_folder
+from transformer_xl.studies.ablate.running import MEASURED_FILE
+from transformer_xl.train.checkpoint.checkpoints import read_about
 from transformer_xl.train.figures import series, smoothed, thinned
 
 RESULTS = Path(__file__).parent / "results" / "runs"

@@ -19,7 +19,7 @@ from typing import Any
 
 from drawing import lines_svg
 
-from transformer_xl.ablate import markdown, rows_of
+from transformer_xl.studies.ablate import markdown, rows_of
 from transformer_xl.train.figures import number
 
 ROOT = Path(__file__).parents[1]

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 from turns import circumstances
 
-from transformer_xl.bench.measuring import training, with_vocabulary
-from transformer_xl.checkpoint.checkpoints import Checkpoints, read_whole
-from transformer_xl.device import keep_freed_memory, pick_device
-from transformer_xl.distributed import World
-from transformer_xl.nn.pretrained import write_model
-from transformer_xl.recipes import load_recipe
+from transformer_xl.apps.bench.speed import training, with_vocabulary
+from transformer_xl.config.device import keep_freed_memory, pick_device
+from transformer_xl.config.distributed import World
+from transformer_xl.config.recipes import load_recipe
+from transformer_xl.model.pretrained import write_model
 from transformer_xl.train import TrainState
+from transformer_xl.train.checkpoint.checkpoints import Checkpoints, read_whole
 
 MINUTE = 60.0
 

@@ -20,7 +20,7 @@ from typing import Any
 from beyond import WAYS as GROUPS
 from beyond import has_room, seconds
 
-from transformer_xl.estimate import (
+from transformer_xl.apps.estimate import (
     HARDWARE,
     Assumed,
     Plan,
@@ -30,13 +30,13 @@ from transformer_xl.estimate import (
     times,
     with_known_vocabulary,
 )
-from transformer_xl.estimate.scaling import (
+from transformer_xl.apps.estimate.scaling import (
     bound_by_sending_from,
     largest_batch,
     most_gpus,
     step_flops,
 )
-from transformer_xl.recipes import load_recipe
+from transformer_xl.config.recipes import load_recipe
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "scale.md"

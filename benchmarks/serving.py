@@ -35,9 +35,9 @@ import torch
 from serving_clients import Asked, Process, Turns, load
 from turns import circumstances
 
-from transformer_xl.device import keep_freed_memory
-from transformer_xl.generate import generate, open_folder
-from transformer_xl.nn import Memory
+from transformer_xl.config.device import keep_freed_memory
+from transformer_xl.inference.generate import generate, open_folder
+from transformer_xl.model import Memory
 
 LETTERS = "the quick brown fox jumps over the lazy dog and then it sleeps for a while in the sun "
 
@@ -81,9 +81,7 @@ class Alone:
             mems, last = writing.mems, [writing.last_token]
         return found, gaps
 
-    def _gap(
-        self, ids: list[int], mems: Memory | None, each: Asked, tokens: list[int]
-    ) -> float:
+    def _gap(self, ids: list[int], mems: Memory | None, each: Asked, tokens: list[int]) -> float:
         """Return how far a random number was from the other token's part, where tokens differ."""
         pairs = enumerate(zip(tokens, each.tokens, strict=False))
         place = next((n for n, (mine, theirs) in pairs if mine != theirs), None)

@@ -9,11 +9,11 @@ the beginning of each part.
 
 import argparse
 
-from transformer_xl.checkpoint import RECIPE_FILE, RunFolder
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import prepare
-from transformer_xl.evaluate import evaluate
-from transformer_xl.nn import TransformerXL
-from transformer_xl.recipes import load_recipe
+from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.model import TransformerXL
+from transformer_xl.train.checkpoint import RECIPE_FILE, RunFolder
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import date
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,10 +41,9 @@ def work(
     """
     is_gpu = device != "cpu"
     # As the commands do, and for all alike; a revision may be older than this.
-    with suppress(ImportError):
-        from transformer_xl.device import keep_freed_memory
-
-        keep_freed_memory()
+    for name in ("transformer_xl.config.device", "transformer_xl.device"):
+        with suppress(ImportError, AttributeError):
+            import_module(name).keep_freed_memory()
     before = torch.cuda.memory_allocated() / 2**20 if is_gpu else _resident_mb("VmRSS")
     replay = recorded(step) if is_gpu and records else None
     step = replay or step

@@ -21,11 +21,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from turns import circumstances, take_turns, work
 
 from transformer_xl.data import load_vocab
-from transformer_xl.evaluate import evaluate
-from transformer_xl.generate import generate_batch
-from transformer_xl.nn import TransformerXL
-from transformer_xl.nn.compact import CompactTransformerXL, compact
-from transformer_xl.nn.pretrained import find_model_folder
+from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.generate import generate_batch
+from transformer_xl.model import TransformerXL
+from transformer_xl.model.compact import CompactTransformerXL, compact
+from transformer_xl.model.pretrained import find_model_folder
 
 WAYS = ("float32", "bfloat16", "int8")
 REPEATS = 8

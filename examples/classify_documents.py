@@ -27,9 +27,9 @@ from transformers.utils import logging
 
 # Makes transformers read and write our folders.
 from transformer_xl import hf
-from transformer_xl.classify import Fit, LongDocumentClassifier, accuracy, fit
 from transformer_xl.data import Vocab, load_vocab, train_vocab
-from transformer_xl.nn.pretrained import find_model_folder
+from transformer_xl.inference.classify import Fit, LongDocumentClassifier, accuracy, fit
+from transformer_xl.model.pretrained import find_model_folder
 
 KEPT_APART = 5
 FRESH: dict[str, Any] = {

@@ -6,22 +6,22 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from transformer_xl.bench import (
+from transformer_xl.apps.bench import (
     SLOWDOWNS,
     evaluation_speed,
     measure,
-    measuring,
     profile,
     profiling,
+    speed,
     training,
     windows,
     with_vocabulary,
 )
-from transformer_xl.bench.work import forward_flops, token_bytes, training_flops
+from transformer_xl.apps.bench.work import forward_flops, token_bytes, training_flops
+from transformer_xl.apps.estimate import with_known_vocabulary
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
-from transformer_xl.estimate import with_known_vocabulary
+from transformer_xl.config.recipes import load_recipe, recipe_names
 from transformer_xl.ops import use_backend
-from transformer_xl.recipes import load_recipe, recipe_names
 
 CPU = torch.device("cpu")
 BASE = ModelConfig(
@@ -44,8 +44,8 @@ VARIANTS = {
 @pytest.fixture(autouse=True)
 def _quick(one_thread, monkeypatch):
     for name in ("CEILING_WIDTH", "READING_WIDTH"):
-        monkeypatch.setattr(measuring, name, {"cpu": 64})
-    monkeypatch.setattr(measuring, "TOKENS", 3)
+        monkeypatch.setattr(speed, name, {"cpu": 64})
+    monkeypatch.setattr(speed, "TOKENS", 3)
 
 
 def recipe(model=None, **settings):

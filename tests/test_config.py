@@ -15,7 +15,7 @@ from transformer_xl.config import (
     ModelConfig,
     TrainConfig,
 )
-from transformer_xl.recipes import dump_recipe, parse_recipe
+from transformer_xl.config.recipes import dump_recipe, parse_recipe
 
 ADAPTIVE = {
     "cutoffs": (5, 9),

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from transformer_xl.bench.measuring import circumstances
+from transformer_xl.apps.bench.speed import circumstances
+from transformer_xl.apps.doctor import diagnose
 from transformer_xl.cli.science import _circumstances
 from transformer_xl.config import Config, DataConfig, ModelConfig
-from transformer_xl.device import autocast, describe_machine, pick_device, pick_precision
-from transformer_xl.doctor import diagnose
+from transformer_xl.config.device import autocast, describe_machine, pick_device, pick_precision
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 

@@ -10,8 +10,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from transformer_xl import files
-from transformer_xl.files import (
+from transformer_xl.config import files
+from transformer_xl.config.files import (
     checksum,
     is_disk_full,
     new_folder,

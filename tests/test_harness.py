@@ -12,9 +12,9 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.vocab import Vocab, train_vocab
-from transformer_xl.evaluate import score
-from transformer_xl.generate import generate
-from transformer_xl.nn import TransformerXL
+from transformer_xl.inference.evaluate import score
+from transformer_xl.inference.generate import generate
+from transformer_xl.model import TransformerXL
 
 # Read when the libraries are imported.
 os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
@@ -23,7 +23,7 @@ os.environ["HF_HUB_OFFLINE"] = os.environ["HF_DATASETS_OFFLINE"] = "1"
 @pytest.fixture(scope="module")
 def harness() -> Any:
     pytest.importorskip("lm_eval", reason="needs pip install 'transformer-xl[eval]'")
-    return import_module("transformer_xl.harness").TransformerXLHarness
+    return import_module("transformer_xl.interop.harness").TransformerXLHarness
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,7 @@
 import pytest
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.presets import NO_LIMIT, PRESETS, preset_eval, recognize
+from transformer_xl.config.presets import NO_LIMIT, PRESETS, preset_eval, recognize
 
 # Segment, memory, largest distance: reference section 3.3 of the authors' scripts.
 LENGTHS = {

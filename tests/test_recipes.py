@@ -13,9 +13,8 @@ from transformer_xl.config import (
     ModelConfig,
     TrainConfig,
 )
-from transformer_xl.nn import build_model
-from transformer_xl.presets import preset_eval
-from transformer_xl.recipes import (
+from transformer_xl.config.presets import preset_eval
+from transformer_xl.config.recipes import (
     differences,
     dump_recipe,
     load_recipe,
@@ -24,6 +23,7 @@ from transformer_xl.recipes import (
     recipe_names,
     recipe_text,
 )
+from transformer_xl.model import build_model
 
 SMALL = "[model]\nn_layer = 2\n[data]\npath = 'a.txt'\n"
 

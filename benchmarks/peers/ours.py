@@ -7,7 +7,7 @@ from shapes import Job, model_config
 from torch import Tensor
 
 import peers
-from transformer_xl.nn import Memory, TransformerXL
+from transformer_xl import Memory, TransformerXL
 from transformer_xl.ops import use_backend
 
 
@@ -27,14 +27,10 @@ class Peer(peers.Peer):
 
     def reduce_weights(self, job: Job) -> None:
         """Make the model compact, as ``txl generate --weights`` does."""
-        try:
-            from transformer_xl.nn.compact import compact
-        except ModuleNotFoundError:
-            # A revision from before there was that.
-            super().reduce_weights(job)
-        else:
-            weights: Any = job.precision.removesuffix("_weights")
-            self.model = compact(self.model, weights)
+        from transformer_xl import compact
+
+        weights: Any = job.precision.removesuffix("_weights")
+        self.model = compact(self.model, weights)
 
     def remember(self) -> None:
         """Fill the memory."""
@@ -47,8 +43,8 @@ class Peer(peers.Peer):
         self.mems = memory if self.job.work == "training" else model.keep(memory)
         if self.is_stepped:
             try:
-                from transformer_xl.nn.lengths import Lengths
-                from transformer_xl.nn.stepper import Stepper
+                from transformer_xl.model.lengths import Lengths
+                from transformer_xl.model.stepper import Stepper
             except ModuleNotFoundError:
                 # A revision from before there was that: the model is called.
                 return

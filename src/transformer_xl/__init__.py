@@ -18,18 +18,24 @@ if TYPE_CHECKING:
         ModelConfig,
         TrainConfig,
     )
-    from transformer_xl.convert import convert
+    from transformer_xl.config.recipes import load_recipe
     from transformer_xl.data.corpus import prepare
     from transformer_xl.data.vocab import Vocab, load_vocab
-    from transformer_xl.evaluate import Result, evaluate
-    from transformer_xl.export import export
-    from transformer_xl.generate import Session, generate, generate_batch, load_state, save_state
-    from transformer_xl.nn.compact import compact
-    from transformer_xl.nn.language_model import LanguageModel
-    from transformer_xl.nn.memory import Memory
-    from transformer_xl.nn.model import TransformerXL
+    from transformer_xl.inference.evaluate import Result, evaluate
+    from transformer_xl.inference.generate import (
+        Session,
+        generate,
+        generate_batch,
+        load_state,
+        save_state,
+    )
+    from transformer_xl.interop.convert import convert
+    from transformer_xl.interop.export import export
+    from transformer_xl.model.compact import compact
+    from transformer_xl.model.language_model import LanguageModel
+    from transformer_xl.model.memory import Memory
+    from transformer_xl.model.transformer_xl import TransformerXL
     from transformer_xl.ops import rel_attention
-    from transformer_xl.recipes import load_recipe
     from transformer_xl.train import train
 
 __version__ = "0.1.0"
@@ -68,26 +74,26 @@ _HOME = {
     "DataConfig": "config",
     "EvalConfig": "config",
     "GenerateConfig": "config",
-    "LanguageModel": "nn.language_model",
-    "Memory": "nn.memory",
+    "LanguageModel": "model.language_model",
+    "Memory": "model.memory",
     "ModelConfig": "config",
-    "Result": "evaluate",
-    "Session": "generate",
+    "Result": "inference.evaluate",
+    "Session": "inference.generate",
     "TrainConfig": "config",
-    "TransformerXL": "nn.model",
+    "TransformerXL": "model.transformer_xl",
     "Vocab": "data.vocab",
-    "compact": "nn.compact",
-    "convert": "convert",
-    "evaluate": "evaluate",
-    "export": "export",
-    "generate": "generate",
-    "generate_batch": "generate",
-    "load_recipe": "recipes",
-    "load_state": "generate",
+    "compact": "model.compact",
+    "convert": "interop.convert",
+    "evaluate": "inference.evaluate",
+    "export": "interop.export",
+    "generate": "inference.generate",
+    "generate_batch": "inference.generate",
+    "load_recipe": "config.recipes",
+    "load_state": "inference.generate",
     "load_vocab": "data.vocab",
     "prepare": "data.corpus",
     "rel_attention": "ops",
-    "save_state": "generate",
+    "save_state": "inference.generate",
     "train": "train",
 }
 
@@ -105,7 +111,7 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """The package: `convert`, `evaluate`, `generate` and `train` are functions in it, not files.
+    """The package: `train` is a function in it, and no folder.
 
     Python binds a file to its package under the file's name when anybody imports it. Which of the
     two a caller found would then depend on what was imported before.

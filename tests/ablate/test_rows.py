@@ -3,9 +3,9 @@ from dataclasses import replace
 
 import pytest
 
-from transformer_xl.ablate import ROWS, recipe_of, rows_of
 from transformer_xl.config import Config, ModelConfig
-from transformer_xl.nn import build_model
+from transformer_xl.model import build_model
+from transformer_xl.studies.ablate import ROWS, recipe_of, rows_of
 
 
 @pytest.fixture

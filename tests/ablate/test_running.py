@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_xl.ablate import Plan, ablate, rows_of
-from transformer_xl.ablate.running import attention_length_nll
 from transformer_xl.config import Config, ModelConfig
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
+from transformer_xl.studies.ablate import Plan, ablate, rows_of
+from transformer_xl.studies.ablate.running import attention_length_nll
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

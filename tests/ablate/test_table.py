@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from transformer_xl.ablate import draw_ablation, markdown, summary
+from transformer_xl.studies.ablate import draw_ablation, markdown, summary
 
 
 def _run(row: str, seed: int, losses: dict[int, float], unit: str = "perplexity") -> dict[str, Any]:

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from transformer_xl import TransformerXL, evaluate, generate, load_recipe, train
-from transformer_xl.checkpoint.checkpoints import read_about, read_whole
-from transformer_xl.compress.contents import made_here
+from transformer_xl.apps.compress.contents import made_here
+from transformer_xl.config.device import describe_machine
 from transformer_xl.data import Corpus
-from transformer_xl.device import describe_machine
 from transformer_xl.train import loop
+from transformer_xl.train.checkpoint.checkpoints import read_about, read_whole
 
 SAMPLE = "the cat saw a dog\nand ran to the sea\n"
 SEGMENT = 8

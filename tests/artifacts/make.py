@@ -70,10 +70,10 @@ from transformer_xl import (
     save_state,
     train,
 )
-from transformer_xl.checkpoint.checkpoints import read_about
-from transformer_xl.compress import Settings, compress
-from transformer_xl.nn import build_model, load_model
+from transformer_xl.apps.compress import Settings, compress
+from transformer_xl.model import build_model, load_model
 from transformer_xl.train import Interrupted, loop
+from transformer_xl.train.checkpoint.checkpoints import read_about
 
 KINDS = ("bytes", "chars", "words", "bpe")
 PRECISIONS = {str(x).removeprefix("torch."): x for x in (torch.bfloat16, torch.half)}

@@ -18,13 +18,13 @@ import torch
 from safetensors.torch import load_file
 
 from transformer_xl import Session, convert, generate, load_state, load_vocab
-from transformer_xl.checkpoint.checkpoints import Checkpoints, read_about, read_whole
-from transformer_xl.compress import decompress, needs_model
+from transformer_xl.apps.compress import decompress, needs_model
 from transformer_xl.config import ModelConfig
+from transformer_xl.config.distributed import World
 from transformer_xl.config.unused import unused_in_model, without_unused
 from transformer_xl.data import Corpus
-from transformer_xl.distributed import World
-from transformer_xl.nn import load_model
+from transformer_xl.model import load_model
+from transformer_xl.train.checkpoint.checkpoints import Checkpoints, read_about, read_whole
 
 HERE = Path(__file__).parent
 SETS = sorted(path.parent for path in HERE.glob("*/expected.json"))

@@ -7,8 +7,8 @@ from types import ModuleType
 
 import pytest
 
+from transformer_xl.apps.estimate import HARDWARE, Assumed, Plan, times
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
-from transformer_xl.estimate import HARDWARE, Assumed, Plan, times
 
 PROGRAMS = Path(__file__).parents[2] / "benchmarks"
 H100, ASSUMED = HARDWARE["h100"], Assumed()

@@ -10,7 +10,7 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import train_vocab
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 
 pytest.importorskip("constriction")
 PROGRAMS = Path(__file__).parents[2] / "benchmarks"

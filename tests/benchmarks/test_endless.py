@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from transformer_xl.data.vocab import train_vocab
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "endless.py"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.recipes import differences, load_recipe, recipe_names
+from transformer_xl.config.recipes import differences, load_recipe, recipe_names
 
 PROGRAMS = Path(__file__).parents[2] / "benchmarks"
 FILES = sorted((PROGRAMS / "experiments").glob("*.toml"))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.classify import Fit
+from transformer_xl.inference.classify import Fit
 
 
 @pytest.fixture

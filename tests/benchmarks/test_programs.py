@@ -126,7 +126,7 @@ def test_where_git_is_missing_the_environment_names_the_revision(
 
 @pytest.mark.parametrize("size", ["base", "large"])
 def test_the_shapes_of_nvidia_are_those_of_the_recipes(size: str) -> None:
-    from transformer_xl.recipes import load_recipe
+    from transformer_xl.config.recipes import load_recipe
 
     shapes = import_module("shapes")
     shape, recipe = shapes.SHAPES[f"nvidia-{size}"], load_recipe(f"paper-wt103-{size}-nvidia")

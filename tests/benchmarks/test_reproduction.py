@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from transformer_xl.config import Config
-from transformer_xl.recipes import recipe_names
+from transformer_xl.config.recipes import recipe_names
 
 ROOT = Path(__file__).parents[2]
 PROGRAMS = ROOT / "benchmarks"
@@ -187,7 +187,7 @@ def test_a_run_is_recorded_without_paths(
     assert found["recipe"]["data"]["path"] == "toy.txt"
     assert found["recipe"]["train"]["steps"] == found["steps"] == 6
     assert found["results"]["test"]["nll"] == results["test"]["nll"]
-    from transformer_xl.nn import load_model
+    from transformer_xl.model import load_model
 
     assert found["parameters"] == sum(p.numel() for p in load_model(folder).parameters())
     assert found["minutes"] < 1

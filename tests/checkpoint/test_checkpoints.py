@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_xl.checkpoint import checkpoints as module
-from transformer_xl.checkpoint.checkpoints import (
+from transformer_xl.config import FORMAT_VERSION
+from transformer_xl.config.distributed import World
+from transformer_xl.train.checkpoint import checkpoints as module
+from transformer_xl.train.checkpoint.checkpoints import (
     Checkpoints,
     read_about,
     read_whole,
     stored,
 )
-from transformer_xl.config import FORMAT_VERSION
-from transformer_xl.distributed import World
 
 SHARD = "shard-00001-model-00001-of-00001.safetensors"
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from transformer_xl.classify import Fit, LongDocumentClassifier, accuracy, fit
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import TransformerXL
+from transformer_xl.inference.classify import Fit, LongDocumentClassifier, accuracy, fit
+from transformer_xl.model import TransformerXL
 
 _LENGTHS = (23, 1, 8, 16, 7, 40)
 pytestmark = pytest.mark.usefixtures("one_thread")

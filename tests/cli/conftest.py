@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from transformer_xl.cli import main
-from transformer_xl.recipes import dump_recipe
+from transformer_xl.config.recipes import dump_recipe
 
 
 class Ended(NamedTuple):

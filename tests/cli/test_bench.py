@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from transformer_xl.bench import measuring
+from transformer_xl.apps.bench import speed as measuring
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -18,7 +18,7 @@ import pytest
 import transformer_xl
 from transformer_xl import cli
 from transformer_xl.cli import main, parse
-from transformer_xl.cli.output import show
+from transformer_xl.cli.printing import show
 from transformer_xl.cli.runs import Train
 
 VERBS = (
@@ -75,7 +75,7 @@ def test_the_examples_in_the_help_parse(verb, toy_toml, trained):
         words = [str(toy_toml) if word.endswith(".toml") else word.strip("'") for word in words]
         if verb == "generate" and "'" in example:
             words = [word for word in words if word not in ("main", "A")]
-        known = {"shakespeare-char-cpu", "demo"} - {*transformer_xl.recipes.recipe_names()}
+        known = {"shakespeare-char-cpu", "demo"} - {*transformer_xl.config.recipes.recipe_names()}
         words = [str(toy_toml) if word in known else word for word in words]
         if verb == "train" and "/" in words[1]:
             words[1] = str(trained)
@@ -301,8 +301,8 @@ def completion(tmp_path_factory):
 
 
 def test_no_two_files_of_commands_import_each_other():
-    """What several commands need lies below them, in given.py, loading.py and output.py."""
-    shared = {"given", "loading", "output"}
+    """What several commands need lies below them, in given.py, loading.py and printing.py."""
+    shared = {"given", "loading", "printing"}
     for path in Path(cli.__file__).parent.glob("*.py"):
         if path.name == "__init__.py":
             continue

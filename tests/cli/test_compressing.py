@@ -17,7 +17,7 @@ def byte_model(tmp_path_factory):
 
     from transformer_xl.config import ModelConfig
     from transformer_xl.data import train_vocab
-    from transformer_xl.nn import TransformerXL
+    from transformer_xl.model import TransformerXL
 
     folder = tmp_path_factory.mktemp("byte-model")
     config = ModelConfig(
@@ -188,7 +188,7 @@ def test_what_is_wrong_is_said_of_the_file_that_it_is_wrong_with(txl, notes, sma
 
 def test_another_model_is_named_beside_the_archive(txl, small, byte_model, tmp_path):
     from transformer_xl.data import load_vocab
-    from transformer_xl.nn import TransformerXL
+    from transformer_xl.model import TransformerXL
 
     torch = pytest.importorskip("torch")
     other = TransformerXL.from_pretrained(byte_model)
@@ -216,7 +216,7 @@ def test_a_file_that_the_vocabulary_does_not_restore_is_named(txl, trained, tmp_
 def test_what_would_be_read_as_unknown_is_named_by_compress(txl, tmp_path):
     from transformer_xl.config import ModelConfig
     from transformer_xl.data import train_vocab
-    from transformer_xl.nn import TransformerXL
+    from transformer_xl.model import TransformerXL
 
     vocab = train_vocab("chars", ["the cat\n"], held_out=["x"])
     config = ModelConfig(
@@ -254,7 +254,7 @@ def test_a_missing_library_is_not_said_of_the_archive(txl, small, byte_model, mo
 def test_where_a_learned_archive_restores_is_said_before_it_is_made(
     txl, notes, byte_model, tmp_path, monkeypatch
 ):
-    from transformer_xl import compress
+    from transformer_xl.apps import compress
 
     def fail(*args):
         raise ValueError("here it computes")
@@ -276,7 +276,7 @@ def test_a_verified_archive_was_restored(txl, notes, byte_model, tmp_path, words
 
 
 def test_what_does_not_come_back_is_not_written(txl, notes, byte_model, tmp_path, monkeypatch):
-    from transformer_xl import compress
+    from transformer_xl.apps import compress
 
     given = ("compress", notes, tmp_path / "x", "--model", byte_model, "--streams", 8, "--verify")
     for restored in (b"something else", compress.ArchiveError("the numbers")):

@@ -6,7 +6,7 @@ import torch
 
 from transformer_xl import TransformerXL
 from transformer_xl.config import ModelConfig
-from transformer_xl.presets import NO_LIMIT
+from transformer_xl.config.presets import NO_LIMIT
 
 
 def test_an_old_checkpoint_becomes_a_model_that_every_command_takes(txl, shared, tmp_path):
@@ -96,7 +96,7 @@ def test_what_a_bare_state_dict_does_not_say_is_a_flag(txl, shared, tmp_path):
 
 
 def test_prepared_text_is_not_cut_once_more(txl, shared, tmp_path):
-    from transformer_xl.convert.vocabularies import read_vocab
+    from transformer_xl.interop.convert.vocabularies import read_vocab
 
     vocab = read_vocab(shared / "goldens/hf_tokenizer/vocab.pkl")
     joined = vocab.symbols.index("@-@")

@@ -78,8 +78,8 @@ def test_a_compiled_recipe_is_estimated_with_a_warning(txl):
 
 
 def test_every_recipe_with_a_known_vocabulary_is_estimated():
-    from transformer_xl.estimate import HARDWARE, Assumed, Plan, summary, with_known_vocabulary
-    from transformer_xl.recipes import load_recipe, recipe_names
+    from transformer_xl.apps.estimate import HARDWARE, Assumed, Plan, summary, with_known_vocabulary
+    from transformer_xl.config.recipes import load_recipe, recipe_names
 
     unknown = set()
     for name in recipe_names():
@@ -97,8 +97,8 @@ def test_every_recipe_with_a_known_vocabulary_is_estimated():
 
 
 def test_known_vocabularies_are_those_of_the_catalogue_and_the_published_models():
+    from transformer_xl.config.presets import PRESETS
     from transformer_xl.data.catalogue import KNOWN_CORPORA, SYMBOLS
-    from transformer_xl.presets import PRESETS
 
     sizes = {name: n for (name, _), n in SYMBOLS.items()}
     assert sizes.keys() <= KNOWN_CORPORA.keys()

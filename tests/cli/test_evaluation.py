@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from transformer_xl.config.recipes import dump_recipe, load_recipe
 from transformer_xl.data import load_vocab, prepare, train_vocab
-from transformer_xl.evaluate import Dynamic, evaluate, gradient_squares
-from transformer_xl.nn import TransformerXL
-from transformer_xl.recipes import dump_recipe, load_recipe
+from transformer_xl.inference.evaluate import Dynamic, evaluate, gradient_squares
+from transformer_xl.model import TransformerXL
 from transformer_xl.train import metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from transformer_xl.data import train_vocab
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 from transformer_xl.train.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")

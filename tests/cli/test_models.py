@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import load_vocab, train_vocab
-from transformer_xl.evaluate import evaluate
-from transformer_xl.nn import TransformerXL
+from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.model import TransformerXL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -4,7 +4,7 @@ import pytest
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import load_vocab, train_vocab
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 
 
 @pytest.mark.parametrize("words", [["generate", "--prompt"], ["eval", "--file"]], ids=str)

@@ -30,7 +30,7 @@ def test_the_help_names_every_corpus(txl):
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_integers_are_trained_on_generated_and_scored(txl, tmp_path, toy_recipe):
-    from transformer_xl.recipes import dump_recipe
+    from transformer_xl.config.recipes import dump_recipe
 
     (tmp_path / "notes.txt").write_text("".join(f"60 {60 + n % 5} -1 72\n" for n in range(400)))
     data = {"path": str(tmp_path / "notes.txt"), "vocab": "integers"}

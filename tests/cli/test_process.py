@@ -9,7 +9,7 @@ import sys
 import pytest
 from safetensors.torch import load_file
 
-from transformer_xl.recipes import recipe_text
+from transformer_xl.config.recipes import recipe_text
 
 TXL = [sys.executable, "-m", "transformer_xl"]
 

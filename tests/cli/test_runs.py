@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from transformer_xl.cli import runs
-from transformer_xl.recipes import load_recipe, recipe_names, recipe_text
+from transformer_xl.config.recipes import load_recipe, recipe_names, recipe_text
 from transformer_xl.train import loop
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -200,7 +200,7 @@ def test_doctor_says_what_would_be_used_and_why(txl, monkeypatch):
 
 
 def test_doctor_names_the_command_that_installs_what_is_missing(txl, monkeypatch):
-    from transformer_xl import doctor
+    from transformer_xl.apps import doctor
 
     def version(name):
         raise doctor.PackageNotFoundError

@@ -9,7 +9,7 @@ import pytest
 
 from transformer_xl.cli import parse
 from transformer_xl.cli.science import Recl, ReclConfig
-from transformer_xl.recipes import dump_recipe
+from transformer_xl.config.recipes import dump_recipe
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

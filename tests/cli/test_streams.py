@@ -11,11 +11,11 @@ import sys
 import pytest
 from safetensors.torch import load_file
 
-from transformer_xl.cli import streams
+from transformer_xl.cli import scoring as streams
 from transformer_xl.config import ModelConfig
-from transformer_xl.convert.cutting import Wishes, imported_vocab
 from transformer_xl.data.imported import Rules
-from transformer_xl.nn import TransformerXL
+from transformer_xl.interop.convert.cutting import Wishes, imported_vocab
+from transformer_xl.model import TransformerXL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

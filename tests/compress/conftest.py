@@ -8,7 +8,7 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import train_vocab
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 
 pytest.importorskip("constriction")
 
@@ -72,7 +72,7 @@ def changed(tiny):
 
     def make(**settings):
         torch.manual_seed(4)
-        from transformer_xl.nn import build_model
+        from transformer_xl.model import build_model
 
         return build_model(replace(tiny, **settings)).eval()
 

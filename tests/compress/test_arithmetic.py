@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl.compress import arithmetic
-from transformer_xl.compress.arithmetic import MARGIN, SHIFTS, STEPS
+from transformer_xl.apps.compress import arithmetic
+from transformer_xl.apps.compress.arithmetic import MARGIN, SHIFTS, STEPS
 
 _STEP = math.log(2) / STEPS
 

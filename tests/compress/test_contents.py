@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl.compress import Settings, compress, decompress, needs_model
+from transformer_xl.apps.compress import Settings, compress, decompress, needs_model
 from transformer_xl.data import train_vocab
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 from transformer_xl.ops import use_backend
 
 # More than the header can be.

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl.compress import Settings, compress, decompress
-from transformer_xl.compress.header import VERSION, Coding, Learning, pack, unpack
-from transformer_xl.compress.needs import too_much
-from transformer_xl.compress.planning import plan
-from transformer_xl.nn import TransformerXL
+from transformer_xl.apps.compress import Settings, compress, decompress
+from transformer_xl.apps.compress.header import VERSION, Coding, Learning, pack, unpack
+from transformer_xl.apps.compress.planning import plan
+from transformer_xl.apps.compress.requirements import too_much
+from transformer_xl.model import TransformerXL
 
 
 @pytest.fixture(scope="module")

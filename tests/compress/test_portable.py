@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transformer_xl.compress import ArchiveError, Settings, compress, decompress
-from transformer_xl.compress.arithmetic import MARGIN, STEPS
-from transformer_xl.compress.header import unpack
-from transformer_xl.compress.predicting import Predictor
-from transformer_xl.nn import positions
+from transformer_xl.apps.compress import ArchiveError, Settings, compress, decompress
+from transformer_xl.apps.compress.arithmetic import MARGIN, STEPS
+from transformer_xl.apps.compress.header import unpack
+from transformer_xl.apps.compress.predicting import Predictor
+from transformer_xl.model import positions
 
 # In a process of its own: which instructions are used is decided when torch is loaded.
 _PREDICT = """
@@ -24,8 +24,8 @@ import sys
 from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
-from transformer_xl.compress.predicting import Predictor
-from transformer_xl.nn import load_model
+from transformer_xl.apps.compress.predicting import Predictor
+from transformer_xl.model import load_model
 
 folder = Path(sys.argv[1])
 predictor = Predictor(load_model(folder), 4, 32)
@@ -38,9 +38,9 @@ _COMPRESS = """
 import sys
 from pathlib import Path
 import torch
-from transformer_xl.compress import Settings, compress
+from transformer_xl.apps.compress import Settings, compress
 from transformer_xl.data import load_vocab
-from transformer_xl.nn import load_model
+from transformer_xl.model import load_model
 
 folder = Path(sys.argv[1])
 data = (folder / "text").read_bytes()
@@ -90,7 +90,7 @@ def test_an_archive_that_depends_on_it_is_refused_there(model, vocab, surprising
     # As format 1 was: it has no word of frequencies, which were rounded to single precision.
     data = surprising[:600]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transformer_xl.compress.planning.EXACT_FREQUENCIES", False)
+        patch.setattr("transformer_xl.apps.compress.planning.EXACT_FREQUENCIES", False)
         content = compress(data, model, vocab, Settings(streams=20)).content
     header, payload = unpack(content)
     assert not header.coding.exact_frequencies

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transformer_xl.compress.arithmetic import MARGIN, STEPS
-from transformer_xl.compress.predicting import Predictor, fingerprint
+from transformer_xl.apps.compress.arithmetic import MARGIN, STEPS
+from transformer_xl.apps.compress.predicting import Predictor, fingerprint
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import TransformerXL, load_model
+from transformer_xl.model import TransformerXL, load_model
 
 KINDS = {
     "paper": {},

@@ -10,6 +10,7 @@ import pytest
 import tomli_w
 import torch
 
+from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.cli import main
 from transformer_xl.config import (
     Config,
@@ -20,9 +21,8 @@ from transformer_xl.config import (
     TrainConfig,
 )
 from transformer_xl.config.checks import HIDDEN, _alternatives
-from transformer_xl.nn.pretrained import load_config, load_eval_config
-from transformer_xl.recipes import dump_recipe, load_recipe, parse_recipe, recipe_names
-from transformer_xl.serve.settings import ServeSettings
+from transformer_xl.config.recipes import dump_recipe, load_recipe, parse_recipe, recipe_names
+from transformer_xl.model.pretrained import load_config, load_eval_config
 
 SECTIONS = {
     "model": ModelConfig,

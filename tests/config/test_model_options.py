@@ -6,7 +6,7 @@ from dataclasses import asdict, fields
 import pytest
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn.pretrained import load_config
+from transformer_xl.model.pretrained import load_config
 
 OPTIONS = {
     "kind": "transformer_xl",

@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import build_model
+from transformer_xl.model import build_model
 
 
 @pytest.fixture

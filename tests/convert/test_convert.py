@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import transformer_xl as txl
-from transformer_xl.convert import SETTABLE, UnreadableFile
-from transformer_xl.nn.pretrained import load_eval_config
+from transformer_xl.interop.convert import SETTABLE, UnreadableFile
+from transformer_xl.model.pretrained import load_eval_config
 
 
 @pytest.mark.parametrize("factor", [1, 1 + 1e-6])

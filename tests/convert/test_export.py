@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 import transformer_xl as txl
-from transformer_xl.convert.export import write_authors, write_huggingface
+from transformer_xl.interop.convert.export import write_authors, write_huggingface
 
 VARIANTS = {
     "paper": {},

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl.convert.pickles import UnreadableFile
-from transformer_xl.convert.torch_files import read_pickle, read_torch
-from transformer_xl.convert.vocabularies import read_vocab
+from transformer_xl.interop.convert.pickles import UnreadableFile
+from transformer_xl.interop.convert.torch_files import read_pickle, read_torch
+from transformer_xl.interop.convert.vocabularies import read_vocab
 
 N_MUTANTS = 200
 NAMES = (b"cos\nsystem\n", b"cbuiltins\neval\n", b"ctorch._utils\n_rebuild_tensor_v2\n")

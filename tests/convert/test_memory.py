@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from transformer_xl.convert.pickles import UnreadableFile, load_pickle
+from transformer_xl.interop.convert.pickles import UnreadableFile, load_pickle
 
 NAMED = b"ca.vocabulary\nV\n\x94"
 GREEDY = {

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from transformer_xl.convert.pickles import Instance, UnreadableFile
-from transformer_xl.convert.torch_files import module_tensors, read_torch
+from transformer_xl.interop.convert.pickles import Instance, UnreadableFile
+from transformer_xl.interop.convert.torch_files import module_tensors, read_torch
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file
 
 import transformer_xl as txl
-from transformer_xl.convert.checkpoints import from_tensorflow, open_checkpoint
-from transformer_xl.convert.layouts import entries, read_weights, write_weights
-from transformer_xl.convert.settings import model_config
+from transformer_xl.interop.convert.layouts import entries, read_weights, write_weights
+from transformer_xl.interop.convert.old_checkpoints import from_tensorflow, open_checkpoint
+from transformer_xl.interop.convert.old_settings import model_config
 
 
 def nvidia_checkpoint(folder, tmp_path):

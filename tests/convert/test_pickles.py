@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.convert.pickles import Global, Instance, UnreadableFile, load_pickle
+from transformer_xl.interop.convert.pickles import Global, Instance, UnreadableFile, load_pickle
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 

@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from transformer_xl.convert.pickles import UnreadableFile
-from transformer_xl.convert.tf_files import find_prefix, read_tensorflow
+from transformer_xl.interop.convert.pickles import UnreadableFile
+from transformer_xl.interop.convert.tf_files import find_prefix, read_tensorflow
 
 NUMBERS = {
     torch.float32: 1,

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from transformer_xl.convert.pickles import Instance, UnreadableFile
-from transformer_xl.convert.torch_files import module_tensors, read_pickle, read_torch
+from transformer_xl.interop.convert.pickles import Instance, UnreadableFile
+from transformer_xl.interop.convert.torch_files import module_tensors, read_pickle, read_torch
 
 IS_ZIP = pytest.mark.parametrize("is_zip", [True, False], ids=["zip", "legacy"])
 

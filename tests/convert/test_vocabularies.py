@@ -9,15 +9,15 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from transformer_xl.convert.moses import moses_normalizer
-from transformer_xl.convert.pickles import Instance, UnreadableFile
-from transformer_xl.convert.vocabularies import (
+from transformer_xl.data import load_vocab, train_vocab
+from transformer_xl.interop.convert.moses import moses_normalizer
+from transformer_xl.interop.convert.pickles import Instance, UnreadableFile
+from transformer_xl.interop.convert.vocabularies import (
     find_vocab,
     read_vocab,
     vocab_from_object,
     write_hf_vocab,
 )
-from transformer_xl.data import load_vocab, train_vocab
 
 WORDS = ["<eos>", "the", "<unk>", "cat", "Ñandú"]
 

@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from transformer_xl.config import DataConfig
-from transformer_xl.convert.cutting import Wishes, imported_vocab
-from transformer_xl.convert.vocabularies import read_vocab
 from transformer_xl.data import building, text
 from transformer_xl.data.brought import BroughtVocab, bring
 from transformer_xl.data.corpus import prepare, raw_split
 from transformer_xl.data.imported import Rules
 from transformer_xl.data.vocab import load_vocab
+from transformer_xl.interop.convert.cutting import Wishes, imported_vocab
+from transformer_xl.interop.convert.vocabularies import read_vocab
 
 SAMPLE = "The cat sat on the mat, it's 42 years old!\n\n  Größe und Länge; 漢字.\nthe end\n" * 30
 PIECES = ["<unk>", "<s>", "</s>", "\u2581the", "\u2581", "t", "h", "e", "c", "a", "at", "\u2581c"]

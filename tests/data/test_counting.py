@@ -5,13 +5,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
-from transformer_xl.convert.cutting import Wishes
-from transformer_xl.convert.vocabularies import _authors
 from transformer_xl.data import counting
 from transformer_xl.data.corpus import prepare
 from transformer_xl.data.counting import count_part, vocab_of_counts
 from transformer_xl.data.text import Span
 from transformer_xl.data.vocab import train_vocab
+from transformer_xl.interop.convert.cutting import Wishes
+from transformer_xl.interop.convert.vocabularies import _authors
 
 PARTS = st.lists(
     st.lists(st.text(alphabet="ab\u00e9\u6f22 \r", max_size=8), min_size=1).map("\n".join),

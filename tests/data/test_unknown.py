@@ -3,9 +3,9 @@
 import pytest
 
 from transformer_xl.config import DataConfig
-from transformer_xl.convert.cutting import Wishes, imported_vocab
 from transformer_xl.data import prepare, train_vocab
 from transformer_xl.data.imported import Rules
+from transformer_xl.interop.convert.cutting import Wishes, imported_vocab
 
 
 def test_another_text_for_a_vocabulary_is_refused_with_place_and_remedy(tmp_path):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from transformer_xl import files
+from transformer_xl.config import files
 from transformer_xl.data.text import split_point
 from transformer_xl.data.vocab import VocabKind, load_vocab, train_vocab
 

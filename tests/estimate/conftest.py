@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from transformer_xl.apps.estimate import Plan
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
-from transformer_xl.estimate import Plan
 
 BASE = Config(
     model=ModelConfig(

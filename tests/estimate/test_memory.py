@@ -5,16 +5,16 @@ from dataclasses import asdict
 import pytest
 import torch
 
-from transformer_xl.device import autocast
-from transformer_xl.estimate import checkpoint_bytes, count_weights, moments, peak
-from transformer_xl.estimate.memory import (
+from transformer_xl.apps.estimate import checkpoint_bytes, count_weights, moments, peak
+from transformer_xl.apps.estimate.plan import optimizer_numbers
+from transformer_xl.apps.estimate.training_memory import (
     gathered_bytes,
     layer_activations,
     memory_bytes,
     outside_activations,
 )
-from transformer_xl.estimate.plan import optimizer_numbers
-from transformer_xl.nn import Memory, TransformerXL
+from transformer_xl.config.device import autocast
+from transformer_xl.model import Memory, TransformerXL
 
 CPU = torch.device("cpu")
 VARIANTS = {

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from transformer_xl.bench.work import forward_flops, training_flops
-from transformer_xl.estimate import HARDWARE, Assumed, count_weights, sent_bytes, times
-from transformer_xl.estimate.plan import layer_matrices, muon_weights
-from transformer_xl.estimate.scaling import (
+from transformer_xl.apps.bench.work import forward_flops, training_flops
+from transformer_xl.apps.estimate import HARDWARE, Assumed, count_weights, sent_bytes, times
+from transformer_xl.apps.estimate.plan import layer_matrices, muon_weights
+from transformer_xl.apps.estimate.scaling import (
     MUON_ITERATIONS,
     bound_by_sending_from,
     fits,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl.evaluate import attended
-from transformer_xl.nn import TransformerXL, build_model
+from transformer_xl.inference.evaluate.rollout import attended
+from transformer_xl.model import TransformerXL, build_model
 
 KINDS = {
     "relative": {},

@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from transformer_xl.config import EvalConfig
-from transformer_xl.evaluate import (
+from transformer_xl.inference.evaluate import (
     Dynamic,
     DynamicEvaluation,
     evaluate,
     gradient_squares,
     plan_dynamic,
 )
-from transformer_xl.nn import TransformerXL, build_model
-from transformer_xl.nn.compact import compact
+from transformer_xl.model import TransformerXL, build_model
+from transformer_xl.model.compact import compact
 
 LENGTHS = {"segment_len": 7, "mem_len": 9}
 

@@ -11,14 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from transformer_xl.convert.cutting import Wishes, imported_vocab
 from transformer_xl.data.imported import Rules
 from transformer_xl.data.vocab import train_vocab
-from transformer_xl.evaluate import flow, score
-from transformer_xl.evaluate.flow import Cutter, Flow, LineSums
-from transformer_xl.nn import TransformerXL
-from transformer_xl.nn.lengths import Lengths
-from transformer_xl.nn.reading import Reader
+from transformer_xl.inference.evaluate import flow, score
+from transformer_xl.inference.evaluate.flow import Cutter, Flow, LineSums
+from transformer_xl.interop.convert.cutting import Wishes, imported_vocab
+from transformer_xl.model import TransformerXL
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.reading import Reader
 
 TEXT = (
     "def f(self, name):\n    return name or 'naïve — 漢字 🙂'\n\n\n    # 12 words (of it):\n"

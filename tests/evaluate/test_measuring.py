@@ -9,8 +9,8 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import train_vocab
-from transformer_xl.evaluate import evaluate, score, token_bytes_in
-from transformer_xl.nn import TransformerXL
+from transformer_xl.inference.evaluate import evaluate, score, token_bytes_in
+from transformer_xl.model import TransformerXL
 
 
 def with_topics(n, seed):

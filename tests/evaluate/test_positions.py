@@ -7,8 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl.evaluate import evaluate, loss_from_start, loss_in_segment, score, spans
-from transformer_xl.nn import TransformerXL
+from transformer_xl.inference.evaluate import (
+    evaluate,
+    loss_from_start,
+    loss_in_segment,
+    score,
+    spans,
+)
+from transformer_xl.model import TransformerXL
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transformer_xl.evaluate import evaluate, window_nll
-from transformer_xl.nn import TransformerXL, build_model
+from transformer_xl.inference.evaluate import evaluate, window_nll
+from transformer_xl.model import TransformerXL, build_model
 
 KINDS = {
     "relative": {},

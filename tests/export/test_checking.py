@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from transformer_xl.export import Errors, make_step
-from transformer_xl.export.checking import compare
+from transformer_xl.interop.export import Errors, make_step
+from transformer_xl.interop.export.checking import compare
 
 
 @pytest.mark.parametrize(

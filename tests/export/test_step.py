@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from transformer_xl.export import KeptStep, StateStep, make_step
-from transformer_xl.nn import build_model
+from transformer_xl.interop.export import KeptStep, StateStep, make_step
+from transformer_xl.model import build_model
 
 OPTIONS = {
     "paper": {},

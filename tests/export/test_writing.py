@@ -10,9 +10,9 @@ import torch
 
 from transformer_xl import export
 from transformer_xl.data.vocab import load_vocab, train_vocab
-from transformer_xl.export import make_step, writing
-from transformer_xl.generate import generate
-from transformer_xl.nn.weights import WEIGHTS_FILE, weights_checksum
+from transformer_xl.inference.generate import generate
+from transformer_xl.interop.export import make_step, writing
+from transformer_xl.model.weights import WEIGHTS_FILE, weights_checksum
 
 VOCAB = train_vocab("chars", ["abcdefghijklmnopqrstuvwxyz .,\n!"])
 

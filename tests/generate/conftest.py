@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 
 
 @pytest.fixture

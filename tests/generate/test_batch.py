@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from transformer_xl.data.vocab import train_vocab
-from transformer_xl.generate import batch_texts, generate, generate_batch
-from transformer_xl.nn import TransformerXL
-from transformer_xl.nn.stepper import RingStepper
+from transformer_xl.inference.generate import batch_texts, generate, generate_batch
+from transformer_xl.model import TransformerXL
+from transformer_xl.model.stepper import RingStepper
 
 BYTES = train_vocab("bytes", [])
 

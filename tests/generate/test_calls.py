@@ -8,9 +8,15 @@ import pytest
 import torch
 
 from transformer_xl.data import train_vocab
-from transformer_xl.generate import Sampler, Session, generate, generate_batch, random_numbers
-from transformer_xl.nn import Memory, TransformerXL
-from transformer_xl.nn.memory import join
+from transformer_xl.inference.generate import (
+    Sampler,
+    Session,
+    generate,
+    generate_batch,
+    random_numbers,
+)
+from transformer_xl.model import Memory, TransformerXL
+from transformer_xl.model.memory import join
 
 # Unwrapped: the check of types in signatures, where it is on, refuses them before we can.
 _generate, _generate_batch = unwrap(generate), unwrap(generate_batch)

@@ -3,7 +3,7 @@ from itertools import islice
 import pytest
 import torch
 
-from transformer_xl.generate import generate
+from transformer_xl.inference.generate import generate
 
 
 def test_a_seed_decides_the_text_and_nothing_else_does(model):

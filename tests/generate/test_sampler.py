@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.generate import Sampler
-from transformer_xl.nn import AdaptiveSoftmax, Embedding, Softmax
+from transformer_xl.inference.generate import Sampler
+from transformer_xl.model import AdaptiveSoftmax, Embedding, Softmax
 
 PROBS = torch.tensor([0.05, 0.4, 0.1, 0.25, 0.2])
 DRAWS = 1000

@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 from transformer_xl import Session
 from transformer_xl.data.vocab import train_vocab
-from transformer_xl.evaluate import evaluate
-from transformer_xl.generate import generate, load_state, text_pieces
-from transformer_xl.nn import TransformerXL, build_model
+from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.generate import generate, load_state, text_pieces
+from transformer_xl.model import TransformerXL, build_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -80,7 +80,7 @@ def test_what_was_drawn_is_remembered_as_if_it_had_been_read(tiny_config):
 
 
 def _sampler():
-    from transformer_xl.generate import Sampler
+    from transformer_xl.inference.generate import Sampler
 
     return Sampler(2.0)
 

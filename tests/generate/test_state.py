@@ -5,10 +5,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from transformer_xl.generate import State, generate, load_state, save_state, write_state
-from transformer_xl.nn import Memory, TransformerXL
-from transformer_xl.nn.memory import KeysAndValues
-from transformer_xl.nn.weights import CHECKSUM_KEY
+from transformer_xl.inference.generate import State, generate, load_state, save_state, write_state
+from transformer_xl.model import Memory, TransformerXL
+from transformer_xl.model.memory import KeysAndValues
+from transformer_xl.model.weights import CHECKSUM_KEY
 
 
 @pytest.fixture

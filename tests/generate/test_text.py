@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_xl.data.vocab import train_vocab
-from transformer_xl.generate import text_pieces
+from transformer_xl.inference.generate import text_pieces
 
 BYTES = train_vocab("bytes", [])
 TEXT = "naïve — 漢字 🙂 end"

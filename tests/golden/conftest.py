@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from transformer_xl import convert
-from transformer_xl.convert.layouts import entries, read_weights
-from transformer_xl.nn import TransformerXL
+from transformer_xl.interop.convert.layouts import entries, read_weights
+from transformer_xl.model import TransformerXL
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from transformer_xl import convert
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 from transformer_xl.ops import use_backend
 
 DTYPES = [torch.float64, torch.float32]

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl.convert.checkpoints import from_tensorflow
-from transformer_xl.nn import Memory
+from transformer_xl.interop.convert.old_checkpoints import from_tensorflow
+from transformer_xl.model import Memory
 
 TF = "tf_wt103_like"
 KERAS = "keras_tf/test_checkpoint_div_2"

@@ -12,7 +12,7 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.vocab import Vocab, train_vocab
-from transformer_xl.nn import TransformerXL, build_model
+from transformer_xl.model import TransformerXL, build_model
 
 # Read when huggingface_hub is imported.
 os.environ["HF_HUB_OFFLINE"] = "1"

@@ -8,12 +8,12 @@ import torch
 from torch import nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.evaluate import evaluate
-from transformer_xl.generate import generate, generate_batch
-from transformer_xl.generate.session import Session
-from transformer_xl.nn import Stepper, TransformerXL
-from transformer_xl.nn.compact import compact
-from transformer_xl.nn.lengths import Lengths
+from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.generate import generate, generate_batch
+from transformer_xl.inference.generate.session import Session
+from transformer_xl.model import Stepper, TransformerXL
+from transformer_xl.model.compact import compact
+from transformer_xl.model.lengths import Lengths
 
 peft = pytest.importorskip("peft")
 

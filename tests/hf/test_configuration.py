@@ -2,7 +2,7 @@
 
 import pytest
 
-from transformer_xl.hf.configuration import TransformerXLConfig
+from transformer_xl.interop.hf.configuration import TransformerXLConfig
 
 
 @pytest.mark.parametrize(

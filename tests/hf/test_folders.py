@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import transformer_xl as txl
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 
 KINDS: dict[str, dict[str, Any]] = {
     "the paper's": {},

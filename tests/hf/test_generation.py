@@ -10,8 +10,8 @@ from torch import Tensor
 
 import transformer_xl as txl
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.nn import TransformerXL
-from transformer_xl.nn.stepper import RingStepper
+from transformer_xl.model import TransformerXL
+from transformer_xl.model.stepper import RingStepper
 
 N = 12
 WAYS = {

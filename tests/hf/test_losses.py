@@ -238,7 +238,7 @@ def test_nothing_is_learned_at_padding(language_model: Any, ids: Tensor) -> None
 def test_rows_padded_on_the_left_are_pointed_out(
     language_model: Any, ids: Tensor, caplog: Any, transformers: Any, monkeypatch: Any
 ) -> None:
-    logger = transformers.utils.logging.get_logger("transformer_xl.hf.modeling")
+    logger = transformers.utils.logging.get_logger("transformer_xl.interop.hf.modeling")
     said: list[str] = []
     monkeypatch.setattr(type(logger), "warning_once", lambda self, text: said.append(text))
     mask = torch.ones_like(ids)

@@ -14,7 +14,7 @@ import torch
 
 import transformer_xl as txl
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 
 # This package, and everything that is not there with transformers.
 PROBE = """
@@ -99,10 +99,13 @@ def test_a_packaged_folder_works_without_this_package(
 
 
 def test_the_files_are_ours_with_other_imports() -> None:
-    from transformer_xl.hf.packaging import sources
+    from transformer_xl.interop.hf.packaging import sources
 
     files = sources()
-    assert {"transformer_xl_nn_model.py", "transformer_xl_ops_triton_forward.py"} <= files.keys()
+    assert {
+        "transformer_xl_model_transformer_xl.py",
+        "transformer_xl_ops_triton_forward.py",
+    } <= files.keys()
     assert not {name for name in files if re.search("_(train|evaluate|serve|cli|convert)_", name)}
     for name, text in files.items():
         compile(text, name, "exec")

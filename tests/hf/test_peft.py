@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 
 peft = pytest.importorskip("peft")
 

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from transformer_xl.cli import main
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 
 pytest.importorskip("transformers")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 
 accelerate = pytest.importorskip("accelerate", reason="Trainer needs accelerate")
 

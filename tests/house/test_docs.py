@@ -99,8 +99,8 @@ def test_every_command_in_the_documents_parses(
 ) -> None:
     from transformer_xl.cli import parse
     from transformer_xl.config import ModelConfig
-    from transformer_xl.nn import TransformerXL
-    from transformer_xl.recipes import recipe_text
+    from transformer_xl.config.recipes import recipe_text
+    from transformer_xl.model import TransformerXL
 
     arguments = _arguments(command)
     assert arguments is not None
@@ -185,7 +185,7 @@ def test_the_readme_reads_no_folder_and_no_recipe_that_its_commands_have_not_mad
 
 
 def test_what_the_migration_page_says_is_not_here_is_not_here() -> None:
-    from transformer_xl.nn import TransformerXL
+    from transformer_xl.model import TransformerXL
 
     text = (ROOT / "docs/migration.md").read_text("utf-8")
     (missing,) = re.findall(r"^Not here: (.*?)\n\n", text, re.M | re.S)
@@ -197,8 +197,8 @@ def test_what_the_migration_page_says_is_not_here_is_not_here() -> None:
     assert not re.findall(r"\btxl train|[Bb]eam|Trainer|several streams|Classification", missing)
 
 
-def test_the_tree_in_the_readme_is_the_tree() -> None:
-    drawn = _drawn((ROOT / "README.md").read_text("utf-8"))
+def test_the_tree_on_the_page_of_the_architecture_is_the_tree() -> None:
+    drawn = _drawn((ROOT / "docs" / "architecture.md").read_text("utf-8"))
     # The line of a room stands for its __init__.py.
     files = [
         str(path.relative_to(PACKAGE))
@@ -207,13 +207,13 @@ def test_the_tree_in_the_readme_is_the_tree() -> None:
         if path.name not in ("__init__.py", "py.typed") or path.parent == PACKAGE
     ]
     missing = [file for file in files if not any(fnmatch(file, pattern) for pattern in drawn)]
-    assert not missing, f"the tree in README.md lacks {missing}"
+    assert not missing, f"the tree in docs/architecture.md lacks {missing}"
     stale = [
         pattern
         for pattern in drawn
         if not (PACKAGE / pattern).exists() and not any(fnmatch(file, pattern) for file in files)
     ]
-    assert not stale, f"the tree in README.md draws {stale}, which do not exist"
+    assert not stale, f"the tree in docs/architecture.md draws {stale}, which do not exist"
 
 
 def test_the_readers_read_what_is_there() -> None:
@@ -223,10 +223,10 @@ def test_the_readers_read_what_is_there() -> None:
         "```console\n$ txl doctor --json | tail\ntxl is not a command here\n```\n"
         '[a](b.md#c) `[x](y)` ![p](docs/p.png "title") <img src="q.svg">\n'
         "```\nroot/\n├── src/transformer_xl/   the package\n│   ├── config.py   settings\n"
-        "│   └── nn/\n│       └── model.py\n└── tests/\n```\n"
+        "│   └── model/\n│       └── transformer_xl.py\n└── tests/\n```\n"
     )
     found = [words for command in _commands(text) if (words := _arguments(command)) is not None]
     assert found == [["train", "demo", "--out", "runs/x"], ["doctor", "--json"]]
     assert list(_links(text)) == ["b.md#c", "docs/p.png", "q.svg"]
-    assert _drawn(text) == ["config.py", "nn", "nn/model.py"]
+    assert _drawn(text) == ["config.py", "model", "model/transformer_xl.py"]
     assert _slug("Read these six files, in order") == "read-these-six-files-in-order"

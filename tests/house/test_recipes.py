@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from transformer_xl.config import Config
-from transformer_xl.recipes import load_recipe, recipe_names
+from transformer_xl.config.recipes import load_recipe, recipe_names
 
-FOLDER = Path(__file__).parents[2] / "src" / "transformer_xl" / "recipes"
+FOLDER = Path(__file__).parents[2] / "src" / "transformer_xl" / "config" / "recipes"
 FILES = sorted(FOLDER.glob("*.toml"))
 
 

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "transformer_xl"
 FOLDERS = ("src", "tests", "benchmarks", "scripts", "examples")
 LONGEST = 600
+SETTINGS = ("__init__", "checks", "data", "evaluation", "model", "training", "unused")
 DIMENSIONS = "BTMSHKDEFVN"
 SECTIONS = ("ModelConfig", "DataConfig", "TrainConfig", "EvalConfig", "GenerateConfig")
 
@@ -43,7 +44,7 @@ FILES = _files()
 PYTHON = [path for path in FILES if path.suffix == ".py"]
 SOURCES = [path for path in PYTHON if path.is_relative_to(PACKAGE)]
 # The rooms in which names of tensors carry their shape.
-SHAPED = [path for path in SOURCES if path.relative_to(PACKAGE).parts[0] in ("ops", "nn")]
+SHAPED = [path for path in SOURCES if path.relative_to(PACKAGE).parts[0] in ("ops", "model")]
 
 
 def _comments(path: Path) -> Iterator[tuple[int, str]]:
@@ -135,7 +136,9 @@ def test_shapes_are_in_names_and_signatures_not_in_comments(path: Path) -> None:
     assert not found, f"{_name(path)}: {found}: a comment can lie; put the shape into the name"
 
 
-@pytest.mark.parametrize("path", sorted((PACKAGE / "config").glob("*.py")), ids=_name)
+@pytest.mark.parametrize(
+    "path", [PACKAGE / "config" / f"{name}.py" for name in SETTINGS], ids=_name
+)
 def test_every_setting_has_its_help_below(path: Path) -> None:
     missing = _fields_without_help(path.read_text("utf-8"))
     assert not missing, f"{_name(path)}: {missing} have no docstring, and so no help text"
@@ -167,10 +170,10 @@ def test_an_unknown_public_name_is_an_error_that_names_it() -> None:
         transformer_xl.TransformerXXL  # noqa: B018
 
 
-@pytest.mark.parametrize("name", ["evaluate", "generate", "train"])
-def test_a_function_keeps_its_name_when_the_file_is_imported(name: str) -> None:
-    import_module(f"transformer_xl.{name}")
-    assert callable(getattr(transformer_xl, name))
+@pytest.mark.parametrize("package", ["inference.evaluate", "inference.generate", "train"])
+def test_a_function_keeps_its_name_when_the_package_is_imported(package: str) -> None:
+    import_module(f"transformer_xl.{package}")
+    assert callable(getattr(transformer_xl, package.rpartition(".")[2]))
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=_name)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 
 # Weights far from zero: at the start of a training attention is nearly uniform and hides mistakes.
 CONFIG = ModelConfig(

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.evaluate import evaluate, score
-from transformer_xl.generate import generate
-from transformer_xl.nn import TransformerXL
-from transformer_xl.nn.memory import join
-from transformer_xl.nn.positions import frequencies
+from transformer_xl.inference.evaluate import evaluate, score
+from transformer_xl.inference.generate import generate
+from transformer_xl.model import TransformerXL
+from transformer_xl.model.memory import join
+from transformer_xl.model.positions import frequencies
 from transformer_xl.ops import use_backend
 
 EXACT = {"rtol": 0, "atol": 1e-11}

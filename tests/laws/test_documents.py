@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import TransformerXL, build_model
+from transformer_xl.model import TransformerXL, build_model
 from transformer_xl.ops import skew, use_backend
 
 EXACT = {"rtol": 0, "atol": 1e-11}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl.evaluate import evaluate, score
-from transformer_xl.nn import TransformerXL
+from transformer_xl.inference.evaluate import evaluate, score
+from transformer_xl.model import TransformerXL
 
 
 @pytest.fixture

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from transformer_xl import cli
-from transformer_xl.checkpoint import RunFolder
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
+from transformer_xl.config.recipes import dump_recipe
 from transformer_xl.data import prepare
-from transformer_xl.evaluate import evaluate, score
-from transformer_xl.generate import generate, generate_batch
-from transformer_xl.nn import TransformerXL, build_model
-from transformer_xl.nn.pretrained import model_weights
-from transformer_xl.recipes import dump_recipe
+from transformer_xl.inference.evaluate import evaluate, score
+from transformer_xl.inference.generate import generate, generate_batch
+from transformer_xl.model import TransformerXL, build_model
+from transformer_xl.model.pretrained import model_weights
 from transformer_xl.train import finish, loop, report
 from transformer_xl.train.beginning import fit_to_corpus
+from transformer_xl.train.checkpoint import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

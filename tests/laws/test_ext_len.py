@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.evaluate import evaluate, score
-from transformer_xl.generate import generate
-from transformer_xl.nn import TransformerXL
+from transformer_xl.inference.evaluate import evaluate, score
+from transformer_xl.inference.generate import generate
+from transformer_xl.model import TransformerXL
 
 EXACT = {"rtol": 0, "atol": 1e-11}
 V = 23

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from transformer_xl.generate import Sampler, batch, generate, generate_batch
+from transformer_xl.inference.generate import Sampler, batch, generate, generate_batch
 
 DRAWS = [
     {"temperature": 0.0},

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 

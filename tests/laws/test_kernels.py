@@ -7,7 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 from transformer_xl.ops import use_backend
 
 

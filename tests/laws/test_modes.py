@@ -7,13 +7,14 @@ from itertools import islice
 import pytest
 import torch
 
-from transformer_xl.classify import LongDocumentClassifier, accuracy
 from transformer_xl.data.vocab import train_vocab
-from transformer_xl.evaluate import attended, evaluate, score
-from transformer_xl.generate import Session, generate, generate_batch
-from transformer_xl.nn import TransformerXL
-from transformer_xl.nn.mode import evaluating
-from transformer_xl.recl.contexts import context_losses
+from transformer_xl.inference.classify import LongDocumentClassifier, accuracy
+from transformer_xl.inference.evaluate import evaluate, score
+from transformer_xl.inference.evaluate.rollout import attended
+from transformer_xl.inference.generate import Session, generate, generate_batch
+from transformer_xl.model import TransformerXL
+from transformer_xl.model.mode import evaluating
+from transformer_xl.studies.recl.contexts import context_losses
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3]
 DROPPED = ("dropout", "attn_dropout", "qkv_dropout", "embed_dropout")

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.evaluate import evaluate, score
-from transformer_xl.generate import generate
-from transformer_xl.nn import Stepper, TransformerXL, build_model
-from transformer_xl.nn.lengths import Lengths
+from transformer_xl.inference.evaluate import evaluate, score
+from transformer_xl.inference.generate import generate
+from transformer_xl.model import Stepper, TransformerXL, build_model
+from transformer_xl.model.lengths import Lengths
 
 V, EOS = 23, 4
 CONFIG = ModelConfig(

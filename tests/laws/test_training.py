@@ -10,7 +10,7 @@ import torch
 
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_xl.data import Segments
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 from transformer_xl.ops import BACKENDS, use_backend
 from transformer_xl.train import Network, TrainState, train_step
 from transformer_xl.train.optim import Optimizer

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import AdaptiveEmbedding, AdaptiveSoftmax, Embedding, TransformerXL
+from transformer_xl.model import AdaptiveEmbedding, AdaptiveSoftmax, Embedding, TransformerXL
 from transformer_xl.ops import nll
 
 V, D = 29, 8

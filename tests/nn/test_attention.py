@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transformer_xl.nn import Positions, RelAttention, attention
+from transformer_xl.model import Positions, RelAttention, attention
 from transformer_xl.ops import reference
 
 

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from transformer_xl.nn import TransformerXL, build_model, load_model
-from transformer_xl.nn.lstm import LSTMModel
+from transformer_xl.model import TransformerXL, build_model, load_model
+from transformer_xl.model.lstm import LSTMModel
 
 KINDS = {"transformer_xl": TransformerXL, "lstm": LSTMModel}
 

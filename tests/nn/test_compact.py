@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from transformer_xl.cli import loading
-from transformer_xl.evaluate import evaluate
-from transformer_xl.generate import generate
-from transformer_xl.nn import TransformerXL
-from transformer_xl.nn.compact import Weights, compact
+from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.generate import generate
+from transformer_xl.model import TransformerXL
+from transformer_xl.model.compact import Weights, compact
 
 VARIANTS = {
     "paper": {},

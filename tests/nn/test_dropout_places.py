@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transformer_xl import nn
-from transformer_xl.nn import AdaptiveEmbedding, Embedding, RelAttention, TransformerXL
+from transformer_xl import model as nn
+from transformer_xl.model import AdaptiveEmbedding, Embedding, RelAttention, TransformerXL
 from transformer_xl.ops.dropout import rounded
 
 SHARES = {"dropout": 0.2, "input_dropout": 0.6, "ff_dropout": 0.3, "output_dropout": 0.5}

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transformer_xl.nn import AdaptiveEmbedding, Embedding, relative_positions
+from transformer_xl.model import AdaptiveEmbedding, Embedding, relative_positions
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import DecoderLayer, GRUGate, Positions, TransformerXL
+from transformer_xl.model import DecoderLayer, GRUGate, Positions, TransformerXL
 
 CONFIG = ModelConfig(
     vocab_size=11,

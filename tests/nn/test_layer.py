@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from transformer_xl.nn import DecoderLayer, FeedForward, Memory, Positions
-from transformer_xl.nn.memory import KeysAndValues
+from transformer_xl.model import DecoderLayer, FeedForward, Memory, Positions
+from transformer_xl.model.memory import KeysAndValues
 from transformer_xl.ops import reference
 
 B, T, M, H, K, D = 2, 3, 4, 2, 8, 16

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from transformer_xl.config import EvalConfig
-from transformer_xl.nn import build_model
-from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.model import build_model
+from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.evaluate import evaluate
-from transformer_xl.generate import generate
-from transformer_xl.nn import Memory, TransformerXL, build_model, load_model
-from transformer_xl.nn.lstm import LSTMModel
+from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.generate import generate
+from transformer_xl.model import Memory, TransformerXL, build_model, load_model
+from transformer_xl.model.lstm import LSTMModel
 
 CONFIG = ModelConfig(kind="lstm", vocab_size=31, n_layer=3, d_model=12, mem_len=0, dropout=0.0)
 

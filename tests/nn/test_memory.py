@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from transformer_xl.nn import Memory, build_model
-from transformer_xl.nn.memory import KeysAndValues, join
+from transformer_xl.model import Memory, build_model
+from transformer_xl.model.memory import KeysAndValues, join
 
 B, H, K, D, N = 3, 2, 4, 6, 2
 

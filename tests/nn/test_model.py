@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from transformer_xl import nn
+from transformer_xl import model as nn
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import Memory, TransformerXL
+from transformer_xl.model import Memory, TransformerXL
 
 OPTIONS = {
     "d_embed": (None, 6),

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 import transformer_xl as txl
+from transformer_xl.apps.estimate import count_weights
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
+from transformer_xl.config.device import total_memory
 from transformer_xl.data import train_vocab
-from transformer_xl.device import total_memory
-from transformer_xl.estimate import count_weights
-from transformer_xl.nn import build_model
-from transformer_xl.nn.lengths import Lengths
-from transformer_xl.nn.needs import (
+from transformer_xl.model import build_model
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.needs import (
     full_memory,
     least_weights,
     readable,
@@ -24,7 +24,7 @@ from transformer_xl.nn.needs import (
     require_room,
     require_training,
 )
-from transformer_xl.nn.reading import Reader
+from transformer_xl.model.reading import Reader
 
 CPU = torch.device("cpu")
 TINY = ModelConfig(vocab_size=11, n_layer=2, n_head=2, d_model=8, d_inner=12, mem_len=4)

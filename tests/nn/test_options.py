@@ -6,12 +6,12 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.evaluate import evaluate
-from transformer_xl.generate import generate
-from transformer_xl.nn import TransformerXL
-from transformer_xl.nn.compact import compact
-from transformer_xl.nn.lengths import Lengths
-from transformer_xl.nn.stepper import Stepper
+from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.generate import generate
+from transformer_xl.model import TransformerXL
+from transformer_xl.model.compact import compact
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.stepper import Stepper
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 V = 23

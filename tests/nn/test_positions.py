@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import TransformerXL, relative_positions
-from transformer_xl.nn.positions import distances, frequencies
+from transformer_xl.model import TransformerXL, relative_positions
+from transformer_xl.model.positions import distances, frequencies
 
 CPU = torch.device("cpu")
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from transformer_xl.nn import TransformerXL
-from transformer_xl.nn.pretrained import (
+from transformer_xl.model import TransformerXL
+from transformer_xl.model.pretrained import (
     find_model_folder,
     load_config,
 )
@@ -203,7 +203,7 @@ def test_a_disk_error_leaves_the_old_model(tiny_config, folder, monkeypatch):
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("transformer_xl.nn.weights.save_file", fail)
+    monkeypatch.setattr("transformer_xl.model.weights.save_file", fail)
     with pytest.raises(OSError, match=r"model\.safetensors"):
         TransformerXL(tiny_config).save_pretrained(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
@@ -213,7 +213,7 @@ def test_to_load_a_model_torch_needs_no_compiler(tiny_config, tmp_path):
     TransformerXL(tiny_config).save_pretrained(tmp_path)
     # It takes seconds to import.
     program = (
-        "import sys; from transformer_xl.nn import load_model; load_model(sys.argv[1]); "
+        "import sys; from transformer_xl.model import load_model; load_model(sys.argv[1]); "
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True)

@@ -6,7 +6,7 @@ from inspect import unwrap
 import pytest
 import torch
 
-from transformer_xl.nn import TransformerXL, build_model
+from transformer_xl.model import TransformerXL, build_model
 
 
 @pytest.fixture(params=["transformer_xl", "lstm"])

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import Embedding, Softmax, TransformerXL, softmax
-from transformer_xl.nn.softmax import log_uniform_words, sampled_nll
+from transformer_xl.model import Embedding, Softmax, TransformerXL, softmax
+from transformer_xl.model.softmax import log_uniform_words, sampled_nll
 
 CPU = torch.device("cpu")
 

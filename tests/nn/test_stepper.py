@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import Stepper, TransformerXL, build_model
-from transformer_xl.nn.lengths import Lengths
-from transformer_xl.nn.stepper import CallingStepper, FixedStepper, RingStepper
+from transformer_xl.model import Stepper, TransformerXL, build_model
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.stepper import CallingStepper, FixedStepper, RingStepper
 
 B = 3
 CONFIG = ModelConfig(

@@ -6,7 +6,7 @@ from inspect import unwrap
 import pytest
 import torch
 
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 
 
 @pytest.fixture

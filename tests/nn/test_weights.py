@@ -11,9 +11,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from transformer_xl.cli import main
-from transformer_xl.generate import State, load_state, write_state
-from transformer_xl.nn import TransformerXL
-from transformer_xl.nn.weights import (
+from transformer_xl.inference.generate import State, load_state, write_state
+from transformer_xl.model import TransformerXL
+from transformer_xl.model.weights import (
     CHECKSUM_KEY,
     has_checksum,
     weights_checksum,

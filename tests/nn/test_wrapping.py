@@ -9,11 +9,11 @@ from torch import nn
 from torch.nn.modules.module import register_module_forward_hook
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.generate import generate
-from transformer_xl.nn import FeedForward, RelAttention, TransformerXL, build_model
-from transformer_xl.nn.compact import compact
-from transformer_xl.nn.softmax import Softmax
-from transformer_xl.nn.wrapping import is_plain
+from transformer_xl.inference.generate import generate
+from transformer_xl.model import FeedForward, RelAttention, TransformerXL, build_model
+from transformer_xl.model.compact import compact
+from transformer_xl.model.softmax import Softmax
+from transformer_xl.model.wrapping import is_plain
 
 QUANTIZATION = ("ignore:torch.ao.quantization is deprecated", "ignore:torch.quantize_per")
 

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 
 from transformer_xl.ops import linear
-from transformer_xl.ops.compact import FEW_ROWS, Int8Weight, PackedWeight
+from transformer_xl.ops.packed import FEW_ROWS, Int8Weight, PackedWeight
 
 BFLOAT16 = torch.finfo(torch.bfloat16).eps
 

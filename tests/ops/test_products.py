@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from transformer_xl.nn import FeedForward
+from transformer_xl.model import FeedForward
 from transformer_xl.ops import linear, products
 
 

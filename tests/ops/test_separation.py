@@ -14,7 +14,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from transformer_xl.nn.positions import frequencies, relative_positions
+from transformer_xl.model.positions import frequencies, relative_positions
 from transformer_xl.ops import rel_attention, use_backend
 
 NAMES = ("output", "q", "k", "v", "W_r", "content_bias", "position_bias")

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.nn import TransformerXL, build_model
-from transformer_xl.recl import context_losses, target_places
+from transformer_xl.model import TransformerXL, build_model
+from transformer_xl.studies.recl import context_losses, target_places
 
 CONTEXTS = range(4, 21, 4)
 

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from transformer_xl.recl import relative_effective_context_length
+from transformer_xl.studies.recl import relative_effective_context_length
 
 CONTEXTS = (100, 200, 300, 400)
 

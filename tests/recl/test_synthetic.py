@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from transformer_xl.recl import relative_effective_context_length, target_places
-from transformer_xl.recl.synthetic import dependency_text, oracle_losses
+from transformer_xl.studies.recl import relative_effective_context_length, target_places
+from transformer_xl.studies.recl.synthetic import dependency_text, oracle_losses
 
 STEP, MARKS = 8, 6
 

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 import torch
 
+from transformer_xl.apps.serve.engine import Engine
+from transformer_xl.apps.serve.texts import Drawn, Ended, Event, Text, make_writer
 from transformer_xl.config import GenerateConfig, ModelConfig
 from transformer_xl.data import Vocab, train_vocab
-from transformer_xl.generate import Sampler, generate, random_numbers
-from transformer_xl.nn import TransformerXL, build_model
-from transformer_xl.serve.engine import Engine
-from transformer_xl.serve.texts import Drawn, Ended, Event, Text, make_writer
+from transformer_xl.inference.generate import Sampler, generate, random_numbers
+from transformer_xl.model import TransformerXL, build_model
 
 SECONDS = 60
 """Nothing here takes so long on the slowest machine."""
@@ -176,9 +176,9 @@ class Running:
 def _running(
     made: Made, generation: GenerateConfig | None = None, **settings: Any
 ) -> Iterator[Running]:
-    from transformer_xl.serve.server import Server, address_of, listen
-    from transformer_xl.serve.service import Service
-    from transformer_xl.serve.settings import ServeSettings
+    from transformer_xl.apps.serve.serve_settings import ServeSettings
+    from transformer_xl.apps.serve.server import Server, address_of, listen
+    from transformer_xl.apps.serve.service import Service
 
     serving = ServeSettings(port=0, **{"shutdown_seconds": 1.0, **settings})
     with listen(serving.host, 0) as listening:

@@ -6,13 +6,13 @@ import threading
 import pytest
 import torch
 
-from transformer_xl.generate import generate
-from transformer_xl.nn import RelAttention
-from transformer_xl.nn.stepper import RingStepper
-from transformer_xl.serve.engine import QueueFullError
-from transformer_xl.serve.reading import scored
-from transformer_xl.serve.seeing import shares
-from transformer_xl.serve.texts import Drawn, PromptRead
+from transformer_xl.apps.serve.engine import QueueFullError
+from transformer_xl.apps.serve.prompt_reading import scored
+from transformer_xl.apps.serve.seeing import shares
+from transformer_xl.apps.serve.texts import Drawn, PromptRead
+from transformer_xl.inference.generate import generate
+from transformer_xl.model import RelAttention
+from transformer_xl.model.stepper import RingStepper
 
 SECONDS = 60
 SETTINGS = ({}, {"temperature": 0}, {"top_k": 7}, {"top_p": 0.8, "temperature": 1.5})
@@ -178,7 +178,7 @@ def test_the_scores_of_a_step_are_computed_once_and_are_those_of_each_text(
         counts.append(len(tokens))
         return scored(model, hidden, tokens, most)
 
-    monkeypatch.setattr("transformer_xl.serve.engine.scored", spy)
+    monkeypatch.setattr("transformer_xl.apps.serve.engine.scored", spy)
     asks = [None, 3, 0, 20, None, 3]
     together = [ask(made, [1, 2], 5, seed=n, logprobs=most) for n, most in enumerate(asks)]
     start(made.model).submit([each.text for each in together])

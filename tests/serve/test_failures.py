@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from transformer_xl.generate import Sampler, generate, random_numbers
-from transformer_xl.serve.engine import Engine
+from transformer_xl.apps.serve.engine import Engine
+from transformer_xl.inference.generate import Sampler, generate, random_numbers
 
 
 def test_a_step_that_fails_takes_no_text_that_comes_after_it(made, start, ask, monkeypatch, caplog):

@@ -30,8 +30,8 @@ def shown(made, server, run_server, tmp_path_factory):
     if not folder:
         yield server.address
         return
-    from transformer_xl.generate import open_folder
-    from transformer_xl.nn.pretrained import find_model_folder
+    from transformer_xl.inference.generate import open_folder
+    from transformer_xl.model.pretrained import find_model_folder
 
     known = type(made)(find_model_folder(folder), *open_folder(folder))
     with run_server(known, name="shakespeare", sessions=tmp_path_factory.mktemp("shown")) as found:

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
+from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.cli import main
 from transformer_xl.config import GenerateConfig
-from transformer_xl.generate import Session, batch_texts, generate, generate_batch
-from transformer_xl.recipes import dump_recipe, generation_of
-from transformer_xl.serve.settings import ServeSettings
+from transformer_xl.config.recipes import dump_recipe, generation_of
+from transformer_xl.inference.generate import Session, batch_texts, generate, generate_batch
 
 OWN = {"temperature": 0.6, "top_k": None, "top_p": 0.8}
 PROMPT, LENGTH = "the cat", 24
@@ -33,9 +33,9 @@ def asked(run):
         pytest.importorskip(name, reason="needs pip install 'transformer-xl[serve]'")
     from fastapi.testclient import TestClient
 
-    from transformer_xl.serve import server
-    from transformer_xl.serve.api import create_app
-    from transformer_xl.serve.service import Service
+    from transformer_xl.apps.serve import server
+    from transformer_xl.apps.serve.api import create_app
+    from transformer_xl.apps.serve.service import Service
 
     with pytest.MonkeyPatch.context() as patch:
         given = []

@@ -17,7 +17,7 @@ for _name in ("fastapi", "uvicorn", "prometheus_client"):
     pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]'")
 httpx = pytest.importorskip("httpx")
 
-from transformer_xl.serve import completions, protocol, sessions  # noqa: E402  (they need these)
+from transformer_xl.apps.serve import completions, protocol, sessions  # noqa: E402  (they need these)
 
 COMPLETIONS = "/v1/completions"
 
@@ -327,8 +327,8 @@ def test_a_wrong_setting_is_named(made, words, message, capsys):
 
 
 def test_the_key_comes_from_the_environment(made, monkeypatch):
+    from transformer_xl.apps.serve import server
     from transformer_xl.cli import parse
-    from transformer_xl.serve import server
 
     given = []
     monkeypatch.setattr(server, "serve", lambda *words: given.append(words))
@@ -340,7 +340,7 @@ def test_the_key_comes_from_the_environment(made, monkeypatch):
 
 
 def test_two_servers_do_not_share_the_folder_of_their_sessions(tmp_path):
-    from transformer_xl.serve.server import alone_in
+    from transformer_xl.apps.serve.server import alone_in
 
     with alone_in(tmp_path / "new"):
         said = pytest.raises(OSError, match="another server keeps its sessions in")

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_xl.generate import State, generate, load_state
-from transformer_xl.serve import sessions
-from transformer_xl.serve.session import (
+from transformer_xl.apps.serve import sessions
+from transformer_xl.apps.serve.session_file import (
     NoRoomError,
     SessionBusyError,
     SessionError,
@@ -17,7 +16,8 @@ from transformer_xl.serve.session import (
     TooManySessionsError,
     is_name,
 )
-from transformer_xl.serve.sessions import Sessions
+from transformer_xl.apps.serve.sessions import Sessions
+from transformer_xl.inference.generate import State, generate, load_state
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from transformer_xl.apps.serve.serve_settings import ServeSettings
+from transformer_xl.apps.serve.service import Service
 from transformer_xl.cli import main
-from transformer_xl.serve.service import Service
-from transformer_xl.serve.settings import ServeSettings
 
 
 def service(made, **settings):

@@ -2,10 +2,10 @@
 
 import pytest
 
+from transformer_xl.apps.serve.texts import make_writer
 from transformer_xl.data import train_vocab
 from transformer_xl.data.vocab import StreamDecoder
-from transformer_xl.generate import TextWriter
-from transformer_xl.serve.texts import make_writer
+from transformer_xl.inference.generate import TextWriter
 
 
 @pytest.mark.parametrize("kind", ["bytes", "words"])

@@ -4,10 +4,10 @@ import json
 
 import pytest
 
+from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import train_vocab
-from transformer_xl.nn import TransformerXL
-from transformer_xl.serve.settings import ServeSettings
+from transformer_xl.model import TransformerXL
 
 
 @pytest.fixture(scope="module")
@@ -16,8 +16,8 @@ def asked(tmp_path_factory):
         pytest.importorskip(name, reason="needs pip install 'transformer-xl[serve]'")
     from fastapi.testclient import TestClient
 
-    from transformer_xl.serve.api import create_app
-    from transformer_xl.serve.service import Service
+    from transformer_xl.apps.serve.api import create_app
+    from transformer_xl.apps.serve.service import Service
 
     vocab = train_vocab("words", ["the cat\n"], held_out=["a"])
     model = TransformerXL(

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_xl.config import TrainConfig
-from transformer_xl.nn import TransformerXL
+from transformer_xl.model import TransformerXL
 from transformer_xl.train import loop, train
 from transformer_xl.train.averaging import average_start, new_average
 

@@ -9,12 +9,12 @@ import torch
 
 from transformer_xl.cli import parse
 from transformer_xl.config import DataConfig, ModelConfig
-from transformer_xl.convert.cutting import Wishes, imported_vocab
+from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
 from transformer_xl.data.imported import Rules
-from transformer_xl.distributed import World
-from transformer_xl.evaluate import evaluate
-from transformer_xl.nn import TransformerXL, load_model
+from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.interop.convert.cutting import Wishes, imported_vocab
+from transformer_xl.model import TransformerXL, load_model
 from transformer_xl.train import Interrupted, train
 from transformer_xl.train.beginning import (
     fit_to_corpus,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.recipes import dump_recipe
+from transformer_xl.config.recipes import dump_recipe
 from transformer_xl.train.metrics import read_metrics
 
 pytestmark = [

@@ -7,9 +7,9 @@ import lzma
 import pytest
 
 from transformer_xl.data import prepare
-from transformer_xl.evaluate import evaluate, loss_in_segment, plan_dynamic
-from transformer_xl.generate import generate
-from transformer_xl.nn import TransformerXL
+from transformer_xl.inference.evaluate import evaluate, loss_in_segment, plan_dynamic
+from transformer_xl.inference.generate import generate
+from transformer_xl.model import TransformerXL
 from transformer_xl.train import Interrupted, finish, loop, report, train
 from transformer_xl.train.memory_section import parse
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.recipes import dump_recipe
+from transformer_xl.config.recipes import dump_recipe
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "kills.py"
 # Two hundred are made by `python benchmarks/kills.py`; all of them take a quarter of an hour.

@@ -11,15 +11,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from transformer_xl.checkpoint import RunFolder
-from transformer_xl.checkpoint.checkpoints import read_about, read_whole
+from transformer_xl.config.device import pick_device
+from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
-from transformer_xl.device import pick_device
-from transformer_xl.distributed import World
-from transformer_xl.evaluate import evaluate
-from transformer_xl.nn import TransformerXL
+from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.model import TransformerXL
 from transformer_xl.train import Interrupted, Network, loop, train
 from transformer_xl.train.beginning import fit_to_corpus, new_state
+from transformer_xl.train.checkpoint import RunFolder
+from transformer_xl.train.checkpoint.checkpoints import read_about, read_whole
 from transformer_xl.train.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -20,12 +20,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_xl.checkpoint.checkpoints import Checkpoints, read_about, read_whole
+from transformer_xl.config.distributed import Stalled, World, _sendable, is_first_process, joined
+from transformer_xl.config.recipes import dump_recipe, load_recipe
 from transformer_xl.data import prepare
-from transformer_xl.distributed import Stalled, World, _sendable, is_first_process, joined
-from transformer_xl.recipes import dump_recipe, load_recipe
 from transformer_xl.train import Interrupted, loop, train
 from transformer_xl.train.beginning import fit_to_corpus, new_state
+from transformer_xl.train.checkpoint.checkpoints import Checkpoints, read_about, read_whole
 from transformer_xl.train.metrics import read_metrics
 from transformer_xl.train.state import local
 

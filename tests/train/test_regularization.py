@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from transformer_xl.config import TrainConfig
+from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
-from transformer_xl.distributed import World
-from transformer_xl.nn import Memory, Output
+from transformer_xl.model import Memory, Output
 from transformer_xl.train import Network, loop
 from transformer_xl.train.beginning import fit_to_corpus, new_state
 from transformer_xl.train.regularization import activation_penalty

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from transformer_xl.files import replace_file
+from transformer_xl.config.files import replace_file
 from transformer_xl.train import report
 from transformer_xl.train.report import plot_curves, write_report
 

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from transformer_xl.checkpoint import RunFolder
 from transformer_xl.config import EvalConfig, ModelConfig
 from transformer_xl.data import train_vocab
-from transformer_xl.evaluate import attended, loss_from_start, loss_in_segment
-from transformer_xl.nn import build_model
+from transformer_xl.inference.evaluate import loss_from_start, loss_in_segment
+from transformer_xl.inference.evaluate.rollout import attended
+from transformer_xl.model import build_model
 from transformer_xl.train import memory_section, seen
+from transformer_xl.train.checkpoint import RunFolder
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
-from transformer_xl.distributed import World
 from transformer_xl.train import Network, step, train
 from transformer_xl.train.beginning import fit_to_corpus, new_state
 from transformer_xl.train.metrics import read_metrics

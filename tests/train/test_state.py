@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
-from transformer_xl.distributed import World
 from transformer_xl.train.beginning import fit_to_corpus, new_state
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -8,11 +8,11 @@ import warnings
 import pytest
 import torch
 
-from transformer_xl.checkpoint.checkpoints import read_about
+from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
-from transformer_xl.distributed import World
 from transformer_xl.train import Interrupted, Network, loop, train
 from transformer_xl.train.beginning import fit_to_corpus, new_state
+from transformer_xl.train.checkpoint.checkpoints import read_about
 
 pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
 

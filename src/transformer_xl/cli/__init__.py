@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Protocol, Union, runtime_checkable
 
-from transformer_xl.cli.output import say
-from transformer_xl.files import is_disk_full, require_model_place
+from transformer_xl.cli.printing import say
+from transformer_xl.config.files import is_disk_full, require_model_place
 
 _DESCRIPTION = """\
 Transformer-XL: train a language model that remembers, evaluate it, generate text with it.
@@ -65,16 +65,16 @@ def parse(argv: list[str]) -> Command:
 
 def commands() -> dict[str, Any]:
     """Return the classes of the commands by their names."""
-    from transformer_xl.cli.bench import Bench
+    from transformer_xl.cli.benching import Bench
     from transformer_xl.cli.compressing import Compress, Decompress
     from transformer_xl.cli.estimating import Estimate
-    from transformer_xl.cli.evaluation import Eval, Report
+    from transformer_xl.cli.evaluating import Eval, Report
     from transformer_xl.cli.exporting import Export
     from transformer_xl.cli.generating import Generate
     from transformer_xl.cli.runs import Convert, Doctor, Prepare, Recipes, Train
     from transformer_xl.cli.science import Ablate, Recl
+    from transformer_xl.cli.scoring import Score
     from transformer_xl.cli.serving import Serve
-    from transformer_xl.cli.streams import Score
 
     kinds = (
         *(Recipes, Prepare, Train, Eval, Report, Score, Generate, Convert, Export),

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import tyro
 
 from transformer_xl.cli.loading import load
-from transformer_xl.cli.output import say, show
-from transformer_xl.files import replace_file, require_model_place
+from transformer_xl.cli.printing import say, show
+from transformer_xl.config.files import replace_file, require_model_place
 
 if TYPE_CHECKING:
     from transformer_xl.data import Vocab
-    from transformer_xl.nn import LanguageModel
+    from transformer_xl.model import LanguageModel
 
 _SUFFIX = ".txl"
 _SECONDS_BETWEEN_NEWS = 10.0
@@ -78,7 +78,7 @@ class Compress:
         if self.model is not None:
             require_model_place(self.model)
         # What takes a while comes when nothing is left to refuse.
-        from transformer_xl.compress import (
+        from transformer_xl.apps.compress import (
             Settings,
             UnrestorableError,
             check_installed,
@@ -126,7 +126,7 @@ class Compress:
         Raises:
             RuntimeError: The restored contents differ, or there are none.
         """
-        from transformer_xl.compress import decompress, needs_model
+        from transformer_xl.apps.compress import decompress, needs_model
 
         given = (model, vocab) if needs_model(content) else (None, None)
         say("verifying: restoring what was compressed")
@@ -177,7 +177,7 @@ class Decompress:
         _check_json(self.json, out)
         if self.model is not None:
             require_model_place(self.model)
-        from transformer_xl.compress import check_installed, decompress, needs_model
+        from transformer_xl.apps.compress import check_installed, decompress, needs_model
 
         check_installed()
         content = _read(self.file)
@@ -259,7 +259,7 @@ def _name(path: Path) -> str:
 @contextmanager
 def _named(file: Path, model: Path | None) -> Iterator[None]:
     """Name the archive, and the model that was given for it, in what is wrong with them."""
-    from transformer_xl.compress import ArchiveError
+    from transformer_xl.apps.compress import ArchiveError
 
     try:
         yield
@@ -279,7 +279,7 @@ def _write(out: Path | None, content: bytes) -> None:
 
 
 def _load(folder: Path | None) -> tuple["LanguageModel | None", "Vocab | None"]:
-    from transformer_xl.device import pick_device
+    from transformer_xl.config.device import pick_device
 
     return (None, None) if folder is None else load(folder, pick_device(), "float32")
 

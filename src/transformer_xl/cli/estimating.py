@@ -4,12 +4,12 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from transformer_xl.cli.given import RecipeCommand, Value
-from transformer_xl.cli.output import say, show
+from transformer_xl.cli.printing import say, show
 from transformer_xl.config import Config
-from transformer_xl.recipes import load_recipe
+from transformer_xl.config.recipes import load_recipe
 
 if TYPE_CHECKING:
-    from transformer_xl.estimate import Plan
+    from transformer_xl.apps.estimate import Plan
 
 _MOMENTS = {
     "loss": "after the loss",
@@ -58,7 +58,13 @@ class Estimate(RecipeCommand):
 
     def run(self) -> None:
         """Count and print."""
-        from transformer_xl.estimate import HARDWARE, Assumed, Plan, summary, with_known_vocabulary
+        from transformer_xl.apps.estimate import (
+            HARDWARE,
+            Assumed,
+            Plan,
+            summary,
+            with_known_vocabulary,
+        )
 
         config = self.config()
         if not config.model.vocab_size:

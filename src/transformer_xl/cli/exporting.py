@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 import tyro
 
 from transformer_xl.cli.given import Folder
-from transformer_xl.cli.output import say, show
-from transformer_xl.files import require_new
+from transformer_xl.cli.printing import say, show
+from transformer_xl.config.files import require_new
 
 
 @dataclass(kw_only=True)
@@ -44,9 +44,9 @@ class Export:
 
         require_new(self.out)
         # What takes a while comes when nothing is left to refuse.
-        from transformer_xl.export import export
-        from transformer_xl.export.checking import EQUAL
-        from transformer_xl.export.writing import MANIFEST_FILE
+        from transformer_xl.interop.export import export
+        from transformer_xl.interop.export.checking import EQUAL
+        from transformer_xl.interop.export.writing import MANIFEST_FILE
 
         folder, errors = export(
             self.dir, self.out, format=self.format, mem_len=self.mem_len, n_tokens=self.tokens

@@ -11,13 +11,13 @@ import tyro
 
 from transformer_xl.cli.given import Folder, Given, nothing
 from transformer_xl.cli.loading import Weights, encoded_prompt, ended_by_signals, load
-from transformer_xl.cli.output import say, show
+from transformer_xl.cli.printing import say, show
 from transformer_xl.config import GenerateConfig
-from transformer_xl.recipes import generation_of
+from transformer_xl.config.recipes import generation_of
 
 if TYPE_CHECKING:
     from transformer_xl.data import Vocab
-    from transformer_xl.nn import LanguageModel
+    from transformer_xl.model import LanguageModel
 
 
 @dataclass(kw_only=True)
@@ -63,7 +63,7 @@ class Generate:
 
     def run(self) -> None:
         """Write text to the standard output."""
-        from transformer_xl.device import pick_device
+        from transformer_xl.config.device import pick_device
 
         self._check()
         loaded = self._weights_checksum()
@@ -94,13 +94,13 @@ class Generate:
 
     def _weights_checksum(self) -> str:
         """Name the weights that are loaded: a training may replace them meanwhile."""
-        from transformer_xl.nn.pretrained import find_model_folder
-        from transformer_xl.nn.weights import weights_checksum, weights_path
+        from transformer_xl.model.pretrained import find_model_folder
+        from transformer_xl.model.weights import weights_checksum, weights_path
 
         return weights_checksum(weights_path(find_model_folder(self.dir))) if self.state else ""
 
     def _write_one(self, model: "LanguageModel", vocab: "Vocab", weights: str) -> None:
-        from transformer_xl.generate import generate, load_state, save_state, text_pieces
+        from transformer_xl.inference.generate import generate, load_state, save_state, text_pieces
 
         text, prompt, mems = self.settings.prompt, [], None
         seed: Any = self.settings.seed
@@ -135,7 +135,7 @@ class Generate:
         sys.stdout.write("\n")
 
     def _write_several(self, model: "LanguageModel", vocab: "Vocab") -> None:
-        from transformer_xl.generate import batch_texts, generate_batch, seed_of
+        from transformer_xl.inference.generate import batch_texts, generate_batch, seed_of
 
         begins = self.prompts or (self.settings.prompt,)
         prompts = [ids for text in begins for ids in [encoded_prompt(text, vocab)] * self.samples]
@@ -157,8 +157,8 @@ class Generate:
 
     def _settings(self, model: "LanguageModel", seed: int | None) -> dict[str, Any]:
         """Return how the text is drawn, and say it; without a seed, an earlier draw goes on."""
-        from transformer_xl.generate import Sampler
-        from transformer_xl.nn.lengths import Lengths
+        from transformer_xl.inference.generate import Sampler
+        from transformer_xl.model.lengths import Lengths
 
         given = self.settings
         cuts = given.temperature, given.top_k, given.top_p

@@ -12,7 +12,7 @@ import tyro
 
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
 from transformer_xl.config.checks import checked
-from transformer_xl.recipes import load_recipe
+from transformer_xl.config.recipes import load_recipe
 
 _Section = TypeVar("_Section")
 

@@ -9,15 +9,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from transformer_xl.cli.output import say
+from transformer_xl.cli.printing import say
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
-from transformer_xl.recipes import recipe_of
+from transformer_xl.config.recipes import recipe_of
 
 if TYPE_CHECKING:
     import torch
 
     from transformer_xl.data import Vocab
-    from transformer_xl.nn import LanguageModel
+    from transformer_xl.model import LanguageModel
 
 _KNOWN = {"imported": "the symbols of its vocabulary"}
 # Told apart here, so that help needs no torch.
@@ -36,7 +36,7 @@ def continuation_of(folder: Path) -> Config:
     """
     from transformer_xl.data import load_vocab
     from transformer_xl.data.brought import is_vocabulary
-    from transformer_xl.nn.pretrained import CONFIG_FILE, find_model_folder, load_config
+    from transformer_xl.model.pretrained import CONFIG_FILE, find_model_folder, load_config
 
     found = find_model_folder(folder)
     recipe = recipe_of(folder)
@@ -73,13 +73,13 @@ def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> Ev
     if not preset and not folder.exists():
         # Said before the command runs.
         return EvalConfig()
-    from transformer_xl.nn.pretrained import (
+    from transformer_xl.config.presets import preset_eval
+    from transformer_xl.model.pretrained import (
         CONFIG_FILE,
         find_model_folder,
         load_eval_config,
         read_config,
     )
-    from transformer_xl.presets import preset_eval
 
     try:
         config = find_model_folder(folder) / CONFIG_FILE
@@ -114,8 +114,8 @@ def load(folder: Path, device: "torch.device", weights: Weights) -> tuple["Langu
         RuntimeError: A file is damaged.
         ValueError: The settings are wrong, or model and vocabulary do not belong together.
     """
-    from transformer_xl.device import keep_freed_memory
-    from transformer_xl.generate import open_folder
+    from transformer_xl.config.device import keep_freed_memory
+    from transformer_xl.inference.generate import open_folder
 
     keep_freed_memory()
     return open_folder(folder, device, weights)

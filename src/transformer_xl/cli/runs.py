@@ -12,14 +12,14 @@ import tyro
 
 from transformer_xl.cli.given import Given, Recipe, RecipeCommand, nothing
 from transformer_xl.cli.loading import continuation_of
-from transformer_xl.cli.output import say, show
+from transformer_xl.cli.printing import say, show
 from transformer_xl.config import (
     Config,
     DataConfig,
     EvalConfig,
     GenerateConfig,
 )
-from transformer_xl.recipes import load_recipe, recipe_copy, recipe_names, recipe_text
+from transformer_xl.config.recipes import load_recipe, recipe_copy, recipe_names, recipe_text
 
 # Which recipes are for it; of those that are left.
 _MACHINES: dict[str, Callable[[str], bool]] = {
@@ -168,14 +168,14 @@ class Train(RecipeCommand):
 
     def has_saved(self) -> bool:
         """Say whether there is a checkpoint to go on from."""
-        from transformer_xl.checkpoint import CHECKPOINTS
+        from transformer_xl.train.checkpoint import CHECKPOINTS
 
         return any((self.out / CHECKPOINTS).glob("step_*"))
 
     def run(self) -> None:
         """Train, evaluate, report."""
-        from transformer_xl.device import keep_freed_memory
-        from transformer_xl.distributed import Stalled, is_first_process
+        from transformer_xl.config.device import keep_freed_memory
+        from transformer_xl.config.distributed import Stalled, is_first_process
         from transformer_xl.train import train
 
         keep_freed_memory()
@@ -241,7 +241,7 @@ class Convert:
 
     def run(self) -> None:
         """Convert."""
-        from transformer_xl.convert import SETTABLE, convert
+        from transformer_xl.interop.convert import SETTABLE, convert
 
         settings = {name: getattr(self, name) for name in SETTABLE}
         folder = convert(
@@ -273,7 +273,7 @@ class Doctor:
 
     def run(self) -> int:
         """Print the diagnosis."""
-        from transformer_xl.doctor import diagnose, verify
+        from transformer_xl.apps.doctor import diagnose, verify
 
         if self.path is None:
             show(diagnose(), as_json=self.json)

@@ -10,21 +10,21 @@ import tyro
 
 from transformer_xl.cli.given import Given, RecipeCommand, Value, nothing, refuse_others
 from transformer_xl.cli.loading import evaluation_of, read_text
-from transformer_xl.cli.output import say, show
+from transformer_xl.cli.printing import say, show
 from transformer_xl.config import (
     Config,
     EvalConfig,
     GenerateConfig,
 )
 from transformer_xl.config.checks import Count, Positive, Range, check, no_type_check
-from transformer_xl.recipes import load_recipe, recipe_of
+from transformer_xl.config.recipes import load_recipe, recipe_of
 
 if TYPE_CHECKING:
     import numpy as np
 
     from transformer_xl.data import Vocab
-    from transformer_xl.nn import LanguageModel
-    from transformer_xl.recl import Recl as LengthFound
+    from transformer_xl.model import LanguageModel
+    from transformer_xl.studies.recl import Recl as LengthFound
 
 
 @no_type_check
@@ -97,7 +97,7 @@ class Recl:
             _require_matplotlib(self.plot)
         import numpy as np
 
-        from transformer_xl.recl import (
+        from transformer_xl.studies.recl import (
             draw_gains,
             relative_effective_context_length,
             target_places,
@@ -162,10 +162,10 @@ class Recl:
         return corpus.split(self.recl.split if has_split else "valid")
 
     def _losses(self, folder: Path, ids: Any, places: list[int]) -> "np.ndarray":
-        from transformer_xl.device import pick_device
-        from transformer_xl.nn import load_model
-        from transformer_xl.nn.lengths import SEGMENT_LEN, Lengths
-        from transformer_xl.recl import context_losses
+        from transformer_xl.config.device import pick_device
+        from transformer_xl.model import load_model
+        from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+        from transformer_xl.studies.recl import context_losses
 
         model = load_model(folder).to(pick_device())
         recipe = recipe_of(folder)
@@ -251,7 +251,7 @@ class Ablate(RecipeCommand):
 
     def has_saved(self) -> bool:
         """Say whether a run has a checkpoint to go on from."""
-        from transformer_xl.checkpoint import CHECKPOINTS
+        from transformer_xl.train.checkpoint import CHECKPOINTS
 
         return any(self.out.glob(f"*/seed_*/{CHECKPOINTS}/step_*"))
 
@@ -263,9 +263,16 @@ class Ablate(RecipeCommand):
             ("batch_size",),
             "an ablation searches for the best lengths itself; see --attn_lens, --split, --tokens",
         )
-        from transformer_xl.ablate import Plan, ablate, draw_ablation, markdown, rows_of, summary
-        from transformer_xl.device import keep_freed_memory
-        from transformer_xl.files import replace_file
+        from transformer_xl.config.device import keep_freed_memory
+        from transformer_xl.config.files import replace_file
+        from transformer_xl.studies.ablate import (
+            Plan,
+            ablate,
+            draw_ablation,
+            markdown,
+            rows_of,
+            summary,
+        )
 
         keep_freed_memory()
         plan = Plan(
@@ -317,7 +324,7 @@ def _names(folders: tuple[Path, ...]) -> list[str]:
 
 def _shared_vocabulary(folders: tuple[Path, ...]) -> "Vocab":
     from transformer_xl.data import load_vocab
-    from transformer_xl.nn.pretrained import find_model_folder
+    from transformer_xl.model.pretrained import find_model_folder
 
     first, *others = (load_vocab(find_model_folder(folder)) for folder in folders)
     for folder, vocab in zip(folders[1:], others, strict=True):
@@ -333,7 +340,7 @@ def _shared_vocabulary(folders: tuple[Path, ...]) -> "Vocab":
 def _circumstances() -> dict[str, Any]:
     import torch
 
-    from transformer_xl.device import describe_machine
+    from transformer_xl.config.device import describe_machine
 
     machine = describe_machine()
     return {

@@ -9,9 +9,9 @@ from typing import Annotated, ClassVar
 
 import tyro
 
+from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.cli.given import Folder
 from transformer_xl.cli.loading import Weights, load
-from transformer_xl.serve.settings import ServeSettings
 
 _NEEDED = ("fastapi", "uvicorn", "prometheus_client")
 _KEY = "TXL_API_KEY"
@@ -53,11 +53,11 @@ class Serve:
         settings = self.serving
         if settings.api_key is None and os.environ.get(_KEY):
             settings = replace(settings, api_key=os.environ[_KEY])
-        from transformer_xl.device import pick_device
-        from transformer_xl.nn.pretrained import find_model_folder
-        from transformer_xl.nn.weights import weights_path
-        from transformer_xl.recipes import generation_of
-        from transformer_xl.serve.server import serve
+        from transformer_xl.apps.serve.server import serve
+        from transformer_xl.config.device import pick_device
+        from transformer_xl.config.recipes import generation_of
+        from transformer_xl.model.pretrained import find_model_folder
+        from transformer_xl.model.weights import weights_path
 
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("transformer_xl.serve").setLevel(logging.INFO)

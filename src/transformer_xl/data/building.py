@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from transformer_xl.config import FORMAT_VERSION, DataConfig
+from transformer_xl.config.files import TEMPORARY, replace_file, require_space, write_atomically
 from transformer_xl.data.brought import bring, divided_as
 from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
 from transformer_xl.data.counting import vocab_of_counts
@@ -44,7 +45,6 @@ from transformer_xl.data.text import SPLITS, Span, TextFiles, divide, find_cut, 
 from transformer_xl.data.unknown import describe_unknown
 from transformer_xl.data.unpacking import unpacking_of
 from transformer_xl.data.vocab import Vocab, VocabKind, load_vocab, train_vocab
-from transformer_xl.files import TEMPORARY, replace_file, require_space, write_atomically
 
 Say = Callable[[str], None]
 Splits = dict[str, list[Span]]

@@ -23,6 +23,7 @@ import numpy as np
 from jaxtyping import Integer
 
 from transformer_xl.config import FORMAT_VERSION, DataConfig
+from transformer_xl.config.files import checksum, replace_file
 from transformer_xl.data.brought import bring, is_vocabulary
 from transformer_xl.data.building import build, vocabulary_source
 from transformer_xl.data.finding import fetch_text, find_text
@@ -31,7 +32,6 @@ from transformer_xl.data.store import is_url, local_path
 from transformer_xl.data.text import SPLITS, TextFiles
 from transformer_xl.data.tokens import Tokens
 from transformer_xl.data.vocab import VOCAB_FILE, Vocab, load_vocab
-from transformer_xl.files import checksum, replace_file
 
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"

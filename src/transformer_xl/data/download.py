@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+from transformer_xl.config.files import checksum, replace_file, write_atomically
 from transformer_xl.data.catalogue import KnownCorpus, RemoteFile, Source
 from transformer_xl.data.locking import locked
-from transformer_xl.files import checksum, replace_file, write_atomically
 
 Progress = Callable[[str], None]
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
+from transformer_xl.config.files import checksum, is_disk_full, require_space, sync
 from transformer_xl.data.locking import locked
 from transformer_xl.data.store import (
     CONNECTIONS,
@@ -23,7 +24,6 @@ from transformer_xl.data.store import (
     opened_stream,
     read_range,
 )
-from transformer_xl.files import checksum, is_disk_full, require_space, sync
 
 _SECONDS_BETWEEN_LINES = 10.0
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from transformer_xl.config import DataConfig
+from transformer_xl.config.files import replace_file
 from transformer_xl.data.download import Progress
 from transformer_xl.data.locking import locked
 from transformer_xl.data.unpacking import texts_of
-from transformer_xl.files import replace_file
 
 HUB_PREFIX = "hf:"
 

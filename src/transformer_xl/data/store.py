@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from transformer_xl.config.files import replace_file
 from transformer_xl.data.unpacking import optional_package
-from transformer_xl.files import replace_file
 
 Say = Callable[[str], None]
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Integer
 
+from transformer_xl.config.files import replace_file
 from transformer_xl.data.corpus import MANIFEST, Corpus
 from transformer_xl.data.fetching import fetch
 from transformer_xl.data.store import (
@@ -24,7 +25,6 @@ from transformer_xl.data.store import (
     read_range,
 )
 from transformer_xl.data.tokens import StoredTokens, Tokens
-from transformer_xl.files import replace_file
 
 _VOCAB = ("tokenizer.json", "vocab.json")
 # A manifest names every text; one of a million takes this much.

@@ -26,12 +26,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from transformer_xl.config.files import replace_file, write_atomically
 from transformer_xl.data.counting import count_part
 from transformer_xl.data.imported import ImportedVocab
 from transformer_xl.data.text import Span, read_blocks, read_bytes, read_text
 from transformer_xl.data.unpacking import Unpacking, unpack
 from transformer_xl.data.vocab import Vocab, load_vocab, symbols_in
-from transformer_xl.files import replace_file, write_atomically
 
 Task = dict[str, Any]
 

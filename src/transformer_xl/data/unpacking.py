@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from transformer_xl.config import DataConfig
-from transformer_xl.files import write_atomically
+from transformer_xl.config.files import write_atomically
 
 Unpacking = Literal["", "text", "lines", "parquet", "json", "numpy"]
 

@@ -27,9 +27,9 @@ from jaxtyping import Int32
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from transformer_xl.config import FORMAT_VERSION
+from transformer_xl.config.files import replace_file
 from transformer_xl.data.numbers import no_symbol, symbol_numbers
 from transformer_xl.data.unknown import REMEDIES, UNDECODED, describe_unknown
-from transformer_xl.files import replace_file
 
 VocabKind = Literal["bytes", "chars", "words", "bpe", "integers", "brought", "imported"]
 

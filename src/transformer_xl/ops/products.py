@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.ops.compact import CompactWeight
+from transformer_xl.ops.packed import CompactWeight
 
 LEAST_WORK = 1 << 23
 """Multiplications from which on a product is large."""

@@ -8,25 +8,25 @@ import torch
 from torch import Tensor
 
 from transformer_xl.config import Config, ModelConfig
+from transformer_xl.config.distributed import World
 from transformer_xl.data import Corpus, Segments
 from transformer_xl.data.brought import is_vocabulary
 from transformer_xl.data.vocab import load_vocab
-from transformer_xl.distributed import World
-from transformer_xl.nn import LanguageModel, build_model
-from transformer_xl.nn.language_model import read_model_weights
-from transformer_xl.nn.lengths import Lengths
-from transformer_xl.nn.needs import require_capacity, require_reading, require_training
-from transformer_xl.nn.pretrained import (
+from transformer_xl.model import LanguageModel, build_model
+from transformer_xl.model.language_model import read_model_weights
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.needs import require_capacity, require_reading, require_training
+from transformer_xl.model.pretrained import (
     CONFIG_FILE,
     copy_weights,
     find_model_folder,
     load_config,
 )
 from transformer_xl.train.averaging import new_average
-from transformer_xl.train.lengths import VaryingSegments, longest_segment
 from transformer_xl.train.network import shard
 from transformer_xl.train.optim import Optimizer
 from transformer_xl.train.state import TrainState
+from transformer_xl.train.varying_lengths import VaryingSegments, longest_segment
 
 _FREE = {
     *("mem_len", "ext_len", "attn_len", "clamp_len", "start_memory", "reset_at"),

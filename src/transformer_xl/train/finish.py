@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 
-from transformer_xl.checkpoint import RunFolder
 from transformer_xl.config import Config, EvalConfig, GenerateConfig
+from transformer_xl.config.device import autocast
 from transformer_xl.data import Corpus, raw_split
-from transformer_xl.device import autocast
-from transformer_xl.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
-from transformer_xl.generate import generate, text_pieces
-from transformer_xl.nn import LanguageModel, load_model
-from transformer_xl.nn.lengths import Lengths
+from transformer_xl.inference.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
+from transformer_xl.inference.generate import generate, text_pieces
+from transformer_xl.model import LanguageModel, load_model
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.train.checkpoint import RunFolder
 from transformer_xl.train.metrics import reading
 from transformer_xl.train.seen import MEMORY_FILE, READINGS, TOKENS, see_memory
 

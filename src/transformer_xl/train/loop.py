@@ -12,15 +12,13 @@ from typing import Any
 
 import torch
 
-from transformer_xl.checkpoint import CHECKPOINTS, RunFolder
-from transformer_xl.checkpoint.checkpoints import Checkpoints, read_whole
 from transformer_xl.config import Config
+from transformer_xl.config.device import autocast, pick_device, pick_precision
+from transformer_xl.config.distributed import World, joined
 from transformer_xl.data import Corpus, prepare
-from transformer_xl.device import autocast, pick_device, pick_precision
-from transformer_xl.distributed import World, joined
-from transformer_xl.evaluate import Result, cost_of, evaluate_by
-from transformer_xl.nn import LanguageModel, build_model
-from transformer_xl.nn.pretrained import copy_weights, model_weights
+from transformer_xl.inference.evaluate import Result, cost_of, evaluate_by
+from transformer_xl.model import LanguageModel, build_model
+from transformer_xl.model.pretrained import copy_weights, model_weights
 from transformer_xl.ops import choose_backend
 from transformer_xl.train.beginning import (
     check_division,
@@ -30,6 +28,8 @@ from transformer_xl.train.beginning import (
     new_state,
     require_vocabulary,
 )
+from transformer_xl.train.checkpoint import CHECKPOINTS, RunFolder
+from transformer_xl.train.checkpoint.checkpoints import Checkpoints, read_whole
 from transformer_xl.train.finish import finish
 from transformer_xl.train.interrupts import Interrupted, caught_interrupts
 from transformer_xl.train.metrics import MetricsLog, Progress
@@ -48,8 +48,8 @@ _LATEST_END = 1.1
 def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[str, Any]:
     """Train a model, or go on with a run that was stopped; then evaluate and report.
 
-    Started by ``torchrun``, all its processes train one model (:mod:`transformer_xl.distributed`);
-    the first one writes and speaks for all.
+    Started by ``torchrun``, all its processes train one model
+    (:mod:`transformer_xl.config.distributed`); the first one writes and speaks for all.
 
     Args:
         config: The recipe.

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
-from transformer_xl.files import replace_file
+from transformer_xl.config.files import replace_file
 
 if TYPE_CHECKING:
     from torch import nn

@@ -24,9 +24,9 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from transformer_xl.config import TrainConfig
-from transformer_xl.device import pick_precision
-from transformer_xl.distributed import World
-from transformer_xl.nn import Output
+from transformer_xl.config.device import pick_precision
+from transformer_xl.config.distributed import World
+from transformer_xl.model import Output
 
 
 class Network:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.config import TrainConfig
-from transformer_xl.device import pick_precision
+from transformer_xl.config.device import pick_precision
 from transformer_xl.train.lamb import Lamb
 from transformer_xl.train.muon import Muon
 

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from transformer_xl.config import TrainConfig
-from transformer_xl.nn import Output
+from transformer_xl.model import Output
 
 
 def activation_penalty(config: TrainConfig, out: Output, predicted: int) -> Tensor | float:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.files import replace_file
+from transformer_xl.config.files import replace_file
 from transformer_xl.train import figures, memory_section, page
 from transformer_xl.train.figures import Records, has, number
 from transformer_xl.train.memory_section import Seen

@@ -21,10 +21,11 @@ import numpy as np
 
 from transformer_xl.config import EvalConfig
 from transformer_xl.data import Vocab
-from transformer_xl.evaluate import attended, loss_from_start, loss_in_segment, spans
-from transformer_xl.evaluate.streams import Text
-from transformer_xl.nn import LanguageModel
-from transformer_xl.nn.lengths import Lengths
+from transformer_xl.inference.evaluate import loss_from_start, loss_in_segment, spans
+from transformer_xl.inference.evaluate.rollout import attended
+from transformer_xl.inference.evaluate.streams import Text
+from transformer_xl.model import LanguageModel
+from transformer_xl.model.lengths import Lengths
 
 MEMORY_FILE = "memory.json"
 TOKENS = 50_000

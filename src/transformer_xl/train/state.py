@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim.swa_utils import AveragedModel
 
-from transformer_xl.checkpoint.checkpoints import Checkpoints, empty, read_about, stored
 from transformer_xl.config import Config, TrainConfig
+from transformer_xl.config.distributed import World
 from transformer_xl.data import Segments
-from transformer_xl.distributed import World
-from transformer_xl.nn import LanguageModel, Memory, TransformerXL
+from transformer_xl.model import LanguageModel, Memory, TransformerXL
 from transformer_xl.train.averaging import average_start
-from transformer_xl.train.lengths import VaryingSegments, random_segment_len, stage_at
+from transformer_xl.train.checkpoint.checkpoints import Checkpoints, empty, read_about, stored
 from transformer_xl.train.optim import Optimizer
+from transformer_xl.train.varying_lengths import VaryingSegments, random_segment_len, stage_at
 
 
 @dataclass

@@ -9,7 +9,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from transformer_xl.config import Config, TrainConfig
-from transformer_xl.device import autocast
+from transformer_xl.config.device import autocast
 from transformer_xl.train.network import Network
 from transformer_xl.train.regularization import activation_penalty
 from transformer_xl.train.state import TrainState

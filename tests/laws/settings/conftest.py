@@ -9,10 +9,10 @@ import torch
 
 from transformer_xl.cli import parse
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
+from transformer_xl.config.distributed import World
+from transformer_xl.config.recipes import dump_recipe
 from transformer_xl.data import prepare
-from transformer_xl.distributed import World
-from transformer_xl.nn import build_model
-from transformer_xl.recipes import dump_recipe
+from transformer_xl.model import build_model
 from transformer_xl.train import Network, step
 from transformer_xl.train.beginning import fit_to_corpus, initial_weights, new_state
 

@@ -11,17 +11,17 @@ from functools import partial
 import pytest
 import torch
 
-from transformer_xl.classify import LongDocumentClassifier
 from transformer_xl.config import ModelConfig
-from transformer_xl.convert import convert
-from transformer_xl.evaluate import evaluate
-from transformer_xl.export.step import make_step
-from transformer_xl.generate import generate
-from transformer_xl.nn import build_model
-from transformer_xl.nn.compact import compact
-from transformer_xl.nn.lengths import Lengths
-from transformer_xl.nn.pretrained import load_config
-from transformer_xl.nn.stepper import Stepper
+from transformer_xl.inference.classify import LongDocumentClassifier
+from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.generate import generate
+from transformer_xl.interop.convert import convert
+from transformer_xl.interop.export.exported_step import make_step
+from transformer_xl.model import build_model
+from transformer_xl.model.compact import compact
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.pretrained import load_config
+from transformer_xl.model.stepper import Stepper
 
 LSTM = {"kind": "lstm", "n_head": 8, "d_inner": 2048}
 MODEL = {

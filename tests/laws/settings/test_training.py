@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig, TrainConfig
-from transformer_xl.distributed import World
-from transformer_xl.nn import build_model
-from transformer_xl.nn.layer import DecoderLayer
+from transformer_xl.config.distributed import World
+from transformer_xl.model import build_model
+from transformer_xl.model.layer import DecoderLayer
 from transformer_xl.train import loop, step, train
 from transformer_xl.train import network as networks
 

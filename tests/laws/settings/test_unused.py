@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import tomli_w
 
-from transformer_xl.checkpoint import RunFolder
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
-from transformer_xl.nn.pretrained import load_config, write_model
-from transformer_xl.recipes import dump_recipe, load_recipe
+from transformer_xl.config.recipes import dump_recipe, load_recipe
+from transformer_xl.model.pretrained import load_config, write_model
 from transformer_xl.train import loop, train
+from transformer_xl.train.checkpoint import RunFolder
 
 BASE = Config(model=ModelConfig(), data=DataConfig())
 LSTM = {"kind": "lstm", "n_head": 8, "d_inner": 2048}

@@ -1,0 +1,1 @@
+"""Programs on top of the library: the server, compression, benchmarks, estimates, `txl doctor`."""

@@ -1,0 +1,236 @@
+"""Where the time of a training step goes: by parts of the model, and by operators.
+
+While a profile is taken, the functions in :data:`SCOPES` note when they begin and end; otherwise
+they are what they are. An operator belongs to the innermost scope around it. In the backward pass
+it belongs where the operator is whose gradient it computes: torch gives both the same number. Times
+are those of an operator without what it calls, so that the parts add up to the step; what Python
+takes is the scope's own time.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, record_function
+from torch.profiler import profile as torch_profile
+
+from transformer_xl.apps.bench.speed import circumstances, timed, training, training_size
+from transformer_xl.config import Config
+from transformer_xl.config.device import pick_device, pick_precision
+from transformer_xl.model import (
+    AdaptiveEmbedding,
+    AdaptiveSoftmax,
+    DecoderLayer,
+    Embedding,
+    FeedForward,
+    Memory,
+    RelAttention,
+    Softmax,
+    attention,
+)
+from transformer_xl.model.norm import RMSNorm
+from transformer_xl.train import TrainState
+from transformer_xl.train import step as updating
+from transformer_xl.train.optim import Optimizer
+
+SCOPES: tuple[tuple[Any, str, str], ...] = (
+    (Embedding, "forward", "embedding"),
+    (AdaptiveEmbedding, "forward", "embedding"),
+    (RelAttention, "positions", "projections"),
+    (RelAttention, "project", "projections"),
+    (RelAttention, "forward", "projections"),
+    (attention, "rel_attention", "attention"),
+    (attention, "attention", "attention"),
+    (FeedForward, "forward", "feed-forward"),
+    (DecoderLayer, "forward", "norms, residuals, dropout"),
+    (nn.LayerNorm, "forward", "norms, residuals, dropout"),
+    (RMSNorm, "forward", "norms, residuals, dropout"),
+    (Softmax, "nll", "softmax and loss"),
+    (AdaptiveSoftmax, "nll", "softmax and loss"),
+    (Memory, "extend", "memory"),
+    (updating, "get_total_norm", "optimizer"),
+    (updating, "clip_grads_with_norm_", "optimizer"),
+    (Optimizer, "step", "optimizer"),
+    (TrainState, "add_to_average", "optimizer"),
+)
+"""Whose function, its name where it is called, and the part of the model it is."""
+PARTS = (
+    "embedding", "projections", "attention: products", "attention: softmax",
+    "attention: shift, masks, copies", "feed-forward", "norms, residuals, dropout",
+    "softmax and loss", "memory", "adding up gradients", "optimizer", "other",
+)  # fmt: skip
+_KINDS = (
+    # (an operator whose name has this, in this scope, is of this part)
+    ("attention", r"mm_?$|matmul|mkldnn|scaled_dot_product", "attention: products"),
+    ("attention", r"softmax", "attention: softmax"),
+    ("attention", r"", "attention: shift, masks, copies"),
+)
+_SCOPE = "transformer_xl: "
+_STEP = f"{_SCOPE}other"
+_BACKWARD = "autograd::engine::evaluate_function: "
+
+
+def profile(config: Config, steps: int) -> dict[str, Any]:
+    """Profile training steps by a recipe.
+
+    Args:
+        config: The recipe, with the size of its vocabulary.
+        steps: Steps that count.
+
+    Returns:
+        Milliseconds of a step by part, and by operator within each part.
+
+    Raises:
+        ValueError: ``steps`` is below 1, it is another kind of model, or it would be compiled: then
+            it has no parts.
+    """
+    if steps < 1:
+        raise ValueError(f"steps={steps} must be at least 1")
+    if config.train.compile:
+        raise ValueError(
+            "train.compile=True leaves nothing of the parts that a profile tells apart; "
+            "profile with --train.compile False"
+        )
+    device = pick_device()
+    _, step = training(config, device)
+    plain = timed(step, steps, device)
+    # Otherwise torch announces on the terminal that it begins and ends.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")
+    activities = [ProfilerActivity.CPU]
+    if device.type == "cuda":
+        activities.append(ProfilerActivity.CUDA)
+
+    def noted() -> None:
+        with record_function(_STEP):
+            step()
+
+    with _scopes(), torch_profile(activities=activities) as taken:
+        # The first step pays for what the profiler sets up, and has no scope around it.
+        step()
+        profiled = timed(noted, steps, device, warm_up=0)
+    sums = _sums([*(taken.events() or [])], device)
+    return {
+        **circumstances(config, device),
+        **training_size(config),
+        "dtype": pick_precision(config.train.precision, device),
+        "steps": steps,
+        "seconds": plain["seconds"],
+        "seconds_profiled": profiled["seconds"],
+        **_tables(sums, steps),
+    }
+
+
+@contextmanager
+def _scopes() -> Iterator[None]:
+    before = [(owner, name, getattr(owner, name)) for owner, name, _ in SCOPES]
+    try:
+        for owner, name, scope in SCOPES:
+            setattr(owner, name, _noting(getattr(owner, name), _SCOPE + scope))
+        yield
+    finally:
+        for owner, name, function in before:
+            setattr(owner, name, function)
+
+
+def _noting(function: Callable[..., Any], scope: str) -> Callable[..., Any]:
+    @wraps(function)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        with record_function(scope):
+            return function(*args, **kwargs)
+
+    return noted
+
+
+class _Row(NamedTuple):
+    """Where an operator ran, and which."""
+
+    scope: str
+    is_backward: bool
+    operator: str
+
+    @property
+    def part(self) -> str:
+        """The part of the model that it worked for."""
+        for scope, pattern, part in _KINDS:
+            if self.scope == scope and re.search(pattern, self.operator):
+                return part
+        return self.scope
+
+
+class _Sum(NamedTuple):
+    """Of all steps."""
+
+    microseconds: float
+    calls: int
+
+
+def _sums(events: list[FunctionEvent], device: torch.device) -> dict[_Row, _Sum]:
+    """Add up what ran in the steps that were noted, each operator without what it calls."""
+    began = min(event.time_range.start for event in events if event.name == _STEP)
+    sums: dict[_Row, _Sum] = {}
+    # Which scope made the part of the graph that has this number.
+    makers: dict[int, str] = {}
+
+    def visit(event: FunctionEvent, scope: str, is_backward: bool) -> None:
+        operator = event.name
+        if operator.startswith(_SCOPE):
+            scope, operator = operator.removeprefix(_SCOPE), "(Python)"
+        elif operator.startswith(_BACKWARD):
+            is_adding = operator.endswith("AccumulateGrad")
+            scope = "adding up gradients" if is_adding else makers.get(event.sequence_nr, "other")
+            is_backward, operator = True, "(autograd)"
+        elif event.sequence_nr >= 0 and not is_backward:
+            # Several operators read the same number; the last one of them took it.
+            makers[event.sequence_nr] = scope
+        row = _Row(scope, is_backward, operator)
+        is_cpu = device.type == "cpu"
+        own = event.self_cpu_time_total if is_cpu else event.self_device_time_total
+        microseconds, calls = sums.get(row, _Sum(0.0, 0))
+        sums[row] = _Sum(microseconds + own, calls + 1)
+        for child in event.cpu_children:
+            visit(child, scope, is_backward)
+
+    for event in sorted(events, key=lambda event: event.time_range.start):
+        is_outermost = event.cpu_parent is None and event.device_type.name == "CPU"
+        if is_outermost and event.time_range.start >= began:
+            visit(event, "other", False)
+    return sums
+
+
+def _tables(sums: dict[_Row, _Sum], steps: int) -> dict[str, list[dict[str, Any]]]:
+    """Return what a step takes by part, and by operator within each part, the longest first."""
+    total = sum(own.microseconds for own in sums.values())
+    operators = [
+        {
+            "operator": row.operator,
+            "part": row.part,
+            "pass": "backward" if row.is_backward else "forward",
+            "ms": own.microseconds / steps / 1e3,
+            "share": own.microseconds / total,
+            "calls": own.calls / steps,
+        }
+        for row, own in sorted(sums.items(), key=lambda item: -item[1].microseconds)
+    ]
+    parts = []
+    for part in PARTS:
+        rows = [row for row in operators if row["part"] == part]
+        ms = {
+            name: sum(row["ms"] for row in rows if row["pass"] == name)
+            for name in ("forward", "backward")
+        }
+        parts.append(
+            {
+                "part": part,
+                "ms": sum(ms.values()),
+                "share": sum(row["share"] for row in rows),
+                "forward_ms": ms["forward"],
+                "backward_ms": ms["backward"],
+            }
+        )
+    return {"parts": parts, "operators": operators}

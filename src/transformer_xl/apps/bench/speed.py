@@ -1,0 +1,262 @@
+"""Seconds, tokens per second and shares of what the machine can do."""
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from transformer_xl.apps.bench.work import forward_flops, token_bytes, training_flops
+from transformer_xl.config import Config, ModelConfig
+from transformer_xl.config.device import autocast, describe_machine, pick_device, pick_precision
+from transformer_xl.data import Segments
+from transformer_xl.data.catalogue import known_vocab_size
+from transformer_xl.inference.generate import generate
+from transformer_xl.model import LanguageModel, Memory, TransformerXL
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.reading import read
+from transformer_xl.ops import choose_backend
+from transformer_xl.train import Network, TrainState, train_step
+from transformer_xl.train.averaging import new_average
+from transformer_xl.train.optim import Optimizer
+
+WARM_UP = 2
+"""Steps before those that count."""
+TOKENS = 32
+"""Least number of tokens that are written: one takes so short that noise is large."""
+CEILING_WIDTH = {"cpu": 2048, "cuda": 8192}
+"""Width of the matrices whose product is the ceiling."""
+READING_WIDTH = {"cpu": 8192, "cuda": 32768}
+"""Width of the float32 matrix that is read: it must be more than a cache holds."""
+_GUESSED = {"authors-bytes": 204, "chars": 100, "words": 10_000, "integers": 50}
+"""Symbols of a text that is not known, by ``data.vocab``."""
+
+
+def with_vocabulary(config: Config) -> Config:
+    """Return the recipe with a size of the vocabulary, guessed where only the text says it."""
+    size = config.model.vocab_size or known_vocab_size(config.data)
+    # A tokenizer that is brought along has its own number.
+    size = size or _GUESSED.get(config.data.vocab, 4096)
+    return replace(config, model=replace(config.model, vocab_size=size))
+
+
+def training(config: Config, device: torch.device) -> tuple[TrainState, Callable[[], Tensor]]:
+    """Begin to train on random tokens; return the training and a function that makes a step.
+
+    A step is one of the end of a run: with the lengths of its last stage, and an average of the
+    weights that has begun.
+
+    Raises:
+        ValueError: It is another kind of model.
+    """
+    require_transformer_xl(config.model)
+    is_averaged = config.train.average != "none"
+    settings = replace(config.train, stages=(), average_start=0.0 if is_averaged else None)
+    config = replace(config, train=settings)
+    torch.manual_seed(settings.seed)
+    model = TransformerXL(config.model).to(device).train()
+    model.recompute = settings.recompute
+    streams = settings.batch_size // settings.accumulate
+    n_tokens = 8 * settings.batch_size * settings.segment_len + 1
+    tokens = np.random.default_rng(settings.seed).integers(config.model.vocab_size, size=n_tokens)
+    ext_len = config.model.ext_len
+    state = TrainState(
+        model=model,
+        optimizer=Optimizer(model, settings),
+        segments=Segments(tokens, settings.batch_size, settings.segment_len, ext_len),
+        mems=[
+            full_memory(model, streams, config.model.mem_len) for _ in range(settings.accumulate)
+        ],
+        total_steps=settings.steps,
+        corpus={},
+        average=new_average(model, settings),
+    )
+    network = Network(model, settings, state.world)
+    return state, lambda: train_step(config, state, network).loss
+
+
+def measure(config: Config, steps: int) -> dict[str, Any]:
+    """Measure training, evaluation and generation as a recipe has them.
+
+    Args:
+        config: The recipe, with the size of its vocabulary.
+        steps: Steps of each that count.
+
+    Returns:
+        For each of the three its seconds, tokens per second and share of what is possible.
+
+    Raises:
+        ValueError: ``steps`` is below 1, or it is another kind of model.
+    """
+    if steps < 1:
+        raise ValueError(f"steps={steps} must be at least 1")
+    device = pick_device()
+    mb_at_first = peak_mb(device)
+    state, step = training(config, device)
+    trained = training_size(config) | timed(step, steps, device)
+    trained |= {"mb_at_first": mb_at_first, "peak_mb": peak_mb(device)}
+    model = state.model
+    del state, step
+    dtype = pick_precision(config.train.precision, device)
+    gflops, reading = ceiling(dtype, device), reading_rate(device)
+    evaluated = _evaluate(config, model.eval(), steps, device)
+    written = _generate(config, model, steps, device)
+    for part in (trained, evaluated, written):
+        part["tokens_per_second"] = part["batch_size"] * part["segment_len"] / part["seconds"]
+    for part in (trained, evaluated):
+        part["dtype"] = dtype
+        part["share_of_ceiling"] = part["gflop"] / part["seconds"] / gflops
+    written["share_of_reading"] = written["mb_read"] / 1e3 / written["seconds"] / reading
+    return {
+        **circumstances(config, device),
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "ceiling": {"dtype": dtype, "gflop_per_s": gflops, "reading_gb_per_s": reading},
+        "training": trained,
+        "evaluation": evaluated,
+        "generation": written,
+    }
+
+
+def circumstances(config: Config, device: torch.device) -> dict[str, Any]:
+    """Say what is measured, and on what."""
+    machine = describe_machine()
+    dtype = getattr(torch, pick_precision(config.train.precision, device))
+    attention = choose_backend(device, dtype, config.model.head_width).backend
+    return {
+        "device": machine["gpu" if device.type == "cuda" else "processor"],
+        "threads": machine["threads"],
+        "torch": torch.__version__,
+        "attention": "compiled" if config.train.compile else attention,
+        "n_layer": config.model.n_layer,
+        "d_model": config.model.d_model,
+        "vocab_size": config.model.vocab_size,
+    }
+
+
+def timed(
+    step: Callable[[], object], steps: int, device: torch.device, warm_up: int = WARM_UP
+) -> dict[str, Any]:
+    """Return the median and the range of the seconds that a step takes."""
+    seconds = []
+    for _ in range(warm_up + steps):
+        began = time.perf_counter()
+        step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    seconds = sorted(seconds[warm_up:])
+    return {"seconds": statistics.median(seconds), "seconds_range": [seconds[0], seconds[-1]]}
+
+
+def ceiling(dtype: str, device: torch.device) -> float:
+    """Return the rate of a large matrix product in GFLOP/s, by the fastest library that is here."""
+    width = CEILING_WIDTH[device.type]
+    x = torch.randn(width, width, device=device, dtype=getattr(torch, dtype))
+    ways: list[Callable[[], Tensor]] = [lambda: x @ x]
+    is_x86 = torch.cpu.get_capabilities().get("architecture") == "x86_64"
+    if device.type == "cpu" and is_x86 and torch.backends.mkldnn.is_available():
+        ways.append(lambda: torch.ops.mkldnn._linear_pointwise(x, x, None, "none", [], ""))
+    return 2 * width**3 / 1e9 / min(timed(way, 5, device)["seconds"] for way in ways)
+
+
+def reading_rate(device: torch.device) -> float:
+    """Return how many GB of memory are read in a second."""
+    x = torch.ones(READING_WIDTH[device.type], READING_WIDTH[device.type], device=device)
+    ways = (x.sum, lambda: x @ x[0])
+    return x.nbytes / 1e9 / min(timed(way, 5, device)["seconds"] for way in ways)
+
+
+def peak_mb(device: torch.device) -> float:
+    """Return how many MB this process, or its part of the accelerator, took at most so far."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    status = Path("/proc/self/status")
+    if status.exists():
+        # Not getrusage, whose peak begins with that of the process which started this one.
+        lines = status.read_text(encoding="utf-8").splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def training_size(config: Config) -> dict[str, Any]:
+    """Return how much a step reads and computes."""
+    settings, model = config.train, config.model
+    B, T, M = settings.batch_size, settings.segment_len, model.mem_len
+    predicted = T - T // 2 if settings.loss == "half" else T
+    flops = training_flops(model, B, T + model.ext_len, M, predicted, settings.accumulate)
+    return {"batch_size": B, "segment_len": T, "mem_len": M, "gflop": flops / 1e9}
+
+
+def _evaluate(
+    config: Config, model: LanguageModel, steps: int, device: torch.device
+) -> dict[str, Any]:
+    """Measure segments as evaluations read them."""
+    settings = config.eval
+    lengths = Lengths.of(config.model, **settings.lengths_after(config.train.segment_len))
+    B, T, M, ext_len = settings.batch_size, lengths.segment_len, lengths.mem_len, lengths.ext_len
+    window = torch.randint(config.model.vocab_size, (B, ext_len + T + 1), device=device)
+    tokens, targets = window[:, :-1], window[:, ext_len + 1 :]
+    mems = model.keep(full_memory(model, B, M))
+    is_kept = mems.has_keys
+    step = reading_step(model, tokens, targets, lengths, mems)
+    with torch.no_grad(), autocast(config.train.precision, device):
+        taken = timed(step, steps, device)
+    as_read = replace(config.model, attn_len=lengths.attn_len)
+    flops = forward_flops(as_read, B, ext_len + T, M, T, is_kept=is_kept)
+    return {"batch_size": B, "segment_len": T, "mem_len": M, "gflop": flops / 1e9} | taken
+
+
+def _generate(
+    config: Config, model: LanguageModel, steps: int, device: torch.device
+) -> dict[str, Any]:
+    """Measure tokens as `txl generate` writes them: one stream, in the precision of the weights."""
+    M = config.model.mem_len
+    writing = generate(model, [0], mems=full_memory(model, 1, M), seed=0)
+    taken = timed(lambda: next(writing), max(steps, TOKENS), device)
+    mb = token_bytes(config.model, M, model.dtype.itemsize) / 1e6
+    dtype = str(model.dtype).removeprefix("torch.")
+    return {"batch_size": 1, "segment_len": 1, "mem_len": M, "dtype": dtype, "mb_read": mb} | taken
+
+
+def require_transformer_xl(model: ModelConfig) -> None:
+    """Check that what is counted and filled here is there.
+
+    Raises:
+        ValueError: It is another kind of model.
+    """
+    if model.kind != "transformer_xl":
+        raise ValueError(
+            f"model.kind={model.kind!r}: only a model of kind 'transformer_xl' can be measured"
+        )
+
+
+def reading_step(
+    model: LanguageModel,
+    tokens: Int[Tensor, "B T"],
+    targets: Int[Tensor, "B predicted"],
+    lengths: Lengths,
+    mems: Memory,
+) -> Callable[[], object]:
+    """Return what predicts a segment of each stream, with a memory that moves on."""
+    lengths = lengths._replace(segment_len=tokens.shape[1])
+
+    def step() -> None:
+        nonlocal mems
+        (piece,) = read(model, tokens, lengths, mems, targets=targets)
+        mems = piece.mems
+
+    return step
+
+
+def full_memory(model: LanguageModel, B: int, M: int) -> Memory:
+    """Return a memory of M random positions for B streams."""
+    shape = (B, M, model.config.d_model)
+    return Memory([torch.randn(shape, device=model.device) for _ in range(model.config.n_layer)])

@@ -1,0 +1,154 @@
+"""The paper's Table 9: one more token by a window that is read anew, and by a memory.
+
+The window's model is that of Al-Rfou et al. (2018): absolute positions, no memory. Ours has the
+same shape with relative positions. Both have random weights, which takes as long; both attend to
+the same number of keys for each token.
+"""
+
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from transformer_xl.apps.bench.speed import (
+    circumstances,
+    full_memory,
+    reading_step,
+    require_transformer_xl,
+    timed,
+)
+from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
+from transformer_xl.config.device import autocast, pick_device, pick_precision
+from transformer_xl.inference.evaluate import window_nll
+from transformer_xl.model import TransformerXL
+from transformer_xl.model.lengths import Lengths
+
+SLOWDOWNS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
+"""How many times slower the window was in the paper's Table 9, on one GPU, by attention length."""
+
+
+def evaluation_speed(
+    model: ModelConfig,
+    attn_lens: tuple[int, ...],
+    *,
+    segment_len: int = 128,
+    batch_size: int = 1,
+    windows: tuple[int, ...] = (1, 4),
+    rounds: int = 3,
+    precision: Any = "float32",
+    say: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Measure the time for each token of both ways, in turns, at each attention length.
+
+    Args:
+        model: The shape; its positions and its memory are set here.
+        attn_lens: Keys that a token attends to: the window, and our memory.
+        segment_len: Tokens that ours reads at once.
+        batch_size: Streams that ours reads side by side.
+        windows: How many windows are read side by side: each is tried, the fastest counts.
+        rounds: Turns that count, after one that does not.
+        precision: What products are computed in.
+        say: Told of each row as it is there.
+
+    Returns:
+        The circumstances and a row for each length: seconds for a token by ``window`` and by
+        ``memory``, with their ranges, how many times slower the window is, and the paper's number.
+
+    Raises:
+        ValueError: A number is below 1, or it is another kind of model.
+    """
+    require_transformer_xl(model)
+    for name, values in (
+        ("attn_lens", attn_lens),
+        ("windows", windows),
+        ("segment_len", (segment_len,)),
+        ("batch_size", (batch_size,)),
+        ("rounds", (rounds,)),
+    ):
+        if not values or min(values) < 1:
+            raise ValueError(f"{name}={values} must be at least 1 each")
+    device = pick_device()
+    config = Config(model=model, data=DataConfig(), train=TrainConfig(precision=precision))
+    rows = []
+    with torch.no_grad(), autocast(precision, device):
+        for attn_len in attn_lens:
+            ways = {
+                B: _window_step(_with_positions(model, attn_len, device), attn_len, B)
+                for B in windows
+            }
+            step = _memory_step(_with_memory(model, attn_len, device), segment_len, batch_size)
+            row = _row(attn_len, ways, step, segment_len * batch_size, rounds, device)
+            rows.append(row)
+            say(f"{attn_len:,} keys: {row['slowdown']:,.0f} times slower")
+            # The weights and the memory of this length go before those of the next one come.
+            del ways, step
+    return {
+        **circumstances(config, device),
+        "dtype": pick_precision(precision, device),
+        "segment_len": segment_len,
+        "batch_size": batch_size,
+        "rounds": rounds,
+        "rows": rows,
+    }
+
+
+def _row(
+    attn_len: int,
+    ways: dict[int, Callable[[], object]],
+    step: Callable[[], object],
+    tokens: int,
+    rounds: int,
+    device: torch.device,
+) -> dict[str, Any]:
+    """Measure one length: in each turn every way once, so that all meet the same machine."""
+    window: dict[int, list[float]] = {B: [] for B in ways}
+    memory: list[float] = []
+    for turn in range(rounds + 1):
+        # Of ours a single step is short beside a window; several make its turn as long.
+        ours = timed(step, 5, device, warm_up=2 if turn == 0 else 0)["seconds"] / tokens
+        theirs = {B: timed(way, 1, device, warm_up=0)["seconds"] / B for B, way in ways.items()}
+        if turn:
+            memory.append(ours)
+            for B, seconds in theirs.items():
+                window[B].append(seconds)
+    best = min(window, key=lambda B: statistics.median(window[B]))
+    row = {
+        "attn_len": attn_len,
+        "window": _summary(window[best]) | {"batch_size": best},
+        "memory": _summary(memory),
+    }
+    row["slowdown"] = row["window"]["seconds"] / row["memory"]["seconds"]
+    return row | {"paper": SLOWDOWNS.get(attn_len)}
+
+
+def _summary(seconds: list[float]) -> dict[str, Any]:
+    return {"seconds": statistics.median(seconds), "seconds_range": [min(seconds), max(seconds)]}
+
+
+def _with_positions(model: ModelConfig, window: int, device: torch.device) -> TransformerXL:
+    # The table ends with the window, so no distance is clamped.
+    settings = {"attn_type": 3, "n_positions": window, "mem_len": 0}
+    config = replace(model, **settings, attn_len=None, clamp_len=None)
+    return TransformerXL(config).to(device).eval()
+
+
+def _with_memory(model: ModelConfig, attn_len: int, device: torch.device) -> TransformerXL:
+    config = replace(model, attn_type=0, n_positions=None, mem_len=attn_len, attn_len=attn_len)
+    return TransformerXL(config).to(device).eval()
+
+
+def _window_step(model: TransformerXL, window: int, B: int) -> Callable[[], object]:
+    """Return what predicts B tokens, each from a window of its own."""
+    # The first windows of a text are shorter: what is timed is from where they are whole.
+    text = torch.randint(model.config.vocab_size, (window + B,))
+    return lambda: window_nll(model, text, window, batch_size=B, first=window)
+
+
+def _memory_step(model: TransformerXL, T: int, B: int) -> Callable[[], object]:
+    """Return what predicts a segment of each stream, with a full memory that moves on."""
+    window = torch.randint(model.config.vocab_size, (B, T + 1), device=model.device)
+    mems = model.keep(full_memory(model, B, model.config.mem_len))
+    lengths = Lengths.of(model.config)
+    return reading_step(model, window[:, :-1], window[:, 1:], lengths, mems)

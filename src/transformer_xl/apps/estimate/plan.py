@@ -1,0 +1,148 @@
+"""What is estimated: a recipe on some number of processes, and how many weights it has."""
+
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+import torch
+
+from transformer_xl.config import Config, ModelConfig
+from transformer_xl.model import build_model
+from transformer_xl.model.needs import FLOAT, layer_matrices
+from transformer_xl.train.varying_lengths import longest_segment
+
+Parallel = Literal["ddp", "fsdp"]
+STATES = {"adamw": 2, "lamb": 2, "muon": 1}
+"""Numbers that an optimizer keeps for each weight of its own; Muon has AdamW for the rest."""
+
+
+class Weights(NamedTuple):
+    """How many numbers the weights are; one that is used in two places counts once."""
+
+    layer: int
+    """Those of one layer: a unit of FSDP."""
+    root: int
+    """Those outside the layers: embeddings, softmax, shared biases."""
+    n_layer: int
+    largest: int
+    """Those of the largest parameter."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.root + self.n_layer * self.layer
+
+
+@lru_cache(maxsize=64)
+def count_weights(config: ModelConfig) -> Weights:
+    """Count the weights of a model by building it without any memory.
+
+    Raises:
+        ValueError: It is another kind of model, or the size of its vocabulary is not set.
+    """
+    if config.kind != "transformer_xl":
+        raise ValueError(
+            f"model.kind={config.kind!r}: only a model of kind 'transformer_xl' can be estimated"
+        )
+    # All layers are alike: what a second one adds, each further one adds too.
+    one, two = (_sizes(replace(config, n_layer=n)) for n in (1, 2))
+    sizes = {name: n + (config.n_layer - 1) * (two[name] - n) for name, n in one.items()}
+    inside = sum(n for name, n in sizes.items() if name.startswith("layers."))
+    return Weights(
+        layer=inside,
+        root=sum(sizes.values()) - inside,
+        n_layer=config.n_layer,
+        largest=max(sizes.values()),
+    )
+
+
+def _sizes(config: ModelConfig) -> dict[str, int]:
+    """Return how many numbers each parameter has, by its name."""
+    try:
+        with torch.device("meta"):
+            return {name: x.numel() for name, x in build_model(config).named_parameters()}
+    except RuntimeError as error:
+        raise ValueError(f"the model is larger than any machine can count: {error}") from error
+
+
+def muon_weights(config: Config) -> int:
+    """Count the weights that Muon updates: none with another optimizer."""
+    if config.train.optimizer != "muon":
+        return 0
+    own = sum(rows * columns for rows, columns in layer_matrices(config.model))
+    return config.model.n_layer * own
+
+
+def optimizer_numbers(config: Config) -> int:
+    """Count the numbers that the optimizer keeps between two steps."""
+    muon = muon_weights(config)
+    others = count_weights(config.model).total - muon
+    return STATES["muon"] * muon + STATES["adamw"] * others
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """A recipe on some processes. Sizes are those of one process.
+
+    Raises:
+        ValueError: The streams cannot be divided so, or the vocabulary is not known.
+    """
+
+    config: Config
+    """The recipe, with the size of its vocabulary."""
+    ranks: int = 1
+    """Processes, each with a GPU."""
+    parallel: Parallel = "ddp"
+    """Every process holds all weights (ddp), or its share of them (fsdp)."""
+    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    """What products are computed in."""
+    device: Literal["cuda", "cpu"] = "cuda"
+    """Dropout on a GPU keeps what it dropped; on a processor it is drawn again."""
+
+    def __post_init__(self) -> None:
+        settings = self.config.train
+        if self.ranks < 1:
+            raise ValueError(f"gpus={self.ranks} must be at least 1")
+        if settings.batch_size % (self.ranks * settings.accumulate):
+            step = self.ranks * settings.accumulate
+            raise ValueError(
+                f"train.batch_size={settings.batch_size} streams cannot be divided evenly over "
+                f"gpus={self.ranks} with train.accumulate={settings.accumulate}: give a multiple "
+                f"of {step} as --train.batch_size, or another --gpus"
+            )
+        count_weights(self.config.model)
+
+    @property
+    def streams(self) -> int:
+        """Streams of a process."""
+        return self.config.train.batch_size // self.ranks
+
+    @property
+    def B(self) -> int:  # noqa: N802
+        """Streams of a process that are read at once."""
+        return self.streams // self.config.train.accumulate
+
+    @property
+    def T(self) -> int:  # noqa: N802
+        """Tokens of a stream that are read at once, the longest segment of the run."""
+        return longest_segment(self.config.train) + self.config.model.ext_len
+
+    @property
+    def M(self) -> int:  # noqa: N802
+        """Positions of a stream that are remembered, the longest memory of the run."""
+        return max(self.config.model.mem_len, *(m for *_, m in self.config.train.stages), 0)
+
+    @property
+    def operand(self) -> int:
+        """Bytes of a number in a product."""
+        return FLOAT if self.precision == "float32" else 2
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether weights are divided over the processes."""
+        return self.parallel == "fsdp" and self.ranks > 1
+
+    @property
+    def has_recompute(self) -> bool:
+        """Whether activations of a layer are computed again in the backward pass."""
+        return self.config.train.recompute

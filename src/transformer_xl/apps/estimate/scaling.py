@@ -1,0 +1,266 @@
+"""Operations, bytes sent and seconds of a step, and where more GPUs are of no more use.
+
+Collectives go around a ring: to gather n bytes of which everybody has an equal part, or to add up
+n bytes of which everybody needs a part, each of W processes sends (W - 1) / W n bytes and receives
+as many; to add up n bytes that everybody needs, twice that. Starting them takes time, too, some
+ten microseconds each and a ring of W more with every process: that is not counted.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from transformer_xl.apps.bench.work import forward_flops, training_flops
+from transformer_xl.apps.estimate.plan import (
+    Plan,
+    count_weights,
+    muon_weights,
+    optimizer_numbers,
+)
+from transformer_xl.apps.estimate.training_memory import peak
+from transformer_xl.model.needs import FLOAT, layer_matrices
+
+MUON_ITERATIONS = 5
+"""Of Newton and Schulz, in each update of Muon."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hardware:
+    """What the data sheet of a GPU and of its machine promises; GB are 10^9 bytes."""
+
+    name: str
+    bfloat16_tflops: float
+    """Dense products."""
+    float32_tflops: float
+    """Without tensor cores: TF32 rounds its operands."""
+    memory_gb: float
+    memory_gb_per_s: float
+    nvlink_gb_per_s: float
+    """One way, to all GPUs of the machine together."""
+    network_gb_per_s: float
+    """One way, of the network card that belongs to a GPU."""
+    gpus: int = 8
+    """In a machine."""
+
+
+HARDWARE: Mapping[str, Hardware] = {
+    "a100": Hardware(
+        name="NVIDIA A100 SXM 80 GB in a DGX A100 (8 cards of 200 Gb/s)",
+        bfloat16_tflops=312,
+        float32_tflops=19.5,
+        memory_gb=80,
+        memory_gb_per_s=2039,
+        nvlink_gb_per_s=300,
+        network_gb_per_s=25,
+    ),
+    "h100": Hardware(
+        name="NVIDIA H100 SXM in a DGX H100 (8 cards of 400 Gb/s)",
+        bfloat16_tflops=989,
+        float32_tflops=67,
+        memory_gb=80,
+        memory_gb_per_s=3350,
+        nvlink_gb_per_s=450,
+        network_gb_per_s=50,
+    ),
+    "h200": Hardware(
+        name="NVIDIA H200 SXM in a DGX H200 (8 cards of 400 Gb/s)",
+        bfloat16_tflops=989,
+        float32_tflops=67,
+        memory_gb=141,
+        memory_gb_per_s=4800,
+        nvlink_gb_per_s=450,
+        network_gb_per_s=50,
+    ),
+}
+"""By the data sheets of NVIDIA; NVLink's 600 and 900 GB/s count both ways."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Assumed:
+    """What no data sheet says: shares of the promised that a program reaches.
+
+    Raises:
+        ValueError: A share is not above 0 and at most 1.
+    """
+
+    products: float = 0.4
+    """Of the rate of products, over a whole step."""
+    links: float = 0.8
+    """Of the rate of NVLink and network; measured for large messages: 0.8 to 0.95."""
+    room: float = 0.9
+    """Of the GPU's memory, that can be filled: the rest is CUDA's, NCCL's and lost in pieces."""
+
+    def __post_init__(self) -> None:
+        for name in ("products", "links", "room"):
+            value = getattr(self, name)
+            if not 0 < value <= 1:
+                raise ValueError(f"the share {name}={value} must be above 0 and at most 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Times:
+    """Seconds of a step on one process."""
+
+    products: float
+    """Matrix products at the assumed share of the promised rate."""
+    update: float
+    """Reading and writing weights, gradients and states of the optimizer."""
+    sending: float
+    """At the assumed share of the slowest link's rate."""
+
+    @property
+    def hidden(self) -> float:
+        """A step in which all sending is hidden behind computing: the shortest."""
+        return max(self.products + self.update, self.sending)
+
+    @property
+    def open(self) -> float:
+        """A step in which nothing is hidden: the longest."""
+        return self.products + self.update + self.sending
+
+    @property
+    def is_bound_by_sending(self) -> bool:
+        """Whether sending takes longer than computing."""
+        return self.sending > self.products + self.update
+
+
+def sent_bytes(plan: Plan) -> Mapping[str, int]:
+    """Count the bytes that a process sends in a step, by what they are; it receives as many.
+
+    DDP adds up all gradients for everybody, once a step. FSDP gathers the layers for the forward
+    pass and again for the backward pass of each part, the root and the projections of positions
+    once; it adds up each gradient for the one who needs it, once a step. With both Muon updates
+    whole matrices, which FSDP gathers in float32.
+    """
+    n, W = count_weights(plan.config.model).total, plan.ranks
+    if not plan.is_sharded:
+        return {"gradients": 2 * _ring(FLOAT * n, W)}
+    weights, parts = count_weights(plan.config.model), plan.config.train.accumulate
+    model = plan.config.model
+    positions = 0
+    if model.attn_type == 0:
+        positions = model.n_layer * model.n_head * model.head_width * model.d_model
+    layers = weights.n_layer * weights.layer - positions
+    return {
+        "weights": _ring(plan.operand * parts * (weights.root + positions + 2 * layers), W),
+        "gradients": _ring(FLOAT * n, W),
+        "matrices of Muon": _ring(FLOAT * muon_weights(plan.config), W),
+    }
+
+
+def step_flops(plan: Plan) -> Mapping[str, float]:
+    """Count the operations of a step of one process, two a multiplication, by what they are for.
+
+    Those of the model are counted in :mod:`transformer_xl.apps.bench.work`, on segments and
+    memories as the settings have them at the end of the run.
+    """
+    config, settings = plan.config.model, plan.config.train
+    T, M = settings.segment_len, config.mem_len
+    predicted = T - T // 2 if settings.loss == "half" else T
+    T += config.ext_len
+    flops = training_flops(config, plan.streams, T, M, predicted, settings.accumulate)
+    again = 0.0
+    if plan.has_recompute:
+        again = forward_flops(config, plan.streams, T, M, 0, is_kept=False)
+    return {"model": flops, "computed again": again, "Muon": muon_flops(plan)}
+
+
+def muon_flops(plan: Plan) -> float:
+    """Count the operations of Muon's update: the same on every process, however many there are.
+
+    An iteration on r rows and c columns, r the fewer, is three products: r r c, r r r and r r c.
+    """
+    if plan.config.train.optimizer != "muon":
+        return 0.0
+    sides = [(min(shape), max(shape)) for shape in layer_matrices(plan.config.model)]
+    products = sum(2 * r * r * c + r**3 for r, c in sides)
+    return 2.0 * MUON_ITERATIONS * plan.config.model.n_layer * products
+
+
+def update_bytes(plan: Plan) -> int:
+    """Count the bytes that an update reads and writes: each number of a state both, at least.
+
+    Weights are read and written, gradients read; an average, where one is kept, is read and
+    written, and the weights are read for it.
+    """
+    n = count_weights(plan.config.model).total
+    has_average = plan.config.train.average != "none"
+    numbers = (3 + 3 * has_average) * n + 2 * optimizer_numbers(plan.config)
+    return FLOAT * numbers // (plan.ranks if plan.is_sharded else 1)
+
+
+def link_rate(hardware: Hardware, ranks: int) -> float:
+    """Return how many GB a process can send around a ring in a second.
+
+    There are as many rings as a machine has network cards, and each leaves it through another one:
+    together they are as fast as the cards together, or as NVLink if that is slower.
+    """
+    if ranks <= hardware.gpus:
+        return hardware.nvlink_gb_per_s
+    return min(hardware.nvlink_gb_per_s, hardware.gpus * hardware.network_gb_per_s)
+
+
+def times(plan: Plan, hardware: Hardware, assumed: Assumed) -> Times:
+    """Return how long a step computes and sends, if shares of what is promised are reached."""
+    is_rounded = plan.precision == "bfloat16"
+    tflops = hardware.bfloat16_tflops if is_rounded else hardware.float32_tflops
+    rate = link_rate(hardware, plan.ranks)
+    return Times(
+        products=sum(step_flops(plan).values()) / (1e12 * tflops * assumed.products),
+        update=update_bytes(plan) / (1e9 * hardware.memory_gb_per_s),
+        sending=sum(sent_bytes(plan).values()) / (1e9 * rate * assumed.links),
+    )
+
+
+def fits(plan: Plan, hardware: Hardware, assumed: Assumed) -> bool:
+    """Return whether a GPU has room for what its process takes."""
+    return peak(plan)[1].total <= assumed.room * 1e9 * hardware.memory_gb
+
+
+def largest_batch(plan: Plan, hardware: Hardware, assumed: Assumed) -> int:
+    """Return the largest ``batch_size`` with which these GPUs have room; 0: none has.
+
+    In as many parts as the recipe says.
+    """
+    step = plan.ranks * plan.config.train.accumulate
+
+    def has_room(n: int) -> bool:
+        return fits(_with_batch(plan, n * step), hardware, assumed)
+
+    if not has_room(1):
+        return 0
+    low, high = 1, 2
+    while has_room(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if has_room(middle) else (low, middle)
+    return low * step
+
+
+def most_gpus(plan: Plan) -> int:
+    """Return on how many GPUs the streams can be divided: one stream each, in each part."""
+    return plan.config.train.batch_size // plan.config.train.accumulate
+
+
+def bound_by_sending_from(plan: Plan, hardware: Hardware, assumed: Assumed) -> int | None:
+    """Return the smallest number of GPUs that send for longer than they compute; None: there is no.
+
+    Tried are the numbers that divide the streams of the recipe.
+    """
+    most = most_gpus(plan)
+    for ranks in range(2, most + 1):
+        if most % ranks == 0:
+            other = replace(plan, ranks=ranks)
+            if times(other, hardware, assumed).is_bound_by_sending:
+                return ranks
+    return None
+
+
+def _ring(n_bytes: int, ranks: int) -> int:
+    """Bytes that each process sends until all have put together or added up ``n_bytes``."""
+    return n_bytes * (ranks - 1) // ranks
+
+
+def _with_batch(plan: Plan, batch_size: int) -> Plan:
+    train = replace(plan.config.train, batch_size=batch_size)
+    return replace(plan, config=replace(plan.config, train=train))

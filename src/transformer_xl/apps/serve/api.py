@@ -1,0 +1,229 @@
+"""The addresses of the server."""
+
+import base64
+import hashlib
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.resources import files
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Header, Path, Query
+from starlette.requests import Request
+from starlette.responses import Response
+
+from transformer_xl import __version__
+from transformer_xl.apps.serve import schemas
+from transformer_xl.apps.serve.completions import complete
+from transformer_xl.apps.serve.errors import ApiError, JsonResponse, add_handlers
+from transformer_xl.apps.serve.guard import Guard
+from transformer_xl.apps.serve.schemas import errors
+from transformer_xl.apps.serve.service import Service
+from transformer_xl.apps.serve.session_file import Session
+
+Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+_NO_STORE = {"Cache-Control": "no-store"}
+
+
+def create_app(service: Service) -> FastAPI:
+    """Return the web application of a server."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        yield
+        await service.stop()
+
+    app = FastAPI(
+        title="Transformer-XL",
+        version=__version__,
+        description="Completions in the shape of OpenAI, and sessions that keep their memory.",
+        lifespan=lifespan,
+        # Their pages load from elsewhere.
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.add_middleware(Guard, service=service)
+    add_handlers(app)
+    _add_completions(app, service)
+    _add_models(app, service)
+    _add_health(app, service)
+    _add_sessions(app, service)
+    _add_page(app)
+    return app
+
+
+def _add_completions(app: FastAPI, service: Service) -> None:
+    @app.post(
+        "/v1/completions",
+        response_model=schemas.Completion,
+        responses={200: {"content": _STREAM}, **errors(404, 409, 429, 503, 507)},
+    )
+    async def completions(
+        body: schemas.CompletionRequest,
+        request: Request,
+        x_session: Annotated[schemas.SessionName | None, Header()] = None,
+    ) -> Response:
+        """Continue texts.
+
+        With `session`, or the header X-Session, the text goes on from the memory of that session,
+        and the prompt is only what is new. A session handles one request at a time.
+        """
+        if not service.is_ready:
+            raise ApiError(503, "the server is stopping", "stopping")
+        if x_session is not None:
+            if body.session not in (None, x_session):
+                message = f"X-Session is {x_session!r} and session {body.session!r}: give one"
+                raise ApiError(400, message, "two_sessions", "session")
+            body.session = x_session
+        return await complete(service, body, request)
+
+
+def _add_models(app: FastAPI, service: Service) -> None:
+    def described() -> dict[str, Any]:
+        config, n = service.model.config, service.n_weights
+        about = f"{service.name}: {n:,} weights, {len(service.vocab):,} {service.vocab.kind}"
+        has_attention = service.model.has_attention
+        if has_attention:
+            about += f", {config.n_layer} layers that remember {config.mem_len} tokens each"
+        return schemas.Model(
+            id=service.name, created=service.created, about=about, attention=has_attention
+        ).model_dump()
+
+    @app.get("/v1/models", response_model=schemas.ModelList, responses=errors())
+    async def models() -> Response:
+        """List the models: there is one."""
+        return JsonResponse({"object": "list", "data": [described()]})
+
+    @app.get("/v1/models/{name}", response_model=schemas.Model, responses=errors(404))
+    async def one_model(name: str) -> Response:
+        """Describe a model."""
+        if name != service.name:
+            raise ApiError(404, f"there is no model {name!r}", "model_not_found", "model")
+        return JsonResponse(described())
+
+
+def _add_health(app: FastAPI, service: Service) -> None:
+    @app.get("/health/live", response_model=schemas.Health, responses=errors())
+    async def live() -> Response:
+        """Say whether the server answers at all."""
+        return JsonResponse({"status": "ok"})
+
+    @app.get("/health", response_model=schemas.Health, responses=errors(503))
+    @app.get("/health/ready", response_model=schemas.Health, responses=errors(503))
+    async def ready() -> Response:
+        """Say whether requests are taken."""
+        if not service.is_ready:
+            raise ApiError(503, "the server is stopping, or its engine has ended", "not_ready")
+        return JsonResponse({"status": "ok"})
+
+    @app.get(
+        "/metrics",
+        response_class=Response,
+        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **errors()},
+    )
+    async def metrics() -> Response:
+        """Return the numbers for Prometheus."""
+        return Response(service.metrics.page(), media_type="text/plain; version=0.0.4")
+
+
+def _add_sessions(app: FastAPI, service: Service) -> None:
+    @app.get("/v1/sessions", response_model=schemas.SessionList, responses=errors())
+    async def sessions(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> Response:
+        """List sessions, those used last first."""
+        data = [_info(session) for session in service.sessions.all()[:limit]]
+        return JsonResponse({"object": "list", "data": data}, headers=_NO_STORE)
+
+    @app.get(
+        "/v1/sessions/{name}",
+        response_model=schemas.SessionDetail,
+        responses=errors(404, 409, 429),
+    )
+    async def one_session(name: Name) -> Response:
+        """Describe a session, with what it remembers."""
+        state = await service.with_session(service.sessions.look, name)
+        tokens = [*_remembered(state.read, len(state.mems)), state.last_token]
+        about = {"remembered": len(state.mems), "tokens": tokens, "texts": texts(tokens)}
+        return JsonResponse({**info(name), **about}, headers=_NO_STORE)
+
+    @app.post(
+        "/v1/sessions/{name}/save",
+        response_model=schemas.SessionInfo,
+        responses=errors(404, 409, 429),
+    )
+    async def save(name: Name) -> Response:
+        """Save a session now."""
+        await service.with_session(service.sessions.save, name)
+        return JsonResponse(info(name))
+
+    @app.delete("/v1/sessions/{name}", response_model=schemas.Deleted, responses=errors(404, 409))
+    async def delete(name: Name) -> Response:
+        """Delete a session."""
+        await service.with_session(service.sessions.delete, name)
+        return JsonResponse(schemas.Deleted(id=name).model_dump())
+
+    @app.get(
+        "/v1/sessions/{name}/attention",
+        response_model=schemas.Attention,
+        responses=errors(404, 409, 429, 503),
+    )
+    async def attention(name: Name) -> Response:
+        """Show what the next token of a session will be predicted from."""
+        if not service.model.has_attention:
+            raise ApiError(400, "this model has no attention to look at", "unsupported")
+        state = await service.with_session(service.sessions.look, name)
+        seen = await service.ask(lambda: service.engine.look(state.last_token, state.mems).tolist())
+        tokens = [*_remembered(state.read, len(seen) - 1), state.last_token]
+        about = {"session": name, "shares": seen, "tokens": tokens, "texts": texts(tokens)}
+        return JsonResponse(about, headers=_NO_STORE)
+
+    def info(name: str) -> dict[str, Any]:
+        session = service.sessions.find(name)
+        if session is None:
+            raise ApiError(404, f"there is no session {name!r}", "session_not_found", "session")
+        return _info(session)
+
+    def texts(tokens: list[int]) -> list[str]:
+        return [service.token_text(token) for token in tokens]
+
+
+def _remembered(read: Any, most: int) -> list[int]:
+    """Return the last tokens that were read, as far as they are known."""
+    known = [] if read is None else read.tolist()
+    return known[-most:] if most else []
+
+
+def _info(session: Session) -> dict[str, Any]:
+    return {
+        "id": session.name,
+        "object": "session",
+        "used": int(session.used),
+        "is_busy": session.is_busy,
+        "is_saved": session.is_saved,
+        "in_memory": session.state is not None,
+        "nbytes": session.nbytes,
+    }
+
+
+def _add_page(app: FastAPI) -> None:
+    page = (files("transformer_xl.apps.serve") / "page.html").read_text(encoding="utf-8")
+    headers = {"Content-Security-Policy": _policy(page), "X-Frame-Options": "DENY"}
+
+    @app.get("/", response_class=Response, include_in_schema=False)
+    async def show() -> Response:
+        return Response(page, headers=headers, media_type="text/html")
+
+
+def _policy(page: str) -> str:
+    """Allow a page its own style and script, by their hashes, and to ask this server."""
+    hashes = {}
+    for tag in ("style", "script"):
+        (inner,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
+        digest = hashlib.sha256(inner.encode()).digest()
+        hashes[tag] = base64.b64encode(digest).decode()
+    return (
+        "default-src 'none'; connect-src 'self'; img-src data:; base-uri 'none'; "
+        "form-action 'none'; frame-ancestors 'none'; "
+        f"style-src 'sha256-{hashes['style']}'; script-src 'sha256-{hashes['script']}'"
+    )

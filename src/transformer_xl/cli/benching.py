@@ -1,0 +1,293 @@
+"""The command that measures speed: bench."""
+
+from collections import Counter
+from dataclasses import dataclass, field, fields, replace
+from json import dumps
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import tyro
+
+from transformer_xl.cli.given import (
+    READ_BY_SEGMENTS,
+    Given,
+    Recipe,
+    RecipeCommand,
+    nothing,
+    refuse_others,
+)
+from transformer_xl.cli.printing import say, show
+from transformer_xl.config import (
+    Config,
+    EvalConfig,
+    GenerateConfig,
+    ModelConfig,
+)
+from transformer_xl.config.checks import Count, check, no_type_check
+from transformer_xl.config.recipes import load_recipe
+
+_ENWIK8 = ModelConfig(vocab_size=204, clamp_len=820)
+"""The paper's model of 12 layers for enwik8."""
+_TABLE_9 = "evaluation-speed"
+_TOP = 20
+"""Operators that are shown."""
+_WHERE = 4
+"""Parts that are shown for each."""
+_TEXTS = ("", "shape", "dtype", "part", "operator", "most of it in")
+"""Columns that are no numbers."""
+
+
+@no_type_check
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationSpeed:
+    """How the paper's Table 9 is measured; options of ``txl bench evaluation-speed``."""
+
+    attn_lens: tuple[Count, ...] = (800, 1800, 2800, 3800)
+    """Keys that each token attends to: the paper's."""
+    segment_len: Count = 128
+    """Tokens that the model with memory reads at once: as its authors evaluate."""
+    batch_size: Count = 1
+    """Streams that it reads batched."""
+    windows: tuple[Count, ...] = (1, 4)
+    """Windows read batched: each number is tried, the fastest counts."""
+    rounds: Count = 3
+    """Turns that count, after one that does not."""
+    precision: Literal["auto", "float32", "bfloat16"] = "float32"
+    """What products are computed in."""
+    out: Path | None = None
+    """Write the result to this JSON file, too."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(kw_only=True)
+class Bench(RecipeCommand):
+    """Measure how fast a recipe trains, evaluates and writes on this machine.
+
+    The tokens are random and the memory is full, so no text is needed. Beside it stands what the
+    machine can do: its largest rate of matrix products, of which training and evaluation should
+    reach much, and how fast it reads, which is what writing waits for.
+
+    In place of a recipe, evaluation-speed measures the paper's Table 9: how many times slower
+    windows evaluate than a memory. A model without memory reads a window anew for every token
+    (Al-Rfou et al., 2018); ours reads each token once. Both attend to equally many keys, have the
+    same shape and random weights, and take turns. The shape is that of the paper's enwik8 model of
+    12 layers; --model gives another.
+    """
+
+    examples: ClassVar = (
+        "txl bench demo",
+        "txl bench mine.toml --train.precision float32 --model.mem_len 1024 --json",
+        "txl bench demo --profile",
+        "txl bench evaluation-speed",
+        "txl bench evaluation-speed --attn_lens 200 400 --model.n_layer 4 --model.d_model 128",
+        "txl bench evaluation-speed --out table-9.json --precision bfloat16",
+    )
+
+    recipe: Recipe
+    """A recipe by its name or file, or evaluation-speed."""
+    steps: int | None = None
+    """Steps of each that count, after two that do not; None: 7."""
+    profile: Annotated[
+        tuple[Path, ...] | None,
+        tyro.conf.arg(metavar="[FILE.json]", help_behavior_hint="(optional)"),
+    ] = None
+    """Instead, say where the time of a training step goes; write that to the file, too."""
+    eval: Given[EvalConfig] = field(default_factory=nothing)
+    windows: Annotated[Given[EvaluationSpeed], tyro.conf.OmitArgPrefixes] = field(
+        default_factory=nothing
+    )
+
+    def run(self) -> None:
+        """Measure and print."""
+        from transformer_xl.config.device import keep_freed_memory
+
+        self._check()
+        keep_freed_memory()
+        if self.recipe == _TABLE_9:
+            self._measure_windows()
+        else:
+            self._measure()
+
+    def _check(self) -> None:
+        """Refuse what is not for what is measured."""
+        if self.recipe != _TABLE_9:
+            refuse_others(self.windows, "", (), f"it is for txl bench {_TABLE_9}")
+            refuse_others(
+                self.eval,
+                "eval.",
+                READ_BY_SEGMENTS,
+                "segments of random tokens are read with one memory; for windows there is "
+                f"txl bench {_TABLE_9}",
+            )
+            return
+        given: dict[str, Any] = {
+            f"{section}.{name}": value
+            for section in ("data", "train", "eval")
+            for name, value in getattr(self, section).items()
+        }
+        for name in ("steps", "profile"):
+            if (value := getattr(self, name)) is not None:
+                given[name] = value
+        refuse_others(given, "", (), f"{_TABLE_9} takes no recipe")
+
+    def _measure_windows(self) -> None:
+        from transformer_xl.apps.bench import evaluation_speed
+        from transformer_xl.config.files import replace_file
+
+        settings = EvaluationSpeed(**self.windows)
+        words = {x.name: getattr(settings, x.name) for x in fields(settings)}
+        out, attn_lens = words.pop("out"), words.pop("attn_lens")
+        result = evaluation_speed(replace(_ENWIK8, **self.model), attn_lens, say=say, **words)
+        _show_slowdowns(result)
+        if out:
+            replace_file(out, (dumps(result, indent=2) + "\n").encode())
+            say(f"wrote {out}")
+        if self.json:
+            show(result, as_json=True)
+
+    def config(self) -> Config:
+        """Return the recipe, of its evaluation what is measured, with what is given."""
+        recipe = load_recipe(self.recipe)
+        evaluation = EvalConfig(**{name: getattr(recipe.eval, name) for name in READ_BY_SEGMENTS})
+        return self.changed(replace(recipe, eval=evaluation, generate=GenerateConfig()))
+
+    def _measure(self) -> None:
+        from transformer_xl.apps.bench import measure, profile, with_vocabulary
+        from transformer_xl.config.files import replace_file
+
+        files, steps = self.profile or (), 7 if self.steps is None else self.steps
+        if len(files) > 1:
+            raise ValueError(f"--profile takes one file, not {len(files)}")
+        config = self.config()
+        if not config.model.vocab_size:
+            config = with_vocabulary(config)
+            say(
+                f"vocab_size={config.model.vocab_size} is taken for the one that the recipe leaves "
+                "to its text; --model.vocab_size gives another"
+            )
+        if self.profile is None:
+            result = measure(config, steps)
+            _show_speed(result)
+        else:
+            result = profile(config, steps)
+            _show_profile(result)
+        for file in files:
+            replace_file(file, (dumps(result, indent=2) + "\n").encode())
+            say(f"wrote {file}")
+        if self.json:
+            show(result, as_json=True)
+
+
+def _show_speed(result: dict[str, Any]) -> None:
+    limit = result["ceiling"]
+    rows = []
+    for name in ("training", "evaluation", "generation"):
+        part = result[name]
+        low, high = part["seconds_range"]
+        if "share_of_ceiling" in part:
+            share = f"{part['share_of_ceiling']:.0%} of the products"
+        else:
+            share = f"{part['share_of_reading']:.0%} of the reading"
+        rows.append(
+            (
+                name,
+                _shape(part),
+                part["dtype"],
+                f"{1e3 * part['seconds']:,.1f} ({1e3 * low:,.1f} to {1e3 * high:,.1f})",
+                f"{part['tokens_per_second']:,.0f}",
+                share,
+            )
+        )
+    columns = ("", "shape", "dtype", "ms (range)", "tokens/s", "share")
+    _table(_title(result), columns, rows)
+    say(
+        f"possible here: {limit['gflop_per_s']:,.0f} GFLOP/s in {limit['dtype']} products, "
+        f"{limit['reading_gb_per_s']:.1f} GB/s read\n"
+        f"memory: {result['training']['peak_mb']:,.0f} MB at most while training, "
+        f"{result['training']['mb_at_first']:,.0f} MB before"
+    )
+
+
+def _show_slowdowns(result: dict[str, Any]) -> None:
+    rows = [
+        (
+            f"{row['attn_len']:,}",
+            f"{1e3 * row['window']['seconds']:,.2f}",
+            f"{row['window']['batch_size']}",
+            f"{1e3 * row['memory']['seconds']:,.4f}",
+            f"{row['slowdown']:,.0f}",
+            "" if row["paper"] is None else f"{row['paper']:,}",
+        )
+        for row in result["rows"]
+    ]
+    columns = ("keys", "window, ms a token", "at once", "memory, ms a token", "slower", "paper")
+    _table(f"{_title(result)}, {result['dtype']}", columns, rows)
+
+
+def _show_profile(result: dict[str, Any]) -> None:
+    parts = [
+        (
+            row["part"],
+            f"{row['ms']:,.1f}",
+            f"{row['share']:.1%}",
+            f"{row['forward_ms']:,.1f}",
+            f"{row['backward_ms']:,.1f}",
+        )
+        for row in result["parts"]
+    ]
+    plain, profiled = 1e3 * result["seconds"], 1e3 * result["seconds_profiled"]
+    title = (
+        f"{_title(result)}\n"
+        f"training {_shape(result)} in {result['dtype']}: {plain:,.1f} ms a step, "
+        f"under the profiler {profiled:,.1f} ms"
+    )
+    _table(title, ("part", "ms", "share", "forward", "backward"), parts)
+    by_operator: dict[str, list[dict[str, Any]]] = {}
+    for row in result["operators"]:
+        by_operator.setdefault(row["operator"], []).append(row)
+    operators = []
+    for operator, rows in by_operator.items():
+        ms = sum(row["ms"] for row in rows)
+        share = sum(row["share"] for row in rows)
+        calls = sum(row["calls"] for row in rows)
+        where = Counter[str]()
+        for row in rows:
+            where[row["part"]] += row["ms"]
+        most = ", ".join(f"{part} {x:,.1f}" for part, x in where.most_common(_WHERE) if x >= 0.05)
+        operators.append((ms, operator, f"{ms:,.1f}", f"{share:.1%}", f"{calls:,.0f}", most))
+    operators.sort(reverse=True)
+    columns = ("operator", "ms", "share", "calls", "most of it in")
+    _table("operators, each without what it calls", columns, [x[1:] for x in operators[:_TOP]])
+
+
+def _title(result: dict[str, Any]) -> str:
+    return (
+        f"{result['n_layer']} layers of width {result['d_model']}, "
+        f"{result['vocab_size']:,} symbols; {result['device']}, {result['threads']} threads, "
+        f"torch {result['torch']}, {result['attention']} attention"
+    )
+
+
+def _shape(part: dict[str, Any]) -> str:
+    return f"B={part['batch_size']} T={part['segment_len']} M={part['mem_len']}"
+
+
+def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    say(title)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        justify = "left" if column in _TEXTS else "right"
+        table.add_column(column, justify=justify, no_wrap=column != "most of it in")
+    for row in rows:
+        table.add_row(*row)
+    console = Console(stderr=True, highlight=False)
+    # Where nobody looks, as in a file, a table is as wide as it is.
+    if not console.is_terminal:
+        console.width = 200
+    console.print(table)

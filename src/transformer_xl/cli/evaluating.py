@@ -1,0 +1,307 @@
+"""The commands that look at how well a model predicts: eval and report."""
+
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from transformer_xl.cli.given import READ_BY_SEGMENTS, Folder, Given, nothing, refuse_others
+from transformer_xl.cli.loading import (
+    Weights,
+    encoded_text,
+    evaluation_of,
+    load,
+    read_text,
+    require_text,
+)
+from transformer_xl.cli.printing import say, show
+from transformer_xl.config import Config, DataConfig, EvalConfig
+from transformer_xl.config.recipes import recipe_of
+
+if TYPE_CHECKING:
+    from transformer_xl.data import Vocab
+    from transformer_xl.model import LanguageModel
+
+
+@dataclass(kw_only=True)
+class Eval:
+    """Measure how well a model predicts a text, with any memory length.
+
+    With --eval.dynamic it learns from each segment after its score, which the stored model never
+    sees. With --eval.window it has no memory: each token is predicted from a window read anew.
+    With --eval.mem_lens it is measured with each of these memories, too; those of the recipe are
+    for the end of its training.
+    """
+
+    examples: ClassVar = (
+        "txl eval runs/demo --eval.split test",
+        "txl eval runs/demo --eval.mem_len 1024 --json",
+        "txl eval runs/demo --eval.mem_lens 0 64 256 1024",
+        "txl eval runs/demo --file notes.txt",
+        "txl eval models/wt103 --preset wt103-large --file wiki.test.tokens",
+        "txl eval runs/demo --weights int8",
+        "txl eval runs/demo --eval.dynamic rms --eval.dynamic_lr 1e-4 --eval.dynamic_decay 0.001",
+        "txl eval runs/demo --file notes.txt --eval.window 128 --eval.batch_size 16",
+    )
+
+    dir: Folder
+    """A model folder or run folder."""
+    preset: str | None = None
+    """The lengths with which a model was published, such as wt103-large, on prepared text."""
+    prepared: bool = False
+    """The text of --file is cut into words by spaces already, as wiki.test.tokens is."""
+    file: Path | None = None
+    """Evaluate this text instead of the corpus of the run; - reads the standard input."""
+    weights: Weights = "float32"
+    """Precision of the weights; what float32 computes in is what the recipe says."""
+    by_position: bool = False
+    """Add the loss by place in the segment, and by distance from the start of a text."""
+    json: bool = False
+    """Print the result as one JSON object on the last line."""
+    eval: Given[EvalConfig] = field(default_factory=nothing)
+    data: Given[DataConfig] = field(default_factory=nothing)
+
+    @cached_property
+    def recipe(self) -> Config | None:
+        """The recipe of the run, if there is one."""
+        return recipe_of(self.dir)
+
+    @cached_property
+    def settings(self) -> EvalConfig:
+        """How it is evaluated: what is given, and else what the recipe says.
+
+        Its ``mem_lens`` are for the end of its training. Where it is evaluated by windows, or
+        learning, what the recipe says for other ways has no place.
+        """
+        settings = evaluation_of(self.dir, self.recipe, self.preset)
+        window, dynamic = (self.eval.get(x, getattr(settings, x)) for x in ("window", "dynamic"))
+        drop = ["mem_lens"]
+        if window is not None:
+            drop += ["segment_len", "mem_len", "ext_len"]
+        if dynamic is not None:
+            drop += ["batch_size", "ext_len"]
+        if dynamic != "rms":
+            drop += ["dynamic_eps", "dynamic_tokens"]
+        if dynamic is None:
+            drop += ["dynamic_lr", "dynamic_decay"]
+        held = {each.name for each in fields(EvalConfig)} - {*drop}
+        # At once: a setting of the recipe may be refused beside one that is given.
+        return EvalConfig(**{name: getattr(settings, name) for name in held} | self.eval)
+
+    @cached_property
+    def text(self) -> DataConfig:
+        """The corpus of the run, with what is given."""
+        return replace(self.recipe.data if self.recipe else DataConfig(), **self.data)
+
+    def run(self) -> None:
+        """Evaluate and print."""
+        settings, recipe = self.settings, self.recipe
+        self._check()
+        from transformer_xl.config.device import autocast, pick_device
+        from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+        from transformer_xl.train.finish import memory_line
+
+        device = pick_device()
+        model, vocab = load(self.dir, device, self.weights)
+        segment_len = recipe.train.segment_len if recipe else SEGMENT_LEN
+        # Compact weights say themselves what is computed in.
+        precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
+        text = self._tokens(vocab)
+        # Windows have none.
+        lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
+        chosen = None if settings.window else lengths.mem_len
+        mem_lens = [None] if chosen is None else sorted({*settings.mem_lens, chosen})
+        with autocast(precision, device):
+            rows = {x: self._measure(model, vocab, text, segment_len, x) for x in mem_lens}
+            places = self._by_position(model, text[0], segment_len) if self.by_position else {}
+        found, curve = rows[chosen], list(rows.values()) if settings.mem_lens else []
+        if self.json:
+            show(found | ({"memory_curve": curve} if curve else {}) | places, as_json=True)
+            return
+        show(found, as_json=False)
+        for row in curve:
+            print(memory_line(row))
+        _show_places(places)
+
+    def _measure(
+        self,
+        model: "LanguageModel",
+        vocab: "Vocab",
+        text: tuple[Any, int],
+        segment_len: int,
+        mem_len: int | None,
+    ) -> dict[str, Any]:
+        """Evaluate with one memory, or by windows."""
+        from transformer_xl.inference.evaluate import cost_of, evaluate_by, plan_dynamic
+        from transformer_xl.train.finish import describe
+        from transformer_xl.train.metrics import reading
+
+        settings = self.settings if mem_len is None else replace(self.settings, mem_len=mem_len)
+        (ids, n_bytes), n = text, len(text[0]) - 1
+        if cost := cost_of(settings, n):
+            say(f"--eval.{cost}")
+        dynamic = plan_dynamic(
+            settings, model, lambda: self._corpus(vocab).split("train"), segment_len=segment_len
+        )
+        name = "a window" if mem_len is None else f"memory {mem_len:,}"
+        with reading(model, n, f"evaluating, {name}"):
+            result = evaluate_by(
+                settings,
+                model,
+                ids,
+                vocab=vocab,
+                n_bytes=n_bytes,
+                segment_len=segment_len,
+                dynamic=dynamic,
+            )
+        return describe(str(self.file or settings.split), result)
+
+    def _check(self) -> None:
+        """Refuse, before any work, what cannot go together."""
+        settings = self.settings
+        if self.file and "split" in self.eval:
+            raise ValueError(
+                "--eval.split names a part of the corpus of the run, and --file another text: "
+                "leave out one of them"
+            )
+        if settings.window and settings.segment_len:
+            raise ValueError(
+                f"--eval.segment_len {settings.segment_len} with --eval.window {settings.window}: "
+                "windows are read whole; leave out one of them"
+            )
+        if settings.dynamic and settings.batch_size != 1:
+            raise ValueError(
+                f"--eval.batch_size {settings.batch_size} with --eval.dynamic {settings.dynamic}: "
+                "what learns reads one stream; leave out one of them"
+            )
+        if self.by_position and (settings.window or settings.dynamic):
+            which = "window" if settings.window else "dynamic"
+            raise ValueError(
+                f"--by_position is about segments, read by the model as it is: without "
+                f"--eval.{which} {getattr(settings, which)} (None turns that of a recipe off)"
+            )
+        if self.file:
+            require_text(self.file)
+        elif self.prepared:
+            raise ValueError(
+                "--prepared says how the text of --file is cut into words: give that, too, or "
+                "leave it out"
+            )
+        if settings.dynamic and self.weights != "float32":
+            raise ValueError(
+                f"--eval.dynamic {settings.dynamic} with --weights {self.weights}: weights in "
+                "fewer bits cannot learn; leave out one of them"
+            )
+        if settings.dynamic == "rms" and not self.text.is_given:
+            raise ValueError(
+                f"--eval.dynamic rms learns from the training text how large gradients are, and "
+                f"{self.dir} is a model without the recipe of its run: give the text with "
+                "--data.path, or use --eval.dynamic sgd"
+            )
+
+    def _by_position(self, model: "LanguageModel", ids: Any, segment_len: int) -> dict[str, Any]:
+        from transformer_xl.train.metrics import reading
+        from transformer_xl.train.seen import READINGS, TOKENS, loss_by_position
+
+        ids = ids[: TOKENS + 1]
+        with reading(model, READINGS * (len(ids) - 1), "by position"):
+            return loss_by_position(model, ids, self.settings, segment_len)
+
+    def _tokens(self, vocab: "Vocab") -> tuple[Any, int]:
+        """Return the text in symbols, and how many bytes it has."""
+        if self.file:
+            text = read_text(self.file, vocab)
+            prepared = self.prepared or bool(self.preset)
+            ids = encoded_text(self.file, text, vocab, prepared=prepared)
+            return ids, len(text.encode("utf-8", "surrogateescape"))
+        if not self.text.is_given:
+            raise ValueError(
+                f"{self.dir} is a model without the recipe of its run, which says on what text it "
+                "was trained: give any text with --file, or the run folder instead"
+            )
+        corpus, split = self._corpus(vocab), self.settings.split
+        return corpus.split(split), corpus.n_bytes(split)
+
+    def _corpus(self, vocab: "Vocab") -> Any:
+        from transformer_xl.data import prepare
+
+        corpus = prepare(self.text, say)
+        if corpus.vocab.hash != vocab.hash:
+            raise ValueError(
+                f"the vocabulary of the corpus is not the one of the model in {self.dir}: give "
+                "the text the model was trained on with --data.path, or any text with --file"
+            )
+        return corpus
+
+
+def _show_places(found: dict[str, Any]) -> None:
+    """Print the means over spans of places."""
+    if not found:
+        return
+    start = found["from_start"]
+    curves = [(f"in the segment, memory {x['mem_len']}", x["spans"]) for x in found["in_segment"]]
+    curves.append((f"from the start, memory {start['mem_len']}", start["spans"]))
+    for name, spans in curves:
+        print(f"\n{name}")
+        for span in spans:
+            places = f"{span['first']} to {span['last']}"
+            print(f"{places:20} {span['nll']:.4f}")
+
+
+@dataclass(kw_only=True)
+class Report:
+    """Draw the report of a run again; measure what its memory does where that is missing."""
+
+    examples: ClassVar = ("txl report runs/demo", "txl report runs/old --measure")
+
+    dir: Folder
+    """A run folder."""
+    measure: bool = False
+    """Measure anew what the memory does, with the lengths of --eval."""
+    eval: Given[EvalConfig] = field(default_factory=nothing)
+    data: Given[DataConfig] = field(default_factory=nothing)
+
+    def run(self) -> None:
+        """Measure what is missing, and draw."""
+        from transformer_xl.train.report import write_report
+        from transformer_xl.train.seen import MEMORY_FILE
+
+        recipe = recipe_of(self.dir)
+        if recipe is None:
+            raise ValueError(f"{self.dir} is no run folder: it has no recipe.toml")
+        is_there = (self.dir / MEMORY_FILE).exists() and not self.measure
+        refuse_others(
+            self.eval,
+            "eval.",
+            () if is_there else READ_BY_SEGMENTS,
+            "what the memory does is measured already; add --measure"
+            if is_there
+            else "what the memory does is measured by segments on the held-out text",
+        )
+        if self.measure:
+            self._look(recipe)
+        elif not is_there:
+            try:
+                self._look(recipe)
+            except (OSError, ValueError, RuntimeError) as error:
+                say(f"what its memory does is not measured: {error}")
+        print(write_report(self.dir))
+
+    def _look(self, recipe: Config) -> None:
+        from transformer_xl.config.device import pick_device
+        from transformer_xl.data import prepare
+        from transformer_xl.train.checkpoint import RunFolder
+        from transformer_xl.train.finish import look
+        from transformer_xl.train.seen import MEMORY_FILE
+
+        say("looking at what the memory does")
+        evaluation, data = replace(recipe.eval, **self.eval), replace(recipe.data, **self.data)
+        config = replace(recipe, eval=evaluation, data=data)
+        model, vocab = load(self.dir, pick_device(), "float32")
+        corpus = prepare(config.data, say)
+        if corpus.vocab.hash != vocab.hash:
+            raise ValueError(
+                f"the vocabulary of the corpus is not the one of the model in {self.dir}: give "
+                "the text the model was trained on with --data.path"
+            )
+        RunFolder(self.dir).write_json(MEMORY_FILE, look(config, corpus, model))

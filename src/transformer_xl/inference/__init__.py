@@ -1,0 +1,1 @@
+"""Reading a text (evaluation, scores, classification) and writing one (generation, sessions)."""

@@ -1,0 +1,38 @@
+"""How well a model predicts a text: with memory, by sliding windows, or learning as it goes."""
+
+from transformer_xl.inference.evaluate.by_position import loss_from_start, loss_in_segment, spans
+from transformer_xl.inference.evaluate.dynamic import (
+    Dynamic,
+    DynamicEvaluation,
+    gradient_squares,
+    plan_dynamic,
+)
+from transformer_xl.inference.evaluate.measuring import (
+    Result,
+    cost_of,
+    evaluate,
+    evaluate_by,
+    token_bytes_in,
+)
+from transformer_xl.inference.evaluate.rollout import Attended, attended
+from transformer_xl.inference.evaluate.streams import score
+from transformer_xl.inference.evaluate.window import window_nll
+
+__all__ = [
+    "Attended",
+    "Dynamic",
+    "DynamicEvaluation",
+    "Result",
+    "attended",
+    "cost_of",
+    "evaluate",
+    "evaluate_by",
+    "gradient_squares",
+    "loss_from_start",
+    "loss_in_segment",
+    "plan_dynamic",
+    "score",
+    "spans",
+    "token_bytes_in",
+    "window_nll",
+]

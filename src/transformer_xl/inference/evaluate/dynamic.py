@@ -1,0 +1,291 @@
+r"""Dynamic evaluation: score first, then learn from what was scored (Krause et al., 2018, 2019).
+
+After each segment the weights $\theta$ take a step down the gradient $g$ of its mean loss, and are
+drawn back towards the trained weights $\theta_0$:
+
+$$\theta \leftarrow \theta - \eta\, g / (\sqrt{MS} + \epsilon m)
+  + \lambda\, (\theta_0 - \theta) \odot R \quad (rms)$$
+$$\theta \leftarrow \theta - \eta\, g + \lambda\, (\theta_0 - \theta) \quad (sgd)$$
+
+$MS$ is the mean of the squared gradients of segments of the training text, gathered before
+(:func:`gradient_squares`), and $m$ the mean of $\sqrt{MS}$ over all weights. $R = \sqrt{MS} / m$,
+cut so that $\lambda R \le 1$: weights with large gradients return faster (Krause et al., 2018,
+section 4). Two things differ: $\epsilon$ is in units of $m$, so that it fits models of any size;
+and the authors' code for Transformer-XL has the sum over segments in place of the mean, and no cut,
+so that its published numbers are other ones.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transformer_xl.config import EvalConfig
+from transformer_xl.config.checks import NotNegative, Positive, Share, check, no_type_check
+from transformer_xl.inference.evaluate.streams import Text, as_text, as_tokens
+from transformer_xl.model import LanguageModel
+from transformer_xl.model.compact import CompactTransformerXL
+from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.model.reading import read
+
+DEFAULT_LR = {"rms": 1e-4, "sgd": 0.01}
+"""Learning rates where none is given."""
+
+Squares = dict[str, Tensor]
+"""For each weight, by its name, the mean of its squared gradients."""
+
+
+@no_type_check
+@dataclass(frozen=True, kw_only=True)
+class Dynamic:
+    """How a model learns while it is evaluated.
+
+    Raises:
+        ValueError: A number is out of range, or ``rms`` lacks the squares of gradients.
+    """
+
+    rule: Literal["rms", "sgd"] = "rms"
+    """Gradients in units of their size on the training text, or as they are."""
+    lr: NotNegative
+    """Learning rate."""
+    decay: Share = 0.0
+    """Share of the way back to the trained weights that is gone after each segment."""
+    eps: Positive = 0.1
+    """For ``rms``: added to the size of gradients, in units of their mean size."""
+    squares: Squares | None = None
+    """What :func:`gradient_squares` returned; for ``rms``."""
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.rule == "rms" and self.squares is None:
+            raise ValueError(
+                "rule='rms' needs the squares of gradients of the training text: gather them with "
+                "gradient_squares, or use rule='sgd'"
+            )
+
+
+def plan_dynamic(
+    settings: EvalConfig,
+    model: LanguageModel,
+    training_text: Callable[[], Text],
+    *,
+    segment_len: int,
+) -> Dynamic | None:
+    """Return how a model is to learn by the settings of an evaluation; None: not at all.
+
+    Args:
+        settings: Of the evaluation.
+        model: The trained model.
+        training_text: Returns the text it was trained on; asked only by ``rms``, for its first
+            ``dynamic_tokens``.
+        segment_len: Tokens between two steps, where the settings do not say.
+    """
+    if settings.dynamic is None:
+        return None
+    lr = DEFAULT_LR[settings.dynamic] if settings.dynamic_lr is None else settings.dynamic_lr
+    squares = None
+    if settings.dynamic == "rms":
+        lengths = settings.lengths_after(segment_len)
+        del lengths["ext_len"]
+        text = training_text()[: settings.dynamic_tokens]
+        squares = gradient_squares(model, text, **lengths)
+    return Dynamic(
+        rule=settings.dynamic,
+        lr=lr,
+        decay=settings.dynamic_decay,
+        eps=settings.dynamic_eps,
+        squares=squares,
+    )
+
+
+class DynamicEvaluation:
+    """Reads one text, in pieces of any length, and learns from each segment after its score.
+
+    Segments begin at every ``segment_len``-th token of the text, wherever the pieces are cut, and
+    are computed when they are whole: so any cutting gives the same bits. The model that is handed
+    in stays as it is; what learns is a copy, which is freed with this object.
+
+    There is one stream, as in the paper: of several parts side by side, each would be scored by
+    weights that have seen the parts behind it, and fewer, larger steps would be made.
+
+    Args:
+        model: The trained model.
+        settings: How it learns.
+        segment_len: Tokens between two steps.
+        mem_len: Remembered positions. They stay as the weights of their time have made them.
+            None: as configured.
+        attn_len: Keys a query sees, counting its own. None: as configured.
+        clamp_len: Largest distance told apart. None: as configured.
+
+    Raises:
+        ValueError: A length is out of range; the model cannot learn; the squares are those of
+            another model.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        settings: Dynamic,
+        *,
+        segment_len: int = SEGMENT_LEN,
+        mem_len: int | None = None,
+        attn_len: int | None = None,
+        clamp_len: int | None = None,
+    ) -> None:
+        # What is read again would be scored once and learned from twice.
+        self._lengths = Lengths.of(
+            model.config,
+            segment_len=segment_len,
+            mem_len=mem_len,
+            attn_len=attn_len,
+            clamp_len=clamp_len,
+            ext_len=0,
+        )
+        self.settings, self.segment_len = settings, self._lengths.segment_len
+        self.model = _learning_copy(model)
+        self._steps = _steps(self.model, settings)
+        self._mems = self.model.start_memory(1, self._lengths.mem_len)
+        self._waiting = torch.empty(0, dtype=torch.int64)
+
+    def read(self, ids: Text) -> Float[Tensor, " scored"]:
+        """Read another piece of the text; return -log p, in nats, of what has become whole.
+
+        Raises:
+            ValueError: A token is outside the vocabulary.
+        """
+        self._waiting = torch.cat([self._waiting, as_tokens(ids, self.model.config)])
+        found = [torch.empty(0, device=self.model.device)]
+        # A segment's last token is the first one that the next segment reads.
+        while len(self._waiting) > self.segment_len:
+            found.append(self._segment(self._waiting[: self.segment_len + 1], learn=True))
+            self._waiting = self._waiting[self.segment_len :]
+        return torch.cat(found)
+
+    def finish(self) -> Float[Tensor, " scored"]:
+        """Score the rest of the text, which is shorter than a segment; begin a new text after it.
+
+        The weights stay as they have become; the memory is empty again.
+        """
+        rest, self._waiting = self._waiting, self._waiting[:0]
+        found = torch.empty(0, device=self.model.device)
+        if len(rest) > 1:
+            found = self._segment(rest, learn=False)
+        self._mems = self.model.start_memory(1, self._lengths.mem_len)
+        return found
+
+    def _segment(self, tokens: Tensor, *, learn: bool) -> Tensor:
+        given, targets = tokens[None, :-1], tokens[None, 1:]
+        with torch.set_grad_enabled(learn):
+            (piece,) = read(self.model, given, self._lengths, self._mems, targets=targets)
+            assert piece.nll is not None
+            if learn:
+                piece.nll.mean().backward()
+        self._mems = piece.mems
+        if learn:
+            self._learn()
+        return piece.nll.detach()[0]
+
+    @torch.no_grad()
+    def _learn(self) -> None:
+        for weight, trained, divisor, back in self._steps:
+            if weight.grad is None:
+                continue
+            step = -self.settings.lr * weight.grad
+            step = step if divisor is None else step / divisor
+            weight += step if trained is None else step + back * (trained - weight)
+            weight.grad = None
+        # Autocast keeps what it has made of weights, and does not see that they moved.
+        torch.clear_autocast_cache()
+
+
+def gradient_squares(
+    model: LanguageModel,
+    ids: Text,
+    *,
+    segment_len: int = SEGMENT_LEN,
+    mem_len: int | None = None,
+    attn_len: int | None = None,
+    clamp_len: int | None = None,
+) -> Squares:
+    """Return the mean square of each weight's gradients over segments of a training text.
+
+    The segments are read as the evaluation reads them, one after the other with memory and without
+    dropout, so that gradients have the size that they will have there.
+
+    Raises:
+        ValueError: The text is shorter than a segment or of another vocabulary.
+    """
+    lengths = Lengths.of(
+        model.config,
+        segment_len=segment_len,
+        mem_len=mem_len,
+        attn_len=attn_len,
+        clamp_len=clamp_len,
+        ext_len=0,
+    )
+    text = as_text(ids, model.config)
+    n_segments = (len(text) - 1) // lengths.segment_len
+    if not n_segments:
+        raise ValueError(
+            f"{len(text)} tokens of training text are less than a segment of {segment_len} tokens "
+            "and the one after it"
+        )
+    model = _learning_copy(model)
+    sums = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
+    whole = text[None, : n_segments * lengths.segment_len + 1]
+    with torch.enable_grad():
+        for piece in read(model, whole[:, :-1], lengths, targets=whole[:, 1:]):
+            assert piece.nll is not None
+            piece.nll.mean().backward()
+            for name, weight in model.named_parameters():
+                if weight.grad is not None:
+                    sums[name] += weight.grad.detach() ** 2
+                    weight.grad = None
+    return {name: total / n_segments for name, total in sums.items()}
+
+
+def _learning_copy(model: LanguageModel) -> LanguageModel:
+    if isinstance(model, CompactTransformerXL):
+        raise ValueError("a compact model cannot learn: use the model it was made from")
+    learning = copy.deepcopy(model).eval().requires_grad_(True)
+    learning.zero_grad(set_to_none=True)
+    return learning
+
+
+class _Step(NamedTuple):
+    """How one weight moves."""
+
+    weight: Tensor
+    trained: Tensor | None
+    """Where it is drawn back to, if it is."""
+    divisor: Tensor | None
+    """What its gradient is divided by, if by anything."""
+    back: Tensor | float
+    """Share of the way back."""
+
+
+def _steps(model: LanguageModel, settings: Dynamic) -> list[_Step]:
+    """Prepare the steps of all weights of a model that has not moved yet."""
+    weights, decay = dict(model.named_parameters()), settings.decay
+    # As they are now: the caller may go on training.
+    trained = [x.detach().clone() if decay else None for x in weights.values()]
+    if settings.rule == "sgd":
+        return [_Step(x, x0, None, decay) for x, x0 in zip(weights.values(), trained, strict=True)]
+    squares = settings.squares or {}
+    if {name: x.shape for name, x in weights.items()} != {n: x.shape for n, x in squares.items()}:
+        raise ValueError(
+            "the squares of gradients are those of a model with other weights: gather them anew "
+            "with gradient_squares"
+        )
+    sizes = {name: squares[name].to(x.device).sqrt() for name, x in weights.items()}
+    total = sum(float(size.sum(dtype=torch.float64)) for size in sizes.values())
+    # Where nothing has a gradient nothing moves either.
+    mean = total / sum(size.numel() for size in sizes.values()) or 1.0
+    return [
+        _Step(x, x0, sizes[name] + settings.eps * mean, (sizes[name] * decay / mean).clamp(max=1.0))
+        for (name, x), x0 in zip(weights.items(), trained, strict=True)
+    ]

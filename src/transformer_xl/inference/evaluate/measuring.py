@@ -1,0 +1,289 @@
+"""The evaluation of a model on a text, by any of three ways, and its result."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Integer, Real
+from torch import Tensor
+
+from transformer_xl.config import EvalConfig
+from transformer_xl.data import Vocab
+from transformer_xl.inference.evaluate.dynamic import Dynamic, DynamicEvaluation
+from transformer_xl.inference.evaluate.streams import (
+    Text,
+    as_text,
+    evaluating,
+    read_parts,
+)
+from transformer_xl.inference.evaluate.window import window_nll
+from transformer_xl.model import LanguageModel
+from transformer_xl.model.arguments import require_model, whole
+from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.model.needs import require_reading
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Result:
+    """What an evaluation measured, and with which lengths."""
+
+    nll: float
+    """Mean of -log p, nats per token."""
+    ppl: float
+    """Perplexity, exp(nll)."""
+    bits_per_token: float
+    """Mean of -log2 p: nll / ln 2."""
+    bpc: float | None
+    """Bits per character; None where the tokens are not characters."""
+    bits_per_byte: float | None
+    """Bits per byte of text; None where the bytes of the predicted tokens are not known."""
+    tokens: int
+    """Predicted tokens: all but the first, each once."""
+    segment_len: int
+    mem_len: int
+    attn_len: int | None
+    clamp_len: int | None
+    ext_len: int
+    batch_size: int
+    seconds: float
+    tokens_per_second: float
+    window: int | None = None
+    """Tokens of the window that was read anew for each token; None: there was a memory."""
+    dynamic: str | None = None
+    """The rule by which the model learned as it went; None: it did not."""
+    dynamic_lr: float | None = None
+    dynamic_decay: float | None = None
+    dynamic_eps: float | None = None
+
+
+@torch.no_grad()
+def evaluate(
+    model: LanguageModel,
+    ids: Text,
+    *,
+    segment_len: int = SEGMENT_LEN,
+    mem_len: int | None = None,
+    attn_len: int | None = None,
+    clamp_len: int | None = None,
+    ext_len: int | None = None,
+    batch_size: int = 1,
+    token_bytes: Real[np.ndarray, " V"] | None = None,
+    per_character: bool = False,
+    window: int | None = None,
+    dynamic: Dynamic | None = None,
+) -> Result:
+    """Predict every token of a text but the first, once, with the memory carried along.
+
+    With ``batch_size`` B the text is divided into B parts that are read side by side. Each part
+    first reads, uncounted, the ``mem_len`` tokens before it, so that its memory is warm.
+
+    Args:
+        model: The model; it stays as it is, and its mode is restored afterwards.
+        ids: The text in tokens.
+        segment_len: Tokens read at once. With enough memory it changes the speed alone.
+        mem_len: Remembered positions. None: as the model is configured.
+        attn_len: Keys a query sees, counting its own. None: as the model is configured.
+        clamp_len: Largest distance told apart. None: as the model is configured.
+        ext_len: Tokens before each segment that are read again with it, instead of being
+            remembered; the first segment of a part has none. None: as the model is configured.
+        batch_size: Parts read side by side.
+        token_bytes: For each token the bytes of text it stands for; gives ``bits_per_byte``. Of
+            one with 0, such as ``<unk>``, they are not known: :func:`token_bytes_in` finds them.
+        per_character: Whether the tokens are characters; gives ``bpc``.
+        window: Instead, predict each token from this many before it, read anew from nothing, with
+            ``batch_size`` windows side by side (:func:`window_nll`). There is no memory then, and
+            no segments.
+        dynamic: Learn from each segment after it was scored (:class:`DynamicEvaluation`), in one
+            stream.
+
+    Raises:
+        ValueError: The text has fewer than two tokens, or one outside the vocabulary; a length
+            is out of range; two settings exclude each other.
+    """
+    config = require_model(model).config
+    whole("window", window, 1)
+    whole("segment_len", segment_len, 1)
+    if dynamic is not None and not isinstance(dynamic, Dynamic):
+        raise ValueError(f"dynamic={dynamic!r} must be a Dynamic, as plan_dynamic returns one")
+    if window is not None:
+        _require_none(f"window={window} reads anew what", mem_len=mem_len, ext_len=ext_len)
+        mem_len, ext_len, segment_len = 0, 0, window
+    if dynamic is not None:
+        # What is read again would be scored once and learned from twice.
+        _require_none("dynamic evaluation reads once what", ext_len=ext_len)
+        ext_len = 0
+        if window is not None or batch_size != 1:
+            raise ValueError(
+                f"dynamic evaluation reads one stream with memory: window={window} and "
+                f"batch_size={batch_size} must be None and 1"
+            )
+    batch_size = whole("batch_size", batch_size, 1)
+    lengths = Lengths.of(
+        config,
+        segment_len=segment_len,
+        mem_len=mem_len,
+        attn_len=attn_len,
+        clamp_len=clamp_len,
+        ext_len=ext_len,
+    )
+    text = as_text(ids, config)
+    if token_bytes is not None and np.shape(token_bytes) != (config.vocab_size,):
+        raise ValueError(
+            f"token_bytes of shape {np.shape(token_bytes)} must be a number for each of the "
+            f"{config.vocab_size} symbols"
+        )
+    n = len(text) - 1
+    batch_size = min(batch_size, n)
+    require_reading(
+        model,
+        n,
+        batch_size=batch_size,
+        segment_len=lengths.segment_len,
+        mem_len=lengths.mem_len,
+    )
+    # More than the text is never remembered, but for zeros: no room is taken for it.
+    most = lengths.mem_len if config.start_memory == "zeros" else min(lengths.mem_len, n)
+    fitting = lengths._replace(mem_len=most)
+    with evaluating(model):
+        began = time.perf_counter()
+        if dynamic is not None:
+            learning = DynamicEvaluation(
+                model,
+                dynamic,
+                segment_len=segment_len,
+                mem_len=most,
+                attn_len=attn_len,
+                clamp_len=clamp_len,
+            )
+            total = sum(_sum(found) for found in (learning.read(text), learning.finish()))
+        elif window is not None:
+            total = _sum(
+                window_nll(
+                    model,
+                    text,
+                    window,
+                    attn_len=attn_len,
+                    clamp_len=clamp_len,
+                    batch_size=batch_size,
+                )
+            )
+        else:
+            total = _total_nll(model, text, fitting, batch_size)
+        seconds = time.perf_counter() - began
+
+    mean = total / n
+    bits = mean / math.log(2)
+    sizes = None if token_bytes is None else np.asarray(token_bytes)[text[1:]]
+    n_bytes = None if sizes is None or not sizes.all() else sizes.sum().item()
+    return Result(
+        nll=mean,
+        ppl=math.exp(mean) if mean < 700 else math.inf,
+        bits_per_token=bits,
+        bpc=bits if per_character else None,
+        bits_per_byte=None if n_bytes is None else bits * n / n_bytes,
+        tokens=n,
+        **lengths._asdict(),
+        batch_size=batch_size,
+        seconds=seconds,
+        tokens_per_second=n / seconds,
+        window=window,
+        dynamic=dynamic and dynamic.rule,
+        dynamic_lr=dynamic and dynamic.lr,
+        dynamic_decay=dynamic and dynamic.decay,
+        dynamic_eps=dynamic and (dynamic.eps if dynamic.rule == "rms" else None),
+    )
+
+
+def token_bytes_in(
+    vocab: Vocab, ids: Sequence[int] | Integer[np.ndarray, " length"], n_bytes: int
+) -> Real[np.ndarray, " V"] | None:
+    """Return for each symbol of a vocabulary the bytes that it stands for in one text.
+
+    An ``<unk>`` and whatever else has no bytes of its own stand for those that the other symbols
+    leave, each for equally many: over the text the sum is right.
+
+    Args:
+        vocab: The vocabulary.
+        ids: The text in symbols, all of it.
+        n_bytes: Its bytes.
+
+    Returns:
+        None for words, which do not say what stands between them; 0 for what remains unknown.
+    """
+    known = vocab.token_bytes
+    if known is None:
+        return None
+    sizes = known[np.asarray(ids, dtype=np.int64)]
+    n_unknown = np.count_nonzero(sizes == 0)
+    left = max(n_bytes - int(sizes.sum()), 0)
+    return np.where(known == 0, left / n_unknown, known) if n_unknown else known
+
+
+def evaluate_by(
+    settings: EvalConfig,
+    model: LanguageModel,
+    ids: Sequence[int] | Integer[np.ndarray, " length"],
+    *,
+    vocab: Vocab,
+    n_bytes: int,
+    segment_len: int,
+    mem_len: int | None = None,
+    dynamic: Dynamic | None = None,
+) -> Result:
+    """Evaluate as settings say: here, and nowhere else, they become the arguments of `evaluate`.
+
+    Args:
+        settings: Of the evaluation. Their ``split``, ``mem_lens`` and ``dynamic`` say what is
+            evaluated, and how often: that is for the caller.
+        model: The model.
+        ids: The text in tokens, all of it.
+        vocab: The vocabulary, which knows what the tokens stand for.
+        n_bytes: Bytes of the text.
+        segment_len: Tokens read at once where the settings do not say: as in training.
+        mem_len: Another memory than that of the settings.
+        dynamic: How the model learns meanwhile (:func:`plan_dynamic`), in one stream.
+    """
+    lengths = settings.lengths_after(segment_len)
+    return evaluate(
+        model,
+        ids,
+        batch_size=settings.batch_size if dynamic is None else 1,
+        token_bytes=token_bytes_in(vocab, ids, n_bytes),
+        per_character=vocab.kind == "chars",
+        window=settings.window,
+        dynamic=dynamic,
+        **(lengths if mem_len is None else lengths | {"mem_len": mem_len}),
+    )
+
+
+def cost_of(settings: EvalConfig, n_tokens: int) -> str | None:
+    """Say what an evaluation by windows costs; None where the text is read once."""
+    if settings.window is None:
+        return None
+    return (
+        f"window={settings.window}: each of {n_tokens:,} tokens is predicted from a window read "
+        f"anew, about {min(settings.window, n_tokens):,} times the work of reading the text once"
+    )
+
+
+def _total_nll(model: LanguageModel, text: Tensor, lengths: Lengths, batch_size: int) -> float:
+    total = torch.zeros((), dtype=torch.float64, device=model.device)
+    for nll, counted in read_parts(model, text, lengths=lengths, batch_size=batch_size):
+        # On the device: the host waits once, at the end.
+        total += (nll.double() * counted).sum()
+    return total.item()
+
+
+def _sum(nll: Tensor) -> float:
+    return nll.sum(dtype=torch.float64).item()
+
+
+def _require_none(why: str, **lengths: int | None) -> None:
+    for name, value in lengths.items():
+        if value:
+            raise ValueError(
+                f"{why} {name}={value} would have kept or read again: leave it out, or set it to 0"
+            )

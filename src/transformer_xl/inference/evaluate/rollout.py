@@ -1,0 +1,138 @@
+"""Which past tokens a prediction attends to, directly and through the layers of memory."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transformer_xl.inference.evaluate.streams import Text, as_text, evaluating
+from transformer_xl.model import LanguageModel, Memory
+from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.model.reading import read, read_all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attended:
+    """What a model looks at when it predicts one token, and how far back it looks at all."""
+
+    place: int
+    """Which token is predicted: one of the last half segment, whose loss the memory lowers most."""
+    nll: float
+    """Its loss in nats, with all of the text before it."""
+    nll_without_memory: float
+    """Its loss with the segment alone."""
+    direct: Float[np.ndarray, "N place"]
+    """The weights of each layer on the tokens before it, the mean of the heads."""
+    through: Float[np.ndarray, "N place"]
+    """The shares of those tokens in what comes out of each layer; the last row is the top's."""
+    by_distance: Float[np.ndarray, "N tokens"]
+    """The weights of each layer by distance, 0 the token itself: the mean of all queries."""
+
+
+@torch.no_grad()
+def attended(
+    model: LanguageModel,
+    ids: Text,
+    *,
+    segment_len: int = SEGMENT_LEN,
+    mem_len: int | None = None,
+    attn_len: int | None = None,
+    clamp_len: int | None = None,
+) -> Attended:
+    r"""Read a short text and return what a token in its last segment was predicted from.
+
+    Of a layer's output one half is taken for what goes past the attention and one half for what
+    the attention brings; followed from layer to layer this gives each token's share (attention
+    rollout, Abnar and Zuidema, 2020). Here it is followed through the memory, too: a remembered
+    state has shares of its own in tokens before it, so that the top of N layers with M positions
+    of memory reaches back about $N M$ tokens (section 3.2 of the paper, figure 2).
+
+    Args:
+        model: The model, whose layers attend; its mode is restored afterwards.
+        ids: The text in tokens; time and room grow with the square of its length.
+        segment_len: Tokens read at once.
+        mem_len: Remembered positions. None: as the model is configured.
+        attn_len: Keys a query sees, counting its own. None: as the model is configured.
+        clamp_len: Largest distance told apart. None: as the model is configured.
+
+    Raises:
+        ValueError: The model has no attention; the text has fewer than two tokens, or one outside
+            the vocabulary; a length is out of range.
+    """
+    lengths = Lengths.of(
+        model.config,
+        segment_len=segment_len,
+        mem_len=mem_len,
+        attn_len=attn_len,
+        clamp_len=clamp_len,
+        ext_len=0,
+    )
+    text = as_text(ids, model.config).to(model.device)
+    n = len(text) - 1
+    N = model.config.n_layer
+    direct = torch.zeros(N, n, n, device=model.device)
+    shares = [torch.eye(n, device=model.device), *torch.zeros(N, n, n, device=model.device)]
+    by_distance = torch.zeros(N, n, dtype=torch.float64, device=model.device)
+    # The first segment is the short one, so that the last one is whole.
+    starts = [*range(n % segment_len, n, segment_len)]
+    starts = starts if starts[:1] == [0] else [0, *starts]
+    mems: Memory = model.start_memory(1, lengths.mem_len)
+    # What a layer remembers is what it has read, or what it has put out.
+    above = int(model.config.enhanced_recurrence)
+    with evaluating(model):
+        for start, stop in zip(starts, [*starts[1:], n], strict=True):
+            tokens = text[None, start:stop]
+            weights = model.attention_weights(tokens, mems, attn_len=attn_len, clamp_len=clamp_len)
+            weights = torch.stack(weights)
+            mems = read_all(model, tokens, lengths, mems)
+            # Of an empty memory of zeros nothing is the share of a token.
+            first = max(stop - weights.shape[-1], 0)
+            seen_NTS = weights.mean(2)[:, 0, :, first - stop :].float()
+            for layer, seen_TS in enumerate(seen_NTS):
+                direct[layer, start:stop, first:stop] = seen_TS
+                known = [shares[layer + above][first:start], shares[layer][start:stop]]
+                brought = seen_TS @ torch.cat(known)
+                shares[layer + 1][start:stop] = (shares[layer][start:stop] + brought) / 2
+            _add_by_distance(by_distance, seen_NTS)
+        place, losses = _most_helped(model, text, starts[-1], lengths)
+    return Attended(
+        place=place,
+        nll=losses[0],
+        nll_without_memory=losses[1],
+        direct=direct[:, place - 1, :place].cpu().numpy(),
+        through=torch.stack([x[place - 1, :place] for x in shares[1:]]).cpu().numpy(),
+        by_distance=(by_distance / n).cpu().numpy(),
+    )
+
+
+def _add_by_distance(sums: Tensor, seen_NTS: Tensor) -> None:
+    T, S = seen_NTS.shape[1:]
+    for t in range(T):
+        reach = S - T + t + 1
+        sums[:, :reach] += seen_NTS[:, t, :reach].flip(1)
+
+
+def _most_helped(
+    model: LanguageModel, text: Tensor, start: int, lengths: Lengths
+) -> tuple[int, tuple[float, float]]:
+    """Return the token to which the text before the last segment is worth most.
+
+    It is one of the second half of the segment: a first one is lost without the memory anyway.
+    """
+    begun, mems = model.start_memory(1, lengths.mem_len), None
+    # All at once, as one segment.
+    lengths = lengths._replace(segment_len=len(text))
+    if start:
+        mems = read_all(model, text[None, :start], lengths, begun)
+    tokens, targets = text[None, start:-1], text[None, start + 1 :]
+    known, alone = (
+        piece.nll[0]
+        for memory in (mems, None)
+        for piece in read(model, tokens, lengths, memory, targets=targets)
+        if piece.nll is not None
+    )
+    half = len(known) // 2
+    best = half + int((alone - known)[half:].argmax())
+    return start + best + 1, (known[best].item(), alone[best].item())

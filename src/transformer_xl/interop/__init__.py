@@ -1,0 +1,1 @@
+"""Other people's formats and frameworks: transformers, lm-evaluation-harness, ONNX, checkpoints."""

@@ -1,0 +1,250 @@
+"""Old checkpoints become model folders, and model folders become old checkpoints.
+
+Nothing in a file is ever executed: what pickles name is recognized by its name or refused.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor
+
+from transformer_xl.config import EvalConfig, ModelConfig
+from transformer_xl.config.files import new_folder, require_new
+from transformer_xl.config.presets import preset_eval, recognize
+from transformer_xl.data import Vocab, load_vocab
+from transformer_xl.interop.convert.export import write_authors, write_huggingface
+from transformer_xl.interop.convert.inert import read_json
+from transformer_xl.interop.convert.layouts import entries, read_weights
+from transformer_xl.interop.convert.old_checkpoints import Checkpoint, open_checkpoint
+from transformer_xl.interop.convert.old_settings import DEFAULTS, SETTABLE, model_config
+from transformer_xl.interop.convert.pickles import UnreadableFile
+from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
+from transformer_xl.model.language_model import read_model_weights, weight_shapes
+from transformer_xl.model.pretrained import (
+    CONFIG_FILE,
+    MODEL_TYPE,
+    find_model_folder,
+    load_config,
+    read_config,
+    write_model,
+)
+
+__all__ = ["SETTABLE", "Format", "UnreadableFile", "convert"]
+
+Format = Literal["txl", "authors", "huggingface"]
+
+
+def convert(
+    source: Path | str,
+    folder: Path | str,
+    *,
+    to: Format = "txl",
+    settings: Mapping[str, Any] | None = None,
+    vocab: Path | str | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Path:
+    """Turn an old checkpoint into a model folder, or a model into an old checkpoint.
+
+    The format of the source is told by its content: the authors' ``model.pt`` (a whole module, in
+    the zip or in the older container) or state dict, a TensorFlow checkpoint, NVIDIA's
+    ``checkpoint_*.pt``, a Hugging Face folder, or a model folder of ours.
+
+    Args:
+        source: The file, the prefix of a TensorFlow checkpoint, or the folder.
+        folder: Where the result goes; it must not exist yet, or be empty.
+        to: ``txl``, a model folder; ``authors``, a state dict for their PyTorch code;
+            ``huggingface``, a folder for transformers up to 4.37.
+        settings: What the source does not say, by the authors' names: ``n_head``, ``mem_len``,
+            ``tgt_len``, ``ext_len``, ``clamp_len``, ``same_length``, ``pre_lnorm``, ``cutoffs``,
+            ``layer_norm_epsilon``.
+        vocab: The file with the vocabulary, where it does not lie beside the source.
+        say: Called with what a person should know.
+
+    Returns:
+        The folder.
+
+    Raises:
+        FileNotFoundError: There is no source.
+        FileExistsError: The folder holds something.
+        UnreadableFile: The source is damaged, or hostile. A RuntimeError.
+        ValueError: The source is no Transformer-XL, does not say all that is needed, or cannot be
+            written in that format.
+    """
+    # Absolute, so that what is written beside the folder has a name also for ".".
+    source, folder = Path(source), Path(folder).absolute()
+    if to not in ("txl", "authors", "huggingface"):
+        raise ValueError(f"to={to!r} is unknown; choose txl, authors or huggingface")
+    require_new(folder)
+    model = _open(source, dict(settings or {}), None if vocab is None else Path(vocab), say)
+    with new_folder(folder) as unfinished:
+        _write(model, unfinished, to, say)
+    say(f"{folder} is written")
+    return folder
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Model:
+    """A model between two formats."""
+
+    config: ModelConfig
+    weights: dict[str, Tensor]
+    vocab: Vocab | None
+    about: dict[str, Any]
+    """Where it comes from, and how it is evaluated there."""
+
+
+def _open(
+    source: Path, settings: dict[str, Any], vocab: Path | None, say: Callable[[str], None]
+) -> _Model:
+    if vocab is not None and not vocab.exists():
+        raise FileNotFoundError(f"{vocab} does not exist: give the file with the vocabulary")
+    if _is_ours(source):
+        return _open_ours(source, settings, vocab)
+    if unknown := sorted(settings.keys() - set(SETTABLE)):
+        raise ValueError(f"settings has {unknown[0]!r}; there are {', '.join(SETTABLE)}")
+    checkpoint = open_checkpoint(source)
+    checkpoint.settings |= settings
+    config = model_config(checkpoint.origin, checkpoint.tensors, checkpoint.settings)
+    weights = _weights(checkpoint, config)
+    n_bytes = sum(x.nbytes for x in weights.values())
+    n_parameters = sum(x.numel() for x in weights.values())
+    say(
+        f"{checkpoint.path}: {n_parameters:,} parameters ({n_bytes / 1e6:,.0f} MB) as written by "
+        f"{_ORIGINS[checkpoint.origin]}"
+    )
+    about = {
+        "origin": {"format": checkpoint.origin, "settings": checkpoint.settings},
+        "eval": dataclasses.asdict(_evaluation(checkpoint, config, say)),
+    }
+    for name, default in DEFAULTS[checkpoint.origin].items():
+        if checkpoint.settings.get(name) is None:
+            say(f"the checkpoint does not say {name}; taken as {default}, the default there")
+    return _Model(
+        config=config,
+        weights=weights,
+        vocab=_vocabulary(checkpoint, source, vocab, config, say),
+        about=about,
+    )
+
+
+_ORIGINS = {
+    "authors": "the authors' PyTorch code",
+    "nvidia": "NVIDIA's PyTorch code",
+    "huggingface": "Hugging Face transformers",
+    "tensorflow": "the authors' TensorFlow code",
+}
+
+
+def _weights(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Tensor]:
+    shapes = weight_shapes(config)
+    table = entries(
+        config,
+        clusters="reversed" if checkpoint.origin in ("authors", "nvidia") else "natural",
+        biases_in_layers=any(name.endswith("dec_attn.r_w_bias") for name in checkpoint.tensors),
+    )
+    # A small file may name one tensor a million times.
+    beginning = checkpoint.path.name.removesuffix("index") + "data-"
+    files = [x for x in checkpoint.path.parent.iterdir() if x.name.startswith(beginning)]
+    room = sum(file.stat().st_size for file in (*files, checkpoint.path))
+    needed = sum(shape.numel() for shape in shapes.values())
+    if needed > room:
+        raise UnreadableFile(
+            f"{checkpoint.path} has {room:,} bytes and claims {needed:,} weights: it is damaged"
+        )
+    weights = read_weights(checkpoint.tensors, table, shapes)
+    assert weights.keys() == shapes.keys()
+    found: dict[str, Tensor] = {}
+    for name, x in weights.items():
+        # What is tied in the file and not by the settings becomes two tensors.
+        is_taken = any(x.data_ptr() == other.data_ptr() for other in found.values())
+        found[name] = x.clone() if is_taken and x.is_contiguous() else x.contiguous()
+    return found
+
+
+def _evaluation(
+    checkpoint: Checkpoint, config: ModelConfig, say: Callable[[str], None]
+) -> EvalConfig:
+    """Choose the lengths of an evaluation as the origin of the checkpoint did."""
+    if name := recognize(config):
+        say(f"this is {name}: txl eval uses the lengths it was published with")
+        beyond = checkpoint.origin in ("tensorflow", "nvidia")
+        return preset_eval(name, keys_beyond_memory=int(beyond))
+    segment_len = checkpoint.settings.get("tgt_len")
+    is_length = isinstance(segment_len, int) and segment_len > 0
+    return EvalConfig(split="test", segment_len=segment_len if is_length else None)
+
+
+def _vocabulary(
+    checkpoint: Checkpoint,
+    source: Path,
+    path: Path | None,
+    config: ModelConfig,
+    say: Callable[[str], None],
+) -> Vocab | None:
+    is_named = path is not None
+    path = path or find_vocab(checkpoint.path.parent)
+    if path is None and checkpoint.vocab is None:
+        say("no vocabulary beside it: give it as --vocab FILE to evaluate texts and to write")
+        return None
+    size = config.vocab_size
+    if path is None:
+        vocab = vocab_from_object(checkpoint.vocab, where=str(source), size=size)
+    else:
+        vocab = read_vocab(path, size=size)
+    if len(vocab) == config.vocab_size:
+        return vocab
+    problem = (
+        f"the vocabulary in {path or source} has {len(vocab):,} symbols and the model "
+        f"{config.vocab_size:,}"
+    )
+    if is_named:
+        raise ValueError(f"{problem}: they do not belong together")
+    say(f"{problem}: left out")
+    return None
+
+
+def _is_ours(source: Path) -> bool:
+    try:
+        return read_json(find_model_folder(source) / CONFIG_FILE).get("model_type") == MODEL_TYPE
+    except (FileNotFoundError, UnreadableFile):
+        return False
+
+
+def _open_ours(source: Path, settings: dict[str, Any], vocab: Path | None) -> _Model:
+    if settings:
+        raise ValueError(f"{next(iter(settings))}: a model folder says all of this itself")
+    source = find_model_folder(source)
+    config, about = load_config(source / CONFIG_FILE), read_config(source / CONFIG_FILE)
+    weights = read_model_weights(source, config)
+    if vocab is not None:
+        own = read_vocab(vocab, size=config.vocab_size)
+        if len(own) != config.vocab_size:
+            raise ValueError(
+                f"the vocabulary in {vocab} has {len(own):,} symbols and the model "
+                f"{config.vocab_size:,}: they do not belong together"
+            )
+    else:
+        try:
+            own = load_vocab(source)
+        except FileNotFoundError:
+            own = None
+    about = {name: about[name] for name in ("origin", "eval") if name in about}
+    return _Model(config=config, weights=weights, vocab=own, about=about)
+
+
+def _write(model: _Model, folder: Path, to: Format, say: Callable[[str], None]) -> None:
+    # It comes from a file that may be anything.
+    origin = model.about.get("origin")
+    origin = origin if isinstance(origin, dict) else {}
+    settings = origin.get("settings") if origin.get("format") == "huggingface" else None
+    settings = settings if isinstance(settings, dict) else {}
+    if to == "authors":
+        write_authors(model.config, model.weights, folder, say)
+    elif to == "huggingface":
+        write_huggingface(model.config, model.weights, model.vocab, settings, folder, say)
+    else:
+        write_model(model.config, model.weights, folder, model.about)
+        if model.vocab is not None:
+            model.vocab.save(folder)

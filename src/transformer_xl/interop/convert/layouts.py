@@ -1,0 +1,253 @@
+"""Where each of our weights lies in a checkpoint of the old implementations, and back.
+
+All of them descend from the authors' PyTorch model and share its names; what differs is brought
+to these names when a checkpoint is opened (:mod:`transformer_xl.interop.convert.old_checkpoints`).
+
+    =============================  =========================================================
+    theirs                         ours
+    =============================  =========================================================
+    word_emb.emb_layers.i.weight   embedding.weight, or embedding.weights.i with div_val > 1
+    word_emb.emb_projs.i           embedding.proj.weight, or embedding.projs.i.weight
+    layers.l.dec_attn.qkv_net      layers.l.attention.qkv_proj
+    layers.l.dec_attn.q_net        its first third (attn_type 2 and 3)
+    layers.l.dec_attn.kv_net       the rest of it
+    layers.l.dec_attn.r_net        layers.l.attention.r_proj
+    layers.l.dec_attn.o_net        layers.l.attention.o_proj
+    layers.l.dec_attn.layer_norm   layers.l.attention_norm
+    layers.l.pos_ff.CoreNet.0, 3   layers.l.feed_forward.inner, outer
+    layers.l.pos_ff.layer_norm     layers.l.feed_forward_norm
+    r_w_bias, r_r_bias             content_bias, position_bias
+    r_emb, r_bias                  distance_embedding or position_embedding, distance_bias;
+                                   theirs has the nearest position last, ours first
+    crit.out_layers.i              softmax.weight, softmax.weights.i; softmax.bias in one piece
+    crit.out_projs.i               softmax.proj.weight, or softmax.projs.i.weight
+    crit.cluster_weight, _bias     softmax.cluster_weight, _bias; the authors' in reverse
+    =============================  =========================================================
+"""
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.model.positions import frequencies
+
+INV_FREQ = "pos_emb.inv_freq"
+"""The frequencies of the sinusoids: computed, but saved with the weights."""
+
+
+class Entry(NamedTuple):
+    """A tensor of an old checkpoint, and what it is of ours."""
+
+    theirs: str
+    ours: str
+    part: int | slice = slice(None)
+    """Which part of ours."""
+    flip: int | None = None
+    """The dimension in which the order is the reverse of ours."""
+    shape: tuple[int, ...] | None = None
+    """Theirs, where it is not that of our part."""
+    is_copy: bool = False
+    """A second name of something that has another entry; a file may leave it out."""
+
+
+def entries(
+    config: ModelConfig, *, clusters: Literal["natural", "reversed"], biases_in_layers: bool
+) -> list[Entry]:
+    """List the tensors of a checkpoint, in the order in which the authors' model has them.
+
+    Args:
+        config: Our settings.
+        clusters: In which order the head scores the clusters.
+        biases_in_layers: Each layer has the attention biases, as with Hugging Face.
+    """
+    found = [] if biases_in_layers and not config.tie_biases else _biases(config)
+    for i, (weight, proj) in enumerate(_embedding_names(config)):
+        found.append(Entry(f"word_emb.emb_layers.{i}.weight", weight))
+        if proj:
+            found.append(Entry(f"word_emb.emb_projs.{i}", proj))
+    # The authors' model lists tables before projections.
+    found.sort(key=lambda entry: entry.theirs.startswith("word_emb.emb_projs"))
+    for n in range(config.n_layer):
+        found += _layer(config, n, biases_in_layers)
+    return found + _softmax(config, clusters)
+
+
+def _biases(config: ModelConfig) -> list[Entry]:
+    index = 0 if config.tie_biases else slice(None)
+    H, K = config.n_head, config.head_width
+    match config.attn_type:
+        case 0:
+            return [
+                Entry("r_w_bias", "content_bias", index),
+                Entry("r_r_bias", "position_bias", index),
+            ]
+        case 1:
+            shape = (config.n_layer, H, K)
+            return [
+                Entry("r_emb", "distance_embedding", flip=1),
+                Entry("r_w_bias", "content_bias", shape=shape),
+                Entry("r_bias", "distance_bias", flip=1),
+            ]
+        case 3:
+            shape = (config.n_layer, config.n_positions or 0, H, K)
+            return [Entry("r_emb", "position_embedding", flip=1, shape=shape)]
+    return []
+
+
+def _embedding_names(config: ModelConfig) -> list[tuple[str, str]]:
+    """Our names of each table and its projection; an empty name for one that is not there."""
+    clusters = config.clusters
+    if config.div_val == 1:
+        return [("embedding.weight", "embedding.proj.weight" * clusters[0].has_proj)]
+    return [
+        (f"embedding.weights.{i}", f"embedding.projs.{i}.weight" * cluster.has_proj)
+        for i, cluster in enumerate(clusters)
+    ]
+
+
+def _layer(config: ModelConfig, n: int, biases_in_layers: bool) -> list[Entry]:
+    theirs, ours = f"layers.{n}.dec_attn", f"layers.{n}.attention"
+    width = config.n_head * config.head_width
+    found = []
+    if biases_in_layers:
+        n_bias = 0 if config.tie_biases else n
+        is_copy = config.tie_biases
+        found += [
+            Entry(f"{theirs}.r_r_bias", "position_bias", n_bias, is_copy=is_copy),
+            Entry(f"{theirs}.r_w_bias", "content_bias", n_bias, is_copy=is_copy),
+        ]
+    qkv = f"{ours}.qkv_proj.weight"
+    if config.attn_type in (0, 1):
+        found.append(Entry(f"{theirs}.qkv_net.weight", qkv))
+    else:
+        found.append(Entry(f"{theirs}.q_net.weight", qkv, slice(width)))
+        found.append(Entry(f"{theirs}.kv_net.weight", qkv, slice(width, None)))
+    found.append(Entry(f"{theirs}.o_net.weight", f"{ours}.o_proj.weight"))
+    found += _pair(f"{theirs}.layer_norm", f"layers.{n}.attention_norm")
+    if config.attn_type == 0:
+        found.append(Entry(f"{theirs}.r_net.weight", f"{ours}.r_proj.weight"))
+    theirs, ours = f"layers.{n}.pos_ff", f"layers.{n}.feed_forward"
+    found += _pair(f"{theirs}.CoreNet.0", f"{ours}.inner")
+    found += _pair(f"{theirs}.CoreNet.3", f"{ours}.outer")
+    return found + _pair(f"{theirs}.layer_norm", f"{ours}_norm")
+
+
+def _pair(theirs: str, ours: str) -> list[Entry]:
+    return [Entry(f"{theirs}.{name}", f"{ours}.{name}") for name in ("weight", "bias")]
+
+
+def _softmax(config: ModelConfig, order: Literal["natural", "reversed"]) -> list[Entry]:
+    found, clusters = [], config.clusters
+    embedding = _embedding_names(config)
+    is_adaptive = len(clusters) > 1 or config.div_val > 1
+    if len(clusters) > 1:
+        flip = 0 if order == "reversed" else None
+        found.append(Entry("crit.cluster_weight", "softmax.cluster_weight", flip=flip))
+        found.append(Entry("crit.cluster_bias", "softmax.cluster_bias", flip=flip))
+    is_one = config.div_val == 1
+    for i, (tied, _) in enumerate(embedding):
+        own = "softmax.weight" if is_one else f"softmax.weights.{i}"
+        ours = tied if config.tie_embeddings else own
+        theirs = f"crit.out_layers.{i}"
+        found.append(Entry(f"{theirs}.weight", ours, is_copy=config.tie_embeddings))
+        rows = slice(None) if is_one else slice(clusters[i].start, clusters[i].stop)
+        found.append(Entry(f"{theirs}.bias", "softmax.bias", rows))
+    for i, cluster in enumerate(clusters):
+        if cluster.has_proj:
+            own = f"softmax.projs.{i}.weight" if is_adaptive else "softmax.proj.weight"
+            ours = embedding[0 if is_one else i][1] if cluster.ties_proj else own
+            found.append(Entry(f"crit.out_projs.{i}", ours, is_copy=cluster.ties_proj))
+    return found
+
+
+def read_weights(
+    theirs: Mapping[str, Tensor], table: list[Entry], shapes: Mapping[str, torch.Size]
+) -> dict[str, Tensor]:
+    """Translate a checkpoint into our weights; whole tensors are handed on without a copy.
+
+    Args:
+        theirs: Tensors by the authors' names.
+        table: Where our weights lie.
+        shapes: The shapes of all our weights.
+
+    Raises:
+        ValueError: A tensor is missing, is not part of the model, or has another shape than the
+            settings say.
+    """
+    known = {entry.theirs for entry in table} | {INV_FREQ}
+    missing = [x.theirs for x in table if not x.is_copy and x.theirs not in theirs]
+    if missing:
+        raise ValueError(f"the checkpoint lacks {_some(missing)}: it is not complete")
+    if surplus := sorted(theirs.keys() - known):
+        raise ValueError(
+            f"the checkpoint holds {_some(surplus)}, which a model with these settings does not "
+            "have: the settings belong to another model"
+        )
+    weights: dict[str, Tensor] = {}
+    for entry in table:
+        if entry.theirs not in theirs:
+            continue
+        own, shape = theirs[entry.theirs], shapes[entry.ours]
+        part = torch.empty(shape, device="meta")[entry.part]
+        if tuple(own.shape) != (entry.shape or tuple(part.shape)):
+            raise ValueError(
+                f"{entry.theirs} has the shape {tuple(own.shape)}, and the settings say "
+                f"{entry.shape or tuple(part.shape)}: they belong to another model"
+            )
+        own = own if entry.flip is None else own.flip(entry.flip)
+        own = own.reshape(part.shape)
+        if entry.is_copy:
+            _require_equal(weights[entry.ours][entry.part], own, entry)
+        elif part.shape == shape:
+            weights[entry.ours] = own
+        else:
+            if entry.ours not in weights:
+                weights[entry.ours] = own.new_empty(shape)
+            weights[entry.ours][entry.part] = own
+    return weights
+
+
+def write_weights(
+    weights: Mapping[str, Tensor], table: list[Entry], config: ModelConfig
+) -> dict[str, Tensor]:
+    """Translate our weights back; copies are the same tensor under another name."""
+    theirs: dict[str, Tensor] = {}
+    made: dict[tuple[str, str], Tensor] = {}
+    for entry in table:
+        key = entry.ours, str(entry.part)
+        if key not in made:
+            own = weights[entry.ours][entry.part]
+            own = own if entry.flip is None else own.flip(entry.flip)
+            if entry.shape is not None:
+                # One bias for all layers is theirs once for each.
+                is_shared = len(own) < entry.shape[0]
+                own = own.expand(entry.shape) if is_shared else own.reshape(entry.shape)
+            made[key] = own.contiguous()
+        theirs[entry.theirs] = made[key]
+    if config.attn_type in (0, 2):
+        dtype = next(iter(weights.values())).dtype
+        theirs[INV_FREQ] = frequencies(config.d_model).to(dtype)
+    return theirs
+
+
+def _require_equal(ours: Tensor, copy: Tensor, entry: Entry) -> None:
+    if ours.data_ptr() == copy.data_ptr() and ours.stride() == copy.stride():
+        return
+    # Bit for bit, so that a weight that is not a number equals itself.
+    if ours.dtype != copy.dtype or not torch.equal(_bits(ours), _bits(copy)):
+        raise ValueError(
+            f"{entry.theirs} is not the same as {entry.ours}, with which the settings tie it: "
+            "they belong to another model"
+        )
+
+
+def _bits(x: Tensor) -> Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,274 @@
+"""Checkpoints of TensorFlow's ``Saver``, read with NumPy and PyTorch alone.
+
+``model.ckpt-0.index`` is a sorted table from the names of variables to where they lie in the files
+``model.ckpt-0.data-00000-of-00001``, ...; ``model.ckpt-0.meta`` is a program and not needed::
+
+    table:  block, block, ..., index block, footer
+    block:  entries (shared bytes of the key, own bytes, bytes of the value), restarts, their count,
+            compression, checksum
+"""
+
+import math
+import mmap
+import re
+import struct
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from transformer_xl.data.protobuf import fields, varint
+from transformer_xl.interop.convert.inert import UnreadableFile, map_file, printable, reading
+from transformer_xl.interop.convert.storages import Storage, checked_size
+
+_FOOTER_SIZE = 48
+_MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
+_MAX_INDEX = 1 << 24
+_MAX_SHARDS = 10_000
+
+# Numbers of the types in TensorFlow; others hold texts and the like.
+_DTYPES = {
+    1: torch.float32,
+    2: torch.float64,
+    3: torch.int32,
+    4: torch.uint8,
+    5: torch.int16,
+    6: torch.int8,
+    9: torch.int64,
+    10: torch.bool,
+    14: torch.bfloat16,
+    19: torch.float16,
+}
+
+
+class _Variable(NamedTuple):
+    shard: int
+    start: int
+    n_bytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    name: str
+
+
+def find_prefix(path: Path | str) -> Path:
+    """Return the common beginning of the names of a checkpoint's files.
+
+    Args:
+        path: It, or one of the files, or a folder with one checkpoint or a file ``checkpoint``
+            that says which is the last; the folder it names there is not looked at.
+
+    Raises:
+        FileNotFoundError: There is no checkpoint, or it is not clear which is meant.
+        PermissionError: The folder may not be read.
+        UnreadableFile: The file ``checkpoint`` is damaged.
+    """
+    path = Path(path)
+    with reading(path):
+        if path.is_dir():
+            return _prefix_in(path)
+        name = re.sub(r"\.(index|meta|data-\d{5}-of-\d{5})$", "", path.name)
+        if not path.with_name(f"{name}.index").exists():
+            raise FileNotFoundError(
+                f"{path.with_name(name)}.index does not exist: give one of the files of a "
+                "TensorFlow checkpoint, or their folder"
+            )
+        return path.with_name(name)
+
+
+def _prefix_in(folder: Path) -> Path:
+    found = sorted(folder.glob("*.index"))
+    record = folder / "checkpoint"
+    if record.is_file():
+        with record.open("rb") as file:
+            text = file.read(1 << 16).decode("utf-8", "replace")
+        if match := re.search(r'^model_checkpoint_path:\s*"([^"\n]*)"', text, re.MULTILINE):
+            # It was written on another machine, perhaps under Windows.
+            prefix = folder / (PurePosixPath(match[1].replace("\\", "/")).name or "-")
+            if prefix.with_name(f"{prefix.name}.index") in found:
+                return prefix
+    if len(found) != 1:
+        raise FileNotFoundError(
+            f"{folder} has {len(found)} files *.index and no file 'checkpoint' that names one of "
+            "them: give one of them"
+        )
+    return found[0].with_name(found[0].name.removesuffix(".index"))
+
+
+def read_tensorflow(prefix: Path | str) -> dict[str, Tensor]:
+    """Read all variables that are numbers; they lie on the files, which must not change.
+
+    Args:
+        prefix: What :func:`find_prefix` returns.
+
+    Raises:
+        FileNotFoundError: One of the files is not there.
+        PermissionError: One of the files may not be read.
+        UnreadableFile: One of the files is damaged, or of a kind that is not supported.
+    """
+    prefix = Path(prefix)
+    index = prefix.with_name(f"{prefix.name}.index")
+    with reading(index):
+        if not index.exists() and prefix.is_file():
+            _refuse_first_version(prefix)
+        variables, n_shards = _variables(index)
+    tensors: dict[str, Tensor] = {}
+    shards: dict[int, tuple[mmap.mmap, int]] = {}
+    # In the order of the files, to see whether they overlap.
+    for variable in sorted(variables, key=lambda x: (x.shard, x.start, x.n_bytes, x.name)):
+        shard = variable.shard
+        path = prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{n_shards:05d}")
+        with reading(path):
+            data, free = shards[shard] if shard in shards else (map_file(path), 0)
+            if variable.start < free:
+                raise UnreadableFile(f"its variable {printable(variable.name)} overlaps another")
+            tensors[variable.name] = _tensor(variable, data)
+            shards[shard] = data, variable.start + variable.n_bytes
+    return tensors
+
+
+def _tensor(variable: _Variable, data: mmap.mmap) -> Tensor:
+    numel = variable.n_bytes // variable.dtype.itemsize
+    shape = checked_size(variable.shape, numel)
+    if math.prod(shape) * variable.dtype.itemsize != variable.n_bytes:
+        raise UnreadableFile(
+            f"its variable {printable(variable.name)} has {variable.n_bytes:,} bytes, which is "
+            "not what its shape needs"
+        )
+    storage = Storage(variable.dtype, numel)
+    storage.place(data, variable.start)
+    stride = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    return storage.tensor(0, shape, tuple(stride))
+
+
+def _refuse_first_version(path: Path) -> None:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - len(_MAGIC)))
+        if file.read() == _MAGIC:
+            raise UnreadableFile(
+                f"{path} is a checkpoint of the first version of the format: restore it with "
+                "TensorFlow and save it with tf.train.Saver(write_version=tf.train.SaverDef.V2)"
+            )
+
+
+def _variables(index: Path) -> tuple[list[_Variable], int]:
+    """Read the table of a checkpoint: its variables, and how many files hold them."""
+    data = map_file(index)
+    if len(data) < _FOOTER_SIZE or data[-8:] != _MAGIC:
+        raise UnreadableFile(
+            f"{index} is no index of a TensorFlow checkpoint, or it was not copied completely"
+        )
+    if len(data) > _MAX_INDEX:
+        raise UnreadableFile(f"{index} has {len(data):,} bytes, too many for an index")
+    content = bytes(data)
+    data.close()
+    footer = content[-_FOOTER_SIZE:]
+    _, _, start, size = _varints(footer, 4)
+    entries: dict[bytes, bytes] = {}
+    n_read = n_names = 0
+    for _, handle in _entries(_block(content, start, size)):
+        start, size = _varints(handle, 2)
+        n_read += size
+        # Each block is listed once, however often a hostile file would like it read.
+        if n_read > len(content):
+            raise UnreadableFile(f"{index} lists blocks more than once")
+        for name, entry in _entries(_block(content, start, size)):
+            # Beginnings of names are shared: few bytes may announce many.
+            n_names += len(name)
+            if n_names > 50 * len(content):
+                raise UnreadableFile(f"{index} has names of absurd length")
+            entries[name] = entry
+    header = dict(fields(entries.pop(b"", b"")))
+    n_shards = header.get(1, 1)
+    if header.get(2, 0) != 0:
+        raise UnreadableFile(f"{index} was written by a big-endian machine: convert it there")
+    if not isinstance(n_shards, int) or not 0 < n_shards <= _MAX_SHARDS:
+        raise UnreadableFile(f"{index} announces an absurd number of files")
+    found = [_variable(key.decode(), value, n_shards) for key, value in entries.items()]
+    return [variable for variable in found if variable is not None], n_shards
+
+
+def _variable(name: str, entry: bytes, n_shards: int) -> _Variable | None:
+    numbers = {1: 0, 3: 0, 4: 0, 5: 0}
+    shape: list[int] = []
+    for field, value in fields(entry):
+        if field == 7:
+            raise UnreadableFile(
+                f"its variable {printable(name)} is stored in slices (a partitioner was used): "
+                "restore it with TensorFlow and save it without a partitioner"
+            )
+        if field == 2 and isinstance(value, bytes):
+            for part, dimension in fields(value):
+                if part == 2 and isinstance(dimension, bytes):
+                    # A dimension of nothing is written as nothing.
+                    size = dict(fields(dimension)).get(1, 0)
+                    shape.append(size if isinstance(size, int) else -1)
+        elif field in numbers and isinstance(value, int):
+            numbers[field] = value
+    kind, shard, start, n_bytes = numbers.values()
+    if kind not in _DTYPES:
+        return None
+    if shard >= n_shards:
+        raise UnreadableFile(f"its variable {printable(name)} lies in a file that does not exist")
+    return _Variable(shard, start, n_bytes, _DTYPES[kind], tuple(shape), name)
+
+
+def _block(content: bytes, start: int, size: int) -> bytes:
+    end = start + size
+    if end + 5 > len(content):
+        raise UnreadableFile("its table reaches beyond its end: it was not copied completely")
+    if content[end]:
+        raise UnreadableFile("its table is compressed, which TensorFlow does not do")
+    masked = (int.from_bytes(content[end + 1 : end + 5], "little") - 0xA282EAD8) % 2**32
+    if crc32c(content[start : end + 1]) != (masked >> 17 | masked << 15) % 2**32:
+        raise UnreadableFile("its table is damaged, its checksum is another: get a fresh copy")
+    return content[start:end]
+
+
+def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
+    n_restarts = int.from_bytes(block[-4:], "little")
+    end = len(block) - 4 - 4 * n_restarts
+    if len(block) < 4 or end < 0:
+        raise UnreadableFile("its table is damaged: get a fresh copy")
+    position, key = 0, b""
+    while position < end:
+        shared, position = varint(block, position)
+        own, position = varint(block, position)
+        length, position = varint(block, position)
+        if shared > len(key) or position + own + length > end:
+            raise UnreadableFile("its table is damaged: get a fresh copy")
+        key = key[:shared] + block[position : position + own]
+        position += own
+        if len(key) > 4096:
+            raise UnreadableFile("its table has a name of absurd length")
+        yield key, block[position : position + length]
+        position += length
+
+
+def _varints(data: bytes, n: int) -> list[int]:
+    position, found = 0, []
+    for _ in range(n):
+        value, position = varint(data, position)
+        found.append(value)
+    return found
+
+
+def _crc_table() -> list[int]:
+    table = []
+    for byte in range(256):
+        for _ in range(8):
+            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
+        table.append(byte)
+    return table
+
+
+_CRC_TABLE = _crc_table()
+
+
+def crc32c(content: bytes) -> int:
+    """Return the checksum that TensorFlow uses."""
+    value = 0xFFFFFFFF
+    for byte in content:
+        value = _CRC_TABLE[(value ^ byte) & 255] ^ value >> 8
+    return value ^ 0xFFFFFFFF

@@ -1,0 +1,253 @@
+"""The model type ``transformer-xl`` of EleutherAI's lm-evaluation-harness.
+
+The harness's own types read a long document in windows and forget everything between them; this
+one carries the memory from the first token to the last. Importing the module registers the type;
+``python -m transformer_xl.interop.harness`` is the harness's command line with it. Needs
+``pip install 'transformer-xl[eval]'``.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+try:
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import normalize_gen_kwargs
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        "transformer_xl.harness needs lm-evaluation-harness: pip install 'transformer-xl[eval]'"
+    ) from error
+
+from transformer_xl.config.device import pick_device
+from transformer_xl.data import load_vocab
+from transformer_xl.inference.generate import batch_texts, generate_batch
+from transformer_xl.model import Memory, load_model
+from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.model.reading import Piece, read
+
+# Of what tasks say of sampling, what our own sampler knows.
+_DRAWN = ("temperature", "top_k", "top_p")
+
+
+@register_model("transformer-xl")
+class TransformerXLHarness(TemplateLM):
+    """A model folder as the harness asks it.
+
+    Args:
+        pretrained: A model folder or a run folder.
+        device: Where it computes. None, or a GPU that is not there: an accelerator if there is
+            one, else the processor.
+        batch_size: How many texts are read side by side.
+        max_batch_size: For other types; not used.
+        segment_len: Tokens of each text that are read at once.
+        mem_len: Remembered positions. None: as the model is configured.
+        max_gen_toks: How many tokens are written where a task does not say.
+        prefix: The text with which every document begins, uncounted; one symbol. None: the symbol
+            that ends a line, or a line break.
+        seed: The first text of a batch is drawn with it, the next with the number above.
+
+    Raises:
+        FileNotFoundError: There is no model, or no vocabulary beside it.
+        ValueError: A setting is out of range, or the vocabulary has no symbol to begin with.
+    """
+
+    def __init__(
+        self,
+        pretrained: str,
+        device: str | None = None,
+        batch_size: int | str = 1,
+        max_batch_size: int | str | None = None,
+        segment_len: int = SEGMENT_LEN,
+        mem_len: int | None = None,
+        max_gen_toks: int = 256,
+        prefix: str | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if not str(batch_size).isdigit() or int(batch_size) < 1:
+            raise ValueError(f"batch_size={batch_size!r} must be a number of at least 1")
+        # The harness's command line says cuda:0 where nobody said anything.
+        is_missing = str(device).startswith("cuda") and not torch.cuda.is_available()
+        self.model = load_model(pretrained)
+        self.model.to(pick_device() if device is None or is_missing else device)
+        self.vocab = load_vocab(pretrained)
+        # What is read is remembered; nothing is read again.
+        self.lengths = Lengths.of(
+            self.model.config, segment_len=segment_len, mem_len=mem_len, ext_len=0
+        )
+        self.batch_size, self.mem_len = int(batch_size), mem_len
+        self._max_gen_toks, self._seed = max_gen_toks, seed
+        self._prefix = self._find_prefix(prefix)
+        self._device = self.model.device
+
+    def _find_prefix(self, text: str | None) -> int:
+        if text is None and self.vocab.eos_id is not None:
+            return self.vocab.eos_id
+        try:
+            ids = self.vocab.encode("\n" if text is None else text)
+        except ValueError:
+            ids = []
+        if len(ids) != 1:
+            raise ValueError(
+                f"prefix={text!r}: documents begin after one symbol, and the vocabulary cuts "
+                f"{text or chr(10)!r} into {len(ids)}; give another text as prefix=..."
+            )
+        return ids[0]
+
+    @property
+    def eot_token_id(self) -> int:
+        """The symbol after which a document begins."""
+        return self._prefix
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The vocabulary, in a word that no other has."""
+        return self.vocab.hash
+
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
+    ) -> list[int]:
+        """Cut a text into symbols."""
+        return self.vocab.encode(string)
+
+    @torch.no_grad()
+    def loglikelihood_rolling(
+        self, requests: list[Instance], disable_tqdm: bool = False
+    ) -> list[float]:
+        """Return the log-probability of each document, read once from its first token on."""
+        found = []
+        documents = [request.args[0] for request in requests]
+        for batch in _batches(documents, self.batch_size):
+            ids = [self.tok_encode(text) for text in batch]
+            given = [[self._prefix, *tokens[:-1]] if tokens else [] for tokens in ids]
+            sums = [total for total, _ in self._score(self._begun(len(batch)), given, ids)]
+            for text, total in zip(batch, sums, strict=True):
+                self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
+            found.extend(sums)
+        return found
+
+    @torch.no_grad()
+    def _loglikelihood_tokens(
+        self,
+        requests: list[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+        **kwargs: Any,
+    ) -> list[tuple[float, bool]]:
+        """Score continuations; a context that several have is read once."""
+        contexts: dict[tuple[int, ...], list[int]] = {}
+        for number, (_, context, _) in enumerate(requests):
+            contexts.setdefault(tuple(context) or (self._prefix,), []).append(number)
+        found: dict[int, tuple[float, bool]] = {}
+        by_length = sorted(contexts, key=len)
+        for batch in _batches(by_length, self.batch_size):
+            mems = self._begun(len(batch))
+            for piece, _ in self._pieces(mems, [context[:-1] for context in batch]):
+                mems = piece.mems
+            asked = [(row, n) for row, context in enumerate(batch) for n in contexts[context]]
+            for part in _batches(asked, self.batch_size):
+                rows, numbers = zip(*part, strict=True)
+                targets = [list(requests[n][2]) for n in numbers]
+                given = [
+                    [batch[row][-1], *target[:-1]] if target else []
+                    for row, target in zip(rows, targets, strict=True)
+                ]
+                scores = self._score(mems.select(list(rows)), given, targets)
+                found.update(zip(numbers, scores, strict=True))
+        for number, ((context, continuation), _, _) in enumerate(requests):
+            self.cache_hook.add_partial("loglikelihood", (context, continuation), found[number])
+        return [found[number] for number in range(len(requests))]
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """Continue contexts until one of the strings comes at which a task stops."""
+        found = []
+        given: list[tuple[str, dict[str, Any]]] = [tuple(request.args) for request in requests]  # pyright: ignore[reportAssignmentType]
+        asked = [(text, self._drawing(settings)) for text, settings in given]
+        for settings, group in groupby(asked, key=lambda each: each[1]):
+            length, until, drawn = settings
+            for batch in _batches([text for text, _ in group], self.batch_size):
+                prompts = [self.tok_encode(text) or [self._prefix] for text in batch]
+                drawing = generate_batch(
+                    self.model,
+                    prompts,
+                    length=length,
+                    seed=self._seed,
+                    mem_len=self.mem_len,
+                    **dict(drawn),
+                )
+                texts = batch_texts(drawing, self.vocab, until, prompts)
+                found.extend(texts)
+        for request, text in zip(requests, found, strict=True):
+            self.cache_hook.add_partial("generate_until", request.args, text)
+        return found
+
+    def _drawing(self, given: dict[str, Any]) -> tuple[int, tuple[str, ...], tuple[Any, ...]]:
+        """Return how much to write, where to stop and how to draw, of what a task says."""
+        settings: dict[str, Any] = dict(normalize_gen_kwargs(given, self._max_gen_toks))
+        drawn = {"temperature": 0.0}
+        if settings.get("do_sample"):
+            drawn |= {name: settings[name] for name in _DRAWN if settings.get(name) is not None}
+        until = tuple(text for text in settings["until"] if text)
+        return settings["max_gen_toks"], until, tuple(sorted(drawn.items()))
+
+    def _begun(self, batch_size: int) -> Memory:
+        return self.model.keep(self.model.start_memory(batch_size, self.lengths.mem_len))
+
+    def _pieces(
+        self, mems: Memory, texts: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[Piece, Bool[Tensor, "B T"]]]:
+        """Read texts of any lengths, batched; say what of each piece is no padding."""
+        sizes = torch.tensor([len(text) for text in texts])
+        for piece in read(self.model, _padded(texts), self.lengths, mems, sizes=sizes):
+            column = piece.start + torch.arange(piece.hidden.shape[1])
+            yield piece, column < sizes[:, None]
+
+    def _score(
+        self,
+        mems: Memory,
+        texts: Sequence[Sequence[int]],
+        targets: Sequence[Sequence[int]],
+    ) -> list[tuple[float, bool]]:
+        """Return, for each row, the log-probability of its targets and whether all are likeliest.
+
+        What is kept of a text is one number: its probabilities are never there all at once.
+        """
+        total = torch.zeros(len(texts), dtype=torch.float64)
+        is_greedy = torch.ones(len(texts), dtype=torch.bool)
+        head, asked = self.model.head, _padded(targets)
+        for piece, is_real in self._pieces(mems, texts):
+            hidden, start = piece.hidden, piece.start
+            expected = asked[:, start : start + hidden.shape[1]][is_real]
+            if not len(expected):
+                continue
+            states = hidden[is_real.to(hidden.device)]
+            expected, row = expected.to(hidden.device), is_real.nonzero()[:, 0]
+            nll = head.nll(states, expected).double().cpu()
+            total.index_add_(0, row, -nll)
+            missed = (head.top_k(states, 1)[1][:, 0] != expected).cpu()
+            is_greedy[row[missed]] = False
+        return list(zip(total.tolist(), is_greedy.tolist(), strict=True))
+
+
+def _padded(texts: Sequence[Sequence[int]]) -> Int[Tensor, "B T"]:
+    """Return texts as rows, with zeros where one has ended."""
+    rows = [torch.tensor(text, dtype=torch.int64) for text in texts]
+    return pad_sequence(rows, batch_first=True)
+
+
+def _batches(things: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(things), size):
+        yield things[start : start + size]
+
+
+def run() -> None:
+    """Run the command line of lm-evaluation-harness, which knows our type of model from here on."""
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

@@ -1,0 +1,99 @@
+"""A classifier of documents of any length."""
+
+from typing import Any
+
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers.modeling_outputs import SequenceClassifierOutputWithPast
+
+from transformer_xl.interop.hf.cache import own_cache
+from transformer_xl.interop.hf.configuration import TransformerXLConfig
+from transformer_xl.interop.hf.inputs import IGNORED, read_to_the_end
+from transformer_xl.interop.hf.modeling import TransformerXLPreTrainedModel
+
+
+class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
+    """Reads a document with the memory and judges it by the state of its last token.
+
+    Nothing is cut off: a document is read in pieces of ``config.segment_len`` tokens, counted from
+    its end. A gradient flows through the last piece, and so does what is learned; those before it
+    are read as the memory was read in training. The softmax of the language model stays in the
+    folder as it was, and is not trained.
+    """
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__(config)
+        self.num_labels = config.num_labels or 1
+        self.score = nn.Linear(config.d_model, self.num_labels, bias=False)
+        self.post_init()
+        self._freeze()
+
+    def _freeze(self) -> None:
+        """Leave out of training what the softmax alone has: no judgement depends on it."""
+        softmax = {id(parameter) for parameter in self.transformer.softmax.parameters()}
+        inside = "transformer.softmax."
+        used = {id(x) for name, x in self.named_parameters() if not name.startswith(inside)}
+        for parameter in self.parameters():
+            if id(parameter) in softmax - used:
+                parameter.requires_grad_(False)
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B T"] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Float[Tensor, "B T D"] | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> SequenceClassifierOutputWithPast | tuple[Any, ...]:
+        """Judge documents.
+
+        Args:
+            input_ids: The documents, or what comes next in them.
+            attention_mask: 0 where a row is padded, on either side. None: the tokens that are
+                ``config.pad_token_id`` are padding, if there is one.
+            past_key_values: What the call before returned: the memory of what came before.
+            inputs_embeds: Vectors in place of tokens, read as they are.
+            labels: The classes; numbers if there is one label; a 0 or 1 for each of several.
+            use_cache: Whether to return the memory. None: as configured.
+            return_dict: False: return a tuple.
+            kwargs: ``num_items_in_batch``, the number of labels in all batches of a step, by which
+                the sum of losses is divided; and ``position_ids``, in which a 0 begins a document.
+
+        Raises:
+            NotImplementedError: Attentions or hidden states are asked for.
+            TypeError: The cache is of another kind, or an argument is unknown.
+            ValueError: Shapes do not fit each other or the memory, or a row is empty.
+        """
+        cache = own_cache(past_key_values)
+        if (
+            attention_mask is None
+            and input_ids is not None
+            and self.config.pad_token_id is not None
+        ):
+            attention_mask = input_ids != self.config.pad_token_id
+        count = kwargs.pop("num_items_in_batch", None)
+        inputs = self._inputs(input_ids, attention_mask, inputs_embeds, kwargs)
+        hidden, mems = read_to_the_end(
+            self.transformer,
+            inputs,
+            None if cache is None else cache.mems,
+            self.config.segment_len,
+        )
+        logits = self.score(hidden)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(
+                labels=labels, pooled_logits=logits, config=self.config, logits=logits
+            )
+            if count is not None:
+                # Trainer counts what is not -100 in all batches of a step.
+                loss = loss * ((labels != IGNORED).sum().to(loss.device) / count)
+        out = SequenceClassifierOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=self._remembering(cache, mems, inputs, use_cache),
+        )
+        return out if return_dict is not False else out.to_tuple()

@@ -1,0 +1,128 @@
+"""The settings file of a model folder, as transformers reads and writes it."""
+
+import dataclasses
+import json
+from functools import cache
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from transformer_xl.config import FORMAT_VERSION, ModelConfig
+from transformer_xl.config.checks import Count, check_value, near, no_type_check
+from transformer_xl.config.unused import unused_in_model, without_unused
+from transformer_xl.model.pretrained import MODEL_TYPE
+
+_SETTINGS = tuple(field.name for field in dataclasses.fields(ModelConfig))
+_SEGMENT_LEN = 512
+# What transformers looks for itself, and what our loader keeps.
+_BESIDE = ("architectures", "auto_map", "origin", "eval")
+_RULES = {"segment_len": Count, "use_cache": bool}
+_DEFAULTS = {
+    "segment_len": _SEGMENT_LEN,
+    "use_cache": True,
+    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+}
+
+
+@no_type_check
+class TransformerXLConfig(PreTrainedConfig):
+    """Settings of a model: those of :class:`~transformer_xl.config.ModelConfig` by their names.
+
+    The file is the one that our own loader reads; what only transformers knows stands in its
+    section ``transformers``.
+
+    Args:
+        segment_len: How many tokens are read at once; longer inputs are read in pieces, with the
+            memory between them.
+        use_cache: Whether calls return the memory.
+        transformers: Settings of transformers, as the section of the file holds them.
+        settings: Those of :class:`~transformer_xl.config.ModelConfig`, and further ones of
+            transformers (``num_labels``, ``pad_token_id``, ...).
+
+    Raises:
+        ValueError: A setting of the model is out of range or does not fit another one.
+    """
+
+    model_type = MODEL_TYPE
+    keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
+    attribute_map = {  # noqa: RUF012
+        "hidden_size": "d_model",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+        "tie_word_embeddings": "tie_embeddings",
+    }
+
+    def __init__(
+        self,
+        *,
+        segment_len: int | None = None,
+        use_cache: bool | None = None,
+        transformers: dict[str, Any] | None = None,
+        **settings: Any,
+    ) -> None:
+        section = dict(transformers or {})
+        if "num_labels" in settings and settings["num_labels"] != len(section.get("id2label", ())):
+            for name in ("id2label", "label2id"):
+                section.pop(name, None)
+        settings = {**_DEFAULTS, **section, **settings}
+        for name, value in (("segment_len", segment_len), ("use_cache", use_cache)):
+            given = settings.pop(name)
+            value = given if value is None else value
+            setattr(self, name, check_value(name, value, _RULES[name]))
+        for other, name in self.attribute_map.items():
+            if other in settings:
+                settings[name] = settings.pop(other)
+        own = {name: settings.pop(name) for name in _SETTINGS if name in settings}
+        if settings.pop("format_version", None) is not None:
+            # A file; earlier versions wrote settings that change nothing beside others.
+            own = without_unused(ModelConfig, own, unused_in_model)
+        # Checked here, and filled up with defaults.
+        for name, value in dataclasses.asdict(ModelConfig(**own)).items():
+            setattr(self, name, value)
+        settings.pop("model_type", None)
+        _refuse_misspelt(settings)
+        super().__init__(**settings)
+
+    def to_model_config(self) -> ModelConfig:
+        """Return the settings of the model alone.
+
+        Raises:
+            ValueError: One is out of range or does not fit another one.
+        """
+        return ModelConfig(**{name: getattr(self, name) for name in _SETTINGS})
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether anything is remembered; without, a text that goes on is read anew."""
+        return self.kind == "lstm" or self.mem_len > 0
+
+    def to_json_string(self, use_diff: bool = True) -> str:
+        """Return the text of the settings file, which our own loader reads too."""
+        values = self.to_diff_dict() if use_diff else self.to_dict()
+        content: dict[str, Any] = {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION}
+        content |= dataclasses.asdict(self.to_model_config())
+        content |= {name: values[name] for name in _BESIDE if values.get(name) is not None}
+        content["transformers"] = {
+            name: value
+            for name, value in sorted(values.items())
+            if name not in content
+            and name not in _BESIDE
+            and not (name in _DEFAULTS and value == _DEFAULTS[name])
+        }
+        return json.dumps(content, indent=2) + "\n"
+
+
+def _refuse_misspelt(settings: dict[str, Any]) -> None:
+    """Refuse a name that neither transformers nor the model has, and that is near to one it has.
+
+    Other names are left to transformers, which keeps what it does not know.
+    """
+    for name in settings.keys() - _known():
+        if not name.startswith("_") and (nearest := near(name, (*_SETTINGS, *_RULES))):
+            raise ValueError(f"{name}: no such setting; did you mean {nearest}?")
+
+
+@cache
+def _known() -> set[str]:
+    """Return the names that transformers itself has."""
+    return {*vars(PreTrainedConfig()), *dir(PreTrainedConfig)}

@@ -1,0 +1,443 @@
+"""The language model for transformers: its calls, its memory as the cache, its folder."""
+
+# Methods of transformers are overridden with the arguments that they are called with.
+# pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.utils import logging
+
+from transformer_xl.interop.hf.cache import TransformerXLCache, own_cache
+from transformer_xl.interop.hf.configuration import TransformerXLConfig
+from transformer_xl.interop.hf.inputs import Inputs, Targets, read
+from transformer_xl.model import AdaptiveSoftmax, Memory, Stepper, build_model
+from transformer_xl.model.language_model import require_own_weights
+from transformer_xl.model.weights import (
+    add_checksums,
+    require_storable,
+    verify_weights,
+    weights_path,
+)
+from transformer_xl.model.wrapping import unwrapped
+
+_LOGGER = logging.get_logger(__name__)
+_COUNT = "num_items_in_batch"
+_PADDED_BEFORE = (
+    "num_items_in_batch counts the first token of each row that is padded on the left, which "
+    "nothing predicts, so that a loss over several batches is off by their share: for training set "
+    "tokenizer.padding_side = 'right'"
+)
+
+
+class TransformerXLPreTrainedModel(PreTrainedModel):
+    """What both kinds of models share: the network, its names in files, and what is refused."""
+
+    config_class = TransformerXLConfig
+    config: TransformerXLConfig
+    base_model_prefix = "transformer"
+    supports_gradient_checkpointing = False
+    _no_split_modules = ["DecoderLayer"]  # noqa: RUF012
+    # Refuses assisted generation: what was guessed wrong could not be forgotten.
+    _is_stateful = True
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__(config)
+        self.transformer = build_model(config.to_model_config())
+        self._tied_weights_keys = _second_names(self)
+        self.register_load_state_dict_pre_hook(_with_names_of_files)
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Return the second names of weights that have two, and the first ones."""
+        return dict(self._tied_weights_keys or {})
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Draw what a language model does not have; the rest draws itself when it is built."""
+        if isinstance(module, nn.Linear) and module is getattr(self, "score", None):
+            nn.init.normal_(module.weight, 0.0, self.config.init_std)
+
+    def _freeze(self) -> None:
+        """Let what is not used not be trained; loading makes parameters anew."""
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the word embeddings; what they return is taken as ``inputs_embeds``."""
+        return self.transformer.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Refuse: they belong to the softmax, too."""
+        raise NotImplementedError(
+            "the embeddings cannot be replaced, as the softmax may share their weights: copy other "
+            "numbers into the weights of get_input_embeddings(), or hand vectors in as "
+            "inputs_embeds"
+        )
+
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
+    ) -> nn.Module:
+        """Return the embeddings; refuse another number of tokens.
+
+        Raises:
+            NotImplementedError: It is not the number that there are.
+        """
+        if new_num_tokens not in (None, self.config.vocab_size):
+            raise NotImplementedError(
+                f"the vocabulary has {self.config.vocab_size} tokens and cannot grow or shrink to "
+                f"{new_num_tokens}: padding needs no token of its own, an attention_mask marks it"
+            )
+        return self.transformer.embedding
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Read a model folder, as transformers documents it.
+
+        The files of a folder on this machine are verified first; what transformers downloads is
+        verified by its own means.
+
+        Raises:
+            RuntimeError: A file is damaged, or lacks weights of the network.
+        """
+        if (folder := pretrained_model_name_or_path) is not None:
+            folder = Path(folder, kwargs.get("subfolder") or "")
+            if (path := weights_path(folder, kwargs.get("variant"))).is_file():
+                verify_weights(path)
+        wants_info = kwargs.pop("output_loading_info", False)
+        loaded: Any = super().from_pretrained(
+            pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
+        )
+        model, info = loaded
+        own = f"{cls.base_model_prefix}."
+        lacking = {name for name in info["missing_keys"] if name.startswith(own)}
+        if not getattr(model, "hf_device_map", None):
+            # A missing weight that two modules share is not named as missing, and never made.
+            lacking |= {name for name, x in model.named_parameters() if x.is_meta}
+        if lacking:
+            raise RuntimeError(
+                f"the weights of this folder are not those of its config.json: {min(lacking)} and "
+                f"{len(lacking) - 1} others are missing"
+            )
+        model._freeze()
+        return (model, info) if wants_info else model
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        is_main_process: bool = True,
+        state_dict: Mapping[str, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write a model folder that transformers reads, and our own loader.
+
+        The arguments are those of transformers. Of a model to which ``add_adapter`` has given
+        adapters, these alone are written, as transformers documents it.
+
+        Raises:
+            ValueError: The weights would not load again, or parts of the model were wrapped in
+                another way; nothing was written.
+        """
+        if getattr(self, "_hf_peft_config_loaded", False):
+            given = None if state_dict is None else dict(state_dict)
+            super().save_pretrained(save_directory, is_main_process, given, **kwargs)
+            return
+        own_names = (name for name, _ in self.transformer.named_parameters())
+        require_own_weights(own_names, self.config.to_model_config())
+        given = self.state_dict() if state_dict is None else state_dict
+        prefix, second = f"{self.base_model_prefix}.", self._tied_weights_keys or {}
+        names = [name for name in given if name not in second]
+        own = {name.removeprefix(prefix): given[name] for name in names}
+        whole = weights_path(Path(save_directory), kwargs.get("variant"))
+        before = whole.stat() if is_main_process and whole.is_file() else None
+        if is_main_process:
+            require_storable(own)
+        super().save_pretrained(
+            save_directory, is_main_process=is_main_process, state_dict=own, **kwargs
+        )
+        if not is_main_process:
+            return
+        if before is not None and whole.suffix != ".json" and _is_same_file(whole, before):
+            # Several files were written, and every loader prefers one: that of the model before.
+            whole.unlink()
+        add_checksums(weights_path(Path(save_directory), kwargs.get("variant")))
+
+    def _inputs(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        inputs_embeds: Tensor | None,
+        others: dict[str, Any],
+    ) -> Inputs:
+        """Check what a call was given, and refuse what it asks for in vain."""
+        for name in ("output_attentions", "output_hidden_states"):
+            if others.pop(name, None) or getattr(self.config, name, None):
+                raise NotImplementedError(
+                    f"{name}=True: layers do not hand out what they compute; "
+                    "TransformerXL.attention_weights returns attention for a segment"
+                )
+        if others.pop("head_mask", None) is not None:
+            raise NotImplementedError(
+                "head_mask: heads cannot be masked in a call; leave it out, or silence head h of "
+                "layer n for good by zeros in the columns h * d_head to (h + 1) * d_head of "
+                "model.transformer.layers[n].attention.o_proj.weight"
+            )
+        position_ids = others.pop("position_ids", None)
+        # transformers hands over None for what it does not use.
+        unknown = sorted(name for name, value in others.items() if value is not None)
+        if unknown:
+            raise TypeError(
+                f"{unknown[0]} is not an argument of {type(self).__name__} and would be ignored: "
+                "leave it out"
+            )
+        if inputs_embeds is not None:
+            embedding = unwrapped(self.transformer.embedding, "widened")
+            if inputs_embeds.shape[-1] == getattr(embedding, "embedding_dim", None):
+                inputs_embeds = embedding.widened(inputs_embeds)
+        return Inputs.of(input_ids, inputs_embeds, attention_mask, position_ids)
+
+    def _remembering(
+        self,
+        cache: TransformerXLCache | None,
+        mems: Memory | Stepper,
+        inputs: Inputs,
+        use_cache: bool | None,
+    ) -> TransformerXLCache | None:
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        if not (use_cache and self.config.has_memory):
+            return None
+        # A cache that has read nothing; what it holds is replaced.
+        before = TransformerXLCache(mems) if cache is None else cache
+        return before.after(mems, inputs.segment.shape[1], inputs.segment.tokens)
+
+
+class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
+    """The language model; ``generate`` and ``past_key_values`` carry its memory."""
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__(config)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """Return the linear map to the logits; an adaptive softmax has none."""
+        softmax = self.transformer.softmax
+        return None if isinstance(softmax, AdaptiveSoftmax) else softmax
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B T"] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        inputs_embeds: Float[Tensor, "B T D"] | None = None,
+        labels: Int[Tensor, "B T"] | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        skip_logits: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """Read tokens of any number; return the logarithms of the probabilities of what follows.
+
+        Args:
+            input_ids: The tokens; with ``past_key_values``, only those to come.
+            attention_mask: 0 where a row is padded, on either side. It may also cover what was
+                read before. None: nothing is padding.
+            past_key_values: What the call before returned under this name.
+            inputs_embeds: Vectors in place of tokens, read as they are.
+            labels: The tokens themselves, -100 where nothing is to be predicted; each is compared
+                with the prediction before it.
+            use_cache: Whether to return the memory. None: as configured.
+            logits_to_keep: Of how many of the last tokens to return logits, or of which. 0: all.
+            skip_logits: Return a loss alone. None: while training with labels; over a large
+                vocabulary the table of logits would take the most memory of all.
+            return_dict: False: return a tuple.
+            kwargs: ``shift_labels``, targets that are aligned with the predictions already, in
+                place of ``labels``; ``num_items_in_batch``, the number of targets in all batches of
+                a step, by which the sum of losses is divided; and ``position_ids``, in which a 0
+                begins another document of a packed row.
+
+        Where there is padding, the logits are those of equal probabilities and carry no gradient.
+
+        Raises:
+            NotImplementedError: Attentions or hidden states are asked for.
+            TypeError: The cache is of another kind, or an argument is unknown.
+            ValueError: Shapes do not fit each other or the memory.
+        """
+        cache = own_cache(past_key_values)
+        # Not in the signature: Trainer takes what is called a label there for required.
+        shift_labels, count = kwargs.pop("shift_labels", None), kwargs.pop(_COUNT, None)
+        inputs = self._inputs(input_ids, attention_mask, inputs_embeds, kwargs)
+        targets = Targets.of(labels, shift_labels, inputs)
+        if targets is None and count is not None and inputs.has_padding_before():
+            _LOGGER.warning_once(_PADDED_BEFORE)
+        last = None
+        if targets is None and isinstance(logits_to_keep, int) and logits_to_keep:
+            last = logits_to_keep
+        tokens = inputs.segment.tokens
+        is_step = inputs.is_token and not self.training
+        if cache is not None and cache.is_stepped and tokens is not None and is_step:
+            mems = cache.stepper(self.transformer)
+            hidden = mems(tokens[:, 0])[:, None]
+        else:
+            hidden, mems = read(
+                self.transformer,
+                inputs,
+                None if cache is None else cache.mems,
+                self.config.segment_len,
+                last,
+            )
+        loss = None if targets is None else self._loss(hidden, targets, count)
+        logits = None
+        if skip_logits is None:
+            skip_logits = labels is not None and self.training
+        if not skip_logits:
+            kept = (
+                slice(-logits_to_keep, None)
+                if isinstance(logits_to_keep, int)
+                else (logits_to_keep.to(hidden.device))
+            )
+            logits = self.transformer.head.log_probs(hidden[:, kept])
+            if inputs.is_real is not None:
+                # A loss that is computed outside learns nothing from what was not read.
+                known = inputs.is_real[:, -hidden.shape[1] :][:, kept, None]
+                logits = logits.masked_fill(~known, -math.log(logits.shape[-1]))
+        out = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=self._remembering(cache, mems, inputs, use_cache),
+        )
+        return out if return_dict is not False else out.to_tuple()
+
+    def _loss(
+        self, hidden: Float[Tensor, "B T D"], targets: Targets, count: Tensor | int | None
+    ) -> Float[Tensor, ""]:
+        place = targets.is_counted.to(hidden.device)
+        nll = self.transformer.head.nll(hidden[place], targets.tokens.to(hidden.device)[place])
+        if count is None:
+            return nll.mean()
+        n_asked = int(targets.is_asked.sum())
+        if n_asked > nll.numel():
+            # What nothing predicts can be left out of the count only where that is of this batch.
+            if bool((torch.as_tensor(count) == n_asked).all()):
+                return nll.mean()
+            _LOGGER.warning_once(_PADDED_BEFORE)
+        return nll.sum() / (count.to(nll.device) if isinstance(count, Tensor) else count)
+
+    @torch.no_grad()
+    def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Continue texts, as transformers documents it.
+
+        With ``past_key_values``, ``input_ids`` are either the whole texts or what the memory has
+        not read of them: which, is seen from the tokens that it read last.
+        """
+        cache = own_cache(kwargs.get("past_key_values"))
+        tokens = kwargs.get("input_ids") if inputs is None else inputs
+        mask = kwargs.get("attention_mask")
+        if (
+            cache is not None
+            and tokens is not None
+            and (mask is None or mask.shape == tokens.shape)
+        ):
+            seen = 0 if cache.is_beginning_of(tokens) else cache.seen
+            mask = torch.ones_like(tokens) if mask is None else mask
+            # That is how transformers is told: by a mask that covers the past as well.
+            kwargs["attention_mask"] = torch.cat([mask.new_ones(len(mask), seen), mask], 1)
+        return super().generate(inputs, *args, **kwargs)
+
+    def _expand_inputs_for_generation(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
+        """Repeat each text for its beams, and what is remembered of it."""
+        tokens, kwargs = super()._expand_inputs_for_generation(**kwargs)
+        cache = kwargs.get("past_key_values")
+        if cache is not None and tokens is not None:
+            times = len(tokens) // max(cache.batch_size, 1)
+            kwargs["past_key_values"] = cache.repeated(times) if times > 1 else cache
+        return tokens, kwargs
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: Tensor,
+        next_sequence_length: int | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Any,
+    ) -> dict[str, Any]:
+        """Cut off what was read already; without a memory, nothing.
+
+        Raises:
+            ValueError: Nothing is left, or vectors would have to be read again.
+        """
+        if not self.config.has_memory:
+            next_sequence_length = None
+            if inputs_embeds is not None:
+                raise ValueError("mem_len=0: vectors that are not remembered cannot be continued")
+        if next_sequence_length is not None and next_sequence_length < 1:
+            raise ValueError(
+                f"the memory has read all of the {input_ids.shape[1]} tokens: hand in at least one "
+                "more, the last one that was generated"
+            )
+        cache = own_cache(kwargs.get("past_key_values"))
+        if cache is not None:
+            # Of one that ``generate`` was given, others may have need.
+            cache.is_stepped = not getattr(cache, "_is_user_defined", False)
+        return super().prepare_inputs_for_generation(
+            input_ids,
+            next_sequence_length=next_sequence_length,
+            inputs_embeds=inputs_embeds,
+            **kwargs,
+        )
+
+
+# Trainer looks here whether label smoothing has to shift labels; ``register`` does not enter it.
+MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[TransformerXLConfig.model_type] = (
+    TransformerXLForCausalLM.__name__
+)
+
+
+def _second_names(model: nn.Module) -> dict[str, str]:
+    """Return, for weights that have two names, the second ones and the first."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            found[name] = first[id(parameter)]
+    return found
+
+
+def _with_names_of_files(
+    model: nn.Module, state: dict[str, Any], prefix: str, *others: Any
+) -> None:
+    """Let ``load_state_dict`` take the weights of a file, in which they have one name, ours."""
+    assert isinstance(model, TransformerXLPreTrainedModel)
+    inner = f"{prefix}{model.base_model_prefix}."
+    for name, _ in model.transformer.named_parameters():
+        if prefix + name in state:
+            state[inner + name] = state.pop(prefix + name)
+    for second, first in (model._tied_weights_keys or {}).items():
+        if prefix + second not in state and prefix + first in state:
+            state[prefix + second] = state[prefix + first]
+
+
+def _is_same_file(path: Path, before: os.stat_result) -> bool:
+    """Whether a file was not written since its ``before`` was taken."""
+    if not path.is_file():
+        return False
+    now = path.stat()
+    return (now.st_ino, now.st_mtime_ns, now.st_size) == (
+        before.st_ino,
+        before.st_mtime_ns,
+        before.st_size,
+    )

@@ -1,0 +1,109 @@
+"""The lengths with which a text is read, resolved in one place."""
+
+from typing import Any, NamedTuple
+
+import torch
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.config.unused import unused_in_model
+from transformer_xl.model.arguments import whole
+
+SEGMENT_LEN = 128
+"""Tokens read at once where nobody says how many."""
+
+_NAMES = ("mem_len", "attn_len", "clamp_len", "ext_len")
+
+
+class Lengths(NamedTuple):
+    """The lengths with which a model reads a text; what was not given is what is configured.
+
+    Everything that reads a text takes these, and :meth:`of` is where they are made: so a length
+    is honoured on every path, or refused on every path.
+    """
+
+    segment_len: int
+    """Tokens read at once, at most."""
+    mem_len: int
+    """Positions remembered, at most."""
+    attn_len: int | None
+    """Keys a query sees at most, counting its own; None: all."""
+    clamp_len: int | None
+    """Largest distance told apart; None: any."""
+    ext_len: int
+    """Last tokens of a segment that are read again with the next one, and not remembered."""
+
+    @classmethod
+    def of(
+        cls,
+        config: ModelConfig,
+        *,
+        segment_len: Any = SEGMENT_LEN,
+        mem_len: Any = None,
+        attn_len: Any = None,
+        clamp_len: Any = None,
+        ext_len: Any = None,
+        requires_effect: bool = True,
+    ) -> "Lengths":
+        """Resolve lengths against a model with these settings; None: as configured.
+
+        Args:
+            config: The settings of the model.
+            segment_len: As the attribute, like the others.
+            mem_len: See there.
+            attn_len: See there.
+            clamp_len: See there.
+            ext_len: See there.
+            requires_effect: Whether to refuse what is given and changes nothing in such a model.
+
+        Raises:
+            ValueError: One is no integer, out of range, or without effect.
+        """
+        # What is traced for a graph has been called with the same lengths before.
+        if not torch.compiler.is_compiling():
+            segment_len = whole("segment_len", segment_len, 1)
+            mem_len, attn_len = whole("mem_len", mem_len), whole("attn_len", attn_len, 1)
+            clamp_len, ext_len = whole("clamp_len", clamp_len), whole("ext_len", ext_len)
+            if requires_effect:
+                _require_effect(config, mem_len, attn_len, clamp_len, ext_len)
+        return cls(
+            segment_len,
+            config.mem_len if mem_len is None else mem_len,
+            config.attn_len if attn_len is None else attn_len,
+            config.clamp_len if clamp_len is None else clamp_len,
+            config.ext_len if ext_len is None else ext_len,
+        )
+
+    @property
+    def arguments(self) -> dict[str, int | None]:
+        """The lengths as arguments of a call: all but ``segment_len``."""
+        return {
+            "mem_len": self.mem_len,
+            "attn_len": self.attn_len,
+            "clamp_len": self.clamp_len,
+            "ext_len": self.ext_len,
+        }
+
+    @property
+    def is_windowed(self) -> bool:
+        """Whether every token sees equally many positions, wherever segments begin."""
+        return self.attn_len is not None and self.attn_len <= self.mem_len + 1
+
+    def windowed(self) -> "Lengths":
+        """Return lengths with which every token sees the memory and itself, and no more."""
+        window = self.mem_len + 1
+        return self._replace(
+            attn_len=window if self.attn_len is None else min(self.attn_len, window)
+        )
+
+
+def _require_effect(config: ModelConfig, *given: int | None) -> None:
+    changed = {
+        name: x
+        for name, x in zip(_NAMES, given, strict=True)
+        if x is not None and x != getattr(config, name)
+    }
+    if not changed:
+        return
+    for name, beside, _ in unused_in_model(config):
+        if name in changed:
+            raise ValueError(f"{name}={changed[name]} has no effect with {beside}; leave it out")

@@ -1,0 +1,160 @@
+"""The LSTM language model with which the paper compares: the same ends, another middle.
+
+Embedding, softmax, dropout and all calls are those of :class:`LanguageModel`; the middle is LSTM
+layers (Hochreiter and Schmidhuber, 1997). What a layer remembers is
+its state after the last token: one position of a :class:`Memory`, the hidden state followed by the
+cell state. So whatever reads, cuts, saves or resets a memory does so with this one, too.
+"""
+
+from itertools import chain, pairwise
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.memory import Memory
+from transformer_xl.model.segment import Segment
+from transformer_xl.ops import dropout
+
+
+class LSTMModel(LanguageModel):
+    """A language model of LSTM layers, trained through time as far as a segment reaches.
+
+    Its state holds something of all that it has read, so ``mem_len`` changes nothing but how
+    much is read to warm it up in an evaluation; how far back it really looks is what ``txl recl``
+    measures. Of the settings it uses ``n_layer``, ``d_model`` (the width of the states), those of
+    the vocabulary, and those of dropout: on the embeddings, between the layers (each number for
+    itself, whatever ``variational_dropout`` says) and on the last one. All others are refused.
+
+    Where a document begins in any row (``starts``), all rows are read up to there and then on.
+
+    Args:
+        config: Widths and options. Its ``vocab_size`` must be set.
+
+    Raises:
+        ValueError: The size of the vocabulary is not set, or it is another kind of model.
+    """
+
+    kind = "lstm"
+    _title = "LSTM"
+    remembers_positions = False
+
+    def _build(self, config: ModelConfig) -> None:
+        D, N = config.d_model, config.n_layer
+        # torch warns of dropout between layers where there is one layer.
+        between = config.dropout if N > 1 else 0.0
+        self.lstm = nn.LSTM(D, D, N, batch_first=True, dropout=between)
+
+    @torch.no_grad()
+    def init_weights(self) -> None:
+        """Draw the initial weights.
+
+        Those of the LSTM are uniform within 1 / sqrt(D), as PyTorch draws them; forget gates begin
+        open, with a bias of 1 (Jozefowicz et al., 2015). The others are normal, as the authors'.
+        """
+        D = self.config.d_model
+        for name, parameter in self.named_parameters():
+            if name.startswith("lstm."):
+                parameter.uniform_(-(D**-0.5), D**-0.5)
+                # The gates are in the order input, forget, cell, output.
+                if name.startswith("lstm.bias_ih"):
+                    parameter[D : 2 * D] = 1.0
+                elif name.startswith("lstm.bias_hh"):
+                    parameter[D : 2 * D] = 0.0
+            elif name.endswith("bias"):
+                parameter.zero_()
+            else:
+                is_projection = "proj" in name
+                std = self.config.proj_init_std if is_projection else self.config.init_std
+                parameter.normal_(0.0, std)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self._weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Precision of the weights."""
+        return self._weight.dtype
+
+    @property
+    def _weight(self) -> Tensor:
+        # Those of quantized layers are none of torch's.
+        return next(chain(self.lstm.parameters(), self.parameters()))
+
+    def _read(
+        self,
+        segment: Segment,
+        mems: Memory | None,
+        lengths: Lengths,
+    ) -> tuple[Float[Tensor, "B T D"], Memory]:
+        if lengths.ext_len:
+            raise ValueError(
+                f"ext_len={lengths.ext_len}: an LSTM cannot take back what it has read; set it to 0"
+            )
+        B, T = segment.shape
+        if mems is None:
+            mems = self.start_memory(B)
+        self.require_memory(mems, B)
+        drops = self.config.dropouts.input, self.training, self.config.variational_dropout
+        x = dropout(segment.embedded(self._embedded, self.dtype), *drops)
+        state, parts, begins = self._state(mems), [], segment.starts
+        cuts = [] if begins is None else begins[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()
+        for start, stop in pairwise([0, *cuts, T]):
+            if begins is not None:
+                hidden, cell = (y.masked_fill(begins[:, start, None], 0.0) for y in state)
+                state = hidden, cell
+            real = None
+            if segment.short is not None:
+                real = (T - segment.short).clamp(start, stop) - start
+            part, state = self._through(x[:, start:stop], state, real)
+            parts.append(part)
+        raw = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+        states = torch.cat(state, -1).to(self.dtype).detach()[:, :, None]
+        return raw.to(self.dtype), Memory(states.unbind())
+
+    def _through(
+        self, x: Float[Tensor, "B T D"], state: tuple[Tensor, Tensor], real: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Read on from a state; of each row only the ``real`` first places."""
+        if real is None:
+            return self.lstm(x, state)
+        # A row of which nothing is read must read something; its state stays as it was.
+        lengths = real.clamp(min=1).cpu()
+        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        packed, (hidden, cell) = self.lstm(packed, state)
+        out, _ = pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])
+        is_read = (real > 0)[:, None]
+        hidden, cell = (
+            torch.where(is_read, new, old) for new, old in zip((hidden, cell), state, strict=True)
+        )
+        return out, (hidden, cell)
+
+    def _state(self, mems: Memory) -> tuple[Tensor, Tensor]:
+        """Return hidden and cell states; zeros where nothing is remembered."""
+        D = self.config.d_model
+        if not len(mems):
+            zeros = torch.zeros(
+                len(mems.states), mems.batch_size, D, device=self.device, dtype=self.dtype
+            )
+            return zeros, zeros
+        states = torch.stack([state[:, -1] for state in mems.states]).to(self.dtype)
+        if mems.forgotten is not None:
+            states = states.masked_fill((mems.forgotten >= len(mems))[:, None], 0.0)
+        return states[..., :D].contiguous(), states[..., D:].contiguous()
+
+    def start_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
+        """Return the memory at the start of a text: empty."""
+        width = 2 * self.config.d_model
+        empty = torch.zeros(batch_size, 0, width, device=self.device, dtype=self.dtype)
+        return Memory([empty] * self.config.n_layer)
+
+    def is_own(self, mems: Memory) -> bool:
+        """Whether a memory has the depth and the widths of this model's."""
+        widths = [2 * self.config.d_model] * self.config.n_layer
+        return not mems.has_keys and [x.shape[2] for x in mems.states] == widths

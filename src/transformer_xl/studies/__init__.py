@@ -1,0 +1,1 @@
+"""The paper's questions: ablations, relative effective context length."""

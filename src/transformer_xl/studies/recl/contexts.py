@@ -1,0 +1,166 @@
+"""What a model loses at the same tokens, given exactly c tokens before each, for many c."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transformer_xl.model import LanguageModel
+from transformer_xl.model.arguments import Text, as_tokens
+from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.model.mode import evaluating
+from transformer_xl.model.reading import read
+
+_ROWS = 16
+
+
+def target_places(n_tokens: int, contexts: range, n_targets: int) -> list[int]:
+    """Choose the tokens of a text that are predicted.
+
+    Each has the longest context before it. They lie in rows, spread over the text, in which they
+    are as far apart as the contexts grow: so a window serves many of them, as
+    :func:`context_losses` says.
+
+    Raises:
+        ValueError: The text is too short.
+    """
+    longest, step = contexts[-1], contexts.step
+    room = n_tokens - longest
+    if not 0 < n_targets <= room:
+        raise ValueError(
+            f"{n_targets:,} tokens with {longest:,} before each need a text of "
+            f"{longest + n_targets:,} tokens, and this one has {n_tokens:,}; "
+            "give more text, a shorter longest context or fewer tokens"
+        )
+    # At least so many rows, for a text may repeat itself with the step of the contexts.
+    n_rows = min(step, n_targets, max(_ROWS, -(-n_targets * step // room)))
+    places: list[int] = []
+    for row in range(n_rows):
+        candidates = range(longest + row * step // n_rows, n_tokens, step)
+        n = min(-(-(n_targets - len(places)) // (n_rows - row)), len(candidates))
+        first = row * (len(candidates) - n) // max(n_rows - 1, 1)
+        places += candidates[first : first + n]
+    if len(places) < n_targets:
+        others = sorted({*range(longest, n_tokens)} - {*places})
+        places += others[: n_targets - len(places)]
+    return places
+
+
+@torch.no_grad()
+def context_losses(
+    model: LanguageModel,
+    ids: Text,
+    places: Sequence[int],
+    contexts: range,
+    *,
+    segment_len: int = SEGMENT_LEN,
+    mem_len: int | None = None,
+    attn_len: int | None = None,
+    clamp_len: int | None = None,
+    window: int | None = None,
+    batch_tokens: int = 16384,
+) -> Float[np.ndarray, "contexts tokens"]:
+    r"""Measure $l(c, t) = -\log p(x_t \mid x_{t-c}, \dots, x_{t-1})$.
+
+    Attention and memory lengths do not bound what a prediction depends on, since each layer looks
+    further back than the one above it; the beginning of the text does. So every window is read
+    from nothing: a window that begins at s gives the losses of the tokens s + c for all c at once,
+    and where targets are as far apart as contexts, each window serves as many targets as there are
+    contexts. Windows are read side by side, in segments with the memory as in evaluation.
+
+    Args:
+        model: The model; its mode is restored afterwards.
+        ids: The text in tokens.
+        places: Which tokens are predicted, as :func:`target_places` chooses.
+        contexts: The context lengths.
+        segment_len: Tokens read at once.
+        mem_len: Remembered positions. None: as the model is configured.
+        attn_len: Keys a query sees, counting its own. None: as the model is configured.
+        clamp_len: Largest distance told apart. None: as the model is configured.
+        window: For a model that cannot read more: of a longer context it reads the last
+            ``window`` tokens, all at once. None: no such limit.
+        batch_tokens: About how many tokens are read at once, over all windows.
+
+    Raises:
+        ValueError: A token is outside the vocabulary, or a target has too little text before it.
+    """
+    text = as_tokens(ids, model.config)
+    if min(places) < contexts[-1] or max(places) >= len(text) or contexts[0] < 1:
+        raise ValueError(
+            f"tokens {min(places)} to {max(places)} of a text of {len(text)} cannot all have "
+            f"contexts of {contexts[0]} to {contexts[-1]} tokens"
+        )
+    lengths = Lengths.of(
+        model.config,
+        segment_len=segment_len if window is None else window,
+        mem_len=mem_len,
+        attn_len=attn_len,
+        clamp_len=clamp_len,
+        ext_len=0,
+    )
+    limit = contexts[-1] if window is None else min(window, contexts[-1])
+    within = [c for c in contexts if c <= limit]
+    found = np.empty((len(contexts), len(places)))
+    with evaluating(model):
+        for asked in (within, [] if limit in contexts else [limit]):
+            pairs = {(place - c, c) for place in places for c in asked}
+            losses = _window_losses(model, text, pairs, window, lengths, batch_tokens)
+            for row, c in enumerate(contexts):
+                if (seen := min(c, limit)) in asked:
+                    found[row] = [losses[place - seen, seen] for place in places]
+    return found
+
+
+def _window_losses(
+    model: LanguageModel,
+    text: Tensor,
+    pairs: set[tuple[int, int]],
+    window: int | None,
+    lengths: Lengths,
+    batch_tokens: int,
+) -> dict[tuple[int, int], float]:
+    """Return the loss of token s + c in the window that begins at s, for each pair (s, c)."""
+    found: dict[tuple[int, int], float] = {}
+    if not pairs:
+        return found
+    farthest: dict[int, int] = {}
+    for start, c in pairs:
+        farthest[start] = max(c, farthest.get(start, 0))
+    # Windows of one length beside each other, as few are cut off for the ends of the text.
+    starts = sorted(farthest, key=lambda start: (farthest[start], start))
+    n_windows = max(1, batch_tokens // min(lengths.segment_len, max(farthest.values())))
+    contexts = sorted({c for _, c in pairs})
+    for first in range(0, len(starts), n_windows):
+        batch = starts[first : first + n_windows]
+        longest = max(farthest[start] for start in batch)
+        # A whole window, as in training: absolute positions are counted from its end.
+        length = window or longest
+        for c, losses in _losses_behind(model, text, batch, length, contexts, lengths):
+            for start, loss in zip(batch, losses, strict=True):
+                if (start, c) in pairs:
+                    found[start, c] = loss
+    return found
+
+
+def _losses_behind(
+    model: LanguageModel,
+    text: Tensor,
+    starts: list[int],
+    length: int,
+    contexts: list[int],
+    lengths: Lengths,
+) -> Iterator[tuple[int, list[float]]]:
+    """Read windows from nothing; yield for each context the losses of the tokens behind it."""
+    # What lies behind the end of the text is read by nobody who is asked.
+    places = (torch.tensor(starts)[:, None] + torch.arange(length + 1)).clamp(max=len(text) - 1)
+    tokens = text[places]
+    mems = model.keep(model.start_memory(len(starts), lengths.mem_len))
+    for piece in read(model, tokens[:, :-1], lengths, mems):
+        first, last = piece.start + 1, piece.start + piece.hidden.shape[1]
+        asked = [c for c in contexts if first <= c <= last]
+        if asked:
+            states = piece.hidden[:, torch.tensor(asked, device=model.device) - first]
+            nll = model.head.nll(states, tokens[:, asked].to(model.device))
+            yield from zip(asked, nll.double().T.tolist(), strict=True)

@@ -1,0 +1,389 @@
+"""Checkpoints: all that training changes, written beside the training and read by any number.
+
+A checkpoint is a folder in PyTorch's distributed format: one safetensors file for each process,
+which holds what that process owns. Its parts are put together, and cut anew, by the distributed
+checkpoint of PyTorch, so that any number of processes can read what any other number has written.
+No file of it can hold a program::
+
+    shard-00001-model-….safetensors  tensors of the first process, and so on
+    state.json                       numbers, and what the tensors belong to
+    checksums.json                   SHA-256 of each of these files
+
+It is written under a temporary name and renamed when it is whole and on the disk. While it is
+written, the training goes on; what is written is a copy. An error is told at the next call.
+"""
+
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.distributed.checkpoint._hf_utils import (
+    CUSTOM_METADATA_KEY,
+    DCP_VERSION_KEY,
+    FORMAT_KEY,
+    FORMAT_VALUE,
+    HF_DCP_VERSION,
+    SAVED_OFFSETS_KEY,
+    _gen_file_name,
+)
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import (
+    HuggingFaceStorageReader,
+    HuggingFaceStorageWriter,
+)
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future as TorchFuture
+
+from transformer_xl.config import FORMAT_VERSION
+from transformer_xl.config.distributed import World
+from transformer_xl.config.files import (
+    UNFINISHED,
+    checksum,
+    default_mode,
+    is_disk_full,
+    replace_file,
+    sync,
+)
+
+STATE_FILE = "state.json"
+CHECKSUMS_FILE = "checksums.json"
+
+# That one process saves alone is meant. For good, as it is said in a thread.
+warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+
+
+class Checkpoints:
+    """The checkpoints of a run; every process of the run makes one of these.
+
+    Use it as a context manager, which waits for what is being written.
+
+    Args:
+        folder: Where they lie.
+        world: The processes of the run.
+    """
+
+    def __init__(self, folder: Path, world: World) -> None:
+        self.folder = folder
+        self._world = world
+        self._writing: tuple[int, Future[Any]] | None = None
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.wait()
+        elif self._writing is not None and self._world.size == 1:
+            # There is an error already, but nothing is to write here when this is left. Of several
+            # processes one may be lost, and be waited for without end.
+            self._writing[1].exception()
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        about: Mapping[str, Any],
+        keep: int,
+        *,
+        before: Callable[[Path], object] | None = None,
+    ) -> None:
+        """Begin to write a checkpoint; all processes call this in the same step.
+
+        When this returns, the tensors may change: they were copied. Behind it all but the newest
+        ``keep`` up to this one are removed. Later ones, to which the run did not come back, were
+        damaged; they are removed too.
+
+        Args:
+            step: The step.
+            tensors: By name; those that are distributed are written by who owns them, others once.
+            about: What JSON can hold.
+            keep: How many to keep.
+            before: Called in the first process with the folder, when all tensors are in it and
+                before the checkpoint counts.
+
+        Raises:
+            OSError: The checkpoint before this one could not be written.
+        """
+        self.wait()
+        # Now, as the training changes it.
+        state = json.dumps({"format_version": FORMAT_VERSION, **about}).encode()
+        writer = _Writer(self.folder, step, state, keep, before)
+        future = async_save(
+            {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
+            storage_writer=writer,
+            process_group=self._world.background,
+            no_dist=self._world.size == 1,
+        )
+        assert isinstance(future, Future)
+        self._writing = step, future
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is being written."""
+        return self._writing is None or self._writing[1].done()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether :meth:`wait` would raise an error at once."""
+        if self._writing is None or not self.is_idle:
+            return False
+        return self._writing[1].exception() is not None
+
+    def wait(self) -> None:
+        """Wait until what was begun is on the disk.
+
+        Raises:
+            OSError: It could not be written; the checkpoints before it are intact.
+        """
+        if self._writing is None:
+            return
+        step, future = self._writing
+        self._writing = None
+        error = future.exception()
+        if error is None:
+            return
+        if self._world.is_first:
+            shutil.rmtree(self.folder / f"{UNFINISHED}{_name(step)}", ignore_errors=True)
+        causes = _causes(error)
+        is_full = any(is_disk_full(cause) for cause in causes)
+        reason = "the disk is full" if is_full else _said(causes)
+        remedy = "make room" if is_full else "see to that"
+        raise OSError(
+            f"the checkpoint of step {step} could not be written to {self.folder}: {reason}. "
+            f"The ones before it are intact; {remedy} and start the same command again"
+        ) from causes[0]
+
+    def exist(self) -> bool:
+        """Return whether there are any, be they damaged; all processes must ask."""
+        return self._world.by_first(lambda: bool(checkpoints_in(self.folder)))
+
+    def newest(self, say: Callable[[str], None] = print) -> Path | None:
+        """Return the newest intact checkpoint, the same in all processes; None without any.
+
+        Each process compares the checksums of some of the files.
+
+        Raises:
+            RuntimeError: There are checkpoints and all of them are damaged, or of a newer version.
+        """
+        world = self._world
+        names = world.by_first(lambda: [path.name for path in checkpoints_in(self.folder)])
+        for name in names:
+            found = world.gather(first_damaged(self.folder / name, world), is_long=True)
+            damaged = next(filter(None, found), None)
+            if damaged is None:
+                _check_version(self.folder / name)
+                return self.folder / name
+            say(f"{damaged} is damaged; going back to the checkpoint before it")
+        if names:
+            raise RuntimeError(
+                f"every checkpoint in {self.folder} is damaged: restore one from a copy, or "
+                "delete that folder to train from the beginning"
+            )
+        return None
+
+    def load(self, checkpoint: Path, tensors: Mapping[str, Tensor]) -> None:
+        """Read tensors from a checkpoint into those given, each process what it owns.
+
+        Raises:
+            RuntimeError: The checkpoint has no such tensors.
+        """
+        read_tensors(checkpoint, tensors, self._world)
+
+
+def read_about(checkpoint: Path) -> dict[str, Any]:
+    """Return what ``about`` was when the checkpoint was saved."""
+    return json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+
+
+def stored(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
+    """Return sizes and kinds of the tensors in a checkpoint, by name."""
+    metadata = HuggingFaceStorageReader(str(checkpoint)).read_metadata()
+    # It says of some that they are bytes, which safetensors has no room for.
+    return {
+        name: about
+        for name, about in metadata.state_dict_metadata.items()
+        if isinstance(about, TensorStorageMetadata)
+    }
+
+
+def read_tensors(checkpoint: Path, tensors: Mapping[str, Tensor], world: World) -> None:
+    """Read tensors from a checkpoint into those given, each process what it owns.
+
+    Raises:
+        RuntimeError: The checkpoint has no such tensors.
+    """
+    reader = HuggingFaceStorageReader(str(checkpoint))
+    try:
+        load(
+            {name: tensor.detach() for name, tensor in tensors.items()},
+            storage_reader=reader,
+            no_dist=world.size == 1,
+        )
+    except (CheckpointException, RuntimeError, ValueError) as error:
+        raise RuntimeError(
+            f"{checkpoint} does not fit this run: {_said(_causes(error))} Give the recipe that it "
+            "was begun with"
+        ) from error
+
+
+def read_whole(checkpoint: Path, prefix: str) -> dict[str, Tensor]:
+    """Read the tensors whose names begin with ``prefix``, which is cut off, in this process."""
+    found = stored(checkpoint)
+    rooms = {name: empty(name, found) for name in found if name.startswith(prefix)}
+    read_tensors(checkpoint, rooms, World())
+    return {name.removeprefix(prefix): tensor for name, tensor in rooms.items()}
+
+
+def empty(name: str, found: Mapping[str, TensorStorageMetadata]) -> Tensor:
+    """Return room for a whole tensor of a checkpoint, given what :func:`stored` says."""
+    about = found[name]
+    return torch.empty(about.size, dtype=about.properties.dtype)
+
+
+class _Writer(HuggingFaceStorageWriter):
+    """Writes into a temporary folder, which gets its name when all processes are done."""
+
+    def __init__(
+        self,
+        folder: Path,
+        step: int,
+        state: bytes,
+        keep: int,
+        before: Callable[[Path], object] | None,
+    ) -> None:
+        self._final = folder / _name(step)
+        self._temporary = folder / f"{UNFINISHED}{_name(step)}"
+        self._state, self._keep, self._before = state, keep, before
+        super().__init__(str(self._temporary), save_distributed=True)
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
+        """Write what this process owns.
+
+        As the class above it does, but from where the tensors lie: it makes two copies of them all
+        on the way, in Python, which the training would wait for.
+        """
+        tensors, places = {}, {}
+        for item in plan.items:
+            assert item.tensor_data is not None
+            tensor = planner.resolve_data(item)
+            assert isinstance(tensor, Tensor)
+            tensors[item.index.fqn] = tensor.detach().contiguous()
+            places[item.index.fqn] = {SAVED_OFFSETS_KEY: item.tensor_data.chunk.offsets}
+        done: TorchFuture[list[WriteResult]] = TorchFuture()
+        if tensors:
+            path = self._temporary / _gen_file_name(1, 1, plan.storage_data["shard_index"])
+            about = {CUSTOM_METADATA_KEY: json.dumps(places), FORMAT_KEY: FORMAT_VALUE}
+            with default_mode(path):
+                save_file(tensors, path, about | {DCP_VERSION_KEY: str(HF_DCP_VERSION)})
+            sync(path)
+        done.set_result(
+            [WriteResult(item.index, tensors[item.index.fqn].nbytes, None) for item in plan.items]
+        )
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Make the folder count: the first process calls this when all have written."""
+        folder = self._temporary
+        replace_file(folder / STATE_FILE, self._state)
+        if self._before is not None:
+            self._before(folder)
+        sums = {path.name: checksum(path) for path in sorted(folder.iterdir())}
+        replace_file(folder / CHECKSUMS_FILE, json.dumps(sums).encode())
+        sync(folder)
+        if self._final.exists():
+            _remove(self._final)
+        folder.rename(self._final)
+        sync(self._final.parent)
+        checkpoints = checkpoints_in(self._final.parent)
+        kept = [path for path in checkpoints if path.name <= self._final.name][: self._keep]
+        for other in checkpoints:
+            if other not in kept:
+                _remove(other)
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return what went wrong in each process."""
+    if isinstance(error, CheckpointException):
+        return [cause for cause, _ in error.failures.values()]
+    return [error]
+
+
+def _said(causes: list[BaseException]) -> str:
+    return "; ".join(dict.fromkeys(map(str, causes)))
+
+
+def _name(step: int) -> str:
+    return f"step_{step:08d}"
+
+
+def checkpoints_in(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, the newest first."""
+    # Nothing else in the folder is ours.
+    ours = (x for x in folder.glob("step_*") if re.fullmatch(r"step_\d{8,}", x.name))
+    return sorted(ours, reverse=True)
+
+
+def _remove(folder: Path) -> None:
+    # Half of a checkpoint must not pass for a damaged one.
+    doomed = folder.rename(folder.with_name(f"{UNFINISHED}old-{folder.name}"))
+    shutil.rmtree(doomed)
+
+
+def first_damaged(folder: Path, world: World) -> str | None:
+    """Return the first damaged file of a checkpoint, of those that this process looks at.
+
+    Raises:
+        PermissionError: A file cannot be read.
+        RuntimeError: The checkpoint is of an earlier version.
+    """
+    try:
+        sums = dict(json.loads((folder / CHECKSUMS_FILE).read_text()))
+        names = sorted(sums)
+    except PermissionError:
+        raise
+    except (OSError, ValueError, TypeError):
+        return str(folder / CHECKSUMS_FILE)
+    if (folder / "state.pt").exists():
+        raise RuntimeError(
+            f"{folder} is of an earlier version, whose runs cannot be gone on with: give another "
+            "--out, or use that version. The models of that run, in model/, load as before"
+        )
+    if STATE_FILE not in names:
+        return str(folder / STATE_FILE)
+    # What nobody vouches for would be read with the rest.
+    for path in folder.iterdir():
+        if path.name not in {*names, CHECKSUMS_FILE}:
+            return f"{path}, which has no checksum,"
+    for name in names[world.rank :: world.size]:
+        try:
+            is_intact = Path(name).name == name and checksum(folder / name) == sums[name]
+        except PermissionError:
+            raise PermissionError(
+                f"cannot read {folder / name}: permission denied; ask its owner for it"
+            ) from None
+        except OSError:
+            is_intact = False
+        if not is_intact:
+            return str(folder / name)
+    return None
+
+
+def _check_version(folder: Path) -> None:
+    version = read_about(folder)["format_version"]
+    if version > FORMAT_VERSION:
+        raise RuntimeError(
+            f"{folder} has format {version}; this version reads up to {FORMAT_VERSION}: update "
+            "transformer_xl"
+        )
