@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from turns import circumstances
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data.corpus import prepare
+from transformer_xl.data.preparing import prepare
 from transformer_xl.data.tokens import BLOCK_BYTES, StoredTokens
 
 TOKEN_BYTES = 4

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
         TrainConfig,
     )
     from transformer_xl.config.recipes import load_recipe
-    from transformer_xl.data.corpus import prepare
-    from transformer_xl.data.vocab import Vocab, load_vocab
+    from transformer_xl.data.preparing import prepare
+    from transformer_xl.data.vocab import Vocab
+    from transformer_xl.data.vocab_files import load_vocab
     from transformer_xl.inference.evaluate import Result, evaluate
     from transformer_xl.inference.generate import (
         Session,
@@ -90,8 +91,8 @@ _HOME = {
     "generate_batch": "inference.generate",
     "load_recipe": "config.recipes",
     "load_state": "inference.generate",
-    "load_vocab": "data.vocab",
-    "prepare": "data.corpus",
+    "load_vocab": "data.vocab_files",
+    "prepare": "data.preparing",
     "rel_attention": "ops",
     "save_state": "inference.generate",
     "train": "train",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transformer_xl.data.vocab import train_vocab
+from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.model import TransformerXL
 
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "endless.py"

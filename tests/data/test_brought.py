@@ -9,10 +9,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data import building, text
-from transformer_xl.data.brought import BroughtVocab, bring
-from transformer_xl.data.corpus import prepare, raw_split
+from transformer_xl.data.brought import BroughtVocab
+from transformer_xl.data.corpus import raw_split
 from transformer_xl.data.imported import Rules
-from transformer_xl.data.vocab import load_vocab
+from transformer_xl.data.preparing import prepare
+from transformer_xl.data.vocab_files import bring, load_vocab
 from transformer_xl.interop.convert.cutting import Wishes, imported_vocab
 from transformer_xl.interop.convert.vocabularies import read_vocab
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data import building, corpus
-from transformer_xl.data.corpus import VERIFIED, prepare
+from transformer_xl.data.corpus import VERIFIED
+from transformer_xl.data.making_vocab import train_vocab
+from transformer_xl.data.preparing import prepare
 from transformer_xl.data.tasks import encode_task, perform_all
 from transformer_xl.data.text import SPLITS, Span
-from transformer_xl.data.vocab import train_vocab
 
 KINDS = ("bytes", "authors-bytes", "chars", "words", "bpe", "integers")
 LINES = "def add(self, name):\n    return self.name + naïve\n\n\nclass Wörter:\n    pass\n"
@@ -89,7 +90,8 @@ KILLED = """
 import os, signal, sys
 from transformer_xl.config import DataConfig
 from transformer_xl.data import building, tasks
-from transformer_xl.data.corpus import VERIFIED, prepare
+from transformer_xl.data.corpus import VERIFIED
+from transformer_xl.data.preparing import prepare
 
 building.PART_BYTES = 500
 n_left = int(sys.argv[3])

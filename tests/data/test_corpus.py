@@ -17,8 +17,9 @@ from transformer_xl.config import DataConfig
 from transformer_xl.data import building
 from transformer_xl.data import corpus as corpus_module
 from transformer_xl.data import text as text_module
-from transformer_xl.data.corpus import VERIFIED, Corpus, prepare, raw_split
+from transformer_xl.data.corpus import VERIFIED, Corpus, raw_split
 from transformer_xl.data.locking import LOCK
+from transformer_xl.data.preparing import prepare
 from transformer_xl.data.segments import Segments
 
 SAMPLE = "To be, or not to be:\n    that is the question — naïve?\n" * 40
@@ -301,7 +302,7 @@ def test_a_corpus_of_200_gigabytes_opens_and_reads_at_once(sample):
 KILLED = """
 import os, signal, sys
 from transformer_xl.config import DataConfig
-from transformer_xl.data.corpus import prepare
+from transformer_xl.data.preparing import prepare
 
 def die(line):
     if line.startswith(sys.argv[3]):

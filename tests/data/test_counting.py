@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data import counting
-from transformer_xl.data.corpus import prepare
 from transformer_xl.data.counting import count_part, vocab_of_counts
+from transformer_xl.data.making_vocab import train_vocab
+from transformer_xl.data.preparing import prepare
 from transformer_xl.data.text import Span
-from transformer_xl.data.vocab import train_vocab
 from transformer_xl.interop.convert.cutting import Wishes
 from transformer_xl.interop.convert.vocabularies import _authors
 

@@ -10,8 +10,9 @@ import pytest
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data import fetching, store
-from transformer_xl.data.corpus import prepare, raw_split
+from transformer_xl.data.corpus import raw_split
 from transformer_xl.data.fetching import fetch
+from transformer_xl.data.preparing import prepare
 from transformer_xl.data.store import StoredObject, describe
 
 TEXT = bytes(range(256)) * 40
@@ -190,7 +191,7 @@ def test_a_folder_without_text_is_refused(web, tmp_path):
 STARTED = """
 import sys
 from transformer_xl.config import DataConfig
-from transformer_xl.data.corpus import prepare
+from transformer_xl.data.preparing import prepare
 print(prepare(DataConfig(path=sys.argv[1], cache_dir=sys.argv[2])).folder)
 """
 

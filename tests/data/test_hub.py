@@ -9,7 +9,7 @@ import pytest
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data import hub
-from transformer_xl.data.corpus import prepare
+from transformer_xl.data.preparing import prepare
 
 ROWS = {
     "train": [{"text": f"row {n}"} for n in range(10)],

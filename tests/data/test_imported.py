@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from transformer_xl.data.imported import ImportedVocab, Rules
+from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.text import split_point
-from transformer_xl.data.vocab import load_vocab, train_vocab
+from transformer_xl.data.vocab_files import load_vocab
 
 SYMBOLS = [
     *("<eos>", "<unk>", "<x>", "dog", "s", "'s", "'", '"', "(", ")", ".", ",", ":", "$", "n't"),

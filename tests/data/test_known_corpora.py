@@ -6,7 +6,8 @@ import pytest
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data.catalogue import KNOWN_CORPORA
-from transformer_xl.data.corpus import prepare, raw_split
+from transformer_xl.data.corpus import raw_split
+from transformer_xl.data.preparing import prepare
 from transformer_xl.data.text import SPLITS
 from transformer_xl.interop.convert.pickles import Instance
 from transformer_xl.interop.convert.vocabularies import vocab_from_object

@@ -6,8 +6,8 @@ import pytest
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data import store as store_module
-from transformer_xl.data.corpus import prepare
 from transformer_xl.data.finding import find_text
+from transformer_xl.data.preparing import prepare
 from transformer_xl.data.store import describe, is_url, list_objects, open_store, read_range
 
 

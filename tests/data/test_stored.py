@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data.corpus import VERIFIED, prepare, raw_split
+from transformer_xl.data.corpus import VERIFIED, raw_split
+from transformer_xl.data.preparing import prepare
 from transformer_xl.data.tokens import StoredTokens
 
 TEXT = "What light through yonder window breaks?\n" * 400

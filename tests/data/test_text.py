@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data import text as text_module
+from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.text import Span, TextFiles, divide, read_blocks, read_text
-from transformer_xl.data.vocab import VocabKind, train_vocab
+from transformer_xl.data.vocab import VocabKind
 
 TEXTS = st.text(
     alphabet=st.sampled_from("  \t\n\n\rab_1é漢\N{GRINNING FACE}.,()="), min_size=1, max_size=300

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data.corpus import prepare, raw_split
+from transformer_xl.data.corpus import raw_split
+from transformer_xl.data.preparing import prepare
 
 TEXT = "To be, or not to be:\n    that is the question — naïve?\n" * 40
 

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from transformer_xl.config import files
+from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.text import split_point
-from transformer_xl.data.vocab import VocabKind, load_vocab, train_vocab
+from transformer_xl.data.vocab import VocabKind
+from transformer_xl.data.vocab_files import load_vocab
 
 SAMPLE = (
     "def add(self, name):\n    return self.name + name\n\n\nclass Wörter:\n    def f(self):\n"

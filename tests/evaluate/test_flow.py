@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.data.imported import Rules
-from transformer_xl.data.vocab import train_vocab
+from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.evaluate import flow, score
 from transformer_xl.inference.evaluate.flow import Cutter, Flow, LineSums
 from transformer_xl.interop.convert.cutting import Wishes, imported_vocab

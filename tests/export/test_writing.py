@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from transformer_xl import export
-from transformer_xl.data.vocab import load_vocab, train_vocab
+from transformer_xl.data.making_vocab import train_vocab
+from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.inference.generate import generate
 from transformer_xl.interop.export import make_step, writing
 from transformer_xl.model.weights import WEIGHTS_FILE, weights_checksum

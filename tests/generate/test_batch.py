@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transformer_xl.data.vocab import train_vocab
+from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.generate import batch_texts, generate, generate_batch
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.stepper import RingStepper

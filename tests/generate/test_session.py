@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from transformer_xl import Session
-from transformer_xl.data.vocab import train_vocab
+from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.evaluate import evaluate
 from transformer_xl.inference.generate import generate, load_state, text_pieces
 from transformer_xl.model import TransformerXL, build_model

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from transformer_xl.data.vocab import train_vocab
+from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.generate import text_pieces
 
 BYTES = train_vocab("bytes", [])

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.data.vocab import Vocab, train_vocab
+from transformer_xl.data.making_vocab import train_vocab
+from transformer_xl.data.vocab import Vocab
 from transformer_xl.model import TransformerXL, build_model
 
 # Read when huggingface_hub is imported.

@@ -9,7 +9,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from transformer_xl.data.brought import BroughtVocab
 from transformer_xl.data.imported import ImportedVocab, Rules
-from transformer_xl.data.vocab import Vocab, load_vocab, train_vocab
+from transformer_xl.data.making_vocab import train_vocab
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.data.vocab_files import load_vocab
 
 LINES = "the cat  saw a dog\nand ran, to sea\n"
 

@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 import torch
 
-from transformer_xl.data.vocab import train_vocab
+from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.classify import LongDocumentClassifier, accuracy
 from transformer_xl.inference.evaluate import evaluate, score
 from transformer_xl.inference.evaluate.rollout import attended

@@ -14,7 +14,7 @@ from transformer_xl.config.device import describe_machine, pick_device, pick_pre
 from transformer_xl.config.distributed import World
 from transformer_xl.config.files import require_model_place
 from transformer_xl.data import load_vocab
-from transformer_xl.data.corpus import cache_folder
+from transformer_xl.data.preparing import cache_folder
 from transformer_xl.model.language_model import read_model_weights
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,

@@ -35,7 +35,7 @@ def continuation_of(folder: Path) -> Config:
         ValueError: A setting is wrong.
     """
     from transformer_xl.data import load_vocab
-    from transformer_xl.data.brought import is_vocabulary
+    from transformer_xl.data.vocab_files import is_vocabulary
     from transformer_xl.model.pretrained import CONFIG_FILE, find_model_folder, load_config
 
     found = find_model_folder(folder)

@@ -5,9 +5,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transformer_xl.data.catalogue import KNOWN_CORPORA
-    from transformer_xl.data.corpus import Corpus, prepare, raw_split
+    from transformer_xl.data.corpus import Corpus, raw_split
+    from transformer_xl.data.making_vocab import train_vocab
+    from transformer_xl.data.preparing import prepare
     from transformer_xl.data.segments import Segments
-    from transformer_xl.data.vocab import Vocab, load_vocab, train_vocab
+    from transformer_xl.data.vocab import Vocab
+    from transformer_xl.data.vocab_files import load_vocab
 
 __all__ = [
     "KNOWN_CORPORA",
@@ -25,10 +28,10 @@ _HOMES = {
     "Corpus": "corpus",
     "Segments": "segments",
     "Vocab": "vocab",
-    "load_vocab": "vocab",
-    "prepare": "corpus",
+    "load_vocab": "vocab_files",
+    "prepare": "preparing",
     "raw_split": "corpus",
-    "train_vocab": "vocab",
+    "train_vocab": "making_vocab",
 }
 
 

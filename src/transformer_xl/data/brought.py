@@ -4,26 +4,15 @@ A ``tokenizer.json`` is kept as it is. A SentencePiece model is written as one: 
 scores, its table of normal forms, its rules for blanks (Kudo and Richardson 2018).
 """
 
-import json
 import struct
-from pathlib import Path
 from typing import Any, cast
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from transformer_xl.data.imported import ImportedVocab
 from transformer_xl.data.protobuf import fields
-from transformer_xl.data.vocab import (
-    VOCAB_FILE,
-    StreamDecoder,
-    Vocab,
-    VocabKind,
-    byte_characters,
-    load_vocab,
-)
+from transformer_xl.data.vocab import StreamDecoder, Vocab, byte_characters
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
-_LARGEST = 256 << 20
 _NEVER = -1e4
 _UNIGRAM, _BPE = 1, 2
 _UNKNOWN, _CONTROL, _USER, _UNUSED, _BYTE = 2, 3, 4, 5, 6
@@ -104,58 +93,7 @@ class _Decoder(StreamDecoder):
         return ""
 
 
-def is_vocabulary(path: Path) -> bool:
-    """Return whether a folder has a vocabulary of ours, be it damaged: a model folder may."""
-    try:
-        about = json.loads((path / VOCAB_FILE).read_text(encoding="utf-8"))
-    except OSError:
-        return False
-    except (ValueError, RecursionError):
-        return True
-    # The file of this name beside another program's tokenizer maps its symbols to numbers.
-    return isinstance(about, dict) and isinstance(about.get("kind"), str)
-
-
-def divided_as(tokenizer: str) -> VocabKind:
-    """Return by which rules a text may be cut in parts for the tokenizer of ``data.tokenizer``."""
-    if not is_vocabulary(Path(tokenizer)):
-        return "brought"
-    vocab = load_vocab(tokenizer)
-    if not isinstance(vocab, ImportedVocab):
-        return vocab.kind
-    # Words of old end with their line; a text of characters may be one long line.
-    kinds: dict[str, VocabKind] = {"bytes": "bytes", "chars": "imported"}
-    return kinds.get(vocab.rules.join, "words")
-
-
-def bring(path: Path) -> Vocab:
-    """Read the tokenizer of ``data.tokenizer``.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no tokenizer.
-        RuntimeError: It is the vocabulary of a model folder, and damaged.
-    """
-    if is_vocabulary(path):
-        return load_vocab(path)
-    if path.is_dir():
-        path = path / "tokenizer.json"
-    if not path.is_file():
-        raise FileNotFoundError(f"data.tokenizer={str(path)!r}: there is no such file")
-    if path.stat().st_size > _LARGEST:
-        raise ValueError(f"data.tokenizer={str(path)!r} is no tokenizer: it is too large")
-    data = path.read_bytes()
-    try:
-        definition = data.decode() if data.lstrip()[:1] == b"{" else _from_sentencepiece(data)
-        return BroughtVocab(definition)
-    except Exception as error:  # tokenizers has no class of its own.
-        raise ValueError(
-            f"data.tokenizer={str(path)!r} is no tokenizer.json and no SentencePiece model that "
-            f"can be used: {error}"
-        ) from error
-
-
-def _from_sentencepiece(data: bytes) -> str:
+def from_sentencepiece(data: bytes) -> str:
     """Write a SentencePiece model as a ``tokenizer.json``."""
     pieces: list[tuple[str, float, int]] = []
     trainer: dict[int, Any] = {}

@@ -26,10 +26,10 @@ from typing import Any, cast
 
 from transformer_xl.config import FORMAT_VERSION, DataConfig
 from transformer_xl.config.files import TEMPORARY, replace_file, require_space, write_atomically
-from transformer_xl.data.brought import bring, divided_as
 from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
 from transformer_xl.data.counting import vocab_of_counts
 from transformer_xl.data.hub import HUB_PREFIX
+from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.tasks import (
     Task,
     count_task,
@@ -44,7 +44,8 @@ from transformer_xl.data.tasks import (
 from transformer_xl.data.text import SPLITS, Span, TextFiles, divide, find_cut, read_blocks
 from transformer_xl.data.unknown import describe_unknown
 from transformer_xl.data.unpacking import unpacking_of
-from transformer_xl.data.vocab import Vocab, VocabKind, load_vocab, train_vocab
+from transformer_xl.data.vocab import Vocab, VocabKind
+from transformer_xl.data.vocab_files import bring, divided_as, load_vocab
 
 Say = Callable[[str], None]
 Splits = dict[str, list[Span]]

@@ -31,7 +31,8 @@ from transformer_xl.data.counting import count_part
 from transformer_xl.data.imported import ImportedVocab
 from transformer_xl.data.text import Span, read_blocks, read_bytes, read_text
 from transformer_xl.data.unpacking import Unpacking, unpack
-from transformer_xl.data.vocab import Vocab, load_vocab, symbols_in
+from transformer_xl.data.vocab import Vocab, symbols_in
+from transformer_xl.data.vocab_files import load_vocab
 
 Task = dict[str, Any]
 

@@ -15,9 +15,9 @@ from typing import Literal
 import numpy as np
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data.brought import divided_as
 from transformer_xl.data.store import StoredObject
 from transformer_xl.data.vocab import VocabKind
+from transformer_xl.data.vocab_files import divided_as
 
 BLOCK_BYTES = 1 << 16
 """How much of a file is read at once; learning byte-pair units holds some hundred blocks."""

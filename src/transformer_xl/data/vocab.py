@@ -20,11 +20,11 @@ import json
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Int32
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.files import replace_file
@@ -36,22 +36,8 @@ VocabKind = Literal["bytes", "chars", "words", "bpe", "integers", "brought", "im
 VOCAB_FILE = "vocab.json"
 EOS = "<eos>"
 UNK = "<unk>"
-DEFAULT_BPE_SIZE = 4096
 
 _UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
-
-# A unit may hold a word with the mark and the space before it ("(self", ", name"), a run of
-# marks with the line break and indentation after it (":\n    "), or blank lines with the
-# indentation that follows. With 4,096 units, Python source takes 10 % fewer tokens than with
-# GPT-2's pattern. Every unit ends before the first visible character of a line: text may be cut
-# there (`split_point`).
-_UNITS = (
-    r"[^\s\p{L}\p{N}_]? ?[\p{L}\p{N}_]+"
-    r"| ?[^\s\p{L}\p{N}_]+(?:\n[ \t]*)*"
-    r"|(?:[ \t]*\n)+[ \t]*"
-    r"|[ \t]+"
-    r"|\s"
-)
 
 
 class Vocab:
@@ -261,118 +247,6 @@ class StreamDecoder:
     def flush(self) -> str:
         """End the text; an unfinished character becomes U+FFFD."""
         return self._utf8.decode(b"", final=True)
-
-
-def load_vocab(folder: Path | str) -> Vocab:
-    """Read the vocabulary of a corpus or model folder, or of the models of a run folder.
-
-    Raises:
-        FileNotFoundError: The folder holds no vocabulary.
-        RuntimeError: The files are damaged or from a newer version.
-    """
-    folder = Path(folder)
-    within = (folder, folder / "model" / "best", folder / "model" / "last")
-    folder = next((x for x in within if (x / VOCAB_FILE).is_file()), folder)
-    for name in (VOCAB_FILE, "tokenizer.json"):
-        if not (folder / name).is_file():
-            raise FileNotFoundError(
-                f"{folder} holds no vocabulary: {name} is missing; give a folder that has one, or "
-                f"for a converted model write it again with `txl convert {folder} NEW --vocab FILE`"
-            )
-    path = folder / VOCAB_FILE
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        version, kind, expected = about["format_version"], about["kind"], about["hash"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RuntimeError(f"{path} is damaged ({error!r}); restore it from a copy") from error
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise RuntimeError(
-            f"{path} has format {version!r}, this version reads up to {FORMAT_VERSION}: "
-            "update transformer_xl"
-        )
-    if kind not in get_args(VocabKind):
-        raise RuntimeError(f"{path} names the kind {kind!r}, not one of {get_args(VocabKind)}")
-    path = folder / "tokenizer.json"
-    definition = path.read_bytes()
-    if kind == "imported":
-        from transformer_xl.data.imported import ImportedVocab
-
-        return ImportedVocab.load(folder, definition, about)
-    if hashlib.sha256(f"{kind}\n".encode() + definition).hexdigest() != expected:
-        raise RuntimeError(
-            f"{path} is damaged or was edited: it does not match the hash in vocab.json; "
-            "restore it from a copy"
-        )
-    try:
-        if kind == "brought":
-            from transformer_xl.data.brought import BroughtVocab
-
-            return BroughtVocab(definition.decode())
-        return Vocab(kind, definition.decode())
-    except Exception as error:  # tokenizers has no class of its own.
-        raise RuntimeError(f"{path} is damaged ({error}); restore it from a copy") from error
-
-
-def train_vocab(
-    kind: VocabKind,
-    texts: Iterable[str],
-    vocab_size: int | None = None,
-    held_out: Iterable[str] = (),
-) -> Vocab:
-    """Make a vocabulary for a text.
-
-    Args:
-        kind: What the symbols are.
-        texts: The training text in pieces; ``words`` must not be cut apart.
-        vocab_size: Largest number of symbols, for words and bpe. None: all words, or
-            4,096 byte-pair units.
-        held_out: Further text, from which nothing is learned but whether ``<unk>`` is needed.
-
-    Raises:
-        ValueError: ``vocab_size`` is too small, or ``kind`` is ``imported`` or ``brought``.
-    """
-    if kind in ("imported", "brought"):
-        raise ValueError(f"an {kind} vocabulary is read, not trained: choose another kind")
-    if kind == "bytes":
-        tokenizer = Tokenizer(
-            models.BPE(vocab={c: byte for byte, c in enumerate(byte_characters())}, merges=[])
-        )
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        tokenizer.decoder = decoders.ByteLevel()
-    elif kind == "bpe":
-        tokenizer = _train_bpe(texts, DEFAULT_BPE_SIZE if vocab_size is None else vocab_size)
-    else:
-        from transformer_xl.data.counting import counted_vocab
-
-        count: Counter[str] = Counter()
-        for text in texts:
-            count.update(symbols_in(kind, text))
-        # Equal counts keep the order of appearance, as in the authors' vocabularies.
-        symbols = [symbol for symbol, _ in count.most_common()]
-        has_unknown = any(x not in count for text in held_out for x in symbols_in(kind, text))
-        return counted_vocab(kind, symbols, vocab_size, has_unknown=has_unknown)
-    return Vocab(kind, tokenizer.to_str(pretty=True))
-
-
-def _train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
-    alphabet = byte_characters()
-    if vocab_size < len(alphabet):
-        raise ValueError(
-            f"data.vocab_size={vocab_size} must be at least 256 for bpe: every byte is a unit"
-        )
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_UNITS), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(
-        texts,
-        trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False),
-    )
-    return tokenizer
 
 
 def symbols_in(kind: VocabKind, text: str) -> Iterable[str]:

@@ -10,8 +10,7 @@ from torch import Tensor
 from transformer_xl.config import Config, ModelConfig
 from transformer_xl.config.distributed import World
 from transformer_xl.data import Corpus, Segments
-from transformer_xl.data.brought import is_vocabulary
-from transformer_xl.data.vocab import load_vocab
+from transformer_xl.data.vocab_files import is_vocabulary, load_vocab
 from transformer_xl.model import LanguageModel, build_model
 from transformer_xl.model.language_model import read_model_weights
 from transformer_xl.model.lengths import Lengths

@@ -8,7 +8,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizer
 
-from transformer_xl.data.vocab import Vocab, load_vocab
+from transformer_xl.data.vocab import Vocab
+from transformer_xl.data.vocab_files import load_vocab
 
 _PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 
