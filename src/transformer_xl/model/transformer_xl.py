@@ -339,9 +339,11 @@ class TransformerXL(LanguageModel):
         self._projected.put((clamp_len, torch.is_autocast_enabled(self.device.type)), projected)
         return projected
 
-    def _probe(self) -> Float[Tensor, "N HK"]:
+    def _probe(self) -> Float[Tensor, "N 1 HK"]:
         """Return what changes when the weights do that project positions, however that came."""
         probe = torch.linspace(1, 2, self.config.d_model, device=self.device, dtype=self.dtype)
+        # A row: adapters may take nothing else.
+        probe = probe[None]
         with torch.autocast(self.device.type, enabled=False):
             return torch.stack([layer.attention.r_proj(probe) for layer in self.layers])
 
