@@ -106,9 +106,8 @@ def test_the_files_are_ours_with_other_imports() -> None:
         "transformer_xl_model_transformer_xl.py",
         "transformer_xl_ops_triton_forward.py",
     } <= files.keys()
-    assert not {
-        name for name in files if re.search("_(train|inference|apps|studies|cli|convert)_", name)
-    }
+    others = "_(train|inference|apps|studies|cli|convert)_"
+    assert not {name for name in files if re.search(others, name)}
     for name, text in files.items():
         compile(text, name, "exec")
         assert not re.search(r"^\s*(from|import) (transformer_xl|jaxtyping)\b", text, re.M), name
