@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data import building, corpus
+from transformer_xl.data import building, preparing
 from transformer_xl.data.corpus import VERIFIED
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.preparing import prepare
@@ -233,7 +233,7 @@ def test_a_corpus_of_an_earlier_version_is_still_found(tmp_path):
     # The settings as they were before there were others, which change nothing here.
     path = text_for("chars", tmp_path)
     config = config_for("chars", path, tmp_path)
-    assert corpus._settings(config) == {
+    assert preparing._settings(config) == {
         "name": "",
         "path": str(path),
         "valid_path": None,
@@ -245,7 +245,9 @@ def test_a_corpus_of_an_earlier_version_is_still_found(tmp_path):
         "vocab_size": None,
     }
     others = [{"json_field": "x"}, {"vocab_from": "all"}]
-    keys = {json.dumps(corpus._settings(config_for("chars", path, tmp_path, **x))) for x in others}
+    keys = {
+        json.dumps(preparing._settings(config_for("chars", path, tmp_path, **x))) for x in others
+    }
     assert len(keys) == 2
 
 
