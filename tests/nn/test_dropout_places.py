@@ -21,7 +21,7 @@ def places(monkeypatch):
         found.append((tuple(x.shape), p if training else 0.0, locked))
         return x
 
-    for room in (nn.model, nn.language_model, nn.layer):
+    for room in (nn.transformer_xl, nn.language_model, nn.layer):
         for name in ("dropout", "relu_dropout", "relu_squared_dropout"):
             monkeypatch.setattr(room, name, spy, raising=False)
     return found

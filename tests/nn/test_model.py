@@ -255,7 +255,7 @@ def test_dropout_is_where_the_paper_has_it(tiny_config, monkeypatch):
         places.append((tuple(x.shape), p if training else 0.0))
         return x
 
-    for room in (nn.model, nn.language_model, nn.layer):
+    for room in (nn.transformer_xl, nn.language_model, nn.layer):
         monkeypatch.setattr(room, "dropout", spy)
     monkeypatch.setattr(nn.layer, "relu_dropout", spy)
     model = TransformerXL(replace(tiny_config, n_layer=2, dropout=0.3))
@@ -276,7 +276,7 @@ def test_sinusoids_are_dropped_and_learned_positions_are_not(
 ):
     shapes = []
     for name in ("dropout", "relu_dropout"):
-        for room in (nn.model, nn.language_model, nn.layer):
+        for room in (nn.transformer_xl, nn.language_model, nn.layer):
             spy = lambda x, *about: shapes.append(tuple(x.shape)) or x  # noqa: E731
             monkeypatch.setattr(room, name, spy, raising=False)
     model = TransformerXL(replace(tiny_config, **settings))
