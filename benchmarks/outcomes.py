@@ -242,7 +242,7 @@ def _with_transformers(run: Path) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     import transformer_xl as txl
-    import transformer_xl.hf
+    import transformer_xl.hf  # noqa: F401  (registers the model)
 
     best = run / "model" / "best"
     model, vocab = AutoModelForCausalLM.from_pretrained(best), txl.load_vocab(best)
@@ -255,7 +255,6 @@ def _with_transformers(run: Path) -> dict[str, Any]:
         "greedy": model.generate(ids, max_new_tokens=40, do_sample=False).tolist(),
         "drawn": model.generate(ids, max_new_tokens=40, do_sample=True, top_k=0).tolist(),
         "beams": model.generate(ids, max_new_tokens=20, num_beams=3, do_sample=False).tolist(),
-        "type": transformer_xl.interop.hf.__name__,
     }
 
 
