@@ -242,7 +242,7 @@ def _with_transformers(run: Path) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM
 
     import transformer_xl as txl
-    import transformer_xl.hf  # noqa: F401  (registers the model)
+    import transformer_xl.hf
 
     best = run / "model" / "best"
     model, vocab = AutoModelForCausalLM.from_pretrained(best), txl.load_vocab(best)
