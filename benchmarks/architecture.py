@@ -38,10 +38,9 @@ ALLOWED = {
     *("train/step.py", "train/network.py"),
 }
 CORE = (
-    *("model/transformer_xl.py", "model/language_model.py", "model/layer.py", "model/attention.py"),
-    *("model/memory.py", "model/positions.py", "model/embedding.py", "model/adaptive.py"),
-    *("model/softmax.py", "model/segment.py", "model/output.py", "model/norm.py"),
-    *("model/initialization.py", "model/lengths.py", "model/reading.py", "model/mode.py"),
+    *("model/transformer_xl.py", "model/language_model.py", "model/layer.py", "model/memory.py"),
+    *("model/positions.py", "model/embedding.py", "model/softmax.py", "model/segment.py"),
+    *("model/lengths.py", "model/reading.py"),
     # As earlier revisions have them.
     *("nn/model.py", "nn/language_model.py", "nn/positioned.py", "nn/layer.py", "nn/attention.py"),
     *("nn/memory.py", "nn/positions.py", "nn/embedding.py", "nn/adaptive.py", "nn/softmax.py"),

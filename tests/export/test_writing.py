@@ -13,7 +13,7 @@ from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.inference.generate import generate
 from transformer_xl.interop.export import make_step, writing
-from transformer_xl.model.weights import WEIGHTS_FILE, weights_checksum
+from transformer_xl.model.pretrained import WEIGHTS_FILE, weights_checksum
 
 VOCAB = train_vocab("chars", ["abcdefghijklmnopqrstuvwxyz .,\n!"])
 

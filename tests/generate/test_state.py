@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 from transformer_xl.inference.generate import State, generate, load_state, save_state, write_state
 from transformer_xl.model import Memory, TransformerXL
 from transformer_xl.model.memory import KeysAndValues
-from transformer_xl.model.weights import CHECKSUM_KEY
+from transformer_xl.model.pretrained import CHECKSUM_KEY
 
 
 @pytest.fixture

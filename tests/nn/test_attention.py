@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transformer_xl.model import Positions, RelAttention, attention
+from transformer_xl.model import Positions, RelAttention, layer
 from transformer_xl.ops import reference
 
 
@@ -113,7 +113,7 @@ def test_attention_weights_are_dropped_in_training_alone(tiny_config, monkeypatc
         asked.append(dropout)
         return q
 
-    monkeypatch.setattr(attention, "rel_attention", spy)
+    monkeypatch.setattr(layer, "rel_attention", spy)
     module = made(replace(tiny_config, attn_dropout=0.3, dropout=0.9))
     q, k, v, *positions = operands(module)
     module.train()(q, k, v, Positions(*positions))

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import torch
 
-from transformer_xl.model.norm import RMSNorm, make_norm
+from transformer_xl.model.layer import RMSNorm, make_norm
 
 
 def test_the_settings_choose_the_normalization(tiny_config):

@@ -203,7 +203,7 @@ def test_a_disk_error_leaves_the_old_model(tiny_config, folder, monkeypatch):
         path.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("transformer_xl.model.weights.save_file", fail)
+    monkeypatch.setattr("transformer_xl.model.pretrained.save_file", fail)
     with pytest.raises(OSError, match=r"model\.safetensors"):
         TransformerXL(tiny_config).save_pretrained(folder)
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before

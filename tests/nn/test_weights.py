@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformer_xl.cli import main
 from transformer_xl.inference.generate import State, load_state, write_state
 from transformer_xl.model import TransformerXL
-from transformer_xl.model.weights import (
+from transformer_xl.model.pretrained import (
     CHECKSUM_KEY,
     has_checksum,
     weights_checksum,

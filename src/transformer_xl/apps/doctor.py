@@ -18,11 +18,9 @@ from transformer_xl.data.preparing import cache_folder
 from transformer_xl.model.language_model import read_model_weights
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
+    has_checksum,
     load_config,
     model_folders,
-)
-from transformer_xl.model.weights import (
-    has_checksum,
     verified_tensors,
     verify_weights,
     weights_files,

@@ -94,8 +94,11 @@ class Generate:
 
     def _weights_checksum(self) -> str:
         """Name the weights that are loaded: a training may replace them meanwhile."""
-        from transformer_xl.model.pretrained import find_model_folder
-        from transformer_xl.model.weights import weights_checksum, weights_path
+        from transformer_xl.model.pretrained import (
+            find_model_folder,
+            weights_checksum,
+            weights_path,
+        )
 
         return weights_checksum(weights_path(find_model_folder(self.dir))) if self.state else ""
 

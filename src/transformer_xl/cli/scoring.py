@@ -82,9 +82,12 @@ class Score:
         from transformer_xl.inference.evaluate.flow import Cutter, Flow
         from transformer_xl.model.lengths import Lengths
         from transformer_xl.model.needs import require_mem_len
-        from transformer_xl.model.pretrained import find_model_folder
+        from transformer_xl.model.pretrained import (
+            find_model_folder,
+            weights_checksum,
+            weights_path,
+        )
         from transformer_xl.model.reading import Reader
-        from transformer_xl.model.weights import weights_checksum, weights_path
 
         weights, loaded = weights_path(find_model_folder(self.dir)), ""
         if self.state:

@@ -56,8 +56,7 @@ class Serve:
         from transformer_xl.apps.serve.server import serve
         from transformer_xl.config.device import pick_device
         from transformer_xl.config.recipes import generation_of
-        from transformer_xl.model.pretrained import find_model_folder
-        from transformer_xl.model.weights import weights_path
+        from transformer_xl.model.pretrained import find_model_folder, weights_path
 
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("transformer_xl.serve").setLevel(logging.INFO)

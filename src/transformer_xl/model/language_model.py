@@ -12,13 +12,11 @@ from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.adaptive import AdaptiveSoftmax
 from transformer_xl.model.arguments import shown
 from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding, embedded
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.needs import require_weights
-from transformer_xl.model.output import Output
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
     SavesItself,
@@ -27,11 +25,12 @@ from transformer_xl.model.pretrained import (
     load_config,
     model_weights,
     read_config,
+    read_weights,
+    weights_path,
     write_model,
 )
-from transformer_xl.model.segment import Segment
-from transformer_xl.model.softmax import CalledSoftmax, Softmax
-from transformer_xl.model.weights import read_weights, weights_path
+from transformer_xl.model.segment import Output, Segment
+from transformer_xl.model.softmax import AdaptiveSoftmax, CalledSoftmax, Softmax
 from transformer_xl.ops import dropout
 
 _KINDS: dict[str, type["LanguageModel"]] = {}

@@ -1,24 +1,349 @@
 """A model as a folder: ``config.json`` and ``model.safetensors``."""
 
 import dataclasses
+import hashlib
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from transformer_xl.config import FORMAT_VERSION, EvalConfig, ModelConfig
 from transformer_xl.config.checks import read_settings
-from transformer_xl.config.files import replace_file, require_model_place
-from transformer_xl.config.unused import unused_in_model, without_unused
-from transformer_xl.model.weights import (
-    WEIGHTS_FILE,
-    require_storable,
-    weights_path,
-    write_weights,
+from transformer_xl.config.files import (
+    checksum,
+    replace_file,
+    require_model_place,
+    write_atomically,
 )
+from transformer_xl.config.unused import unused_in_model, without_unused
+
+WEIGHTS_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+CHECKSUM_KEY = "transformer_xl.sha256"
+"""The name of the checksum in the metadata of a safetensors file."""
+
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+log = logging.getLogger("transformer_xl")
+
+
+def weights_path(folder: Path, variant: str | None = None) -> Path:
+    """Return the file with the weights of a model folder, or the index if there are several files.
+
+    Args:
+        folder: The model folder.
+        variant: The part that transformers adds to file names, as in ``model.fp16.safetensors``.
+    """
+    whole, index = folder / WEIGHTS_FILE, folder / INDEX_FILE
+    if variant is not None:
+        whole = whole.with_suffix(f".{variant}.safetensors")
+        index = index.with_suffix(f".{variant}.json")
+    return index if index.is_file() and not whole.is_file() else whole
+
+
+def weights_files(path: Path) -> dict[Path, set[str] | None]:
+    """Return the files that hold weights, and the names of the weights of each.
+
+    Args:
+        path: What :func:`weights_path` returned. For a single file the names are None: all.
+
+    Raises:
+        RuntimeError: The index is damaged, or names a file outside its folder.
+    """
+    if path.suffix != ".json":
+        return {path: None}
+    found: dict[Path, set[str] | None] = {}
+    try:
+        places = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        for name, file in dict(places).items():
+            # A folder has this name, too; 255 characters are the most that a name may have.
+            is_name = isinstance(file, str) and Path(file).name == file and file != ".."
+            if not is_name or len(file) > 255:
+                raise ValueError(f"{file!r} is not the name of a file beside it")
+            names = found.setdefault(path.parent / file, set())
+            assert names is not None
+            names.add(name)
+    except PermissionError as error:
+        raise _unreadable(path) from error
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RuntimeError(f"{path} is damaged or no index of weights: {error!r}") from error
+    for file in found:
+        if not file.is_file():
+            raise RuntimeError(f"{path} names {file.name}, which is missing: copy it there, too")
+    return found
+
+
+def require_storable(weights: Mapping[str, Tensor]) -> None:
+    """Require weights that can be loaded again, before anything is written.
+
+    Raises:
+        ValueError: A type is none that weights are stored in, or a value is not finite.
+    """
+    for name, x in weights.items():
+        dtype = str(x.dtype).removeprefix("torch.")
+        if dtype not in _DTYPES.values():
+            raise ValueError(
+                f"{name} is {dtype}; weights are stored as {', '.join(_DTYPES.values())}: convert "
+                "the model first, as by model.float()"
+            )
+        if not _is_finite(x):
+            raise ValueError(
+                f"{name} has values that are not finite: such a model would not load again"
+            )
+
+
+def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
+    """Write weights to a safetensors file, atomically and with their checksum.
+
+    Raises:
+        OSError: The file cannot be written; what was at ``path`` is still there.
+    """
+    write_tensors({name: x.contiguous() for name, x in weights.items()}, path, {"format": "pt"})
+
+
+def write_tensors(tensors: dict[str, Tensor], path: Path, about: Mapping[str, str]) -> None:
+    """Write tensors and what is known of them to a safetensors file, with their checksum.
+
+    Raises:
+        OSError: The file cannot be written; what was at ``path`` is still there.
+    """
+    about = dict(about) | {CHECKSUM_KEY: tensors_checksum(tensors, about)}
+
+    def write(temporary: Path) -> None:
+        save_file(tensors, temporary, about)
+        _sort_metadata(temporary)
+
+    write_atomically(path, write)
+
+
+def read_weights(
+    path: Path, expected: Callable[[int], Mapping[str, torch.Size]], fits: str
+) -> dict[str, Tensor]:
+    """Read weights by name, and verify them.
+
+    Args:
+        path: What :func:`weights_path` returned.
+        expected: Given the number of tensors that there are, returns names and shapes.
+        fits: The file that defines the expected shapes; named in errors.
+
+    Raises:
+        OSError: A file cannot be read.
+        RuntimeError: A file is damaged; or its weights are others, of another shape, of a type that
+            weights are not stored in, or not finite.
+    """
+    files = weights_files(path)
+    shapes = _shapes(path, files)
+    try:
+        wanted = expected(len(shapes))
+    except (TypeError, RuntimeError, OverflowError) as error:
+        # What torch says of sizes that no tensor can have.
+        raise RuntimeError(f"{path} does not fit {fits}: {error}") from error
+    wrong = sorted(wanted.keys() ^ shapes.keys()) or [
+        f"{name} of shape {shapes[name]} instead of {tuple(shape)}"
+        for name, shape in wanted.items()
+        if shapes[name] != tuple(shape)
+    ]
+    if wrong:
+        raise RuntimeError(
+            f"{path} does not fit {fits}: {', '.join(wrong[:3])}"
+            f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}"
+        )
+    weights: dict[str, Tensor] = {}
+    for file in files:
+        weights |= verified_tensors(file)[0]
+    return {name: weights[name] for name in wanted}
+
+
+def verify_weights(path: Path) -> None:
+    """Verify weights, whatever model they belong to.
+
+    Args:
+        path: What :func:`weights_path` returned.
+
+    Raises:
+        OSError: A file cannot be read.
+        RuntimeError: A file is damaged, or has weights of a type that weights are not stored in, or
+            values that are not finite.
+    """
+    files = weights_files(path)
+    _shapes(path, files)
+    for file in files:
+        verified_tensors(file)
+
+
+def has_checksum(path: Path) -> bool:
+    """Whether a safetensors file has a checksum.
+
+    Raises:
+        OSError: The file cannot be read.
+        RuntimeError: It is damaged.
+    """
+    with _opened(path) as file:
+        return CHECKSUM_KEY in (file.metadata() or {})
+
+
+def verified_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read a safetensors file; return its tensors and its metadata.
+
+    Raises:
+        OSError: The file cannot be read.
+        RuntimeError: It is damaged, or has values that are not finite.
+    """
+    with _opened(path) as file:
+        about = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    recorded = about.pop(CHECKSUM_KEY, None)
+    if recorded is None:
+        log.warning(
+            "%s has no checksum, so damage to it cannot be detected: it was written by an earlier "
+            "version or by another program",
+            path,
+        )
+    elif recorded != tensors_checksum(tensors, about):
+        raise RuntimeError(
+            f"{path} is damaged: its contents do not match its checksum. Restore it from a copy"
+        )
+    for name, x in tensors.items():
+        if not _is_finite(x):
+            raise RuntimeError(
+                f"{path} has values of {name} that are not finite, with which nothing can be "
+                "computed: restore it from a copy, or from an earlier checkpoint of its training"
+            )
+    return tensors, about
+
+
+def tensors_checksum(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
+    """Return the SHA-256 of tensors with their names, shapes and types, and of the metadata."""
+    found = hashlib.sha256(json.dumps(sorted(about.items())).encode())
+    for name, x in sorted(tensors.items()):
+        found.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode("utf-8", "surrogatepass"))
+        if x.numel():
+            # NumPy has no bfloat16.
+            found.update(x.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+def add_checksums(path: Path) -> None:
+    """Add checksums to weights that another library wrote.
+
+    Args:
+        path: What :func:`weights_path` returned.
+
+    Raises:
+        OSError: A file cannot be read or written.
+        RuntimeError: A file is damaged.
+    """
+    for file in weights_files(path):
+        if has_checksum(file):
+            continue
+        with _opened(file) as opened:
+            about = opened.metadata() or {}
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        write_tensors(tensors, file, about)
+
+
+def weights_checksum(weights: Path | str) -> str:
+    """Return the SHA-256 that names the weights of a model: of the file, or of an index's files.
+
+    Args:
+        weights: What :func:`weights_path` returned; a checksum is returned as it is.
+    """
+    if isinstance(weights, str):
+        return weights
+    sums = []
+    for path in weights_files(weights):
+        about = path.stat()
+        sums.append(_checksum_at(path, about.st_ino, about.st_size, about.st_mtime_ns))
+    return sums[0] if len(sums) == 1 else hashlib.sha256("\n".join(sums).encode()).hexdigest()
+
+
+# Cached: repeated saves would otherwise hash the file each time.
+@lru_cache(maxsize=32)
+def _checksum_at(weights: Path, *what_changes_with_it: int) -> str:
+    return checksum(weights)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file; errors name it.
+
+    Raises:
+        OSError: It cannot be read.
+        RuntimeError: It is damaged.
+    """
+    try:
+        # The library calls a file without permission one that does not exist.
+        path.open("rb").close()
+        with safe_open(path, "pt") as file:
+            yield file
+    except FileNotFoundError:
+        raise
+    except PermissionError as error:
+        raise _unreadable(path) from error
+    except (SafetensorError, OSError) as error:
+        raise RuntimeError(f"{path} is damaged or no safetensors file: {error}") from error
+
+
+def _shapes(path: Path, files: Mapping[Path, set[str] | None]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of weights, without reading these: a file may claim more than fits."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file, names in files.items():
+        described = _described(file)
+        if names is not None and (other := sorted(names ^ described.keys())):
+            raise RuntimeError(
+                f"{path} is damaged: {other[0]} is listed for {file.name} and not in it, or in it "
+                "and not listed"
+            )
+        for name, (dtype, shape) in described.items():
+            if dtype not in _DTYPES:
+                raise RuntimeError(
+                    f"{file} has {name} as {dtype}; weights are {', '.join(_DTYPES)}: convert them "
+                    "with safetensors.torch, for example by save_file({k: x.float() for k, x in "
+                    "load_file(old).items()}, new)"
+                )
+            shapes[name] = shape
+    return shapes
+
+
+def _described(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Return the type and the shape of each tensor of a file, without reading them."""
+    with _opened(path) as file:
+        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
+        return {name: (x.get_dtype(), tuple(x.get_shape())) for name, x in slices.items()}
+
+
+def _is_finite(x: Tensor) -> bool:
+    return not x.is_floating_point() or bool(x.isfinite().all())
+
+
+def _sort_metadata(path: Path) -> None:
+    """Put the metadata of a safetensors file in order: the library's differs from run to run.
+
+    Equal contents are equal files then, and have the same checksum.
+    """
+    with path.open("r+b") as file:
+        n_bytes = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(n_bytes))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        content = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+        assert len(content) <= n_bytes
+        file.seek(8)
+        file.write(content.ljust(n_bytes))
+
+
+def _unreadable(path: Path) -> OSError:
+    return PermissionError(
+        f"cannot read {path}: permission denied; ask its owner for it (chmod a+r {path.name})"
+    )
+
 
 CONFIG_FILE = "config.json"
 MODEL_TYPE = "transformer-xl"

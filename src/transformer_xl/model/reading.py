@@ -15,9 +15,9 @@ from transformer_xl.model.arguments import as_tokens
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.mode import evaluating
 from transformer_xl.model.needs import require_capacity
-from transformer_xl.model.output import Output
+from transformer_xl.model.segment import Output
+from transformer_xl.model.wrapping import evaluating
 
 Texts = Int[Tensor, "B L"] | Sequence[Int[Tensor, " L"]]
 """Texts in tokens, all of one length, on any device."""

@@ -1,5 +1,6 @@
 """Transformer-XL: embedding, layers with memory, softmax."""
 
+import re
 from collections.abc import Sequence
 from threading import get_ident
 from typing import Any
@@ -10,13 +11,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.initialization import init_weights
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.layer import DecoderLayer
+from transformer_xl.model.layer import GATE_BIAS, DecoderLayer, make_norm
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import KeysAndValues, Memory
-from transformer_xl.model.mode import evaluating
-from transformer_xl.model.norm import make_norm
 from transformer_xl.model.positions import (
     Positions,
     ProjectedPositions,
@@ -24,8 +22,32 @@ from transformer_xl.model.positions import (
     relative_positions,
 )
 from transformer_xl.model.segment import Segment
-from transformer_xl.model.wrapping import adapters
+from transformer_xl.model.wrapping import adapters, evaluating
 from transformer_xl.ops import dropout
+
+
+@torch.no_grad()
+def init_weights(model: nn.Module, config: ModelConfig) -> None:
+    """Draw the initial weights of a model by the names of its parameters."""
+    table = (
+        # (names end in, mean, standard deviation)
+        (("norm.weight",), 1.0, config.init_std),
+        (("gate.bias",), GATE_BIAS, 0.0),
+        (("norm.bias", "inner.bias", "outer.bias", "softmax.bias"), 0.0, 0.0),
+        (("cluster_bias", "distance_bias"), 0.0, 0.0),
+        (("embedding.proj.weight", "softmax.proj.weight"), 0.0, config.proj_init_std),
+        (("_proj.weight", "inner.weight", "outer.weight"), 0.0, config.init_std),
+        (("embedding.weight", "softmax.weight", "cluster_weight"), 0.0, config.init_std),
+        (("content_bias", "position_bias"), 0.0, config.init_std),
+        (("distance_embedding", "position_embedding"), 0.0, config.init_std),
+    )
+    for name, parameter in model.named_parameters():
+        # What each cluster has one of is numbered.
+        name = re.sub(r"weights\.\d+", "weight", re.sub(r"projs\.\d+", "proj", name))
+        mean, std = next((m, s) for ends, m, s in table if name.endswith(ends))
+        # To draw nothing for shapes alone, torch would import its compiler.
+        if not parameter.is_meta:
+            parameter.normal_(mean, std)
 
 
 class TransformerXL(LanguageModel):

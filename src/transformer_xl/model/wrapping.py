@@ -5,20 +5,39 @@ replace its ``forward``, or hang hooks on it. Such a module is called. A plain o
 weights are handed to the operations of :mod:`transformer_xl.ops`, which are faster.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.modules import module as _torch
 
-from transformer_xl.model.norm import RMSNorm
 from transformer_xl.ops import linear
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Put a module and all in it into evaluation mode for the length of a ``with`` block.
+
+    Each is put back into the mode that it had, be it another than that of the whole. Threads that
+    share a module in training mode put it back for each other: call its ``eval()`` first.
+    """
+    in_training = [each for each in module.modules() if each.training]
+    for each in in_training:
+        each.training = False
+    try:
+        yield
+    finally:
+        for each in in_training:
+            each.training = True
+
 
 # Hooks on all modules there are: torch never puts others in the place of these dictionaries.
 _FORWARD, _FORWARD_PRE = _torch._global_forward_hooks, _torch._global_forward_pre_hooks
 _BACKWARD, _BACKWARD_PRE = _torch._global_backward_hooks, _torch._global_backward_pre_hooks
 
-_LEAVES = frozenset({nn.Linear, nn.LayerNorm, RMSNorm, type(None)})
+_LEAVES = frozenset({nn.Linear, nn.LayerNorm, type(None)})
 """Most modules are of these kinds; they have neither adapters nor modules inside."""
 
 _BUILT_IN = ("transformer_xl.", "torch.nn.modules.")

@@ -32,9 +32,9 @@ from transformer_xl.model import (
     Memory,
     RelAttention,
     Softmax,
-    attention,
+    layer,
 )
-from transformer_xl.model.norm import RMSNorm
+from transformer_xl.model.layer import RMSNorm
 from transformer_xl.train import TrainState
 from transformer_xl.train import step as updating
 from transformer_xl.train.optim import Optimizer
@@ -45,8 +45,8 @@ SCOPES: tuple[tuple[Any, str, str], ...] = (
     (RelAttention, "positions", "projections"),
     (RelAttention, "project", "projections"),
     (RelAttention, "forward", "projections"),
-    (attention, "rel_attention", "attention"),
-    (attention, "attention", "attention"),
+    (layer, "rel_attention", "attention"),
+    (layer, "attention", "attention"),
     (FeedForward, "forward", "feed-forward"),
     (DecoderLayer, "forward", "norms, residuals, dropout"),
     (nn.LayerNorm, "forward", "norms, residuals, dropout"),

@@ -24,7 +24,7 @@ from transformer_xl.apps.serve.session_file import (
 )
 from transformer_xl.inference.generate import State, load_state, write_state
 from transformer_xl.model import LanguageModel
-from transformer_xl.model.weights import weights_checksum
+from transformer_xl.model.pretrained import weights_checksum
 
 
 class Sessions:

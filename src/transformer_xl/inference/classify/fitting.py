@@ -10,7 +10,7 @@ from torch import Tensor
 
 from transformer_xl.config.checks import Count, NotNegative, Positive, Share, check, no_type_check
 from transformer_xl.inference.classify.classifier import LongDocumentClassifier
-from transformer_xl.model.mode import evaluating
+from transformer_xl.model.wrapping import evaluating
 from transformer_xl.ops.nll import IGNORED
 
 Documents = Sequence[Int[Tensor, " _"]]

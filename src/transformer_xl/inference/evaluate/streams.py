@@ -14,9 +14,9 @@ from transformer_xl.model.arguments import as_tokens as as_tokens
 from transformer_xl.model.arguments import require_at_least as require_at_least
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.memory import join
-from transformer_xl.model.mode import evaluating as evaluating
 from transformer_xl.model.needs import require_mem_len
 from transformer_xl.model.reading import Reader, read, read_all
+from transformer_xl.model.wrapping import evaluating as evaluating
 
 
 def as_text(ids: Any, config: ModelConfig) -> Int[Tensor, " length"]:

@@ -15,9 +15,9 @@ from transformer_xl.model import Memory, Stepper
 from transformer_xl.model.arguments import as_tokens, require_model, whole
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import join
-from transformer_xl.model.mode import evaluating
 from transformer_xl.model.needs import require_capacity
 from transformer_xl.model.reading import read
+from transformer_xl.model.wrapping import evaluating
 
 PROMPT_SEGMENT = 512
 """Tokens of a prompt that are read at once."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.inference.generate.batch import Generation
 from transformer_xl.model import LanguageModel, Memory
-from transformer_xl.model.weights import verified_tensors, weights_checksum, write_tensors
+from transformer_xl.model.pretrained import verified_tensors, weights_checksum, write_tensors
 
 _POSITIONED = ("states", "keys", "values")
 

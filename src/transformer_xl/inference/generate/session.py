@@ -23,9 +23,8 @@ from transformer_xl.model.arguments import require_model, shown, whole
 from transformer_xl.model.compact import Weights
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.needs import full_memory, most_positions, require_mem_len
-from transformer_xl.model.pretrained import find_model_folder
+from transformer_xl.model.pretrained import find_model_folder, weights_checksum, weights_path
 from transformer_xl.model.reading import Place, Reader
-from transformer_xl.model.weights import weights_checksum, weights_path
 
 # Reading in pieces bounds the memory it takes, whatever the length of a text.
 _SEGMENT = 512

@@ -17,8 +17,7 @@ from transformer_xl.data import load_vocab
 from transformer_xl.interop.export.checking import Errors, Run, compare
 from transformer_xl.interop.export.exported_step import Step, make_step, names
 from transformer_xl.model import load_model
-from transformer_xl.model.pretrained import find_model_folder
-from transformer_xl.model.weights import weights_checksum, weights_path
+from transformer_xl.model.pretrained import find_model_folder, weights_checksum, weights_path
 
 Format = Literal["onnx", "torch"]
 

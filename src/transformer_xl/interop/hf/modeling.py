@@ -22,7 +22,7 @@ from transformer_xl.interop.hf.configuration import TransformerXLConfig
 from transformer_xl.interop.hf.inputs import Inputs, Targets, read
 from transformer_xl.model import AdaptiveSoftmax, Memory, Stepper, build_model
 from transformer_xl.model.language_model import require_own_weights
-from transformer_xl.model.weights import (
+from transformer_xl.model.pretrained import (
     add_checksums,
     require_storable,
     verify_weights,

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import Text, as_tokens
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
-from transformer_xl.model.mode import evaluating
 from transformer_xl.model.reading import read
+from transformer_xl.model.wrapping import evaluating
 
 _ROWS = 16
 
