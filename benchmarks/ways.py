@@ -1,0 +1,172 @@
+"""How many functions, in how many files, lie on the way to a weight update and to a token?
+
+    python benchmarks/ways.py
+    python benchmarks/ways.py --base c1f4c10 --list
+
+A tiny model is trained by `txl train` and writes by `txl generate`, both in the process of this
+program, once for each revision in a process of its own. Rules:
+
+* The way to a weight update is what is on the stack while the loop runs, from `main` downward, and
+  what is entered between the end of one training step and the end of the next, the third and the
+  fourth of the run, in which nothing is logged, evaluated or saved.
+* The way to a token is what is on the stack while tokens are written, and what is entered from the
+  second token that is drawn to the third.
+* Counted are the functions and methods of the package, each once, whatever their size: properties
+  and constructors too, lambdas and comprehensions not. What Python or a library computes between
+  them (a dataclass, a compiled graph) is not counted.
+* The files are those in which these functions stand.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import revision
+
+RECIPE = """\
+# A tiny model of bytes.
+[model]
+n_layer = 2
+n_head = 2
+d_model = 16
+d_inner = 32
+mem_len = 8
+[data]
+path = "text.txt"
+vocab = "bytes"
+[train]
+steps = 6
+batch_size = 2
+segment_len = 8
+eval_every = 1000
+log_every = 1000
+save_every = 1000
+"""
+
+
+class Way:
+    """The functions of the package that are entered while this is on."""
+
+    def __init__(self, package: Path) -> None:
+        self.package = str(package)
+        self.found: set[tuple[str, str]] = set()
+        self.is_on = False
+
+    def see(self, code: CodeType) -> None:
+        """Take a function, if it is one of the package."""
+        inside = code.co_filename.startswith(self.package)
+        if inside and "<" not in code.co_name:
+            self.found.add((code.co_filename[len(self.package) + 1 :], code.co_qualname))
+
+    def see_stack(self, frame: FrameType | None) -> None:
+        """Take what is on the stack."""
+        while frame is not None:
+            self.see(frame.f_code)
+            frame = frame.f_back
+
+
+def follow(package: Path, command: list[str], name: str, first: int) -> list[tuple[str, str]]:
+    """Run a command; return what is between two returns of a function, and above it.
+
+    Args:
+        package: The folder of the package.
+        command: The command line, without ``txl``.
+        name: The name of the function.
+        first: After how many of its returns it begins.
+    """
+    from transformer_xl.cli import main
+
+    way, returns = Way(package), 0
+
+    def profile(frame: FrameType, event: str, _: Any) -> None:
+        nonlocal returns
+        if event == "call" and way.is_on:
+            way.see(frame.f_code)
+        elif (
+            event == "return"
+            and frame.f_code.co_name == name
+            and frame.f_code.co_filename.startswith(str(package))
+        ):
+            returns += 1
+            way.is_on = returns == first
+            if way.is_on:
+                way.see_stack(frame.f_back)
+
+    sys.setprofile(profile)
+    try:
+        code = main(command)
+    finally:
+        sys.setprofile(None)
+    if code or returns <= first:
+        raise RuntimeError(f"{command} ended with {code} after {returns} times {name}")
+    return sorted(way.found)
+
+
+def work() -> None:
+    """Follow both ways in this process; print what was found."""
+    import transformer_xl
+
+    package = Path(transformer_xl.__file__).parent
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        Path("text.txt").write_text("the cat sat on the mat\n" * 400)
+        Path("tiny.toml").write_text(RECIPE)
+        quiet = os.dup(1), os.dup(2)
+        with open(os.devnull, "w") as nowhere:  # noqa: PTH123  (a descriptor is needed)
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+            words = ["train", "tiny.toml", "--out", "run", "--quiet"]
+            update = follow(package, words, "train_step", 3)
+            words = ["generate", "run", "--length", "6", "--prompt", "the cat"]
+            # One token is drawn by each call.
+            token = follow(package, words, "__call__", 2)
+            sys.stdout.flush()
+            os.dup2(quiet[0], 1)
+            os.dup2(quiet[1], 2)
+    print(json.dumps({"update": update, "token": token}))
+
+
+def measure(source: Path) -> dict[str, list[list[str]]]:
+    """Follow the ways of a revision whose sources are there."""
+    environment = os.environ | {"PYTHONPATH": f"{source}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, __file__, "--worker"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    """Follow and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--base", help="also at this git revision")
+    parser.add_argument("--list", action="store_true", help="name the functions")
+    parser.add_argument("--json", type=Path, help="write what was found to this file")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        work()
+        return
+    found = {revision.commit(): measure(revision.ROOT / "src")}
+    if arguments.base:
+        with revision.sources(arguments.base) as source:
+            found[revision.commit(arguments.base)] = measure(source)
+    for name, ways in found.items():
+        for way, functions in ways.items():
+            files = {file for file, _ in functions}
+            print(f"{name}: to {way}: {len(functions)} functions in {len(files)} files")
+            if arguments.list:
+                for file, function in functions:
+                    print(f"    {file}: {function}")
+    if arguments.json:
+        arguments.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
