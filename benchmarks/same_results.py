@@ -11,8 +11,9 @@ Rules:
 * Training (200 steps of four shrunken recipes: byte-pair units with Muon, characters in stages,
   words with an adaptive softmax, and an LSTM), evaluation and archives must have the same bits:
   losses, final weights and files are compared exactly. Generation must give the same tokens; the
-  outputs of the exported step may differ by 1e-4 in float32. Times and versions are not compared;
-  names that one of the two does not have are listed.
+  outputs of the exported step and the log-probabilities that the server returns beside its tokens
+  may differ by 1e-4 in float32. Times and versions are not compared; names that one of the two
+  does not have are listed.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def differences(ours: Any, theirs: Any, name: str = "") -> Iterator[tuple[str, s
             yield from differences(mine, other, f"{name}/{n}")
     elif ours != theirs:
         is_near = (
-            name.startswith("onnx/")
+            name.startswith(("onnx/", "server/"))
             and isinstance(ours, float)
             and isinstance(theirs, float)
             and math.isclose(ours, theirs, rel_tol=TOLERANCE)

@@ -178,12 +178,12 @@ class ModelConfig:
             f"vocab_size={self.vocab_size}",
         )
         require(
-            self.kind == "lstm" or self.d_head is not None or self.d_model % self.n_head == 0,
+            not self.has_attention or self.d_head is not None or self.d_model % self.n_head == 0,
             f"n_head={self.n_head} must divide d_model={self.d_model}; "
             "change one of them or set d_head",
         )
         require(
-            self.kind == "lstm" or self.d_model % 2 == 0 or self.attn_type in (1, 3),
+            not self.has_attention or self.d_model % 2 == 0 or self.attn_type in (1, 3),
             f"d_model={self.d_model} must be even: position encodings are pairs of sine and cosine",
         )
         require(
@@ -221,6 +221,11 @@ class ModelConfig:
             f"sample_softmax={self.sample_softmax} and cutoffs={self.cutoffs} are two ways to the "
             "same end: choose one",
         )
+
+    @property
+    def has_attention(self) -> bool:
+        """Whether such a model attends to positions that it remembers."""
+        return self.kind == "transformer_xl"
 
     @property
     def clusters(self) -> tuple[Cluster, ...]:

@@ -26,7 +26,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 def layer_matrices(config: ModelConfig) -> list[tuple[int, int]]:
     """List the rows and columns of the matrices of a layer, those that Muon takes for its own."""
     D, F, width = config.d_model, config.d_inner, config.n_head * config.head_width
-    if config.kind == "lstm":
+    if not config.has_attention:
         return [(4 * D, D)] * 2
     n_projections = 4 if config.attn_type == 0 else 3
     matrices = [(width, D)] * n_projections + [(D, width)]
@@ -158,7 +158,7 @@ def require_training(
     n_read = n_streams // train.accumulate * (T + model.ext_len)
     drawn = model.sample_softmax * (FLOAT * model.embed_width)
     sizes = {"model.n_layer": model.n_layer, "model.d_model": model.d_model}
-    if model.kind == "transformer_xl":
+    if model.has_attention:
         require_room(
             "the memory",
             weights + state_bytes(model, n_streams, M),

@@ -91,7 +91,7 @@ def recipe_of(
     """
     # Lengths are what rows differ in; each keeps its own from the beginning.
     model, train = recipe.model, replace(recipe.train, stages=())
-    if model.kind != "transformer_xl":
+    if not model.has_attention:
         raise ValueError(f"model.kind={model.kind!r} has no recurrence or encoding to take away")
     if not model.mem_len:
         raise ValueError(
