@@ -28,7 +28,7 @@ from turns import circumstances
 from transformer_xl.apps.bench import training
 from transformer_xl.apps.estimate import Plan, count_weights, moments, peak
 from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
-from transformer_xl.train.averaging import new_average
+from transformer_xl.train.optim import new_average
 
 CPU = torch.device("cpu")
 STEPS = 3

@@ -7,8 +7,7 @@ from transformer_xl.apps.estimate import count_weights
 from transformer_xl.apps.estimate.plan import layer_matrices, muon_weights, optimizer_numbers
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import TransformerXL
-from transformer_xl.train.averaging import new_average
-from transformer_xl.train.optim import Optimizer
+from transformer_xl.train.optim import Optimizer, new_average
 
 VARIANTS = {
     "the paper": {},

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformer_xl.config import TrainConfig
 from transformer_xl.model import TransformerXL
 from transformer_xl.train import loop, train
-from transformer_xl.train.averaging import average_start, new_average
+from transformer_xl.train.optim import average_start, new_average
 
 pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from transformer_xl.train.lamb import Lamb
+from transformer_xl.train.optim import Lamb
 
 
 def stepped(weight, *grads, **settings):

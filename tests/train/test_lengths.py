@@ -11,7 +11,7 @@ from transformer_xl.config.distributed import World
 from transformer_xl.data import Segments, prepare
 from transformer_xl.train import Network, loop
 from transformer_xl.train.beginning import fit_to_corpus, new_state
-from transformer_xl.train.varying_lengths import (
+from transformer_xl.train.state import (
     VaryingSegments,
     longest_segment,
     random_segment_len,

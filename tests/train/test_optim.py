@@ -9,9 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_xl.config import ModelConfig, TrainConfig
 from transformer_xl.model import TransformerXL, build_model
-from transformer_xl.train.lamb import Lamb
-from transformer_xl.train.muon import Muon
-from transformer_xl.train.optim import Optimizer, lr_scale
+from transformer_xl.train.optim import Lamb, Muon, Optimizer, lr_scale
 
 
 def scales(total=100, **settings):

@@ -11,7 +11,7 @@ from transformer_xl.data import prepare
 from transformer_xl.model import Memory, Output
 from transformer_xl.train import Network, loop
 from transformer_xl.train.beginning import fit_to_corpus, new_state
-from transformer_xl.train.regularization import activation_penalty
+from transformer_xl.train.step import activation_penalty
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CPU = torch.device("cpu")

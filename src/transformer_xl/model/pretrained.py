@@ -1,4 +1,14 @@
-"""A model as a folder: ``config.json`` and ``model.safetensors``."""
+"""A model as a folder: ``config.json`` and ``model.safetensors``.
+
+The weights are one file, or several with an index, as transformers writes large models::
+
+    model.safetensors                     one file
+    model.safetensors.index.json          the index: {"weight_map": {name: file}}
+    model-00001-of-00002.safetensors      ... and its files
+
+A checksum covers names, shapes, types and values. It is kept in the metadata of the file itself,
+so a file that is replaced can never be read with the checksum of the one before it.
+"""
 
 import dataclasses
 import hashlib

@@ -1,4 +1,4 @@
-"""The distribution over the vocabulary."""
+"""The distribution over the vocabulary: one softmax, or one in clusters of words."""
 
 import math
 from abc import ABC, abstractmethod
@@ -210,7 +210,12 @@ _disabled: Callable[..., Tensor] | None = None
 
 
 class AdaptiveSoftmax(nn.Module):
-    """Softmax over clusters of words; its weights can be those of the embedding.
+    """Softmax over clusters of words (Grave et al., 2017); its weights can be the embedding's.
+
+    Words are sorted by frequency and divided into clusters. The head is a distribution over the
+    words of the first cluster and one symbol for each further cluster; a word of such a tail has
+    the probability of its cluster times its own within it. Rarer clusters may have narrower
+    weights, as in :class:`~transformer_xl.model.embedding.AdaptiveEmbedding`.
 
     No table of all words for all tokens is ever made but by :meth:`log_probs`, which returns one.
     All methods are calls of the module: what hangs on it sees them.

@@ -2,8 +2,7 @@
 
 from transformer_xl.train.interrupts import Interrupted
 from transformer_xl.train.loop import train
-from transformer_xl.train.network import Network
 from transformer_xl.train.state import TrainState
-from transformer_xl.train.step import train_step
+from transformer_xl.train.step import Network, train_step
 
 __all__ = ["Interrupted", "Network", "TrainState", "train", "train_step"]

@@ -21,11 +21,9 @@ from transformer_xl.model.pretrained import (
     find_model_folder,
     load_config,
 )
-from transformer_xl.train.averaging import new_average
-from transformer_xl.train.network import shard
-from transformer_xl.train.optim import Optimizer
-from transformer_xl.train.state import TrainState
-from transformer_xl.train.varying_lengths import VaryingSegments, longest_segment
+from transformer_xl.train.optim import Optimizer, new_average
+from transformer_xl.train.state import TrainState, VaryingSegments, longest_segment
+from transformer_xl.train.step import shard
 
 _FREE = {
     *("mem_len", "ext_len", "attn_len", "clamp_len", "start_memory", "reset_at"),

@@ -33,9 +33,15 @@ from transformer_xl.train.checkpoint.checkpoints import Checkpoints, read_whole
 from transformer_xl.train.finish import finish
 from transformer_xl.train.interrupts import Interrupted, caught_interrupts
 from transformer_xl.train.metrics import MetricsLog, Progress
-from transformer_xl.train.network import Network, whole_weights
 from transformer_xl.train.state import TrainState, local
-from transformer_xl.train.step import Update, diverged, running_mean, train_step
+from transformer_xl.train.step import (
+    Network,
+    Update,
+    diverged,
+    running_mean,
+    train_step,
+    whole_weights,
+)
 
 _LATEST_STEPS = 16
 """Steps by which the present speed is known."""

@@ -1,16 +1,189 @@
-"""Optimizers and learning rates as functions of the step."""
+"""Optimizers (AdamW, LAMB, Muon), averages of the weights, and learning rates by the step."""
+
+# pyright: reportPrivateImportUsage=false
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim.swa_utils import AveragedModel
 
 from transformer_xl.config import TrainConfig
 from transformer_xl.config.device import pick_precision
-from transformer_xl.train.lamb import Lamb
-from transformer_xl.train.muon import Muon
+
+# The quintic polynomial of the reference: it lifts small singular values fastest and ends with
+# all of them between about 0.7 and 1.2.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+
+
+class Muon(torch.optim.Optimizer):
+    """Nesterov momentum, orthogonalized by Newton-Schulz iterations, with decoupled decay.
+
+    Follows Jordan et al., https://kellerjordan.github.io/posts/muon, for the matrices inside the
+    layers. ``torch.optim.Muon`` does the same one matrix at a time and always in bfloat16, which
+    many processors only emulate; this one takes all matrices of a shape at once and computes in
+    the precision that it is told. Of weights that are sharded, every process computes all updates
+    and takes its part.
+
+    Args:
+        params: Matrices, or groups of them. A group's ``parts`` says how many matrices are stacked
+            in each parameter along its rows (3 for queries, keys and values); 1 by default.
+        lr: Step length: the largest singular value of an update, for a square matrix.
+        momentum: Decay of the mean gradient.
+        weight_decay: Decoupled decay; the weights shrink by ``lr * weight_decay`` in each step.
+        iterations: Newton-Schulz iterations.
+        dtype: Precision of the iterations.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        lr: float = 0.02,
+        momentum: float = 0.95,
+        weight_decay: float = 0.0,
+        iterations: int = 5,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": 1}
+        super().__init__(params, defaults)
+        self._iterations, self._dtype = iterations, dtype
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Update every matrix that has a gradient."""
+        loss = closure() if closure is not None else None
+        alike: dict[tuple[torch.Size, float], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        shared: list[tuple[Tensor, Tensor]] = []
+        for group in self.param_groups:
+            parameters = [x for x in group["params"] if x.grad is not None]
+            grads = [x.grad for x in parameters]
+            for parameter in parameters:
+                if not self.state[parameter]:
+                    self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+            means = [self.state[x]["momentum"] for x in parameters]
+            if parameters:
+                torch._foreach_lerp_(means, grads, 1 - group["momentum"])
+                torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
+            for parameter, grad, mean in zip(parameters, grads, means, strict=True):
+                ahead = grad.lerp(mean, group["momentum"])
+                changed: Tensor = parameter
+                if isinstance(ahead, DTensor):
+                    # Singular vectors are those of a whole matrix, whoever holds its rows.
+                    ahead = ahead.full_tensor()
+                    changed = torch.zeros_like(ahead)
+                    shared.append((parameter, changed))
+                for matrix, update in zip(
+                    changed.chunk(group["parts"]), ahead.chunk(group["parts"]), strict=True
+                ):
+                    alike[matrix.shape, group["lr"]].append((matrix, update))
+        for ((rows, columns), lr), entries in alike.items():
+            matrices, ahead = (list(each) for each in zip(*entries, strict=True))
+            updates = orthogonalize(torch.stack(ahead).to(self._dtype), self._iterations)
+            # A map to more dimensions than it comes from needs longer columns for the same change.
+            scale = max(1.0, rows / columns) ** 0.5
+            changes = updates.to(matrices[0].dtype).unbind()
+            torch._foreach_add_(matrices, changes, alpha=-lr * scale)
+        for parameter, change in shared:
+            assert isinstance(parameter, DTensor)
+            own = distribute_tensor(
+                change, parameter.device_mesh, parameter.placements, src_data_rank=None
+            )
+            parameter.add_(own)
+        return loss
+
+
+def orthogonalize(
+    x: Float[Tensor, "matrices rows columns"], iterations: int
+) -> Float[Tensor, "matrices rows columns"]:
+    """Bring all singular values of each matrix near 1 and keep its singular vectors."""
+    a, b, c = COEFFICIENTS
+    tall = x.shape[1] > x.shape[2]
+    if tall:
+        x = x.mT
+    # The iteration converges for singular values up to 1, and none exceeds the Frobenius norm.
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    for _ in range(iterations):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
+
+LARGEST_NORM = 10.0
+"""The norm of a tensor above which its updates grow no further (the function phi of the paper)."""
+
+
+class Lamb(torch.optim.Optimizer):
+    """Adam whose update of each tensor is as long as the tensor, times the learning rate.
+
+    You et al., Large Batch Optimization for Deep Learning, 2020 (arXiv 1904.00962), algorithm 2,
+    in the form with which NVIDIA trained its Transformer-XL: the means are not corrected for their
+    start at zero, as in the third version of that paper, and norms of weights count up to 10.
+
+    Args:
+        params: Parameters, or groups of them.
+        lr: Step length, as a share of the norm of the tensor.
+        betas: Decay of the mean gradient and of the mean squared gradient.
+        eps: Added to the denominators.
+        weight_decay: Share of the weights that is added to the update before its norm is taken.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[nn.Parameter] | Iterable[dict[str, Any]],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Update every parameter that has a gradient."""
+        loss = closure() if closure is not None else None
+        for group in self.param_groups:
+            parameters = [x for x in group["params"] if x.grad is not None]
+            if not parameters:
+                continue
+            # A processor keeps one tensor after the other in its cache; a GPU takes longer to begin
+            # an operation than most tensors need.
+            if parameters[0].device.type == "cpu":
+                for parameter in parameters:
+                    self._move([parameter], group)
+            else:
+                self._move(parameters, group)
+        return loss
+
+    def _move(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
+        grads = [x.grad for x in parameters if x.grad is not None]
+        for parameter in parameters:
+            if not self.state[parameter]:
+                for name in ("mean", "mean_square"):
+                    self.state[parameter][name] = torch.zeros_like(parameter)
+        means = [self.state[x]["mean"] for x in parameters]
+        mean_squares = [self.state[x]["mean_square"] for x in parameters]
+        beta1, beta2 = group["betas"]
+        torch._foreach_lerp_(means, grads, 1 - beta1)
+        torch._foreach_mul_(mean_squares, beta2)
+        torch._foreach_addcmul_(mean_squares, grads, grads, value=1 - beta2)
+        roots = torch._foreach_sqrt(mean_squares)
+        torch._foreach_add_(roots, group["eps"])
+        updates = torch._foreach_div(means, roots)
+        torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
+        length, wanted = (torch.stack(torch._foreach_norm(x)) for x in (updates, parameters))
+        wanted = wanted.clamp(max=LARGEST_NORM)
+        # Chosen on the device, which is not waited for. Zeros have no length yet.
+        has_ratio = (length > 0) & (wanted > 0)
+        ratio = torch.where(has_ratio, wanted / (length + group["eps"]), 1.0)
+        torch._foreach_mul_(updates, (ratio * group["lr"]).unbind())
+        torch._foreach_sub_(parameters, updates)
+
 
 # The tables of word embeddings, one or one for each cluster; their projections learn as the layers.
 _EMBEDDINGS = "embedding.weight"
@@ -168,3 +341,52 @@ def _matrices_in(name: str, parameters: Mapping[str, Tensor]) -> int:
         return len(parameters[name]) // outer.shape[1]
     # The four gates of an LSTM.
     return 4 if name.startswith("lstm.") else 1
+
+
+def new_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None:
+    """Return the average that a run keeps beside its model; None where it keeps none.
+
+    The plain mean over the last part of a run is that of Polyak and Juditsky (1992) and of
+    non-monotonically triggered averaging (Merity et al., arXiv 1708.02182) with a fixed trigger.
+    """
+    if config.average == "none":
+        return None
+    return _Average(model, config.average_decay if config.average == "ema" else None)
+
+
+class _Average(AveragedModel):
+    """The average of PyTorch, which need not tell the device how many weights were averaged.
+
+    That is a copy which a GPU is waited for, at each step.
+
+    Args:
+        model: What is averaged.
+        decay: Share of the average that a step leaves of it. None: the plain mean.
+    """
+
+    def __init__(self, model: nn.Module, decay: float | None) -> None:
+        super().__init__(model)
+        self._decay = decay
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        """Take the present weights into the average."""
+        n = int(self.n_averaged)
+        averaged: list[Tensor] = [*self.module.parameters()]
+        present: list[Tensor] = [*model.parameters()]
+        if n == 0:
+            for mean, weight in zip(averaged, present, strict=True):
+                mean.copy_(weight)
+        else:
+            share = 1 / (n + 1) if self._decay is None else 1 - self._decay
+            torch._foreach_lerp_(averaged, present, share)  # pyright: ignore[reportPrivateImportUsage]
+        for kept, own in zip(self.module.buffers(), model.buffers(), strict=True):
+            kept.copy_(own)
+        self.n_averaged += 1
+
+
+def average_start(config: TrainConfig) -> float:
+    """Return the share of the training after which weights are averaged."""
+    if config.average_start is not None:
+        return config.average_start
+    return 0.0 if config.average == "ema" else 1 - config.cooldown_fraction

@@ -12,7 +12,7 @@ from transformer_xl.config.distributed import World
 from transformer_xl.model import build_model
 from transformer_xl.model.layer import DecoderLayer
 from transformer_xl.train import loop, step, train
-from transformer_xl.train import network as networks
+from transformer_xl.train import step as steps
 
 CPU = torch.device("cpu")
 NETWORK = ModelConfig(vocab_size=9, n_layer=2, n_head=2, d_model=16, d_inner=32)
@@ -100,8 +100,8 @@ def compiled(monkeypatch, begun, config):
 def shared(monkeypatch, begun, config):
     """Which parts of a model are divided over two processes."""
     seen = []
-    monkeypatch.setattr(networks, "fully_shard", lambda part, **how: seen.append(type(part)))
-    networks.shard(build_model(NETWORK), config.train, World(size=2), CPU)
+    monkeypatch.setattr(steps, "fully_shard", lambda part, **how: seen.append(type(part)))
+    steps.shard(build_model(NETWORK), config.train, World(size=2), CPU)
     return seen
 
 

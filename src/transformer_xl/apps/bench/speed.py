@@ -23,8 +23,7 @@ from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read
 from transformer_xl.ops import choose_backend
 from transformer_xl.train import Network, TrainState, train_step
-from transformer_xl.train.averaging import new_average
-from transformer_xl.train.optim import Optimizer
+from transformer_xl.train.optim import Optimizer, new_average
 
 WARM_UP = 2
 """Steps before those that count."""

@@ -9,7 +9,7 @@ import torch
 from transformer_xl.config import Config, ModelConfig
 from transformer_xl.model import build_model
 from transformer_xl.model.needs import FLOAT, layer_matrices
-from transformer_xl.train.varying_lengths import longest_segment
+from transformer_xl.train.state import longest_segment
 
 Parallel = Literal["ddp", "fsdp"]
 STATES = {"adamw": 2, "lamb": 2, "muon": 1}
