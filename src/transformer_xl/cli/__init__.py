@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import make_dataclass
 from typing import Annotated, Any, Protocol, Union, runtime_checkable
 
 from transformer_xl.cli.printing import say
@@ -52,15 +53,19 @@ def parse(argv: list[str]) -> Command:
         Annotated[kind, tyro.conf.subcommand(name, description=_Description(kind))]
         for name, kind in commands().items()
     )
-    command: Any = Union[kinds]  # noqa: UP007  (of a tuple)
+    # As the parser itself wraps what is no class, and leaves this name out of its messages; but
+    # with a help text, for which it would search the source code of typing at each start.
+    argument = tyro.conf.arg(name="", help="What to do.")
+    choice = Annotated[Union[kinds], argument]  # noqa: UP007  (of a tuple)
+    line: Any = make_dataclass("CommandLine", [("__tyro_dummy_inner__", choice)])
     return tyro.cli(
-        command,
+        line,
         prog="txl",
         description=_DESCRIPTION,
         args=argv,
         use_underscores=True,
         config=(tyro.conf.FlagCreatePairsOff,),
-    )
+    ).__tyro_dummy_inner__
 
 
 def commands() -> dict[str, Any]:
