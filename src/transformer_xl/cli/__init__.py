@@ -55,7 +55,8 @@ def parse(argv: list[str]) -> Command:
     )
     # As the parser itself wraps what is no class, and leaves this name out of its messages; but
     # with a help text, for which it would search the source code of typing at each start.
-    argument = tyro.conf.arg(name="", help="What to do.")
+    nothing: Any = lambda: None  # noqa: E731
+    argument = tyro.conf.arg(name="", help=nothing)
     choice = Annotated[Union[kinds], argument]  # noqa: UP007  (of a tuple)
     line: Any = make_dataclass("CommandLine", [("__tyro_dummy_inner__", choice)])
     return tyro.cli(

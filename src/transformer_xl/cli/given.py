@@ -4,7 +4,7 @@ import ast
 import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypedDict, TypeVar, get_type_hints
 
@@ -27,14 +27,9 @@ Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 
 def _about(section: type, field: Field) -> Any:
     # What takes a while is done when the help is printed.
-    hint = partial(_help, section, field)
-    return tyro.conf.arg(help_behavior_hint=lambda _: hint())
-
-
-def _help(section: type, field: Field) -> str:
-    text = _docstrings(section).get(field.name, "")
+    text: Any = lambda: _docstrings(section).get(field.name, "")  # noqa: E731
     default = "" if field.default is MISSING else f"; by default {field.default}"
-    return f"{text} (as the recipe says{default})"
+    return tyro.conf.arg(help=text, help_behavior_hint=f"(as the recipe says{default})")
 
 
 @cache
