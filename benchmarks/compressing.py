@@ -29,7 +29,7 @@ import torch
 from transformer_xl.apps.compress import Settings, compress, decompress
 from transformer_xl.apps.compress.contents import to_tokens
 from transformer_xl.apps.compress.header import unpack
-from transformer_xl.apps.compress.layout import Layout
+from transformer_xl.apps.compress.planning import Layout
 from transformer_xl.apps.compress.predicting import AT_ONCE, lengths, start_symbol
 from transformer_xl.config.device import pick_device
 from transformer_xl.data import Vocab, load_vocab

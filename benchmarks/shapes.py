@@ -94,7 +94,7 @@ def step_flops(work: Work, shape: Shape, *, has_positions: bool = True) -> float
             encodings of distances.
     """
     # Not at the head: the revision of ours that is compared with may have no such file.
-    from transformer_xl.apps.bench.work import forward_flops, training_flops
+    from transformer_xl.apps.bench.speed import forward_flops, training_flops
 
     config = model_config(shape, attn_type=0 if has_positions else 2)
     sizes = shape.batch, shape.length, shape.mem_len, shape.length

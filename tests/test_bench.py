@@ -17,7 +17,7 @@ from transformer_xl.apps.bench import (
     windows,
     with_vocabulary,
 )
-from transformer_xl.apps.bench.work import forward_flops, token_bytes, training_flops
+from transformer_xl.apps.bench.speed import forward_flops, token_bytes, training_flops
 from transformer_xl.apps.estimate import with_known_vocabulary
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
 from transformer_xl.config.recipes import load_recipe, recipe_names

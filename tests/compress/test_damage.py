@@ -11,8 +11,7 @@ import torch
 
 from transformer_xl.apps.compress import Settings, compress, decompress
 from transformer_xl.apps.compress.header import VERSION, Coding, Learning, pack, unpack
-from transformer_xl.apps.compress.planning import plan
-from transformer_xl.apps.compress.requirements import too_much
+from transformer_xl.apps.compress.planning import plan, too_much
 from transformer_xl.model import TransformerXL
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from transformer_xl.apps.bench.work import forward_flops, training_flops
+from transformer_xl.apps.bench.speed import forward_flops, training_flops
 from transformer_xl.apps.estimate import HARDWARE, Assumed, count_weights, sent_bytes, times
 from transformer_xl.apps.estimate.plan import layer_matrices, muon_weights
 from transformer_xl.apps.estimate.scaling import (

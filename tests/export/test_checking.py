@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from transformer_xl.interop.export import Errors, make_step
-from transformer_xl.interop.export.checking import compare
+from transformer_xl.interop.export.writing import compare
 
 
 @pytest.mark.parametrize(

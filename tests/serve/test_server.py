@@ -17,7 +17,8 @@ for _name in ("fastapi", "uvicorn", "prometheus_client"):
     pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]'")
 httpx = pytest.importorskip("httpx")
 
-from transformer_xl.apps.serve import completions, protocol, sessions  # noqa: E402  (they need these)
+from transformer_xl.apps.serve import completions, sessions  # noqa: E402  (they need these)
+from transformer_xl.apps.serve import server as serving  # noqa: E402
 
 COMPLETIONS = "/v1/completions"
 
@@ -120,7 +121,7 @@ def answer_of(server, sent, seconds=60):
 
 
 def test_who_sends_no_whole_head_is_not_waited_for(made, run_server, monkeypatch, until):
-    monkeypatch.setattr(protocol, "SECONDS", 0.3)
+    monkeypatch.setattr(serving, "SECONDS", 0.3)
     with run_server(made, max_seconds=2.0, max_tokens=10**6) as server:
         for sent in (b"", b"GET /health HTTP/1.1\r\nHost: local"):
             with contextlib.suppress(ConnectionResetError):
@@ -131,15 +132,15 @@ def test_who_sends_no_whole_head_is_not_waited_for(made, run_server, monkeypatch
 
 
 def test_who_takes_nothing_of_an_answer_is_not_waited_for(made, run_server, monkeypatch, until):
-    monkeypatch.setattr(protocol, "SECONDS", 0.3)
-    original = protocol.PatientProtocol.connection_made
+    monkeypatch.setattr(serving, "SECONDS", 0.3)
+    original = serving.PatientProtocol.connection_made
 
     def connection_made(self, transport):
         # The system's own room for what is not taken yet would need megabytes.
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         original(self, transport)
 
-    monkeypatch.setattr(protocol.PatientProtocol, "connection_made", connection_made)
+    monkeypatch.setattr(serving.PatientProtocol, "connection_made", connection_made)
     with run_server(made, max_tokens=10**6) as server:
         port = int(server.address.rpartition(":")[2])
         body = b'{"prompt": "a", "max_tokens": 999999, "stream": true, "logprobs": 20}'

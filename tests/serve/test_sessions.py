@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from transformer_xl.apps.serve import sessions
-from transformer_xl.apps.serve.session_file import (
+from transformer_xl.apps.serve.sessions import (
     NoRoomError,
     SessionBusyError,
     SessionError,
     SessionMissingError,
+    Sessions,
     TooManySessionsError,
     is_name,
 )
-from transformer_xl.apps.serve.sessions import Sessions
 from transformer_xl.inference.generate import State, generate, load_state
 
 

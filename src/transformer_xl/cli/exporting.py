@@ -45,8 +45,7 @@ class Export:
         require_new(self.out)
         # What takes a while comes when nothing is left to refuse.
         from transformer_xl.interop.export import export
-        from transformer_xl.interop.export.checking import EQUAL
-        from transformer_xl.interop.export.writing import MANIFEST_FILE
+        from transformer_xl.interop.export.writing import EQUAL, MANIFEST_FILE
 
         folder, errors = export(
             self.dir, self.out, format=self.format, mem_len=self.mem_len, n_tokens=self.tokens

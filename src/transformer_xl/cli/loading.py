@@ -174,7 +174,7 @@ def encoded_prompt(prompt: str, vocab: "Vocab") -> list[int]:
 
 
 def _told(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[int]]) -> list[int]:
-    from transformer_xl.data.unknown import unknown_warning
+    from transformer_xl.data.vocab import unknown_warning
 
     try:
         ids = encode(text)

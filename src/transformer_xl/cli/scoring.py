@@ -204,7 +204,7 @@ class _Unknown:
         """Take a piece of the text."""
         if not piece.unknown:
             return
-        from transformer_xl.data.unknown import describe_unknown, treated
+        from transformer_xl.data.vocab import describe_unknown, treated
 
         found = treated(self._vocab, piece.unknown)
         self._treated += found

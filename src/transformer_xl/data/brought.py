@@ -5,12 +5,53 @@ scores, its table of normal forms, its rules for blanks (Kudo and Richardson 201
 """
 
 import struct
+from collections.abc import Iterator
 from typing import Any, cast
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from transformer_xl.data.protobuf import fields
 from transformer_xl.data.vocab import StreamDecoder, Vocab, byte_characters
+
+
+def fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the value of each field: an integer, or the bytes of anything else.
+
+    Raises:
+        ValueError: This is no message, or not all of it.
+    """
+    at = 0
+    while at < len(message):
+        key, at = varint(message, at)
+        kind = key & 7
+        if kind == 0:
+            value, at = varint(message, at)
+            yield key >> 3, value
+            continue
+        if kind == 2:
+            length, at = varint(message, at)
+        elif kind in (1, 5):
+            length = 8 if kind == 1 else 4
+        else:
+            raise ValueError("this is no message in the protocol-buffer encoding")
+        if at + length > len(message):
+            raise ValueError("the message ends too early")
+        yield key >> 3, message[at : at + length]
+        at += length
+
+
+def varint(data: bytes, at: int) -> tuple[int, int]:
+    """Read the integer that begins at a place; return it and where it ends.
+
+    Raises:
+        ValueError: It has no end.
+    """
+    value = 0
+    for i, byte in enumerate(data[at : at + 10]):
+        value |= (byte & 0x7F) << 7 * i
+        if byte < 0x80:
+            return value, at + i + 1
+    raise ValueError("a number in the message has no end")
+
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
 _NEVER = -1e4

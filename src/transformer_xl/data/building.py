@@ -42,9 +42,8 @@ from transformer_xl.data.tasks import (
     unpack_task,
 )
 from transformer_xl.data.text import SPLITS, Span, TextFiles, divide, find_cut, read_blocks
-from transformer_xl.data.unknown import describe_unknown
 from transformer_xl.data.unpacking import unpacking_of
-from transformer_xl.data.vocab import Vocab, VocabKind
+from transformer_xl.data.vocab import Vocab, VocabKind, describe_unknown
 from transformer_xl.data.vocab_files import bring, divided_as, load_vocab
 
 Say = Callable[[str], None]

@@ -16,9 +16,7 @@ from typing import Any, Literal, cast, get_args
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from transformer_xl.data.numbers import no_symbol
-from transformer_xl.data.unknown import UNDECODED
-from transformer_xl.data.vocab import StreamDecoder, Vocab, byte_characters
+from transformer_xl.data.vocab import UNDECODED, StreamDecoder, Vocab, byte_characters, no_symbol
 
 Join = Literal["bytes", "chars", "words", "moses"]
 LineEnds = Literal["none", "after", "around"]

@@ -17,10 +17,12 @@ A ``<unk>`` is there only when something needs it. Dimension key: V symbols.
 import codecs
 import hashlib
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from operator import index
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Int32
@@ -28,8 +30,86 @@ from tokenizers import Tokenizer
 
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.files import replace_file
-from transformer_xl.data.numbers import no_symbol, symbol_numbers
-from transformer_xl.data.unknown import REMEDIES, UNDECODED, describe_unknown
+
+
+def symbol_numbers(ids: Any, n: int) -> list[int]:
+    """Return the numbers of symbols as a list, if all are of a vocabulary of ``n``.
+
+    Raises:
+        ValueError: They are no integers in a row, or one is no symbol.
+    """
+    # Arrays and tensors have a quick way of their own.
+    given = ids.tolist() if hasattr(ids, "tolist") else ids
+    try:
+        if isinstance(given, str | bytes | dict):
+            raise TypeError
+        numbers = list(given)
+        if kinds := set(map(type, numbers)) - {int}:
+            if kinds & {bool, np.bool_}:
+                raise TypeError
+            numbers = list(map(index, numbers))
+    except TypeError:
+        raise ValueError(
+            f"{ids!r:.60} must be integers in a row, the numbers of symbols; "
+            "decode([number]) writes a single one"
+        ) from None
+    if numbers and not 0 <= min(numbers) <= max(numbers) < n:
+        raise no_symbol(next(number for number in numbers if not 0 <= number < n), n)
+    return numbers
+
+
+def no_symbol(number: int, n: int) -> ValueError:
+    """Return the error for a number that is no symbol of a vocabulary of ``n``."""
+    return ValueError(f"{number} is no symbol: this vocabulary has 0 to {n - 1}")
+
+
+_LISTED = 5
+UNDECODED = re.compile("[\udc80-\udcff]")
+"""Bytes that are no UTF-8, as ``surrogateescape`` decodes them."""
+
+_READS_ANY = "use a model trained with --data.vocab bytes (or bpe), which reads any text"
+_NEEDED_NONE = (
+    f"it has no <unk>, because its training text needed none: remove them, or {_READS_ANY}"
+)
+REMEDIES = {
+    "chars": _NEEDED_NONE,
+    "words": _NEEDED_NONE,
+    "integers": "it has the integers of its training text, or those below its size: remove the "
+    "others, or train on a text that has them or with a larger --data.vocab_size",
+    "imported": f"it has no <unk>: remove them, or {_READS_ANY}",
+}
+"""Why a kind of vocabulary refuses what it lacks, and what to do; other kinds refuse nothing."""
+
+
+def describe_unknown(unknown: Counter[str], line: int) -> str:
+    """Name the first of some symbols, say how many there are, and where the first one is."""
+    names = ", ".join(map(_name, list(unknown)[:_LISTED]))
+    more = len(unknown) - _LISTED
+    others = f" and {more:,} more" if more > 0 else ""
+    return f"{names}{others} ({unknown.total():,} in all, the first in line {line:,})"
+
+
+def unknown_warning(vocab: "Vocab", text: str, ids: Sequence[int]) -> str | None:
+    """Describe what of a text is read as ``<unk>`` in the symbols of it; None: nothing is."""
+    if vocab.unk_id is None or vocab.unk_id not in ids or not (unknown := vocab.unknown(text)):
+        return None
+    what = describe_unknown(unknown, vocab.first_unknown_line(text))
+    return f"not in the vocabulary: {what}; read as <unk>"
+
+
+def treated(vocab: "Vocab", unknown: Counter[str]) -> Counter[str]:
+    """Count by what `Vocab.encode_known` does with each of the unknown."""
+    n_left_out = unknown.total()
+    if vocab.unk_id is not None:
+        undecoded = (n for x, n in unknown.items() if UNDECODED.fullmatch(x))
+        n_left_out = sum(undecoded) if vocab.skips_undecoded else 0
+    # Positive counts alone.
+    return +Counter({"read as <unk>": unknown.total() - n_left_out, "left out": n_left_out})
+
+
+def _name(symbol: str) -> str:
+    return f"the byte 0x{ord(symbol) - 0xDC00:02x}" if UNDECODED.fullmatch(symbol) else repr(symbol)
+
 
 VocabKind = Literal["bytes", "chars", "words", "bpe", "integers", "brought", "imported"]
 

@@ -1,7 +1,6 @@
 """Training: optimizers, schedules, the loop and what it records."""
 
-from transformer_xl.train.interrupts import Interrupted
-from transformer_xl.train.loop import train
+from transformer_xl.train.loop import Interrupted, train
 from transformer_xl.train.state import TrainState
 from transformer_xl.train.step import Network, train_step
 

@@ -1,13 +1,19 @@
-"""The training loop: read a segment, learn, and once in a while log, evaluate and save."""
+"""The training loop: read a segment, learn, and once in a while log, evaluate and save.
+
+Signals that ask it to stop are noted, and heard between two steps.
+"""
 
 import math
 import signal
+import threading
 import time
 from collections import deque
-from contextlib import closing, nullcontext
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from types import FrameType
 from typing import Any
 
 import torch
@@ -31,7 +37,6 @@ from transformer_xl.train.beginning import (
 from transformer_xl.train.checkpoint import CHECKPOINTS, RunFolder
 from transformer_xl.train.checkpoint.checkpoints import Checkpoints, read_whole
 from transformer_xl.train.finish import finish
-from transformer_xl.train.interrupts import Interrupted, caught_interrupts
 from transformer_xl.train.metrics import MetricsLog, Progress
 from transformer_xl.train.state import TrainState, local
 from transformer_xl.train.step import (
@@ -42,6 +47,40 @@ from transformer_xl.train.step import (
     train_step,
     whole_weights,
 )
+
+
+class Interrupted(Exception):  # noqa: N818  (it is no error)
+    """The run was asked to stop and has saved all it needs to go on."""
+
+    def __init__(self, signal_number: int, where: str) -> None:
+        super().__init__(f"stopped {where} and saved; the same command goes on from there")
+        self.signal_number = signal_number
+
+
+@contextmanager
+def caught_interrupts() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM instead of dying of them; after the first, SIGINT is as usual."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in numbers}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        caught.append(number)
+        # SIGTERM may come twice, from a launcher and from who told the launcher.
+        signal.signal(signal.SIGINT, before[signal.SIGINT])
+        # Nothing is said here: what was just being written may not be interrupted by more.
+
+    for number in numbers:
+        signal.signal(number, note)
+    try:
+        yield caught
+    finally:
+        for number in numbers:
+            signal.signal(number, before[number])
+
 
 _LATEST_STEPS = 16
 """Steps by which the present speed is known."""

@@ -14,10 +14,8 @@ from jaxtyping import Bool, Float64, Int32
 from torch import Tensor
 
 from transformer_xl.apps.compress import arithmetic
-from transformer_xl.apps.compress.layout import Layout
-from transformer_xl.apps.compress.learning import Learner
-from transformer_xl.apps.compress.predicting import Predictor, start_symbol
-from transformer_xl.apps.compress.requirements import CHECK_EVERY, FIRST_CHECK
+from transformer_xl.apps.compress.planning import CHECK_EVERY, FIRST_CHECK, Layout
+from transformer_xl.apps.compress.predicting import Learner, Predictor, start_symbol
 
 Progress = Callable[[int, int], None]
 """Is told after each round how many symbols are done, and of how many."""

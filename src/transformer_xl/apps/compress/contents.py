@@ -14,20 +14,19 @@ from jaxtyping import Int32
 from transformer_xl.apps.compress import arithmetic
 from transformer_xl.apps.compress.coding import Bits, Progress, decode, encode
 from transformer_xl.apps.compress.header import ArchiveError, Coding, Header, Learning, pack, unpack
-from transformer_xl.apps.compress.layout import Layout
-from transformer_xl.apps.compress.learning import (
+from transformer_xl.apps.compress.planning import RAM, Layout, Settings, check_possible, plan
+from transformer_xl.apps.compress.predicting import (
     FRESH_LR,
     TRAINED_LR,
     Learner,
+    Predictor,
+    fingerprint,
     fresh_model,
     reproducible,
 )
-from transformer_xl.apps.compress.planning import RAM, Settings, plan
-from transformer_xl.apps.compress.predicting import Predictor, fingerprint
-from transformer_xl.apps.compress.requirements import check_possible
 from transformer_xl.config.checks import require
 from transformer_xl.data import Vocab
-from transformer_xl.data.unknown import describe_unknown
+from transformer_xl.data.vocab import describe_unknown
 from transformer_xl.model import LanguageModel
 
 _FRESH_VOCAB = "bytes"

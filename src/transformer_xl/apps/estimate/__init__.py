@@ -12,9 +12,10 @@ from transformer_xl.apps.estimate.scaling import (
     Hardware,
     Times,
     sent_bytes,
+    summary,
     times,
+    with_known_vocabulary,
 )
-from transformer_xl.apps.estimate.summary import summary, with_known_vocabulary
 from transformer_xl.apps.estimate.training_memory import Moment, checkpoint_bytes, moments, peak
 
 __all__ = [

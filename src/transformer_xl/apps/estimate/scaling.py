@@ -7,16 +7,19 @@ ten microseconds each and a ring of W more with every process: that is not count
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
-from transformer_xl.apps.bench.work import forward_flops, training_flops
+from transformer_xl.apps.bench.speed import forward_flops, training_flops
 from transformer_xl.apps.estimate.plan import (
     Plan,
     count_weights,
     muon_weights,
     optimizer_numbers,
 )
-from transformer_xl.apps.estimate.training_memory import peak
+from transformer_xl.apps.estimate.training_memory import checkpoint_bytes, moments, peak
+from transformer_xl.config import Config
+from transformer_xl.data.catalogue import known_vocab_size
 from transformer_xl.model.needs import FLOAT, layer_matrices
 
 MUON_ITERATIONS = 5
@@ -150,7 +153,7 @@ def sent_bytes(plan: Plan) -> Mapping[str, int]:
 def step_flops(plan: Plan) -> Mapping[str, float]:
     """Count the operations of a step of one process, two a multiplication, by what they are for.
 
-    Those of the model are counted in :mod:`transformer_xl.apps.bench.work`, on segments and
+    Those of the model are counted in :mod:`transformer_xl.apps.bench.speed`, on segments and
     memories as the settings have them at the end of the run.
     """
     config, settings = plan.config.model, plan.config.train
@@ -264,3 +267,51 @@ def _ring(n_bytes: int, ranks: int) -> int:
 def _with_batch(plan: Plan, batch_size: int) -> Plan:
     train = replace(plan.config.train, batch_size=batch_size)
     return replace(plan, config=replace(plan.config, train=train))
+
+
+def with_known_vocabulary(config: Config) -> Config:
+    """Return the recipe with the size of its vocabulary, where that is known without the text.
+
+    Raises:
+        ValueError: It depends on the text.
+    """
+    size = known_vocab_size(config.data)
+    if size is None:
+        raise ValueError(
+            f"model.vocab_size=0 is left to the text, and how many {config.data.vocab} it has is "
+            "not known before it is read: give the number with --model.vocab_size"
+        )
+    return replace(config, model=replace(config.model, vocab_size=size))
+
+
+def summary(plan: Plan, hardware: Hardware, assumed: Assumed) -> dict[str, Any]:
+    """Return everything that is estimated: bytes, operations and seconds of one GPU in a step."""
+    moment, most = peak(plan)
+    taken = times(plan, hardware, assumed)
+    tokens = plan.config.train.batch_size * plan.config.train.segment_len
+    return {
+        "is_estimate": True,
+        "parameters": count_weights(plan.config.model).total,
+        "gpus": plan.ranks,
+        "parallel": plan.parallel,
+        "precision": plan.precision,
+        "batch_size": plan.config.train.batch_size,
+        "segment_len": plan.config.train.segment_len,
+        "mem_len": plan.config.model.mem_len,
+        "memory": {
+            "most": most.total,
+            "moment": moment,
+            "moments": {name: asdict(x) | {"total": x.total} for name, x in moments(plan).items()},
+        },
+        "fits": fits(plan, hardware, assumed),
+        "largest_batch": largest_batch(plan, hardware, assumed),
+        "checkpoint": checkpoint_bytes(plan),
+        "flops": dict(step_flops(plan)),
+        "sent": dict(sent_bytes(plan)),
+        "seconds": asdict(taken) | {"hidden": taken.hidden, "open": taken.open},
+        "tokens_per_second": {"hidden": tokens / taken.hidden, "open": tokens / taken.open},
+        "most_gpus": most_gpus(plan),
+        "bound_by_sending_from": bound_by_sending_from(plan, hardware, assumed),
+        "hardware": asdict(hardware),
+        "assumed": asdict(assumed),
+    }

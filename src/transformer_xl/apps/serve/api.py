@@ -19,7 +19,7 @@ from transformer_xl.apps.serve.errors import ApiError, JsonResponse, add_handler
 from transformer_xl.apps.serve.guard import Guard
 from transformer_xl.apps.serve.schemas import errors
 from transformer_xl.apps.serve.service import Service
-from transformer_xl.apps.serve.session_file import Session
+from transformer_xl.apps.serve.sessions import Session
 
 Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}

@@ -1,26 +1,177 @@
-"""From a request to texts, and from what becomes of them to an answer."""
+"""From a request to prompts and texts, and from what becomes of them to an answer in JSON."""
 
 import asyncio
 import logging
 import secrets
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from transformer_xl.apps.serve.choices import Choices
 from transformer_xl.apps.serve.errors import ApiError, JsonResponse, content, encoded, response
-from transformer_xl.apps.serve.prompts import read_prompts
 from transformer_xl.apps.serve.schemas import CompletionRequest
 from transformer_xl.apps.serve.service import Service
-from transformer_xl.apps.serve.session_file import Session
-from transformer_xl.apps.serve.texts import Ended, Event, PromptRead, Text, make_writer
+from transformer_xl.apps.serve.sessions import Session
+from transformer_xl.apps.serve.texts import (
+    Drawn,
+    Ended,
+    Event,
+    PromptRead,
+    Scored,
+    Text,
+    make_writer,
+)
+from transformer_xl.data.vocab import unknown_warning
 from transformer_xl.inference.generate import random_numbers, seed_of
+
+
+def read_prompts(
+    service: Service, body: CompletionRequest
+) -> tuple[list[tuple[str, list[int]]], list[str]]:
+    """Cut the prompts of a request into tokens.
+
+    Returns:
+        For each, what an echo of it is, if that is asked for, and its tokens; then warnings of what
+        is read as ``<unk>``.
+
+    Raises:
+        ApiError: One cannot be cut, is too long, or there is none.
+    """
+    vocab, limit = service.vocab, service.settings.max_prompt
+    given = body.prompt
+    one = isinstance(given, str) or (given and isinstance(given[0], int))
+    prompts: list[Any] = [given] if one else list(given)
+    found, warnings = [], []
+    for prompt in prompts:
+        if isinstance(prompt, str):
+            try:
+                ids = vocab.encode(prompt)
+            except ValueError as error:
+                raise ApiError(400, f"prompt: {error}", "unknown_symbol", "prompt") from error
+            if warning := unknown_warning(vocab, prompt, ids):
+                warnings.append(f"prompt: {warning}")
+        else:
+            ids = prompt
+            wrong = next((token for token in ids if token >= len(vocab)), None)
+            if wrong is not None:
+                message = f"token {wrong} is outside the vocabulary of {len(vocab)}"
+                raise ApiError(400, message, "unknown_token", "prompt")
+        if len(ids) > limit:
+            message = f"the prompt has {len(ids)} tokens; at most {limit} are read at once"
+            raise ApiError(400, message, "too_long", "prompt")
+        begin = ""
+        if body.echo:
+            begin = prompt if isinstance(prompt, str) else vocab.decode(ids)
+        found.append((begin, ids))
+    if not found:
+        raise ApiError(400, "the list of prompts is empty: give one", "empty_prompt", "prompt")
+    return found, warnings
+
+
+@dataclass(eq=False)
+class _Piece:
+    """What has come of a text since it was last taken. Parts are joined once, at the end."""
+
+    texts: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
+    attention: list[Any] = field(default_factory=list)
+    reason: str | None = None
+
+
+class Choices:
+    """The texts of an answer.
+
+    Args:
+        body: The request.
+        texts: Its texts.
+        begins: What an echo of the prompt of each is.
+        goes_on: Whether the first token of the prompt is the last of what was before.
+        token_text: Returns a token as text.
+    """
+
+    def __init__(
+        self,
+        body: CompletionRequest,
+        texts: Sequence[Text],
+        begins: Sequence[str],
+        goes_on: bool,
+        token_text: Callable[[int], str],
+    ) -> None:
+        self._body, self._texts, self._begins = body, texts, begins
+        self._goes_on, self._token_text = goes_on, token_text
+        self._offsets = [0] * len(texts)
+        self._pieces: dict[int, _Piece] = {}
+
+    def add(self, number: int, event: Event) -> None:
+        """Add what happened to a text."""
+        if isinstance(event, PromptRead) and not self._body.echo:
+            return
+        piece = self._pieces.get(number)
+        if piece is None:
+            piece = self._pieces[number] = _Piece()
+        if isinstance(event, Drawn):
+            piece.texts.append(event.text)
+            piece.tokens.append(event.token)
+            if event.scored:
+                piece.scored.append(event.scored)
+            if event.attended is not None:
+                piece.attention.append(event.attended)
+        elif isinstance(event, PromptRead):
+            piece.texts.append(self._begins[number])
+            if self._body.logprobs is not None:
+                if not self._goes_on:
+                    piece.scored.append(Scored(self._texts[number].prompt[0], None))
+                piece.scored += event.scored
+        else:
+            piece.texts.append(event.text)
+            piece.reason = "stop" if event.reason == "stop" else "length"
+
+    def take(self) -> list[dict[str, Any]]:
+        """Return what has come since the last time, for the texts of which something has."""
+        pieces, self._pieces = self._pieces, {}
+        return [self._json(number, piece) for number, piece in pieces.items()]
+
+    def take_all(self) -> list[dict[str, Any]]:
+        """Return what has come, for every text."""
+        none = _Piece()
+        return [self._json(n, self._pieces.get(n, none)) for n in range(len(self._texts))]
+
+    def _json(self, number: int, piece: _Piece) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": number,
+            "text": "".join(piece.texts),
+            "logprobs": self._scores(number, piece.scored) if piece.scored else None,
+            "finish_reason": piece.reason,
+            "token_ids": piece.tokens,
+        }
+        if piece.attention:
+            choice["attention"] = piece.attention
+        return choice
+
+    def _scores(self, number: int, scored: Sequence[Scored]) -> dict[str, Any]:
+        texts = self._token_text
+        tokens = [texts(each.token) for each in scored]
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offsets[number])
+            self._offsets[number] += len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [each.log_prob for each in scored],
+            "top_logprobs": [
+                None if each.log_prob is None else {texts(token): x for token, x in each.top}
+                for each in scored
+            ],
+            "text_offset": offsets,
+        }
+
 
 log = logging.getLogger("transformer_xl.serve")
 

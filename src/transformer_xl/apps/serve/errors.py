@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from transformer_xl.apps.serve.engine import QueueFullError
-from transformer_xl.apps.serve.session_file import (
+from transformer_xl.apps.serve.sessions import (
     NoRoomError,
     SessionBusyError,
     SessionError,

@@ -16,8 +16,7 @@ from transformer_xl.apps.serve.engine import Engine, Events
 from transformer_xl.apps.serve.errors import of_session
 from transformer_xl.apps.serve.prometheus import Metrics
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.apps.serve.session_file import Session, SessionError
-from transformer_xl.apps.serve.sessions import Sessions
+from transformer_xl.apps.serve.sessions import Session, SessionError, Sessions
 from transformer_xl.apps.serve.texts import Event, Text
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.device import total_memory

@@ -1,6 +1,5 @@
 """How well a model predicts a text: with memory, by sliding windows, or learning as it goes."""
 
-from transformer_xl.inference.evaluate.by_position import loss_from_start, loss_in_segment, spans
 from transformer_xl.inference.evaluate.dynamic import (
     Dynamic,
     DynamicEvaluation,
@@ -15,8 +14,13 @@ from transformer_xl.inference.evaluate.measuring import (
     token_bytes_in,
 )
 from transformer_xl.inference.evaluate.rollout import Attended, attended
-from transformer_xl.inference.evaluate.streams import score
-from transformer_xl.inference.evaluate.window import window_nll
+from transformer_xl.inference.evaluate.streams import (
+    loss_from_start,
+    loss_in_segment,
+    score,
+    spans,
+    window_nll,
+)
 
 __all__ = [
     "Attended",

@@ -18,8 +18,8 @@ from transformer_xl.inference.evaluate.streams import (
     as_text,
     evaluating,
     read_parts,
+    window_nll,
 )
-from transformer_xl.inference.evaluate.window import window_nll
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_model, whole
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths

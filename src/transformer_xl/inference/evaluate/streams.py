@@ -1,8 +1,14 @@
-"""Reading a text with the memory carried along: the losses of its tokens."""
+"""The losses of the tokens of a text: with the memory carried along, or by windows without it.
 
-from collections.abc import Iterator
+Without memory (Al-Rfou et al., 2018), each token is predicted from the ``window`` tokens before it,
+all of them read from nothing: what the paper's Table 9 compares with.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -103,3 +109,180 @@ def _scores(reader: Reader, text: Int[Tensor, " length"]) -> Iterator[float | No
     n = reader.lengths.segment_len
     for start in range(1, len(text), n):
         yield from reader.read(text[start : start + n])
+
+
+@torch.no_grad()
+def window_nll(
+    model: LanguageModel,
+    text: Int[Tensor, " length"],
+    window: int,
+    *,
+    attn_len: int | None = None,
+    clamp_len: int | None = None,
+    batch_size: int = 1,
+    first: int = 1,
+) -> Float[Tensor, " predicted"]:
+    """Return -log p of every token from ``first`` on, each from a window of its own.
+
+    Windows are read side by side, and only the last position of each is compared with the
+    vocabulary. The first tokens, which have fewer than ``window`` before them, have shorter
+    windows, read one by one.
+
+    Args:
+        model: The model, in evaluation mode; of any kind.
+        text: The text, on the processor.
+        window: Tokens in a window.
+        attn_len: Keys a query sees, counting its own. None: as configured.
+        clamp_len: Largest distance told apart. None: as configured.
+        batch_size: Windows read side by side.
+        first: The first token that is predicted; at least 1.
+    """
+    n = len(text) - 1
+    lengths = Lengths.of(
+        model.config,
+        segment_len=window,
+        mem_len=0,
+        attn_len=attn_len,
+        clamp_len=clamp_len,
+        ext_len=0,
+    )
+    found = []
+
+    def predict(windows: Int[Tensor, "B W"], targets: Int[Tensor, " B"]) -> None:
+        (piece,) = read(model, windows, lengths, targets=targets[:, None])
+        assert piece.nll is not None
+        found.append(piece.nll[:, 0])
+
+    for i in range(first, min(window, n + 1)):
+        predict(text[None, :i], text[i : i + 1])
+    if window <= n:
+        # A view: the windows overlap in the text, and only those of one call are copied.
+        windows, targets = text[:-1].unfold(0, window, 1), text[window:]
+        whole = max(first - window, 0)
+        windows, targets = windows[whole:], targets[whole:]
+        for start in range(0, len(windows), batch_size):
+            some = slice(start, start + batch_size)
+            predict(windows[some], targets[some])
+    return torch.cat(found)
+
+
+@torch.no_grad()
+def loss_in_segment(
+    model: LanguageModel,
+    ids: Text,
+    *,
+    segment_len: int = SEGMENT_LEN,
+    mem_len: int | None = None,
+    attn_len: int | None = None,
+    clamp_len: int | None = None,
+    ext_len: int | None = None,
+    batch_size: int = 1,
+) -> Float[np.ndarray, " T"]:
+    """Return the mean loss, in nats, of the first, second, ... token that a segment predicts.
+
+    Without memory the first ones have next to no context: what segments cost. With memory all
+    places are alike. Every token of the text but the first counts once, as in :func:`evaluate`.
+
+    Raises:
+        ValueError: The text has fewer than two tokens, or one outside the vocabulary; a length is
+            out of range.
+    """
+    require_at_least(1, batch_size=batch_size)
+    lengths = Lengths.of(
+        model.config,
+        segment_len=segment_len,
+        mem_len=mem_len,
+        attn_len=attn_len,
+        clamp_len=clamp_len,
+        ext_len=ext_len,
+    )
+    text = as_text(ids, model.config)
+    batch_size = min(batch_size, len(text) - 1)
+    sums = torch.zeros(2, lengths.segment_len, dtype=torch.float64, device=model.device)
+    with evaluating(model):
+        for nll, counted in read_parts(model, text, lengths=lengths, batch_size=batch_size):
+            _add(sums[:, : nll.shape[1]], nll, counted)
+    # A text that is shorter than a segment has no token in its last places.
+    return _mean(sums[:, sums[1] > 0])
+
+
+@torch.no_grad()
+def loss_from_start(
+    model: LanguageModel,
+    ids: Text,
+    *,
+    length: int,
+    segment_len: int = SEGMENT_LEN,
+    mem_len: int | None = None,
+    attn_len: int | None = None,
+    clamp_len: int | None = None,
+    ext_len: int | None = None,
+    batch_size: int = 1,
+) -> Float[np.ndarray, " places"]:
+    """Return the mean loss, in nats, by how many tokens a text has already.
+
+    The text is cut into pieces of ``length`` predicted tokens, each read with an empty memory at
+    its start: what one more token of context is worth. A rest that is shorter is left out.
+
+    Args:
+        model: The model; its mode is restored afterwards.
+        ids: The text in tokens.
+        length: Tokens predicted in each piece; the first of them has one token before it.
+        segment_len: Tokens read at once.
+        mem_len: Remembered positions. None: as the model is configured.
+        attn_len: Keys a query sees, counting its own. None: as the model is configured.
+        clamp_len: Largest distance told apart. None: as the model is configured.
+        ext_len: Tokens before each segment of a piece that are read again with it. None: as the
+            model is configured.
+        batch_size: Pieces read side by side.
+
+    Raises:
+        ValueError: The text is shorter than a piece, or has a token outside the vocabulary; a
+            length is out of range.
+    """
+    require_at_least(1, length=length, batch_size=batch_size)
+    lengths = Lengths.of(
+        model.config,
+        segment_len=segment_len,
+        mem_len=mem_len,
+        attn_len=attn_len,
+        clamp_len=clamp_len,
+        ext_len=ext_len,
+    )
+    text = as_text(ids, model.config)
+    n_pieces = (len(text) - 1) // length
+    if not n_pieces:
+        raise ValueError(f"length={length} needs a text of {length + 1} tokens, not {len(text)}")
+    pieces = text.unfold(0, length + 1, length)[:n_pieces]
+    sums = torch.zeros(2, length, dtype=torch.float64, device=model.device)
+    with evaluating(model):
+        for some in pieces.split(batch_size):
+            mems = model.keep(model.start_memory(len(some), lengths.mem_len))
+            for piece in read(model, some[:, :-1], lengths, mems, targets=some[:, 1:]):
+                start, nll = piece.start, piece.nll
+                assert nll is not None
+                _add(sums[:, start : start + nll.shape[1]], nll, torch.ones_like(nll))
+    return _mean(sums)
+
+
+def spans(losses: Sequence[float] | Float[np.ndarray, " length"]) -> list[dict[str, float]]:
+    """Take the mean over spans that grow, four to a doubling of the place, counted from 1.
+
+    Returns:
+        For each span its ``first`` and ``last`` place and the mean ``nll``.
+    """
+    edges = np.unique(np.round(2 ** np.arange(0, np.log2(len(losses) + 1) + 0.25, 0.25)))
+    edges = [int(x) for x in edges if x <= len(losses)] + [len(losses) + 1]
+    values = np.asarray(losses, dtype=float)
+    return [
+        {"first": first, "last": stop - 1, "nll": float(np.mean(values[first - 1 : stop - 1]))}
+        for first, stop in pairwise(edges)
+    ]
+
+
+def _add(sums: Tensor, nll: Tensor, counted: Tensor) -> None:
+    sums += torch.stack([(nll.double() * counted).sum(0), counted.double().sum(0)])
+
+
+def _mean(sums: Tensor) -> np.ndarray:
+    return (sums[0] / sums[1]).cpu().numpy()

@@ -5,11 +5,22 @@ from collections.abc import Sequence
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
-from transformer_xl.inference.generate.batch import Generation, GenerationBatch
+from transformer_xl.inference.generate.batch import (
+    Generation,
+    GenerationBatch,
+    Sampler,
+    random_numbers,
+    seed_of,
+)
 from transformer_xl.inference.generate.folder import open_folder
-from transformer_xl.inference.generate.sampler import Sampler, random_numbers, seed_of
-from transformer_xl.inference.generate.saved_state import State, load_state, save_state, write_state
-from transformer_xl.inference.generate.session import Mark, Session
+from transformer_xl.inference.generate.session import (
+    Mark,
+    Session,
+    State,
+    load_state,
+    save_state,
+    write_state,
+)
 from transformer_xl.inference.generate.text_writer import TextWriter, batch_texts, text_pieces
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.arguments import require_model, shown

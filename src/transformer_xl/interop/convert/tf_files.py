@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from transformer_xl.data.protobuf import fields, varint
+from transformer_xl.data.brought import fields, varint
 from transformer_xl.interop.convert.inert import UnreadableFile, map_file, printable, reading
 from transformer_xl.interop.convert.storages import Storage, checked_size
 

@@ -6,9 +6,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from transformers.modeling_outputs import SequenceClassifierOutputWithPast
 
-from transformer_xl.interop.hf.cache import own_cache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig
-from transformer_xl.interop.hf.inputs import IGNORED, read_to_the_end
+from transformer_xl.interop.hf.inputs import IGNORED, own_cache, read_to_the_end
 from transformer_xl.interop.hf.modeling import TransformerXLPreTrainedModel
 
 

@@ -17,9 +17,8 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from transformer_xl.interop.hf.cache import TransformerXLCache, own_cache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig
-from transformer_xl.interop.hf.inputs import Inputs, Targets, read
+from transformer_xl.interop.hf.inputs import Inputs, Targets, TransformerXLCache, own_cache, read
 from transformer_xl.model import AdaptiveSoftmax, Memory, Stepper, build_model
 from transformer_xl.model.language_model import require_own_weights
 from transformer_xl.model.pretrained import (

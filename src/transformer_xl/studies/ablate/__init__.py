@@ -3,9 +3,17 @@
 `rows` are the rows of Tables 6, 7 and 10, `running` trains and measures them, `table` sums up.
 """
 
-from transformer_xl.studies.ablate.rows import ROWS, Row, recipe_of, rows_of
-from transformer_xl.studies.ablate.running import Plan, ablate
-from transformer_xl.studies.ablate.table import draw_ablation, markdown, summary
+from transformer_xl.studies.ablate.running import (
+    ROWS,
+    Plan,
+    Row,
+    ablate,
+    draw_ablation,
+    markdown,
+    recipe_of,
+    rows_of,
+    summary,
+)
 
 __all__ = [
     "ROWS",

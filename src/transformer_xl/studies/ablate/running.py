@@ -1,25 +1,289 @@
-"""Train each row with each seed, and search for its best attention length."""
+"""The paper's ablations: rows as recipes, each trained with each seed, and their table.
+
+The best attention length of each row is searched for.
+"""
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Integer
 from torch import Tensor
 
-from transformer_xl.config import Config
+from transformer_xl.config import Config, EvalConfig
 from transformer_xl.config.device import autocast, pick_device
-from transformer_xl.config.files import replace_file
+from transformer_xl.config.files import replace_file, write_atomically
 from transformer_xl.data import prepare
 from transformer_xl.inference.evaluate import evaluate
 from transformer_xl.model import LanguageModel, TransformerXL
-from transformer_xl.studies.ablate.rows import Row, recipe_of
 from transformer_xl.train import train
 from transformer_xl.train.checkpoint import ENVIRONMENT_FILE, METRICS_FILE, RunFolder
 from transformer_xl.train.metrics import read_metrics
+
+Encoding = Literal["ours", "shaw", "sinusoids", "learned"]
+_ATTN_TYPES = {"ours": 0, "shaw": 1, "sinusoids": 2, "learned": 3}
+TABLES = (6, 7, 10)
+"""Tables of the paper that hold ablations."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One setting of the ablation."""
+
+    name: str
+    """What it is called, also as a folder."""
+    recurrence: bool
+    """Whether the memory is on."""
+    encoding: Encoding
+    """ours: relative; shaw: learned relative; sinusoids: Vaswani's; learned: Al-Rfou's."""
+    loss: Literal["full", "half"]
+    """Of all tokens of a segment, or of its second half."""
+    paper: dict[int, tuple[float | None, float, int | None]] = field(default_factory=dict)
+    """By table: perplexity at the training length, the best one, and the length of that."""
+    longer: float = 1.0
+    """How much longer a segment is, in the GPU memory that a memory would have taken."""
+
+
+ROWS = (
+    Row("recurrence-ours-full", True, "ours", "full",
+        {6: (27.02, 26.77, 500), 7: (None, 25.2, None), 10: (27.02, 26.77, 500)}),
+    Row("recurrence-shaw-full", True, "shaw", "full",
+        {6: (27.94, 27.94, 256), 7: (None, 25.7, None)}),
+    Row("recurrence-ours-half", True, "ours", "half",
+        {6: (28.69, 28.33, 460), 10: (28.69, 28.33, 460)}),
+    Row("none-ours-full", False, "ours", "full",
+        {6: (29.59, 29.02, 260), 7: (None, 27.1, None)}),
+    Row("none-ours-half", False, "ours", "half", {6: (30.10, 30.10, 120)}),
+    Row("none-shaw-full", False, "shaw", "full", {6: (29.75, 29.75, 120)}),
+    Row("none-shaw-half", False, "shaw", "half", {6: (30.50, 30.50, 120)}),
+    Row("none-sinusoids-half", False, "sinusoids", "half", {6: (30.97, 30.97, 120)}),
+    Row("none-learned-half", False, "learned", "half", {6: (31.16, 31.16, 120)}),
+    # 176 and 172 tokens instead of 128, in the same memory.
+    Row("longer-ours-full", False, "ours", "full", {10: (28.43, 27.98, 400)}, 176 / 128),
+    Row("longer-ours-half", False, "ours", "half", {10: (28.83, 28.83, 120)}, 172 / 128),
+)  # fmt: skip
+"""All rows, in the order of the paper."""
+
+
+def rows_of(table: int, names: Sequence[str] = ()) -> list[Row]:
+    """Return the rows of a table, or those of these names.
+
+    Raises:
+        ValueError: There is no such table or row.
+    """
+    by_name = {row.name: row for row in ROWS}
+    if unknown := [name for name in names if name not in by_name]:
+        raise ValueError(f"{unknown[0]!r} is no row; there are {', '.join(by_name)}")
+    if names:
+        return [by_name[name] for name in dict.fromkeys(names)]
+    if table not in TABLES:
+        raise ValueError(
+            f"table={table} has no ablations; choose from {', '.join(map(str, TABLES))}"
+        )
+    return [row for row in ROWS if table in row.paper]
+
+
+def recipe_of(
+    row: Row,
+    recipe: Config,
+    seed: int,
+    *,
+    steps: int | None = None,
+    minutes: float | None = None,
+) -> Config:
+    """Return what a row trains: the recipe with its recurrence, encoding, loss and seed.
+
+    Args:
+        row: The row.
+        recipe: What all rows share: the sizes, the text and the optimization.
+        seed: Seed of the weights and of dropout.
+        steps: Steps of every run. None: as the recipe says.
+        minutes: Time of every run. None: as the recipe says.
+
+    Raises:
+        ValueError: The recipe leaves nothing to take away, or the settings do not fit.
+    """
+    # Lengths are what rows differ in; each keeps its own from the beginning.
+    model, train = recipe.model, replace(recipe.train, stages=())
+    if not model.has_attention:
+        raise ValueError(f"model.kind={model.kind!r} has no recurrence or encoding to take away")
+    if not model.mem_len:
+        raise ValueError(
+            "model.mem_len=0: the recipe has no recurrence to take away; give it a memory, as long "
+            "as the segment in the paper"
+        )
+    segment_len = round(train.segment_len * row.longer)
+    mem_len = model.mem_len if row.recurrence else 0
+    has_table = row.encoding in ("shaw", "learned")
+    limits = {"minutes": minutes} if minutes is not None else {}
+    if steps is not None:
+        limits |= {"steps": steps}
+        # A run that ends by steps has no other end.
+        limits |= {"minutes": None} if minutes is None else {}
+    return replace(
+        recipe,
+        model=replace(
+            model,
+            attn_type=_ATTN_TYPES[row.encoding],
+            n_positions=segment_len + mem_len if has_table else None,
+            mem_len=mem_len,
+            enhanced_recurrence=model.enhanced_recurrence and row.recurrence,
+            ext_len=0,
+            attn_len=None,
+            clamp_len=None,
+        ),
+        train=replace(train, segment_len=segment_len, loss=row.loss, seed=seed, **limits),
+        # Lengths are searched afterwards.
+        eval=EvalConfig(batch_size=recipe.eval.batch_size),
+    )
+
+
+_NAMES = {"ours": "ours", "shaw": "Shaw et al.", "sinusoids": "Vaswani et al.",
+          "learned": "Al-Rfou et al."}  # fmt: skip
+_AS_GOOD = 1e-3
+"""Nats within which a shorter attention length is as good as the best."""
+
+
+def summary(measured: Sequence[Mapping[str, Any]], table: int = 6) -> list[dict[str, Any]]:
+    """Sum up the runs of each row over its seeds.
+
+    Args:
+        measured: What :func:`transformer_xl.studies.ablate.ablate` returned.
+        table: The table of the paper whose numbers stand beside.
+
+    Returns:
+        For each row: ``init`` and ``best`` as mean and standard deviation over the seeds (None
+        for a single one), in perplexity or in bits per token as ``unit`` says; the shortest
+        ``attn_len`` that reaches the best within 0.001 nats; the mean loss by length; the paper's.
+    """
+    found = []
+    for row in ROWS:
+        runs = [run for run in measured if run["row"] == row.name]
+        if not runs:
+            continue
+        trained = runs[0]["settings"]["trained_attn_len"]
+        lengths = [x["attn_len"] for x in runs[0]["lengths"]]
+        nll = np.array([[x["nll"] for x in run["lengths"]] for run in runs])
+        mean = nll.mean(0)
+        best = int(np.flatnonzero(mean <= mean.min() + _AS_GOOD)[0])
+        unit = runs[0]["unit"]
+        init, best_init, paper_len = row.paper.get(table, (None, None, None))
+        found.append(
+            {
+                "row": row.name,
+                "recurrence": row.recurrence,
+                "encoding": row.encoding,
+                "loss": row.loss,
+                "segment_len": runs[0]["train"]["segment_len"],
+                "parameters": runs[0]["parameters"],
+                "seeds": [run["seed"] for run in runs],
+                "steps": [run["steps"] for run in runs],
+                "unit": unit,
+                "init": _spread(_in_unit(nll[:, lengths.index(trained)], unit)),
+                "init_attn_len": trained,
+                "best": _spread(_in_unit(nll[:, best], unit)),
+                "attn_len": lengths[best],
+                "curve": [
+                    {"attn_len": length, "nll": x}
+                    for length, x in zip(lengths, mean.tolist(), strict=True)
+                ],
+                "paper": {"init": init, "best": best_init, "attn_len": paper_len},
+            }
+        )
+    return found
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write a summary as a Markdown table with the paper's columns."""
+    if not rows:
+        return ""
+    unit = rows[0]["unit"]
+    lines = [
+        f"| recurrence | encoding | loss | segment | {unit}, init | best | attention length "
+        "| paper: init | best | attention length |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        paper = row["paper"]
+        cells = [
+            "yes" if row["recurrence"] else "no",
+            _NAMES[row["encoding"]],
+            row["loss"],
+            f"{row['segment_len']:,}",
+            _with_spread(row["init"]),
+            _with_spread(row["best"]),
+            f"{row['attn_len']:,}",
+            *("" if paper[x] is None else f"{paper[x]:.2f}" for x in ("init", "best")),
+            "" if paper["attn_len"] is None else str(paper["attn_len"]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw_ablation(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Draw each row's results with their spread, and its loss over the attention length.
+
+    Args:
+        path: The file; its suffix says the format, ``.png`` or ``.svg``.
+        rows: A summary.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        OSError: The file cannot be written.
+    """
+    # Without pyplot nothing here touches the display or another figure of the process.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 1.6 + 0.34 * max(len(rows), 6)), layout="constrained")
+    bars, curves = figure.subplots(1, 2, width_ratios=(3, 2))
+    names = [row["row"] for row in rows]
+    unit = rows[0]["unit"]
+    for kind, marker, label in (
+        ("init", "o", "at the length of training"),
+        ("best", "D", "at the best length"),
+    ):
+        values = [row[kind]["mean"] for row in rows]
+        errors = [row[kind]["std"] or 0.0 for row in rows]
+        bars.errorbar(values, names, xerr=errors, fmt=marker, capsize=3, label=label, alpha=0.8)
+    bars.invert_yaxis()
+    bars.set_xlabel(f"{unit}, with the standard deviation over seeds")
+    bars.legend(frameon=False)
+    for row in rows:
+        lengths = [x["attn_len"] for x in row["curve"]]
+        values = _in_unit(np.array([x["nll"] for x in row["curve"]]), unit)
+        curves.plot(lengths, values, marker=".", label=row["row"])
+    curves.set_xlabel("attention length")
+    curves.legend(frameon=False, fontsize=6)
+    for axes in (bars, curves):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.3)
+    form = path.suffix.removeprefix(".") or "png"
+    metadata = {"Date": None} if form == "svg" else {}
+    write_atomically(
+        path,
+        lambda temporary: figure.savefig(temporary, format=form, dpi=150, metadata=metadata),
+    )
+
+
+def _in_unit(nll: np.ndarray, unit: str) -> np.ndarray:
+    return nll / math.log(2) if unit == "bits per token" else np.exp(np.minimum(nll, 700))
+
+
+def _spread(values: np.ndarray) -> dict[str, float | None]:
+    std = float(values.std(ddof=1)) if len(values) > 1 else None
+    return {"mean": float(values.mean()), "std": std}
+
+
+def _with_spread(value: Mapping[str, float | None]) -> str:
+    mean, std = value["mean"], value["std"]
+    assert mean is not None
+    digits = 4 if mean < 10 else 2
+    return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
+
 
 MEASURED_FILE = "ablation.json"
 _FACTORS = (0.5, 0.75, 1, 1.5, 2, 3)

@@ -4,9 +4,13 @@
 sees exactly so many tokens; `figure` draws the gains.
 """
 
-from transformer_xl.studies.recl.contexts import context_losses, target_places
-from transformer_xl.studies.recl.definition import Recl, relative_effective_context_length
-from transformer_xl.studies.recl.figure import draw_gains
+from transformer_xl.studies.recl.contexts import (
+    Recl,
+    context_losses,
+    draw_gains,
+    relative_effective_context_length,
+    target_places,
+)
 
 __all__ = [
     "Recl",
