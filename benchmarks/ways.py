@@ -10,16 +10,21 @@ program, once for each revision in a process of its own. Rules:
   what is entered between the end of one training step and the end of the next, the third and the
   fourth of the run, in which nothing is logged, evaluated or saved.
 * The way to a token is what is on the stack while tokens are written, and what is entered from the
-  second token that is drawn to the third.
-* Counted are the functions and methods of the package, each once, whatever their size: properties
-  and constructors too, lambdas and comprehensions not. What Python or a library computes between
-  them (a dataclass, a compiled graph) is not counted.
+  third token that is drawn to the fourth.
+* Counted are the functions and methods of the package, each once, in whose body more than five
+  lines compute something: a shorter one is read where it is called. Not counted are lambdas and
+  comprehensions; what Python or a library computes between them (a dataclass, a compiled graph);
+  and functions whose name asks a question or states a requirement (is, has, require, check), which
+  are answered by it.
+* Of `ops`, which can be used alone, those functions are counted that others of the package call;
+  how they compute is not followed further.
 * The files are those in which these functions stand.
 """
 
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -50,6 +55,17 @@ save_every = 1000
 """
 
 
+NAMES = re.compile("<|_?(is|has|require|check|checked)_")
+"""Functions of these names are not counted."""
+SHORT = 5
+"""Functions with no more lines than these are read where they are called."""
+
+
+def lines_of(code: CodeType) -> int:
+    """Count the lines in the body of a function that compute something."""
+    return len({line for *_, line in code.co_lines() if line and line > code.co_firstlineno})
+
+
 class Way:
     """The functions of the package that are entered while this is on."""
 
@@ -58,17 +74,27 @@ class Way:
         self.found: set[tuple[str, str]] = set()
         self.is_on = False
 
-    def see(self, code: CodeType) -> None:
-        """Take a function, if it is one of the package."""
-        inside = code.co_filename.startswith(self.package)
-        if inside and "<" not in code.co_name:
-            self.found.add((code.co_filename[len(self.package) + 1 :], code.co_qualname))
+    def see(self, frame: FrameType) -> None:
+        """Take the function of a frame, if it is one of the package and not short."""
+        code, caller = frame.f_code, frame.f_back
+        file = self._own(code.co_filename)
+        if file is None or NAMES.match(code.co_name) or lines_of(code) <= SHORT:
+            return
+        if file.startswith("ops/"):
+            calling = None if caller is None else self._own(caller.f_code.co_filename)
+            if calling is None or calling.startswith("ops/"):
+                return
+        self.found.add((file, code.co_qualname))
 
     def see_stack(self, frame: FrameType | None) -> None:
         """Take what is on the stack."""
         while frame is not None:
-            self.see(frame.f_code)
+            self.see(frame)
             frame = frame.f_back
+
+    def _own(self, file: str) -> str | None:
+        inside = file.startswith(self.package)
+        return file[len(self.package) + 1 :] if inside else None
 
 
 def follow(package: Path, command: list[str], name: str, first: int) -> list[tuple[str, str]]:
@@ -87,7 +113,7 @@ def follow(package: Path, command: list[str], name: str, first: int) -> list[tup
     def profile(frame: FrameType, event: str, _: Any) -> None:
         nonlocal returns
         if event == "call" and way.is_on:
-            way.see(frame.f_code)
+            way.see(frame)
         elif (
             event == "return"
             and frame.f_code.co_name == name
@@ -125,7 +151,7 @@ def work() -> None:
             update = follow(package, words, "train_step", 3)
             words = ["generate", "run", "--length", "6", "--prompt", "the cat"]
             # One token is drawn by each call.
-            token = follow(package, words, "__call__", 2)
+            token = follow(package, words, "__call__", 3)
             sys.stdout.flush()
             os.dup2(quiet[0], 1)
             os.dup2(quiet[1], 2)

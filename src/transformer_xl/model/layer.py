@@ -205,12 +205,10 @@ class RelAttention(nn.Module):
 
     def _finished(self, x: Tensor, norm: RMSNorm | None = None) -> Tensor:
         """Normalize what was projected, and drop some of it."""
-        drops = self.training and self.qkv_dropout > 0
-        if norm is None and not drops:
+        if norm is None and not (self.training and self.qkv_dropout > 0):
             return x
         # Heads are outermost in memory, and stay so.
-        x = x.movedim(-2, 0)
-        x = x if norm is None else norm(x)
+        x = x.movedim(-2, 0) if norm is None else norm(x.movedim(-2, 0))
         return dropout(x, self.qkv_dropout, self.training, self.is_locked).movedim(0, -2)
 
 
