@@ -16,7 +16,7 @@ from transformer_xl.train.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "names.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "glossary.md"
 SETTINGS = {"dynamic_lr", "dynamic_decay", "dynamic_eps", "temperature", "threshold", "top"}
 """Numbers that somebody has chosen: nothing that was measured."""
 TEXT = "the cat saw a dog.\nthe dog ran to sea.\n" * 3
