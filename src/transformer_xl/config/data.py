@@ -1,4 +1,4 @@
-"""Which text, cut into which symbols."""
+"""Which text, and how it is tokenized."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,52 +10,54 @@ from transformer_xl.config.unused import refuse_unused, unused_in_data
 @no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """Which text, cut into which symbols, split how."""
+    """Which text, how it is tokenized and split."""
 
     name: str = ""
-    """A corpus known to `txl prepare`, such as tiny-shakespeare, or hf:ORG/NAME of Hugging Face
+    """A known corpus of `txl prepare`, such as tiny-shakespeare, or hf:ORG/NAME of Hugging Face
     datasets; empty: the text at data.path."""
     path: str | None = None
-    """File, folder or pattern such as texts/*.txt.gz, or a URL of one such as s3://bucket/texts/;
-    several divided by a colon as in PATH; for a known corpus, a copy of it that is already here."""
+    """File, folder or glob pattern such as texts/*.txt.gz, or a URL such as s3://bucket/texts/;
+    several separated by a colon as in PATH; for a known corpus, a local copy of it."""
     valid_path: str | None = None
-    """The validation text, given as data.path is; None: split it off the text."""
+    """The validation text, given as data.path is; None: split off the text."""
     test_path: str | None = None
-    """The test text, given as data.path is; None: split it off the text."""
+    """The test text, given as data.path is; None: split off the text."""
     json_field: str = "text"
-    """The field of JSON lines, or the column of a Hugging Face data set, that holds the text."""
+    """The field of JSON lines, or the column of a Hugging Face dataset, that holds the text."""
     split_by: Literal["fraction", "file"] = "fraction"
-    """Split off the end of the text, or whole files spread over the text."""
+    """Hold out the end of the text, or whole files spread over it."""
     valid_fraction: Fraction = 0.05
-    """Share of the text held out for validation when no validation text is given."""
+    """Share of the text held out for validation if no validation text is given."""
     test_fraction: Fraction = 0.05
-    """Share of the text held out for the test when no test text is given."""
+    """Share of the text held out for testing if no test text is given."""
     vocab: Literal["bytes", "chars", "words", "bpe", "integers", "authors-bytes"] = "bytes"
-    """Symbols: bytes, characters, words (an <eos> ends each line), byte-pair units, integers (a
-    sequence a line), or the bytes without line breaks that the authors cut enwik8 into."""
+    """Tokenization: bytes, characters, words (an <eos> ends each line), byte-pair encoding,
+    integers (one sequence per line), or the bytes without line breaks that the authors use for
+    enwik8."""
     vocab_size: Count | None = None
-    """Largest number of symbols for words, bpe and integers (0, 1, 2, ... and <eos>); None: all
-    words, 4,096 byte-pair units, the integers that occur."""
+    """Largest vocabulary for words, bpe and integers (0, 1, 2, ... and <eos>); None: all words,
+    4,096 byte-pair units, the integers that occur."""
     vocab_from: Literal["train", "all"] | None = None
     """Count words and characters in the training text or in all of it; None: as the authors did for
     a known corpus, else in the training text."""
     tokenizer: str | None = None
-    """A tokenizer that is there, instead of data.vocab, vocab_size and vocab_from: a tokenizer.json
-    of Hugging Face, a .model of SentencePiece, or a model or corpus folder with a vocabulary."""
+    """An existing tokenizer in place of data.vocab, vocab_size and vocab_from: a tokenizer.json of
+    Hugging Face, a .model of SentencePiece, or a model or corpus folder with a vocabulary."""
     reset_at: str | None = None
-    """A symbol such as <eos> with which the text begins anew, for sentences that were shuffled or
-    documents of their own: it and what follows see nothing before it. None: none does."""
+    """A token such as <eos> at which a new text begins, for shuffled sentences or separate
+    documents: it and what follows attend to nothing before it. None: no such token."""
     workers: Count | None = None
-    """Processes that cut the text; None: one for each core when the text is long. Any number of
-    them writes the same bytes."""
+    """Processes that tokenize the text; None: one for each core if the text is long. The result
+    does not depend on their number."""
     cache_dir: str | None = None
-    """Where token files are kept; None: TXL_CACHE, else ~/.cache/transformer_xl."""
+    """Where token files are cached; None: TXL_CACHE, else ~/.cache/transformer_xl."""
     corpus: str | None = None
-    """A corpus that txl prepare has made: its folder, or the URL of a copy in a store, of which
-    training reads what its streams need. None: prepare the text at data.name or data.path."""
+    """A corpus that txl prepare has built: its folder, or the URL of a copy in an object store, of
+    which training reads only what its streams need. None: prepare the text at data.name or
+    data.path."""
     verify: Literal["once", "always", "never"] = "once"
-    """Compare token files with their checksums once until they change, each time they are opened,
-    or never; files in a store only with always. Sizes are always compared."""
+    """Verify the checksums of token files once until they change, each time they are opened, or
+    never; of files in a store only with always. Sizes are always compared."""
 
     @property
     def is_given(self) -> bool:

@@ -1,4 +1,4 @@
-"""How a model is evaluated, and how it writes."""
+"""How a model is evaluated, and how it generates text."""
 
 from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
@@ -28,33 +28,40 @@ class EvalConfig:
     """
 
     split: Literal["train", "valid", "test"] = "valid"
-    """Which part of the corpus txl eval reads; training has valid, the table at its end test."""
+    """Split of the corpus that txl eval reads; validation during training uses valid, the final
+    evaluation test."""
     segment_len: Count | None = None
     """Tokens read at once; None: as in training."""
     mem_len: Length | None = None
-    """Remembered positions; None: as the model was trained."""
+    """Memory length; None: as configured in the model."""
     attn_len: Count | None = None
-    """How far back a token looks, itself included; None: as trained. A large one: no limit."""
+    """Attention length: keys a query sees, counting its own; None: as configured in the model. A
+    large one: no limit."""
     clamp_len: Length | None = None
-    """Distances above it count as it; None: as the model was trained. A large one: no limit."""
+    """Relative distances above it count as it; None: as configured in the model. A large one: no
+    limit."""
     ext_len: Length | None = None
-    """Positions before each segment that are read again with it; None: as the model was trained."""
+    """Positions before each segment that are read again with it; None: as configured in the
+    model."""
     batch_size: Count = 1
-    """Parts of the text read side by side, each warmed up on the text before it."""
+    """Number of parts of the text that are read as a batch, each warmed up on the text before
+    it."""
     mem_lens: tuple[Length, ...] = ()
-    """Memory lengths to compare, at the end of training or by txl eval; validation has one."""
+    """Memory lengths to compare at the end of training or with txl eval; validation uses one."""
     window: Count | None = None
-    """Predict each token from a window of so many before it, read anew: without any memory."""
+    """Sliding window: predict each token from this many tokens before it, read anew, without
+    memory."""
     dynamic: Literal["rms", "sgd"] | None = None
-    """Learn from each segment after its score, in one stream; rms divides by usual gradients."""
+    """Dynamic evaluation: a gradient step on each segment after it was scored, in one stream; rms
+    divides by the RMS of the training gradients."""
     dynamic_lr: NotNegative | None = None
     """Learning rate of dynamic evaluation; None: 1e-4 for rms, 0.01 for sgd."""
     dynamic_decay: Share = 0.0
-    """Share of the way back to the trained weights, gone after each segment."""
+    """Decay towards the trained weights after each segment."""
     dynamic_eps: Positive = 0.1
-    """For rms: added to the usual size of a gradient, in units of the mean of all."""
+    """For rms: epsilon added to the RMS of the gradients, as a multiple of their mean."""
     dynamic_tokens: Count = 50_000
-    """For rms: tokens of the training text that say how large gradients usually are."""
+    """For rms: tokens of the training text from which the RMS of the gradients is estimated."""
 
     def __post_init__(self) -> None:
         check(self, "eval")
@@ -117,20 +124,21 @@ _DYNAMIC_DEFAULTS = {
 @no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateConfig:
-    """How text is drawn from the model."""
+    """How text is generated."""
 
     prompt: str = "\n"
     """Text to continue."""
     length: Length = 500
-    """Tokens to write; 0: without end on the command line, none in the report."""
+    """Tokens to generate; 0: without end on the command line, none in the report."""
     temperature: NotNegative = 1.0
-    """Below 1 safer, above 1 wilder; 0 always takes the likeliest token."""
+    """Sampling temperature; 0: greedy."""
     top_k: Count | None = None
-    """Draw from the k likeliest tokens only; None: from all."""
+    """Sample from the k most likely tokens; None: from all."""
     top_p: Annotated[float, Range(gt=0, le=1)] | None = None
-    """Draw from the fewest tokens that together have this probability; None: from all."""
+    """Nucleus sampling: sample from the fewest tokens with this total probability; None: from
+    all."""
     seed: int = 1
-    """Seed of the draw: the same seed writes the same text."""
+    """Random seed; the same seed generates the same text."""
 
     def __post_init__(self) -> None:
         check(self, "generate")

@@ -79,88 +79,96 @@ class ModelConfig:
     """
 
     kind: Literal["transformer_xl", "lstm"] = "transformer_xl"
-    """The paper's network, or an LSTM: n_layer, d_model, and what embeddings and softmax have."""
+    """The architecture: the paper's Transformer-XL, or an LSTM with its n_layer, d_model, embedding
+    and softmax."""
     vocab_size: Length = 0
-    """Number of symbols; 0 takes it from the vocabulary of the corpus."""
+    """Number of tokens in the vocabulary; 0: as in the vocabulary of the corpus."""
     reset_at: Length | None = None
-    """A symbol, by its number, with which a text begins anew: it and what follows see nothing
-    before it. None: that of data.reset_at, if any."""
+    """ID of a token at which a new text begins: it and what follows attend to nothing before it.
+    None: that of data.reset_at, if any."""
     n_layer: Count = 12
     """Number of layers."""
     n_head: Count = 8
-    """Attention heads in each layer."""
+    """Number of attention heads in each layer."""
     d_model: Count = 512
     """Width of the hidden states."""
     d_head: Count | None = None
     """Width of one attention head; None: d_model / n_head."""
     d_inner: Count = 2048
-    """Width of the feed-forward layer; with a gate, 2/3 of it has as many weights as without."""
+    """Width of the feed-forward layer; with a gated activation, 2/3 of it has as many weights."""
     activation: Activation = "relu"
-    """Between the maps of the feed-forward layer: ReLU (the paper), its square, GELU, or gated."""
+    """Activation of the feed-forward layer: ReLU (the paper), squared ReLU, GELU, GEGLU or
+    SwiGLU."""
     d_embed: Count | None = None
-    """Width of the word embeddings; None: d_model. Another width adds a projection."""
+    """Width of the token embeddings; None: d_model. Another width adds a projection."""
     attn_type: Literal[0, 1, 2, 3] = 0
-    """Positions: 0 relative (the paper), 1 learned relative (Shaw), 2 sinusoids, 3 learned."""
+    """Positions: 0 relative (the paper), 1 learned relative (Shaw et al.), 2 absolute sinusoidal, 3
+    absolute learned."""
     n_positions: Count | None = None
-    """Rows of the table of attn_type 1 and 3, usually segment_len + mem_len; beyond: the last."""
+    """Rows of the learned table of attn_type 1 and 3, usually segment_len + mem_len; farther
+    positions take the last."""
     cutoffs: Annotated[tuple[Count, ...], Range(items=MOST_CUTOFFS)] = ()
     """Adaptive softmax: where, among words sorted by frequency, each further cluster begins."""
     div_val: Count = 1
-    """Embeddings of each further cluster are narrower by this factor."""
+    """Adaptive softmax: the embeddings of each further cluster are narrower by this factor."""
     mem_len: Length = 512
-    """How many past positions each layer remembers. 0: no recurrence."""
+    """Memory length: how many past positions each layer keeps. 0: no recurrence."""
     ext_len: Length = 0
-    """Positions before each segment that are read again with it instead of being remembered."""
+    """Extended context: positions before each segment that are read again with it instead of being
+    kept in memory."""
     attn_len: Count | None = None
-    """How far back a token looks, in tokens, itself included; None: all of memory and segment."""
+    """Attention length: how many keys a query sees, counting its own; None: all of memory and
+    segment."""
     clamp_len: Length | None = None
-    """Distances above this one count as this one; None: no clamping."""
+    """Relative distances above this one count as this one; None: no clamping."""
     start_memory: Literal["empty", "zeros"] = "empty"
-    """What the first segment finds: nothing, or mem_len zero states that it attends to."""
+    """Memory at the start of a text: empty, or mem_len zero states that are attended to."""
     norm_first: bool = False
-    """Pre-norm: each block normalizes its input. False, the paper: it normalizes its output."""
+    """Pre-norm: each block normalizes its input. False (the paper): post-norm."""
     gate: Literal["none", "gru"] = "none"
-    """Residual connections as sums (the paper), or as the gates of GTrXL, for agents; pre-norm."""
+    """Residual connections (the paper), or the GRU gates of GTrXL, which need pre-norm."""
     norm: Literal["layer", "rms"] = "layer"
-    """Layer normalization (the paper), or by the root of the mean square, without mean and bias."""
+    """LayerNorm (the paper) or RMSNorm."""
     qk_norm: bool = False
-    """Normalize the queries and keys of each head, before u and v are added; positions are not."""
+    """Normalize the queries and keys of each head before the biases u and v are added; not the keys
+    of positions."""
     enhanced_recurrence: bool = False
-    """A layer remembers what it put out, not what it read: the cache of a layer up (ERNIE-Doc)."""
+    """Keep the output of each layer in its memory instead of its input (ERNIE-Doc)."""
     final_norm: bool = False
-    """A last normalization after the layers; for pre-norm. The authors' pre-norm has none."""
+    """Normalize the output of the last layer, for pre-norm; the authors' pre-norm does not."""
     tie_biases: bool = True
-    """All layers share the two attention biases (u and v of the paper); False: each its own."""
+    """Share the attention biases u and v across layers (the paper)."""
     tie_embeddings: bool = True
-    """The softmax uses the word embeddings as its weights."""
+    """Share the weights of the softmax with the token embeddings."""
     tie_projections: bool | tuple[bool, ...] = False
-    """The softmax uses the projections of the embeddings too; one answer, or one per cluster."""
+    """Share the projections of the softmax with those of the embeddings; one value, or one for each
+    cluster."""
     proj_same_dim: bool = True
-    """With div_val > 1: a projection also for a cluster as wide as the model."""
+    """With div_val > 1: project a cluster that is as wide as the model, too."""
     sample_softmax: Length = 0
-    """Train against this many words drawn log-uniformly instead of all; 0: against all."""
+    """Sampled softmax: train against this many words drawn log-uniformly; 0: the full softmax."""
     dropout: Fraction = 0.1
-    """Dropout on embeddings, positions, block outputs, feed-forward units and the last layer."""
+    """Dropout on embeddings, positions, block outputs, feed-forward units and the last output."""
     attn_dropout: Fraction = 0.0
     """Dropout on the attention weights."""
     qkv_dropout: Fraction = 0.0
     """Dropout on queries, keys and values, and on the keys of relative positions."""
     embed_dropout: Fraction = 0.0
-    """Dropout of whole words: this share of the embedding table is zero in a step."""
+    """Embedding dropout: share of the words whose embedding is zero in a step."""
     input_dropout: Fraction | None = None
     """Dropout on the embeddings and positions; None: dropout."""
     ff_dropout: Fraction | None = None
     """Dropout on the units inside the feed-forward layers; None: dropout."""
     output_dropout: Fraction | None = None
-    """Dropout on the last layer's output; None: dropout."""
+    """Dropout on the output of the last layer; None: dropout."""
     variational_dropout: bool = False
-    """Drop the same of each stream at all positions of a segment (Gal and Ghahramani, 2016)."""
+    """Variational dropout: one mask for all positions of a segment (Gal and Ghahramani, 2016)."""
     init_std: Positive = 0.02
     """Standard deviation of the initial weights."""
     proj_init_std: Positive = 0.01
     """Standard deviation of the initial embedding projections."""
     norm_eps: Positive = 1e-5
-    """Constant of the layer normalization."""
+    """Epsilon of the normalization."""
     quirks: tuple[Quirk, ...] = ()
     """Deviations of the authors' code on which a converted checkpoint depends."""
 

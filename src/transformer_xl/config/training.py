@@ -28,104 +28,107 @@ class TrainConfig:
     """How the model is trained. A step is one update of the weights."""
 
     steps: Count = 10_000
-    """Number of steps."""
+    """Number of steps (updates of the weights)."""
     minutes: Positive | None = None
-    """Train for so long, in minutes of steps: evaluations and the report come on top. The cooldown
-    begins early enough; where its steps turn out slower, it is cut short when the time is over, so
-    that the last step ends at most a tenth later. Needs constant_cooldown."""
+    """Time limit in minutes spent in steps; evaluations and the report come on top. The cooldown
+    starts early enough; if its steps turn out slower, it is shortened, so that the last step ends
+    at most 10 % late. Needs constant_cooldown."""
     batch_size: Count = 32
-    """Streams of text read side by side; each keeps its own memory."""
+    """Number of streams in a batch; each keeps its own memory."""
     segment_len: Count = 128
     """Tokens of each stream in a step."""
     stages: tuple[Stage, ...] = ()
-    """Lengths that change, as [start, segment_len, mem_len]: the start is a share of the steps (of
-    the minutes, where these are the limit). The streams stay, so that longer segments make larger
-    steps. The first begins at 0, the last has train.segment_len and model.mem_len."""
+    """Curriculum of lengths, as [start, segment_len, mem_len]: the start is a share of the steps
+    (with a time limit: of the minutes). The number of streams stays, so longer segments make larger
+    batches. The first starts at 0; the last has train.segment_len and model.mem_len."""
     random_segment_len: bool = False
-    """Draw the length of each segment: normal around segment_len with deviation 5, one in twenty
-    around half of it; the learning rate is scaled with it (Merity et al., arXiv 1708.02182)."""
+    """Draw the length of each segment at random: normal around segment_len with standard deviation
+    5, one in twenty around half of it; the learning rate is scaled with it (Merity et al., arXiv
+    1708.02182)."""
     roll: bool = False
-    """At each pass, turn each stream's part of the text by a random length, so that no two passes
-    cut it alike (NVIDIA's --roll). Without it, a stream that is at its end reads the next one's."""
+    """In each epoch, rotate the text of each stream by a random offset, so that segment boundaries
+    differ (NVIDIA's --roll). Without it, a stream that is at its end goes on with the next one's
+    text."""
     accumulate: Count = 1
-    """Parts into which the streams of a step are divided to save memory, in each process; the sum
-    is the same."""
+    """Gradient accumulation: number of parts in which each process computes the streams of a step
+    to save memory; the gradient is the same."""
     loss: Literal["full", "half"] = "full"
-    """Learn from all tokens of a segment, or from its second half only (Table 6 of the paper)."""
+    """Train on all tokens of a segment, or on its second half only (Table 6 of the paper)."""
     activation_reg: NotNegative = 0.0
-    """Weight of the mean square of the last layer's outputs after dropout, added to the loss (AR,
-    Merity et al. 2017)."""
+    """Activation regularization (AR; Merity et al., 2017): weight of the mean square of the last
+    layer's output after dropout."""
     temporal_activation_reg: NotNegative = 0.0
-    """Weight of the mean square of the differences between neighbouring outputs of the last layer,
-    before dropout, added to the loss (TAR)."""
+    """Temporal activation regularization (TAR): weight of the mean squared difference between
+    consecutive outputs of the last layer before dropout."""
     optimizer: Literal["adamw", "muon", "lamb"] = "adamw"
-    """AdamW or LAMB for everything, or Muon for the matrices in the layers and AdamW for the
+    """AdamW or LAMB for all weights, or Muon for the matrices inside the layers and AdamW for the
     rest."""
     lr: Positive = 2.5e-4
     """Peak learning rate of AdamW or LAMB."""
     embedding_lr: Positive = 1.0
-    """Learning rate of the word embeddings, as a multiple of that of the other weights."""
+    """Learning rate of the token embeddings, as a multiple of that of the other weights."""
     muon_lr: Positive = 0.02
     """Peak learning rate of Muon."""
     weight_decay: NotNegative = 0.0
-    """How fast matrices shrink without a gradient, as a share of lr (decoupled weight decay)."""
+    """Decoupled weight decay of the matrices."""
     beta1: Fraction = 0.9
-    """AdamW's and LAMB's decay of the mean gradient."""
+    """beta1 of AdamW and LAMB."""
     beta2: Fraction = 0.999
-    """AdamW's and LAMB's decay of the mean squared gradient."""
+    """beta2 of AdamW and LAMB."""
     eps: Positive = 1e-8
-    """AdamW's and LAMB's constant in the denominator."""
+    """Epsilon of AdamW and LAMB."""
     schedule: Literal["cosine", "inverse_sqrt", "constant_cooldown"] = "cosine"
-    """Learning rate after the warm-up: half a cosine, step**-0.5, or constant and then linear."""
+    """Learning rate schedule after the warmup: cosine, inverse square root, or constant with a
+    linear cooldown."""
     warmup_steps: Length = 0
-    """Steps of linear rise from zero at the beginning."""
+    """Steps of linear warmup."""
     cooldown_fraction: Share = 0.3
-    """Share of the steps in which constant_cooldown falls."""
+    """Share of the steps in the cooldown of constant_cooldown."""
     min_lr_ratio: Share = 0.0
-    """Learning rate at the end (inverse_sqrt: at the least), as a share of the peak."""
+    """Final learning rate (inverse_sqrt: the lowest), as a share of the peak."""
     clip_norm: NotNegative = 0.25
-    """Largest norm of the gradient; larger ones are scaled down. 0: no clipping."""
+    """Gradient clipping: largest norm of the gradient. 0: no clipping."""
     average: Literal["none", "ema", "tail"] = "none"
-    """Evaluate and keep the last weights, or their average: an exponential moving one, or the plain
-    mean since average_start."""
+    """Which weights to evaluate and keep: the last ones, an exponential moving average (ema), or
+    the mean since average_start (tail)."""
     average_decay: Fraction = 0.999
-    """How much of the exponential moving average a step leaves in place."""
+    """Decay of the exponential moving average per step."""
     average_start: Share | None = None
-    """Share of the training after which averaging begins; None: ema at once, tail with the
-    cooldown, at 1 - cooldown_fraction."""
+    """Share of the training after which averaging begins; None: at once for ema, with the cooldown
+    (1 - cooldown_fraction) for tail."""
     precision: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Number format of the matrix products; auto: bfloat16 where the hardware has it."""
+    """Precision of matrix products (autocast); auto: bfloat16 where the hardware supports it."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
-    """What processes that torchrun started share: gradients (DDP), or also the room for weights,
-    gradients and what the optimizer knows of them (FSDP2). The streams are divided either way."""
+    """What the processes that torchrun started share: gradients (DDP), or also weights and
+    optimizer state (FSDP2). The batch is divided either way."""
     recompute: bool = False
-    """Compute what is inside the layers once more in the backward pass, instead of keeping it:
-    about a third more computing for much less memory."""
+    """Activation checkpointing: compute the activations inside the layers again in the backward
+    pass; about a third more compute for much less memory."""
     init_from: str | None = None
-    """A model or run folder with the weights to begin with, of this network and vocabulary: those
-    of another text, or of a converted checkpoint. None: weights are drawn."""
+    """Fine-tuning: a model or run folder with the initial weights, of the same architecture and
+    vocabulary. None: random initialization."""
     compile: bool = False
-    """Compile the model with torch.compile: slow to begin, meant for long runs on a GPU."""
+    """Compile the model with torch.compile: slow to start, meant for long runs on a GPU."""
     seed: int = 1
-    """Seed of the initial weights, of dropout, and of lengths that are drawn."""
+    """Random seed of the initial weights, of dropout, and of random lengths."""
     max_skips: Length = 10
-    """How many updates in a row may be left out, because the gradient is not finite or too long;
-    after one more the run stops with an error. They count as steps."""
+    """How many updates in a row may be skipped because the gradient is not finite or too large;
+    after one more, the run stops with an error. Skipped updates count as steps."""
     skip_norm: NotNegative = 0.0
-    """Leave out updates whose gradient is so many times as long as usual; 0: only those that are
+    """Skip updates whose gradient norm is this many times the running mean; 0: only those that are
     not finite."""
     spike: NotNegative = 1.0
-    """Report a loss that is so many nats above the usual one."""
+    """Report a loss that is this many nats above the running mean."""
     hang_minutes: Positive = 10.0
-    """How long processes that train together wait for one another before that is an error."""
+    """Timeout of distributed training: how long processes wait for one another."""
     log_every: Count = 10
-    """Steps between two lines of metrics."""
+    """Steps between two records of metrics."""
     eval_every: Length = 500
     """Steps between two evaluations on the validation text; 0: only at the end."""
     save_every: Length = 500
     """Steps between two checkpoints; 0: only at the end and when interrupted."""
     keep_checkpoints: Count = 2
-    """How many of the newest checkpoints to keep."""
+    """Number of most recent checkpoints to keep."""
 
     def __post_init__(self) -> None:
         check(self, "train")
