@@ -27,7 +27,7 @@ def test_a_vocabulary_can_be_given_later(save_model, shared, tiny_config, tmp_pa
     (tmp_path / "vocab.txt").write_text("\n".join(["<eos>", "<unk>", *words]) + "\n")
     txl.convert(tmp_path / "ours", tmp_path / "out", vocab=tmp_path / "vocab.txt")
     assert txl.load_vocab(tmp_path / "out").encode("word3") == [5]
-    with pytest.raises(ValueError, match="mem_len: a model folder says all of this itself"):
+    with pytest.raises(ValueError, match="mem_len: a model folder has all settings"):
         txl.convert(tmp_path / "ours", tmp_path / "more", settings={"mem_len": 9})
     with pytest.raises(FileNotFoundError, match=r"nowhere.txt does not exist: give the file"):
         txl.convert(tmp_path / "ours", tmp_path / "more", vocab=tmp_path / "nowhere.txt")
@@ -58,7 +58,7 @@ def test_files_that_contain_themselves_end_in_the_one_error(tmp_path):
     content = {}
     content["model"] = content
     torch.save(content, tmp_path / "model.pt")
-    with pytest.raises(UnreadableFile, match="one dictionary or module in another"):
+    with pytest.raises(UnreadableFile, match="nested without end"):
         txl.convert(tmp_path / "model.pt", tmp_path / "out")
 
 
@@ -93,7 +93,7 @@ def test_where_clusters_begin_is_asked_for(shared, tmp_path):
     given = {"mem_len": 9, "pre_lnorm": False}
     with pytest.raises(ValueError, match=r"does not say cutoffs.* --cutoffs with 2 NUMBERS"):
         txl.convert(source, tmp_path / "out", settings=given)
-    with pytest.raises(ValueError, match="do not make the 3 clusters"):
+    with pytest.raises(ValueError, match="do not define the 3 clusters"):
         txl.convert(source, tmp_path / "out", settings=given | {"cutoffs": [11]})
     txl.convert(source, tmp_path / "out", settings=given | {"cutoffs": [11, 31]})
 
@@ -168,7 +168,7 @@ def spoiled(folder, tmp_path, change):
         (lambda s: s.update({"layers.2.dec_attn.o_net.weight": torch.zeros(24, 23)}), "the shape"),
         (lambda s: s.update({"crit.out_layers.0.weight": torch.zeros(61, 24)}), "not the same as"),
         (lambda s: s.update(r_w_bias=torch.zeros(3, 8, dtype=torch.int64)), "real numbers"),
-        (lambda s: s.clear(), "holds no tensors"),
+        (lambda s: s.clear(), "has no tensors"),
         (lambda s: s.update(epoch=[3]), "holds 'epoch' of type list"),
     ],
 )

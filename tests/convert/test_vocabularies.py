@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 
 from transformer_xl.data import load_vocab, train_vocab
-from transformer_xl.interop.convert.moses import moses_normalizer
+from transformer_xl.interop.convert.cutting import moses_normalizer
 from transformer_xl.interop.convert.pickles import Instance, UnreadableFile
 from transformer_xl.interop.convert.vocabularies import (
     find_vocab,

@@ -1,12 +1,13 @@
-"""Old checkpoints become model folders, and model folders become old checkpoints.
+"""Conversion of old checkpoints to model folders, and of model folders to old checkpoints.
 
-Nothing in a file is ever executed: what pickles name is recognized by its name or refused.
+Nothing in a file is ever executed: a name in a pickle is looked up in a closed table or refused.
 """
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
@@ -15,11 +16,11 @@ from transformer_xl.config.files import new_folder, require_new
 from transformer_xl.config.presets import preset_eval, recognize
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.interop.convert.export import write_authors, write_huggingface
-from transformer_xl.interop.convert.inert import read_json
 from transformer_xl.interop.convert.layouts import entries, read_weights
+from transformer_xl.interop.convert.mapped_files import UnreadableFile, read_json
 from transformer_xl.interop.convert.old_checkpoints import Checkpoint, open_checkpoint
 from transformer_xl.interop.convert.old_settings import DEFAULTS, SETTABLE, model_config
-from transformer_xl.interop.convert.pickles import UnreadableFile
+from transformer_xl.interop.convert.pickles import attributes
 from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
 from transformer_xl.model.language_model import read_model_weights, weight_shapes
 from transformer_xl.model.pretrained import (
@@ -34,6 +35,7 @@ from transformer_xl.model.pretrained import (
 __all__ = ["SETTABLE", "Format", "UnreadableFile", "convert"]
 
 Format = Literal["txl", "authors", "huggingface"]
+_Say = Callable[[str], None]
 
 
 def convert(
@@ -43,36 +45,36 @@ def convert(
     to: Format = "txl",
     settings: Mapping[str, Any] | None = None,
     vocab: Path | str | None = None,
-    say: Callable[[str], None] = lambda text: None,
+    say: _Say = lambda text: None,
 ) -> Path:
     """Turn an old checkpoint into a model folder, or a model into an old checkpoint.
 
-    The format of the source is told by its content: the authors' ``model.pt`` (a whole module, in
-    the zip or in the older container) or state dict, a TensorFlow checkpoint, NVIDIA's
-    ``checkpoint_*.pt``, a Hugging Face folder, or a model folder of ours.
+    The format of the source is detected from its content: the authors' ``model.pt`` (a whole
+    module, in the zip or the older format of torch) or state dict, a TensorFlow checkpoint,
+    NVIDIA's ``checkpoint_*.pt``, a Hugging Face folder, or a model folder of this package.
 
     Args:
         source: The file, the prefix of a TensorFlow checkpoint, or the folder.
-        folder: Where the result goes; it must not exist yet, or be empty.
+        folder: The folder to write; it must not exist yet, or be empty.
         to: ``txl``, a model folder; ``authors``, a state dict for their PyTorch code;
             ``huggingface``, a folder for transformers up to 4.37.
-        settings: What the source does not say, by the authors' names: ``n_head``, ``mem_len``,
+        settings: Settings that the source lacks, by the authors' names: ``n_head``, ``mem_len``,
             ``tgt_len``, ``ext_len``, ``clamp_len``, ``same_length``, ``pre_lnorm``, ``cutoffs``,
             ``layer_norm_epsilon``.
-        vocab: The file with the vocabulary, where it does not lie beside the source.
-        say: Called with what a person should know.
+        vocab: The file with the vocabulary, if it is not in the same folder as the source.
+        say: Called with messages for the user.
 
     Returns:
         The folder.
 
     Raises:
         FileNotFoundError: There is no source.
-        FileExistsError: The folder holds something.
-        UnreadableFile: The source is damaged, or hostile. A RuntimeError.
-        ValueError: The source is no Transformer-XL, does not say all that is needed, or cannot be
-            written in that format.
+        FileExistsError: The folder is not empty.
+        UnreadableFile: The source is damaged or hostile. A RuntimeError.
+        ValueError: The source is not a Transformer-XL, lacks settings, or cannot be represented in
+            that format.
     """
-    # Absolute, so that what is written beside the folder has a name also for ".".
+    # Absolute, because temporary files beside the folder need its name, also for ".".
     source, folder = Path(source), Path(folder).absolute()
     if to not in ("txl", "authors", "huggingface"):
         raise ValueError(f"to={to!r} is unknown; choose txl, authors or huggingface")
@@ -84,20 +86,16 @@ def convert(
     return folder
 
 
-@dataclasses.dataclass(kw_only=True)
-class _Model:
-    """A model between two formats."""
+class _Model(NamedTuple):
+    """A model between two formats; ``about`` has its origin and its lengths of evaluation there."""
 
     config: ModelConfig
     weights: dict[str, Tensor]
     vocab: Vocab | None
     about: dict[str, Any]
-    """Where it comes from, and how it is evaluated there."""
 
 
-def _open(
-    source: Path, settings: dict[str, Any], vocab: Path | None, say: Callable[[str], None]
-) -> _Model:
+def _open(source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say) -> _Model:
     if vocab is not None and not vocab.exists():
         raise FileNotFoundError(f"{vocab} does not exist: give the file with the vocabulary")
     if _is_ours(source):
@@ -121,12 +119,8 @@ def _open(
     for name, default in DEFAULTS[checkpoint.origin].items():
         if checkpoint.settings.get(name) is None:
             say(f"the checkpoint does not say {name}; taken as {default}, the default there")
-    return _Model(
-        config=config,
-        weights=weights,
-        vocab=_vocabulary(checkpoint, source, vocab, config, say),
-        about=about,
-    )
+    own = _vocabulary(checkpoint, source, vocab, config.vocab_size, say)
+    return _Model(config, weights, own, about)
 
 
 _ORIGINS = {
@@ -144,29 +138,27 @@ def _weights(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Tensor]:
         clusters="reversed" if checkpoint.origin in ("authors", "nvidia") else "natural",
         biases_in_layers=any(name.endswith("dec_attn.r_w_bias") for name in checkpoint.tensors),
     )
-    # A small file may name one tensor a million times.
+    # A small file can refer to one tensor a million times.
     beginning = checkpoint.path.name.removesuffix("index") + "data-"
     files = [x for x in checkpoint.path.parent.iterdir() if x.name.startswith(beginning)]
-    room = sum(file.stat().st_size for file in (*files, checkpoint.path))
+    n_bytes = sum(file.stat().st_size for file in (*files, checkpoint.path))
     needed = sum(shape.numel() for shape in shapes.values())
-    if needed > room:
+    if needed > n_bytes:
         raise UnreadableFile(
-            f"{checkpoint.path} has {room:,} bytes and claims {needed:,} weights: it is damaged"
+            f"{checkpoint.path} has {n_bytes:,} bytes and claims {needed:,} weights: it is damaged"
         )
     weights = read_weights(checkpoint.tensors, table, shapes)
     assert weights.keys() == shapes.keys()
     found: dict[str, Tensor] = {}
     for name, x in weights.items():
-        # What is tied in the file and not by the settings becomes two tensors.
+        # Tensors that are tied in the file but not by the settings are copied.
         is_taken = any(x.data_ptr() == other.data_ptr() for other in found.values())
         found[name] = x.clone() if is_taken and x.is_contiguous() else x.contiguous()
     return found
 
 
-def _evaluation(
-    checkpoint: Checkpoint, config: ModelConfig, say: Callable[[str], None]
-) -> EvalConfig:
-    """Choose the lengths of an evaluation as the origin of the checkpoint did."""
+def _evaluation(checkpoint: Checkpoint, config: ModelConfig, say: _Say) -> EvalConfig:
+    """Set the lengths of evaluation with which the checkpoint was published."""
     if name := recognize(config):
         say(f"this is {name}: txl eval uses the lengths it was published with")
         beyond = checkpoint.origin in ("tensorflow", "nvidia")
@@ -177,32 +169,33 @@ def _evaluation(
 
 
 def _vocabulary(
-    checkpoint: Checkpoint,
-    source: Path,
-    path: Path | None,
-    config: ModelConfig,
-    say: Callable[[str], None],
+    checkpoint: Checkpoint, source: Path, path: Path | None, size: int, say: _Say
 ) -> Vocab | None:
-    is_named = path is not None
-    path = path or find_vocab(checkpoint.path.parent)
-    if path is None and checkpoint.vocab is None:
-        say("no vocabulary beside it: give it as --vocab FILE to evaluate texts and to write")
-        return None
-    size = config.vocab_size
-    if path is None:
+    if path is not None:
+        return _named_vocabulary(path, size)
+    path = find_vocab(checkpoint.path.parent)
+    if path is not None:
+        vocab = read_vocab(path, size=size)
+    elif checkpoint.vocab is not None:
         vocab = vocab_from_object(checkpoint.vocab, where=str(source), size=size)
     else:
-        vocab = read_vocab(path, size=size)
-    if len(vocab) == config.vocab_size:
+        say("no vocabulary in its folder: give it as --vocab FILE to evaluate and to generate")
+        return None
+    if len(vocab) == size:
         return vocab
-    problem = (
-        f"the vocabulary in {path or source} has {len(vocab):,} symbols and the model "
-        f"{config.vocab_size:,}"
-    )
-    if is_named:
-        raise ValueError(f"{problem}: they do not belong together")
-    say(f"{problem}: left out")
+    say(f"{_size_mismatch(path or source, vocab, size)}: left out")
     return None
+
+
+def _named_vocabulary(path: Path, size: int) -> Vocab:
+    vocab = read_vocab(path, size=size)
+    if len(vocab) != size:
+        raise ValueError(f"{_size_mismatch(path, vocab, size)}: they do not belong together")
+    return vocab
+
+
+def _size_mismatch(path: Path, vocab: Vocab, size: int) -> str:
+    return f"the vocabulary in {path} has {len(vocab):,} symbols and the model {size:,}"
 
 
 def _is_ours(source: Path) -> bool:
@@ -214,35 +207,26 @@ def _is_ours(source: Path) -> bool:
 
 def _open_ours(source: Path, settings: dict[str, Any], vocab: Path | None) -> _Model:
     if settings:
-        raise ValueError(f"{next(iter(settings))}: a model folder says all of this itself")
+        raise ValueError(f"{next(iter(settings))}: a model folder has all settings; leave them out")
     source = find_model_folder(source)
     config, about = load_config(source / CONFIG_FILE), read_config(source / CONFIG_FILE)
     weights = read_model_weights(source, config)
-    if vocab is not None:
-        own = read_vocab(vocab, size=config.vocab_size)
-        if len(own) != config.vocab_size:
-            raise ValueError(
-                f"the vocabulary in {vocab} has {len(own):,} symbols and the model "
-                f"{config.vocab_size:,}: they do not belong together"
-            )
-    else:
-        try:
+    own = None if vocab is None else _named_vocabulary(vocab, config.vocab_size)
+    if own is None:
+        with suppress(FileNotFoundError):
             own = load_vocab(source)
-        except FileNotFoundError:
-            own = None
     about = {name: about[name] for name in ("origin", "eval") if name in about}
-    return _Model(config=config, weights=weights, vocab=own, about=about)
+    return _Model(config, weights, own, about)
 
 
-def _write(model: _Model, folder: Path, to: Format, say: Callable[[str], None]) -> None:
-    # It comes from a file that may be anything.
-    origin = model.about.get("origin")
-    origin = origin if isinstance(origin, dict) else {}
-    settings = origin.get("settings") if origin.get("format") == "huggingface" else None
-    settings = settings if isinstance(settings, dict) else {}
+def _write(model: _Model, folder: Path, to: Format, say: _Say) -> None:
     if to == "authors":
         write_authors(model.config, model.weights, folder, say)
     elif to == "huggingface":
+        # The name comes from a file that can be hostile.
+        origin = attributes(model.about.get("origin"))
+        is_theirs = origin.get("format") == "huggingface"
+        settings = attributes(origin.get("settings")) if is_theirs else {}
         write_huggingface(model.config, model.weights, model.vocab, settings, folder, say)
     else:
         write_model(model.config, model.weights, folder, model.about)

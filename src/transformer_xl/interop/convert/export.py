@@ -1,8 +1,8 @@
-"""Model folders in the layouts of the old implementations, for those who stay with them."""
+"""Export of model folders to the formats of the old implementations."""
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,10 @@ from transformer_xl.data import Vocab
 from transformer_xl.interop.convert.layouts import entries, write_weights
 from transformer_xl.interop.convert.vocabularies import write_hf_vocab
 
+_Say = Callable[[str], None]
+
 _THEIR_NORM_EPS = 1e-5
-# Ours alone: what changes the network, and what changes its training.
+# Settings that only this package has: of the network, and of its training.
 _NETWORK = ("kind", "norm", "activation", "gate", "qk_norm", "enhanced_recurrence")
 _TRAINING = (
     "qkv_dropout", "embed_dropout", "input_dropout", "ff_dropout", "output_dropout",
@@ -24,22 +26,9 @@ _TRAINING = (
 
 
 def write_authors(
-    config: ModelConfig,
-    weights: Mapping[str, Tensor],
-    folder: Path,
-    say: Callable[[str], None] = lambda text: None,
+    config: ModelConfig, weights: Mapping[str, Tensor], folder: Path, say: _Say = lambda text: None
 ) -> None:
-    """Write a state dict for the authors' PyTorch code, and the arguments of its constructor.
-
-    Args:
-        config: Our settings.
-        weights: Our weights.
-        folder: An empty folder.
-        say: Called with what is lost.
-
-    Raises:
-        ValueError: Their model cannot be this one.
-    """
+    """Write a state dict for the authors' PyTorch code, and the arguments of its constructor."""
     _require_expressible(config, "the authors' PyTorch code")
     if not config.tie_biases and config.attn_type == 0:
         raise ValueError(
@@ -73,15 +62,12 @@ def write_authors(
         say("the memory began with zeros that were attended to; the authors' begins empty")
     if config.norm_eps != _THEIR_NORM_EPS:
         say(f"norm_eps={config.norm_eps}: the authors' code has {_THEIR_NORM_EPS}")
-    _tell_attn_len(config, say)
-    _tell_resets(config, say)
-    _tell_frequencies(config, say)
-    _tell_dropouts(config, say)
+    _report_dropped(config, say)
     table = entries(config, clusters="reversed", biases_in_layers=False)
     state = write_weights(weights, table, config)
     torch.save(OrderedDict(state), folder / "state_dict.pt")
     arguments = _arguments(config) | {"n_token": config.vocab_size}
-    # Their models with attn_type 1 and 3 have a table of tgt_len + ext_len + mem_len rows.
+    # Models with attn_type 1 and 3 have a table of tgt_len + ext_len + mem_len rows there.
     arguments["tgt_len"] = 1 if rows is None else rows - positions
     _write_json(folder / "config.json", {"model_kwargs": arguments})
 
@@ -92,24 +78,12 @@ def write_huggingface(
     vocab: Vocab | None,
     settings: Mapping[str, Any],
     folder: Path,
-    say: Callable[[str], None] = lambda text: None,
+    say: _Say = lambda text: None,
 ) -> None:
-    """Write a folder for ``TransfoXLLMHeadModel`` of transformers up to 4.37.
-
-    Args:
-        config: Our settings.
-        weights: Our weights.
-        vocab: Our vocabulary; None leaves it out.
-        settings: What the model's ``config.json`` held, if it came from there.
-        folder: An empty folder.
-        say: Called with what is lost.
-
-    Raises:
-        ValueError: Their model cannot be this one.
-    """
+    """Write a folder for ``TransfoXLLMHeadModel`` of transformers up to 4.37."""
     _require_expressible(config, "Hugging Face's code")
     if config.attn_type != 0:
-        raise ValueError(f"attn_type={config.attn_type}: Hugging Face's code has attn_type 0 alone")
+        raise ValueError(f"attn_type={config.attn_type}: Hugging Face's code has only attn_type 0")
     if config.ext_len:
         raise ValueError(f"ext_len={config.ext_len}: Hugging Face's code has none; set it to 0")
     table = entries(config, clusters="natural", biases_in_layers=True)
@@ -117,7 +91,7 @@ def write_huggingface(
         name if name.startswith("crit.") else f"transformer.{name}": x
         for name, x in write_weights(weights, table, config).items()
     }
-    # A file with all copies: releases differ in which of them they make anew.
+    # With all second names: releases differ in which of them they reconstruct.
     torch.save(state, folder / "pytorch_model.bin")
     made = {
         "architectures": ["TransfoXLLMHeadModel"],
@@ -125,7 +99,7 @@ def write_huggingface(
         "vocab_size": config.vocab_size,
         "adaptive": True,
         "untie_r": not config.tie_biases,
-        # The name by which transformers ties them; the authors' is tie_weight.
+        # The setting of transformers for tying; the authors' is tie_weight.
         "tie_word_embeddings": config.tie_embeddings,
         "layer_norm_epsilon": config.norm_eps,
         "init": "normal",
@@ -137,16 +111,13 @@ def write_huggingface(
     theirs = settings.get("tie_projs")
     has_any = any(cluster.has_proj for cluster in config.clusters)
     if not has_any and isinstance(theirs, list) and len(theirs) == len(config.clusters):
-        # Without projections it says nothing.
+        # Without projections it has no effect.
         made["tie_projs"] = theirs
-    # Ours say what the weights are; of the rest, what the model came with is kept.
+    # Our settings define the network; the others are those of the original checkpoint.
     _write_json(folder / "config.json", {**settings, **made})
     if config.start_memory == "empty":
         say("the memory began empty; Hugging Face's begins with zeros that are attended to")
-    _tell_attn_len(config, say)
-    _tell_resets(config, say)
-    _tell_frequencies(config, say)
-    _tell_dropouts(config, say)
+    _report_dropped(config, say)
     if vocab is not None:
         try:
             write_hf_vocab(vocab, folder)
@@ -154,47 +125,34 @@ def write_huggingface(
             say(f"the vocabulary is left out: {error}")
 
 
-def _tell_dropouts(config: ModelConfig, say: Callable[[str], None]) -> None:
-    for name, value, _ in _beside_the_paper(config, _TRAINING):
-        say(f"{name}={value}: their code, if it trains the model on, has no such dropout")
-    if config.sample_softmax:
-        say(
-            f"sample_softmax={config.sample_softmax}: their code, if it trains the model on, is "
-            "told to take all words"
-        )
-
-
-def _beside_the_paper(
-    config: ModelConfig, names: tuple[str, ...]
-) -> Iterator[tuple[str, Any, Any]]:
-    """The names of settings that are not the paper's, their values and the paper's."""
-    paper = ModelConfig()
-    for name in names:
-        value, papers = getattr(config, name), getattr(paper, name)
-        if value != papers:
-            yield name, value, papers
-
-
-def _tell_attn_len(config: ModelConfig, say: Callable[[str], None]) -> None:
+def _report_dropped(config: ModelConfig, say: _Say) -> None:
+    """Report settings that both implementations lack and that can be dropped."""
     if config.attn_len not in (None, config.mem_len):
         say(
             f"attn_len={config.attn_len}: with same_length their code shows a token mem_len="
             f"{config.mem_len} keys"
         )
-
-
-def _tell_resets(config: ModelConfig, say: Callable[[str], None]) -> None:
     if config.reset_at is not None:
-        say(f"reset_at={config.reset_at}: in their code a text goes on behind that symbol")
-
-
-def _tell_frequencies(config: ModelConfig, say: Callable[[str], None]) -> None:
+        say(f"reset_at={config.reset_at}: in their code the context does not end at that symbol")
     if "exact_frequencies" in config.quirks:
         say("quirks=exact_frequencies: their code rounds the frequencies of its sinusoids")
+    for name, value, _ in _changed_from_paper(config, _TRAINING):
+        say(f"{name}={value}: their code has no such dropout, if training is continued there")
+    if config.sample_softmax:
+        say(
+            f"sample_softmax={config.sample_softmax}: their code uses all words, if training is "
+            "continued there"
+        )
+
+
+def _changed_from_paper(config: ModelConfig, names: Sequence[str]) -> list[tuple[str, Any, Any]]:
+    """Return settings that differ from the paper's, as names with both values."""
+    found = [(name, getattr(config, name), getattr(ModelConfig(), name)) for name in names]
+    return [entry for entry in found if entry[1] != entry[2]]
 
 
 def _require_expressible(config: ModelConfig, whose: str) -> None:
-    beside = [*_beside_the_paper(config, (*_NETWORK, "final_norm"))]
+    beside = _changed_from_paper(config, (*_NETWORK, "final_norm"))
     for name, value, papers in beside:
         problem = f"{whose} has no other network than that of {name}={papers!r}"
         if name == "final_norm":

@@ -1,7 +1,7 @@
-"""Where each of our weights lies in a checkpoint of the old implementations, and back.
+"""The mapping between our weights and the tensors of the old implementations.
 
-All of them descend from the authors' PyTorch model and share its names; what differs is brought
-to these names when a checkpoint is opened (:mod:`transformer_xl.interop.convert.old_checkpoints`).
+All of them descend from the authors' PyTorch model and share its names; other names are translated
+to these when a checkpoint is opened (:mod:`transformer_xl.interop.convert.old_checkpoints`).
 
     =============================  =========================================================
     theirs                         ours
@@ -35,34 +35,28 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.model.positions import frequencies
 
 INV_FREQ = "pos_emb.inv_freq"
-"""The frequencies of the sinusoids: computed, but saved with the weights."""
+"""The frequencies of the sinusoids: a buffer that is saved with the weights."""
 
 
 class Entry(NamedTuple):
-    """A tensor of an old checkpoint, and what it is of ours."""
+    """A tensor of an old checkpoint, and the tensor or part of a tensor of ours that it is."""
 
     theirs: str
     ours: str
     part: int | slice = slice(None)
-    """Which part of ours."""
+    """The part of ours."""
     flip: int | None = None
-    """The dimension in which the order is the reverse of ours."""
+    """The dimension whose order is reversed."""
     shape: tuple[int, ...] | None = None
-    """Theirs, where it is not that of our part."""
+    """Their shape, if it differs from that of our part."""
     is_copy: bool = False
-    """A second name of something that has another entry; a file may leave it out."""
+    """Whether it is an optional second name of a tensor that has another entry."""
 
 
 def entries(
     config: ModelConfig, *, clusters: Literal["natural", "reversed"], biases_in_layers: bool
 ) -> list[Entry]:
-    """List the tensors of a checkpoint, in the order in which the authors' model has them.
-
-    Args:
-        config: Our settings.
-        clusters: In which order the head scores the clusters.
-        biases_in_layers: Each layer has the attention biases, as with Hugging Face.
-    """
+    """List the tensors of a checkpoint, in the order in which the authors' model has them."""
     found = [] if biases_in_layers and not config.tie_biases else _biases(config)
     for i, (weight, proj) in enumerate(_embedding_names(config)):
         found.append(Entry(f"word_emb.emb_layers.{i}.weight", weight))
@@ -77,28 +71,25 @@ def entries(
 
 def _biases(config: ModelConfig) -> list[Entry]:
     index = 0 if config.tie_biases else slice(None)
-    H, K = config.n_head, config.head_width
+    N, H, K = config.n_layer, config.n_head, config.head_width
     match config.attn_type:
         case 0:
-            return [
-                Entry("r_w_bias", "content_bias", index),
-                Entry("r_r_bias", "position_bias", index),
-            ]
+            both = (("r_w_bias", "content_bias"), ("r_r_bias", "position_bias"))
+            return [Entry(theirs, ours, index) for theirs, ours in both]
         case 1:
-            shape = (config.n_layer, H, K)
             return [
                 Entry("r_emb", "distance_embedding", flip=1),
-                Entry("r_w_bias", "content_bias", shape=shape),
+                Entry("r_w_bias", "content_bias", shape=(N, H, K)),
                 Entry("r_bias", "distance_bias", flip=1),
             ]
         case 3:
-            shape = (config.n_layer, config.n_positions or 0, H, K)
+            shape = (N, config.n_positions or 0, H, K)
             return [Entry("r_emb", "position_embedding", flip=1, shape=shape)]
     return []
 
 
 def _embedding_names(config: ModelConfig) -> list[tuple[str, str]]:
-    """Our names of each table and its projection; an empty name for one that is not there."""
+    """Our names of each table and its projection; empty if there is none."""
     clusters = config.clusters
     if config.div_val == 1:
         return [("embedding.weight", "embedding.proj.weight" * clusters[0].has_proj)]
@@ -110,29 +101,26 @@ def _embedding_names(config: ModelConfig) -> list[tuple[str, str]]:
 
 def _layer(config: ModelConfig, n: int, biases_in_layers: bool) -> list[Entry]:
     theirs, ours = f"layers.{n}.dec_attn", f"layers.{n}.attention"
-    width = config.n_head * config.head_width
     found = []
     if biases_in_layers:
         n_bias = 0 if config.tie_biases else n
-        is_copy = config.tie_biases
-        found += [
-            Entry(f"{theirs}.r_r_bias", "position_bias", n_bias, is_copy=is_copy),
-            Entry(f"{theirs}.r_w_bias", "content_bias", n_bias, is_copy=is_copy),
-        ]
-    qkv = f"{ours}.qkv_proj.weight"
+        for name, bias in (("r_r_bias", "position_bias"), ("r_w_bias", "content_bias")):
+            found.append(Entry(f"{theirs}.{name}", bias, n_bias, is_copy=config.tie_biases))
     if config.attn_type in (0, 1):
-        found.append(Entry(f"{theirs}.qkv_net.weight", qkv))
+        parts = {"qkv_net": slice(None)}
     else:
-        found.append(Entry(f"{theirs}.q_net.weight", qkv, slice(width)))
-        found.append(Entry(f"{theirs}.kv_net.weight", qkv, slice(width, None)))
+        width = config.n_head * config.head_width
+        parts = {"q_net": slice(width), "kv_net": slice(width, None)}
+    for name, part in parts.items():
+        found.append(Entry(f"{theirs}.{name}.weight", f"{ours}.qkv_proj.weight", part))
     found.append(Entry(f"{theirs}.o_net.weight", f"{ours}.o_proj.weight"))
     found += _pair(f"{theirs}.layer_norm", f"layers.{n}.attention_norm")
     if config.attn_type == 0:
         found.append(Entry(f"{theirs}.r_net.weight", f"{ours}.r_proj.weight"))
     theirs, ours = f"layers.{n}.pos_ff", f"layers.{n}.feed_forward"
-    found += _pair(f"{theirs}.CoreNet.0", f"{ours}.inner")
-    found += _pair(f"{theirs}.CoreNet.3", f"{ours}.outer")
-    return found + _pair(f"{theirs}.layer_norm", f"{ours}_norm")
+    for name, own in (("CoreNet.0", ".inner"), ("CoreNet.3", ".outer"), ("layer_norm", "_norm")):
+        found += _pair(f"{theirs}.{name}", f"{ours}{own}")
+    return found
 
 
 def _pair(theirs: str, ours: str) -> list[Entry]:
@@ -142,12 +130,11 @@ def _pair(theirs: str, ours: str) -> list[Entry]:
 def _softmax(config: ModelConfig, order: Literal["natural", "reversed"]) -> list[Entry]:
     found, clusters = [], config.clusters
     embedding = _embedding_names(config)
-    is_adaptive = len(clusters) > 1 or config.div_val > 1
+    is_one = config.div_val == 1
     if len(clusters) > 1:
         flip = 0 if order == "reversed" else None
-        found.append(Entry("crit.cluster_weight", "softmax.cluster_weight", flip=flip))
-        found.append(Entry("crit.cluster_bias", "softmax.cluster_bias", flip=flip))
-    is_one = config.div_val == 1
+        for name in ("cluster_weight", "cluster_bias"):
+            found.append(Entry(f"crit.{name}", f"softmax.{name}", flip=flip))
     for i, (tied, _) in enumerate(embedding):
         own = "softmax.weight" if is_one else f"softmax.weights.{i}"
         ours = tied if config.tie_embeddings else own
@@ -157,7 +144,8 @@ def _softmax(config: ModelConfig, order: Literal["natural", "reversed"]) -> list
         found.append(Entry(f"{theirs}.bias", "softmax.bias", rows))
     for i, cluster in enumerate(clusters):
         if cluster.has_proj:
-            own = f"softmax.projs.{i}.weight" if is_adaptive else "softmax.proj.weight"
+            is_only = is_one and len(clusters) == 1
+            own = "softmax.proj.weight" if is_only else f"softmax.projs.{i}.weight"
             ours = embedding[0 if is_one else i][1] if cluster.ties_proj else own
             found.append(Entry(f"crit.out_projs.{i}", ours, is_copy=cluster.ties_proj))
     return found
@@ -166,24 +154,14 @@ def _softmax(config: ModelConfig, order: Literal["natural", "reversed"]) -> list
 def read_weights(
     theirs: Mapping[str, Tensor], table: list[Entry], shapes: Mapping[str, torch.Size]
 ) -> dict[str, Tensor]:
-    """Translate a checkpoint into our weights; whole tensors are handed on without a copy.
-
-    Args:
-        theirs: Tensors by the authors' names.
-        table: Where our weights lie.
-        shapes: The shapes of all our weights.
-
-    Raises:
-        ValueError: A tensor is missing, is not part of the model, or has another shape than the
-            settings say.
-    """
+    """Translate a checkpoint into our weights; whole tensors are not copied."""
     known = {entry.theirs for entry in table} | {INV_FREQ}
     missing = [x.theirs for x in table if not x.is_copy and x.theirs not in theirs]
     if missing:
-        raise ValueError(f"the checkpoint lacks {_some(missing)}: it is not complete")
+        raise ValueError(f"the checkpoint lacks {_listed(missing)}: it is not complete")
     if surplus := sorted(theirs.keys() - known):
         raise ValueError(
-            f"the checkpoint holds {_some(surplus)}, which a model with these settings does not "
+            f"the checkpoint holds {_listed(surplus)}, which a model with these settings does not "
             "have: the settings belong to another model"
         )
     weights: dict[str, Tensor] = {}
@@ -213,7 +191,7 @@ def read_weights(
 def write_weights(
     weights: Mapping[str, Tensor], table: list[Entry], config: ModelConfig
 ) -> dict[str, Tensor]:
-    """Translate our weights back; copies are the same tensor under another name."""
+    """Translate our weights back; second names refer to the same tensor."""
     theirs: dict[str, Tensor] = {}
     made: dict[tuple[str, str], Tensor] = {}
     for entry in table:
@@ -222,7 +200,7 @@ def write_weights(
             own = weights[entry.ours][entry.part]
             own = own if entry.flip is None else own.flip(entry.flip)
             if entry.shape is not None:
-                # One bias for all layers is theirs once for each.
+                # A bias that is shared by all layers is stored once for each layer.
                 is_shared = len(own) < entry.shape[0]
                 own = own.expand(entry.shape) if is_shared else own.reshape(entry.shape)
             made[key] = own.contiguous()
@@ -236,18 +214,15 @@ def write_weights(
 def _require_equal(ours: Tensor, copy: Tensor, entry: Entry) -> None:
     if ours.data_ptr() == copy.data_ptr() and ours.stride() == copy.stride():
         return
-    # Bit for bit, so that a weight that is not a number equals itself.
-    if ours.dtype != copy.dtype or not torch.equal(_bits(ours), _bits(copy)):
+    # Bit by bit, so that NaN equals itself.
+    bits = [x.contiguous().view(torch.uint8) for x in (ours, copy)]
+    if ours.dtype != copy.dtype or not torch.equal(*bits):
         raise ValueError(
             f"{entry.theirs} is not the same as {entry.ours}, with which the settings tie it: "
             "they belong to another model"
         )
 
 
-def _bits(x: Tensor) -> Tensor:
-    return x.contiguous().view(torch.uint8)
-
-
-def _some(names: list[str]) -> str:
+def _listed(names: list[str]) -> str:
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(names[:3]) + more

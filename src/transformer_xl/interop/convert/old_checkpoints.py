@@ -1,6 +1,6 @@
-"""Opening an old checkpoint: which kind it is, its tensors by the authors' names, its settings.
+"""Opening an old checkpoint: its format, its tensors by the authors' names, its settings.
 
-Kinds are told by content. What comes from a file is data and is never executed.
+Formats are detected from the content. Content of files is data and is never executed.
 """
 
 import re
@@ -13,51 +13,62 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from transformer_xl.interop.convert.inert import read_json
 from transformer_xl.interop.convert.layouts import INV_FREQ
+from transformer_xl.interop.convert.mapped_files import UnreadableFile, read_json
 from transformer_xl.interop.convert.old_settings import Origin
-from transformer_xl.interop.convert.pickles import Instance, UnreadableFile
+from transformer_xl.interop.convert.pickles import Instance, attributes
 from transformer_xl.interop.convert.tf_files import find_prefix, read_tensorflow
 from transformer_xl.interop.convert.torch_files import module_tensors, read_torch
 from transformer_xl.model.positions import frequencies
 
 _MOST_WRAPPED = 4
-_SLOTS = re.compile(r"/(Adam|Adam_1|Momentum|RMSProp|RMSProp_1|ExponentialMovingAverage)$")
-_COUNTERS = re.compile(r"(^|/)(global_step|beta[12]_power|beta[12]_power_1)$")
+_NAMES = (
+    *("model.safetensors", "pytorch_model.bin", "model.pt"),
+    *("checkpoint_best.pt", "checkpoint_last.pt", "state_dict.pt"),
+)
+# Optimizer state and counters.
+_NO_WEIGHT = re.compile(
+    r"/(Adam|Adam_1|Momentum|RMSProp|RMSProp_1|ExponentialMovingAverage)$"
+    r"|(^|/)(global_step|beta[12]_power|beta[12]_power_1)$"
+)
 
 
 @dataclass(kw_only=True)
 class Checkpoint:
-    """An old checkpoint, laid out before us."""
+    """An old checkpoint, translated to the authors' names."""
 
     path: Path
     """The file with the weights."""
     origin: Origin
-    """Whose implementation wrote it."""
+    """The implementation that wrote it."""
     tensors: dict[str, Tensor]
-    """By the authors' names; most lie in the file and take no memory."""
+    """Tensors by the authors' names; most are memory-mapped."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """By the authors' names; what the checkpoint says of itself."""
+    """Settings by the authors' names, as far as the checkpoint has them."""
     vocab: object = None
-    """The vocabulary, as far as it lies in the same file."""
+    """The vocabulary, if it is in the same file."""
 
 
 def open_checkpoint(source: Path) -> Checkpoint:
-    """Open a checkpoint of any of the old implementations.
+    """Open a checkpoint of any of the old implementations."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
-    Args:
-        source: A file, the prefix of a TensorFlow checkpoint, or a folder with one of them.
-
-    Raises:
-        FileNotFoundError: There is nothing.
-        UnreadableFile: A file is damaged, or names what no checkpoint needs.
-        ValueError: It is no Transformer-XL, or which of several is meant is not clear.
-    """
     path = _weights_file(source)
     if path.suffix == ".safetensors":
-        checkpoint = _huggingface(path, _read_safetensors(path))
-    elif _is_tensorflow(path):
-        checkpoint = _tensorflow(path)
+        try:
+            checkpoint = _huggingface(path, load_file(path))
+        except SafetensorError as error:
+            raise UnreadableFile(f"{path} is damaged or no safetensors file: {error}") from error
+    elif not path.exists() or re.search(r"\.(index|meta|data-\d+-of-\d+)$", path.name):
+        prefix = find_prefix(path)
+        tensors, cutoffs = from_tensorflow(read_tensorflow(prefix))
+        checkpoint = Checkpoint(
+            path=prefix.with_name(f"{prefix.name}.index"),
+            origin="tensorflow",
+            tensors=tensors,
+            settings={"cutoffs": cutoffs} if cutoffs else {},
+        )
     else:
         checkpoint = _from_torch(path, read_torch(path))
     checkpoint.settings = _settings_beside(path) | checkpoint.settings
@@ -69,7 +80,7 @@ def open_checkpoint(source: Path) -> Checkpoint:
 
 
 def _check_frequencies(path: Path, theirs: Tensor | None) -> None:
-    """Compare what is computed here with what the file says."""
+    """Compare the stored frequencies with the computed ones."""
     if theirs is None:
         return
     ours = frequencies(2 * len(theirs)).double() if theirs.ndim == 1 else torch.empty(0)
@@ -87,27 +98,20 @@ def _weights_file(source: Path) -> Path:
     if source.is_file():
         return source
     if not source.is_dir():
-        # What TensorFlow calls a checkpoint is the common beginning of the names of its files.
+        # In TensorFlow a checkpoint is named by the common prefix of its files.
         if source.with_name(f"{source.name}.index").is_file():
             return source
         if source.exists():
             raise ValueError(f"{source} is neither a file nor a folder: give a checkpoint")
         raise FileNotFoundError(f"{source} does not exist: give a checkpoint or its folder")
-    for name in (
-        "model.safetensors",
-        "pytorch_model.bin",
-        "model.pt",
-        "checkpoint_best.pt",
-        "checkpoint_last.pt",
-        "state_dict.pt",
-    ):
+    for name in _NAMES:
         if (source / name).is_file():
             return source / name
     if (source / "checkpoint").is_file() or list(source.glob("*.index")):
         return find_prefix(source)
     if list(source.glob("*.index.json")):
         raise ValueError(
-            f"{source} holds a model in several parts (*.index.json), which are not read: load it "
+            f"{source} has a model in several shards (*.index.json), which are not read: load it "
             "with transformers 4.37 and save it with max_shard_size='100GB'"
         )
     candidates = sorted(x for x in source.iterdir() if x.suffix in (".pt", ".bin", ".pth"))
@@ -120,21 +124,15 @@ def _weights_file(source: Path) -> Path:
     )
 
 
-def _is_tensorflow(path: Path) -> bool:
-    if path.suffix in (".index", ".meta") or re.search(r"\.data-\d+-of-\d+$", path.name):
-        return True
-    return not path.exists()
-
-
 def _from_torch(path: Path, content: object, depth: int = 0) -> Checkpoint:
     if depth > _MOST_WRAPPED:
-        raise UnreadableFile(f"{path} holds one dictionary or module in another without an end")
+        raise UnreadableFile(f"{path} has dictionaries or modules that are nested without end")
     if isinstance(content, Instance):
         return _module(path, content, depth)
     if isinstance(content, dict):
         if "model_state" in content:
             return _nvidia(path, content)
-        # What people save by hand most often.
+        # The most frequent key in files saved by hand.
         for name in ("model", "state_dict", "model_state_dict"):
             if isinstance(content.get(name), dict | Instance):
                 return _from_torch(path, content[name], depth + 1)
@@ -149,23 +147,23 @@ def _named_tensors(path: Path, content: Mapping[Any, Any]) -> dict[str, Tensor]:
     tensors = {}
     for name, value in content.items():
         if isinstance(name, str) and isinstance(value, int | float | str | None):
-            # What people keep beside the weights: the number of a step, a date.
+            # Other values that people save with the weights: the number of a step, a date.
             continue
         if not isinstance(name, str) or not isinstance(value, Tensor):
             raise ValueError(
                 f"{path} holds {name!r} of type {type(value).__name__}, where a state dict has "
-                "tensors by name: it is no model"
+                "tensors by name: it is not a model"
             )
-        # DataParallel puts the model into a module of that name.
+        # DataParallel wraps the model in a module of that name.
         tensors[name.removeprefix("module.")] = value
     if not tensors:
-        raise ValueError(f"{path} holds no tensors: it is no model")
+        raise ValueError(f"{path} has no tensors: it is not a model")
     return tensors
 
 
 def _module(path: Path, module: Instance, depth: int) -> Checkpoint:
     """A whole pickled module, as the authors' train.py saves it."""
-    state = _state(module)
+    state = attributes(module)
     if (inner := _child(module, "module")) is not None:
         return _from_torch(path, inner, depth + 1)
     if "n_layer" not in state:
@@ -173,110 +171,77 @@ def _module(path: Path, module: Instance, depth: int) -> Checkpoint:
     names = ("n_token", "n_layer", "n_head", "d_head", "d_model", "d_embed", "attn_type")
     lengths = ("tgt_len", "mem_len", "ext_len", "clamp_len", "same_length")
     settings = {name: state[name] for name in (*names, *lengths) if name in state}
-    embedding = _state(_child(module, "word_emb"))
-    settings |= {name: embedding[name] for name in ("cutoffs", "div_val") if name in embedding}
+    attention = ("layers", "0", "dec_attn")
+    for place, name, ours in (
+        (("word_emb",), "cutoffs", "cutoffs"),
+        (("word_emb",), "div_val", "div_val"),
+        (attention, "pre_lnorm", "pre_lnorm"),
+        ((*attention, "layer_norm"), "eps", "layer_norm_epsilon"),
+        ((*attention, "dropatt"), "p", "dropatt"),
+        (("drop",), "p", "dropout"),
+    ):
+        own = attributes(_child(module, *place))
+        if name in own:
+            settings[ours] = own[name]
     if isinstance(cutoffs := settings.get("cutoffs"), list):
         settings["cutoffs"] = [x for x in cutoffs if x != settings.get("n_token")]
-    layers = _child(module, "layers")
-    first = None if layers is None else _child(layers, "0")
-    attention = None if first is None else _child(first, "dec_attn")
-    for owner, child, name, ours in (
-        (attention, None, "pre_lnorm", "pre_lnorm"),
-        (attention, "layer_norm", "eps", "layer_norm_epsilon"),
-        (attention, "dropatt", "p", "dropatt"),
-        (module, "drop", "p", "dropout"),
-    ):
-        place = owner if child is None or owner is None else _child(owner, child)
-        if name in _state(place):
-            settings[ours] = _state(place)[name]
     tensors = module_tensors(module)
     return Checkpoint(path=path, origin="authors", tensors=tensors, settings=_plain(settings))
 
 
-def _state(instance: Instance | None) -> dict[str, Any]:
-    state = None if instance is None else instance.state
-    return state if isinstance(state, dict) else {}
-
-
-def _child(module: Instance, name: str) -> Instance | None:
-    modules = _state(module).get("_modules")
-    modules = modules.entries if isinstance(modules, Instance) else modules
-    child = modules.get(name) if isinstance(modules, dict) else None
-    return child if isinstance(child, Instance) else None
+def _child(module: Instance, *names: str) -> Instance | None:
+    for name in names:
+        modules = attributes(module).get("_modules")
+        modules = modules.entries if isinstance(modules, Instance) else attributes(modules)
+        child = modules.get(name)
+        if not isinstance(child, Instance):
+            return None
+        module = child
+    return module
 
 
 def _nvidia(path: Path, content: dict[Any, Any]) -> Checkpoint:
     if not isinstance(content["model_state"], dict):
-        raise ValueError(f"{path}: its model_state is no state dict")
+        raise ValueError(f"{path}: its model_state is not a state dict")
     tensors = {}
     for name, x in _named_tensors(path, content["model_state"]).items():
         name = re.sub(r"^crit\.out_layers_biases\.(\d+)$", r"crit.out_layers.\1.bias", name)
         name = re.sub(r"^crit\.out_layers_weights\.(\d+)$", r"crit.out_layers.\1.weight", name)
-        # The projections of the embeddings once more, whether the softmax uses them or not.
+        # A copy of the projections of the embeddings, whether the softmax uses it or not.
         if not name.startswith("crit.shared_out_projs."):
             tensors[name] = x
     settings = content.get("model_config")
-    arguments = content.get("args")
-    if not isinstance(settings, dict):
-        settings = _state(arguments) if isinstance(arguments, Instance) else arguments
-    return Checkpoint(
-        path=path,
-        origin="nvidia",
-        tensors=tensors,
-        settings=_plain(settings if isinstance(settings, dict) else {}),
-        vocab=content.get("vocab"),
-    )
+    settings = _plain(settings if isinstance(settings, dict) else attributes(content.get("args")))
+    vocab = content.get("vocab")
+    return Checkpoint(path=path, origin="nvidia", tensors=tensors, settings=settings, vocab=vocab)
 
 
 def _huggingface(path: Path, tensors: Mapping[str, Tensor]) -> Checkpoint:
     named = {name.removeprefix("transformer."): x for name, x in tensors.items()}
     for bias in ("r_w_bias", "r_r_bias"):
-        in_layers = [
-            name for name in named if re.fullmatch(rf"layers\.\d+\.dec_attn\.{bias}", name)
-        ]
-        # safetensors keeps one name of a bias that all layers share, whichever that is.
+        pattern = re.compile(rf"layers\.\d+\.dec_attn\.{bias}")
+        in_layers = [name for name in named if pattern.fullmatch(name)]
+        # safetensors keeps one arbitrary name of a bias that all layers share.
         if len(in_layers) == 1 and "layers.1.dec_attn.o_net.weight" in named:
             named.setdefault(bias, named.pop(in_layers[0]))
     return Checkpoint(path=path, origin="huggingface", tensors=named)
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise UnreadableFile(f"{path} is damaged or no safetensors file: {error}") from error
-
-
-def _tensorflow(path: Path) -> Checkpoint:
-    prefix = find_prefix(path)
-    tensors, cutoffs = from_tensorflow(read_tensorflow(prefix))
-    settings = {"cutoffs": cutoffs} if cutoffs else {}
-    index = prefix.with_name(prefix.name + ".index")
-    return Checkpoint(path=index, origin="tensorflow", tensors=tensors, settings=settings)
-
-
 def from_tensorflow(variables: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[int]]:
-    """Bring TensorFlow variables to the authors' PyTorch names; leave the optimizer's out.
-
-    Returns:
-        The tensors; and where clusters begin, if all of them share one table.
-
-    Raises:
-        ValueError: A variable is none of a Transformer-XL.
-    """
+    """Rename TensorFlow variables to the authors' PyTorch names, without the optimizer's."""
     tensors: dict[str, Tensor] = {}
     biases: dict[int, Tensor] = {}
     for name, x in variables.items():
-        if _SLOTS.search(name) or _COUNTERS.search(name):
+        if _NO_WEIGHT.search(name):
             continue
-        ours = _tensorflow_name(name)
-        if ours is None:
+        for pattern, replacement in _TENSORFLOW_NAMES:
+            if match := re.fullmatch(rf"(?:.*/)?transformer/{pattern}", name):
+                ours = match.expand(replacement)
+                break
+        else:
             raise ValueError(f"the checkpoint holds {name}, which no Transformer-XL has")
         if name.endswith(("/kernel", "/proj_W", "/proj")) and x.ndim == 2:
-            # Seen from the other side, not copied.
+            # Transposed as a view.
             x = x.T
         if ours in ("r_w_bias", "r_r_bias") and x.ndim == 3:
             tensors |= {f"layers.{n}.dec_attn.{ours}": own for n, own in enumerate(x)}
@@ -286,7 +251,7 @@ def from_tensorflow(variables: Mapping[str, Tensor]) -> tuple[dict[str, Tensor],
             tensors[ours] = x
     cutoffs = []
     if len(biases) > 1 and "word_emb.emb_layers.1.weight" not in tensors:
-        # One table of embeddings has its biases in one piece with the authors' PyTorch.
+        # With a single embedding table the authors' PyTorch has all biases in one tensor.
         parts = [x.flatten() for _, x in sorted(biases.items())]
         cutoffs = list(accumulate(len(x) for x in parts))[:-1]
         biases = {0: torch.cat(parts)}
@@ -316,43 +281,33 @@ _TENSORFLOW_NAMES = (
 )
 
 
-def _tensorflow_name(name: str) -> str | None:
-    """Return the authors' PyTorch name of a TensorFlow variable."""
-    for theirs, ours in _TENSORFLOW_NAMES:
-        if match := re.fullmatch(rf"(?:.*/)?transformer/{theirs}", name):
-            return match.expand(ours)
-    return None
-
-
 def _settings_beside(path: Path) -> dict[str, Any]:
     """Read ``config.json`` and ``corpus-info.json`` in the folder of a checkpoint."""
     found: dict[str, Any] = {}
     for name in ("corpus-info.json", "config.json"):
-        file = path.parent / name
+        file = path.with_name(name)
         if file.is_file():
-            found |= _constructor_arguments(read_json(file))
+            content = read_json(file)
+            cutoffs = {x: content[x] for x in ("cutoffs",) if x in content}
+            # The arguments of a model are at the top level, or in one of the objects.
+            for arguments in (content, *content.values(), cutoffs):
+                if arguments is cutoffs or {"n_layer", "d_model"} <= attributes(arguments).keys():
+                    found |= _plain(arguments)
+                    break
     return found
 
 
-def _constructor_arguments(content: dict[str, Any]) -> dict[str, Any]:
-    """Find the arguments of a model in a file: on top, or in one of its objects."""
-    for place in (content, *content.values()):
-        if isinstance(place, dict) and "n_layer" in place and "d_model" in place:
-            return _plain(place)
-    return _plain({name: content[name] for name in ("cutoffs",) if name in content})
-
-
 def _plain(settings: Mapping[Any, Any]) -> dict[str, Any]:
-    """Keep what can be a setting; a file may hold anything under any name."""
+    """Keep values that can be settings; an untrusted file can have anything under any name."""
+
+    def is_plain(value: object) -> bool:
+        if isinstance(value, int):
+            return abs(value) < 1 << 63
+        return value is None or isinstance(value, float | str)
+
     return {
         name: value
         for name, value in settings.items()
         if isinstance(name, str)
-        and all(_is_plain(x) for x in (value if isinstance(value, list | tuple) else [value]))
+        and all(map(is_plain, value if isinstance(value, list | tuple) else [value]))
     }
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, int):
-        return abs(value) < 1 << 63
-    return value is None or isinstance(value, float | str)

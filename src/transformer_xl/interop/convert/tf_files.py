@@ -1,7 +1,7 @@
-"""Checkpoints of TensorFlow's ``Saver``, read with NumPy and PyTorch alone.
+"""Checkpoints of TensorFlow's ``Saver``, read without TensorFlow.
 
-``model.ckpt-0.index`` is a sorted table from the names of variables to where they lie in the files
-``model.ckpt-0.data-00000-of-00001``, ...; ``model.ckpt-0.meta`` is a program and not needed::
+``model.ckpt-0.index`` is a sorted table from the names of variables to their positions in the files
+``model.ckpt-0.data-00000-of-00001``, ...; ``model.ckpt-0.meta`` is a graph and not needed::
 
     table:  block, block, ..., index block, footer
     block:  entries (shared bytes of the key, own bytes, bytes of the value), restarts, their count,
@@ -14,55 +14,40 @@ import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from transformer_xl.data.brought import fields, varint
-from transformer_xl.interop.convert.inert import UnreadableFile, map_file, printable, reading
-from transformer_xl.interop.convert.storages import Storage, checked_size
+from transformer_xl.data.sentencepiece_models import fields, varint
+from transformer_xl.interop.convert.mapped_files import (
+    UnreadableFile,
+    checked_size,
+    map_file,
+    on_file,
+    printable,
+    reading,
+)
 
 _FOOTER_SIZE = 48
 _MAGIC = struct.pack("<Q", 0xDB4775248B80FB57)
 _MAX_INDEX = 1 << 24
 _MAX_SHARDS = 10_000
 
-# Numbers of the types in TensorFlow; others hold texts and the like.
-_DTYPES = {
-    1: torch.float32,
-    2: torch.float64,
-    3: torch.int32,
-    4: torch.uint8,
-    5: torch.int16,
-    6: torch.int8,
-    9: torch.int64,
-    10: torch.bool,
-    14: torch.bfloat16,
-    19: torch.float16,
-}
+# TensorFlow's enumeration of numeric types; others, such as strings, are skipped.
+_DTYPES = {1: torch.float32, 2: torch.float64, 3: torch.int32, 4: torch.uint8, 5: torch.int16}
+_DTYPES |= {6: torch.int8, 9: torch.int64, 10: torch.bool, 14: torch.bfloat16, 19: torch.float16}
 
 
-class _Variable(NamedTuple):
-    shard: int
-    start: int
-    n_bytes: int
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    name: str
+# Index of its file, offset, size in bytes, name, type and shape.
+_Variable = tuple[int, int, int, str, torch.dtype, tuple[int, ...]]
 
 
 def find_prefix(path: Path | str) -> Path:
-    """Return the common beginning of the names of a checkpoint's files.
+    """Return the common prefix of the files of a checkpoint.
 
     Args:
-        path: It, or one of the files, or a folder with one checkpoint or a file ``checkpoint``
-            that says which is the last; the folder it names there is not looked at.
-
-    Raises:
-        FileNotFoundError: There is no checkpoint, or it is not clear which is meant.
-        PermissionError: The folder may not be read.
-        UnreadableFile: The file ``checkpoint`` is damaged.
+        path: The prefix, or one of the files, or a folder with one checkpoint or a file
+            ``checkpoint`` that names the last one; the folder in that name is ignored.
     """
     path = Path(path)
     with reading(path):
@@ -84,7 +69,7 @@ def _prefix_in(folder: Path) -> Path:
         with record.open("rb") as file:
             text = file.read(1 << 16).decode("utf-8", "replace")
         if match := re.search(r'^model_checkpoint_path:\s*"([^"\n]*)"', text, re.MULTILINE):
-            # It was written on another machine, perhaps under Windows.
+            # It may have been written on another machine, also on Windows.
             prefix = folder / (PurePosixPath(match[1].replace("\\", "/")).name or "-")
             if prefix.with_name(f"{prefix.name}.index") in found:
                 return prefix
@@ -97,84 +82,58 @@ def _prefix_in(folder: Path) -> Path:
 
 
 def read_tensorflow(prefix: Path | str) -> dict[str, Tensor]:
-    """Read all variables that are numbers; they lie on the files, which must not change.
-
-    Args:
-        prefix: What :func:`find_prefix` returns.
-
-    Raises:
-        FileNotFoundError: One of the files is not there.
-        PermissionError: One of the files may not be read.
-        UnreadableFile: One of the files is damaged, or of a kind that is not supported.
-    """
+    """Read all numeric variables; they are memory-mapped, so the files must not change."""
     prefix = Path(prefix)
     index = prefix.with_name(f"{prefix.name}.index")
     with reading(index):
-        if not index.exists() and prefix.is_file():
-            _refuse_first_version(prefix)
+        if not index.exists() and prefix.is_file() and map_file(prefix)[-8:] == _MAGIC:
+            raise UnreadableFile(
+                f"{prefix} is a checkpoint of the first version of the format: restore it with "
+                "TensorFlow and save it with tf.train.Saver(write_version=tf.train.SaverDef.V2)"
+            )
         variables, n_shards = _variables(index)
     tensors: dict[str, Tensor] = {}
     shards: dict[int, tuple[mmap.mmap, int]] = {}
-    # In the order of the files, to see whether they overlap.
-    for variable in sorted(variables, key=lambda x: (x.shard, x.start, x.n_bytes, x.name)):
-        shard = variable.shard
+    # In the order of the files, to detect overlaps.
+    for shard, start, n_bytes, name, dtype, shape in sorted(variables, key=lambda x: x[:4]):
         path = prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{n_shards:05d}")
         with reading(path):
             data, free = shards[shard] if shard in shards else (map_file(path), 0)
-            if variable.start < free:
-                raise UnreadableFile(f"its variable {printable(variable.name)} overlaps another")
-            tensors[variable.name] = _tensor(variable, data)
-            shards[shard] = data, variable.start + variable.n_bytes
+            if start < free:
+                raise UnreadableFile(f"its variable {printable(name)} overlaps another")
+            size = checked_size(shape, n_bytes // dtype.itemsize)
+            if math.prod(size) * dtype.itemsize != n_bytes:
+                raise UnreadableFile(
+                    f"its variable {printable(name)} has {n_bytes:,} bytes, which is not what its "
+                    "shape needs"
+                )
+            tensors[name] = on_file(data, start, n_bytes, dtype).view(dtype).view(size)
+            shards[shard] = data, start + n_bytes
     return tensors
 
 
-def _tensor(variable: _Variable, data: mmap.mmap) -> Tensor:
-    numel = variable.n_bytes // variable.dtype.itemsize
-    shape = checked_size(variable.shape, numel)
-    if math.prod(shape) * variable.dtype.itemsize != variable.n_bytes:
-        raise UnreadableFile(
-            f"its variable {printable(variable.name)} has {variable.n_bytes:,} bytes, which is "
-            "not what its shape needs"
-        )
-    storage = Storage(variable.dtype, numel)
-    storage.place(data, variable.start)
-    stride = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
-    return storage.tensor(0, shape, tuple(stride))
-
-
-def _refuse_first_version(path: Path) -> None:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - len(_MAGIC)))
-        if file.read() == _MAGIC:
-            raise UnreadableFile(
-                f"{path} is a checkpoint of the first version of the format: restore it with "
-                "TensorFlow and save it with tf.train.Saver(write_version=tf.train.SaverDef.V2)"
-            )
-
-
 def _variables(index: Path) -> tuple[list[_Variable], int]:
-    """Read the table of a checkpoint: its variables, and how many files hold them."""
+    """Read the table of a checkpoint: its variables, and the number of data files."""
     data = map_file(index)
     if len(data) < _FOOTER_SIZE or data[-8:] != _MAGIC:
         raise UnreadableFile(
-            f"{index} is no index of a TensorFlow checkpoint, or it was not copied completely"
+            f"{index} is not an index of a TensorFlow checkpoint, or it was not copied completely"
         )
     if len(data) > _MAX_INDEX:
         raise UnreadableFile(f"{index} has {len(data):,} bytes, too many for an index")
     content = bytes(data)
     data.close()
-    footer = content[-_FOOTER_SIZE:]
-    _, _, start, size = _varints(footer, 4)
+    (_, _, start, size), _ = _varints(content[-_FOOTER_SIZE:], 0, 4)
     entries: dict[bytes, bytes] = {}
     n_read = n_names = 0
     for _, handle in _entries(_block(content, start, size)):
-        start, size = _varints(handle, 2)
+        (start, size), _ = _varints(handle, 0, 2)
         n_read += size
-        # Each block is listed once, however often a hostile file would like it read.
+        # A hostile file could list a block any number of times.
         if n_read > len(content):
             raise UnreadableFile(f"{index} lists blocks more than once")
         for name, entry in _entries(_block(content, start, size)):
-            # Beginnings of names are shared: few bytes may announce many.
+            # Prefixes of names are shared, so few bytes can expand to long names.
             n_names += len(name)
             if n_names > 50 * len(content):
                 raise UnreadableFile(f"{index} has names of absurd length")
@@ -184,8 +143,8 @@ def _variables(index: Path) -> tuple[list[_Variable], int]:
     if header.get(2, 0) != 0:
         raise UnreadableFile(f"{index} was written by a big-endian machine: convert it there")
     if not isinstance(n_shards, int) or not 0 < n_shards <= _MAX_SHARDS:
-        raise UnreadableFile(f"{index} announces an absurd number of files")
-    found = [_variable(key.decode(), value, n_shards) for key, value in entries.items()]
+        raise UnreadableFile(f"{index} claims an absurd number of files")
+    found = (_variable(key.decode(), value, n_shards) for key, value in entries.items())
     return [variable for variable in found if variable is not None], n_shards
 
 
@@ -201,7 +160,7 @@ def _variable(name: str, entry: bytes, n_shards: int) -> _Variable | None:
         if field == 2 and isinstance(value, bytes):
             for part, dimension in fields(value):
                 if part == 2 and isinstance(dimension, bytes):
-                    # A dimension of nothing is written as nothing.
+                    # A dimension of size 0 is omitted.
                     size = dict(fields(dimension)).get(1, 0)
                     shape.append(size if isinstance(size, int) else -1)
         elif field in numbers and isinstance(value, int):
@@ -210,8 +169,8 @@ def _variable(name: str, entry: bytes, n_shards: int) -> _Variable | None:
     if kind not in _DTYPES:
         return None
     if shard >= n_shards:
-        raise UnreadableFile(f"its variable {printable(name)} lies in a file that does not exist")
-    return _Variable(shard, start, n_bytes, _DTYPES[kind], tuple(shape), name)
+        raise UnreadableFile(f"its variable {printable(name)} is in a file that does not exist")
+    return shard, start, n_bytes, name, _DTYPES[kind], tuple(shape)
 
 
 def _block(content: bytes, start: int, size: int) -> bytes:
@@ -233,9 +192,7 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         raise UnreadableFile("its table is damaged: get a fresh copy")
     position, key = 0, b""
     while position < end:
-        shared, position = varint(block, position)
-        own, position = varint(block, position)
-        length, position = varint(block, position)
+        (shared, own, length), position = _varints(block, position, 3)
         if shared > len(key) or position + own + length > end:
             raise UnreadableFile("its table is damaged: get a fresh copy")
         key = key[:shared] + block[position : position + own]
@@ -246,24 +203,17 @@ def _entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
         position += length
 
 
-def _varints(data: bytes, n: int) -> list[int]:
-    position, found = 0, []
+def _varints(data: bytes, position: int, n: int) -> tuple[list[int], int]:
+    found = []
     for _ in range(n):
         value, position = varint(data, position)
         found.append(value)
-    return found
+    return found, position
 
 
-def _crc_table() -> list[int]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = byte >> 1 ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return table
-
-
-_CRC_TABLE = _crc_table()
+_CRC_TABLE = list(range(256))
+for _ in range(8):
+    _CRC_TABLE = [x >> 1 ^ (0x82F63B78 if x & 1 else 0) for x in _CRC_TABLE]
 
 
 def crc32c(content: bytes) -> int:

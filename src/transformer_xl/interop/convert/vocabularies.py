@@ -1,38 +1,34 @@
-"""Vocabularies of the old implementations, read as ours, and ours written for the old tokenizer.
+"""Vocabularies of the old implementations: reading them, and writing one for the old tokenizer.
 
 ====================  =========================================================================
 the authors           ``cache.pt`` (PyTorch) and ``cache.pkl`` (TensorFlow), which hold the whole
                       corpus; a pickled ``Vocab``; ``1b_word_vocab.txt``
 NVIDIA                inside the checkpoint
-Hugging Face          ``vocab.pkl``, ``vocab.bin``, ``vocab.txt``, and the settings beside them
+Hugging Face          ``vocab.pkl``, ``vocab.bin``, ``vocab.txt``, and settings in the same folder
 ====================  =========================================================================
 
 The authors' data sets differ: ptb, wt2 and wt103 end each line with ``<eos>``, lm1b puts ``<S>``
-around it. In enwik8 the symbols are the numbers of bytes and in text8 letters and ``_`` for the
-space; neither has a symbol for a line break.
+before and after it. In enwik8 the symbols are the values of bytes and in text8 letters and ``_``
+for the space; neither has a symbol for a line break.
 
 Up to 1,048,576 symbols are read, and lists of words up to 32 MB.
 """
 
+import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from transformer_xl.data.imported import SPACE, Rules
+import torch
+
+from transformer_xl.data.imported import SPACE, ImportedVocab, Join, LineEnds, Rules
 from transformer_xl.data.vocab import EOS, UNK, Vocab, byte_characters
-from transformer_xl.interop.convert.cutting import Wishes, imported_vocab
-from transformer_xl.interop.convert.hf_vocabularies import (
-    characters_or_words,
-    flag,
-    huggingface_vocab,
-    settings_beside,
-    write_hf_vocab,
-)
-from transformer_xl.interop.convert.pickles import Instance, UnreadableFile
+from transformer_xl.interop.convert.cutting import Added, VocabOptions, imported_vocab
+from transformer_xl.interop.convert.mapped_files import UnreadableFile, read_json
+from transformer_xl.interop.convert.pickles import Instance, attributes
 from transformer_xl.interop.convert.torch_files import read_pickle, read_torch
-
-__all__ = ["find_vocab", "read_vocab", "vocab_from_object", "write_hf_vocab"]
 
 _NAMES = (
     *("cache.pt", "vocab.pkl", "vocab.bin", "vocab.pt", "vocab.txt"),
@@ -41,14 +37,14 @@ _NAMES = (
 _DATASETS = ("ptb", "wt2", "wt103", "lm1b", "enwik8", "text8")
 _LM1B_EOS = "<S>"
 _ZIP, _TORCH, _PICKLE = b"PK\x03\x04", b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9", b"\x80"
-# The largest, lm1b, has 793,471 words; corpora lie in pickles, not in texts.
+# The largest, lm1b, has 793,471 words; text files contain no corpora, unlike pickles.
 _MAX_TEXT_BYTES = 32 << 20
 _MAX_SYMBOLS = 1 << 20
 _MAX_LINE = 10_000
 
 
 def find_vocab(folder: Path) -> Path | None:
-    """Return the file of a folder that holds an old vocabulary."""
+    """Return the file of an old vocabulary in a folder."""
     return next((folder / name for name in _NAMES if (folder / name).is_file()), None)
 
 
@@ -64,22 +60,22 @@ def read_vocab(
     """Read the vocabulary of an old implementation.
 
     Args:
-        path: The file, told by its content, or a folder with one.
-        size: How many symbols the model knows. Tokens beyond, which Hugging Face's tokenizer
-            had added, are left out.
-        dataset: The authors' name of the data set; None takes what the file says, or what its
-            symbols look like.
+        path: The file, whose format is detected from its content, or a folder with one.
+        size: The vocabulary size of the model. Tokens beyond it, which were added to Hugging Face's
+            tokenizer, are ignored.
+        dataset: The authors' name of the data set. None: as the file says, else inferred from the
+            symbols.
         line_ends: Whether a line break is the symbol that ends a line. None: as in the authors'
-            data set; not for Hugging Face's tokenizer, which took it for a space (`encode_lines`
-            puts the symbols there in any case).
-        unknown: The symbol for words that the vocabulary lacks, where its program would have
-            stopped.
-        moses: Whether words are cut by the Moses rules, else by spaces. None: for Hugging Face.
+            data set; not for Hugging Face's tokenizer, which reads it as a space (`encode_lines`
+            inserts the symbols in any case).
+        unknown: The symbol for words that are not in the vocabulary, for vocabularies whose program
+            raises an error.
+        moses: Whether text is split by the Moses rules, else by spaces. None: for Hugging Face.
 
     Raises:
         FileNotFoundError: There is no such file.
         UnreadableFile: The file is damaged. A RuntimeError.
-        ValueError: The file holds no vocabulary, or one that cannot be ours.
+        ValueError: The file has no vocabulary, or one that cannot be represented.
     """
     if path.is_dir():
         found = find_vocab(path)
@@ -88,54 +84,34 @@ def read_vocab(
         path = found
     with path.open("rb") as file:
         head = file.read(len(_TORCH))
-    wishes = Wishes(size, dataset, line_ends, unknown, moses)
+    options = VocabOptions(size, dataset, line_ends, unknown, moses)
     if head.startswith((_ZIP, _TORCH)):
-        return _from_object(read_torch(path), path, wishes)
+        return _from_object(read_torch(path), path, options)
     if head.startswith(_PICKLE) or path.suffix == ".pkl":
-        info = settings_beside(path, "corpus-info.json") if path.stem == "cache" else {}
-        if wishes.dataset is None and isinstance(info.get("dataset"), str):
-            wishes = wishes._replace(dataset=info["dataset"])
-        return _from_object(
-            read_pickle(path), path, wishes, is_python2=head[1:2] <= b"\x02" or head[:1] != _PICKLE
-        )
-    return _from_text(path, wishes)
+        if path.stem == "cache":
+            options = options.with_dataset(
+                _settings_beside(path, "corpus-info.json").get("dataset")
+            )
+        is_python2 = head[1:2] <= b"\x02" or head[:1] != _PICKLE
+        return _from_object(read_pickle(path), path, options, is_python2=is_python2)
+    return _from_text(path, options)
 
 
-def vocab_from_object(
-    content: object,
-    *,
-    where: Path | str,
-    size: int | None = None,
-    dataset: str | None = None,
-    line_ends: bool | None = None,
-    unknown: str | None = None,
-    moses: bool | None = None,
+def vocab_from_object(content: object, *, where: Path | str, **options: Any) -> Vocab:
+    """Build a vocabulary from an object inside a file, such as NVIDIA's checkpoint."""
+    return _from_object(content, Path(where), VocabOptions(**options))
+
+
+def _from_object(
+    content: object, path: Path, options: VocabOptions, *, is_python2: bool = False
 ) -> Vocab:
-    """Make a vocabulary of what a reader found inside a file, such as NVIDIA's checkpoint.
-
-    Args:
-        content: The vocabulary, or something that holds it.
-        where: The file, for errors.
-        size: As in `read_vocab`, like the others.
-        dataset: The authors' name of the data set.
-        line_ends: Whether a line break is the symbol that ends a line.
-        unknown: The symbol for words that the vocabulary lacks.
-        moses: Whether words are cut by the Moses rules.
-
-    Raises:
-        ValueError: This is no vocabulary, or one that cannot be ours.
-    """
-    wishes = Wishes(size, dataset, line_ends, unknown, moses)
-    return _from_object(content, Path(where), wishes)
-
-
-def _from_object(content: object, path: Path, wishes: Wishes, *, is_python2: bool = False) -> Vocab:
-    state, kind = _attributes(content)
+    state = attributes(content)
     if "vocab" in state and "idx2sym" not in state:
         # A corpus, or NVIDIA's checkpoint.
-        if wishes.dataset is None and isinstance(state.get("dataset"), str):
-            wishes = wishes._replace(dataset=cast(str, state["dataset"]))
-        state, kind = _attributes(state["vocab"])
+        options = options.with_dataset(state.get("dataset"))
+        content = state["vocab"]
+        state = attributes(content)
+    kind = content.kind if isinstance(content, Instance) else ""
     if "idx2sym" not in state and "sym2idx" not in state:
         named = f" of {kind[:80]}" if kind else ""
         raise ValueError(
@@ -148,15 +124,8 @@ def _from_object(content: object, path: Path, wishes: Wishes, *, is_python2: boo
         raise ValueError(f"{path}: unk_idx is not the number of one of {len(symbols):,} symbols")
     unk = None if unk_idx is None else symbols[cast(int, unk_idx)]
     if not kind or "tokenization_transfo_xl" in kind:
-        return huggingface_vocab(symbols, unk, state, path, wishes)
-    return _authors(symbols, unk, state, path, wishes)
-
-
-def _attributes(content: object) -> tuple[Mapping[object, object], str]:
-    """Return the attributes of an object and the name of its class; "" for a plain dictionary."""
-    if isinstance(content, Instance):
-        return (content.state if isinstance(content.state, dict) else {}), content.kind
-    return (content if isinstance(content, dict) else {}), ""
+        return _huggingface(symbols, unk, state, path, options)
+    return _authors(symbols, unk, state, path, options)
 
 
 def _symbols(state: Mapping[object, object], path: Path, is_python2: bool) -> list[str]:
@@ -173,26 +142,18 @@ def _symbols(state: Mapping[object, object], path: Path, is_python2: bool) -> li
         raise ValueError(f"{path}: idx2sym must be a list of words")
     symbols = cast(list[str], listed)
     if numbered is not None:
-        _check_numbers(symbols, numbered, path)
-    return _checked(_from_latin1(symbols) if is_python2 else symbols, path)
-
-
-def _check_numbers(symbols: list[str], numbered: dict[object, object], path: Path) -> None:
-    wrong = [i for i, symbol in enumerate(symbols) if numbered.get(symbol) != i]
-    if wrong or len(numbered) != len(symbols):
-        example = f": number {wrong[0]} is {symbols[wrong[0]][:80]!r} only in idx2sym"
-        raise ValueError(
-            f"{path}: idx2sym has {len(symbols):,} symbols, sym2idx {len(numbered):,}, and they "
-            f"do not agree{example if wrong else ''}"
-        )
-
-
-def _from_latin1(symbols: list[str]) -> list[str]:
-    """Restore words that Python 2 kept as UTF-8 bytes and the reader took for Latin-1."""
-    try:
-        return [symbol.encode("latin-1").decode("utf-8") for symbol in symbols]
-    except UnicodeError:
-        return symbols  # Written by Python 3.
+        wrong = [i for i, symbol in enumerate(symbols) if numbered.get(symbol) != i]
+        if wrong or len(numbered) != len(symbols):
+            examples = [f": number {i} is {symbols[i][:80]!r} only in idx2sym" for i in wrong[:1]]
+            raise ValueError(
+                f"{path}: idx2sym has {len(symbols):,} symbols, sym2idx {len(numbered):,}, and "
+                f"they do not agree{''.join(examples)}"
+            )
+    if is_python2:
+        # Words of Python 2 are UTF-8 bytes, which were decoded as Latin-1.
+        with suppress(UnicodeError):
+            symbols = [symbol.encode("latin-1").decode("utf-8") for symbol in symbols]
+    return _checked(symbols, path)
 
 
 def _checked(symbols: list[str], path: Path) -> list[str]:
@@ -200,7 +161,7 @@ def _checked(symbols: list[str], path: Path) -> list[str]:
         raise ValueError(f"{path}: the vocabulary is empty")
     if len(symbols) > _MAX_SYMBOLS:
         raise ValueError(
-            f"{path} is no vocabulary: it has {len(symbols):,} symbols, and the largest that is "
+            f"{path} is not a vocabulary: it has {len(symbols):,} symbols, and the largest that is "
             f"read has {_MAX_SYMBOLS:,}"
         )
     seen: set[str] = set()
@@ -208,19 +169,19 @@ def _checked(symbols: list[str], path: Path) -> list[str]:
         if symbol in seen:
             raise ValueError(f"{path}: symbol {number} is {symbol[:80]!r}, as one before it")
         if any("\ud800" <= c <= "\udfff" for c in symbol):
-            raise ValueError(f"{path}: symbol {number}, {symbol[:80]!r}, is no text")
+            raise ValueError(f"{path}: symbol {number}, {symbol[:80]!r}, is not valid text")
         seen.add(symbol)
     return symbols
 
 
-def _from_text(path: Path, wishes: Wishes) -> Vocab:
+def _from_text(path: Path, options: VocabOptions) -> Vocab:
     n_bytes = path.stat().st_size
     if n_bytes > _MAX_TEXT_BYTES:
         raise ValueError(
-            f"{path} is no vocabulary: it has {n_bytes:,} bytes, and a list of words up to "
+            f"{path} is not a vocabulary: it has {n_bytes:,} bytes, and a list of words up to "
             f"{_MAX_TEXT_BYTES:,}"
         )
-    # A word that comes again keeps its first number.
+    # A repeated word keeps its first index.
     words: dict[str, None] = {}
     try:
         with path.open(encoding="utf-8") as file:
@@ -233,15 +194,17 @@ def _from_text(path: Path, wishes: Wishes) -> Vocab:
                     )
                 words[word[0]] = None
     except UnicodeDecodeError as error:
-        raise UnreadableFile(f"{path} is no vocabulary: it is no UTF-8 text ({error})") from error
+        raise UnreadableFile(f"{path} is not a vocabulary: it is not UTF-8 ({error})") from error
     symbols = _checked(list(words), path)
     unk = next((name for name in ("<UNK>", UNK) if name in symbols), None)
     if unk is None:
-        raise ValueError(f"{path} is no vocabulary of an old tokenizer: it lacks <unk> and <UNK>")
-    if wishes.dataset is None and path.name != "1b_word_vocab.txt":
-        return huggingface_vocab(symbols, unk, {}, path, wishes)
+        raise ValueError(
+            f"{path} is not a vocabulary of an old tokenizer: it lacks <unk> and <UNK>"
+        )
+    if options.dataset is None and path.name != "1b_word_vocab.txt":
+        return _huggingface(symbols, unk, {}, path, options)
     # The authors' setting for this data set.
-    return _authors(symbols, unk, {"lower_case": False}, path, wishes)
+    return _authors(symbols, unk, {"lower_case": False}, path, options)
 
 
 def _authors(
@@ -249,15 +212,15 @@ def _authors(
     unk: str | None,
     state: Mapping[object, object],
     path: Path,
-    wishes: Wishes,
+    options: VocabOptions,
 ) -> Vocab:
-    dataset = wishes.dataset or _recognize(symbols)
+    dataset = options.dataset or _recognize(symbols)
     if dataset is not None and dataset not in _DATASETS:
         raise ValueError(f"dataset={dataset[:20]!r} is unknown; choose one of {_DATASETS}")
-    join = characters_or_words(state.get("delimiter"), path)
+    join = _characters_or_words(state.get("delimiter"), path)
     eos = next((x for x in (EOS, _LM1B_EOS) if x in symbols), None)
     rules = Rules(join=join, eos=eos, unk=unk)
-    # Lines were stripped, and what had no symbol for their end went into one long line.
+    # Lines are stripped, and without a symbol for line ends joined to one line.
     dropped = rf"\A[{SPACE}]+|(?<![{SPACE}])(?=[{SPACE}]*(?:[\r\n]|\z))[{SPACE}]++"
     if join == "chars":
         pass
@@ -272,18 +235,15 @@ def _authors(
         rules = Rules(join="chars", unk=unk)
     else:
         dropped = ""
-        rules = _word_rules(rules, dataset, symbols, wishes)
-    lower_case = rules.join != "bytes" and flag(state.get("lower_case"), "lower_case", path)
-    return imported_vocab(symbols, rules, path, wishes, lower_case=lower_case, dropped=dropped)
-
-
-def _word_rules(rules: Rules, dataset: str | None, symbols: Sequence[str], wishes: Wishes) -> Rules:
-    rules = replace(rules, join="moses" if wishes.moses else "words")
-    if dataset == "lm1b" and _LM1B_EOS in symbols:
-        return replace(rules, eos=_LM1B_EOS, line_ends="around")
-    if rules.eos is None or dataset in ("enwik8", "text8"):
-        return rules
-    return replace(rules, line_ends="after")
+        line_ends: LineEnds = "none"
+        if dataset == "lm1b" and _LM1B_EOS in symbols:
+            eos, line_ends = _LM1B_EOS, "around"
+        elif eos is not None and dataset not in ("enwik8", "text8"):
+            line_ends = "after"
+        join = "moses" if options.moses else "words"
+        rules = Rules(join=join, eos=eos, unk=unk, line_ends=line_ends)
+    lower_case = rules.join != "bytes" and _flag(state.get("lower_case"), "lower_case", path)
+    return imported_vocab(symbols, rules, path, options, lower_case=lower_case, dropped=dropped)
 
 
 def _recognize(symbols: Sequence[str]) -> str | None:
@@ -297,3 +257,184 @@ def _recognize(symbols: Sequence[str]) -> str | None:
 def _are_bytes(symbols: Iterable[str]) -> bool:
     numbers = {str(byte) for byte in range(256)}
     return all(symbol in numbers for symbol in symbols)
+
+
+def _huggingface(
+    symbols: Sequence[str],
+    unk: str | None,
+    state: Mapping[object, object],
+    path: Path,
+    options: VocabOptions,
+) -> ImportedVocab:
+    """Build a vocabulary from the state of TransfoXLTokenizer and the settings in its folder."""
+    settings = _settings_beside(path, "tokenizer_config.json")
+    special_tokens = settings | _settings_beside(path, "special_tokens_map.json")
+    eos, unknown, additional = _special(special_tokens, path)
+    language = settings.get("language", "en")
+    if language != "en":
+        raise ValueError(f"{path}: language is {str(language)[:20]!r}; only 'en' can be read")
+    # The settings file takes precedence over the pickle; older releases have only the pickle.
+    source = settings if settings else state
+    join = _characters_or_words(source.get("delimiter"), path)
+    if join == "words" and options.moses is not False:
+        join = "moses"
+    special = (eos, unknown, *additional)
+    added = _added(symbols, special, settings, path, options.size)
+    known = {*symbols, *(x.content for x in added)}
+    apart = [
+        content
+        for content, number, _ in added
+        if (number >= len(symbols) if content in additional else content not in (eos, unknown))
+    ]
+    protected = settings.get("never_split")
+    if protected is None:
+        protected = special
+    elif not isinstance(protected, list) or not all(isinstance(x, str) for x in protected):
+        raise ValueError(f"{path}: never_split in its settings file must be a list of words")
+    else:
+        for word in protected:
+            if word not in known and not re.fullmatch(r"<\w+>", word):
+                raise ValueError(
+                    f"{path}: never_split has {word[:80]!r}; only words like '<name>' "
+                    "can be kept whole"
+                )
+    name = "clean_up_tokenization_spaces"
+    cleans = _flag(settings.get(name, True), name, path)
+    rules = Rules(
+        join=join,
+        eos=next((x for x in (eos, EOS) if x in known), None),
+        unk=unk or next((name for name in (UNK, "<UNK>") if name in symbols), None),
+        apart=tuple(apart) if join == "moses" else (),
+        clean_up=cleans and join == "moses",
+    )
+    return imported_vocab(
+        symbols,
+        rules,
+        path,
+        options,
+        lower_case=_flag(source.get("lower_case"), "lower_case", path),
+        dropped=rf"\A[{SPACE}]+|(?<![{SPACE}])[{SPACE}]++\z" if join == "chars" else "",
+        added=added,
+        protected=protected,
+    )
+
+
+def _special(settings: dict[str, Any], path: Path) -> tuple[str, str, list[str]]:
+    """Return <eos>, <unk> and the additional special tokens; defaults are the old tokenizer's."""
+    additional = settings.get("additional_special_tokens", ["<formula>"])
+    if not isinstance(additional, list):
+        raise ValueError(f"{path}: additional_special_tokens must be a list of words")
+    words = []
+    for token in (settings.get("eos_token", EOS), settings.get("unk_token", UNK), *additional):
+        words.append(token.get("content") if isinstance(token, dict) else token)
+        if not isinstance(words[-1], str) or not words[-1]:
+            raise ValueError(f"{path}: a special token in its settings file is not a word")
+    eos, unknown, *additional = words
+    return eos, unknown, additional
+
+
+def _added(
+    symbols: Sequence[str],
+    words: Sequence[str],
+    settings: dict[str, Any],
+    path: Path,
+    size: int | None,
+) -> list[Added]:
+    """Return the tokens that are matched before the text is split, with their indices."""
+    numbers = {symbol: number for number, symbol in enumerate(symbols)}
+    found = {x: Added(x, numbers[x], {"special": True}) for x in words if x in numbers}
+    for content, number in _settings_beside(path, "added_tokens.json").items():
+        found[content] = Added(content, number, {"special": content in words})
+    decoder = settings.get("added_tokens_decoder", {})
+    for number, token in decoder.items() if isinstance(decoder, dict) else ():
+        content = token.get("content") if isinstance(token, dict) else None
+        if not isinstance(content, str) or not re.fullmatch("[0-9]{1,9}", number):
+            raise ValueError(f"{path}: added_tokens_decoder is damaged at {number[:20]}")
+        names = ("special", "lstrip", "rstrip", "single_word")
+        found[content] = Added(content, int(number), {x: bool(token.get(x)) for x in names})
+    added = sorted(found.values(), key=lambda x: x.number if type(x.number) is int else -1)
+    end = len(symbols)
+    for token in added:
+        expected = numbers.get(token.content, end)
+        if not token.content or type(token.number) is not int or token.number != expected:
+            raise ValueError(
+                f"{path}: the added token {token.content[:80]!r} has the number "
+                f"{str(token.number)[:20]}, which must be {expected}"
+            )
+        end += token.content not in numbers
+    return [x for x in added if size is None or x.number < max(size, len(symbols))]
+
+
+def _settings_beside(path: Path, name: str) -> dict[str, Any]:
+    """Read a settings file in the folder of another file; empty if it does not exist."""
+    place = path.with_name(name)
+    return read_json(place) if place.is_file() else {}
+
+
+def _characters_or_words(delimiter: object, path: Path) -> Join:
+    """Return whether the symbols of an old vocabulary are characters or words."""
+    if delimiter is None:
+        return "words"
+    if delimiter == "":
+        return "chars"
+    raise ValueError(
+        f"{path}: text is split at the delimiter {str(delimiter)[:20]!r}; only None (spaces) and "
+        "'' (characters) can be read"
+    )
+
+
+def _flag(value: object, name: str, path: Path) -> bool:
+    """Read a boolean setting; None is false."""
+    if value is not None and not isinstance(value, bool):
+        raise ValueError(f"{path}: {name} must be true or false")
+    return bool(value)
+
+
+def write_hf_vocab(vocab: Vocab, folder: Path) -> None:
+    """Write a word vocabulary for ``TransfoXLTokenizer`` of transformers up to 4.37."""
+    rules = vocab.rules if isinstance(vocab, ImportedVocab) else None
+    if vocab.kind != "words" and (rules is None or rules.join not in ("words", "moses")):
+        raise ValueError(
+            f"the vocabulary is of {vocab.kind}: Hugging Face's TransfoXLTokenizer knows only words"
+        )
+    definition = json.loads(vocab.definition)
+    ids: dict[str, int] = definition["model"]["vocab"]
+    symbols = sorted(ids, key=ids.__getitem__)
+    eos = EOS if vocab.eos_id is None else vocab.symbols[vocab.eos_id]
+    unk = None if vocab.unk_id is None else vocab.symbols[vocab.unk_id]
+    added = {x["content"]: x for x in definition["added_tokens"]}
+    additional = [x for x in added if x not in (eos, unk)]
+    lower_case = '"Lowercase"' in json.dumps(definition["normalizer"])
+    tokens = {"eos_token": eos, "unk_token": unk or UNK, "additional_special_tokens": additional}
+    about = {
+        "tokenizer_class": "TransfoXLTokenizer",
+        "language": "en",
+        "delimiter": None,
+        "lower_case": lower_case,
+        "special": [],
+        "min_freq": 0,
+        "max_size": None,
+        "clean_up_tokenization_spaces": rules.clean_up if rules else True,
+        **tokens,
+    }
+    if added:
+        about["added_tokens_decoder"] = {
+            str(x["id"]): {name: value for name, value in x.items() if name != "id"}
+            for x in added.values()
+        }
+    numbers = {symbol: number for number, symbol in enumerate(symbols)}
+    state: dict[str, Any] = {"sym2idx": numbers, "counter": {}, "idx2sym": symbols}
+    shared = ("special", "min_freq", "max_size", "lower_case", "delimiter")
+    state |= {name: about[name] for name in shared} | {"vocab_file": None}
+    state |= {} if unk is None else {"unk_idx": vocab.unk_id}
+    state |= {} if vocab.eos_id is None else {"eos_idx": vocab.eos_id}
+    torch.save(state, folder / "vocab.bin")
+    is_plain = all(symbol.split() == [symbol] for symbol in symbols)
+    if is_plain and unk in ("<unk>", "<UNK>"):
+        (folder / "vocab.txt").write_text("\n".join(symbols) + "\n", encoding="utf-8", newline="")
+    beyond = {x: token["id"] for x, token in added.items() if x not in ids}
+    files = {"tokenizer_config.json": about, "special_tokens_map.json": tokens}
+    files |= {"added_tokens.json": beyond} if beyond else {}
+    for name, content in files.items():
+        text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+        (folder / name).write_text(text, encoding="utf-8")
