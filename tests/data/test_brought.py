@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data import building, text
-from transformer_xl.data.brought import BroughtVocab
+from transformer_xl.data import preparing, text
 from transformer_xl.data.corpus import raw_split
 from transformer_xl.data.imported import Rules
 from transformer_xl.data.preparing import prepare
-from transformer_xl.data.vocab_files import bring, load_vocab
-from transformer_xl.interop.convert.cutting import Wishes, imported_vocab
+from transformer_xl.data.vocab_files import BroughtVocab, bring, load_vocab
+from transformer_xl.interop.convert.cutting import VocabOptions, imported_vocab
 from transformer_xl.interop.convert.vocabularies import read_vocab
 
 SAMPLE = "The cat sat on the mat, it's 42 years old!\n\n  Größe und Länge; 漢字.\nthe end\n" * 30
@@ -82,7 +81,7 @@ def test_a_tokenizer_of_bytes_restores_every_text(gpt2, tmp_path, monkeypatch):
     reference = Tokenizer.from_file(str(gpt2))
     train = raw_split(whole, "train").decode()
     assert whole.split("train").tolist() == reference.encode(train).ids
-    monkeypatch.setattr(building, "PART_BYTES", 200)
+    monkeypatch.setattr(preparing, "PART_BYTES", 200)
     parts = prepare(config(tmp_path / "text", gpt2, tmp_path / "parts"))
     assert parts.split("train").tolist() == whole.split("train").tolist()
 
@@ -120,7 +119,7 @@ def test_sentencepiece_cuts_each_line_and_ends_it(tmp_path, kind):
 def test_a_vocabulary_of_ours_cuts_another_text_as_it_cut_its_own(
     tmp_path, monkeypatch, kind, part_bytes
 ):
-    monkeypatch.setattr(building, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(preparing, "PART_BYTES", part_bytes)
     (tmp_path / "text").write_text(SAMPLE)
     first = prepare(DataConfig(path=str(tmp_path / "text"), vocab=kind, cache_dir=str(tmp_path)))
     again = prepare(config(tmp_path / "text", first.folder, tmp_path))
@@ -138,7 +137,7 @@ def test_a_vocabulary_of_old_cuts_a_long_text_as_its_lines(
     folder = shared / "goldens" / "hf_tokenizer"
     if not folder.is_dir():
         pytest.skip(f"no {folder}")
-    monkeypatch.setattr(building, "PART_BYTES", part_bytes)
+    monkeypatch.setattr(preparing, "PART_BYTES", part_bytes)
     vocab = read_vocab(folder, line_ends=line_ends)
     (tmp_path / "model").mkdir()
     vocab.save(tmp_path / "model")
@@ -151,7 +150,7 @@ def test_a_vocabulary_of_old_cuts_a_long_text_as_its_lines(
 
 def old_vocab(symbols, **rules):
     rules = {"line_ends": "none", "eos": None, "unk": None} | rules
-    return imported_vocab(symbols, Rules(**rules), "here", Wishes(), lower_case=False)
+    return imported_vocab(symbols, Rules(**rules), "here", VocabOptions(), lower_case=False)
 
 
 def cut_by(vocab, tmp_path, **settings):
@@ -175,7 +174,7 @@ def test_each_file_ends_its_last_line(tmp_path):
 @pytest.mark.parametrize("block", [1, 7, 1 << 16])
 def test_a_long_line_of_characters_is_cut_within_words(tmp_path, monkeypatch, block):
     monkeypatch.setattr(text, "BLOCK_BYTES", block)
-    monkeypatch.setattr(building, "PART_BYTES", 50)
+    monkeypatch.setattr(preparing, "PART_BYTES", 50)
     vocab = old_vocab([*" abc"], join="chars")
     line = "  abc  a bb   cab c " * 20
     (tmp_path / "text").write_text(line)
@@ -185,7 +184,7 @@ def test_a_long_line_of_characters_is_cut_within_words(tmp_path, monkeypatch, bl
 @pytest.mark.parametrize("is_published", [True, False])
 def test_the_words_of_a_published_corpus_are_not_cut_again(tmp_path, monkeypatch, is_published):
     common = DataConfig(vocab="words" if is_published else "bytes")
-    monkeypatch.setattr(building, "common_settings", lambda name: common)
+    monkeypatch.setattr(preparing, "common_settings", lambda name: common)
     symbols = ["<eos>", "2", "@,@", "000", ",", "@"]
     vocab = old_vocab(symbols, join="moses", eos="<eos>", unk="<eos>")
     (tmp_path / "text").write_text("2 @,@ 000\n")

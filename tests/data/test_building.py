@@ -3,7 +3,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data import building, preparing
+from transformer_xl.data import preparing
 from transformer_xl.data.corpus import VERIFIED
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.preparing import prepare
-from transformer_xl.data.tasks import encode_task, perform_all
+from transformer_xl.data.tasks import Task, encode_part, perform_all
 from transformer_xl.data.text import SPLITS, Span
 
 KINDS = ("bytes", "authors-bytes", "chars", "words", "bpe", "integers")
@@ -46,14 +45,14 @@ def config_for(kind, path, cache, **settings):
 
 @pytest.fixture
 def small_parts(monkeypatch):
-    monkeypatch.setattr(building, "PART_BYTES", 500)
+    monkeypatch.setattr(preparing, "PART_BYTES", 500)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_parts_and_processes_change_no_byte(tmp_path, monkeypatch, kind):
     path = text_for(kind, tmp_path)
     whole = files_of(prepare(config_for(kind, path, tmp_path / "whole")).folder)
-    monkeypatch.setattr(building, "PART_BYTES", 500)
+    monkeypatch.setattr(preparing, "PART_BYTES", 500)
     for name, workers in (("one", 1), ("three", 3)):
         config = config_for(kind, path, tmp_path / name, workers=workers)
         assert files_of(prepare(config).folder) == whole
@@ -67,9 +66,9 @@ def test_a_text_cut_anywhere_gives_what_the_whole_gives(tmp_path_factory, text, 
     (folder / "text").write_bytes(data)
     span = Span(folder / "text", 0, len(data))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "PART_BYTES", size)
+        patch.setattr(preparing, "PART_BYTES", size)
         for kind in ("bytes", "chars", "words", "bpe"):
-            parts = list(building._parts(DataConfig(vocab=kind), [span]))
+            parts = list(preparing._parts(DataConfig(vocab=kind), [span]))
             assert [x for part in parts for s in part for x in range(s.start, s.stop)] == [
                 *range(len(data))
             ]
@@ -78,10 +77,15 @@ def test_a_text_cut_anywhere_gives_what_the_whole_gives(tmp_path_factory, text, 
             tokens = []
             for name, pieces in (("whole", [[span]]), ("parts", parts)):
                 tasks = [
-                    encode_task(folder / kind, piece, folder / f"{kind}-{name}-{n}")
+                    Task(
+                        encode_part,
+                        (folder / kind, piece, False),
+                        folder / f"{kind}-{name}-{n}.json",
+                        0,
+                    )
                     for n, piece in enumerate(pieces)
                 ]
-                done = [Path(task["target"]) for task in perform_all(tasks, 1)]
+                done = [task.target.with_suffix("") for task in perform_all(tasks, 1)]
                 tokens.append(b"".join(path.read_bytes() for path in done))
             assert tokens[0] == tokens[1]
 
@@ -89,11 +93,11 @@ def test_a_text_cut_anywhere_gives_what_the_whole_gives(tmp_path_factory, text, 
 KILLED = """
 import os, signal, sys
 from transformer_xl.config import DataConfig
-from transformer_xl.data import building, tasks
+from transformer_xl.data import preparing, tasks
 from transformer_xl.data.corpus import VERIFIED
 from transformer_xl.data.preparing import prepare
 
-building.PART_BYTES = 500
+preparing.PART_BYTES = 500
 n_left = int(sys.argv[3])
 
 def count_down(function):
@@ -109,7 +113,7 @@ def count_down(function):
 tasks.perform = count_down(tasks.perform)
 from pathlib import Path
 Path.replace = count_down(Path.replace)
-building.shutil.rmtree = count_down(building.shutil.rmtree)
+preparing.shutil.rmtree = count_down(preparing.shutil.rmtree)
 settings = dict(path=sys.argv[1], cache_dir=sys.argv[2], vocab=sys.argv[4], vocab_size=300)
 if sys.argv[4] != "bpe":
     del settings["vocab_size"]
@@ -122,7 +126,7 @@ prepare(DataConfig(**settings, workers=1))
 def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path, kind):
     path = text_for(kind, tmp_path, 12)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "PART_BYTES", 500)
+        patch.setattr(preparing, "PART_BYTES", 500)
         whole = files_of(prepare(config_for(kind, path, tmp_path / "whole")).folder)
     cache, codes = tmp_path / "killed", []
     # Each time it gets a little further than the last.
@@ -152,11 +156,11 @@ def test_what_is_done_is_not_done_again(tmp_path, monkeypatch):
         prepare(config, stop)
     done = []
     monkeypatch.setattr(
-        building, "perform_all", lambda tasks, n: done.extend(tasks) or perform_all(tasks, n)
+        preparing, "perform_all", lambda tasks, n: done.extend(tasks) or perform_all(tasks, n)
     )
     prepare(config)
     assert done
-    assert all("/parts/valid/" in x["target"] or "/parts/test/" in x["target"] for x in done)
+    assert all(x.target.parent.name in ("valid", "test") for x in done)
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -167,33 +171,33 @@ def test_a_part_that_changed_on_the_disk_is_found_and_made_again(tmp_path):
 
     def damage(tasks, n_workers):
         yield from perform_all(tasks, n_workers)
-        if tasks and tasks[0]["do"] == "encode" and not damaged:
-            part = Path(tasks[1]["target"])
+        if tasks and tasks[0].do is encode_part and not damaged:
+            part = tasks[1].target.with_suffix("")
             part.write_bytes(bytes(part.stat().st_size))
             damaged.append(part)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(building, "perform_all", damage)
-        with pytest.raises(RuntimeError, match=r"000001\.bin is not as it was written.*again"):
+        patch.setattr(preparing, "perform_all", damage)
+        with pytest.raises(RuntimeError, match=r"000001\.bin does not match its checksum.*again"):
             prepare(config)
     whole = prepare(config_for("words", path, tmp_path / "other"))
     assert files_of(prepare(config).folder) == files_of(whole.folder)
 
 
 def test_an_error_in_another_process_is_the_same_error(tmp_path, monkeypatch):
-    monkeypatch.setattr(building, "PART_BYTES", 10)
+    monkeypatch.setattr(preparing, "PART_BYTES", 10)
     (tmp_path / "latin.txt").write_bytes(b"abc def ghi\n" * 9 + b"abc\xe9\n")
     config = DataConfig(
         path=str(tmp_path / "latin.txt"), vocab="words", cache_dir=str(tmp_path / "c"), workers=2
     )
-    with pytest.raises(ValueError, match=r"latin\.txt is no UTF-8 text: byte 111 is 0xe9"):
+    with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 text: byte 111 is 0xe9"):
         prepare(config)
     assert list((tmp_path / "c").glob("*-*")) == []
 
 
 def test_a_process_that_dies_is_reported_and_what_is_done_is_kept(tmp_path, monkeypatch):
     path = text_for("words", tmp_path)
-    monkeypatch.setattr(building, "PART_BYTES", 500)
+    monkeypatch.setattr(preparing, "PART_BYTES", 500)
     config = config_for("words", path, tmp_path / "cache", workers=2)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", "/bin/false")
@@ -252,13 +256,13 @@ def test_a_corpus_of_an_earlier_version_is_still_found(tmp_path):
 
 
 def test_byte_pair_units_are_learned_from_all_over_a_long_text(tmp_path, monkeypatch):
-    monkeypatch.setattr(building, "PART_BYTES", 1000)
-    monkeypatch.setattr(building, "LEARNED_BYTES", 3000)
+    monkeypatch.setattr(preparing, "PART_BYTES", 1000)
+    monkeypatch.setattr(preparing, "LEARNED_BYTES", 3000)
     (tmp_path / "a.txt").write_text("alpha beta\n" * 500)
     (tmp_path / "b.txt").write_text("gamma delta\n" * 500)
     spans = [Span(tmp_path / x, 0, (tmp_path / x).stat().st_size) for x in ("a.txt", "b.txt")]
-    parts = list(building._parts(DataConfig(vocab="bpe"), spans))
-    chosen = building._learned(parts)
+    parts = list(preparing._parts(DataConfig(vocab="bpe"), spans))
+    chosen = preparing._learned(parts)
     assert {span.path.name for span in chosen} == {"a.txt", "b.txt"}
     assert 2000 < sum(map(len, chosen)) < 4000
     config = DataConfig(path=str(tmp_path), vocab="bpe", vocab_size=300, cache_dir=str(tmp_path))
@@ -266,7 +270,7 @@ def test_byte_pair_units_are_learned_from_all_over_a_long_text(tmp_path, monkeyp
 
 
 def test_many_files_may_share_a_part_and_one_may_fill_several(tmp_path, monkeypatch):
-    monkeypatch.setattr(building, "PART_BYTES", 100)
+    monkeypatch.setattr(preparing, "PART_BYTES", 100)
     folder = tmp_path / "texts"
     folder.mkdir()
     for number in range(30):

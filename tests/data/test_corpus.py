@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data import building
 from transformer_xl.data import corpus as corpus_module
+from transformer_xl.data import preparing
 from transformer_xl.data import text as text_module
 from transformer_xl.data.corpus import VERIFIED, Corpus, raw_split
 from transformer_xl.data.locking import LOCK
@@ -139,7 +139,7 @@ def test_an_empty_split_is_named_when_it_is_read(sample):
 @pytest.mark.parametrize("text", ["", "x"])
 def test_a_text_too_short_to_train_on_is_refused(tmp_path, text):
     (tmp_path / "short.txt").write_text(text)
-    with pytest.raises(ValueError, match="there is nothing to train on"):
+    with pytest.raises(ValueError, match="there is no training text"):
         prepare(DataConfig(path=str(tmp_path / "short.txt")))
 
 
@@ -147,7 +147,7 @@ def test_a_file_that_is_no_text_is_refused_and_leaves_nothing(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"abc\xe9")
     cache = tmp_path / "cache"
     config = DataConfig(path=str(tmp_path / "latin.txt"), vocab="chars", cache_dir=str(cache))
-    with pytest.raises(ValueError, match=r"latin\.txt is no UTF-8 text: byte 3 is 0xe9"):
+    with pytest.raises(ValueError, match=r"latin\.txt is not UTF-8 text: byte 3 is 0xe9"):
         prepare(config)
     assert corpora_in(cache) == []
 
@@ -313,7 +313,7 @@ prepare(DataConfig(path=sys.argv[1], cache_dir=sys.argv[2]), die)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs SIGKILL")
-@pytest.mark.parametrize("moment", ["making", "writing valid", "test:"])
+@pytest.mark.parametrize("moment", ["learning", "writing valid", "test:"])
 def test_a_kill_leaves_nothing_or_a_whole_corpus(sample, tmp_path, moment):
     arguments = [sys.executable, "-c", KILLED, sample["path"], sample["cache_dir"], moment]
     assert subprocess.run(arguments, check=False).returncode == -signal.SIGKILL
@@ -354,7 +354,7 @@ def peak_of_preparing(folder, n_repeats, **settings):
 def test_memory_does_not_grow_with_the_text(tmp_path, monkeypatch, vocab):
     # Learning byte-pair units may hold 256 blocks at once; both texts have more of them.
     monkeypatch.setattr(text_module, "BLOCK_BYTES", 1 << 9)
-    monkeypatch.setattr(building, "_COPY_BYTES", 1 << 12)
+    monkeypatch.setattr(preparing, "_COPY_BYTES", 1 << 12)
     settings = {"vocab": vocab} | ({"vocab_size": 300} if vocab in ("words", "bpe") else {})
     # What is imported and remembered at the first time belongs to no text.
     peak_of_preparing(tmp_path, 20, **settings)

@@ -5,12 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data import counting
-from transformer_xl.data.counting import count_part, vocab_of_counts
-from transformer_xl.data.making_vocab import train_vocab
+from transformer_xl.data import making_vocab
+from transformer_xl.data.making_vocab import count_part, train_vocab, vocab_of_counts
 from transformer_xl.data.preparing import prepare
 from transformer_xl.data.text import Span
-from transformer_xl.interop.convert.cutting import Wishes
+from transformer_xl.interop.convert.cutting import VocabOptions
 from transformer_xl.interop.convert.vocabularies import _authors
 
 PARTS = st.lists(
@@ -21,12 +20,12 @@ PARTS = st.lists(
 
 
 def test_the_authors_bytes_keep_their_numbers_and_their_name():
-    vocab = counting.authors_bytes([98, 10, 97])
+    vocab = making_vocab.authors_bytes([98, 10, 97])
     assert (vocab.encode("a\nb"), vocab.decode([0, 1])) == ([1, 0], "ba")
     # What was prepared before is still found, and fits converted checkpoints.
     assert vocab.hash == "74cba45c2c644afd6261aca47207253e9cb1137a67c6811bfc227513e68922bc"
-    wishes = Wishes(dataset="enwik8")
-    assert _authors(["98", "97"], None, {}, Path("here"), wishes).hash == vocab.hash
+    options = VocabOptions(dataset="enwik8")
+    assert _authors(["98", "97"], None, {}, Path("here"), options).hash == vocab.hash
 
 
 def counted(folder, kind, texts, name):
@@ -39,6 +38,7 @@ def counted(folder, kind, texts, name):
     return paths
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(
     train=PARTS,
@@ -52,7 +52,7 @@ def test_counting_in_parts_is_counting_the_whole(
 ):
     folder = tmp_path_factory.mktemp("counts")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counting, "_FAN_IN", fan_in)
+        patch.setattr(making_vocab, "_FAN_IN", fan_in)
         known, others = (
             counted(folder, kind, texts, name) for texts, name in ((train, "t"), (held_out, "h"))
         )

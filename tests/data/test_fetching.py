@@ -9,19 +9,17 @@ import threading
 import pytest
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data import fetching, store
+from transformer_xl.data import store
 from transformer_xl.data.corpus import raw_split
-from transformer_xl.data.fetching import fetch
 from transformer_xl.data.preparing import prepare
-from transformer_xl.data.store import StoredObject, describe
+from transformer_xl.data.store import StoredObject, describe, fetch
 
 TEXT = bytes(range(256)) * 40
 
 
 @pytest.fixture
 def small_ranges(monkeypatch):
-    for module in (fetching, store):
-        monkeypatch.setattr(module, "RANGE_BYTES", 1000)
+    monkeypatch.setattr(store, "RANGE_BYTES", 1000)
 
 
 def fetched(web, folder, name="a.txt", said=None):
@@ -97,14 +95,14 @@ def test_what_does_not_fit_on_the_disk_is_refused_first(web, tmp_path):
 
 def test_a_full_disk_is_named_and_what_came_is_kept(web, tmp_path, small_ranges, monkeypatch):
     (web.folder / "a.txt").write_bytes(TEXT)
-    read = fetching.read_range
+    read = store.read_range
 
     def until_full(fs, path, start, stop, url):
         if start >= 3000:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return read(fs, path, start, stop, url)
 
-    monkeypatch.setattr(fetching, "read_range", until_full)
+    monkeypatch.setattr(store, "read_range", until_full)
     with pytest.raises(OSError, match="is full; what came is kept: make room"):
         fetched(web, tmp_path)
     assert next(tmp_path.glob(".*.part")).stat().st_size == 3000

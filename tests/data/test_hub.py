@@ -109,7 +109,7 @@ def test_a_stopped_import_goes_on_and_ends_with_the_same_text(datasets, tmp_path
     datasets.stop = None
     said = []
     corpus = prepare(config(tmp_path, test_fraction=0), said.append)
-    assert "train: going on after 4 rows" in said
+    assert "train: resuming after 4 rows" in said
     assert texts(corpus)[0] == "".join(f"row {n}\n" for n in range(10))
 
 

@@ -86,7 +86,7 @@ def test_rules_name_symbols_that_exist():
 
 
 def test_an_imported_vocabulary_is_not_trained():
-    with pytest.raises(ValueError, match="read, not trained"):
+    with pytest.raises(ValueError, match="loaded, not learned"):
         train_vocab("imported", ["a"])
 
 

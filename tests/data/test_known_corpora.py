@@ -60,7 +60,7 @@ def test_of_wikitext_103_the_held_out_parts_are_read_without_the_rest(known):
     corpus = known("wikitext-103")
     assert counts(corpus)[1:] == (0, 217_646, 245_569)
     (warning,) = warnings(known)
-    assert "holds no wiki.train.tokens: there is nothing to train on" in warning
+    assert "holds no wiki.train.tokens: there is no training text" in warning
     with pytest.raises(ValueError, match="no train split"):
         corpus.split("train")
 

@@ -90,7 +90,7 @@ def test_a_text_without_any_place_to_cut_is_cut_anyway(folder, monkeypatch):
 )
 def test_bytes_that_are_no_text_are_located(folder, data, offset, byte):
     span = write(folder, data, "latin.txt")
-    message = rf"latin\.txt is no UTF-8 text: byte {offset} is {byte}.*--data\.vocab bytes"
+    message = rf"latin\.txt is not UTF-8 text: byte {offset} is {byte}.*--data\.vocab bytes"
     with pytest.raises(ValueError, match=message):
         list(read_text(span))
 

@@ -60,7 +60,7 @@ def test_it_is_indexed_as_an_array_is(data):
 @pytest.mark.parametrize("places", [[10], [-11], [[0, 10]], 0.5, [True] * 10])
 def test_what_is_no_place_is_refused(web, places):
     write(web, 10)
-    with pytest.raises(IndexError, match=r"places .*(of 10 tokens|are integers)"):
+    with pytest.raises(IndexError, match=r"positions .*(of 10 tokens|be integers)"):
         read_in_store(web, 10)[np.array(places)]
 
 

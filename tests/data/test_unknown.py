@@ -5,7 +5,7 @@ import pytest
 from transformer_xl.config import DataConfig
 from transformer_xl.data import prepare, train_vocab
 from transformer_xl.data.imported import Rules
-from transformer_xl.interop.convert.cutting import Wishes, imported_vocab
+from transformer_xl.interop.convert.cutting import VocabOptions, imported_vocab
 
 
 def test_another_text_for_a_vocabulary_is_refused_with_place_and_remedy(tmp_path):
@@ -45,10 +45,10 @@ def test_characters_of_one_text_alone_are_told_before_they_are_all_a_model_knows
         DataConfig(path=str(tmp_path / "own.txt"), vocab="chars", cache_dir=str(tmp_path / "c")),
         said.append,
     )
-    assert any("the model will not read others; with --data.vocab bytes" in line for line in said)
+    assert any("the model cannot encode others; --data.vocab bytes" in line for line in said)
 
 
-IMPORTED = imported_vocab(["a", "b"], Rules(join="words"), "here", Wishes(), lower_case=False)
+IMPORTED = imported_vocab(["a", "b"], Rules(join="words"), "here", VocabOptions(), lower_case=False)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_zstd_needs_its_package_and_says_so(tmp_path, monkeypatch):
 )
 def test_a_damaged_compressed_file_is_an_error_and_leaves_nothing(tmp_path, data):
     (tmp_path / "text.gz").write_bytes(data)
-    message = r"text\.gz is damaged" if data else "there is nothing to train on"
+    message = r"text\.gz is damaged" if data else "there is no training text"
     with pytest.raises(ValueError, match=message):
         whole(tmp_path / "text.gz", tmp_path / "cache", vocab="words")
     assert not list((tmp_path / "cache").glob("text*"))

@@ -120,7 +120,7 @@ def test_a_smaller_vocabulary_keeps_the_most_frequent_words():
     vocab = train_vocab("words", ["a a a b b c d\n"], vocab_size=4)
     assert vocab.symbols == ["a", "b", "<eos>", "<unk>"]
     assert vocab.encode("a c z") == [0, 3, 3]
-    with pytest.raises(ValueError, match="vocab_size=2 leaves no room for a word"):
+    with pytest.raises(ValueError, match="vocab_size=2 has no tokens for words"):
         train_vocab("words", ["a b c\n"], vocab_size=2)
 
 
@@ -299,3 +299,8 @@ def test_integers_of_every_kind_are_decoded():
     for ids in ((0, 1), range(2), iter([0, 1]), np.array([0, 1], np.uint8), [np.int64(0), 1]):
         assert decode(vocab, ids) == "ab"
     assert decode(vocab, []) == ""
+
+
+def test_the_repr_shows_kind_size_and_special_tokens():
+    vocab = train_vocab("words", ["a a a b b c d\n"], vocab_size=4)
+    assert repr(vocab) == f"Vocab('words', size=4, eos_id=2, unk_id=3, {vocab.hash[:12]})"

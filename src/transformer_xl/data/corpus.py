@@ -1,15 +1,22 @@
-"""A corpus: text as numbers on disk, read without loading it.
+"""A corpus: tokens in memory-mapped files.
 
 A corpus folder holds ``tokenizer.json`` and ``vocab.json`` (the vocabulary), ``train.bin``,
-``valid.bin`` and ``test.bin`` (the symbols, 16 or 32 bits each) and ``manifest.json`` (what is
-there, with checksums, and where it came from). It is written once, under a temporary name, and
-renamed when it is whole (`building`). Text passes through in blocks; no part is ever in memory
-as a whole. ``verified.json`` remembers that the checksums were right, until a file changes.
+``valid.bin`` and ``test.bin`` (the tokens, 16 or 32 bits each) and ``manifest.json`` (the files,
+with checksums, and their sources). It is built under a temporary name and renamed when complete
+(`preparing`). Text is processed in blocks and never held in memory as a whole. ``verified.json``
+records verified checksums until a file changes.
+
+For a corpus in an object store, the small files and the held-out splits are downloaded to the
+cache and verified. The training split, which may be larger than the disk, is read in blocks as
+streams reach them.
 """
 
+import hashlib
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +26,35 @@ from jaxtyping import Integer
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.files import checksum, replace_file
 from transformer_xl.data.locking import LOCK, locked
+from transformer_xl.data.store import (
+    RANGE_BYTES,
+    StoredObject,
+    describe,
+    fetch,
+    open_store,
+    read_range,
+)
 from transformer_xl.data.text import SPLITS
-from transformer_xl.data.tokens import Tokens
-from transformer_xl.data.vocab import Vocab
+from transformer_xl.data.tokens import StoredTokens, Tokens
+from transformer_xl.data.vocab import VOCAB_FILE, Vocab
 from transformer_xl.data.vocab_files import load_vocab
 
 MANIFEST = "manifest.json"
 VERIFIED = "verified.json"
-"""Which token files were compared with their checksums, and their sizes and times then."""
+"""Token files whose checksums were verified, with their sizes and times of change."""
 _LONG_BYTES = 1 << 30
+# A manifest lists every text; with a million texts it has this size.
+_LARGEST_MANIFEST = 256 << 20
 
 
 class Corpus:
     """A prepared text.
 
     Attributes:
-        folder: Where it lies.
+        folder: Its folder.
         manifest: The contents of ``manifest.json``.
         vocab: Its vocabulary.
-        dtype: Of a token on disk, ``uint16`` or ``uint32``.
+        dtype: Type of a token on disk, ``uint16`` or ``uint32``.
 
     Raises:
         FileNotFoundError: The folder holds no corpus.
@@ -70,11 +87,8 @@ class Corpus:
         except (FileNotFoundError, ValueError, RuntimeError) as error:
             raise RuntimeError(self._damage(self.folder, str(error))) from error
         if self.vocab.hash != vocab_hash:
-            raise RuntimeError(
-                self._damage(
-                    self.folder / "vocab.json", "it is not the vocabulary in manifest.json"
-                )
-            )
+            problem = "it is not the vocabulary in manifest.json"
+            raise RuntimeError(self._damage(self.folder / "vocab.json", problem))
 
     def _damage(self, path: Path, what: str) -> str:
         return f"{path} is damaged: {what}. Delete the folder {self.folder} and prepare it again"
@@ -89,11 +103,8 @@ class Corpus:
         expected = about["tokens"] * self.dtype.itemsize
         found = self._size(path.name)
         if found != expected:
-            raise RuntimeError(
-                self._damage(path, f"{found:,} bytes instead of {expected:,}")
-                if found is not None
-                else self._damage(path, "it is missing")
-            )
+            sizes = "it is missing" if found is None else f"{found:,} bytes instead of {expected:,}"
+            raise RuntimeError(self._damage(path, sizes))
 
     def _size(self, file: str) -> int | None:
         path = self.folder / file
@@ -105,15 +116,15 @@ class Corpus:
         return self.manifest["splits"][name]
 
     def n_tokens(self, name: str) -> int:
-        """Symbols of a split."""
+        """Number of tokens of a split."""
         return self._about(name)["tokens"]
 
     def n_bytes(self, name: str) -> int:
-        """Bytes of the text that a split was made from."""
+        """Number of bytes of the text of a split."""
         return self._about(name)["bytes"]
 
     def split(self, name: str) -> Integer[np.ndarray, " length"]:
-        """Return the symbols of a split, memory-mapped.
+        """Return the tokens of a split, memory-mapped.
 
         Raises:
             ValueError: The split is empty.
@@ -121,8 +132,7 @@ class Corpus:
         about = self._about(name)
         if about["tokens"] == 0 and name == "train":
             raise ValueError(
-                "the corpus has no train split: the text at hand holds none; give --data.path with "
-                "the training text"
+                "the corpus has no train split; give the training text with --data.path"
             )
         if about["tokens"] == 0:
             raise ValueError(
@@ -132,7 +142,7 @@ class Corpus:
         return np.memmap(self.folder / about["file"], dtype=self.dtype, mode="r")
 
     def tokens(self, name: str) -> Tokens:
-        """Return the symbols of a split, to be read where they lie: indexed by places.
+        """Return the tokens of a split, indexed by position, read in place.
 
         Raises:
             ValueError: The split is empty.
@@ -140,34 +150,34 @@ class Corpus:
         return self.split(name)
 
     def verify(self) -> None:
-        """Compare every token file with its checksum.
+        """Verify the checksum of every token file.
 
         Raises:
             RuntimeError: A file differs.
         """
-        for name in SPLITS:
-            about = self._about(name)
+        for about in map(self._about, SPLITS):
             if self._digest(about["file"]) != about["sha256"]:
-                raise RuntimeError(self._wrong_checksum(self.folder / about["file"]))
+                problem = f"its contents do not match the checksum in {MANIFEST}"
+                raise RuntimeError(self._damage(self.folder / about["file"], problem))
 
     def verify_once(self, say: Callable[[str], None]) -> None:
-        """Do what :meth:`verify` does, unless it was done since the files changed.
+        """Call :meth:`verify` unless the files have not changed since the last time.
 
-        Where another process is at it, this one waits for it. In a folder that cannot be written,
-        where nothing can be remembered, it is done each time.
+        If another process is verifying, this one waits. In a read-only folder, where the result
+        cannot be recorded, files are verified each time.
 
         Raises:
             RuntimeError: A file differs.
         """
         if self._is_verified():
             return
-        with locked(self.folder, say, "another process is comparing checksums"):
+        with locked(self.folder, say, "another process is verifying checksums"):
             if self._is_verified():
                 return
             seen = self._seen()
             n_bytes = sum(size for _, size, _ in seen.values())
             if n_bytes > _LONG_BYTES:
-                say(f"comparing {n_bytes:,} bytes of tokens with their checksums, this once")
+                say(f"verifying the checksums of {n_bytes:,} bytes of tokens, once")
             self.verify()
             with suppress(OSError):
                 replace_file(self.folder / VERIFIED, json.dumps(seen).encode())
@@ -175,12 +185,11 @@ class Corpus:
 
     def _seen(self) -> dict[str, list[Any]]:
         """Return checksum, size and time of change, in nanoseconds, of each token file."""
-        abouts = [self._about(name) for name in SPLITS]
-        stats = [(self.folder / about["file"]).stat() for about in abouts]
-        return {
-            about["file"]: [about["sha256"], stat.st_size, stat.st_mtime_ns]
-            for about, stat in zip(abouts, stats, strict=True)
-        }
+        seen = {}
+        for about in map(self._about, SPLITS):
+            stat = (self.folder / about["file"]).stat()
+            seen[about["file"]] = [about["sha256"], stat.st_size, stat.st_mtime_ns]
+        return seen
 
     def _is_verified(self) -> bool:
         try:
@@ -191,15 +200,94 @@ class Corpus:
     def _digest(self, file: str) -> str:
         return checksum(self.folder / file)
 
-    def _wrong_checksum(self, path: Path) -> str:
-        return self._damage(path, f"its contents do not match the checksum in {MANIFEST}")
+
+class StoredCorpus(Corpus):
+    """A prepared corpus at a URL.
+
+    Attributes:
+        url: The folder in the store.
+
+    Raises:
+        FileNotFoundError: There is no corpus.
+        RuntimeError: The corpus is damaged or from a newer version.
+        OSError: The store does not answer.
+    """
+
+    def __init__(self, url: str, downloads: Path, say: Callable[[str], None]) -> None:
+        self.url = url.rstrip("/")
+        self._say = say
+        manifest = self._read_manifest()
+        key = hashlib.sha256(json.dumps([self.url, manifest.decode("latin-1")]).encode())
+        title = re.sub(r"[^\w.+-]", "_", self.url.rsplit("/", 1)[-1])[-60:]
+        folder = downloads / "corpora" / f"{title}-{key.hexdigest()[:16]}"
+        if not (folder / MANIFEST).is_file():
+            replace_file(folder / MANIFEST, manifest)
+        self._bring(folder, "tokenizer.json", VOCAB_FILE)
+        super().__init__(folder)
+
+    def _read_manifest(self) -> bytes:
+        about = describe(f"{self.url}/{MANIFEST}")
+        if about.size is None or about.size > _LARGEST_MANIFEST:
+            raise RuntimeError(f"{about.url} is no manifest of a corpus: {about.size} bytes")
+        return read_range(*open_store(about.url), 0, about.size, about.url)
+
+    def _object(self, file: str) -> StoredObject:
+        return describe(f"{self.url}/{file}", file)
+
+    def _bring(self, folder: Path, *files: str) -> None:
+        if missing := [file for file in files if not (folder / file).is_file()]:
+            fetch({folder / file: self._object(file) for file in missing}, folder, self._say)
+
+    def _damage(self, path: Path, what: str) -> str:
+        return (
+            f"{self.url}/{path.name} is damaged: {what}. Copy the prepared corpus there again, and "
+            f"delete the folder {self.folder}"
+        )
+
+    def _size(self, file: str) -> int | None:
+        if (self.folder / file).is_file():
+            return super()._size(file)
+        try:
+            return self._object(file).size
+        except FileNotFoundError:
+            return None
+
+    def split(self, name: str) -> Integer[np.ndarray, " length"]:
+        """Return the tokens of a split, downloaded to the cache, verified and memory-mapped."""
+        about = self._about(name)
+        file = self.folder / about["file"]
+        if about["tokens"] and not file.is_file():
+            known = replace(self._object(file.name), sha256=about["sha256"])
+            fetch({file: known}, self.folder, self._say)
+        return super().split(name)
+
+    def tokens(self, name: str) -> Tokens:
+        """Return the tokens of a split, read from the store where they are indexed."""
+        about = self._about(name)
+        if about["tokens"] == 0 or (self.folder / about["file"]).is_file():
+            return self.split(name)
+        return StoredTokens(f"{self.url}/{about['file']}", self.dtype, about["tokens"])
+
+    def _digest(self, file: str) -> str:
+        if (self.folder / file).is_file():
+            return super()._digest(file)
+        about = self._object(file)
+        fs, path = open_store(about.url)
+        digest = hashlib.sha256()
+        for start in range(0, about.size or 0, RANGE_BYTES):
+            stop = min(start + RANGE_BYTES, about.size or 0)
+            digest.update(read_range(fs, path, start, stop, about.url))
+        return digest.hexdigest()
+
+    def verify_once(self, say: Callable[[str], None]) -> None:
+        """Do nothing: sizes were compared, and downloads are verified."""
 
 
 def raw_split(corpus: Corpus, name: str) -> bytes:
-    """Restore the bytes of a split from its symbols, as a compressor would be given them.
+    """Restore the bytes of a split from its tokens, as input for a compressor.
 
     Raises:
-        ValueError: The split is empty, or its symbols do not determine the text.
+        ValueError: The split is empty, or its tokens do not determine the text.
     """
     tokens = corpus.split(name)
     if corpus.vocab.kind == "bytes":

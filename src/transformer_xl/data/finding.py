@@ -13,9 +13,8 @@ from typing import NamedTuple
 from transformer_xl.config import DataConfig
 from transformer_xl.data.catalogue import KNOWN_CORPORA, RemoteFile
 from transformer_xl.data.download import Progress, copies_of, differs, download
-from transformer_xl.data.fetching import fetch
 from transformer_xl.data.hub import HUB_PREFIX, find_hub_text
-from transformer_xl.data.store import StoredObject, is_url, list_objects, local_path
+from transformer_xl.data.store import StoredObject, fetch, is_url, list_objects, local_path
 from transformer_xl.data.text import SPLITS, TextFiles
 from transformer_xl.data.unpacking import first_bytes, parts_within, unpacking_of
 
@@ -42,11 +41,6 @@ def find_text(config: DataConfig, downloads: Path, progress: Progress) -> TextFi
     """Find the files of a corpus, downloading them where they must be.
 
     Objects in a store are listed; :func:`fetch_text` fetches them.
-
-    Raises:
-        ValueError: The settings name an unknown corpus, or files that hold no text.
-        FileNotFoundError: A file is missing.
-        OSError: A download failed, or a store does not answer.
     """
     if not (config.name or config.path):
         raise ValueError(
@@ -109,43 +103,28 @@ def find_text(config: DataConfig, downloads: Path, progress: Progress) -> TextFi
 
 
 def fetch_text(config: DataConfig, files: TextFiles, progress: Progress) -> TextFiles:
-    """Fetch what lies in a store, and leave out what a folder there holds beside text.
-
-    Raises:
-        ValueError: A folder holds no text.
-        OSError: An object cannot be read or changed meanwhile, or the disk failed.
-    """
+    """Fetch what lies in a store, and leave out what a folder there holds beside text."""
     if not files.stored:
         return files
     fetch(files.stored, next(iter(files.stored)).parent, progress)
     in_folder = [path for path, x in files.stored.items() if x.in_folder]
     skipped = {path for path in in_folder if not _begins_like_text(path, config)}
     _say_skipped([files.name(path) for path in sorted(skipped)], files.description, progress)
-    kept = {
-        part: tuple(path for path in paths if path not in skipped)
-        for part in SPLITS
-        if (paths := getattr(files, part)) is not None
-    }
-    for part, paths in kept.items():
-        if not paths:
-            raise ValueError(f"{files.description} ({part}): the folder holds no text files")
-    return replace(files, **kept)
+    for part in SPLITS:
+        if (paths := getattr(files, part)) is not None:
+            kept = tuple(path for path in paths if path not in skipped)
+            if not kept:
+                raise ValueError(f"{files.description} ({part}): the folder holds no text files")
+            files = replace(files, **{part: kept})
+    return files
 
 
 def list_texts(given: str, config: DataConfig, downloads: Path, progress: Progress) -> Texts:
-    """List what ``data.path`` names: a file, a folder, a pattern, a URL, or several, in that order.
-
-    Raises:
-        FileNotFoundError: There is nothing at a path.
-        ValueError: A folder holds no text.
-        OSError: A store does not answer.
-    """
+    """List what ``data.path`` names: a file, folder, pattern or URL, or several, in that order."""
     if not is_url(given) and not re.search(_BEFORE_URL, given):
         return Texts(*_list_local(given, config, progress), {})
     stored: dict[Path, StoredObject] = {}
-    files: list[Path] = []
-    local_roots: list[Path] = []
-    store_roots: list[Path] = []
+    files, local_roots, store_roots = list[Path](), list[Path](), list[Path]()
     for item in re.split(_BETWEEN_URLS, given):
         place = local_path(item)
         if is_url(place):
@@ -182,9 +161,8 @@ def _list_local(
         # Of a pattern's matches, folders are what ** passed through.
         is_pattern = glob.has_magic(given) and os.pathsep not in given
         places = [place for place in places if not is_pattern or place.is_file()]
-    files = tuple(
-        dict.fromkeys(file for place in places for file in list_text(place, config, progress))
-    )
+    found = (file for place in places for file in list_text(place, config, progress))
+    files = tuple(dict.fromkeys(found))
     if len(places) == 1:
         (place,) = places
         return (place if place.is_dir() else place.parent), files
@@ -196,10 +174,6 @@ def list_text(path: Path, config: DataConfig, progress: Progress) -> tuple[Path,
 
     In a folder, hidden files are left out, and files that begin like no text; these are named.
     Compressed files count by what is in them.
-
-    Raises:
-        FileNotFoundError: There is nothing at ``path``.
-        ValueError: The folder holds no text.
     """
     if path.is_file():
         return (path,)
@@ -290,9 +264,7 @@ def _find_known(
             for part, remote in corpus.files.items()
         }
     given = Path(config.path)
-    parts = {
-        part: _copies(given, remote, len(corpus.files)) for part, remote in corpus.files.items()
-    }
+    parts = {part: _copies(given, x, len(corpus.files)) for part, x in corpus.files.items()}
     missing = [corpus.files[part].name for part, files in parts.items() if not files]
     if missing and (len(missing) == len(parts) or missing != [corpus.files["train"].name]):
         problem = f"{given} holds no {', '.join(missing)}"
@@ -305,7 +277,7 @@ def _find_known(
         )
     if missing:
         progress(
-            f"warning: {given} holds no {missing[0]}: there is nothing to train on, and symbols "
+            f"warning: {given} holds no {missing[0]}: there is no training text, and symbols "
             "are counted in what is held out, so that results compare with nothing"
         )
     for part, files in parts.items():
@@ -320,7 +292,7 @@ def _copies(given: Path, remote: RemoteFile, n_parts: int) -> tuple[Path, ...]:
         return (given,)
     for name in (remote.name, *remote.also):
         for place in _SUBFOLDERS:
-            if found := tuple(sorted(file for file in given.glob(f"{place}/{name}".lstrip("/")))):
+            if found := tuple(sorted(given.glob(f"{place}/{name}".lstrip("/")))):
                 return found if "*" in remote.name else found[:1]
     return ()
 

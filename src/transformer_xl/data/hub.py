@@ -1,15 +1,14 @@
-"""Data sets of Hugging Face, read as a stream and kept as text.
+"""Data sets of Hugging Face, streamed and stored as text.
 
 ``hf:ORG/NAME`` or ``hf:ORG/NAME:CONFIG`` names one on the hub, ``hf:FOLDER`` a folder of files that
-``datasets`` reads. Texts are written to files of a fixed size as they come; a stopped import goes
-on behind the last whole file. ``datasets`` is the importer only: tokens lie in our own files.
+``datasets`` reads. Texts are written to files of a fixed size; an interrupted import resumes after
+the last complete file. Tokens are stored in our own format.
 """
 
 import hashlib
 import importlib
 import itertools
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from transformer_xl.data.unpacking import texts_of
 HUB_PREFIX = "hf:"
 
 SHARD_BYTES = 64 << 20
-"""Size from which a file of imported text is full."""
+"""Bytes from which a file of imported text is complete."""
 _PARTS = {"train": ("train",), "valid": ("validation", "valid", "dev"), "test": ("test",)}
 
 
@@ -31,11 +30,7 @@ def find_hub_text(
 ) -> tuple[Path, dict[str, tuple[Path, ...]]]:
     """Return the folder with the text of a data set, and its files by part.
 
-    Where another process reads the same data set, this one waits.
-
-    Raises:
-        ValueError: ``datasets`` is not installed, or the data set has no training text.
-        OSError: The data set cannot be read, or the disk failed.
+    If another process reads the same data set, this one waits.
     """
     name = config.name.removeprefix(HUB_PREFIX)
     key = hashlib.sha256(json.dumps([name, config.json_field]).encode()).hexdigest()[:12]
@@ -88,31 +83,23 @@ def _write_part(
 ) -> list[str]:
     """Write the texts of a split to files; return their names."""
     names, n_rows = [], 0
-    # Each file has a note of how many rows there were up to its end.
+    # Each file has a record of the number of rows up to its end.
     while (note := folder / f"{part}-{len(names):05d}.rows").is_file():
         n_rows = int(note.read_text(encoding="utf-8"))
         names.append(f"{note.stem}.txt")
     if n_rows:
-        progress(f"{part}: going on after {n_rows:,} rows")
+        progress(f"{part}: resuming after {n_rows:,} rows")
     left = iter(texts_of(rows.skip(n_rows) if n_rows else rows, field, name))
     for first in left:
         stem = f"{part}-{len(names):05d}"
-        texts, n_texts = _fill(itertools.chain([first], left))
-        n_rows += n_texts
-        replace_file(folder / f"{stem}.txt", texts)
+        texts = bytearray()
+        for text in itertools.chain([first], left):
+            texts += text.encode("utf-8", "surrogatepass")
+            n_rows += 1
+            if len(texts) >= SHARD_BYTES:
+                break
+        replace_file(folder / f"{stem}.txt", bytes(texts))
         replace_file(folder / f"{stem}.rows", str(n_rows).encode())
         names.append(f"{stem}.txt")
         progress(f"{part}: {n_rows:,} rows")
     return names
-
-
-def _fill(texts: Iterable[str]) -> tuple[bytes, int]:
-    """Take texts until a file is full; return them and their number."""
-    taken = bytearray()
-    n_texts = 0
-    for text in texts:
-        taken += text.encode("utf-8", "surrogatepass")
-        n_texts += 1
-        if len(taken) >= SHARD_BYTES:
-            break
-    return bytes(taken), n_texts

@@ -1,7 +1,7 @@
-"""Vocabularies of other programs, which cut and join text by those programs' rules.
+"""Vocabularies of old programs, with their rules for tokenization and detokenization.
 
-How text is cut stands in the ``tokenizers`` file itself. How it is joined, and which symbols have
-a part to play, stands in ``vocab.json`` as `Rules`.
+The tokenization is in the ``tokenizers`` file. The rules for joining tokens, and the special
+tokens, are in ``vocab.json`` as `Rules`.
 """
 
 import dataclasses
@@ -12,36 +12,37 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from transformer_xl.data.vocab import UNDECODED, StreamDecoder, Vocab, byte_characters, no_symbol
+from transformer_xl.data.tokenizer_trial import tried
+from transformer_xl.data.vocab import UNDECODED, StreamDecoder, Vocab, bytes_written, no_symbol
 
 Join = Literal["bytes", "chars", "words", "moses"]
 LineEnds = Literal["none", "after", "around"]
 
-# Where Python's str.split() splits; Oniguruma's \s lacks the separators of ASCII.
+# Whitespace of str.split(); Oniguruma's \s lacks the separators of ASCII.
 SPACE = r"\s\x1c-\x1f\x85"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What a ``tokenizers`` file does not say."""
+    """Rules that are not in the ``tokenizers`` file."""
 
     join: Join
-    """How symbols become text: as bytes or characters one after another, as words with a space
-    between them, or by the Moses rules for English."""
+    """How tokens are joined: as bytes, as characters, as words separated by spaces, or by the Moses
+    rules for English."""
     line_ends: LineEnds = "none"
-    """Where ``eos`` stands: after each line, around each line, or not for a line break at all."""
+    """Position of ``eos``: after each line, around each line, or none."""
     eos: str | None = None
-    """The symbol that ends a line."""
+    """The token that ends a line."""
     unk: str | None = None
-    """The symbol for what the vocabulary lacks; without one, that is an error."""
+    """The token for unknown symbols; without one, they are an error."""
     apart: tuple[str, ...] = ()
-    """Moses: symbols that stand alone, the words on each side of them joined by themselves."""
+    """Moses: tokens that separate the words before them from those after them."""
     clean_up: bool = False
-    """Moses: whether spaces before marks and short forms are removed once more."""
+    """Moses: whether spaces before punctuation and contractions are removed as well."""
 
     def __post_init__(self) -> None:
         texts = (self.eos, self.unk)
@@ -49,53 +50,49 @@ class Rules:
         right = right and all(x is None or isinstance(x, str) for x in texts)
         right = right and all(isinstance(x, str) for x in self.apart)
         if not right or not isinstance(self.clean_up, bool):
-            raise ValueError(f"these are no rules of a vocabulary: {self}")
+            raise ValueError(f"invalid rules of a vocabulary: {self}")
 
     def to_json(self) -> dict[str, Any]:
-        """Return what ``vocab.json`` holds."""
+        """Return the entry of ``vocab.json``."""
         return dataclasses.asdict(self) | {"apart": list(self.apart)}
 
 
 def cutter(symbols: Sequence[str], rules: Rules, steps: Sequence[Any]) -> Tokenizer:
-    """Make what cuts a text into the symbols of another program, numbered in their order.
+    """Build a tokenizer for the tokens of an old program, with IDs in their order.
 
     Args:
-        symbols: The symbols.
-        rules: How that program joined them.
-        steps: Normalizers that come before.
+        symbols: The tokens.
+        rules: Its rules for joining them.
+        steps: Normalizers applied first.
     """
     ids = {symbol: number for number, symbol in enumerate(symbols)}
-    # An unknown word is an error where the symbol for it does not exist.
+    # An unknown word is an error if unk_token is not in the vocabulary.
     missing = next(x for x in map(chr, range(0xD800)) if x not in ids)
     unk = missing if rules.unk is None else rules.unk
-    tokenizer = Tokenizer(models.WordLevel(vocab=ids, unk_token=unk))
+    tokenizer: Any = Tokenizer(models.WordLevel(vocab=ids, unk_token=unk))
     cut: Any = pre_tokenizers.Split(Regex(f"[{SPACE}]+"), "removed")
     if rules.join in ("bytes", "chars"):
         cut = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
     if rules.join == "bytes":
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         cut = pre_tokenizers.Sequence([byte_level, cut])
-        tokenizer.decoder = cast(decoders.Decoder, decoders.ByteLevel())
+        tokenizer.decoder = decoders.ByteLevel()
     elif rules.join == "chars":
-        tokenizer.decoder = cast(decoders.Decoder, decoders.Fuse())
-    tokenizer.normalizer = cast(normalizers.Normalizer, normalizers.Sequence([*steps]))
+        tokenizer.decoder = decoders.Fuse()
+    tokenizer.normalizer = normalizers.Sequence([*steps])
     tokenizer.pre_tokenizer = cut
     return tokenizer
 
 
 class ImportedVocab(Vocab):
-    """The vocabulary of another program.
+    """The vocabulary of an old program.
 
     Attributes:
-        rules: How symbols become text.
+        rules: Its rules for joining tokens.
     """
 
     def __init__(self, definition: str, rules: Rules) -> None:
-        """Read the text of a ``tokenizer.json``.
-
-        Raises:
-            ValueError: The rules name symbols that the vocabulary lacks.
-        """
+        """Read the text of a ``tokenizer.json``."""
         self.rules = rules
         super().__init__("imported", definition)
         self.hash = _hash(definition.encode(), rules.to_json())
@@ -107,19 +104,14 @@ class ImportedVocab(Vocab):
 
     @staticmethod
     def load(folder: Path, definition: bytes, about: dict[str, Any]) -> "ImportedVocab":
-        """Read the vocabulary of a folder, whose ``vocab.json`` holds ``about``.
-
-        Raises:
-            RuntimeError: The files are damaged.
-        """
+        """Read the vocabulary of a folder, whose ``vocab.json`` holds ``about``."""
         problem = f"{folder / 'tokenizer.json'} or vocab.json beside it is damaged or was edited"
         rules = about.get("rules")
         if not isinstance(rules, dict) or _hash(definition, rules) != about["hash"]:
             raise RuntimeError(f"{problem}: they do not match the hash; restore them from a copy")
         try:
-            apart = tuple(rules.get("apart", ()))
-            settings: dict[str, Any] = {**rules, "apart": apart}
-            return ImportedVocab(definition.decode(), Rules(**settings))
+            settings: dict[str, Any] = rules | {"apart": tuple(rules.get("apart", ()))}
+            return ImportedVocab(tried(definition), Rules(**settings))
         except Exception as error:  # tokenizers has no class of its own.
             raise RuntimeError(f"{problem} ({error}); restore them from a copy") from error
 
@@ -130,8 +122,7 @@ class ImportedVocab(Vocab):
 
     def _symbol_bytes(self) -> list[bytes] | None:
         if self.rules.join == "bytes":
-            byte_of = {character: byte for byte, character in enumerate(byte_characters())}
-            return [bytes(byte_of[c] for c in symbol) for symbol in self.symbols]
+            return bytes_written(self.symbols)
         if self.rules.join == "chars":
             return [symbol.encode() for symbol in self.symbols]
         return None
@@ -140,15 +131,11 @@ class ImportedVocab(Vocab):
         return {"rules": self.rules.to_json()}
 
     def encode(self, text: str) -> list[int]:
-        """Cut a text into symbols as the other program did.
-
-        Raises:
-            ValueError: The text holds something that the vocabulary has no symbol for.
-        """
+        """Encode a text as the old program did."""
         if self.unk_id is not None:
-            return self._tokenizer.encode(text).ids
+            return self._token_ids(text)
         try:
-            return self._tokenizer.encode(text).ids
+            return self._token_ids(text)
         except Exception:  # tokenizers has no class of its own for this.
             unknown = self.unknown(text)
             if not unknown:
@@ -159,30 +146,29 @@ class ImportedVocab(Vocab):
         return f"imported vocabulary of {len(self):,} symbols"
 
     def unknown(self, text: str) -> Counter[str]:
-        """Count what a text holds that the vocabulary has no symbol for."""
+        """Count the unknown symbols of a text."""
         undecoded = UNDECODED.findall(text)
         pieces = self._pieces(UNDECODED.sub("", text) if undecoded else text)
         unknown = [x for x in pieces if x not in self._ids]
         if self.rules.join == "bytes":
-            unknown = [repr(bytes([byte_characters().index(x)])) for x in unknown]
+            unknown = map(repr, bytes_written(unknown))
         return Counter([*undecoded, *unknown])
 
     def _pieces(self, text: str) -> list[str]:
-        normalizer, cutter = self._tokenizer.normalizer, self._tokenizer.pre_tokenizer
-        if normalizer is not None:
+        if (normalizer := self._tokenizer.normalizer) is not None:
             text = normalizer.normalize_str(text)
+        cutter = self._tokenizer.pre_tokenizer
         return [text] if cutter is None else [x for x, _ in cutter.pre_tokenize_str(text)]
 
     def _encode_without_unknown(self, text: str) -> list[int]:
-        def known(text: str) -> list[int]:
-            return [self._ids[x] for x in self._pieces(text) if x in self._ids]
-
-        return self._encode_by_line(text, known)
+        return self._encode_by_line(
+            text, lambda line: [self._ids[x] for x in self._pieces(line) if x in self._ids]
+        )
 
     def encode_lines(self, text: str, *, prepared: bool = False) -> list[int]:
-        """Cut the text of a file into symbols; the symbol for the end of a line ends each line.
+        """Encode the text of a file; ``eos`` ends each line.
 
-        Of a ``prepared`` text, words are what stands between spaces.
+        A ``prepared`` text is split at spaces alone.
         """
         if prepared and self.rules.join == "moses":
             return self._encode_by_line(text, self._encode_words, always=True)
@@ -209,7 +195,7 @@ class ImportedVocab(Vocab):
         return [self._ids[word] for word in words]
 
     def stream_decoder(self) -> StreamDecoder:
-        """Return a decoder that takes one symbol at a time, at the beginning of a line."""
+        """Return a decoder that takes one token at a time, starting at the beginning of a line."""
         if self._bytes is not None:
             return super().stream_decoder()
         return WordDecoder(self.symbols, self.rules)
@@ -221,7 +207,7 @@ def _hash(definition: bytes, rules: dict[str, Any]) -> str:
 
 
 class WordDecoder(StreamDecoder):
-    """Writes words as text one by one."""
+    """Decodes words one at a time."""
 
     def __init__(self, symbols: list[str], rules: Rules) -> None:
         super().__init__("imported", symbols, None)
@@ -230,7 +216,7 @@ class WordDecoder(StreamDecoder):
         self._is_open = False
 
     def push(self, token: int) -> str:
-        """Take one symbol; return the text that it completes."""
+        """Decode one token; return the text that it completes."""
         if not 0 <= token < len(self._symbols):
             raise no_symbol(token, len(self._symbols))
         symbol = self._symbols[token]
@@ -251,8 +237,7 @@ class WordDecoder(StreamDecoder):
 class _Spaces:
     """Joins words by spaces."""
 
-    def __init__(self) -> None:
-        self._space = ""
+    _space = ""
 
     def push(self, symbol: str) -> str:
         text, self._space = self._space + symbol, " "
@@ -276,7 +261,7 @@ _ENTITIES = {
     "&#93;": "]",
     "&amp;": "&",
 }
-# Before these a space is removed, from ' on both sides.
+# A space before these is removed, for ' on both sides.
 _CLEANED = (
     *((" .", "."), (" ?", "?"), (" !", "!"), (" ,", ","), (" ' ", "'")),
     *((" n't", "n't"), (" 'm", "'m"), (" 's", "'s"), (" 've", "'ve"), (" 're", "'re")),
@@ -302,9 +287,8 @@ def _join_numbers(text: str) -> str:
 class _Moses:
     """Joins words by the Moses rules for English, and the parts of numbers.
 
-    A word is written at once, unless it may begin what the original joins by looking at the whole
-    text. The results differ where ``@-@`` follows a mark, which the rules that set it apart never
-    do.
+    A word is returned at once, unless the original might join it with later words. Results differ
+    if ``@-@`` follows punctuation, which Moses never produces.
     """
 
     def __init__(self, rules: Rules) -> None:
@@ -315,20 +299,20 @@ class _Moses:
         self._begin()
 
     def _begin(self) -> None:
-        """Forget the words before: the next one begins a part of the line."""
+        """Drop the state: the next word begins a part of the line."""
         self._word = ""
         self._space = " "
         self._quotes: Counter[str] = Counter()
         self._glued = False
 
     def end(self) -> str:
-        """End a line; return what waited for the word after it."""
+        """End a line; return the pending text."""
         held, self._line, self._held = self._held, "", ""
         self._begin()
         return _join_numbers(held)
 
     def push(self, symbol: str) -> str:
-        """Take one symbol; return the text that it completes."""
+        """Decode one token; return the text that it completes."""
         if symbol in self._apart:
             held, self._held = _join_numbers(self._held), ""
             self._begin()
@@ -341,7 +325,7 @@ class _Moses:
     def _push_word(self, word: str) -> str:
         begins, held, self._held = not self._word, self._held, ""
         if self._glued or word == "@-@":
-            # The hyphen and what follows it belong to the word before.
+            # The hyphen and the word after it are joined to the word before.
             text = word if self._glued else "-"
             self._glued = not self._glued
             self._word += text
@@ -356,11 +340,10 @@ class _Moses:
         if _BEGINS_IN_NUMBER.fullmatch(text):
             self._held = text
             return held
-        text = _join_numbers(text)
-        return self._write(held, text)
+        return self._write(held, _join_numbers(text))
 
     def _write(self, held: str, text: str) -> str:
-        """Put a piece of text behind what was written and what was held; return what is decided."""
+        """Append text to the pending text; return the part that is final."""
         if not self._line:
             text = text.removeprefix(" ")
         elif self._clean_up:
@@ -375,7 +358,7 @@ class _Moses:
         return text
 
     def _shift(self, word: str) -> str:
-        """Put a space before a word, or not, and decide on the one behind it."""
+        """Return a word with its leading space, if any, and decide on the next space."""
         space, self._space = self._space, " "
         if _SPACELESS.match(word):
             follows = self._word and _SPACELESS.match(self._word[-1])

@@ -1,16 +1,27 @@
-"""Vocabularies read from files, and learned from texts."""
+"""Learning vocabularies from texts, also from texts that are counted in parts.
 
+Each part has a sorted file with a line per symbol: its count and its first position. The files are
+merged while they are read, so that rare words take no memory.
+"""
+
+import heapq
+import itertools
+import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import NamedTuple, cast
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+import numpy as np
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from transformer_xl.data.counting import counted_vocab
-from transformer_xl.data.vocab import Vocab, VocabKind, byte_characters, symbols_in
+from transformer_xl.config.files import write_atomically
+from transformer_xl.data.imported import SPACE, ImportedVocab, Rules, cutter
+from transformer_xl.data.text import Span, read_blocks, read_bytes
+from transformer_xl.data.vocab import EOS, UNK, Vocab, VocabKind, byte_characters, symbols_in
 
 DEFAULT_BPE_SIZE = 4096
-
-
 # A unit may hold a word with the mark and the space before it ("(self", ", name"), a run of
 # marks with the line break and indentation after it (":\n    "), or blank lines with the
 # indentation that follows. With 4,096 units, Python source takes 10 % fewer tokens than with
@@ -23,6 +34,9 @@ _UNITS = (
     r"|[ \t]+"
     r"|\s"
 )
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
+# Number of files merged at a time.
+_FAN_IN = 200
 
 
 def train_vocab(
@@ -31,20 +45,20 @@ def train_vocab(
     vocab_size: int | None = None,
     held_out: Iterable[str] = (),
 ) -> Vocab:
-    """Make a vocabulary for a text.
+    """Learn a vocabulary from a text.
 
     Args:
-        kind: What the symbols are.
-        texts: The training text in pieces; ``words`` must not be cut apart.
-        vocab_size: Largest number of symbols, for words and bpe. None: all words, or
+        kind: The kind of tokenization.
+        texts: The training text in pieces, which must not split ``words``.
+        vocab_size: Largest number of tokens, for words and bpe. None: all words, or
             4,096 byte-pair units.
-        held_out: Further text, from which nothing is learned but whether ``<unk>`` is needed.
+        held_out: Further text, used only to decide whether ``<unk>`` is needed.
 
     Raises:
         ValueError: ``vocab_size`` is too small, or ``kind`` is ``imported`` or ``brought``.
     """
     if kind in ("imported", "brought"):
-        raise ValueError(f"an {kind} vocabulary is read, not trained: choose another kind")
+        raise ValueError(f"an {kind} vocabulary is loaded, not learned: choose another kind")
     if kind == "bytes":
         tokenizer = Tokenizer(
             models.BPE(vocab={c: byte for byte, c in enumerate(byte_characters())}, merges=[])
@@ -83,3 +97,174 @@ def _train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=alphabet, show_progress=False),
     )
     return tokenizer
+
+
+def counted_vocab(
+    kind: VocabKind, symbols: Sequence[str], vocab_size: int | None, *, has_unknown: bool
+) -> Vocab:
+    """Build a vocabulary of characters, words or integers."""
+    if kind == "words":
+        symbols = [*symbols, *([] if EOS in symbols else [EOS])]
+        has_unknown |= vocab_size is not None and len(symbols) > vocab_size
+    elif kind == "integers":
+        symbols = _integers(symbols, vocab_size)
+    else:
+        symbols = sorted(symbols)
+    if has_unknown and UNK not in symbols and kind != "integers":
+        symbols = [*symbols, UNK]
+    if kind == "words" and vocab_size is not None:
+        symbols = _most_frequent(symbols, vocab_size)
+    ids = {symbol: number for number, symbol in enumerate(symbols)}
+    tokenizer = Tokenizer(models.WordLevel(vocab=ids, unk_token=UNK))
+    if kind == "chars":
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+    else:
+        tokenizer.normalizer = cast(normalizers.Normalizer, normalizers.Replace("\n", f" {EOS} "))
+        # As `symbols_in` does, so that both give the same IDs.
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"[{SPACE}]+"), "removed")
+    return Vocab(kind, tokenizer.to_str(pretty=True))
+
+
+def _integers(symbols: Sequence[str], vocab_size: int | None) -> list[str]:
+    if vocab_size is not None:
+        return [*map(str, range(vocab_size - 1)), EOS]
+    found = [symbol for symbol in symbols if symbol != EOS]
+    for symbol in found:
+        if not _INTEGER.fullmatch(symbol):
+            raise ValueError(
+                f"data.vocab=integers: {symbol[:40]!r} is no integer; they are written like 7 or "
+                "-12, with blanks between them and a sequence a line"
+            )
+    return [*sorted(found, key=int), EOS]
+
+
+def _most_frequent(symbols: Sequence[str], vocab_size: int) -> list[str]:
+    special = [symbol for symbol in symbols if symbol in (EOS, UNK)]
+    if vocab_size < len(special) + 1:
+        raise ValueError(
+            f"data.vocab_size={vocab_size} has no tokens for words beside {' and '.join(special)}"
+        )
+    words = [symbol for symbol in symbols if symbol not in (EOS, UNK)]
+    kept = {*special, *words[: vocab_size - len(special)]}
+    return [symbol for symbol in symbols if symbol in kept]
+
+
+def authors_bytes(byte_values: Sequence[int]) -> ImportedVocab:
+    """Build the authors' vocabulary of enwik8: bytes, most frequent first, without line breaks.
+
+    It is that of their checkpoints: ``prep_enwik8.py`` wrote the values of bytes as words, and a
+    line end, without a token, for each line break.
+    """
+    characters = byte_characters()
+    symbols = [characters[byte] for byte in byte_values if byte != ord("\n")]
+    rules = Rules(join="bytes")
+    dropped = normalizers.Sequence([normalizers.Replace(Regex(r"\n"), "")])
+    return ImportedVocab(cutter(symbols, rules, [dropped]).to_str(pretty=True), rules)
+
+
+class _Count(NamedTuple):
+    """A symbol of one part."""
+
+    symbol: str
+    part: int
+    first: int
+    n: int
+
+
+_symbol = attrgetter("symbol")
+
+
+def count_part(kind: str, spans: Sequence[Span], target: Path) -> None:
+    """Count the symbols of some text and write the file of that part to ``target``."""
+    # In the order of their first occurrence.
+    counts: Counter[str] = Counter()
+    if kind == "authors-bytes":
+        for span in spans:
+            for block in read_bytes(span):
+                values = np.frombuffer(block, dtype=np.uint8)
+                found, first, n = np.unique(values, return_index=True, return_counts=True)
+                order = np.argsort(first)
+                names = map(str, found[order].tolist())
+                counts.update(dict(zip(names, n[order].tolist(), strict=True)))
+    else:
+        for block in read_blocks(cast(VocabKind, kind), spans):
+            counts.update(symbols_in(cast(VocabKind, kind), block))
+    write = _quoted if kind == "chars" else str
+    first_of = {symbol: number for number, symbol in enumerate(counts)}
+
+    def write_counts(path: Path) -> None:
+        with path.open("w", encoding="utf-8", newline="\n") as file:
+            for symbol in sorted(counts):
+                file.write(f"{write(symbol)}\t{counts[symbol]}\t{first_of[symbol]}\n")
+
+    write_atomically(target, write_counts)
+
+
+def _quoted(character: str) -> str:
+    """Write a character, which may be a tab or a line end, so that the order is kept."""
+    return f"{ord(character):06x}"
+
+
+def _read_counts(kind: str, path: Path, part: int) -> Iterator[_Count]:
+    """Read the file of a part, or of several parts, which then names the first of them."""
+    with path.open(encoding="utf-8", newline="\n") as file:
+        for line in file:
+            symbol, *numbers = line.rstrip("\n").split("\t")
+            n, first, part = map(int, (*numbers, part)[:3])
+            yield _Count(chr(int(symbol, 16)) if kind == "chars" else symbol, part, first, n)
+
+
+def _merged(kind: str, paths: Sequence[Path], start: int = 0) -> Iterator[_Count]:
+    """Merge the files of parts, in the order of the symbols, then of the parts."""
+    if len(paths) <= _FAN_IN:
+        return heapq.merge(*(_read_counts(kind, path, n) for n, path in enumerate(paths, start)))
+    groups = []
+    for begin in range(0, len(paths), _FAN_IN):
+        group = paths[begin : begin + _FAN_IN]
+        joined = group[0].with_name(f"{group[0].name}.merged")
+        _write_merged(kind, group, start + begin, joined)
+        groups.append(_read_counts(kind, joined, start + begin))
+    return heapq.merge(*groups)
+
+
+def _write_merged(kind: str, paths: Sequence[Path], start: int, target: Path) -> None:
+    write = _quoted if kind == "chars" else str
+    with target.open("w", encoding="utf-8", newline="\n") as file:
+        for symbol, counts in itertools.groupby(_merged(kind, paths, start), key=_symbol):
+            first, *others = counts
+            n = first.n + sum(x.n for x in others)
+            file.write(f"{write(symbol)}\t{n}\t{first.first}\t{first.part}\n")
+
+
+def vocab_of_counts(
+    kind: str, counted: Sequence[Path], others: Sequence[Path], vocab_size: int | None
+) -> Vocab:
+    """Build a vocabulary from the counts of parts.
+
+    Args:
+        kind: What was counted.
+        counted: The files of the parts whose symbols the vocabulary has.
+        others: The files of further parts; symbols that only these have are unknown.
+        vocab_size: As in `train_vocab`.
+    """
+    has_unknown = False
+
+    def totals() -> Iterator[tuple[int, int, int, str]]:
+        nonlocal has_unknown
+        further = _merged(kind, others, len(counted))
+        merged = heapq.merge(_merged(kind, counted), further, key=_symbol)
+        for symbol, group in itertools.groupby(merged, key=_symbol):
+            counts = [count for count in group if count.part < len(counted)]
+            if counts:
+                yield -sum(x.n for x in counts), counts[0].part, counts[0].first, symbol
+            else:
+                has_unknown = True
+
+    # Beside the most frequent words, two more show that there are others.
+    limit = vocab_size + 2 if vocab_size is not None and kind == "words" else None
+    ranked = sorted(totals()) if limit is None else heapq.nsmallest(limit, totals())
+    symbols = [symbol for _, _, _, symbol in ranked]
+    if kind == "authors-bytes":
+        return authors_bytes([int(symbol) for symbol in symbols])
+    return counted_vocab(cast(VocabKind, kind), symbols, vocab_size, has_unknown=has_unknown)

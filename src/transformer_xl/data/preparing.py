@@ -1,4 +1,20 @@
-"""A corpus from text: found, cut into tokens, and kept in a cache."""
+"""Preparing a corpus: texts are located, tokenized and cached.
+
+A corpus is built in parts, by several processes, and an interrupted build resumes:
+
+==============  ====================================================================================
+``text/``       text of files that had to be decompressed
+``plan.json``   which text belongs to which part; no token crosses the end of a part
+``counts/``     counts of each symbol, by part
+vocabulary      ``tokenizer.json`` and ``vocab.json``
+``parts/``      the tokens of each part, with their number and checksum
+``train.bin``   the concatenated parts, verified while read; then ``valid`` and ``test``
+``manifest``    written last; temporary files are removed then
+==============  ====================================================================================
+
+All files are written atomically. The parts depend on the text alone, so that the result depends
+neither on the number of processes nor on interruptions.
+"""
 
 import dataclasses
 import hashlib
@@ -7,48 +23,62 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from transformer_xl.config import FORMAT_VERSION, DataConfig
-from transformer_xl.config.files import checksum
-from transformer_xl.data.building import build, vocabulary_source
-from transformer_xl.data.corpus import Corpus
+from transformer_xl.config.files import (
+    TEMPORARY,
+    checksum,
+    replace_file,
+    require_space,
+    write_atomically,
+)
+from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
+from transformer_xl.data.corpus import Corpus, StoredCorpus
 from transformer_xl.data.finding import fetch_text, find_text
+from transformer_xl.data.hub import HUB_PREFIX
 from transformer_xl.data.locking import LOCK, locked
-from transformer_xl.data.store import is_url, local_path
-from transformer_xl.data.stored import StoredCorpus
-from transformer_xl.data.text import TextFiles
-from transformer_xl.data.vocab import VOCAB_FILE
-from transformer_xl.data.vocab_files import bring, is_vocabulary
+from transformer_xl.data.making_vocab import count_part, train_vocab, vocab_of_counts
+from transformer_xl.data.store import Say, is_url, local_path
+from transformer_xl.data.tasks import Task, encode_part, find_unknown, perform_all, token_dtype
+from transformer_xl.data.text import SPLITS, Span, TextFiles, divide, find_cut, read_blocks
+from transformer_xl.data.unpacking import unpack, unpacking_of
+from transformer_xl.data.vocab import VOCAB_FILE, Vocab, describe_unknown
+from transformer_xl.data.vocab_files import bring, divided_as, is_vocabulary, load_vocab
 
+PART_BYTES = 16 << 20
+"""Bytes of text in a part."""
+LEARNED_BYTES = 64 << 20
+"""Bytes of a long text, spread evenly over it, from which byte-pair units are learned."""
+_COPY_BYTES = 1 << 17
+_SECONDS_BETWEEN_LINES = 10.0
+_SERVED = ("text", "counts", "parts")
 _ONE_WEEK = 7 * 24 * 60 * 60
 
 
 def cache_folder(config: DataConfig) -> Path:
-    """Return where corpora and downloads are kept."""
-    if config.cache_dir is not None:
-        return Path(config.cache_dir).expanduser()
-    if chosen := os.environ.get("TXL_CACHE"):
-        return Path(chosen).expanduser()
-    return Path.home() / ".cache" / "transformer_xl"
+    """Return the cache folder of corpora and downloads."""
+    given = config.cache_dir
+    if given is None:
+        given = os.environ.get("TXL_CACHE") or "~/.cache/transformer_xl"
+    return Path(given).expanduser()
 
 
 def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -> Corpus:
-    """Return the corpus that the settings describe, building it unless the cache has it.
+    """Return the corpus that the settings describe, building it unless it is cached.
 
-    A build that was stopped goes on where it was. Where another process builds the same corpus,
-    this one waits for it.
+    An interrupted build resumes. If another process builds the same corpus, this one waits.
 
     Args:
-        config: Which text, cut and split how.
-        progress: Takes a line of text for the user now and then.
+        config: The text, its tokenization and its splits.
+        progress: Called with lines of text about the progress.
 
     Raises:
         ValueError: The settings or the text do not fit.
         OSError: A file is missing, a download failed, the cache cannot be written.
-        RuntimeError: The corpus in the cache is damaged, or a process that cut text was killed.
+        RuntimeError: The corpus in the cache is damaged, or a worker process was killed.
     """
     say = progress or (lambda line: None)
     given = cache_folder(config)
@@ -57,7 +87,8 @@ def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -
         return _verified(_prepared(config, config.corpus, cache, say), config, say)
     files = find_text(config, cache / "downloads", say)
     settings = _settings(config)
-    folder = cache / f"{_title(config, files)}-{_key(settings, files)}"
+    title = re.sub(r"[^\w.+-]", "_", config.name or files.root.name or "text")
+    folder = cache / f"{title}-{_key(settings, files)}"
     if folder.is_dir():
         return _verified(Corpus(folder), config, say)
     building = cache / f".building-{folder.name}"
@@ -72,16 +103,16 @@ def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -
         ) from error
     with locked(building, say) as is_ours:
         if is_ours and folder.is_dir():
-            # Another process finished it just before.
+            # Another process has just finished it.
             shutil.rmtree(building, ignore_errors=True)
         elif is_ours:
             try:
                 build(config, fetch_text(config, files, say), settings, building, say)
             except ValueError:
-                # What does not fit will not fit later.
+                # A text that does not fit will not fit later.
                 shutil.rmtree(building, ignore_errors=True)
                 raise
-            # The lock goes with it: who waits for it finds that it is not where it was.
+            # The lock file moves with the folder, so that waiting processes notice.
             building.rename(folder)
             (folder / LOCK).unlink(missing_ok=True)
     return _verified(Corpus(folder), config, say) if is_ours else prepare(config, progress)
@@ -96,7 +127,7 @@ def _verified(corpus: Corpus, config: DataConfig, say: Callable[[str], None]) ->
 
 
 def _prepared(config: DataConfig, place: str, cache: Path, say: Callable[[str], None]) -> Corpus:
-    """Open the corpus that ``data.corpus`` names, if it is what the other settings say."""
+    """Open the corpus that ``data.corpus`` names, if it matches the other settings."""
     place = local_path(place)
     if is_url(place):
         corpus = StoredCorpus(place, cache / "downloads", say)
@@ -107,13 +138,13 @@ def _prepared(config: DataConfig, place: str, cache: Path, say: Callable[[str], 
     if config.name not in ("", name):
         raise ValueError(
             f"data.name={config.name!r}, but data.corpus={config.corpus!r} was made with "
-            f"data.name={name!r}: set that, or name another corpus"
+            f"data.name={name!r}: set that, or give another corpus"
         )
     if config.tokenizer:
         if bring(Path(config.tokenizer)).hash != corpus.vocab.hash:
             raise ValueError(
                 f"data.tokenizer={config.tokenizer!r} is not the vocabulary of data.corpus="
-                f"{config.corpus!r}: leave it out, or name another corpus"
+                f"{config.corpus!r}: leave it out, or give another corpus"
             )
     elif vocab not in ("brought", config.vocab):
         raise ValueError(
@@ -125,45 +156,45 @@ def _prepared(config: DataConfig, place: str, cache: Path, say: Callable[[str], 
 
 
 def _require_made_with(config: DataConfig, corpus: Corpus) -> None:
-    """Refuse settings of the text and its symbols with which a prepared corpus was not made."""
+    """Refuse settings that differ from those of a prepared corpus."""
     made = corpus.manifest.get("settings")
     if not made:
         return
     names = ["path", "valid_path", "test_path", "json_field", "split_by", "valid_fraction"]
     names += ["test_fraction"] + ["vocab_size", "vocab_from"] * (not config.tokenizer)
     default = dataclasses.asdict(DataConfig())
-    # The manifest leaves out where symbols are counted where that is the training text.
+    # The manifest omits where symbols are counted if that is the training text.
     made = default | {"vocab_from": "train"} | made
     for name in names:
         value = getattr(config, name)
         if value not in (default[name], made[name]):
             raise ValueError(
                 f"data.{name}={value!r}, but data.corpus={config.corpus!r} was made with "
-                f"{made[name]!r}: leave it at {default[name]!r}, or name another corpus"
+                f"{made[name]!r}: leave it at {default[name]!r}, or give another corpus"
             )
 
 
-def _title(config: DataConfig, files: TextFiles) -> str:
-    name = config.name or files.root.name or "text"
-    return re.sub(r"[^\w.+-]", "_", name)
-
-
 def _settings(config: DataConfig) -> dict[str, Any]:
-    """Return the settings on which the symbols depend; where they lie is not one.
+    """Return the settings on which the tokens depend; paths are not among them.
 
-    Those that came later are left out where they change nothing, so that what was prepared before
-    is still found.
+    Settings added in later versions are omitted at their defaults, so that older corpora are
+    still found.
     """
     settings = dataclasses.asdict(config)
-    for name in (
-        *("cache_dir", "workers", "vocab_from", "json_field", "tokenizer", "reset_at"),
-        *("corpus", "verify"),
-    ):
+    left_out = ["cache_dir", "workers", "vocab_from", "json_field", "tokenizer", "reset_at"]
+    for name in (*left_out, "corpus", "verify"):
         del settings[name]
     if config.tokenizer:
-        settings["tokenizer"] = checksum(_tokenizer_file(config.tokenizer))
-        if is_vocabulary(folder := Path(config.tokenizer)):
-            # How symbols are joined, and where lines end.
+        folder = Path(config.tokenizer)
+        file = folder / "tokenizer.json" if folder.is_dir() else folder
+        if not file.is_file():
+            raise FileNotFoundError(
+                f"data.tokenizer={config.tokenizer!r}: there is no file {file}. A run keeps its "
+                "vocabulary: to continue or evaluate one, give --data.tokenizer RUN/model/last"
+            )
+        settings["tokenizer"] = checksum(file)
+        if is_vocabulary(folder):
+            # Rules for joining symbols and for ends of lines.
             settings["tokenizer_rules"] = checksum(folder / VOCAB_FILE)
         settings["vocab"] = "brought"
     if config.vocab not in ("words", "bpe", "integers") or config.tokenizer:
@@ -175,32 +206,301 @@ def _settings(config: DataConfig) -> dict[str, Any]:
     return settings
 
 
-def _tokenizer_file(given: str) -> Path:
-    path = Path(given)
-    path = path / "tokenizer.json" if path.is_dir() else path
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"data.tokenizer={given!r}: there is no file {path}. A run keeps its vocabulary: to go "
-            "on with one or evaluate it, give --data.tokenizer RUN/model/last"
-        )
-    return path
-
-
 def _key(settings: dict[str, Any], files: TextFiles) -> str:
-    parts = (files.train, files.valid or (), files.test or ())
     identity = [
         [x.url, x.size, x.version]
         if (x := files.stored.get(path))
         else [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
-        for paths in parts
-        for path in paths
+        for path in (*files.train, *(files.valid or ()), *(files.test or ()))
     ]
     definition = json.dumps([FORMAT_VERSION, settings, identity], sort_keys=True)
     return hashlib.sha256(definition.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def _remove_abandoned(cache: Path, ours: Path) -> None:
-    """Remove what was stopped and not gone on with for a week."""
+    """Remove interrupted builds that were not resumed for a week."""
     for folder in cache.glob(".building-*"):
         if folder != ours and time.time() - folder.stat().st_mtime > _ONE_WEEK:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def build(
+    config: DataConfig, files: TextFiles, settings: dict[str, Any], folder: Path, say: Say
+) -> None:
+    """Build a corpus in a folder, resuming from the files that exist.
+
+    The manifest records ``settings``.
+    """
+    if not (folder / "manifest.json").is_file():
+        manifest = _Builder(config, folder, say).build(files) | {"settings": settings}
+        replace_file(folder / "manifest.json", json.dumps(manifest, indent=2).encode())
+    for name in _SERVED:
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in ("plan.json", *(f"{split}.json" for split in SPLITS)):
+        (folder / name).unlink(missing_ok=True)
+    # Temporary files of killed processes.
+    for left in folder.glob(TEMPORARY):
+        left.unlink(missing_ok=True)
+
+
+def vocabulary_source(config: DataConfig) -> str:
+    """Return where symbols are counted: ``train`` or ``all``."""
+    known = KNOWN_CORPORA.get(config.name)
+    return config.vocab_from or (known.counted if known else "train")
+
+
+class _Builder:
+    """Builds a corpus. Parts are lists of spans, by split."""
+
+    def __init__(self, config: DataConfig, folder: Path, say: Say) -> None:
+        self.config, self.folder, self.say = config, folder, say
+        cores = os.cpu_count() or 1
+        if hasattr(os, "sched_getaffinity"):
+            cores = len(os.sched_getaffinity(0))
+        self.n_workers = config.workers or cores
+
+    def build(self, files: TextFiles) -> dict[str, Any]:
+        """Write all files but the manifest; return the manifest without the settings."""
+        _require_use(self.config, files)
+        files = self._unpacked(files)
+        parts = self._plan(files)
+        if not any(parts.values()) or not (parts["train"] or self.config.name in KNOWN_CORPORA):
+            raise ValueError(
+                f"there is no training text: {files.description} is empty, or too short for "
+                "the fractions that are held out"
+            )
+        if len(parts["train"]) < 2 and not self.config.workers:
+            # For a short text, starting processes takes longer than tokenizing.
+            self.n_workers = 1
+        vocab = self._vocabulary(parts)
+        splits = {}
+        for name in SPLITS:
+            spans = [span for part in parts[name] for span in part]
+            self.say(f"writing {name}: {sum(map(len, spans)):,} bytes of text")
+            about = self._write_split(name, parts[name], token_dtype(vocab).itemsize)
+            paths = dict.fromkeys(span.path for span in spans)
+            splits[name] = about | {"text_files": [files.name(path) for path in paths]}
+            self.say(f"{name}: {about['tokens']:,} tokens, {about['bytes']:,} bytes")
+        return {
+            "format_version": FORMAT_VERSION,
+            "dtype": token_dtype(vocab).name,
+            "vocab": {"kind": vocab.kind, "size": len(vocab), "hash": vocab.hash},
+            "splits": splits,
+            "source": {"name": self.config.name, "description": files.description},
+        }
+
+    def _unpacked(self, files: TextFiles) -> TextFiles:
+        """Extract the text of files that are not plain text."""
+        tasks: list[Task] = []
+        replaced: dict[str, Any] = {}
+        for part in SPLITS:
+            if (paths := getattr(files, part)) is None:
+                continue
+            found = []
+            for number, path in enumerate(paths):
+                target = path
+                if how := unpacking_of(path, self.config):
+                    target = self.folder / "text" / part / f"{number:06d}.txt"
+                    given = (path, how, self.config.json_field, part)
+                    tasks.append(Task(unpack, given, target, path.stat().st_size))
+                found.append(target)
+            replaced[part] = tuple(found)
+        if not tasks:
+            return files
+        self.say(f"unpacking {len(tasks):,} files")
+        self._perform(tasks, "unpacked")
+        origins = {task.target: task.given[0] for task in tasks}
+        return dataclasses.replace(files, origins=origins, **replaced)
+
+    def _plan(self, files: TextFiles) -> dict[str, list[list[Span]]]:
+        """Divide the text into splits and parts, deterministically."""
+        path = self.folder / "plan.json"
+        try:
+            stored = json.loads(path.read_text(encoding="utf-8"))
+            return {
+                name: [[Span(Path(p), start, stop) for p, start, stop in part] for part in parts]
+                for name, parts in stored.items()
+            }
+        except (OSError, ValueError):
+            pass
+        splits = divide(self.config, files)
+        parts = {name: list(_parts(self.config, spans)) for name, spans in splits.items()}
+        plan = {
+            name: [[[str(s.path.absolute()), s.start, s.stop] for s in part] for part in listed]
+            for name, listed in parts.items()
+        }
+        replace_file(path, json.dumps(plan).encode())
+        return parts
+
+    def _vocabulary(self, parts: dict[str, list[list[Span]]]) -> Vocab:
+        try:
+            return load_vocab(self.folder)
+        except (FileNotFoundError, RuntimeError):
+            pass  # It does not exist or is incomplete.
+        config, kind = self.config, self.config.vocab
+        if config.tokenizer:
+            self.say(f"using the tokenizer {config.tokenizer}")
+            vocab = bring(Path(config.tokenizer))
+        elif kind in ("bytes", "bpe"):
+            self.say(f"learning a vocabulary of {kind}")
+            learned = _learned(parts["train"] or parts["valid"] + parts["test"])
+            vocab = train_vocab(kind, read_blocks(kind, learned), config.vocab_size)
+        else:
+            self.say(f"learning a vocabulary of {kind}")
+            vocab = self._counted(parts)
+            if kind == "chars" and vocab.unk_id is None and config.name not in KNOWN_CORPORA:
+                self.say(
+                    f"note: the vocabulary is the {len(vocab):,} characters of this text: the "
+                    "model cannot encode others; --data.vocab bytes (or bpe) encodes any text"
+                )
+        vocab.save(self.folder)
+        return vocab
+
+    def _counted(self, parts: dict[str, list[list[Span]]]) -> Vocab:
+        config, folder = self.config, self.folder / "counts"
+        tasks = {
+            name: [
+                _task(count_part, (config.vocab, x), x, folder / f"{name}-{number:06d}")
+                for number, x in enumerate(parts[name])
+            ]
+            for name in SPLITS
+        }
+        every = [task for name in SPLITS for task in tasks[name]]
+        self._perform(every, "counted")
+        # Vocabularies of bytes or integers do not depend on the text.
+        is_alphabet = config.vocab in ("integers", "authors-bytes")
+        takes_all = is_alphabet or vocabulary_source(config) == "all" or not tasks["train"]
+        counted = [task.target for task in (every if takes_all else tasks["train"])]
+        others = [] if takes_all else [task.target for task in tasks["valid"] + tasks["test"]]
+        return vocab_of_counts(config.vocab, counted, others, config.vocab_size)
+
+    def _perform(self, tasks: Sequence[Task], done: str) -> None:
+        """Perform the remaining tasks, and report the progress."""
+        left = [task for task in tasks if not task.target.is_file()]
+        total = sum(task.size for task in tasks)
+        before = ready = total - sum(task.size for task in left)
+        if ready:
+            self.say(f"{done} before: {ready:,} of {total:,} bytes")
+        began = said = time.monotonic()
+        for task in perform_all(left, self.n_workers):
+            ready += task.size
+            now = time.monotonic()
+            if now - said > _SECONDS_BETWEEN_LINES:
+                said = now
+                speed = (ready - before) / 1e6 / (now - began)
+                self.say(f"{done} {ready:,} of {total:,} bytes, {speed:.1f} MB/s")
+
+    def _write_split(self, name: str, parts: list[list[Span]], itemsize: int) -> dict[str, Any]:
+        described, path = self.folder / f"{name}.json", self.folder / f"{name}.bin"
+        if described.is_file():
+            return json.loads(described.read_text(encoding="utf-8"))
+        place = self.folder / "parts" / name
+        # In published corpora of words, spaces separate all tokens, punctuation included.
+        is_prepared = common_settings(self.config.name).vocab == "words"
+        tasks = [
+            _task(encode_part, (self.folder, x, is_prepared), x, place / f"{number:06d}.bin.json")
+            for number, x in enumerate(parts)
+        ]
+        self._perform(tasks, f"cut {name},")
+        abouts = [json.loads(task.target.read_text(encoding="utf-8")) for task in tasks]
+        n_tokens, n_bytes, n_unknown = (
+            sum(about.get(key, 0) for about in abouts) for key in ("tokens", "bytes", "unknown")
+        )
+        if n_unknown:
+            spans = (span for part in parts for span in part)
+            found = find_unknown(load_vocab(self.folder), spans)
+            where = "" if found is None else f": {found[0]}: {describe_unknown(found[2], found[1])}"
+            self.say(
+                f"warning: {name}: {n_unknown:,} of {n_tokens:,} characters are not in the "
+                f"vocabulary and become <unk>{where}"
+            )
+        require_space(self.folder, n_tokens * itemsize, f"the {name} split")
+        digest = hashlib.sha256()
+
+        def join(temporary: Path) -> None:
+            with temporary.open("wb") as out:
+                for task, about in zip(tasks, abouts, strict=True):
+                    part_path, part_digest = task.target.with_suffix(""), hashlib.sha256()
+                    with part_path.open("rb") as part:
+                        while block := part.read(_COPY_BYTES):
+                            digest.update(block)
+                            part_digest.update(block)
+                            out.write(block)
+                    if part_digest.hexdigest() != about["sha256"]:
+                        task.target.unlink()
+                        raise RuntimeError(
+                            f"{part_path} does not match its checksum: check the disk. The part "
+                            "was removed; prepare again, all other parts are kept"
+                        )
+
+        write_atomically(path, join)
+        about = {"file": path.name, "tokens": n_tokens, "bytes": n_bytes}
+        about |= {"sha256": digest.hexdigest()}
+        replace_file(described, json.dumps(about).encode())
+        shutil.rmtree(place, ignore_errors=True)
+        return about
+
+
+def _require_use(config: DataConfig, files: TextFiles) -> None:
+    """Refuse settings that have no effect with these files."""
+    default = DataConfig()
+    unused: dict[str, str] = {}
+    for part in ("valid", "test"):
+        if getattr(files, part) is not None:
+            name = f"{part}_fraction"
+            unused[name] = f"the {part} text is given, so none is split off"
+    if len(unused) == 2:
+        unused["split_by"] = "valid and test text are given, so none is split off"
+    paths = [path for part in SPLITS for path in getattr(files, part) or ()]
+    is_from_hub = config.name.startswith(HUB_PREFIX)
+    if not is_from_hub and not {"lines", "parquet"} & {unpacking_of(x, config) for x in paths}:
+        unused["json_field"] = "no file is in JSON lines (.jsonl, .ndjson) or Parquet"
+    for name, why in unused.items():
+        value, usual = getattr(config, name), getattr(default, name)
+        if value != usual:
+            raise ValueError(
+                f"data.{name}={value!r} has no effect: {why}; leave it at {usual!r}, or give "
+                "another text"
+            )
+
+
+def _parts(config: DataConfig, spans: Sequence[Span]) -> Iterator[list[Span]]:
+    kind = divided_as(config.tokenizer) if config.tokenizer else config.vocab
+    part: list[Span] = []
+    left = PART_BYTES
+    for span in spans:
+        start = span.start
+        while start < span.stop:
+            stop = span.stop
+            if stop - start > left:
+                stop = find_cut(kind, span, start + left)
+            part.append(Span(span.path, start, stop))
+            left -= stop - start
+            start = stop
+            if left <= 0:
+                yield part
+                part, left = [], PART_BYTES
+    if part:
+        yield part
+
+
+def _learned(parts: Sequence[Sequence[Span]]) -> list[Span]:
+    """Select the text from which byte-pair units are learned."""
+    spans = [span for part in parts for span in part]
+    total = sum(map(len, spans))
+    if total <= LEARNED_BYTES:
+        return spans
+    chosen = []
+    for part in parts:
+        share = sum(map(len, part)) * LEARNED_BYTES // total
+        for span in part:
+            stop = find_cut("bpe", span, min(span.start + share, span.stop))
+            chosen.append(Span(span.path, span.start, stop))
+            share -= stop - span.start
+            if share <= 0:
+                break
+    return chosen
+
+
+def _task(do: Callable[..., None], given: tuple[Any, ...], part: list[Span], path: Path) -> Task:
+    return Task(do, given, path, sum(map(len, part)))

@@ -1,16 +1,16 @@
-"""Segments: B unbroken streams of a corpus, cut into pieces of T tokens.
+"""Segments: B contiguous streams of a corpus, divided into segments of T tokens.
 
-The corpus is a ring. Stream ``b`` begins at ``b * (length // B)`` and never breaks, so that what a
-model remembers of a stream is always the text right before the segment. The whole state is one
+The corpus is read circularly. Stream ``b`` begins at ``b * (length // B)`` and is contiguous, so
+that the memory of a stream always holds the text before the segment. The whole state is one
 number: how many segments were read.
 
-With ``roll_seed``, a stream keeps to its own part of the corpus, and at each pass through it that
-part is turned by a random length, so that no two passes cut it alike or show the streams in the
-same company. Each pass then breaks the text of a stream twice, where the part ends and where the
-next pass begins: what is remembered and the target of the last token are of another place there.
-The last ``length % B`` tokens belong to no part.
+With ``roll_seed``, each stream stays in its own part of the corpus, which is rotated by a random
+offset in each epoch, so that segment boundaries and the composition of batches change. Each epoch
+then has two discontinuities in a stream, at the end of the part and at the start of the next epoch,
+where the memory and the target of the last token come from elsewhere. The last ``length % B``
+tokens belong to no part.
 
-Dimension key: B streams (those that are read here), T tokens of a segment.
+Dimension key: B streams (those of this process), T tokens of a segment.
 """
 
 from typing import TypedDict
@@ -37,11 +37,11 @@ class Segments:
 
     Args:
         tokens: The corpus; may be memory-mapped.
-        batch_size: Streams read side by side.
+        batch_size: Number of streams.
         segment_len: Tokens of each stream in a segment.
-        ext_len: Tokens before each segment that come with it once more, for context.
-        rows: The streams that are read here, where several processes share them; None: all.
-        roll_seed: Seed of the lengths by which parts are turned, at least 0; None: none is.
+        ext_len: Tokens before each segment that are repeated with it, as context.
+        rows: The streams of this process, if several share them; None: all.
+        roll_seed: Seed of the rotations, at least 0; None: no rotation.
 
     Attributes:
         length: Tokens of each stream in the next segment.
@@ -90,14 +90,14 @@ class Segments:
 
     @property
     def tokens_read(self) -> int:
-        """How many tokens of each stream were read."""
+        """Number of tokens read of each stream."""
         return self.segments_read * self.segment_len
 
     @property
     def offset(self) -> int:
-        """How many tokens after the beginning of its stream the next segment begins.
+        """Position in its stream at which the next segment begins, in tokens.
 
-        A stream that is turned at each pass has no period; else it begins anew after all tokens.
+        Without rotation it is taken modulo the length of the text.
         """
         if self._roll_seed is not None:
             return self.tokens_read
@@ -108,7 +108,7 @@ class Segments:
 
         The tokens begin with the ``ext_len`` before the segment; these have no targets.
         """
-        # One token more than a segment: the target of its last token.
+        # One token more than the segment: the target of its last token.
         times = self.tokens_read + np.arange(-self.ext_len, self.length + 1)
         starts = self._rows[:, None] * self._stream_len
         places = (starts + self._turned(times)) % len(self._tokens)
@@ -117,12 +117,12 @@ class Segments:
         return window[:, :-1].contiguous(), window[:, self.ext_len + 1 :].contiguous()
 
     def _turned(self, times: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "_ n"]:
-        """Return how far into its part each stream is at each time; one row stands for all."""
+        """Return the positions of each stream in its part; one row if all are equal."""
         if self._roll_seed is None:
             return times[None]
-        # What comes before the first pass is seen as a part of it.
+        # Positions before the first epoch belong to it.
         passes, where = np.unique(np.maximum(times // self._stream_len, 0), return_inverse=True)
-        # Drawn for all streams, whichever are read here.
+        # Drawn for all streams, also for those of other processes.
         drawn = [
             np.random.default_rng([self._roll_seed, int(n)]).integers(
                 self._stream_len, size=self.batch_size
@@ -133,7 +133,7 @@ class Segments:
         return (times + turns[:, where]) % self._stream_len
 
     def state_dict(self) -> SegmentsState:
-        """Return the position, and what it was counted in; the same for all rows."""
+        """Return the position and the sizes it refers to; the same for all rows."""
         return {
             "segments_read": self.segments_read,
             "n_tokens": len(self._tokens),
@@ -142,7 +142,7 @@ class Segments:
         }
 
     def load_state_dict(self, state: SegmentsState) -> None:
-        """Continue where the state was saved.
+        """Resume from a saved state.
 
         Raises:
             ValueError: The state counts segments of another shape or of another text.

@@ -1,4 +1,4 @@
-"""Objects in a store: what lies at a URL, by way of ``fsspec``.
+"""Objects in a store: what lies at a URL, described, read and fetched by way of ``fsspec``.
 
 An object is told by its URL, its size, and the version that the store gives it. What is read is
 data: one file system at a time, no chain of them, nothing that is executed.
@@ -7,9 +7,10 @@ data: one file system at a time, no chain of them, nothing that is executed.
 import hashlib
 import json
 import re
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -17,7 +18,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from transformer_xl.config.files import replace_file
+from transformer_xl.config.files import checksum, is_disk_full, replace_file, require_space, sync
+from transformer_xl.data.locking import locked
 from transformer_xl.data.unpacking import optional_package
 
 Say = Callable[[str], None]
@@ -30,22 +32,13 @@ CONNECTIONS = 8
 _WAITS_SECONDS = (1.0, 4.0, 15.0, 60.0)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
 _HIDDEN = r"(^|/)\."
+_SECONDS_BETWEEN_LINES = 10.0
 _WEB = ("http", "https")
 # What stores call the version of an object; a time only where there is nothing better.
 _VERSIONS = (
-    *(
-        "ETag",
-        "etag",
-        "e_tag",
-        "md5Hash",
-        "Content-MD5",
-        "generation",
-        "blob_id",
-        "oid",
-        "checksum",
-    ),
-    *("Digest", "LastModified", "last_modified", "Last-Modified", "updated", "mtime", "modified"),
-    "created",
+    *("ETag", "etag", "e_tag", "md5Hash", "Content-MD5", "generation", "blob_id", "oid"),
+    *("checksum", "Digest", "LastModified", "last_modified", "Last-Modified", "updated", "mtime"),
+    *("modified", "created"),
 )
 
 
@@ -87,12 +80,7 @@ def local_path(given: str) -> str:
 
 
 def open_store(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it.
-
-    Raises:
-        ValueError: A package is missing, or there is no such file system.
-        OSError: The store cannot be opened.
-    """
+    """Return the file system of a URL, and the path in it."""
     if "::" in url:
         raise ValueError(f"{url} chains file systems with ::, which are not read here: give one")
     fsspec = optional_package("fsspec", f"{url} is read with fsspec")
@@ -100,10 +88,7 @@ def open_store(url: str) -> tuple[Any, str]:
     options: dict[str, Any] = {}
     if protocol in _WEB:
         # What a server packs on the way has another size, and its ranges are others.
-        options = {
-            "headers": {"Accept-Encoding": "identity"},
-            "client_kwargs": {"trust_env": True},
-        }
+        options = {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"trust_env": True}}
     try:
         return fsspec.url_to_fs(url, **options)
     except ImportError as error:
@@ -152,11 +137,7 @@ def _explaining(url: str) -> Iterator[None]:
 
 
 def describe(url: str, name: str = "") -> StoredObject:
-    """Ask the store for one object.
-
-    Raises:
-        OSError: There is none, it may not be read, or the store does not answer.
-    """
+    """Ask the store for one object."""
     fs, path = open_store(url)
     with _explaining(url):
         fs.invalidate_cache()
@@ -189,12 +170,6 @@ def list_objects(url: str, records: Path, say: Say) -> tuple[StoredObject, ...]:
             ``/`` and shows its files as links.
         records: Where notes are kept.
         say: Takes a line of text for the user.
-
-    Raises:
-        ValueError: A package is missing, or a folder holds nothing.
-        FileNotFoundError: There is nothing at the URL.
-        PermissionError: It may not be read.
-        OSError: The store does not answer, and never did.
     """
     note = records / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
     try:
@@ -253,11 +228,7 @@ def _list(url: str) -> tuple[StoredObject, ...]:
 
 
 def read_range(fs: Any, path: str, start: int, stop: int, url: str) -> bytes:
-    """Read bytes ``start`` to ``stop`` of an object, several times if need be.
-
-    Raises:
-        OSError: It is not there, may not be read, or the store does not answer.
-    """
+    """Read bytes ``start`` to ``stop`` of an object, several times if need be."""
     for wait in (*_WAITS_SECONDS, None):
         try:
             with _explaining(url):
@@ -291,13 +262,105 @@ def has_ranges(fs: Any, path: str, size: int) -> bool:
         return False
 
 
-@contextmanager
-def opened_stream(url: str) -> Iterator[Any]:
-    """Open an object to be read from its beginning to its end.
+def fetch(wanted: Mapping[Path, StoredObject], folder: Path, say: Say) -> None:
+    """Fetch objects to the files of a folder that are missing, several at once.
+
+    Where another process fetches to the folder, this one waits. A fetch that was stopped goes on
+    where it was: a part belongs to one version of its object, whose name it has.
 
     Raises:
-        OSError: It cannot be opened, or read.
+        OSError: An object cannot be read or changed meanwhile, or the disk failed.
+        RuntimeError: An object does not have its known checksum.
     """
-    fs, path = open_store(url)
-    with _explaining(url), fs.open(path, "rb", **({"block_size": 0} if _is_web(fs) else {})) as x:
-        yield x
+    if not _missing(wanted):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder, say, "another process is fetching the same"):
+        if not (missing := _missing(wanted)):
+            return
+        sizes = {path: wanted[path].size or 0 for path in missing}
+        there = sum(_size(_part(path)) or 0 for path in missing)
+        total = sum(sizes.values())
+        require_space(folder, total - there, f"what is fetched from {wanted[missing[0]].url}")
+        say(f"fetching {len(missing):,} objects, {total:,} bytes" + (", going on" * bool(there)))
+        stop = threading.Event()
+        with ThreadPoolExecutor(CONNECTIONS) as pool:
+            try:
+                tasks = {pool.submit(_fetch, wanted[p], p, stop): sizes[p] for p in missing}
+                done, said = 0, time.monotonic()
+                for task in as_completed(tasks):
+                    task.result()
+                    done += tasks[task]
+                    if time.monotonic() - said > _SECONDS_BETWEEN_LINES:
+                        said = time.monotonic()
+                        say(f"fetched {done:,} of {total:,} bytes")
+            except OSError as error:
+                if not is_disk_full(error):
+                    raise
+                raise OSError(
+                    f"the disk of {folder} is full; what came is kept: make room, and the same "
+                    "command goes on"
+                ) from error
+            finally:
+                stop.set()
+                pool.shutdown(cancel_futures=True)
+
+
+def _missing(wanted: Mapping[Path, StoredObject]) -> Sequence[Path]:
+    return [p for p, x in wanted.items() if (n := _size(p)) is None or n != (x.size or n)]
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _part(target: Path) -> Path:
+    return target.with_name(f".{target.name}.part")
+
+
+def _fetch(wanted: StoredObject, target: Path, stop: threading.Event) -> None:
+    fs, path = open_store(wanted.url)
+    part = _part(target)
+    size = wanted.size
+    at = _size(part) or 0
+    if size is not None and size > RANGE_BYTES and not has_ranges(fs, path, size):
+        size = None
+    if size is None or at > size:
+        part.unlink(missing_ok=True)
+        at = 0
+    part.touch()
+    # At its place: where a file system has no locks, another process writes the same there.
+    with part.open("r+b") as file:
+        file.seek(at)
+        if size is None:
+            # From the beginning to the end, which needs no ranges.
+            options = {"block_size": 0} if _is_web(fs) else {}
+            with _explaining(wanted.url), fs.open(path, "rb", **options) as stream:
+                while (block := stream.read(RANGE_BYTES)) and not stop.is_set():
+                    file.write(block)
+        while size is not None and at < size and not stop.is_set():
+            block = read_range(fs, path, at, min(at + RANGE_BYTES, size), wanted.url)
+            file.write(block)
+            at += len(block)
+    if stop.is_set():
+        return
+    found = _size(part)
+    now = describe(wanted.url)
+    if (now.size, now.version) != (wanted.size, wanted.version) or wanted.size not in (None, found):
+        part.unlink()
+        raise UnreachableError(f"{wanted.url} changed while it was read; try again")
+    if wanted.sha256 and checksum(part) != wanted.sha256:
+        part.unlink()
+        raise RuntimeError(
+            f"{wanted.url} does not have the checksum {wanted.sha256}: it was damaged on its way "
+            "or in the store; fetch it again, or copy it there again"
+        )
+    sync(part)
+    try:
+        part.replace(target)
+    except FileNotFoundError:
+        if not target.is_file():
+            raise

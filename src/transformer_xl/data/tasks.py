@@ -1,134 +1,88 @@
-"""The pieces of work that preparing a corpus is made of, done here or by other processes.
+"""Tasks of preparing a corpus, performed in this process or in worker processes.
 
-A task is a JSON object; what it makes is a file that appears when it is whole, so that a task can
-be stopped at any moment and done again. The processes read tasks from their standard input, one a
-line, and end when it does::
-
-    python -m transformer_xl.data.tasks
+A task writes its file atomically, so that it can be interrupted at any moment and repeated. Worker
+processes read pickled tasks from their standard input and exit at its end.
 """
 
 import contextlib
 import hashlib
-import itertools
 import json
 import os
+import pickle
 import queue
 import re
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import lru_cache
+from itertools import repeat
 from pathlib import Path
-from typing import Any, cast
+from typing import IO, Any, NamedTuple, cast
 
 import numpy as np
 
 from transformer_xl.config.files import replace_file, write_atomically
-from transformer_xl.data.counting import count_part
 from transformer_xl.data.imported import ImportedVocab
 from transformer_xl.data.text import Span, read_blocks, read_bytes, read_text
-from transformer_xl.data.unpacking import Unpacking, unpack
 from transformer_xl.data.vocab import Vocab, symbols_in
 from transformer_xl.data.vocab_files import load_vocab
 
-Task = dict[str, Any]
-
-# Bytes that have no number: those that are left out, and those that are an error.
+# Bytes without an ID: omitted ones, and those that are an error.
 _LEFT_OUT, _MISSING = -1, -2
-# Where a text of characters can be cut for vocabularies that treat blanks in ways of their own.
+# Where a text of characters can be split for vocabularies with own rules for blanks.
 _WITHIN_A_WORD = re.compile(r"[!-~](?=[!-~])")
-_ERRORS = {"ValueError": ValueError, "FileNotFoundError": FileNotFoundError, "OSError": OSError}
 
 
-def encode_task(
-    folder: Path, spans: Sequence[Span], target: Path, *, is_prepared: bool = False
-) -> Task:
-    """Return the task to write ``target``, the symbols of some text, and what it holds beside it.
+class Task(NamedTuple):
+    """A call ``do(*given, target)`` that writes a file, needed unless the file exists."""
 
-    Args:
-        folder: Where the vocabulary lies.
-        spans: The text.
-        target: A file of 16 or 32 bits a symbol; ``target`` with ``.json`` describes it.
-        is_prepared: Words are what stands between spaces, whatever rules a vocabulary of old has.
-    """
-    return {
-        "do": "encode",
-        "is_prepared": is_prepared,
-        "folder": str(folder),
-        "spans": [[str(span.path), span.start, span.stop] for span in spans],
-        "target": str(target),
-    }
-
-
-def count_task(kind: str, spans: Sequence[Span], target: Path) -> Task:
-    """Return the task to count the symbols of some text into ``target``."""
-    listed = [[str(span.path), span.start, span.stop] for span in spans]
-    return {"do": "count", "kind": kind, "spans": listed, "target": str(target)}
-
-
-def unpack_task(path: Path, target: Path, how: Unpacking, field: str, part: str) -> Task:
-    """Return the task to write the text of a file to ``target``, as `unpack` does."""
-    settings = {"how": how, "field": field, "part": part}
-    return {"do": "unpack", "path": str(path), "target": str(target), **settings}
+    do: Callable[..., None]
+    given: tuple[Any, ...]
+    target: Path
+    size: int
+    """Bytes that it reads."""
 
 
 def perform(task: Task) -> None:
-    """Do a task, unless its file is there already.
+    """Perform a task, unless its file exists."""
+    if not task.target.is_file():
+        task.do(*task.given, task.target)
 
-    Raises:
-        ValueError: The text does not fit the vocabulary, or is none.
-        OSError: A file cannot be read or written.
+
+def encode_part(folder: Path, spans: Sequence[Span], is_prepared: bool, described: Path) -> None:
+    """Write the tokens of a text, and a description of the file to that name with ``.json``.
+
+    Args:
+        folder: The folder of the vocabulary.
+        spans: The text.
+        is_prepared: Whether the text is split at spaces alone, as published corpora are.
+        described: The second file: ``tokens``, ``unknown``, ``bytes``, ``sha256`` of the first,
+            which has 16 or 32 bits per token.
     """
-    target = Path(task["target"])
-    if is_done(task):
-        return
-    if task["do"] == "unpack":
-        target.parent.mkdir(parents=True, exist_ok=True)
-        unpack(Path(task["path"]), target, task["how"], task["field"], task["part"])
-        return
-    spans = [Span(Path(path), start, stop) for path, start, stop in task["spans"]]
-    if task["do"] == "count":
-        write_atomically(target, lambda path: count_part(task["kind"], spans, path))
-        return
-    vocab = _vocab(task["folder"])
+    vocab = _vocab(folder)
     about: dict[str, Any] = {}
-    is_prepared = task["is_prepared"]
+    target = described.with_suffix("")
     write_atomically(target, lambda path: about.update(_write(vocab, spans, path, is_prepared)))
-    replace_file(_described(target), json.dumps(about).encode())
-
-
-def is_done(task: Task) -> bool:
-    """Whether a task left its file."""
-    target = Path(task["target"])
-    return (_described(target) if task["do"] == "encode" else target).is_file()
-
-
-def describe(target: Path) -> dict[str, Any]:
-    """Return what the file of an encoding task holds: ``tokens``, ``bytes``, ``sha256``."""
-    return json.loads(_described(target).read_text(encoding="utf-8"))
-
-
-def _described(target: Path) -> Path:
-    return target.with_name(f"{target.name}.json")
+    replace_file(described, json.dumps(about).encode())
 
 
 def token_dtype(vocab: Vocab) -> np.dtype:
-    """Return in how many bits the symbols of a vocabulary are stored."""
+    """Return the type in which the tokens of a vocabulary are stored."""
     return np.dtype(np.uint16 if len(vocab) <= 1 << 16 else np.uint32)
 
 
 @lru_cache(maxsize=1)
-def _vocab(folder: str) -> Vocab:
+def _vocab(folder: Path) -> Vocab:
     return load_vocab(folder)
 
 
 def _write(vocab: Vocab, spans: Sequence[Span], path: Path, is_prepared: bool) -> dict[str, Any]:
     digest = hashlib.sha256()
     n_tokens = n_unknown = 0
-    # Of words, it is in some texts a word like any other.
+    # In texts of words, <unk> may be an ordinary word.
     unknown = vocab.unk_id if vocab.kind == "chars" else None
     dtype = token_dtype(vocab)
     with path.open("wb") as file:
@@ -154,10 +108,8 @@ def _encode(
         yield from _encode_bytes(vocab, spans)
     elif is_imported:
         yield from _encode_lines(vocab, spans, is_prepared)
-    elif vocab.kind == "chars":
-        yield from _encode_characters(vocab, spans)
-    elif vocab.kind in ("words", "integers"):
-        yield from _encode_words(vocab, spans)
+    elif vocab.kind in ("chars", "words", "integers"):
+        yield from _encode_symbols(vocab, spans)
     else:
         for block in read_blocks(vocab.kind, spans):
             yield vocab.encode(block)
@@ -194,23 +146,30 @@ def _encode_lines(
         yield vocab.encode_lines(waiting + end, prepared=is_prepared)
 
 
-def _encode_characters(vocab: Vocab, spans: Sequence[Span]) -> Iterator[np.ndarray]:
+def _encode_symbols(vocab: Vocab, spans: Sequence[Span]) -> Iterator[np.ndarray]:
     unknown = _MISSING if vocab.unk_id is None else vocab.unk_id
-    points = [ord(symbol) for symbol in vocab.symbols if len(symbol) == 1]
-    number_of = np.full(max(points, default=0) + 2, unknown, dtype=np.int64)
-    for number, symbol in enumerate(vocab.symbols):
-        if len(symbol) == 1:
-            number_of[ord(symbol)] = number
-    for block in read_blocks("chars", spans):
-        found = np.frombuffer(block.encode("utf-32-le"), dtype=np.uint32)
-        tokens = number_of[np.minimum(found, len(number_of) - 1)]
+    number_of = {symbol: number for number, symbol in enumerate(vocab.symbols)}
+    # Characters are looked up by code point; unknown ones find the last entry.
+    points = {ord(x): n for x, n in number_of.items() if vocab.kind == "chars" and len(x) == 1}
+    table = np.full(max(points, default=0) + 2, unknown, dtype=np.int64)
+    table[list(points)] = list(points.values())
+    for block in read_blocks(vocab.kind, spans):
+        if vocab.kind == "chars":
+            found = np.frombuffer(block.encode("utf-32-le"), dtype=np.uint32)
+            tokens = table[np.minimum(found, len(table) - 1)]
+        else:
+            numbers = map(number_of.get, symbols_in(vocab.kind, block), repeat(unknown))
+            tokens = np.fromiter(numbers, dtype=np.int64)
         if unknown == _MISSING and (tokens == _MISSING).any():
-            raise _refusal(vocab, spans)
+            refused = find_unknown(vocab, spans)
+            assert refused is not None
+            path, line, symbols = refused
+            raise ValueError(f"{path}: {vocab.refusal(symbols, line)}")
         yield tokens
 
 
 def find_unknown(vocab: Vocab, spans: Iterable[Span]) -> tuple[Path, int, Counter[str]] | None:
-    """Find what the first file that has any holds without a symbol, and from which line on."""
+    """Find the unknown symbols of the first file with any, and the first line of them."""
     for span in spans:
         line, first, unknown = 1, 0, Counter[str]()
         for block in read_bytes(Span(span.path, 0, span.start)):
@@ -226,72 +185,46 @@ def find_unknown(vocab: Vocab, spans: Iterable[Span]) -> tuple[Path, int, Counte
     return None
 
 
-def _refusal(vocab: Vocab, spans: Sequence[Span]) -> ValueError:
-    found = find_unknown(vocab, spans)
-    assert found is not None
-    path, line, unknown = found
-    return ValueError(f"{path}: {vocab.refusal(unknown, line)}")
-
-
-def _encode_words(vocab: Vocab, spans: Sequence[Span]) -> Iterator[np.ndarray]:
-    unknown = _MISSING if vocab.unk_id is None else vocab.unk_id
-    number_of = {symbol: number for number, symbol in enumerate(vocab.symbols)}
-    for block in read_blocks(vocab.kind, spans):
-        numbers = map(number_of.get, symbols_in(vocab.kind, block), itertools.repeat(unknown))
-        tokens = np.fromiter(numbers, dtype=np.int64)
-        if unknown == _MISSING and (tokens == _MISSING).any():
-            raise _refusal(vocab, spans)
-        yield tokens
-
-
 def perform_all(tasks: Sequence[Task], n_workers: int) -> Iterator[Task]:
-    """Do tasks, here or in ``n_workers`` processes; return each as it is done.
-
-    Raises:
-        ValueError: A text does not fit the vocabulary, or is none.
-        OSError: A file cannot be read or written.
-        RuntimeError: A process ended without an answer.
-    """
+    """Perform tasks, here or in ``n_workers`` processes; yield each when it is done."""
     if n_workers < 2 or len(tasks) < 2:
         for task in tasks:
             perform(task)
             yield task
         return
-    waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
-    for task in tasks:
-        waiting.put(task)
-    answers: queue.SimpleQueue[tuple[Task | None, str]] = queue.SimpleQueue()
     processes = [_start() for _ in range(min(n_workers, len(tasks)))]
-    threads = [
-        threading.Thread(target=_serve, args=(process, waiting, answers), daemon=True)
-        for process in processes
-    ]
+    idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+    for process in processes:
+        idle.put(process)
+
+    def perform_elsewhere(task: Task) -> Task:
+        process = idle.get()
+        try:
+            _ask(process, task)
+        finally:
+            # Also a process that has exited, so that no thread waits for it forever.
+            idle.put(process)
+        return task
+
+    pool = ThreadPoolExecutor(len(processes))
     try:
-        for thread in threads:
-            thread.start()
-        for _ in tasks:
-            task, failure = answers.get()
-            if failure:
-                kind, _, message = failure.partition(": ")
-                raise _ERRORS.get(kind, RuntimeError)(message)
-            assert task is not None
-            yield task
+        for done in as_completed([pool.submit(perform_elsewhere, task) for task in tasks]):
+            yield done.result()
     finally:
+        pool.shutdown(wait=False, cancel_futures=True)
         for process in processes:
             process.kill()
-        for process, thread in zip(processes, threads, strict=True):
             process.wait()
-            if thread.is_alive():
-                thread.join()
+        pool.shutdown()
+        for process in processes:
             for pipe in (process.stdin, process.stdout):
-                # What was not taken any more.
+                # Unread data of a killed process.
                 with contextlib.suppress(OSError):
-                    assert pipe is not None
-                    pipe.close()
+                    cast(IO[bytes], pipe).close()
 
 
 def _start() -> "subprocess.Popen[bytes]":
-    # One thread each: there are as many processes as cores.
+    # One thread each, as there is a process for each core.
     environment = {
         **os.environ,
         "TOKENIZERS_PARALLELISM": "false",
@@ -301,61 +234,39 @@ def _start() -> "subprocess.Popen[bytes]":
         "PYTHONPATH": os.pathsep.join(sys.path),
     }
     return subprocess.Popen(
-        [sys.executable, "-m", "transformer_xl.data.tasks"],
+        [sys.executable, "-P", "-c", "from transformer_xl.data.tasks import main; main()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
     )
 
 
-def _serve(
-    process: "subprocess.Popen[bytes]",
-    waiting: "queue.SimpleQueue[Task]",
-    answers: "queue.SimpleQueue[tuple[Task | None, str]]",
-) -> None:
-    """Give a process one task after another."""
-    stdin, stdout = process.stdin, process.stdout
-    assert stdin is not None
-    assert stdout is not None
-    while True:
-        try:
-            task = waiting.get_nowait()
-        except queue.Empty:
-            return
-        answer = b""
-        try:
-            stdin.write(json.dumps(task).encode() + b"\n")
-            stdin.flush()
-            answer = stdout.readline()
-        except (OSError, ValueError):
-            pass
-        failure = (
-            json.loads(answer)["error"]
-            if answer
-            else f"RuntimeError: a process that cut text ended with code {process.poll()}: was "
-            "there enough memory? Prepare again with fewer --data.workers; what is done is kept"
+def _ask(process: "subprocess.Popen[bytes]", task: Task) -> None:
+    """Let a worker perform a task; raise the error of the worker, if any."""
+    try:
+        stdin = cast(IO[bytes], process.stdin)
+        pickle.dump(task, stdin)
+        stdin.flush()
+        error = pickle.load(cast(IO[bytes], process.stdout))
+    except (OSError, EOFError, pickle.UnpicklingError):
+        error = RuntimeError(
+            f"a worker process ended with code {process.wait()}, perhaps for lack of memory: "
+            "prepare again with fewer --data.workers; completed parts are kept"
         )
-        answers.put((task, failure))
-        if failure:
-            return
+    if error is not None:
+        raise error
 
 
 def main() -> None:
-    """Do the tasks that come on the standard input."""
-    # Ctrl-C is for the process that asked.
+    """Perform the tasks that arrive on the standard input."""
+    # Ctrl-C is handled by the parent process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    for line in sys.stdin.buffer:
-        error = ""
-        try:
-            perform(cast(Task, json.loads(line)))
-        except (ValueError, OSError, RuntimeError) as failure:
-            kind = next(
-                name for name, x in (*_ERRORS.items(), ("", Exception)) if isinstance(failure, x)
-            )
-            error = f"{kind or 'RuntimeError'}: {failure}"
-        sys.stdout.write(json.dumps({"error": error}) + "\n")
-        sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main()
+    with contextlib.suppress(EOFError):
+        while True:
+            task, error = pickle.load(sys.stdin.buffer), None
+            try:
+                perform(task)
+            except (ValueError, OSError, RuntimeError) as failure:
+                error = failure
+            pickle.dump(error, sys.stdout.buffer)
+            sys.stdout.flush()

@@ -1,6 +1,6 @@
-"""Text as it passes from files to symbols: read in blocks, divided into splits.
+"""Reading text in blocks, and dividing it into splits.
 
-A split is a list of spans of files. Nothing here holds more than a few blocks in memory.
+A split is a list of spans of files. At most a few blocks are in memory.
 """
 
 import codecs
@@ -20,14 +20,14 @@ from transformer_xl.data.vocab import VocabKind
 from transformer_xl.data.vocab_files import divided_as
 
 BLOCK_BYTES = 1 << 16
-"""How much of a file is read at once; learning byte-pair units holds some hundred blocks."""
+"""Bytes of a block; learning byte-pair units holds some hundred blocks."""
 
 SPLITS = ("train", "valid", "test")
 
 _LONGEST_INDENT = 256
-# A text without a single place to cut it is cut anyway when this much of it is waiting.
+# A text without any boundary is split anyway at this length.
 _LONGEST_UNCUT = 64 * BLOCK_BYTES
-# Where the end of a line is looked for.
+# How far the end of a line is searched.
 _TAIL = 1 << 16
 _LINE_STARTS = re.compile(r"\n[ \t]*(?=\S)")
 
@@ -59,7 +59,7 @@ class TextFiles:
     """For files of a store, which are fetched when the corpus is built: the objects."""
 
     def name(self, path: Path) -> str:
-        """Return the place of a file, or of what it came from, below ``root``."""
+        """Return the path of a file, or of its source, relative to ``root``."""
         path = self.origins.get(path, path)
         if path in self.stored:
             return self.stored[path].name
@@ -74,22 +74,18 @@ def read_bytes(span: Span) -> Iterator[bytes]:
         while left > 0:
             block = file.read(min(BLOCK_BYTES, left))
             if not block:
-                raise OSError(f"{span.path} became shorter while it was read; try again")
+                raise OSError(f"{span.path} became shorter while it was being read; try again")
             left -= len(block)
             yield block
 
 
 def read_text(span: Span) -> Iterator[str]:
-    """Read a span of UTF-8 text in blocks that end between characters.
-
-    Raises:
-        ValueError: The bytes are no UTF-8.
-    """
+    """Read a span of UTF-8 text in blocks that end between characters."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     position = begin = span.start
     try:
         for block in read_bytes(span):
-            # Bytes of an unfinished character wait in the decoder, in front of this block.
+            # The decoder holds the bytes of an incomplete character before this block.
             begin = position - len(decoder.getstate()[0])
             text = decoder.decode(block)
             position += len(block)
@@ -98,14 +94,14 @@ def read_text(span: Span) -> Iterator[str]:
         decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"{span.path} is no UTF-8 text: byte {begin + error.start:,} is "
+            f"{span.path} is not UTF-8 text: byte {begin + error.start:,} is "
             f"0x{error.object[error.start]:02x}. Convert the file to UTF-8, or read it byte by "
             "byte with --data.vocab bytes"
         ) from None
 
 
 def read_blocks(kind: VocabKind, spans: Iterable[Span]) -> Iterator[str]:
-    """Read spans of text in blocks that no symbol crosses.
+    """Read spans of text in blocks whose ends no token crosses.
 
     For words, a last line without a line end gets one, so that ``<eos>`` ends every line.
     """
@@ -128,39 +124,36 @@ def read_blocks(kind: VocabKind, spans: Iterable[Span]) -> Iterator[str]:
 
 
 def split_point(kind: VocabKind, text: str) -> int:
-    """Find the last place where ``text`` may be cut in two without changing its symbols.
+    """Find the last position at which ``text`` can be split without changing its tokens.
 
-    0 when there is none.
+    0 if there is none.
     """
     if kind == "imported":
-        return 0  # Some of their rules look far ahead.
+        return 0  # Some rules look far ahead.
     if kind in ("bytes", "chars"):
         return len(text)
     if kind in ("words", "integers"):
         return max(text.rfind("\n"), text.rfind(" ")) + 1
     if kind == "brought":
-        # Such tokenizers divide behind a word, and a line end begins what follows, or is dropped.
+        # Such tokenizers split after a word; a line end starts the next token or is dropped.
         found = list(re.finditer(r"(?<=[A-Za-z0-9])\n", text[-_TAIL:]))
         return max(len(text) - _TAIL, 0) + found[-1].start() if found else 0
-    end = len(text)
-    while (newline := text.rfind("\n", 0, end)) >= 0:
+    newline = space = len(text)
+    while (newline := text.rfind("\n", 0, newline)) >= 0:
         if start := _LINE_STARTS.match(text, newline):
             return start.end()
-        end = newline
-    # No line to begin: a unit also ends between a word and the space after it.
-    end = len(text)
-    while (space := text.rfind(" ", 1, end)) > 0:
+    # Without a line end, a unit also ends between a word and the space after it.
+    while (space := text.rfind(" ", 1, space)) > 0:
         if text[space - 1].isascii() and text[space - 1].isalnum():
             return space
-        end = space
     return 0
 
 
 def find_cut(kind: VocabKind | Literal["authors-bytes"], span: Span, near: int) -> int:
-    """Return the first byte from ``near`` on at which a span may be cut in two.
+    """Return the first byte from ``near`` on at which a span can be split.
 
-    Both parts, cut into symbols by themselves, give what the whole gives. The end of the span
-    when there is no such place.
+    The tokens of both parts are then those of the whole. Returns the end of the span if there is
+    no such position.
     """
     if kind in ("bytes", "authors-bytes"):
         return min(near, span.stop)
@@ -169,7 +162,7 @@ def find_cut(kind: VocabKind | Literal["authors-bytes"], span: Span, near: int) 
         # A unit ends before the first visible character of a line.
         "bpe": rb"\n[ \t]*(?=[!-~])",
         "brought": rb"[A-Za-z0-9](?=\n)",
-        # Within a word: what some of them do with blanks depends on what stands around them.
+        # Within a word: some tokenizers treat blanks by their context.
         "imported": rb"[!-~](?=[!-~])",
     }
     pattern = re.compile(patterns.get(kind, rb"\n"))
@@ -178,48 +171,44 @@ def find_cut(kind: VocabKind | Literal["authors-bytes"], span: Span, near: int) 
         window = held + block
         if found := pattern.search(window):
             return position - len(held) + (found.start() if kind == "chars" else found.end())
-        # What might begin there comes once more with the next block.
+        # A match that may start there is found with the next block.
         held = window[-_LONGEST_INDENT:]
         position += len(block)
     return span.stop
 
 
 def divide(config: DataConfig, files: TextFiles) -> dict[str, list[Span]]:
-    """Decide which spans of the files belong to which split.
-
-    Raises:
-        ValueError: There are too few files to hold whole ones out, or the text is no UTF-8.
-    """
+    """Assign spans of the files to splits."""
     valid_share = config.valid_fraction if files.valid is None else 0.0
     test_share = config.test_fraction if files.test is None else 0.0
-    spans = [_whole(path) for path in files.train]
+
+    def whole(paths: Iterable[Path]) -> list[Span]:
+        return [Span(path, 0, path.stat().st_size) for path in paths]
+
+    spans = whole(files.train)
     if config.split_by == "file":
         parts = _hold_out_files(spans, files, valid_share, test_share)
     else:
         kind: VocabKind = "bytes" if config.vocab == "authors-bytes" else config.vocab
         if config.tokenizer:
             kind = divided_as(config.tokenizer)
-            # A tokenizer of somebody's own is given whole lines.
+            # External tokenizers are given whole lines.
             kind = "words" if kind == "brought" else kind
         parts = _cut_off_end(kind, spans, valid_share, test_share)
-    splits: dict[str, list[Span]] = dict(zip(SPLITS, parts, strict=True))
-    for name, paths in (("valid", files.valid), ("test", files.test)):
-        if paths is not None:
-            splits[name] = [_whole(path) for path in paths]
+    train, valid, test = parts
+    valid = valid if files.valid is None else whole(files.valid)
+    test = test if files.test is None else whole(files.test)
+    splits = {"train": train, "valid": valid, "test": test}
     return {name: [span for span in part if len(span)] for name, part in splits.items()}
-
-
-def _whole(path: Path) -> Span:
-    return Span(path, 0, path.stat().st_size)
 
 
 def _hold_out_files(
     spans: Sequence[Span], files: TextFiles, valid_share: float, test_share: float
 ) -> tuple[list[Span], list[Span], list[Span]]:
-    """Hold out files until their share of the bytes is reached, in the order of a hash.
+    """Hold out files until their fraction of the bytes is reached, in the order of a hash.
 
-    The hash of a file's name spreads them over the folders, and keeps a file where it is when
-    other files change or come and go.
+    The hash of the file name spreads them over the folders, and keeps a file in its split when
+    other files are added, changed or removed.
     """
     shares = [share for share in (test_share, valid_share) if share]
     if len(spans) <= len(shares):
@@ -235,20 +224,14 @@ def _hold_out_files(
 
     total = sum(map(len, spans))
     queue = sorted(spans, key=rank, reverse=True)
-    held_out: list[set[Span]] = []
-    for share in (test_share, valid_share):
-        taken: set[Span] = set()
+    part_of: dict[Span, int] = {}
+    for part, share in ((2, test_share), (1, valid_share)):
         n_bytes = 0
         while queue and n_bytes < share * total:
             n_bytes += len(queue[-1])
-            taken.add(queue.pop())
-        held_out.append(taken)
-    test, valid = held_out
-    return (
-        [span for span in spans if span not in valid | test],
-        [span for span in spans if span in valid],
-        [span for span in spans if span in test],
-    )
+            part_of[queue.pop()] = part
+    train, valid, test = ([x for x in spans if part_of.get(x, 0) == part] for part in range(3))
+    return train, valid, test
 
 
 def _cut_off_end(
@@ -257,47 +240,42 @@ def _cut_off_end(
     if not valid_share + test_share:
         return list(spans), [], []
     lengths = [len(span) if kind == "bytes" else _count_characters(span) for span in spans]
-    # Shares like 0.1 are no binary fractions: without rounding, 1 - 0.05 - 0.05 is below 0.9.
+    # Rounded, as 1 - 0.05 - 0.05 is below 0.9 in binary floating point.
     starts = [
         int(sum(lengths) * round(1 - share, 12)) for share in (valid_share + test_share, test_share)
     ]
     first, second = (_find(kind, spans, lengths, start) for start in starts)
-    return (
-        _between(spans, (0, 0), first),
-        _between(spans, first, second),
-        _between(spans, second, (len(spans), 0)),
-    )
+    end = sum(map(len, spans))
+    return _between(spans, 0, first), _between(spans, first, second), _between(spans, second, end)
 
 
-def _find(
-    kind: VocabKind, spans: Sequence[Span], lengths: Sequence[int], position: int
-) -> tuple[int, int]:
-    """Find the file, and the byte in it, at a position counted in bytes or characters."""
+def _find(kind: VocabKind, spans: Sequence[Span], lengths: Sequence[int], position: int) -> int:
+    """Find the byte, counted over all files, at a position in bytes or characters."""
     index = 0
     while index < len(spans) and position >= lengths[index]:
         position -= lengths[index]
         index += 1
+    before = sum(map(len, spans[:index]))
     if kind == "bytes" or position == 0:
-        return index, position
+        return before + position
     span = spans[index]
     offset, position = _skip_characters(span, position)
     for text in read_text(Span(span.path, offset, span.stop)):
         if position < len(text):
             if kind in ("chars", "bpe"):
-                return index, offset + len(text[:position].encode())
-            # Words stay whole, and lines where they are not endless.
-            if end := re.compile("\n").search(text, position) or re.compile(r"\s").search(
-                text, position
-            ):
-                return index, offset + len(text[: end.end()].encode())
+                return before + offset + len(text[:position].encode())
+            # Words stay whole, and lines that are not too long.
+            ends = (re.compile(x).search(text, position) for x in (r"\n", r"\s"))
+            if end := next(filter(None, ends), None):
+                return before + offset + len(text[: end.end()].encode())
             position = len(text)
         position -= len(text)
         offset += len(text.encode())
-    return index + 1, 0
+    return before + len(span)
 
 
 def _starts_of_characters(block: bytes) -> np.ndarray:
-    """Mark the bytes of UTF-8 text that begin a character."""
+    """Mark the first bytes of UTF-8 characters."""
     return (np.frombuffer(block, dtype=np.uint8) & 0xC0) != 0x80
 
 
@@ -306,28 +284,27 @@ def _count_characters(span: Span) -> int:
 
 
 def _skip_characters(span: Span, n: int) -> tuple[int, int]:
-    """Return a byte at which a character begins, and how many of ``n`` are then still to come.
+    """Return the first byte of a character, and how many of ``n`` characters remain from there.
 
-    Whole blocks are passed over without being decoded.
+    Whole blocks are skipped without decoding.
     """
     offset = span.start
     for block in read_bytes(span):
         starts = _starts_of_characters(block)
         in_block = int(np.count_nonzero(starts))
         if in_block > n:
-            first = int(np.argmax(starts))
-            # What comes before belongs to the last character of the block before.
-            return offset + first, n
+            # Bytes before the first one belong to the last character of the previous block.
+            return offset + int(np.argmax(starts)), n
         n -= in_block
         offset += len(block)
     return span.stop, n
 
 
-def _between(spans: Sequence[Span], begin: tuple[int, int], end: tuple[int, int]) -> list[Span]:
+def _between(spans: Sequence[Span], begin: int, end: int) -> list[Span]:
     found = []
-    for index, span in enumerate(spans[: end[0] + 1]):
-        start = begin[1] if index == begin[0] else 0
-        stop = end[1] if index == end[0] else len(span)
-        if index >= begin[0] and start < stop:
+    for span in spans:
+        start, stop = max(begin, 0), min(end, len(span))
+        if start < stop:
             found.append(Span(span.path, start, stop))
+        begin, end = begin - len(span), end - len(span)
     return found

@@ -1,7 +1,7 @@
-"""Tokens in a store, read in blocks, where they are asked for.
+"""Tokens in an object store, read in blocks on demand.
 
-Streams go through a corpus side by side, each through its part. Of a file in a store, a rank that
-owns some of the streams reads their parts and nothing else.
+Each of the batched streams reads its part of a corpus. A rank that owns some of the streams
+downloads their parts only.
 """
 
 import math
@@ -16,24 +16,24 @@ from jaxtyping import Integer
 from transformer_xl.data.store import RANGE_BYTES, describe, has_ranges, open_store, read_range
 
 BLOCK_BYTES = 1 << 20
-"""How much is read at once: a stream of a rank holds two such blocks."""
+"""Bytes of a block; each stream holds two blocks."""
 _CONNECTIONS = 16
 
 
 class StoredTokens:
     """The tokens of a file in a store, as an array that is read where it is indexed.
 
-    It holds the blocks of the last call and those that follow them, which are read ahead. Where
-    each of B streams goes through its part, that is two blocks for each, and no byte is read twice.
+    It holds the blocks of the last call and prefetches those that follow. With B sequential
+    streams these are two blocks each, and no byte is read twice.
 
     Args:
-        url: The file.
-        dtype: Of a token.
-        n_tokens: How many there are.
-        block_bytes: How much is read at once.
+        url: URL of the file.
+        dtype: Type of a token.
+        n_tokens: Number of tokens.
+        block_bytes: Bytes of a block.
 
     Attributes:
-        bytes_read: Bytes asked for so far.
+        bytes_read: Bytes requested so far.
 
     Raises:
         OSError: The file has another size, or its server gives no byte ranges.
@@ -66,12 +66,7 @@ class StoredTokens:
         return self.shape[0]
 
     def __getitem__(self, places: Any) -> Any:
-        """Return tokens: at an index, of a slice, or at an array of places.
-
-        Raises:
-            IndexError: There is no such place.
-            OSError: The store does not answer.
-        """
+        """Return tokens at an index, of a slice, or at an array of positions."""
         if isinstance(places, slice):
             start, stop, step = places.indices(len(self))
             if step != 1:
@@ -81,10 +76,10 @@ class StoredTokens:
         if places.size == 0:
             return np.empty(places.shape, self.dtype)
         if places.dtype.kind not in "iu":
-            raise IndexError(f"places are integers, not {places.dtype.name}")
+            raise IndexError(f"positions must be integers, not {places.dtype.name}")
         n = len(self)
         if places.min() < -n or places.max() >= n:
-            raise IndexError(f"places {places.min()} to {places.max()} of {n:,} tokens")
+            raise IndexError(f"positions {places.min()} to {places.max()} of {n:,} tokens")
         flat = places.ravel() % n
         found = np.empty(flat.shape, self.dtype)
         blocks, where = np.unique(flat // self._per_block, return_inverse=True)
@@ -97,24 +92,24 @@ class StoredTokens:
         return found.reshape(places.shape)[()]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """Read all of it."""
+        """Read all tokens."""
         return self[:].astype(dtype or self.dtype, copy=False)
 
     def _expect(self, blocks: list[int]) -> None:
-        """Begin to read blocks and those behind them, and forget the others."""
+        """Start reading blocks and their successors, and drop all others."""
         n_blocks = math.ceil(len(self) / self._per_block)
         wanted = dict.fromkeys([*blocks, *((block + 1) % n_blocks for block in blocks)])
         kept = {}
         for block in wanted:
             task = self._blocks.get(block)
-            # What failed is tried again by who needs it now.
+            # A failed block is tried again when it is needed.
             if task is None or (task.done() and task.exception() is not None):
                 task = Future()
                 self._asked.put((block, task))
             kept[block] = task
         self._blocks = kept
-        # Daemons: what they read ahead nobody may ever ask for, and a program must be able to end
-        # while they wait for a network. Those of an executor would be waited for.
+        # Daemon threads, unlike those of an executor, do not delay the exit of the program while
+        # they wait for the network.
         with self._counting:
             n_new = min(self._asked.qsize(), _CONNECTIONS - self._n_readers)
             self._n_readers += max(0, n_new)
@@ -122,9 +117,9 @@ class StoredTokens:
             threading.Thread(target=self._read_blocks, name="tokens", daemon=True).start()
 
     def _read_blocks(self) -> None:
-        """Read blocks until none is asked for."""
+        """Read blocks until none is requested."""
         while True:
-            # Together, so that no block comes in between and finds nobody.
+            # Under one lock, so that no request is missed.
             with self._counting:
                 try:
                     block, task = self._asked.get_nowait()
@@ -134,7 +129,7 @@ class StoredTokens:
             start = block * self._per_block
             try:
                 task.set_result(self._read(start, min(start + self._per_block, len(self))))
-            except BaseException as error:  # noqa: BLE001  (it is raised where the block is used)
+            except BaseException as error:  # noqa: BLE001  (raised where the block is used)
                 task.set_exception(error)
 
     def _read(self, start: int, stop: int) -> np.ndarray:

@@ -28,7 +28,6 @@ Unpacking = Literal["", "text", "lines", "parquet", "json", "numpy"]
 _BLOCK = 1 << 20
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 _LINES = (".jsonl", ".ndjson")
-_PARTS = ("train", "valid", "test")
 # Enough to show where the trouble is.
 _SHOWN = 60
 
@@ -53,12 +52,7 @@ def unpacking_of(path: Path, config: DataConfig) -> Unpacking:
 
 @contextmanager
 def opened(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Open a file, decompressing it as the end of its name says.
-
-    Raises:
-        ValueError: The file is damaged, or the package for ``.zst`` is not installed.
-        OSError: The file cannot be read.
-    """
+    """Open a file, decompressing it as the end of its name says."""
     suffix = path.suffix.lower()
     try:
         if suffix == ".zst":
@@ -79,11 +73,7 @@ def opened(path: Path) -> Iterator[io.BufferedIOBase]:
 
 
 def first_bytes(path: Path, n: int) -> bytes:
-    """Return the beginning of what is in a file; nothing when it is damaged.
-
-    Raises:
-        MissingPackageError: The package for ``.zst`` is not installed.
-    """
+    """Return the beginning of what is in a file; nothing when it is damaged."""
     try:
         with opened(path) as file:
             return file.read(n)
@@ -94,31 +84,22 @@ def first_bytes(path: Path, n: int) -> bytes:
 
 
 def parts_within(path: Path, config: DataConfig) -> tuple[str, ...]:
-    """Return which held-out parts a JSON file of integers brings along.
-
-    Raises:
-        ValueError: The file is no JSON.
-    """
-    if config.vocab != "integers" or unpacking_of(path, config) != "json":
-        return ()
-    content = _read_json(path)
+    """Return which held-out parts a JSON file of integers brings along."""
+    content = _read_json(path) if unpacking_of(path, config) == "json" else None
     if not isinstance(content, dict):
         return ()
-    return tuple(part for part in _PARTS[1:] if content.get(part))
+    return tuple(part for part in ("valid", "test") if content.get(part))
 
 
-def unpack(path: Path, target: Path, how: Unpacking, field: str, part: str) -> None:
+def unpack(path: Path, how: Unpacking, field: str, part: str, target: Path) -> None:
     """Write the text in a file to ``target``, atomically.
 
     Args:
         path: The file.
-        target: Where the text goes.
         how: What `unpacking_of` says.
         field: The field or column that holds the text.
         part: ``train``, ``valid`` or ``test``, where a file holds several.
-
-    Raises:
-        ValueError: The file does not hold what its name says.
+        target: Where the text goes.
     """
 
     def write(temporary: Path) -> None:
@@ -127,13 +108,13 @@ def unpack(path: Path, target: Path, how: Unpacking, field: str, part: str) -> N
                 with opened(path) as file:
                     shutil.copyfileobj(file, out, _BLOCK)
                 return
-            readers = {"lines": _json_lines, "parquet": _parquet, "json": _json_integers}
-            pieces = (
-                _numpy_integers(path)
-                if how == "numpy"
-                else readers[how](path, part if how == "json" else field)
-            )
-            for piece in pieces:
+            readers = {
+                "lines": lambda: _json_lines(path, field),
+                "parquet": lambda: _parquet(path, field),
+                "json": lambda: _json_integers(path, part),
+                "numpy": lambda: _numpy_integers(path),
+            }
+            for piece in readers[how]():
                 out.write(piece.encode("utf-8", "surrogatepass"))
 
     write_atomically(target, write)
@@ -170,11 +151,7 @@ def _parquet(path: Path, field: str) -> Iterator[str]:
 
 
 def texts_of(rows: Iterable[Any], field: str, where: str) -> Iterator[str]:
-    """Return the texts of the rows of a data set, each with a line end.
-
-    Raises:
-        ValueError: A row has no text under that name.
-    """
+    """Return the texts of the rows of a data set, each with a line end."""
     for row in rows:
         text = row.get(field)
         if not isinstance(text, str):
@@ -236,11 +213,7 @@ def _numpy_integers(path: Path) -> Iterator[str]:
 
 
 def optional_package(name: str, why: str) -> Any:
-    """Import an optional package.
-
-    Raises:
-        MissingPackageError: It is not installed.
-    """
+    """Import an optional package."""
     try:
         return importlib.import_module(name)
     except ImportError as error:

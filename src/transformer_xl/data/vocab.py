@@ -1,17 +1,17 @@
-r"""Vocabularies: which symbols a text is cut into, and their numbers.
+r"""Vocabularies: tokenization of text, and the IDs of tokens.
 
-Each is a Hugging Face ``tokenizers`` file, ``tokenizer.json``, beside a small ``vocab.json``
-that names its kind:
+Each is a ``tokenizer.json`` of Hugging Face ``tokenizers`` and a small ``vocab.json`` that names
+its kind:
 
-* ``bytes``: the 256 bytes, each its own number. Any text, any file; exact.
-* ``chars``: the characters of the training text, sorted. Exact.
-* ``words``: what whitespace separates, most frequent first; ``<eos>`` ends each line.
-* ``bpe``: byte-pair units learned from the training text. Any text; exact.
+* ``bytes``: the 256 bytes, each its own ID. Encodes any text and any file; lossless.
+* ``chars``: the characters of the training text, sorted. Lossless.
+* ``words``: separated by whitespace, most frequent first; ``<eos>`` ends each line.
+* ``bpe``: byte-pair encoding learned from the training text. Encodes any text; lossless.
 * ``integers``: integers between blanks, in order; ``<eos>`` ends each line.
-* ``brought``: a tokenizer of another program, as it is (`brought`).
-* ``imported``: what another program's vocabulary held, cut as that program did (`imported`).
+* ``brought``: an external tokenizer, used unchanged (`BroughtVocab`).
+* ``imported``: the vocabulary of an old program, with its rules (`imported`).
 
-A ``<unk>`` is there only when something needs it. Dimension key: V symbols.
+There is an ``<unk>`` only if the text needs one. Dimension key: V tokens in the vocabulary.
 """
 
 import codecs
@@ -30,15 +30,12 @@ from tokenizers import Tokenizer
 
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.files import replace_file
+from transformer_xl.data.tokenizer_trial import without_padding
 
 
 def symbol_numbers(ids: Any, n: int) -> list[int]:
-    """Return the numbers of symbols as a list, if all are of a vocabulary of ``n``.
-
-    Raises:
-        ValueError: They are no integers in a row, or one is no symbol.
-    """
-    # Arrays and tensors have a quick way of their own.
+    """Return token IDs as a list, if all are in a vocabulary of ``n``."""
+    # Faster for arrays and tensors than iterating.
     given = ids.tolist() if hasattr(ids, "tolist") else ids
     try:
         if isinstance(given, str | bytes | dict):
@@ -59,13 +56,13 @@ def symbol_numbers(ids: Any, n: int) -> list[int]:
 
 
 def no_symbol(number: int, n: int) -> ValueError:
-    """Return the error for a number that is no symbol of a vocabulary of ``n``."""
+    """Return the error for an ID outside a vocabulary of ``n``."""
     return ValueError(f"{number} is no symbol: this vocabulary has 0 to {n - 1}")
 
 
 _LISTED = 5
 UNDECODED = re.compile("[\udc80-\udcff]")
-"""Bytes that are no UTF-8, as ``surrogateescape`` decodes them."""
+"""Bytes that are not UTF-8, as ``surrogateescape`` decodes them."""
 
 _READS_ANY = "use a model trained with --data.vocab bytes (or bpe), which reads any text"
 _NEEDED_NONE = (
@@ -78,11 +75,11 @@ REMEDIES = {
     "others, or train on a text that has them or with a larger --data.vocab_size",
     "imported": f"it has no <unk>: remove them, or {_READS_ANY}",
 }
-"""Why a kind of vocabulary refuses what it lacks, and what to do; other kinds refuse nothing."""
+"""Reason and remedy for unknown symbols, by kind; other kinds encode any text."""
 
 
 def describe_unknown(unknown: Counter[str], line: int) -> str:
-    """Name the first of some symbols, say how many there are, and where the first one is."""
+    """Describe unknown symbols: the first few, their number, and the line of the first."""
     names = ", ".join(map(_name, list(unknown)[:_LISTED]))
     more = len(unknown) - _LISTED
     others = f" and {more:,} more" if more > 0 else ""
@@ -90,7 +87,7 @@ def describe_unknown(unknown: Counter[str], line: int) -> str:
 
 
 def unknown_warning(vocab: "Vocab", text: str, ids: Sequence[int]) -> str | None:
-    """Describe what of a text is read as ``<unk>`` in the symbols of it; None: nothing is."""
+    """Describe what is encoded as ``<unk>`` in a text; None: nothing."""
     if vocab.unk_id is None or vocab.unk_id not in ids or not (unknown := vocab.unknown(text)):
         return None
     what = describe_unknown(unknown, vocab.first_unknown_line(text))
@@ -98,12 +95,12 @@ def unknown_warning(vocab: "Vocab", text: str, ids: Sequence[int]) -> str | None
 
 
 def treated(vocab: "Vocab", unknown: Counter[str]) -> Counter[str]:
-    """Count by what `Vocab.encode_known` does with each of the unknown."""
+    """Count unknown symbols by how `Vocab.encode_known` treats them."""
     n_left_out = unknown.total()
     if vocab.unk_id is not None:
         undecoded = (n for x, n in unknown.items() if UNDECODED.fullmatch(x))
         n_left_out = sum(undecoded) if vocab.skips_undecoded else 0
-    # Positive counts alone.
+    # Unary plus keeps positive counts only.
     return +Counter({"read as <unk>": unknown.total() - n_left_out, "left out": n_left_out})
 
 
@@ -121,16 +118,16 @@ _UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
 class Vocab:
-    """Numbers for the symbols of a text, and back.
+    """Converts text to token IDs and back.
 
     Attributes:
-        kind: What the symbols are.
-        eos_id: The symbol that ends a line; None where a line break is a symbol like any other.
-        unk_id: The symbol for what the vocabulary lacks; None when there is none.
-        token_bytes: UTF-8 bytes that each symbol stands for; None where the symbols do not
-            restore the text (words). ``<unk>`` counts as none, so that it never flatters.
-        skips_undecoded: Whether `encode_known` skips bytes that are no UTF-8 even with ``<unk>``.
-        hash: SHA-256 of the definition: equal hashes, equal numbers.
+        kind: The kind of tokenization.
+        eos_id: ID of the token that ends a line; None if a line break is an ordinary token.
+        unk_id: ID of the token for unknown symbols; None if there is none.
+        token_bytes: Number of UTF-8 bytes of each token; None if tokens do not restore the text
+            (words). ``<unk>`` counts 0, so that it never lowers the bits per byte.
+        skips_undecoded: Whether `encode_known` skips bytes that are not UTF-8 even with ``<unk>``.
+        hash: SHA-256 of the definition; equal hashes mean equal IDs.
     """
 
     def __init__(self, kind: VocabKind, definition: str) -> None:
@@ -138,7 +135,10 @@ class Vocab:
         self.kind: VocabKind = kind
         self.definition = definition
         self.hash = hashlib.sha256(f"{kind}\n{definition}".encode()).hexdigest()
-        self._tokenizer = Tokenizer.from_str(definition)
+        self._tokenizer = Tokenizer.from_str(without_padding(definition))
+        # Also if their names are written with escapes.
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
         self._ids = self._tokenizer.get_vocab()
         self.symbols = sorted(self._ids, key=self._ids.__getitem__)
         if sorted(self._ids.values()) != list(range(len(self.symbols))):
@@ -151,6 +151,12 @@ class Vocab:
         if self._bytes is not None:
             self.token_bytes = np.array([len(symbol) for symbol in self._bytes], dtype=np.int32)
 
+    def __repr__(self) -> str:
+        special = f"eos_id={self.eos_id}, unk_id={self.unk_id}"
+        return (
+            f"{type(self).__name__}({self.kind!r}, size={len(self)}, {special}, {self.hash[:12]})"
+        )
+
     def __len__(self) -> int:
         return len(self.symbols)
 
@@ -159,14 +165,13 @@ class Vocab:
             return None
         if self.kind == "chars":
             return [b"" if symbol == UNK else symbol.encode() for symbol in self.symbols]
-        byte_of = {character: byte for byte, character in enumerate(byte_characters())}
-        return [bytes(byte_of[character] for character in symbol) for symbol in self.symbols]
+        return bytes_written(self.symbols)
 
     def number_of(self, symbol: str) -> int:
-        """Return the number of a symbol, given as it is listed or as a text that becomes it.
+        """Return the ID of a token, given as listed or as a text that is encoded as it.
 
         Raises:
-            ValueError: The vocabulary has no such symbol.
+            ValueError: The vocabulary has no such token.
         """
         if symbol in self._ids:
             return self._ids[symbol]
@@ -178,17 +183,26 @@ class Vocab:
             raise ValueError(f"{symbol!r} is no symbol of the vocabulary of {len(self):,}")
         return found[0]
 
+    def _token_ids(self, text: str, **how: bool) -> list[int]:
+        try:
+            return self._tokenizer.encode(text, **how).ids
+        except BaseException as error:
+            # A panic of the Rust library, for example if a pattern exceeds its backtracking limit.
+            if type(error).__name__ != "PanicException":
+                raise
+            raise ValueError(f"the tokenizer failed on this text: {error}") from error
+
     def encode(self, text: str) -> list[int]:
-        """Cut a text into symbols.
+        """Encode a text as token IDs.
 
         Raises:
-            ValueError: The text holds something that the vocabulary has no symbol for.
+            ValueError: The vocabulary cannot encode part of the text.
         """
         if self.kind == "bytes":
-            # What the terminal could not decode comes as surrogates; it was bytes, and is again.
+            # Undecodable bytes arrive as surrogates and are restored.
             return list(text.encode("utf-8", "surrogateescape"))
         if self.kind == "bpe":
-            return self._tokenizer.encode(text).ids
+            return self._token_ids(text)
         symbols = symbols_in(self.kind, text)
         if self.unk_id is not None:
             return [self._ids.get(symbol, self.unk_id) for symbol in symbols]
@@ -198,10 +212,10 @@ class Vocab:
             raise self.refusal(self.unknown(text), self.first_unknown_line(text)) from None
 
     def encode_known(self, text: str) -> tuple[list[int], Counter[str]]:
-        """Encode a text, skipping what has no symbol, as `encode_lines` does; count what has none.
+        """Encode a text as `encode_lines` does, skipping and counting unknown symbols.
 
-        Where the vocabulary has an ``<unk>``, that takes its place. Bytes that are no UTF-8
-        (surrogates) are treated alike, but always skipped if ``skips_undecoded``.
+        With an ``<unk>`` they are encoded as it. Bytes that are not UTF-8 (surrogates) are treated
+        alike, but always skipped if ``skips_undecoded``.
         """
         clean = UNDECODED.sub("", text) if self.skips_undecoded else text
         try:
@@ -215,9 +229,9 @@ class Vocab:
         return [self._ids[x] for x in symbols_in(self.kind, text) if x in self._ids]
 
     def unknown(self, text: str) -> Counter[str]:
-        """Count what a text holds that has no symbol: `encode` makes ``<unk>`` of it, or refuses.
+        """Count the unknown symbols of a text, in the order of their first occurrence.
 
-        In the order in which they come first.
+        `encode` encodes them as ``<unk>``, or raises an error.
         """
         if self.kind == "bytes":
             return Counter()
@@ -226,12 +240,12 @@ class Vocab:
         return Counter(x for x in symbols_in(self.kind, text) if x not in self._ids)
 
     def first_unknown_line(self, text: str) -> int:
-        """Return in which line, from 1, a text first has something without a symbol."""
+        """Return the line, from 1, of the first unknown symbol."""
         lines = enumerate(text.split("\n"), 1)
         return next((number for number, line in lines if self.unknown(line)), 1)
 
     def refusal(self, unknown: Counter[str], line: int) -> ValueError:
-        """Return the error for what the vocabulary has no symbol for."""
+        """Return the error for unknown symbols."""
         what = describe_unknown(unknown, line)
         return ValueError(f"not in the {self._about_symbols()}: {what}; {REMEDIES[self.kind]}")
 
@@ -239,31 +253,29 @@ class Vocab:
         return f"vocabulary of {len(self):,} {self.kind}"
 
     def encode_lines(self, text: str, *, prepared: bool = False) -> list[int]:
-        """Cut the text of a file into symbols; where there is an ``<eos>``, it ends each line.
+        """Encode the text of a file; if there is an ``<eos>``, it ends each line.
 
-        The same as `encode` but for some imported vocabularies. Of a ``prepared`` text, words are
-        what stands between spaces, as in the published corpora: no other rule is applied.
+        Differs from `encode` only for some imported vocabularies. A ``prepared`` text is split at
+        spaces alone, as the published corpora are.
         """
         return self.encode(text)
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
-        """Write symbols as text. Bytes that are no UTF-8 become U+FFFD.
+        """Decode token IDs to text. Bytes that are not UTF-8 become U+FFFD.
 
         Raises:
-            ValueError: They are no integers, or one is no symbol.
+            ValueError: An ID is not an integer or not in the vocabulary.
         """
         decoder = self.stream_decoder()
-        return (
-            "".join([decoder.push(token) for token in symbol_numbers(ids, len(self))])
-            + decoder.flush()
-        )
+        pieces = [decoder.push(token) for token in symbol_numbers(ids, len(self))]
+        return "".join(pieces) + decoder.flush()
 
     def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:
-        """Restore the bytes that were cut into symbols.
+        """Decode token IDs to the original bytes.
 
         Raises:
-            ValueError: The symbols do not determine the text: words, or an ``<unk>``; or a number
-                is no symbol.
+            ValueError: The tokens do not determine the text (words, or an ``<unk>``), or an ID is
+                not in the vocabulary.
         """
         if self._bytes is None:
             raise ValueError("words do not restore the text: whitespace between them is not kept")
@@ -273,34 +285,29 @@ class Vocab:
         return b"".join([self._bytes[token] for token in ids])
 
     def _about(self) -> dict[str, object]:
-        """Return what ``vocab.json`` says besides."""
+        """Return further entries of ``vocab.json``."""
         return {}
 
     def stream_decoder(self) -> "StreamDecoder":
-        """Return a decoder that takes one symbol at a time, at the beginning of a line."""
+        """Return a decoder that takes one token at a time, starting at the beginning of a line."""
         return StreamDecoder(self.kind, self.symbols, self._bytes)
 
     def save(self, folder: Path) -> None:
-        """Write ``tokenizer.json`` and ``vocab.json`` into a folder, each as a whole.
+        """Write ``tokenizer.json`` and ``vocab.json`` to a folder, atomically.
 
-        ``vocab.json`` comes last: where it is, the vocabulary is complete.
+        ``vocab.json`` is written last: if it exists, the vocabulary is complete.
 
         Raises:
             OSError: A file cannot be written.
         """
-        about = {
-            "format_version": FORMAT_VERSION,
-            "kind": self.kind,
-            "size": len(self),
-            "hash": self.hash,
-            **self._about(),
-        }
+        about = {"format_version": FORMAT_VERSION, "kind": self.kind, "size": len(self)}
+        about |= {"hash": self.hash, **self._about()}
         replace_file(folder / "tokenizer.json", self.definition.encode())
         replace_file(folder / VOCAB_FILE, (json.dumps(about, indent=2) + "\n").encode())
 
 
 class StreamDecoder:
-    """Writes symbols as text one by one; a character comes out when it is complete."""
+    """Decodes tokens one at a time; returns characters as soon as they are complete."""
 
     def __init__(self, kind: VocabKind, symbols: list[str], symbol_bytes: list[bytes] | None):
         self._kind = kind
@@ -310,7 +317,7 @@ class StreamDecoder:
         self._starts_line = True
 
     def push(self, token: int) -> str:
-        """Take one symbol; return the text that it completes."""
+        """Decode one token; return the text that it completes."""
         if not 0 <= token < len(self._symbols):
             raise no_symbol(token, len(self._symbols))
         if self._kind == "chars":
@@ -325,17 +332,23 @@ class StreamDecoder:
         return symbol if starts_line else " " + symbol
 
     def flush(self) -> str:
-        """End the text; an unfinished character becomes U+FFFD."""
+        """End the text; an incomplete character becomes U+FFFD."""
         return self._utf8.decode(b"", final=True)
 
 
 def symbols_in(kind: VocabKind, text: str) -> Iterable[str]:
-    """Cut a text into characters, or into words with an ``<eos>`` for each line end."""
+    """Split a text into characters, or into words with an ``<eos>`` for each line end."""
     return text if kind == "chars" else text.replace("\n", f" {EOS} ").split()
 
 
+def bytes_written(symbols: Iterable[str]) -> list[bytes]:
+    """Return the bytes of tokens that are written with `byte_characters`."""
+    byte_of = {character: byte for byte, character in enumerate(byte_characters())}
+    return [bytes(byte_of[character] for character in symbol) for symbol in symbols]
+
+
 def byte_characters() -> list[str]:
-    """Return the character by which ``tokenizers`` writes each byte: itself where it is visible."""
+    """Return the character with which ``tokenizers`` writes each byte."""
     visible = {*range(33, 127), *range(161, 173), *range(174, 256)}
     others = iter(range(256, 512))
     return [chr(byte if byte in visible else next(others)) for byte in range(256)]

@@ -1,20 +1,25 @@
-"""Vocabularies as they are read: ours, and tokenizers of other programs."""
+"""Loading vocabularies: our own, and external tokenizers.
+
+An external ``tokenizer.json`` is used unchanged; a SentencePiece model is converted to one.
+"""
 
 import hashlib
 import json
 from pathlib import Path
 from typing import get_args
 
-from transformer_xl.config import FORMAT_VERSION
-from transformer_xl.data.brought import BroughtVocab, from_sentencepiece
-from transformer_xl.data.imported import ImportedVocab
-from transformer_xl.data.vocab import VOCAB_FILE, Vocab, VocabKind
+from tokenizers import Tokenizer, decoders
 
-_LARGEST = 256 << 20
+from transformer_xl.config import FORMAT_VERSION
+from transformer_xl.data.imported import ImportedVocab
+from transformer_xl.data.tokenizer_trial import LARGEST, tried
+from transformer_xl.data.vocab import VOCAB_FILE, StreamDecoder, Vocab, VocabKind, bytes_written
+
+_ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
 
 
 def load_vocab(folder: Path | str) -> Vocab:
-    """Read the vocabulary of a corpus or model folder, or of the models of a run folder.
+    """Load the vocabulary of a corpus folder, model folder or run folder.
 
     Raises:
         FileNotFoundError: The folder holds no vocabulary.
@@ -52,59 +57,114 @@ def load_vocab(folder: Path | str) -> Vocab:
             "restore it from a copy"
         )
     try:
-        if kind == "brought":
-            return BroughtVocab(definition.decode())
-        return Vocab(kind, definition.decode())
+        text = tried(definition)
+        return BroughtVocab(text) if kind == "brought" else Vocab(kind, text)
     except Exception as error:  # tokenizers has no class of its own.
         raise RuntimeError(f"{path} is damaged ({error}); restore it from a copy") from error
 
 
 def is_vocabulary(path: Path) -> bool:
-    """Return whether a folder has a vocabulary of ours, be it damaged: a model folder may."""
+    """Return whether a folder has a vocabulary of this package, intact or not."""
     try:
         about = json.loads((path / VOCAB_FILE).read_text(encoding="utf-8"))
     except OSError:
         return False
     except (ValueError, RecursionError):
         return True
-    # The file of this name beside another program's tokenizer maps its symbols to numbers.
+    # Beside an external tokenizer, a file of this name maps tokens to IDs.
     return isinstance(about, dict) and isinstance(about.get("kind"), str)
 
 
 def divided_as(tokenizer: str) -> VocabKind:
-    """Return by which rules a text may be cut in parts for the tokenizer of ``data.tokenizer``."""
+    """Return the kind by whose rules a text is divided for the tokenizer of ``data.tokenizer``."""
     if not is_vocabulary(Path(tokenizer)):
         return "brought"
     vocab = load_vocab(tokenizer)
     if not isinstance(vocab, ImportedVocab):
         return vocab.kind
-    # Words of old end with their line; a text of characters may be one long line.
+    # Words of imported vocabularies end with their line; a text of characters may be one line.
     kinds: dict[str, VocabKind] = {"bytes": "bytes", "chars": "imported"}
     return kinds.get(vocab.rules.join, "words")
 
 
 def bring(path: Path) -> Vocab:
-    """Read the tokenizer of ``data.tokenizer``.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: It is no tokenizer.
-        RuntimeError: It is the vocabulary of a model folder, and damaged.
-    """
+    """Load the tokenizer of ``data.tokenizer``."""
     if is_vocabulary(path):
         return load_vocab(path)
     if path.is_dir():
         path = path / "tokenizer.json"
     if not path.is_file():
         raise FileNotFoundError(f"data.tokenizer={str(path)!r}: there is no such file")
-    if path.stat().st_size > _LARGEST:
+    if path.stat().st_size > LARGEST:
         raise ValueError(f"data.tokenizer={str(path)!r} is no tokenizer: it is too large")
-    data = path.read_bytes()
     try:
-        definition = data.decode() if data.lstrip()[:1] == b"{" else from_sentencepiece(data)
-        return BroughtVocab(definition)
+        return BroughtVocab(tried(path.read_bytes()))
     except Exception as error:  # tokenizers has no class of its own.
         raise ValueError(
             f"data.tokenizer={str(path)!r} is no tokenizer.json and no SentencePiece model that "
             f"can be used: {error}"
         ) from error
+
+
+class BroughtVocab(Vocab):
+    """An external tokenizer.
+
+    If it treats the beginning of a text specially or a line end as a blank, as SentencePiece does,
+    each line is encoded as a text, and its end-of-text token ends the line.
+    """
+
+    def __init__(self, definition: str) -> None:
+        """Read the text of a ``tokenizer.json``."""
+        super().__init__("brought", definition)
+        self.eos_id = next((self._ids[x] for x in _ENDS if x in self._ids), None)
+        # Whether beginnings are treated specially, or a line end like a blank.
+        two_lines = self._cut("a\na")
+        starts_anew = two_lines != [*self._cut("a"), *self._cut("\na")]
+        self._by_line = starts_anew or two_lines == self._cut("a a")
+        if self._by_line and self.eos_id is None:
+            raise ValueError(
+                "the tokenizer treats line ends as blanks and has no end-of-text token (one of "
+                f"{', '.join(_ENDS)}): lines could not be told apart"
+            )
+
+    def _symbol_bytes(self) -> list[bytes] | None:
+        if not isinstance(self._tokenizer.decoder, decoders.ByteLevel):
+            return None
+        added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
+        return bytes_written("" if symbol in added else symbol for symbol in self.symbols)
+
+    def _cut(self, text: str) -> list[int]:
+        return self._token_ids(text, add_special_tokens=False)
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a text as token IDs."""
+        if not self._by_line or self.eos_id is None:
+            return self._cut(text)
+        # After the last line end, a line is incomplete.
+        *lines, rest = text.split("\n")
+        ids = [token for line in lines for token in (*self._cut(line), self.eos_id)]
+        return ids + (self._cut(rest) if rest else [])
+
+    def stream_decoder(self) -> StreamDecoder:
+        """Return a decoder that takes one token at a time, starting at the beginning of a line."""
+        if self._bytes is not None:
+            return super().stream_decoder()
+        return _Decoder(self._tokenizer, self.symbols, self.eos_id if self._by_line else None)
+
+
+class _Decoder(StreamDecoder):
+    """Decodes tokens with the decoder of the external tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, symbols: list[str], line_end: int | None) -> None:
+        super().__init__("brought", symbols, None)
+        self._tokenizer, self._line_end = tokenizer, line_end
+        self._stream = decoders.DecodeStream(skip_special_tokens=True)
+
+    def push(self, token: int) -> str:
+        if token == self._line_end:
+            self._stream = decoders.DecodeStream(skip_special_tokens=True)
+            return "\n"
+        return self._stream.step(self._tokenizer, token) or ""
+
+    def flush(self) -> str:
+        return ""

@@ -14,24 +14,28 @@
 """
 
 import json
+import re
 import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
 
 from transformer_xl.config.files import replace_file
-from transformer_xl.train import figures, memory_section, page
+from transformer_xl.train import figures, memory_section
 from transformer_xl.train.figures import Records, has, number
-from transformer_xl.train.memory_section import Seen
+from transformer_xl.train.memory_section import Row, Seen
 from transformer_xl.train.metrics import read_metrics
 
 _INSTALL = "pip install 'transformer-xl[plot]'"
 _ROWS = 20
+_TRAINING_FORMS = {"bits_per_token": ".4f", "lr": ".3g", "tokens_per_second": ",.0f"}
+# HTML has no way to write these; a lone surrogate has no UTF-8 either.
+_UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def write_report(run_dir: Path) -> Path:
@@ -55,19 +59,21 @@ def write_report(run_dir: Path) -> Path:
     except ImportError:
         drawn = {}
         run.notes.append(f"The figures need matplotlib: {_INSTALL}")
-    body = [
-        _training(run, drawn),
-        _memory(run, drawn),
-        memory_section.shown(run.seen, drawn) if run.seen else "",
-        _sample(run.sample),
-        page.folded("Recipe", f"<pre>{page.text(run.recipe_text)}</pre>", run.recipe_text),
-        page.folded("Machine and versions", page.listed(run.environment), run.environment),
-    ]
-    template = Template(Path(__file__).with_name("report_template.html").read_text("utf-8"))
-    html = template.substitute(
-        title=page.text(run_dir.resolve().name),
-        head=_head(run),
-        body="\n".join(filter(None, body)),
+    seen = run.seen
+    html = _template().render(
+        title=run_dir.resolve().name,
+        run=run,
+        drawn=drawn,
+        facts=_facts(run),
+        verdict=_verdict(run),
+        tiles=[*_tiles(run)],
+        training=_training_rows(run),
+        unit=figures.memory_unit(run.curve).replace("_", " "),
+        memory=_memory_rows(run),
+        seen=seen,
+        places=memory_section.places(seen) if seen else None,
+        settings=_part(run.sample, "settings"),
+        environment=json.dumps(run.environment, indent=2, ensure_ascii=False),
     )
     path = run_dir / "report.html"
     replace_file(path, html.encode("utf-8"))
@@ -105,6 +111,21 @@ def plot_curves(run_dir: Path, png_path: Path) -> Path:
     return png_path
 
 
+def _template() -> Template:
+    def written(value: object) -> object:
+        # What a macro has made is escaped already.
+        return value if hasattr(value, "__html__") else _UNWRITABLE.sub("\ufffd", str(value))
+
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=written,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    ).get_template("report_template.html")
+
+
 @dataclass
 class _Run:
     """What a run folder holds; what is missing is empty."""
@@ -124,12 +145,16 @@ class _Run:
 
     def setting(self, section: str, name: str) -> Any:
         """A setting of the recipe, or None."""
-        settings = self.recipe.get(section)
-        return settings.get(name) if isinstance(settings, dict) else None
+        return _part(self.recipe, section).get(name)
 
     @property
     def trained_mem_len(self) -> float | None:
-        return number({"mem_len": self.setting("model", "mem_len")}, "mem_len")
+        return number(_part(self.recipe, "model"), "mem_len")
+
+
+def _part(record: dict[str, Any], name: str) -> dict[str, Any]:
+    part = record.get(name)
+    return part if isinstance(part, dict) else {}
 
 
 def _read_run(run_dir: Path) -> _Run:
@@ -137,10 +162,8 @@ def _read_run(run_dir: Path) -> _Run:
         raise FileNotFoundError(f"there is no run folder {run_dir}")
     run = _Run()
 
-    def read(name: str, parse: Callable[[Path], Any], kind: type) -> Any:
+    def read(name: str, parse: Callable[[Path], Any], kind: type, missing: Any) -> Any:
         path = run_dir / name
-        # What has no empty form is absent.
-        missing = None if kind is Seen else kind()
         if not path.exists():
             return missing
         try:
@@ -155,35 +178,34 @@ def _read_run(run_dir: Path) -> _Run:
     def parse_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
 
-    records = read("metrics.jsonl", read_metrics, list)
+    records = read("metrics.jsonl", read_metrics, list, [])
     run.train = [record for record in records if record.get("kind") == "train"]
     run.valid = [record for record in records if record.get("kind") == "valid"]
-    results = read("results.json", parse_json, dict)
-    test, curve = results.get("test"), results.get("memory_curve")
-    run.test = test if isinstance(test, dict) else {}
-    dynamic = results.get("dynamic")
-    run.dynamic = dynamic if isinstance(dynamic, dict) else {}
+    results = read("results.json", parse_json, dict, {})
+    run.test, run.dynamic = _part(results, "test"), _part(results, "dynamic")
+    curve = results.get("memory_curve")
     curve = [row for row in curve if isinstance(row, dict)] if isinstance(curve, list) else []
     curve = [row for row in curve if has([row], "mem_len") and has([row], "bits_per_token")]
     run.curve = sorted(curve, key=lambda row: row["mem_len"])
     for name, key in (("gzip -9", "gzip_bits_per_byte"), ("xz -9e", "xz_bits_per_byte")):
-        value = number(results, key)
-        if value is not None:
+        if (value := number(results, key)) is not None:
             run.baselines[name] = value
-    run.seen = read("memory.json", memory_section.parse, Seen)
-    run.sample = read("sample.json", parse_json, dict)
-    run.environment = read("environment.json", parse_json, dict)
-    run.recipe_text = read("recipe.toml", lambda path: path.read_text("utf-8", "replace"), str)
-    run.recipe = read("recipe.toml", lambda path: tomllib.loads(path.read_text("utf-8")), dict)
+    run.seen = read("memory.json", memory_section.parse, Seen, None)
+    run.sample = read("sample.json", parse_json, dict, {})
+    run.environment = read("environment.json", parse_json, dict, {})
+    text = read("recipe.toml", lambda path: path.read_text("utf-8", "replace"), str, "")
+    run.recipe_text = text
+    run.recipe = read("recipe.toml", lambda path: tomllib.loads(path.read_text("utf-8")), dict, {})
     return run
 
 
 def _figures(run: _Run) -> dict[str, str]:
     drawn = {}
     if has(run.train, "bits_per_token") or has(run.valid, "bits_per_token"):
-        draw_loss = partial(figures.draw_loss, train=run.train, valid=run.valid)
         drawn["loss"] = figures.as_svg(
-            "loss", "Bits per token over the steps", lambda figure: draw_loss(figure.subplots())
+            "loss",
+            "Bits per token over the steps",
+            lambda figure: figures.draw_loss(figure.subplots(), run.train, run.valid),
         )
     if has(run.train, "lr", "tokens_per_second"):
         drawn["pace"] = figures.as_svg(
@@ -197,41 +219,28 @@ def _figures(run: _Run) -> dict[str, str]:
             "Bits over the memory length at evaluation",
             lambda figure: _draw_memory(figure.subplots(), run),
         )
-    if run.seen:
-        drawn |= memory_section.figures_of(run.seen)
-    return drawn
+    return drawn | memory_section.figures_of(run.seen) if run.seen else drawn
 
 
 def _draw_memory(axes: Any, run: _Run) -> None:
     figures.draw_memory(axes, run.curve, run.baselines, run.trained_mem_len)
 
 
-def _head(run: _Run) -> str:
-    facts = []
+def _facts(run: _Run) -> list[str]:
+    """What was trained on what, in a few words each."""
     corpus = run.setting("data", "name") or run.setting("data", "path")
-    facts += [corpus] if corpus else []
-    for section, name, words in (
-        ("data", "vocab", "{}"),
-        ("model", "n_layer", "{} layers"),
-        ("model", "d_model", "width {}"),
-        ("model", "mem_len", "memory {}"),
-        ("train", "segment_len", "segments of {}"),
-        ("train", "batch_size", "{} streams"),
-    ):
-        value = run.setting(section, name)
-        facts += [words.format(value)] if value is not None else []
-    parts = [f'<p class="facts soft">{page.text(" · ".join(map(str, facts)))}</p>'] if facts else []
-    verdict = _verdict(run)
-    parts += [f'<p class="verdict">{page.text(verdict)}</p>'] if verdict else []
-    tiles = [
-        f"<li><b>{page.text(value)}</b><span>{page.text(words)}</span></li>"
-        for value, words in _tiles(run)
+    return [str(corpus)] * bool(corpus) + [
+        words.format(value)
+        for section, name, words in (
+            ("data", "vocab", "{}"),
+            ("model", "n_layer", "{} layers"),
+            ("model", "d_model", "width {}"),
+            ("model", "mem_len", "memory {}"),
+            ("train", "segment_len", "segments of {}"),
+            ("train", "batch_size", "{} streams"),
+        )
+        if (value := run.setting(section, name)) is not None
     ]
-    parts += [f'<ul class="tiles">{"".join(tiles)}</ul>'] if tiles else []
-    parts += [f'<p class="soft">{page.text(note)}</p>' for note in run.notes]
-    if len(parts) == 0:
-        parts = ['<p class="soft">This run has measured nothing yet.</p>']
-    return "\n".join(parts)
 
 
 def _verdict(run: _Run) -> str:
@@ -273,81 +282,38 @@ def _tiles(run: _Run) -> Iterable[tuple[str, str]]:
         yield f"{np.median(speeds):,.0f}", "tokens per second in training"
 
 
-def _training(run: _Run, drawn: dict[str, str]) -> str:
-    if not run.train and not run.valid:
-        return ""
-    shown = [
-        page.figure(
-            drawn.get("loss"), "Loss in bits per token: each record faint, their mean strong."
-        ),
-        page.figure(drawn.get("pace"), "Learning rate and speed."),
-    ]
-    pair = f'<div class="pair">{"".join(shown)}</div>' if any(shown) else ""
-    table = f"<div>{_training_table(run)}</div>"
-    numbers = page.folded("Numbers of the training", table, run.train or run.valid, not drawn)
-    return f"<h2>Training</h2>\n{pair}\n{numbers}"
-
-
-def _training_table(run: _Run) -> str:
-    names = ("bits_per_token", "lr", "tokens_per_second")
-    lines = {name: figures.series(run.train, name) for name in names}
+def _training_rows(run: _Run) -> list[Row]:
+    lines = {name: figures.series(run.train, name) for name in _TRAINING_FORMS}
     valid_steps, valid_bits = figures.series(run.valid, "bits_per_token")
     validated = dict(zip(valid_steps.tolist(), valid_bits.tolist(), strict=True))
     steps = sorted(validated) or sorted({record["step"] for record in run.train})
-    if len(lines["bits_per_token"][1]):
-        lines["bits_per_token"] = (
-            lines["bits_per_token"][0],
-            figures.smoothed(lines["bits_per_token"][1]),
-        )
+    known_steps, bits = lines["bits_per_token"]
+    if len(bits):
+        lines["bits_per_token"] = known_steps, figures.smoothed(bits)
     best = min(validated, key=lambda step: validated[step]) if validated else None
 
-    def at(name: str, step: int, form: str) -> str:
+    def at(name: str, step: int) -> str:
         known_steps, values = lines[name]
         index = int(np.searchsorted(known_steps, step, side="right")) - 1
-        return format(values[index], form) if index >= 0 else ""
+        return format(values[index], _TRAINING_FORMS[name]) if index >= 0 else ""
 
     rows = []
     for index in figures.thinned(len(steps), _ROWS):
         step = steps[index]
         valid = f"{validated[step]:.4f}" if step in validated else ""
-        cells = [f"{step:,}", at("bits_per_token", step, ".4f"), valid, at("lr", step, ".3g")]
-        rows.append(([*cells, at("tokens_per_second", step, ",.0f")], step == best))
-    head = ["step", "training, bits per token", "validation", "learning rate", "tokens per second"]
-    return page.table(head, rows, marks="the best validation")
+        bits, *others = (at(name, step) for name in lines)
+        rows.append(([f"{step:,}", bits, valid, *others], step == best))
+    return rows
 
 
-def _memory(run: _Run, drawn: dict[str, str]) -> str:
-    if not run.curve:
-        return ""
-    per_byte = figures.memory_unit(run.curve) == "bits_per_byte"
-    split = run.curve[0].get("split", "test")
+def _memory_rows(run: _Run) -> list[Row]:
+    unit = figures.memory_unit(run.curve)
+    forms = {"mem_len": ",.0f", unit: ".4f", "ppl": ",.3f", "tokens_per_second": ",.0f"}
     rows = []
     for row in run.curve:
-        bits = number(row, "bits_per_byte" if per_byte else "bits_per_token")
-        values = [(row["mem_len"], ",.0f"), (bits, ".4f")]
-        values += [(number(row, "ppl"), ",.3f"), (number(row, "tokens_per_second"), ",.0f")]
+        values = ((number(row, name), form) for name, form in forms.items())
         cells = ["" if value is None else format(value, form) for value, form in values]
         rows.append((cells, row["mem_len"] == run.trained_mem_len))
-    if per_byte:
+    if unit == "bits_per_byte":
         rows += [([name, f"{value:.4f}", "", ""], False) for name, value in run.baselines.items()]
-    unit = "bits per byte" if per_byte else "bits per token"
-    head = ["memory", unit, "perplexity", "tokens per second"]
-    table = page.table(head, rows, marks="the memory of the training")
-    caption = f"The same weights read the {split} text with more and more memory."
-    return (
-        "<h2>What the memory is worth</h2>\n"
-        f'<div class="pair">{page.figure(drawn.get("memory"), caption)}'
-        f'<div class="box">{table}</div></div>'
-    )
-
-
-def _sample(sample: dict[str, Any]) -> str:
-    if not sample.get("text"):
-        return ""
-    settings = sample.get("settings")
-    facts = ""
-    if isinstance(settings, dict) and settings:
-        named = " · ".join(f"{name} {value}" for name, value in settings.items())
-        facts = f'<p class="soft">{page.text(named)}</p>\n'
-    prompt, text = page.text(sample.get("prompt", "")), page.text(sample["text"])
-    return f'<h2>What it writes</h2>\n{facts}<pre class="box sample"><b>{prompt}</b>{text}</pre>'
+    return rows

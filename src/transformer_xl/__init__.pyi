@@ -1,0 +1,59 @@
+from .config import (
+    Config,
+    DataConfig,
+    EvalConfig,
+    GenerateConfig,
+    ModelConfig,
+    TrainConfig,
+)
+from .config.recipes import load_recipe
+from .data.preparing import prepare
+from .data.vocab import Vocab
+from .data.vocab_files import load_vocab
+from .inference.evaluate import Result, evaluate
+from .inference.generate import (
+    Session,
+    generate,
+    generate_batch,
+    load_state,
+    save_state,
+)
+from .interop.convert import convert
+from .interop.export import export
+from .model.compact import compact
+from .model.language_model import LanguageModel
+from .model.memory import Memory
+from .model.transformer_xl import TransformerXL
+from .ops import rel_attention
+from .train import train
+
+__version__: str
+
+__all__ = [
+    "Config",
+    "DataConfig",
+    "EvalConfig",
+    "GenerateConfig",
+    "LanguageModel",
+    "Memory",
+    "ModelConfig",
+    "Result",
+    "Session",
+    "TrainConfig",
+    "TransformerXL",
+    "Vocab",
+    "__version__",
+    "compact",
+    "convert",
+    "evaluate",
+    "export",
+    "generate",
+    "generate_batch",
+    "load_recipe",
+    "load_state",
+    "load_vocab",
+    "prepare",
+    "rel_attention",
+    "save_state",
+    "train",
+]
