@@ -231,7 +231,7 @@ def test_what_is_no_json_is_refused(http, content, status):
 def test_where_a_body_stops_to_be_json_is_told(http):
     headers = {"Content-Type": "application/json"}
     error = http.post(COMPLETIONS, content=b'{"prompt": }', headers=headers).json()["error"]
-    assert error["message"] == "the body is no JSON: Expecting value, character 11"
+    assert error["message"] == "the body is not valid JSON: Expecting value, character 11"
     assert (error["param"], error["code"]) == (None, "json_invalid")
 
 

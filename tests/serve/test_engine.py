@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from transformer_xl.apps.serve.engine import QueueFullError
-from transformer_xl.apps.serve.prompt_reading import scored
-from transformer_xl.apps.serve.seeing import shares
+from transformer_xl.apps.serve.prompt_reading import scored, shares
 from transformer_xl.apps.serve.texts import Drawn, PromptRead
 from transformer_xl.inference.generate import generate
 from transformer_xl.model import RelAttention
@@ -228,7 +227,9 @@ def test_what_follows_from_the_weights_alone_is_computed_once(made, start, monke
     mems = made.model.keep(made.model(torch.tensor([[1, 2, 3]])).mems)
     # As they come from files.
     one, two = (type(mems).from_state_dict(mems.state_dict()) for _ in range(2))
-    found = [engine.ask(lambda m=m: engine.look(4, m)).result(SECONDS) for m in (one, two)]
+    found = [
+        engine.ask(lambda m=m: engine.attention_shares(4, m)).result(SECONDS) for m in (one, two)
+    ]
     torch.testing.assert_close(found, [shares(made.model, [4], mems)[0]] * 2)
     assert len(calls) == len(made.model.layers)
 

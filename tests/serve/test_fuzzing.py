@@ -5,6 +5,8 @@ import os
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 for _name in ("fastapi", "uvicorn", "prometheus_client"):
     pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]'")
 schemathesis = pytest.importorskip("schemathesis")

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 for _name in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
     pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]' httpx")
 

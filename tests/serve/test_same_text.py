@@ -8,7 +8,7 @@ from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.cli import main
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.recipes import dump_recipe, generation_of
-from transformer_xl.inference.generate import Session, batch_texts, generate, generate_batch
+from transformer_xl.inference.generate import Session, generate, generate_batch
 
 OWN = {"temperature": 0.6, "top_k": None, "top_p": 0.8}
 PROMPT, LENGTH = "the cat", 24
@@ -77,7 +77,7 @@ def test_the_same_settings_and_seed_write_the_same_text(run, asked, txl, given, 
     expected = run.alone(PROMPT, LENGTH, seed=seed, **used)
     ids = run.vocab.encode(PROMPT)
     batch = generate_batch(run.model, [ids], length=LENGTH, seed=seed, **used)
-    assert batch_texts(batch, run.vocab, (), [ids]) == [expected]
+    assert batch.decode(run.vocab) == [expected]
 
     session = Session.open(run.folder, seed=seed)
     session.write(PROMPT)
@@ -93,14 +93,14 @@ def test_the_same_settings_and_seed_write_the_same_text(run, asked, txl, given, 
     about = {"mem_len": 12, "weights": "float32", "length": LENGTH}
     assert found["settings"] == {**used, "seed": seed, **about}
     named = ", ".join(f"{name} {'none' if x is None else x}" for name, x in used.items())
-    assert err == f"drawing with {named}, seed {seed}, mem_len 12, weights float32\n"
+    assert err == f"sampling with {named}, seed {seed}, mem_len 12, weights float32\n"
 
 
 def test_several_texts_have_the_same_seeds_wherever_they_are_drawn(run, asked, txl):
     expected = [run.alone(PROMPT, LENGTH, seed=5 + n, **OWN) for n in range(3)]
     prompts = [run.vocab.encode(PROMPT)] * 3
     batch = generate_batch(run.model, prompts, length=LENGTH, seed=5, **OWN)
-    assert batch_texts(batch, run.vocab, (), prompts) == expected
+    assert batch.decode(run.vocab) == expected
     assert [each["text"] for each in asked(seed=5, n=3).json()["choices"]] == expected
     texts = txl("--seed", 5, "--samples", 3)[0]["texts"]
     assert [each["text"] for each in texts] == expected

@@ -353,5 +353,5 @@ def test_two_servers_do_not_share_the_folder_of_their_sessions(tmp_path):
     with alone_in(tmp_path / "new"):
         pass
     (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="is no folder"), alone_in(tmp_path / "file"):
+    with pytest.raises(OSError, match="is not a folder"), alone_in(tmp_path / "file"):
         pass

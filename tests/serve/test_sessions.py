@@ -9,11 +9,11 @@ import torch
 
 from transformer_xl.apps.serve import sessions
 from transformer_xl.apps.serve.sessions import (
-    NoRoomError,
     SessionBusyError,
     SessionError,
     SessionMissingError,
     Sessions,
+    StorageFullError,
     TooManySessionsError,
     is_name,
 )
@@ -55,7 +55,7 @@ def test_what_was_used_least_leaves_the_memory_and_comes_back(made, state, tmp_p
         session = kept.open(f"s{number}")
         assert same(session.state, state._replace(last_token=number))
         kept.close(session)
-        assert same(kept.look(f"s{9 - number}"), state._replace(last_token=9 - number))
+        assert same(kept.peek(f"s{9 - number}"), state._replace(last_token=9 - number))
         assert kept.n_in_memory <= 3
     assert len(kept) == 10
 
@@ -96,10 +96,10 @@ def test_a_session_has_one_user_at_a_time(made, state, tmp_path):
         with pytest.raises(SessionBusyError, match="session 'a' is in use"):
             use("a")
     # To look at it, nobody need wait.
-    assert same(kept.look("a"), state)
+    assert same(kept.peek("a"), state)
     kept.close(session)
     kept.delete("a")
-    for use in (kept.look, kept.save, kept.delete):
+    for use in (kept.peek, kept.save, kept.delete):
         with pytest.raises(SessionMissingError, match="there is no session 'a'"):
             use("a")
     assert not list(tmp_path.rglob("*.safetensors"))
@@ -151,7 +151,7 @@ def test_what_is_used_again_while_others_are_deleted_stays(made, state, tmp_path
     for name in "abc":
         put(kept, name, state)
     now[0] += 100
-    original = Sessions._hold
+    original = Sessions._set_state
 
     def meanwhile(self, session, given):
         original(self, session, given)
@@ -160,10 +160,10 @@ def test_what_is_used_again_while_others_are_deleted_stays(made, state, tmp_path
             put(self, "b", state)
             self.delete("a")
 
-    monkeypatch.setattr(Sessions, "_hold", meanwhile)
+    monkeypatch.setattr(Sessions, "_set_state", meanwhile)
     assert kept.expire() == 1
     assert [s.name for s in kept.all()] == ["b"]
-    assert same(kept.look("b"), state)
+    assert same(kept.peek("b"), state)
 
 
 def test_sessions_belong_to_the_weights_that_were_loaded(made, make_model, state, tmp_path):
@@ -175,7 +175,7 @@ def test_sessions_belong_to_the_weights_that_were_loaded(made, make_model, state
     # A training run puts a better model there, while this one is served.
     shutil.copy(make_model(init_std=0.3).weights, weights)
     put(kept, "b", state)
-    assert same(kept.look("a"), state)
+    assert same(kept.peek("a"), state)
     again = Sessions(weights, tmp_path / "sessions")
     for name in "ab":
         with pytest.raises(ValueError, match="made by another model"):
@@ -269,17 +269,17 @@ def test_a_full_disk_does_not_let_sessions_fill_the_memory(
         with pytest.raises(OSError, match="full") if saves_each else contextlib.nullcontext():
             kept.close(session, state)
     for number in range(4, 20):
-        with pytest.raises(NoRoomError, match="the disk is full"):
+        with pytest.raises(StorageFullError, match="the disk is full"):
             kept.open(f"s{number}")
         assert kept.n_in_memory == 4
     # Those that are there go on, and what is on the disk is still read, though not kept.
     kept.close(kept.open("s0"))
-    assert same(kept.look("saved"), state)
+    assert same(kept.peek("saved"), state)
     assert kept.n_in_memory <= 4
     monkeypatch.undo()
     put(kept, "late", state)
     assert kept.n_in_memory <= 3
-    assert same(kept.look("s1"), state)
+    assert same(kept.peek("s1"), state)
 
 
 def test_sessions_that_come_at_once_do_not_fill_the_memory_either(
@@ -292,7 +292,7 @@ def test_sessions_that_come_at_once_do_not_fill_the_memory_either(
     kept = Sessions(made.weights, tmp_path, in_memory=3, saves_each=False)
     put(kept, "first", state)
     begun = [kept.open(f"s{n}") for n in range(3)]
-    with pytest.raises(NoRoomError):
+    with pytest.raises(StorageFullError):
         kept.open("one more")
     for session in begun:
         kept.close(session, state)

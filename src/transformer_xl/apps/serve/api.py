@@ -1,4 +1,4 @@
-"""The addresses of the server."""
+"""The endpoints of the server."""
 
 import base64
 import hashlib
@@ -38,9 +38,9 @@ def create_app(service: Service) -> FastAPI:
     app = FastAPI(
         title="Transformer-XL",
         version=__version__,
-        description="Completions in the shape of OpenAI, and sessions that keep their memory.",
+        description="OpenAI-compatible completions, and sessions that keep their memory.",
         lifespan=lifespan,
-        # Their pages load from elsewhere.
+        # These pages load scripts from other hosts.
         docs_url=None,
         redoc_url=None,
     )
@@ -67,8 +67,8 @@ def _add_completions(app: FastAPI, service: Service) -> None:
     ) -> Response:
         """Continue texts.
 
-        With `session`, or the header X-Session, the text goes on from the memory of that session,
-        and the prompt is only what is new. A session handles one request at a time.
+        With `session`, or the header X-Session, the text continues from the memory of that
+        session, and the prompt has only the new part. A session handles one request at a time.
         """
         if not service.is_ready:
             raise ApiError(503, "the server is stopping", "stopping")
@@ -93,7 +93,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models", response_model=schemas.ModelList, responses=errors())
     async def models() -> Response:
-        """List the models: there is one."""
+        """List the models, of which there is one."""
         return JsonResponse({"object": "list", "data": [described()]})
 
     @app.get("/v1/models/{name}", response_model=schemas.Model, responses=errors(404))
@@ -107,13 +107,13 @@ def _add_models(app: FastAPI, service: Service) -> None:
 def _add_health(app: FastAPI, service: Service) -> None:
     @app.get("/health/live", response_model=schemas.Health, responses=errors())
     async def live() -> Response:
-        """Say whether the server answers at all."""
+        """Liveness: whether the server responds."""
         return JsonResponse({"status": "ok"})
 
     @app.get("/health", response_model=schemas.Health, responses=errors(503))
     @app.get("/health/ready", response_model=schemas.Health, responses=errors(503))
     async def ready() -> Response:
-        """Say whether requests are taken."""
+        """Readiness: whether requests are accepted."""
         if not service.is_ready:
             raise ApiError(503, "the server is stopping, or its engine has ended", "not_ready")
         return JsonResponse({"status": "ok"})
@@ -124,25 +124,23 @@ def _add_health(app: FastAPI, service: Service) -> None:
         responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **errors()},
     )
     async def metrics() -> Response:
-        """Return the numbers for Prometheus."""
+        """Return the metrics for Prometheus."""
         return Response(service.metrics.page(), media_type="text/plain; version=0.0.4")
 
 
 def _add_sessions(app: FastAPI, service: Service) -> None:
     @app.get("/v1/sessions", response_model=schemas.SessionList, responses=errors())
     async def sessions(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> Response:
-        """List sessions, those used last first."""
+        """List sessions, the most recently used first."""
         data = [_info(session) for session in service.sessions.all()[:limit]]
         return JsonResponse({"object": "list", "data": data}, headers=_NO_STORE)
 
     @app.get(
-        "/v1/sessions/{name}",
-        response_model=schemas.SessionDetail,
-        responses=errors(404, 409, 429),
+        "/v1/sessions/{name}", response_model=schemas.SessionDetail, responses=errors(404, 409, 429)
     )
     async def one_session(name: Name) -> Response:
-        """Describe a session, with what it remembers."""
-        state = await service.with_session(service.sessions.look, name)
+        """Describe a session and the content of its memory."""
+        state = await service.with_session(service.sessions.peek, name)
         tokens = [*_remembered(state.read, len(state.mems)), state.last_token]
         about = {"remembered": len(state.mems), "tokens": tokens, "texts": texts(tokens)}
         return JsonResponse({**info(name), **about}, headers=_NO_STORE)
@@ -169,11 +167,13 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
         responses=errors(404, 409, 429, 503),
     )
     async def attention(name: Name) -> Response:
-        """Show what the next token of a session will be predicted from."""
+        """Return the attention with which the next token of a session is predicted."""
         if not service.model.has_attention:
-            raise ApiError(400, "this model has no attention to look at", "unsupported")
-        state = await service.with_session(service.sessions.look, name)
-        seen = await service.ask(lambda: service.engine.look(state.last_token, state.mems).tolist())
+            raise ApiError(400, "this model has no attention to return", "unsupported")
+        state = await service.with_session(service.sessions.peek, name)
+        seen = await service.ask(
+            lambda: service.engine.attention_shares(state.last_token, state.mems).tolist()
+        )
         tokens = [*_remembered(state.read, len(seen) - 1), state.last_token]
         about = {"session": name, "shares": seen, "tokens": tokens, "texts": texts(tokens)}
         return JsonResponse(about, headers=_NO_STORE)
@@ -189,7 +189,7 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
 
 
 def _remembered(read: Any, most: int) -> list[int]:
-    """Return the last tokens that were read, as far as they are known."""
+    """Return at most so many of the last tokens that were read, as far as they are known."""
     known = [] if read is None else read.tolist()
     return known[-most:] if most else []
 
@@ -216,7 +216,7 @@ def _add_page(app: FastAPI) -> None:
 
 
 def _policy(page: str) -> str:
-    """Allow a page its own style and script, by their hashes, and to ask this server."""
+    """Return a policy that allows only the page's own style and script and this server."""
     hashes = {}
     for tag in ("style", "script"):
         (inner,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)

@@ -1,4 +1,4 @@
-"""From a request to prompts and texts, and from what becomes of them to an answer in JSON."""
+"""Completions: from a request to texts for the engine, and from their events to a response."""
 
 import asyncio
 import logging
@@ -34,14 +34,14 @@ from transformer_xl.inference.generate import random_numbers, seed_of
 def read_prompts(
     service: Service, body: CompletionRequest
 ) -> tuple[list[tuple[str, list[int]]], list[str]]:
-    """Cut the prompts of a request into tokens.
+    """Tokenize the prompts of a request.
 
     Returns:
-        For each, what an echo of it is, if that is asked for, and its tokens; then warnings of what
-        is read as ``<unk>``.
+        For each, its echo (empty if none is requested) and its tokens; then warnings about
+        characters and words that are read as ``<unk>``.
 
     Raises:
-        ApiError: One cannot be cut, is too long, or there is none.
+        ApiError: One cannot be tokenized or is too long, or there is none.
     """
     vocab, limit = service.vocab, service.settings.max_prompt
     given = body.prompt
@@ -75,8 +75,8 @@ def read_prompts(
 
 
 @dataclass(eq=False)
-class _Piece:
-    """What has come of a text since it was last taken. Parts are joined once, at the end."""
+class _Output:
+    """The output of a text since the last response event. Parts are joined once, at the end."""
 
     texts: list[str] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
@@ -86,14 +86,11 @@ class _Piece:
 
 
 class Choices:
-    """The texts of an answer.
+    """The choices of a response.
 
     Args:
-        body: The request.
-        texts: Its texts.
-        begins: What an echo of the prompt of each is.
-        goes_on: Whether the first token of the prompt is the last of what was before.
-        token_text: Returns a token as text.
+        begins: The echo of the prompt of each.
+        goes_on: Whether the first token of the prompt is the last token of the session.
     """
 
     def __init__(
@@ -107,15 +104,15 @@ class Choices:
         self._body, self._texts, self._begins = body, texts, begins
         self._goes_on, self._token_text = goes_on, token_text
         self._offsets = [0] * len(texts)
-        self._pieces: dict[int, _Piece] = {}
+        self._pieces: dict[int, _Output] = {}
 
     def add(self, number: int, event: Event) -> None:
-        """Add what happened to a text."""
+        """Add an event of a text."""
         if isinstance(event, PromptRead) and not self._body.echo:
             return
         piece = self._pieces.get(number)
         if piece is None:
-            piece = self._pieces[number] = _Piece()
+            piece = self._pieces[number] = _Output()
         if isinstance(event, Drawn):
             piece.texts.append(event.text)
             piece.tokens.append(event.token)
@@ -134,16 +131,16 @@ class Choices:
             piece.reason = "stop" if event.reason == "stop" else "length"
 
     def take(self) -> list[dict[str, Any]]:
-        """Return what has come since the last time, for the texts of which something has."""
+        """Return the new output of each text that has any."""
         pieces, self._pieces = self._pieces, {}
         return [self._json(number, piece) for number, piece in pieces.items()]
 
     def take_all(self) -> list[dict[str, Any]]:
-        """Return what has come, for every text."""
-        none = _Piece()
+        """Return the output of every text."""
+        none = _Output()
         return [self._json(n, self._pieces.get(n, none)) for n in range(len(self._texts))]
 
-    def _json(self, number: int, piece: _Piece) -> dict[str, Any]:
+    def _json(self, number: int, piece: _Output) -> dict[str, Any]:
         choice: dict[str, Any] = {
             "index": number,
             "text": "".join(piece.texts),
@@ -175,16 +172,16 @@ class Choices:
 
 log = logging.getLogger("transformer_xl.serve")
 
-_LONG = 4096
-"""Characters that are cut into tokens while others wait; more are cut beside them."""
+_MAX_INLINE = 4096
+"""Characters that are tokenized in the event loop; longer prompts are tokenized in a thread."""
 _SEED_BITS = 48
-"""Of seeds that nobody chose: few enough to be written as they are in JavaScript."""
+"""Bits of a random seed: few enough to be exact as a number in JavaScript."""
 _EVENT_SECONDS = 0.002
-"""Least time from one event to the next, of all streams together."""
+"""Least time between two events, of all streamed responses together."""
 
 
 async def complete(service: Service, body: CompletionRequest, request: Request) -> Response:
-    """Answer a request for completions."""
+    """Handle a request for completions."""
     started = time.monotonic()
     session = await service.open_session(body.session) if body.session else None
     answer = Answer(service, body, session, started)
@@ -194,11 +191,11 @@ async def complete(service: Service, body: CompletionRequest, request: Request) 
         if session:
             await service.close_session(session, None)
         raise
-    gone = asyncio.ensure_future(_gone(request))
+    gone = asyncio.ensure_future(_disconnected(request))
     answer.watch(gone)
     is_streamed = False
     try:
-        # An answer that fails at once can still say so by its status.
+        # Before the headers are sent: an early failure is still returned as a status.
         await answer.first()
         if not body.stream:
             await answer.rest()
@@ -210,20 +207,13 @@ async def complete(service: Service, body: CompletionRequest, request: Request) 
         return _EventStream(answer, request, gone)
     finally:
         if not is_streamed:
-            # Of a text that has ended already, nobody asks it.
+            # No effect on texts that have ended.
             answer.cancel()
             gone.cancel()
 
 
 class Answer:
-    """The texts of one request.
-
-    Args:
-        service: The server.
-        body: The request.
-        session: The session in which the one text goes on.
-        started: When the request came.
-    """
+    """The texts of one request, or the one text that continues a session."""
 
     def __init__(
         self, service: Service, body: CompletionRequest, session: Session | None, started: float
@@ -235,22 +225,22 @@ class Answer:
         self._texts: list[Text] = []
         self._begins: list[str] = []
         self._about: dict[str, Any] = {}
-        """How its texts are drawn, and warnings of its prompts."""
+        """Settings of sampling, and warnings about the prompts."""
         self._n_prompt = self._n_going = 0
         self._events: list[tuple[int, Event]] = []
-        self._gone: asyncio.Future | None = None
+        self._disconnected: asyncio.Future | None = None
         self._waiter: asyncio.Future | None = None
         self._is_woken = False
         self._error: ApiError | None = None
         self._due = 0.0
-        """When the next event may be written."""
+        """When the next event may be sent."""
 
     async def begin(self) -> None:
-        """Check the request and hand its texts to the engine.
+        """Validate the request and submit its texts to the engine.
 
         Raises:
-            ApiError: Something in it cannot be.
-            QueueFullError: Too many texts wait.
+            ApiError: The request is invalid.
+            QueueFullError: The queue is full.
         """
         body, limits = self._body, self._service.settings
         if body.model not in (None, self._service.name):
@@ -264,10 +254,10 @@ class Answer:
         if body.best_of not in (None, n):
             raise ApiError(400, f"best_of={body.best_of} must be n={n}", "unsupported", "best_of")
         if body.attention and not self._service.model.has_attention:
-            message = "this model has no attention to look at: leave attention out"
+            message = "this model has no attention to return: leave attention out"
             raise ApiError(400, message, "unsupported", "attention")
-        make = partial(self._make, n, max_tokens)
-        if n * _size(body.prompt) > _LONG:
+        make = partial(self._make_texts, n, max_tokens)
+        if n * _size(body.prompt) > _MAX_INLINE:
             await asyncio.to_thread(make)
         else:
             make()
@@ -281,7 +271,7 @@ class Answer:
             self._service.token_text,
         )
 
-    def _make(self, n: int, max_tokens: int) -> None:
+    def _make_texts(self, n: int, max_tokens: int) -> None:
         body, limits = self._body, self._service.settings
         prompts, warnings = read_prompts(self._service, body)
         n_texts = n * len(prompts)
@@ -289,7 +279,7 @@ class Answer:
             message = f"{len(prompts)} prompts times n={n} must be at most {limits.max_texts}"
             raise ApiError(400, message, "too_many", "n")
         if self._session and n_texts > 1:
-            message = "a session goes on with one text: give one prompt, and n=1"
+            message = "a session is continued by one text: give one prompt, and n=1"
             raise ApiError(400, message, "too_many", "session")
         sampler = self._service.sampler(body.temperature, body.top_k, body.top_p)
         stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
@@ -300,10 +290,10 @@ class Answer:
             before = tuple(state.read.tolist())
         seed: Any = body.seed
         if seed is None:
-            # The session's own random numbers go on; else the seed is said, to draw the same again.
+            # A session continues its random numbers; else the response returns a new seed.
             seed = secrets.randbits(_SEED_BITS) if state is None else state.random
-        told = seed if isinstance(seed, int) else None
-        settings = {**sampler.settings, "seed": told, "max_tokens": max_tokens}
+        shown = seed if isinstance(seed, int) else None
+        settings = {**sampler.settings, "seed": shown, "max_tokens": max_tokens}
         self._about = {"settings": settings, **({"warnings": warnings} if warnings else {})}
         for begin, ids in prompts:
             prompt = (*last, *ids)
@@ -322,7 +312,7 @@ class Answer:
                     generator=random_numbers(own),
                     sampler=sampler,
                     max_tokens=max_tokens,
-                    sink=partial(self._take, number),
+                    sink=partial(self._receive, number),
                     logprobs=body.logprobs,
                     scores_prompt=bool(body.echo) and body.logprobs is not None,
                     attention=body.attention or 0,
@@ -332,13 +322,13 @@ class Answer:
                 self._texts.append(text)
                 self._begins.append(begin)
 
-    def _take(self, number: int, event: Event) -> None:
-        """Take what the engine tells, in the thread of the server."""
+    def _receive(self, number: int, event: Event) -> None:
+        """Handle an event of the engine, in the thread of the event loop."""
         if isinstance(event, Ended) and self._session:
-            # What was finished is saved before anybody is told.
+            # The session is saved before the end is reported.
             self._service.keep(self._close(number, event, self._session))
         else:
-            self._put(number, event)
+            self._add_event(number, event)
 
     async def _close(self, number: int, event: Ended, session: Session) -> None:
         try:
@@ -346,28 +336,28 @@ class Answer:
         except ApiError as error:
             event = Ended("failed", event.text, None, error.message)
         except Exception:
-            # Whatever it was, somebody waits for the end.
-            log.exception("session %s could not be given back", session.name)
+            # Whatever failed, the request still waits for the end.
+            log.exception("session %s could not be released", session.name)
             message = "the session could not be saved: see the log"
             event = Ended("failed", event.text, None, message)
-        self._put(number, event)
+        self._add_event(number, event)
 
-    def _put(self, number: int, event: Event) -> None:
+    def _add_event(self, number: int, event: Event) -> None:
         self._events.append((number, event))
         if isinstance(event, Ended):
             self._n_going -= 1
             if event.reason == "failed":
                 self._error = ApiError(500, event.error, "failed")
             elif event.reason == "late":
-                message = "the time of the request was over before it began"
+                message = "the request waited longer than its time limit: try again later"
                 self._error = ApiError(503, message, "late")
         elif isinstance(event, PromptRead) or time.monotonic() < self._due:
-            # It goes with what comes next.
+            # It is sent together with the next event.
             return
         self._wake()
 
     def _wake(self, *_: Any) -> None:
-        # Kept, where nobody waits just now: an event is being written.
+        # Remembered for the next wait: an event may be being sent now.
         self._is_woken = True
         if self._waiter and not self._waiter.done():
             self._waiter.set_result(None)
@@ -379,21 +369,21 @@ class Answer:
         self._is_woken = False
 
     def watch(self, gone: asyncio.Future) -> None:
-        """Wait for nothing any more when the client has left."""
-        self._gone = gone
+        """Stop waiting when the client disconnects."""
+        self._disconnected = gone
         gone.add_done_callback(self._wake)
 
     @property
     def _is_watched(self) -> bool:
-        return not (self._gone and self._gone.done())
+        return not (self._disconnected and self._disconnected.done())
 
     def cancel(self) -> None:
-        """Let all texts end: nobody waits for them."""
+        """Cancel all texts."""
         for text in self._texts:
             text.is_cancelled = True
 
     async def first(self) -> None:
-        """Wait for the first token, or until the client has left.
+        """Wait for the first token, or until the client disconnects.
 
         Raises:
             ApiError: There will be none.
@@ -405,20 +395,20 @@ class Answer:
             self._service.metrics.first_token.observe(time.monotonic() - self._started)
 
     async def rest(self) -> None:
-        """Wait for all, or until the client has left.
+        """Wait for the end of all texts, or until the client disconnects.
 
         Raises:
             ApiError: The engine failed.
         """
-        # Nobody is told before the end.
+        # Tokens do not wake the waiting task.
         self._due = float("inf")
         while self._n_going and self._is_watched:
             await self._wait()
             self._check()
 
     def whole(self, request: Request) -> Response:
-        """Return the answer, after :meth:`rest`."""
-        self._note(request)
+        """Return the complete response, after :meth:`rest`."""
+        self._record_usage(request)
         for number, event in self._events:
             self._choices.add(number, event)
         chunk = self._chunk(self._choices.take_all())
@@ -427,16 +417,16 @@ class Answer:
     async def stream(
         self, request: Request, send: Callable[[bytes, bool], Awaitable[None]]
     ) -> None:
-        """Write the answer as it comes, as events, as long as the client is there.
+        """Stream the response as events, as long as the client is connected.
 
-        All that has come until an event can be written goes with it. To write one costs the
-        server much more than a token, so a stream writes the less often the more of them there
-        are, and no token waits for longer than until the next one.
+        An event has all output since the last one. An event costs the server much more than a
+        token, so the interval between events grows with the number of streams, and no token waits
+        for longer than until the next one.
         """
         options = self._body.stream_options
         usage = {"usage": None} if options and options.include_usage else {}
         written, chunk = b"", self._chunk([]) | usage
-        # Of the first event alone, and before what is split at the empty list of choices.
+        # Only in the first event; at its start, as the JSON is split at the empty choices.
         first, later = (encoded(x | chunk).rpartition(b"[]") for x in (self._about, {}))
         try:
             while self._is_watched:
@@ -462,11 +452,11 @@ class Answer:
         except ApiError as error:
             written += _event(content(error))
         await send(written + b"data: [DONE]\n\n", False)
-        self._note(request)
+        self._record_usage(request)
 
     @property
     def usage(self) -> dict[str, int]:
-        """How many tokens were read and drawn."""
+        """Number of tokens read and sampled."""
         drawn = sum(len(text.written) for text in self._texts)
         return {
             "prompt_tokens": self._n_prompt,
@@ -476,7 +466,7 @@ class Answer:
 
     @contextmanager
     def streaming(self) -> Iterator[None]:
-        """Count as one that writes events."""
+        """Count this response as streaming inside a ``with`` block."""
         self._service.n_streams += 1
         try:
             yield
@@ -488,7 +478,7 @@ class Answer:
             self.cancel()
             raise self._error
 
-    def _note(self, request: Request) -> None:
+    def _record_usage(self, request: Request) -> None:
         usage, metrics = self.usage, self._service.metrics
         metrics.prompt_tokens.inc(usage["prompt_tokens"])
         metrics.completion_tokens.inc(usage["completion_tokens"])
@@ -506,7 +496,7 @@ class Answer:
 
 
 class _EventStream(StreamingResponse):
-    """An answer as it comes; who leaves ends it."""
+    """A streamed response; it ends if the client disconnects."""
 
     def __init__(self, answer: Answer, request: Request, gone: asyncio.Future) -> None:
         super().__init__(
@@ -514,10 +504,10 @@ class _EventStream(StreamingResponse):
             media_type="text/event-stream",
             headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
         )
-        self._answer, self._request, self._gone = answer, request, gone
+        self._answer, self._request, self._disconnected = answer, request, gone
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Write it, in this task: starlette's own would start two more."""
+        """Send it in this task: starlette's implementation would start two more."""
 
         async def write(body: bytes, more: bool) -> None:
             await send({"type": "http.response.body", "body": body, "more_body": more})
@@ -529,7 +519,7 @@ class _EventStream(StreamingResponse):
                 await self._answer.stream(self._request, write)
         finally:
             self._answer.cancel()
-            self._gone.cancel()
+            self._disconnected.cancel()
 
 
 def _event(value: dict[str, Any]) -> bytes:
@@ -537,13 +527,13 @@ def _event(value: dict[str, Any]) -> bytes:
 
 
 def _size(prompt: str | list[Any]) -> int:
-    """Return how many characters or tokens there are."""
+    """Return the number of characters or tokens."""
     if isinstance(prompt, str):
         return len(prompt)
     return sum(1 if isinstance(each, int) else len(each) for each in prompt)
 
 
-async def _gone(request: Request) -> None:
-    """Wait until the client has left."""
+async def _disconnected(request: Request) -> None:
+    """Wait until the client disconnects."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""What goes wrong, in the shape of OpenAI's errors: JSON for every status."""
+"""Errors in OpenAI's format: JSON for every status."""
 
 import json
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from transformer_xl.apps.serve.engine import QueueFullError
 from transformer_xl.apps.serve.sessions import (
-    NoRoomError,
     SessionBusyError,
     SessionError,
     SessionMissingError,
+    StorageFullError,
     TooManySessionsError,
 )
 
@@ -25,18 +25,26 @@ _TYPES = {
     409: "conflict_error",
     429: "rate_limit_error",
 }
+_OF_SESSION = {
+    SessionMissingError: (404, "", "session_not_found"),
+    SessionBusyError: (409, ": wait until it has ended", "session_busy"),
+    TooManySessionsError: (429, ": delete one", "too_many_sessions"),
+    StorageFullError: (
+        507,
+        ": free space on the disk of the server, or delete sessions",
+        "no_room",
+    ),
+    SessionError: (409, "", "session_not_saved"),
+}
 RETRY_SECONDS = 1
-"""After how long one may ask again."""
+"""Value of the header Retry-After."""
 
 
 class ApiError(Exception):
-    """A request that is answered with an error.
+    """An error response.
 
-    Args:
-        status: The status of HTTP.
-        message: What is wrong, the rule, the remedy.
-        code: A word for programs.
-        param: The field that is wrong.
+    The message has the value, the rule and the remedy; ``code`` is for programs, ``param`` is the
+    invalid field.
     """
 
     def __init__(
@@ -46,12 +54,12 @@ class ApiError(Exception):
         self.status, self.message, self.code, self.param = status, message, code, param
 
 
-# Made once: json.dumps makes one each time.
+# Created once: json.dumps with options creates an encoder for each call.
 _ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def encoded(value: Any) -> bytes:
-    """Return JSON in ASCII, in which a character that has no UTF-8 can be quoted, too."""
+    """Return JSON in ASCII, which can also hold lone surrogates."""
     return _ENCODER.encode(value).encode()
 
 
@@ -61,7 +69,7 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Write a value."""
+        """Encode a value."""
         return encoded(content)
 
 
@@ -78,7 +86,7 @@ def content(error: ApiError) -> dict[str, Any]:
 
 
 def response(error: ApiError, headers: Mapping[str, str] | None = None) -> JsonResponse:
-    """Return the answer to a request that failed."""
+    """Return the response to a request that failed."""
     headers = dict(headers or {})
     if error.status in (429, 503):
         headers["Retry-After"] = str(RETRY_SECONDS)
@@ -88,18 +96,10 @@ def response(error: ApiError, headers: Mapping[str, str] | None = None) -> JsonR
 
 
 def of_session(error: Exception, name: str) -> ApiError:
-    """Say why a session cannot be had."""
-    if isinstance(error, SessionMissingError):
-        return ApiError(404, str(error), "session_not_found", "session")
-    if isinstance(error, SessionBusyError):
-        return ApiError(409, f"{error}: wait until it has ended", "session_busy", "session")
-    if isinstance(error, TooManySessionsError):
-        return ApiError(429, f"{error}: delete one", "too_many_sessions", "session")
-    if isinstance(error, NoRoomError):
-        message = f"{error}: make room on the disk of the server, or delete sessions"
-        return ApiError(507, message, "no_room", "session")
+    """Return the response for an error of a session."""
     if isinstance(error, SessionError):
-        return ApiError(409, str(error), "session_not_saved", "session")
+        status, remedy, code = _OF_SESSION[type(error)]
+        return ApiError(status, f"{error}{remedy}", code, "session")
     if isinstance(error, ValueError):
         message = f"session {name!r} was made with another model: delete it, or take another name"
         return ApiError(409, message, "session_of_another_model", "session")
@@ -110,7 +110,7 @@ def of_session(error: Exception, name: str) -> ApiError:
 
 
 def add_handlers(app: FastAPI) -> None:
-    """Answer every error in the same shape."""
+    """Return every error in the same format."""
 
     @app.exception_handler(ApiError)
     async def _known(request: Request, error: ApiError) -> Response:
@@ -128,8 +128,8 @@ def add_handlers(app: FastAPI) -> None:
         message = f"{where}: {first['msg']}"
         status = 422
         if first["type"] == "json_invalid":
-            # Its place is a character of the body, and no field.
-            message = f"the body is no JSON: {first['ctx']['error']}, character {place}"
+            # Its location is a character of the body instead of a field.
+            message = f"the body is not valid JSON: {first['ctx']['error']}, character {place}"
             status, place = 400, ""
         return response(ApiError(status, message, first["type"], place or None))
 
@@ -140,7 +140,7 @@ def add_handlers(app: FastAPI) -> None:
         if error.detail and error.detail != phrase:
             message += f": {error.detail}"
         if error.status_code in (404, 405):
-            message += "; GET /openapi.json lists what there is"
+            message += "; GET /openapi.json lists the endpoints"
         code = phrase.lower().replace(" ", "_")
         return response(ApiError(error.status_code, message, code), error.headers)
 

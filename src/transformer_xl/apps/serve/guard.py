@@ -1,10 +1,10 @@
-"""What every request passes: who may ask, how much it may send; and what is written of it."""
+"""Middleware for every request: authentication, limits, metrics and the access log."""
 
 import asyncio
 import hmac
 import logging
 import time
-from typing import Any
+from collections.abc import Iterator
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -14,9 +14,9 @@ from transformer_xl.apps.serve.service import Service
 
 log = logging.getLogger("transformer_xl.serve")
 
-_LOCAL = ("localhost", "127.0.0.1", "::1")
-_OPEN = ("/", "/openapi.json", "/health", "/health/live", "/health/ready")
-"""What needs no key: nothing of it tells what others wrote."""
+_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
+_PUBLIC_PATHS = ("/", "/openapi.json", "/health", "/health/live", "/health/ready")
+"""Paths that need no key: they reveal nothing of other users' texts."""
 _BODY_SECONDS = 30.0
 """How long a client may take to send its request."""
 _HEADERS = (
@@ -27,26 +27,23 @@ _HEADERS = (
 
 
 class Guard:
-    """Refuses what may not pass, and counts and logs all requests.
+    """Authenticates, limits, counts and logs all requests.
 
-    A server that listens on this machine alone answers only to the machine's own names: else a
-    page of another host could point its name here, and a browser would let it read everything.
-
-    Args:
-        app: What answers.
-        service: The server.
+    A server on a loopback address accepts only the host names of this machine, against DNS
+    rebinding: a page of another host could resolve its own name to this address, and a browser
+    would let it read everything.
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
         host = service.settings.host
         names = {name.lower() for name in service.settings.names}
-        self._hosts = {*_LOCAL, *names} if host in _LOCAL else None
+        self._hosts = {*_LOOPBACK_HOSTS, *names} if host in _LOOPBACK_HOSTS else None
         key = service.settings.api_key
         self._key = None if key is None else f"Bearer {key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let a request pass, or answer it."""
+        """Pass a request on, or respond with an error."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -63,7 +60,7 @@ class Guard:
             try:
                 body = await self._checked(scope, receive)
             except ApiError as error:
-                # What was not read would be taken for the next request.
+                # The unread rest of the body would be parsed as the next request.
                 close = {"Connection": "close"} if error.status in (408, 413) else None
                 await response(error, close)(scope, receive, sending)
             else:
@@ -72,18 +69,18 @@ class Guard:
             self._record(scope, status, time.perf_counter() - started)
 
     async def _checked(self, scope: Scope, receive: Receive) -> bytes:
-        """Return the body of a request that may pass.
+        """Check a request and return its body.
 
         Raises:
-            ApiError: It may not.
+            ApiError: It is refused.
         """
         headers = Headers(scope=scope)
         if self._hosts is not None and _host(headers.get("host", "")) not in self._hosts:
             raise ApiError(
-                421, "this server answers to localhost alone: see --names", "misdirected"
+                421, "this server accepts only the host localhost: see --names", "misdirected"
             )
         given = headers.get("authorization", "").encode("latin-1")
-        if self._key is not None and scope["path"] not in _OPEN:
+        if self._key is not None and scope["path"] not in _PUBLIC_PATHS:
             scheme, _, rest = given.partition(b" ")
             given = scheme.lower().capitalize() + b" " + rest
             if not hmac.compare_digest(given, self._key):
@@ -92,7 +89,7 @@ class Guard:
         body = await self._body(headers, receive)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if body and kind != "application/json":
-            # Which a page of another host cannot send without asking first.
+            # A page of another origin cannot send this type without a preflight request.
             message = "the content type must be application/json"
             raise ApiError(415, message, "unsupported_media_type")
         return body
@@ -109,7 +106,7 @@ class Guard:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise ApiError(400, "the client has left", "client_closed_request")
+                        raise ApiError(400, "the client disconnected", "client_closed_request")
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     if size > limit:
@@ -121,14 +118,14 @@ class Guard:
             raise ApiError(408, message, "timeout") from None
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
-        # The pattern and not the path: names that clients make up would be counted each.
+        # The route instead of the path: each invented path would become a metric of its own.
         route = getattr(scope.get("route"), "path", "other")
         metrics, method = self._service.metrics, scope["method"]
         method = method if method in ("GET", "POST", "DELETE") else "other"
         metrics.requests.labels(method, route, str(status)).inc()
         metrics.seconds.labels(route).observe(seconds)
         note = scope.get("note")
-        # As it came, in ASCII; without what follows a question mark.
+        # As received, in ASCII, without the query string.
         path = scope.get("raw_path", b"").partition(b"?")[0].decode("ascii", "replace")
         path = "".join(c if c.isprintable() else "?" for c in path[:200])
         log.info("%s %s %d %.3f s%s", method, path, status, seconds, f", {note}" if note else "")
@@ -143,14 +140,10 @@ def _host(value: str) -> str:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """Return a body that was read, once; then whatever comes."""
-    is_given = False
+    """Return a ``receive`` that first returns the body that was read already."""
+    given: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
 
-    async def again() -> Any:
-        nonlocal is_given
-        if is_given:
-            return await receive()
-        is_given = True
-        return {"type": "http.request", "body": body, "more_body": False}
+    async def again() -> Message:
+        return next(given, None) or await receive()
 
     return again

@@ -1,4 +1,4 @@
-"""What requests and answers look like."""
+"""The schemas of requests and responses."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,13 +10,13 @@ _Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class StreamOptions(BaseModel):
-    """How an answer is streamed."""
+    """Options of a streamed response."""
 
     include_usage: bool = False
 
 
 class CompletionRequest(BaseModel):
-    """A text to be continued, as OpenAI's completions have it, and what only a memory can do."""
+    """A request for completions: OpenAI's fields, and those for sessions and attention."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -24,9 +24,9 @@ class CompletionRequest(BaseModel):
     prompt: str | list[str] | list[Token] | list[list[Token]] = ""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(
-        None, description="None, as for top_p and top_k: as the model's folder says."
+        None, description="None, as for top_p and top_k: the default of the model folder."
     )
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="1: no cut.")
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="1: all tokens.")
     top_k: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     stop: _Stop | Annotated[list[_Stop], Field(max_length=16)] | None = None
@@ -36,12 +36,12 @@ class CompletionRequest(BaseModel):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     session: SessionName | None = Field(
-        None, description="Name of a session: the text goes on from its memory, which is kept."
+        None, description="Name of a session: its text is continued, and its memory is kept."
     )
     attention: Annotated[int, Field(ge=0, le=64)] | None = Field(
-        None, description="For each token, how many of the places it was predicted from are told."
+        None, description="For each token, how many positions of the largest attention to return."
     )
-    # Of OpenAI's, these are taken where they ask for nothing.
+    # OpenAI's other fields are accepted if their values have no effect.
     user: str | None = None
     suffix: None = None
     best_of: Annotated[int, Field(ge=1)] | None = None
@@ -60,22 +60,22 @@ class Logprobs(BaseModel):
 
 
 class Choice(BaseModel):
-    """A text, or a piece of one."""
+    """A text, or a part of one."""
 
     index: int
     text: str
     logprobs: Logprobs | None = None
     finish_reason: Literal["stop", "length"] | None
-    token_ids: list[int] = Field(description="The tokens that were drawn.")
+    token_ids: list[int] = Field(description="The sampled tokens.")
     attention: list[list[tuple[int, float]]] | None = Field(
         None,
-        description="For each token that was drawn, how many tokens back (0: the one before it) "
-        "and what share of the attention of all heads and layers was there.",
+        description="For each sampled token, pairs of a distance in tokens (0: the token before) "
+        "and its share of the attention, averaged over heads and layers.",
     )
 
 
 class Usage(BaseModel):
-    """How many tokens were read and drawn."""
+    """Number of tokens read and sampled."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -83,20 +83,20 @@ class Usage(BaseModel):
 
 
 class Drawing(BaseModel):
-    """How texts are drawn: what the request asked for, and else what the model's folder says."""
+    """The settings of sampling: those of the request, else those of the model folder."""
 
     temperature: float
     top_k: int | None = Field(description="None: from all tokens.")
     top_p: float | None = Field(description="None: from all tokens.")
     seed: int | None = Field(
-        description="Of the first text; text k has the seed plus k. None: the session's own random "
-        "numbers went on."
+        description="Of the first text; text k has the seed plus k. None: the session continued "
+        "its own random numbers."
     )
     max_tokens: int
 
 
 class Completion(BaseModel):
-    """An answer."""
+    """A response."""
 
     id: str
     object: Literal["text_completion"] = "text_completion"
@@ -104,11 +104,11 @@ class Completion(BaseModel):
     model: str
     choices: list[Choice]
     usage: Usage | None = None
-    settings: Drawing | None = Field(None, description="In a stream, of the first event alone.")
+    settings: Drawing | None = Field(None, description="In a stream, only in the first event.")
     warnings: list[str] | None = Field(
         None,
-        description="What of the prompts is not in the vocabulary and is read as <unk>, if any. In "
-        "a stream, of the first event alone.",
+        description="Words or characters of the prompts that are not in the vocabulary and are "
+        "read as <unk>. In a stream, only in the first event.",
     )
 
 
@@ -119,12 +119,12 @@ class Model(BaseModel):
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "transformer-xl"
-    about: str = Field(description="What it is, in words.")
-    attention: bool = Field(description="Whether it can show what a token was predicted from.")
+    about: str = Field(description="A description.")
+    attention: bool = Field(description="Whether it has attention weights to return.")
 
 
 class ModelList(BaseModel):
-    """All of them."""
+    """All models that are served."""
 
     object: Literal["list"] = "list"
     data: list[Model]
@@ -139,26 +139,26 @@ class SessionInfo(BaseModel):
     is_busy: bool
     is_saved: bool
     in_memory: bool
-    nbytes: int = Field(description="Its size in memory; 0 where it is on the disk alone.")
+    nbytes: int = Field(description="Its size in memory; 0 if it is only on the disk.")
 
 
 class SessionDetail(SessionInfo):
-    """A session, and what it remembers."""
+    """A session, and the content of its memory."""
 
-    remembered: int = Field(description="How many positions each layer remembers.")
+    remembered: int = Field(description="Number of positions in the memory of each layer.")
     tokens: list[int] = Field(description="The tokens there, and the last one, not yet read.")
     texts: list[str] = Field(description="These tokens as text.")
 
 
 class SessionList(BaseModel):
-    """All sessions, those used last first."""
+    """All sessions, the most recently used first."""
 
     object: Literal["list"] = "list"
     data: list[SessionInfo]
 
 
 class Deleted(BaseModel):
-    """A session that is no more."""
+    """A session that was deleted."""
 
     id: str
     object: Literal["session"] = "session"
@@ -166,18 +166,18 @@ class Deleted(BaseModel):
 
 
 class Attention(BaseModel):
-    """What the next token of a session will be predicted from."""
+    """The attention with which the next token of a session is predicted."""
 
     session: str
     shares: list[float] = Field(
-        description="Mean over the heads and layers, oldest place first, the last token last."
+        description="Mean over heads and layers, oldest position first, the last token last."
     )
-    tokens: list[int] = Field(description="The tokens there; fewer where older ones are not known.")
+    tokens: list[int] = Field(description="The tokens there; fewer if older ones are not known.")
     texts: list[str]
 
 
 class Health(BaseModel):
-    """Whether the server is well."""
+    """The health of the server."""
 
     status: Literal["ok"]
 
@@ -190,13 +190,13 @@ class _About(BaseModel):
 
 
 class ErrorBody(BaseModel):
-    """What went wrong."""
+    """The body of an error response."""
 
     error: _About
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return what the description says of errors."""
+    """Return the error responses of an endpoint for the OpenAPI description."""
     always = (400, 401, 408, 413, 415, 421, 422, 500)
     return {
         status: {"model": ErrorBody, "description": "An error"}

@@ -22,50 +22,50 @@ class ServeSettings:
     """How a model is served."""
 
     host: str = "127.0.0.1"
-    """Address to listen on; any but 127.0.0.1 opens the server to others, see above."""
+    """Address to listen on; any but 127.0.0.1 exposes the server to others, see above."""
     port: Annotated[int, Range(ge=0, le=65_535)] = 8000
-    """Port to listen on; 0: a free one, which is said."""
+    """Port to listen on; 0: a free one, which is logged."""
     names: tuple[str, ...] = ()
-    """Names of hosts, besides localhost, that requests may be addressed to: those of a proxy."""
+    """Host names that are accepted besides localhost, such as that of a proxy."""
     api_key: str | None = field(default=None, metadata=HIDDEN)
-    """Key that requests must bring, Authorization: Bearer KEY; better in TXL_API_KEY, unseen."""
+    """Key that requests must send, Authorization: Bearer KEY; better set by TXL_API_KEY."""
     name: str | None = None
     """Name of the model; None: that of its folder."""
     sessions: Path | None = None
-    """Folder in which sessions are kept; None: in memory alone, until the server ends."""
+    """Folder in which sessions are saved; None: in memory only, until the server stops."""
     save: Literal["answer", "later"] = "answer"
-    """answer: before an answer ends, so a kill loses nothing; later: when it leaves the memory."""
+    """answer: before a response ends, so a kill loses nothing; later: when evicted from memory."""
     max_sessions: Count = 10_000
-    """Sessions that are kept in all."""
+    """Largest number of sessions, in memory and on the disk."""
     sessions_in_memory: Count = 1_000
-    """Sessions in memory; those used least recently are on the disk alone."""
+    """Largest number of sessions in memory; the least recently used are evicted to the disk."""
     session_bytes: Count = 1 << 30
-    """Bytes of the sessions in memory."""
+    """Largest number of bytes of the sessions in memory."""
     session_idle: Positive = 604_800.0
-    """Seconds after which a session that nobody uses is deleted."""
+    """Seconds after which an unused session is deleted."""
     max_batch: Count = 64
-    """Texts written side by side."""
+    """Batch size: largest number of texts generated at once."""
     piece: Count = 128
-    """Tokens of a prompt read between two steps of the other texts."""
+    """Tokens of a prompt that are read between two steps of the other texts."""
     max_prompt: Count = 65_536
-    """Tokens of a prompt."""
+    """Largest number of tokens of a prompt."""
     max_tokens: Count = 4_096
-    """Tokens of an answer."""
+    """Largest number of tokens of a response."""
     max_texts: Count = 64
-    """Texts of a request: its prompts times n."""
+    """Largest number of texts of a request: its prompts times n."""
     max_queue: Count = 256
-    """Texts that wait for a place; beyond, a request is refused with 429."""
+    """Largest number of waiting texts; beyond, a request is refused with 429."""
     max_connections: Count = 1_024
-    """Connections at once; beyond, a request is refused with 503."""
+    """Largest number of connections; beyond, a request is refused with 503."""
     max_seconds: Positive = 300.0
-    """Seconds of a request; then its texts end where they are."""
+    """Time limit of a request in seconds; then its texts are truncated."""
     max_body: Count = 1 << 20
-    """Bytes of a request."""
+    """Largest size of a request in bytes."""
     shutdown_seconds: NotNegative = 10.0
-    """Seconds that running requests have when the server is told to stop."""
+    """Seconds that running requests have to finish when the server stops."""
 
     def __post_init__(self) -> None:
         check(self)
-        # Not shown: an error ends up in logs.
+        # The key itself is not shown: errors are logged.
         is_plain = self.api_key is None or (self.api_key.isascii() and self.api_key.isprintable())
         require(is_plain and self.api_key != "", "api_key must be printable ASCII and not empty")

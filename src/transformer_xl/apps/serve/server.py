@@ -1,8 +1,8 @@
-"""The process that serves: a socket, connections with time limits, signals, an orderly end."""
+"""The server process: the socket, timeouts of connections, signals, graceful shutdown."""
 
 import asyncio
+import errno
 import logging
-import os
 import signal
 import socket
 import sys
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from filelock import FileLock, Timeout
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from transformer_xl.apps.serve.api import create_app
@@ -23,40 +24,42 @@ from transformer_xl.data import Vocab
 from transformer_xl.model import LanguageModel
 
 SECONDS = 20.0
-"""How long a client may take to send the head of a request, or to take what was written."""
+"""How long a client may take to send the headers of a request, or to receive a response."""
 
 
 class PatientProtocol(H11Protocol):
-    """HTTP/1.1 with an end to patience.
+    """HTTP/1.1 with timeouts.
 
-    A connection is closed when the head of a request is not complete after so many seconds
-    (bodies have a limit of their own, in :mod:`transformer_xl.apps.serve.guard`; between requests
-    it is uvicorn's ``timeout_keep_alive``), and when a client has taken nothing for as long of
-    what was written to it.
+    A connection is closed when the headers of a request are not complete after ``SECONDS`` (the
+    body has its own limit, in :mod:`transformer_xl.apps.serve.guard`; between requests it is
+    uvicorn's ``timeout_keep_alive``), and when the client receives nothing for as long.
     """
 
-    _head: asyncio.TimerHandle | None = None
-    _stuck: asyncio.TimerHandle | None = None
+    _header_timeout: asyncio.TimerHandle | None = None
+    _write_timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Wait for a request."""
+        """Start the timeout of the first request."""
         super().connection_made(transport)
-        self._expect()
+        self._start_timeout()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait for nothing more."""
-        self._head, self._stuck = _cancelled(self._head), _cancelled(self._stuck)
+        """Cancel all timeouts."""
+        self._header_timeout, self._write_timeout = (
+            _cancelled(self._header_timeout),
+            _cancelled(self._write_timeout),
+        )
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
-        """Take what came; when a request began with it, nothing is waited for."""
+        """Parse what was received; cancel the timeout once the headers are complete."""
         super().handle_events()
         if self.cycle is not None and not self.cycle.response_complete:
-            self._head = _cancelled(self._head)
+            self._header_timeout = _cancelled(self._header_timeout)
 
     def on_response_complete(self) -> None:
-        """Wait for the next request."""
-        self._expect()
+        """Start the timeout of the next request."""
+        self._start_timeout()
         super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -65,18 +68,18 @@ class PatientProtocol(H11Protocol):
         self.loop.call_later(SECONDS, self.transport.abort)
 
     def pause_writing(self) -> None:
-        """Wait for the client to take what was written."""
+        """Start the timeout of a client that does not receive."""
         super().pause_writing()
-        self._stuck = self.loop.call_later(SECONDS, self.transport.abort)
+        self._write_timeout = self.loop.call_later(SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """Go on: the client has taken it."""
-        self._stuck = _cancelled(self._stuck)
+        """Cancel the timeout: the client receives again."""
+        self._write_timeout = _cancelled(self._write_timeout)
         super().resume_writing()
 
-    def _expect(self) -> None:
-        _cancelled(self._head)
-        self._head = self.loop.call_later(SECONDS, self.transport.abort)
+    def _start_timeout(self) -> None:
+        _cancelled(self._header_timeout)
+        self._header_timeout = self.loop.call_later(SECONDS, self.transport.abort)
 
 
 def _cancelled(timer: asyncio.TimerHandle | None) -> None:
@@ -84,27 +87,19 @@ def _cancelled(timer: asyncio.TimerHandle | None) -> None:
         timer.cancel()
 
 
-try:
-    import fcntl
-except ImportError:  # Where there is none, two servers are not kept apart.
-    fcntl = None
-
 log = logging.getLogger("transformer_xl.serve")
 
 _SWITCH_SECONDS = 0.001
-"""After how long a thread lets another one go on that waits for it."""
+"""Interval after which a thread releases the interpreter lock to a waiting one."""
 _MARGIN = 2.0
-"""Seconds in which texts that were cut are still sent."""
+"""Seconds to send truncated texts."""
 
 
 class Server(uvicorn.Server):
-    """A server that ends its texts and saves its sessions before it stops.
+    """A server that finishes its texts and saves its sessions before it stops.
 
-    On SIGTERM or SIGINT it takes no more requests; running ones have ``shutdown_seconds``, are
-    then ended where they are, and sent within two seconds more.
-
-    Args:
-        service: What it serves.
+    On SIGTERM or SIGINT it accepts no more requests; running ones have ``shutdown_seconds``, are
+    then truncated, and sent within two seconds more.
     """
 
     def __init__(self, service: Service) -> None:
@@ -114,7 +109,7 @@ class Server(uvicorn.Server):
             create_app(service),
             http=PatientProtocol,
             limit_concurrency=settings.max_connections,
-            # Nothing asks where a request came from.
+            # The address of the client is not used.
             proxy_headers=False,
             log_config=None,
             access_log=False,
@@ -127,7 +122,7 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Let signals end the server; afterwards they do again what they did before."""
+        """Stop the server on signals; restore the previous handlers afterwards."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -140,7 +135,7 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Take no more, end what runs, save."""
+        """Stop accepting, finish or truncate running texts, save the sessions."""
         service = self.service
         service.is_closing = True
         log.info("stopping: running requests have %g s", service.settings.shutdown_seconds)
@@ -154,10 +149,10 @@ class Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens.
+    """Return a listening socket.
 
     Raises:
-        OSError: The address is in use or not of this machine.
+        OSError: The address is in use or does not belong to this machine.
     """
     try:
         kind = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -168,10 +163,10 @@ def listen(host: str, port: int) -> socket.socket:
 
 @contextmanager
 def alone_in(folder: Path | None) -> Iterator[None]:
-    """Hold the folder of the sessions; two servers would write over what each other saved.
+    """Lock the folder of the sessions: two servers would overwrite each other's files.
 
     Raises:
-        OSError: It cannot be used, or another server uses it.
+        OSError: It cannot be used, or another server has locked it.
     """
     if folder is None:
         yield
@@ -179,29 +174,27 @@ def alone_in(folder: Path | None) -> Iterator[None]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
-        raise OSError(f"sessions={folder} is no folder: name one, or a new one") from error
-    if fcntl is None:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
+        raise OSError(f"sessions={folder} is not a folder: give a folder or a new path") from error
+    lock = FileLock(folder / ".lock", blocking=False, thread_local=False)
     try:
-        # It ends with the process, however that ends.
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(descriptor)
+        # The lock is released with the process, even if it is killed.
+        lock.acquire()
+    except Timeout as error:
         raise OSError(
-            f"another server keeps its sessions in {folder}: end it, or name another folder"
+            f"another server keeps its sessions in {folder}: stop it, or give another folder"
         ) from error
-    except OSError:  # A file system without locks.
-        pass
+    except OSError as error:
+        # Some network file systems do not support locks.
+        if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+            raise
     try:
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
 def address_of(listening: socket.socket) -> str:
-    """Return the address for a browser."""
+    """Return the URL."""
     host, port = listening.getsockname()[:2]
     return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
 
@@ -214,30 +207,24 @@ def serve(
     name: str,
     generation: GenerateConfig | None = None,
 ) -> None:
-    """Serve a model until a signal comes.
+    """Serve a model, in evaluation mode, until a signal stops it.
 
-    Args:
-        model: The model, in evaluation mode.
-        vocab: Its vocabulary.
-        weights: Its weights file, to which sessions belong.
-        settings: Addresses and limits.
-        name: What the model is called.
-        generation: How it draws what a request leaves open. None: as tokens are distributed.
+    Sessions belong to ``weights``, its weights file. ``generation`` has the defaults of sampling;
+    None: the model's distribution as it is.
 
     Raises:
-        OSError: The address cannot be listened on, or the folder of the sessions not be
-            used.
+        OSError: It cannot listen on the address, or cannot use the folder of the sessions.
     """
     with listen(settings.host, settings.port) as listening, alone_in(settings.sessions):
         server = Server(Service(model, vocab, weights, settings, name, generation))
         found = len(server.service.sessions)
-        where = f"in {settings.sessions}" if settings.sessions else "in memory alone"
+        where = f"in {settings.sessions}" if settings.sessions else "in memory only"
         log.info("%s with %d sessions %s", name, found, where)
         drawing = server.service.sampler(None, None, None).settings
         known = ", ".join(f"{key} {'none' if x is None else x}" for key, x in drawing.items())
-        log.info("drawing, where a request says nothing else, with %s", known)
+        log.info("default sampling: %s", known)
         log.info("listening on %s", address_of(listening))
-        # The engine computes all the time; who waits for requests should not wait 5 ms for it.
+        # The engine's thread is always busy; the default interval of 5 ms would delay requests.
         sys.setswitchinterval(_SWITCH_SECONDS)
         server.run(sockets=[listening])
         log.info("stopped")

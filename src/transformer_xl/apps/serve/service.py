@@ -1,4 +1,4 @@
-"""What a server has: the model, the engine, the sessions, the numbers it counts."""
+"""The state of a server: the model, the engine, the sessions, the metrics."""
 
 import asyncio
 import logging
@@ -6,50 +6,88 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from transformer_xl.apps.serve.engine import Engine, Events
+from transformer_xl.apps.serve.engine import Engine, Events, tell
 from transformer_xl.apps.serve.errors import of_session
-from transformer_xl.apps.serve.prometheus import Metrics
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.sessions import Session, SessionError, Sessions
-from transformer_xl.apps.serve.texts import Event, Text
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.device import total_memory
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate import Sampler, State
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.needs import full_memory, require_room
+from transformer_xl.model.limits import full_memory, require_bytes
 from transformer_xl.model.reading import read
 
 log = logging.getLogger("transformer_xl.serve")
 
 _DISK_THREADS = 4
-_LONGEST_PAUSE = 60.0
-"""Seconds after which it is looked at the latest which sessions have expired."""
+_MAX_EXPIRY_INTERVAL = 60.0
+"""Seconds between two checks for expired sessions, at most."""
+
+
+_SECONDS_BUCKETS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
+)
+
+
+class Metrics:
+    """Metrics for Prometheus; ``gauges``, a help text and a function each, are read on request."""
+
+    def __init__(self, gauges: dict[str, tuple[str, Callable[[], float]]]) -> None:
+        self._registry = registry = CollectorRegistry()
+        counter = partial(Counter, registry=registry)
+        seconds = partial(Histogram, buckets=_SECONDS_BUCKETS, registry=registry)
+        self.requests = counter("txl_requests", "Requests.", ["method", "path", "status"])
+        self.seconds = seconds(
+            "txl_request_seconds", "Seconds from a request to the end of its answer.", ["path"]
+        )
+        self.first_token = seconds(
+            "txl_first_token_seconds", "Seconds from a request to its first token."
+        )
+        self.prompt_tokens = counter("txl_prompt_tokens", "Tokens read.")
+        self.completion_tokens = counter("txl_drawn_tokens", "Tokens drawn.")
+        self.batch = Histogram(
+            "txl_batch_texts",
+            "Texts batched in a step.",
+            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
+            registry=registry,
+        )
+        self.save_seconds = seconds("txl_session_save_seconds", "Seconds to save a session.")
+        self.engine_seconds = Gauge(
+            "txl_engine_seconds", "Processor time of the engine's thread.", registry=registry
+        )
+        for name, (about, value) in gauges.items():
+            Gauge(name, about, registry=registry).set_function(value)
+
+    def stepped(self, batch: int) -> None:
+        """Record a step and its batch size; to be called in the engine's thread."""
+        self.batch.observe(batch)
+        self.engine_seconds.set(time.thread_time())
+
+    def page(self) -> bytes:
+        """Return all metrics in the text format of Prometheus."""
+        return generate_latest(self._registry)
 
 
 class Service:
     """A model that is served.
 
-    Args:
-        model: The model, in evaluation mode.
-        vocab: Its vocabulary.
-        weights: Its weights file.
-        settings: Limits.
-        name: What it is called.
-        generation: How it draws what a request leaves open: ``temperature``, ``top_k``, ``top_p``.
-            None: as tokens are distributed.
+    The model is in evaluation mode. ``generation`` has the defaults for ``temperature``, ``top_k``
+    and ``top_p``; None: the model's distribution as it is.
 
     Raises:
-        OSError: The folder of the sessions cannot be made or read.
+        OSError: The folder of the sessions cannot be created or read.
         RuntimeError: The model cannot run.
-        ValueError: There is no room for as many texts as may be written side by side.
+        ValueError: The memories of ``max_batch`` texts do not fit into the device.
     """
 
     def __init__(
@@ -97,7 +135,7 @@ class Service:
             max_queue=settings.max_queue,
             piece=settings.piece,
             deliver=self._deliver,
-            watcher=self.metrics,
+            stepped=self.metrics.stepped,
         )
         self.token_text = lru_cache(maxsize=65_536)(self._token_text)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -106,7 +144,7 @@ class Service:
         self._kept: set[asyncio.Task] = set()
 
     def sampler(self, temperature: float | None, top_k: int | None, top_p: float | None) -> Sampler:
-        """Return how a request is drawn: as it asks, and else as the folder of the model says."""
+        """Return the sampler of a request; settings that it omits are those of the model folder."""
         usual = self.generation
         return Sampler(
             usual.temperature if temperature is None else temperature,
@@ -117,53 +155,53 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are taken."""
+        """Whether requests are accepted."""
         return self.engine.is_alive and not self.is_closing
 
     async def start(self) -> None:
-        """Begin to work."""
+        """Start the engine and the expiry of sessions."""
         self._loop = asyncio.get_running_loop()
         self.engine.start()
         self._expiring = asyncio.create_task(self._expire())
 
     async def stop(self) -> None:
-        """End all texts where they are and save the sessions."""
+        """Truncate all texts and save the sessions."""
         self.is_closing = True
         if self._expiring:
             self._expiring.cancel()
         await asyncio.to_thread(self.engine.stop)
-        # The last events have been handed over; what they began on the disk has its turn.
+        # Run the callbacks of the last events: they submit their saves to the disk threads.
         await asyncio.sleep(0)
         await asyncio.to_thread(self._disk.shutdown)
         if failed := await asyncio.to_thread(self.sessions.save_all):
             log.error("%d sessions could not be saved", failed)
 
     async def on_disk(self, function: Callable[..., Any], *given: Any) -> Any:
-        """Call what may wait for the disk, and let others go on meanwhile."""
+        """Call a function that may block on the disk, in a thread of its own."""
         return await asyncio.get_running_loop().run_in_executor(self._disk, function, *given)
 
     async def open_session(self, name: str) -> Session:
-        """Take a session for a request.
+        """Acquire a session for a request.
 
         Raises:
-            ApiError: It cannot be had.
+            ApiError: It is not available.
         """
         if self.sessions.is_at_hand(name):
-            with _told(name):
+            with _session_errors(name):
                 return self.sessions.open(name)
         return await self.with_session(self.sessions.open, name)
 
     async def with_session(self, function: Callable[[str], Any], name: str) -> Any:
-        """Call what may wait for the disk with the name of a session.
+        """Call a function that may block on the disk with the name of a session.
 
         Raises:
-            ApiError: The session cannot be had.
+            ApiError: The session is not available.
         """
-        with _told(name):
+        with _session_errors(name):
             return await self.on_disk(function, name)
 
     async def close_session(self, session: Session, state: State | None) -> None:
-        """Give a session back, saved if it has gone on and that is wanted.
+        """Release a session; save it if it has a new state and the settings ask for it.
 
         Raises:
             ApiError: It cannot be saved.
@@ -178,26 +216,26 @@ class Service:
             self.metrics.save_seconds.observe(time.perf_counter() - started)
 
     def keep(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do something to its end, whether or not anybody waits for it."""
+        """Run a coroutine to its end, even if the request that started it is gone."""
         task = asyncio.ensure_future(work)
         self._kept.add(task)
         task.add_done_callback(self._kept.discard)
 
     async def ask(self, function: Callable[[], Any]) -> Any:
-        """Let the engine's thread call a function of the model.
+        """Call a function of the model in the engine's thread.
 
         Raises:
-            QueueFullError: The server ends.
+            QueueFullError: The server is stopping.
         """
         return await asyncio.wrap_future(self.engine.ask(function))
 
     def _deliver(self, events: Events) -> None:
-        """Hand on, in the thread of the server, what the engine tells."""
+        """Pass the events of the engine to the thread of the event loop."""
         assert self._loop is not None
-        self._loop.call_soon_threadsafe(_tell, events)
+        self._loop.call_soon_threadsafe(tell, events)
 
     def _token_text(self, token: int) -> str:
-        """Return a token as text; bytes that are no character as OpenAI writes them."""
+        """Return a token as text; invalid UTF-8 is escaped as OpenAI does."""
         try:
             raw = self.vocab.decode_bytes([token])
         except ValueError:
@@ -210,7 +248,7 @@ class Service:
 
     async def _expire(self) -> None:
         while True:
-            await asyncio.sleep(min(_LONGEST_PAUSE, self.settings.session_idle / 2))
+            await asyncio.sleep(min(_MAX_EXPIRY_INTERVAL, self.settings.session_idle / 2))
             try:
                 if gone := await self.on_disk(self.sessions.expire):
                     log.info("%d sessions expired", gone)
@@ -220,16 +258,16 @@ class Service:
 
 @torch.no_grad()
 def _require_working(model: LanguageModel, max_batch: int) -> None:
-    """Refuse what would take requests and fail: too many texts, or a model that cannot run."""
+    """Check before requests are accepted that all memories fit and that the model runs."""
     mem_len = model.config.mem_len
     each = full_memory(model, mem_len)
     fitting = (total_memory(model.device) or 0) // max(each, 1)
-    require_room(
+    require_bytes(
         "the memories of all texts, once full,",
         max_batch * each,
         model.device,
         {"max_batch": max_batch, "mem_len": mem_len},
-        f"lower --max_batch, to {fitting:,} at the most" if fitting else "take another model",
+        f"lower --max_batch, to at most {fitting:,}" if fitting else "use a smaller model",
     )
     try:
         start = model.keep(model.start_memory(1))
@@ -239,20 +277,15 @@ def _require_working(model: LanguageModel, max_batch: int) -> None:
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         raise RuntimeError(f"the model cannot run: it failed to read a token: {error}") from error
     if not works:
-        raise RuntimeError("the model cannot run: what it predicts is not a number")
+        raise RuntimeError("the model cannot run: its predictions are NaN; restore its weights")
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
-    """Say in the shape of OpenAI why a session cannot be had."""
+def _session_errors(name: str) -> Iterator[None]:
+    """Turn errors of sessions into an :class:`ApiError`."""
     try:
         yield
     except (SessionError, ValueError, RuntimeError, OSError) as error:
         if not isinstance(error, SessionError):
             log.error("session %s: %s", name, error)
         raise of_session(error, name) from error
-
-
-def _tell(events: list[tuple[Text, Event]]) -> None:
-    for text, event in events:
-        text.sink(event)

@@ -1,8 +1,8 @@
 """Sessions: texts whose memory is kept between requests, in memory and in files.
 
-A session handles one request at a time. What was used least recently leaves the memory and stays
-on the disk; what nobody uses for long is deleted. Files are those of
-:mod:`transformer_xl.inference.generate.session`, replaced atomically.
+A session handles one request at a time. The least recently used ones are evicted from memory to
+the disk; unused ones expire. Files are those of :mod:`transformer_xl.inference.generate.session`,
+replaced atomically.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ _SUFFIX = ".safetensors"
 
 
 class SessionError(Exception):
-    """A session cannot be had."""
+    """A session is not available."""
 
 
 class SessionMissingError(SessionError):
@@ -35,25 +35,25 @@ class SessionBusyError(SessionError):
 
 
 class TooManySessionsError(SessionError):
-    """There are as many sessions as may be."""
+    """The largest number of sessions is reached."""
 
 
-class NoRoomError(SessionError):
+class StorageFullError(SessionError):
     """The memory is full of sessions that cannot be saved."""
 
 
 @dataclass(eq=False)
 class Session:
-    """A text that goes on.
+    """A text that is continued by one request after another.
 
     Attributes:
         name: Its name.
         used: When it was last used, in seconds since 1970.
-        state: What it goes on from; None: it is on the disk, or has not begun.
+        state: The state to continue from; None: it is on the disk, or has not begun.
         nbytes: Size of the state.
         is_saved: Whether the file holds the state.
-        is_busy: Whether a request has it.
-        is_moving: Whether it is on its way between memory and disk.
+        is_busy: Whether a request has acquired it.
+        is_moving: Whether it is being loaded or saved.
     """
 
     name: str
@@ -71,15 +71,15 @@ def is_name(name: str) -> bool:
 
 
 def size_of(state: State) -> int:
-    """Return the bytes of what a session goes on from."""
-    # Views, where state_dict() would copy all.
+    """Return the bytes of a state."""
+    # Views: state_dict() would copy all.
     found = *state.mems.tensors, state.mems.forgotten, state.random, state.read
     return sum(x.nbytes for x in found if x is not None)
 
 
 def path_of(folder: Path, name: str) -> Path:
     """Return the file of a session."""
-    # Some file systems take a and A for one name; and a folder should not become too large.
+    # Some file systems ignore case; subfolders keep each folder small.
     digest = hashlib.sha256(name.encode()).hexdigest()
     return folder / digest[:2] / f"{name}.{digest[:12]}{_SUFFIX}"
 
@@ -93,22 +93,22 @@ def saved_sessions(folder: Path) -> Iterator[tuple[str, float]]:
 
 
 class Sessions:
-    """All sessions of a model; its methods may wait for the disk, and any thread may call them.
+    """All sessions of a model. Methods may block on the disk; they are thread-safe.
 
     Args:
         weights: The weights file of the model, to which memories belong.
-        folder: Where they are kept. None: in memory alone.
-        most: How many there may be in all.
-        in_memory: How many in memory.
-        memory_bytes: How many bytes in memory.
-        largest: How many bytes one may come to have; without a folder, each counts as many.
+        folder: Where they are saved. None: in memory only.
+        most: Largest number in all.
+        in_memory: Largest number in memory.
+        memory_bytes: Largest number of bytes in memory.
+        largest: Bytes that one may grow to; without a folder, each counts as many.
         idle: Seconds after which an unused one is deleted.
-        saves_each: Whether each is saved whenever it has gone on.
+        saves_each: Whether each is saved after every request.
         model: The model that reads them. None: files are not checked against one.
-        clock: What time it is.
+        clock: Returns the time.
 
     Raises:
-        OSError: The folder cannot be made or read, or the weights file not be read.
+        OSError: The folder cannot be created or read, or the weights file cannot be read.
     """
 
     def __init__(
@@ -125,17 +125,17 @@ class Sessions:
         model: LanguageModel | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        # Now: while the server runs, a better model may take the place of this one in its folder.
+        # At the start: while the server runs, another model may be written to this folder.
         self._weights, self._folder = weights_checksum(weights), folder
         self._most = most if folder else min(most, in_memory)
         self._in_memory, self._memory_bytes, self._largest = in_memory, memory_bytes, largest
         self._idle, self._saves_each = idle, saves_each
         self._model, self._clock = model, clock
         self._lock = threading.Condition()
-        # In the order of their last use; those in memory once more.
+        # Both in the order of last use; the second has those in memory.
         self._all: dict[str, Session] = {}
         self._held: dict[str, Session] = {}
-        # Bytes of these; and how many are in use and not in memory yet.
+        # Bytes of those in memory; number of acquired sessions whose state is not in memory yet.
         self._nbytes = self._n_coming = 0
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
@@ -147,28 +147,28 @@ class Sessions:
 
     @property
     def n_in_memory(self) -> int:
-        """How many are in memory."""
+        """Number of sessions in memory."""
         return len(self._held)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of those in memory."""
+        """Bytes of the sessions in memory."""
         return self._nbytes
 
     def open(self, name: str) -> Session:
-        """Take a session for a request, or begin it; :meth:`close` gives it back.
+        """Acquire a session for a request, or create it; :meth:`close` releases it.
 
         Raises:
-            SessionBusyError: Another request has it.
-            TooManySessionsError: There is no room for a new one.
-            NoRoomError: The memory is full, and the disk cannot be written.
+            SessionBusyError: Another request has acquired it.
+            TooManySessionsError: The largest number of sessions is reached.
+            StorageFullError: The memory is full, and the disk cannot be written.
             RuntimeError: Its file is damaged.
             ValueError: Its file belongs to another model.
             OSError: Its file cannot be read.
         """
-        self._make_room(name)
+        self._evict_for(name)
         with self._lock:
-            session = self._settled(name)
+            session = self._after_move(name)
             if session is None:
                 if len(self._all) >= self._most:
                     raise TooManySessionsError(
@@ -184,45 +184,45 @@ class Sessions:
                 raise SessionBusyError(f"session {name!r} is in use by another request")
             session.is_busy = True
             self._n_coming += session.state is None
-            # The one used last is the last.
+            # Keep the order of last use.
             self._all[name] = self._all.pop(name)
         try:
             if session.state is None and session.is_saved:
                 self._load(session)
         except BaseException:
-            self._give_back(session)
+            self._release(session)
             raise
         return session
 
     def is_at_hand(self, name: str) -> bool:
-        """Whether :meth:`open` need not wait for the disk."""
+        """Whether :meth:`open` would not block on the disk."""
         session = self._all.get(name)
         if session is None:
-            return not self._is_over()
+            return not self._exceeds_limits()
         return not session.is_moving and (session.state is not None or session.is_busy)
 
     def close(self, session: Session, state: State | None = None) -> None:
-        """Give a session back.
+        """Release a session.
 
         Args:
             session: The session.
-            state: What it goes on from. None: from where it was.
+            state: Its new state. None: the state is unchanged.
 
         Raises:
-            OSError: It cannot be saved; it goes on in memory.
+            OSError: It cannot be saved; it stays in memory.
         """
         try:
             if state is not None:
-                self._hold(session, state)
+                self._set_state(session, state)
                 session.is_saved = False
                 if self._folder and self._saves_each:
                     self._save(session)
         finally:
-            self._give_back(session)
+            self._release(session)
             self._evict()
 
-    def look(self, name: str) -> State:
-        """Return what a session goes on from; it may be in use, and whoever wants it can have it.
+    def peek(self, name: str) -> State:
+        """Return the state of a session without acquiring it, even while it is in use.
 
         Raises:
             SessionError: It does not exist, or has not begun.
@@ -235,7 +235,7 @@ class Sessions:
             if session.state is not None:
                 return session.state
             if not session.is_saved:
-                raise SessionMissingError(f"session {name!r} has just begun: there is nothing yet")
+                raise SessionMissingError(f"session {name!r} has just begun and has no state yet")
             if session.is_busy:
                 raise SessionBusyError(f"session {name!r} is in use by another request")
             session.is_moving = True
@@ -247,12 +247,12 @@ class Sessions:
         return state
 
     def all(self) -> list[Session]:
-        """Return all, those used last first."""
+        """Return all, the most recently used first."""
         with self._lock:
             return [*reversed(self._all.values())]
 
     def find(self, name: str) -> Session | None:
-        """Return a session as it is, for a look at it."""
+        """Return a session without loading it, or None."""
         return self._all.get(name)
 
     def save(self, name: str) -> None:
@@ -263,20 +263,18 @@ class Sessions:
             OSError: It cannot be saved.
         """
         if not self._folder:
-            raise SessionError("sessions are in memory alone: start the server with --sessions DIR")
+            raise SessionError("sessions are in memory only: start the server with --sessions DIR")
         with self._lock:
-            session = self._existing(name)
-            if session.is_busy:
-                raise SessionBusyError(f"session {name!r} is in use by another request")
+            session = self._existing(name, is_free=True)
             session.is_moving = True
         with self._moving(session):
             if not session.is_saved:
                 self._save(session)
 
     def save_all(self) -> int:
-        """Save all that are not saved and not in use; return how many could not be.
+        """Save all that have changed and are not in use; return how many saves failed.
 
-        None is lost when another cannot be saved.
+        A failed save does not keep the others from being saved.
         """
         failed = 0
         for session in self.all() if self._folder else []:
@@ -296,13 +294,10 @@ class Sessions:
             OSError: The file cannot be deleted.
         """
         with self._lock:
-            session = self._existing(name)
-            if session.is_busy:
-                raise SessionBusyError(f"session {name!r} is in use by another request")
-            self._remove(session)
+            self._remove(self._existing(name, is_free=True))
 
     def expire(self) -> int:
-        """Delete those that nobody used for long; return how many.
+        """Delete those that were not used for ``idle`` seconds; return how many.
 
         Raises:
             OSError: Some cannot be deleted; the others are.
@@ -311,8 +306,8 @@ class Sessions:
         failed: list[OSError] = []
         for name in [s.name for s in self.all() if s.used < before]:
             with self._lock:
-                session = self._settled(name)
-                # Others may have been deleted meanwhile, and this one be used again.
+                session = self._after_move(name)
+                # It may have been deleted or used meanwhile.
                 if session and session.used < before and not session.is_busy:
                     try:
                         self._remove(session)
@@ -326,18 +321,20 @@ class Sessions:
     def _remove(self, session: Session) -> None:
         if self._folder:
             path_of(self._folder, session.name).unlink(missing_ok=True)
-        self._hold(session, None)
+        self._set_state(session, None)
         del self._all[session.name]
 
-    def _existing(self, name: str) -> Session:
-        session = self._settled(name)
+    def _existing(self, name: str, *, is_free: bool = False) -> Session:
+        session = self._after_move(name)
         if session is None:
             raise SessionMissingError(f"there is no session {name!r}")
+        if is_free and session.is_busy:
+            raise SessionBusyError(f"session {name!r} is in use by another request")
         return session
 
     @contextmanager
     def _moving(self, session: Session) -> Iterator[None]:
-        """Let others wait who want a session that moves between memory and disk."""
+        """Block other callers while a session is loaded or saved."""
         try:
             yield
         finally:
@@ -345,14 +342,14 @@ class Sessions:
                 session.is_moving = False
                 self._lock.notify_all()
 
-    def _settled(self, name: str) -> Session | None:
+    def _after_move(self, name: str) -> Session | None:
         """Find a session; wait while it moves."""
         while (session := self._all.get(name)) and session.is_moving:
             self._lock.wait()
         return session
 
-    def _hold(self, session: Session, state: State | None) -> None:
-        """Keep a state in memory, or none."""
+    def _set_state(self, session: Session, state: State | None) -> None:
+        """Set the state in memory, or drop it; update the byte counts."""
         with self._lock:
             self._held.pop(session.name, None)
             if session.is_busy:
@@ -363,48 +360,48 @@ class Sessions:
             if state is not None:
                 self._held[session.name] = session
 
-    def _give_back(self, session: Session) -> None:
+    def _release(self, session: Session) -> None:
         with self._lock:
             self._n_coming -= session.state is None
             session.is_busy, session.used = False, self._clock()
             self._all.pop(session.name, None)
-            # One that has never begun is none.
+            # A session that never got a state is not kept.
             if session.state is not None or session.is_saved:
                 self._all[session.name] = session
 
-    def _make_room(self, name: str) -> None:
-        """Let others leave the memory before one comes that is not there.
+    def _evict_for(self, name: str) -> None:
+        """Evict others before a session is loaded.
 
         Raises:
-            NoRoomError: They cannot.
+            StorageFullError: They cannot be saved.
         """
         session = self._all.get(name)
         if session and (session.state is not None or session.is_busy):
             return
         if error := self._evict():
-            raise NoRoomError(
+            raise StorageFullError(
                 f"{len(self._held)} sessions in memory, as many as may be, and not all of them "
                 f"can be saved ({error})"
             )
 
-    def _is_over(self) -> bool:
-        """Whether more is in memory, or will be when those that were begun are, than may be."""
+    def _exceeds_limits(self) -> bool:
+        """Whether the sessions in memory and those being loaded exceed a limit."""
         with self._lock:
             n = len(self._held) + self._n_coming
             nbytes = self._nbytes + self._n_coming * self._largest
             return n > self._in_memory or nbytes > self._memory_bytes
 
     def _evict(self) -> OSError | None:
-        """Let those used least recently leave the memory, as far as there is a disk.
+        """Evict the least recently used to the disk, if there is one, until the limits hold.
 
         Returns:
-            Why more than may be are still there; None where they are not, or are all in use.
+            The error that kept them from being saved; None if the limits hold or all are in use.
         """
         failed: OSError | None = None
-        while self._folder and self._is_over():
+        while self._folder and self._exceeds_limits():
             with self._lock:
                 free = (s for s in self._held.values() if not (s.is_busy or s.is_moving))
-                # Where one could not be saved, the next ones would not fare better.
+                # After a failed save the next ones would fail too.
                 session = next((s for s in free if s.is_saved or failed is None), None)
                 if session is None:
                     return failed
@@ -413,7 +410,7 @@ class Sessions:
                 with self._moving(session):
                     if not session.is_saved:
                         self._save(session)
-                    self._hold(session, None)
+                    self._set_state(session, None)
             except OSError as error:
                 # It stays in memory.
                 failed = error
@@ -428,4 +425,4 @@ class Sessions:
     def _load(self, session: Session) -> None:
         assert self._folder is not None
         state = load_state(path_of(self._folder, session.name), self._weights, self._model)
-        self._hold(session, state)
+        self._set_state(session, state)

@@ -1,4 +1,4 @@
-"""A text that is being written, and what is told of it as it goes."""
+"""A text that is being generated, and its events."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -12,38 +12,38 @@ from transformer_xl.inference.generate import Sampler, State, TextWriter
 from transformer_xl.model import Memory
 
 _CONTEXT = 16
-"""Tokens before a text that decide what stands between them and its first word."""
+"""Tokens of the context that decide the whitespace before the first word of a text."""
 _PROMPT_CONTEXT = 1024
-"""As many of a prompt, where they are at hand: a quotation may be open in it."""
+"""The same of a prompt, where more is available: it may have an open quotation."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """A token with its log-probability, and the likeliest ones in its place."""
+    """A token with its log-probability, and the most probable tokens at its position."""
 
     token: int
     log_prob: float | None
-    """None: nothing was before it."""
+    """None: it is the first token of the text."""
     top: tuple[tuple[int, float], ...] = ()
 
 
 @dataclass(frozen=True)
 class PromptRead:
-    """A prompt was read; its tokens are scored if that was asked for."""
+    """A prompt was read; its tokens are scored if the request asks for it."""
 
     scored: tuple[Scored, ...]
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A token was drawn."""
+    """A token was sampled."""
 
     token: int
     text: str
-    """What is certain with it."""
+    """The text that is final with it."""
     scored: Scored | None
     attended: tuple[tuple[int, float], ...] | None
-    """How many tokens back, and its share; 0 is the token before. None: nobody asked."""
+    """Distances in tokens, 0 the token before, and shares of attention. None: not requested."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class Ended:
     """A text has ended."""
 
     reason: Literal["stop", "length", "cancelled", "late", "failed"]
-    """late: its time was over before it began. failed: by a fault of the server."""
+    """late: the deadline passed before it began. failed: an internal error of the server."""
     text: str
-    """What was held back."""
+    """The remaining text that was held back."""
     state: State | None
-    """What a session goes on from. None: from where it was."""
+    """The new state of the session. None: unchanged."""
     error: str = ""
 
 
@@ -64,23 +64,23 @@ Event = PromptRead | Drawn | Ended
 
 @dataclass(eq=False)
 class Text:
-    """One text: what is asked for, and how far it is. The engine's thread alone changes it.
+    """One text: the request and its progress. Only the engine's thread changes it.
 
     Attributes:
-        prompt: Tokens to be read; of a session its last token first, which it has not read.
-        mems: The memory to begin with; None: as at the start of a text.
+        prompt: Tokens to read; of a session first its last token, which was sampled and not read.
+        mems: The initial memory; None: as at the start of a text.
         before: The tokens in that memory, as far as they are known.
-        writer: Turns tokens into text.
-        generator: Where its random numbers come from.
-        sampler: How tokens are drawn.
-        max_tokens: How many.
-        sink: Is told what happens; called by the engine's thread, so it must not wait.
-        logprobs: How many of the likeliest tokens are told of each; None: no scores.
+        writer: Decodes tokens to text.
+        generator: Its random number generator.
+        sampler: Samples its tokens.
+        max_tokens: Largest number of tokens.
+        sink: Called with each event in the engine's thread, so it must not block.
+        logprobs: How many of the most probable tokens are returned for each; None: no scores.
         scores_prompt: Whether the tokens of the prompt are scored, too.
-        attention: How many places are told that each token was predicted from.
-        keeps_state: Whether the state at the end is asked for.
+        attention: How many positions of the largest attention are returned for each token.
+        keeps_state: Whether the state at the end is returned.
         deadline: When it ends at the latest, by ``time.monotonic``.
-        is_cancelled: Set by any thread: nobody waits for it any more.
+        is_cancelled: Set by any thread to end it.
     """
 
     prompt: tuple[int, ...]
@@ -101,7 +101,7 @@ class Text:
 
     @property
     def to_read(self) -> tuple[int, ...]:
-        """What of the prompt is read at once; a text that will not be written keeps the last."""
+        """The part of the prompt to read; without tokens to generate, all but the last one."""
         return self.prompt if self.max_tokens else self.prompt[:-1]
 
     @property
@@ -111,15 +111,15 @@ class Text:
 
     @property
     def is_late(self) -> bool:
-        """Whether its time is over."""
+        """Whether the deadline has passed."""
         return time.monotonic() > self.deadline
 
     def state(self, mems: Memory, mem_len: int) -> State | None:
-        """Return what a session goes on from, if that is asked for."""
+        """Return the state for the session, if it is kept."""
         if not self.keeps_state:
             return None
         read = (*self.before, *self.prompt, *self.written)[:-1]
-        # As many as it can remember, and a few where that is nothing, to go on with the text.
+        # As many as it can remember; at least a few, which the decoder needs to continue the text.
         read = read[-max(mem_len, _CONTEXT) :]
         return State(
             mems,
@@ -132,6 +132,6 @@ class Text:
 def make_writer(
     vocab: Vocab, stop: Sequence[str], before: Sequence[int], prompt: Sequence[int]
 ) -> TextWriter:
-    """Return what turns the tokens behind a prompt into text."""
-    # Not all: a long prompt would take as long to be read as to be cut into tokens.
+    """Return the decoder of the tokens after a prompt."""
+    # Not the whole prompt: to decode a long one takes as long as to tokenize it.
     return TextWriter(vocab, stop, (*before[-_CONTEXT:], *prompt[-_PROMPT_CONTEXT:]))
