@@ -210,7 +210,7 @@ def test_every_scope_is_entered_by_some_kind_of_training(monkeypatch):
 
         return noted
 
-    monkeypatch.setattr(profiling, "_noting", noting)
+    monkeypatch.setattr(profiling, "_scoped", noting)
     names = {getattr(owner, name): (owner, name) for owner, name, _ in profiling.SCOPES}
     kinds = ({}, VARIANTS["sinusoids"], VARIANTS["adaptive softmax"], {"norm": "rms"})
     steps = [training(recipe(kind), CPU)[1] for kind in kinds]

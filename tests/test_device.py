@@ -5,7 +5,7 @@ import torch
 
 from transformer_xl.apps.bench.speed import circumstances
 from transformer_xl.apps.doctor import diagnose
-from transformer_xl.cli.science import _circumstances
+from transformer_xl.cli.science import _environment
 from transformer_xl.config import Config, DataConfig, ModelConfig
 from transformer_xl.config.device import autocast, describe_machine, pick_device, pick_precision
 
@@ -32,7 +32,7 @@ def test_whoever_describes_the_machine_says_the_same(monkeypatch, gpu):
     told = diagnose()
     assert (told["processor"], told["threads"]) == ("A processor", threads)
     assert told["device"] == (gpu or "cpu")
-    told = _circumstances()
+    told = _environment()
     assert (told["processor"], told["gpu"], told["threads"]) == ("A processor", gpu, threads)
     config = Config(model=ModelConfig(vocab_size=9), data=DataConfig())
     told = circumstances(config, CPU)

@@ -21,6 +21,7 @@ def plan(toy_recipe: Callable[..., Config]) -> Plan:
     return Plan(recipe=recipe, rows=tuple(rows), seeds=(1, 2), attn_lens=(4, 9), tokens=120)
 
 
+@pytest.mark.slow
 def test_each_row_is_a_run_that_is_not_made_twice(plan: Plan, tmp_path: Path) -> None:
     first = ablate(plan, tmp_path, lambda _: None)
     assert [(run["row"], run["seed"]) for run in first] == [
@@ -66,6 +67,7 @@ def test_a_folder_of_another_recipe_is_named_before_anything_runs(
     assert not (tmp_path / "recurrence-ours-full").exists()
 
 
+@pytest.mark.slow
 def test_seeds_make_different_runs_and_what_was_measured_can_be_read(
     plan: Plan, tmp_path: Path
 ) -> None:

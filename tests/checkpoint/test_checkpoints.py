@@ -155,7 +155,7 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(folder, name, damage):
     assert step == 1
     (line,) = said
     assert "step_00000002/" in line
-    assert "is damaged; going back to the checkpoint before it" in line
+    assert "is damaged; trying the checkpoint before it" in line
 
 
 @pytest.mark.parametrize("content", ["[]", "[1, 2]", "{}", '{"../../x": "0"}', "null"])

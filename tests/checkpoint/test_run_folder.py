@@ -204,8 +204,8 @@ def test_the_lock_ends_with_the_run(run, toy_recipe):
 
 
 def test_where_there_are_no_locks_one_trains_without(run, toy_recipe, monkeypatch):
-    def flock(*about):
+    def acquire(*about, **how):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
-    monkeypatch.setattr(run_folder.fcntl, "flock", flock)
+    monkeypatch.setattr(run_folder.FileLock, "acquire", acquire)
     RunFolder(run.path).begin(toy_recipe(model={"vocab_size": 30}), 10)

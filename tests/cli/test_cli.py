@@ -32,7 +32,7 @@ def test_help_lists_every_command_and_the_exit_codes(txl):
     assert ended.code == 0
     rows = [line.removeprefix("│").split() for line in ended.out.splitlines()]
     assert [row[1] for row in rows if row[:1] == ["•"]] == [*VERBS]
-    assert "exit codes: 0 done, 1 failed, 2 misused, 130 stopped by Ctrl-C" in ended.out
+    assert "exit codes: 0 success, 1 failure, 2 usage error, 130 interrupted by Ctrl-C" in ended.out
     assert txl("-h") == ended
 
 
@@ -88,7 +88,7 @@ def test_the_help_shows_what_a_setting_does_and_what_it_is_by_default(txl, toy_t
     text = " ".join(word for word in out.split() if word != "│")
     row = text[text.index("--model.d_inner INT") :][:160]
     assert "Width of the feed-forward layer" in row
-    assert "(as the recipe says; by default 2048)" in row
+    assert "(from the recipe; default: 2048)" in row
 
 
 @pytest.mark.parametrize(

@@ -65,7 +65,7 @@ def test_names_are_found_and_nothing_is_overwritten(txl, notes, small, byte_mode
     given = ("--model", byte_model)
     ended = txl("decompress", small, *given)
     assert ended.code == 1
-    assert "notes.txt is there already; --force replaces it" in ended.err
+    assert "notes.txt exists; --force overwrites it" in ended.err
     notes.write_bytes(b"changed")
     assert txl("compress", notes, *given).code == 1
     assert small.read_bytes() == before
@@ -114,18 +114,18 @@ def test_what_is_piped_in_replaces_a_file_only_by_force(txl, small, byte_model, 
             ended = txl(command[0], "-", out, *command[1:], *given, *words)
             assert ended.code == code
             if code:
-                assert f"{out} is there already; --force replaces it" in ended.err
+                assert f"{out} exists; --force overwrites it" in ended.err
             assert out.read_bytes() == (b"was here" if code else expected)
 
 
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["compress", "notes.txt"], "--model DIR says what predicts"),
+        (["compress", "notes.txt"], "give a model with --model DIR"),
         (["compress", "notes.txt", "--learn", "--lr", "-1"], "lr=-1"),
-        (["compress", "notes.txt", "-", "--learn", "--json"], "name a file"),
+        (["compress", "notes.txt", "-", "--learn", "--json"], "give an output file"),
         (["compress", "nothing", "--learn"], "cannot read nothing"),
-        (["decompress", "notes.txt", "x"], "no file of txl compress"),
+        (["decompress", "notes.txt", "x"], "not a file of txl compress"),
         (["decompress", "given.txl"], "--model DIR"),
     ],
     ids=str,
@@ -169,9 +169,9 @@ def test_what_is_wrong_is_said_of_the_file_that_it_is_wrong_with(txl, notes, sma
     for words, reason in (
         (["compress", tmp_path / "gone", "--learn"], f"cannot read {tmp_path / 'gone'}: No such"),
         (["compress", folder, "--learn"], f"cannot read {folder}: Is a directory"),
-        (["compress", notes, folder, "--learn"], f"{folder} is a folder: name a file in it"),
+        (["compress", notes, folder, "--learn"], f"{folder} is a folder: give a file in it"),
         (["compress", notes, folder, "--learn", "--force"], f"{folder} is a folder"),
-        (["compress", notes, notes, "--learn", "--force"], f"{notes} is the file that is read"),
+        (["compress", notes, notes, "--learn", "--force"], f"{notes} is the input file"),
         (["compress", notes, empty / "x", "--learn"], f"{empty} is a file, not a folder"),
         # A model that is none is not a damaged archive.
         (["decompress", small, out, "--model", folder], f"txl: {folder}"),
@@ -197,7 +197,7 @@ def test_another_model_is_named_beside_the_archive(txl, small, byte_model, tmp_p
     other.save_pretrained(tmp_path / "other", load_vocab(byte_model))
     ended = txl("decompress", small, tmp_path / "out", "--model", tmp_path / "other")
     assert ended.code == 2
-    assert f"{small}: it was made with another model" in ended.err
+    assert f"{small}: it was compressed with another model" in ended.err
     assert f"--model {tmp_path / 'other'}" in ended.err
 
 
@@ -206,7 +206,7 @@ def test_a_file_that_the_vocabulary_does_not_restore_is_named(txl, trained, tmp_
     path.write_text("the cat\nΩ\n", encoding="utf-8")
     ended = txl("compress", path, "--model", trained)
     assert ended.code == 2
-    assert f"{path}: the model's vocabulary (chars) cannot restore this file" in ended.err
+    assert f"{path}: the model's vocabulary (chars) cannot represent this file" in ended.err
     assert "'Ω' (1 in all, the first in line 2)" in ended.err
     # One remedy, that for compressing.
     assert ended.err.rstrip().endswith("; a model of bytes compresses any file")
@@ -236,10 +236,13 @@ def test_an_archive_of_what_does_not_shrink_needs_no_model(txl, byte_model, tmp_
     given = ("--model", byte_model)
     ended = txl("compress", noise, *given, "--learn")
     assert ended.code == 0
-    assert f"{noise} does not shrink and is stored: it can be restored anywhere" in ended.err
+    assert (
+        f"{noise} is incompressible and stored unchanged: it can be restored on any machine"
+        in ended.err
+    )
     ended = txl("decompress", tmp_path / "noise.txl", tmp_path / "out", *given)
     assert ended.code == 0
-    assert f"noise.txl needs no model: --model {byte_model} is not read" in ended.err
+    assert f"noise.txl needs no model: --model {byte_model} is ignored" in ended.err
     assert "without a model" not in ended.err
     assert (tmp_path / "out").read_bytes() == noise.read_bytes()
 
@@ -264,7 +267,7 @@ def test_where_a_learned_archive_restores_is_said_before_it_is_made(
     assert txl("compress", *given, "--learn").code == 0
     monkeypatch.setattr(compress, "compress", fail)
     before, _, _ = txl("compress", *given, "--learn").err.partition("here it computes")
-    assert "restored only on this kind of processor with this PyTorch" in before
+    assert "decompressed only on this kind of processor with this version of PyTorch" in before
 
 
 @pytest.mark.parametrize("words", [[], ["--learn"]], ids=str)
@@ -303,4 +306,4 @@ def test_the_standard_input_is_no_file_that_could_be_overwritten(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the cat saw a dog. " * 20)))
     ended = txl("compress", "-", out, "--model", byte_model, *words)
     assert ended.code == (0 if words else 1)
-    assert ("--force replaces it" in ended.err) == (not words)
+    assert ("--force overwrites it" in ended.err) == (not words)

@@ -103,8 +103,8 @@ def test_eval_knows_the_recipe_of_the_run_around_a_model(txl, trained):
 def test_eval_of_a_model_alone_asks_for_a_text(txl, alone, text):
     code, out, err = txl("eval", alone, "--json")
     assert (code, out) == (2, "")
-    assert "alone is a model without the recipe of its run" in err
-    assert "give any text with --file" in err
+    assert "alone is a model folder without a recipe" in err
+    assert "give a text with --file" in err
     assert txl("eval", alone, "--file", text).code == 0
 
 
@@ -118,12 +118,12 @@ def test_eval_refuses_a_corpus_with_another_vocabulary(txl, trained, text):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "a text of 0 tokens: at least 2 are needed"),
+        (b"", "is empty (0 tokens): at least 2 tokens are needed"),
         (b"t", "a text of 1 tokens"),
         ("Ω".encode(), "not in the vocabulary"),
         (
             b"the \xff",
-            "is no UTF-8 text: character 4 is the byte 0xff, and the model knows only chars",
+            "is not UTF-8 text: character 4 is the byte 0xff, and the vocabulary has only chars",
         ),
     ],
 )
@@ -198,7 +198,7 @@ def test_score_of_a_pipe_through_which_nothing_comes_is_empty(txl, trained, stdi
     stdin(b"")
     code, out, err = txl("score", trained, "-", "--by", by)
     assert (code, out) == (0, "")
-    assert "a text of 0 tokens" in err
+    assert "0 tokens" in err
     assert txl("score", trained, "-", "--json").json["nll"] is None
 
 
@@ -206,7 +206,7 @@ def test_generate_writes_the_prompt_and_goes_on(txl, trained):
     code, out, err = txl("generate", trained, "--prompt", "a dog ", "--length", 15)
     assert code == 0
     drawn = "temperature 1.0, top_k none, top_p none, seed 1, mem_len 8, weights float32"
-    assert err == f"drawing with {drawn}\n"
+    assert err == f"sampling with {drawn}\n"
     assert out.startswith("a dog ")
     assert len(out) == len("a dog ") + 15 + 1
     assert txl("generate", trained, "--prompt", "a dog ", "--length", 15).out == out
@@ -244,7 +244,7 @@ def test_generate_goes_on_without_the_prompt_of_the_recipe(txl, trained, tmp_pat
     words = ["generate", trained, "--length", 5, "--state", state]
     first = txl(*words)
     assert first.out.startswith("the ")
-    assert f"the memory is in {state}; the same command goes on from there" in first.err
+    assert f"saved the memory to {state}; the same command resumes from it" in first.err
     saved = state.read_bytes()
     assert len(txl(*words).out) == 5 + 1
     # What was typed is read, also where it is what the recipe says.
@@ -265,7 +265,7 @@ def test_weights_in_fewer_bits_say_what_they_cost(txl, trained, text, weights):
     assert scored == pytest.approx(ended.json["nll"], rel=1e-3)
     written = txl("generate", trained, "--weights", weights, "--length", 9)
     assert (written.code, len(written.out)) == (0, 4 + 9 + 1)
-    assert re.fullmatch(rf"drawing with .*, weights {weights}\n", written.err)
+    assert re.fullmatch(rf"sampling with .*, weights {weights}\n", written.err)
 
 
 @pytest.mark.parametrize("then", ["float32", "bfloat16", "int8"])
@@ -330,16 +330,16 @@ def test_several_prompts_are_continued_side_by_side(txl, trained):
         (["--prompt", ""], "the prompt is empty: give at least one token"),
         (
             ["--prompt", os.fsdecode(b"a\xff")],
-            "the prompt is no UTF-8 text: character 1 is the byte",
+            "the prompt is not UTF-8 text: character 1 is the byte",
         ),
         (["--mem_len", -1], "mem_len=-1 must be at least 0"),
-        (["--length", 0, "--json"], "length=0 writes without end: --json needs a length"),
-        (["--length", 0, "--samples", 2], "length=0 writes without end: several texts need a"),
+        (["--length", 0, "--json"], "length=0 generates without end: --json needs a --length"),
+        (["--length", 0, "--samples", 2], "length=0 generates without end: several texts need a"),
         (["--samples", 0], "samples=0 must be at least 1"),
-        (["--samples", 2, "--state", "x"], "--state keeps the memory of one text: leave out"),
+        (["--samples", 2, "--state", "x"], "--state saves the memory of one text: leave out"),
         (["--prompt", "a", "--prompts", "b", "c"], "--prompt and --prompts: give one of them"),
         (["--prompts", "a", ""], "the prompt is empty: give at least one token"),
-        (["--stop", ""], "--stop: a stop string is empty, every text would end before it begins"),
+        (["--stop", ""], "--stop: a stop string is empty, so every text would be empty"),
         (["--stop", "x", "", "--prompts", "a"], "--stop: a stop string is empty"),
     ],
 )

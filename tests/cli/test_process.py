@@ -55,7 +55,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(start, toy_toml, tmp_path):
     assert "stopping after this step and saving; Ctrl-C now stops at once" in err
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     step = int(checkpoint.name.removeprefix("step_"))
-    last = f"stopped at step {step} and saved; the same command goes on from there"
+    last = f"stopped at step {step} and saved; the same command resumes from there"
     assert err.splitlines()[-1] == last
 
 
@@ -66,7 +66,7 @@ def test_ctrl_c_while_it_writes_keeps_the_memory(start, trained, tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "the memory is in" in err
+    assert "saved the memory to" in err
     assert "Traceback" not in err
     assert load_file(state)["keys"].isfinite().all()
 
@@ -77,7 +77,7 @@ def test_a_reader_that_leaves_ends_the_writing(start, trained):
     process.stdout.close()
     assert process.wait(timeout=60) == 1
     # What it draws with, and no traceback.
-    assert re.fullmatch(r"drawing with .*\n", process.stderr.read())
+    assert re.fullmatch(r"sampling with .*\n", process.stderr.read())
 
 
 @pytest.mark.parametrize("words", [["--help"], ["recipes"], ["recipes", "--help"]])
@@ -107,15 +107,15 @@ def test_bytes_that_are_no_text_pass_through_the_command_line(tmp_path):
 
 
 REFUSED = {
-    "eval run --file empty.txt": (2, "empty.txt is empty, a text of 0 tokens: at least 2"),
-    "score run empty.txt": (2, "empty.txt is empty, a text of 0 tokens: at least 2"),
+    "eval run --file empty.txt": (2, "empty.txt is empty (0 tokens): at least 2"),
+    "score run empty.txt": (2, "empty.txt is empty (0 tokens): at least 2"),
     "score run none.txt": (1, "cannot read none.txt: No such file"),
     "score run run": (1, "cannot read run: Is a directory"),
     "eval none": (1, "none does not exist: give a model folder"),
     "generate none": (1, "none does not exist: give a model folder"),
     "compress text.txt out --model none": (1, "none does not exist: give a model folder"),
-    "compress text.txt --model run": (1, "text.txt.txl is there already"),
-    "decompress text.txt.txl --model run": (1, "text.txt is there already"),
+    "compress text.txt --model run": (1, "text.txt.txl exists; --force"),
+    "decompress text.txt.txl --model run": (1, "text.txt exists; --force"),
     "export run run": (1, "run exists and is not empty"),
 }
 PROGRAM = """

@@ -58,7 +58,7 @@ def test_recipes_copies_over_nothing(txl, tmp_path):
     (tmp_path / "mine.toml").write_text("mine")
     code, out, err = txl("recipes", "demo", "--copy", tmp_path / "mine.toml")
     assert (code, out) == (1, "")
-    assert "mine.toml exists already and was left as it is; give --copy another name" in err
+    assert "mine.toml exists and was not changed; give --copy another name" in err
     assert (tmp_path / "mine.toml").read_text() == "mine"
 
 
@@ -105,7 +105,7 @@ def test_train_prints_its_result_on_stdout_and_the_rest_on_stderr(txl, toy_toml,
         "mem_len",
     } <= {*ended.json}
     assert "step 2: validation" in ended.err
-    assert f"now try: txl generate {tmp_path / 'run'}" in ended.err
+    assert f"next: txl generate {tmp_path / 'run'}" in ended.err
     assert load_recipe(tmp_path / "run" / "recipe.toml").train.steps == 2
 
 
@@ -141,11 +141,11 @@ def test_train_refuses_a_folder_of_another_recipe_and_of_other_things(txl, toy_t
         (
             ["--data.path", "empty.txt"],
             2,
-            "nothing to train on: text at empty.txt is empty, or",
+            "no training text: text at empty.txt is empty, or",
         ),
-        (["--data.path", "binary"], 2, "binary is no UTF-8 text: byte 0 is 0xff. Convert"),
-        (["--data.path", "binary", "--data.vocab", "words"], 2, "is no UTF-8 text"),
-        (["--data.path", "binary", "--data.vocab", "bpe"], 2, "is no UTF-8 text"),
+        (["--data.path", "binary"], 2, "binary is not UTF-8 text: byte 0 is 0xff. Convert"),
+        (["--data.path", "binary", "--data.vocab", "words"], 2, "is not UTF-8 text"),
+        (["--data.path", "binary", "--data.vocab", "bpe"], 2, "is not UTF-8 text"),
         (
             ["--data.path", "short.txt"],
             2,

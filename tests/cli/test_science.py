@@ -86,7 +86,7 @@ def test_recl_explains_a_text_that_it_cannot_read(
     file.write_bytes(b"the bar \xe9 " * 50)
     ended = txl("recl", trained, *SMALL, "--file", file)
     assert ended.code == 2
-    assert f"{file} is no UTF-8 text: character 8 is the byte 0xe9" in ended.err
+    assert f"{file} is not UTF-8 text: character 8 is the byte 0xe9" in ended.err
     assert "cannot read" in txl("recl", trained, *SMALL, "--file", tmp_path / "none.txt").err
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformer_xl.cli import scoring as streams
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.imported import Rules
-from transformer_xl.interop.convert.cutting import Wishes, imported_vocab
+from transformer_xl.interop.convert.cutting import VocabOptions, imported_vocab
 from transformer_xl.model import TransformerXL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -88,7 +88,7 @@ def test_a_stream_in_parts_is_the_stream(txl, trained, stdin, tmp_path, cut):
         words = ["--segment_len", 50, "--state", tmp_path / "state"]
         ended = txl("score", trained, "-", *words)
         assert ended.err == (
-            f"the memory is in {tmp_path / 'state'}; the same command goes on from there\n"
+            f"saved the memory to {tmp_path / 'state'}; the same command resumes from it\n"
         )
         found += [json.loads(line) for line in ended.out.splitlines()]
         sizes.add((tmp_path / "state").stat().st_size)
@@ -108,7 +108,7 @@ def test_nothing_read_leaves_no_state(txl, trained, stdin, tmp_path):
     stdin(b"")
     code, out, err = txl("score", trained, "-", "--state", tmp_path / "state")
     assert (code, out) == (0, "")
-    assert err == "nothing to score: a text of 0 tokens\n"
+    assert err == "no token was scored: the text has 0 tokens\n"
     assert not (tmp_path / "state").exists()
 
 
@@ -117,7 +117,7 @@ def test_a_text_without_a_known_symbol_is_not_called_empty(txl, trained, stdin):
     code, out, err = txl("score", trained, "-")
     assert (code, out) == (0, "")
     assert "'Ω' (3 in all, the first in line 1); left out" in err
-    assert err.endswith("nothing to score: nothing of the text is in the vocabulary\n")
+    assert err.endswith("no token was scored: no part of the text is in the vocabulary\n")
 
 
 class Failing(io.BytesIO):
@@ -198,7 +198,7 @@ def test_bytes_that_an_imported_vocabulary_leaves_out_are_not_called_unknown_wor
 ):
     rules = Rules(join="words", line_ends="after", eos="<eos>", unk="<unk>")
     symbols = ["the", "cat", "<unk>", "<eos>"]
-    vocab = imported_vocab(symbols, rules, "here", Wishes(), lower_case=False)
+    vocab = imported_vocab(symbols, rules, "here", VocabOptions(), lower_case=False)
     config = ModelConfig(vocab_size=4, n_layer=1, n_head=1, d_model=8, d_inner=8, mem_len=4)
     TransformerXL(config).save_pretrained(tmp_path, vocab)
     stdin(b"the \xff cat\nthe dog\nthe \xff dog\n" * 2)
@@ -213,7 +213,7 @@ def test_bytes_that_an_imported_vocabulary_leaves_out_are_not_called_unknown_wor
 def test_an_empty_block_says_that_nothing_more_has_come(monkeypatch):
     monkeypatch.setattr(streams, "_IDLE_SECONDS", 0.05)
     reader, writer = os.pipe()
-    blocks = streams._as_they_come(lambda: os.read(reader, 100))
+    blocks = streams._blocks_by_thread(lambda: os.read(reader, 100))
     for _ in range(3):
         os.write(writer, b"abc")
         assert next(blocks) == b"abc"
@@ -258,7 +258,7 @@ def test_a_line_is_scored_when_it_is_there_and_a_signal_keeps_the_memory(process
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert b"the memory is in" in err
+    assert b"saved the memory to" in err
     assert b"Traceback" not in err
     assert load_file(tmp_path / "state")["keys"].isfinite().all()
 

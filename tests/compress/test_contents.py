@@ -133,28 +133,28 @@ def test_a_vocabulary_of_text_takes_what_it_restores(tiny, kind):
     content = compress(data, model, vocab, Settings(streams=20)).content
     assert needs_model(content)
     assert decompress(content, model, vocab) == data
-    with pytest.raises(ValueError, match=r"no UTF-8.*a model of bytes compresses any file"):
+    with pytest.raises(ValueError, match=r"not UTF-8.*a model of bytes compresses any file"):
         compress(b"a cat \xff", model, vocab)
     if kind == "chars":
-        with pytest.raises(ValueError, match=r"cannot restore this file.*'Z'"):
+        with pytest.raises(ValueError, match=r"cannot represent this file.*'Z'"):
             compress(b"Z", model, vocab)
 
 
 def test_words_are_refused(tiny):
     vocab = train_vocab("words", ["a cat\n"])
     config = tiny.__class__(vocab_size=len(vocab), n_layer=1, n_head=2, d_model=8, d_inner=8)
-    with pytest.raises(ValueError, match=r"\(words\) cannot restore"):
+    with pytest.raises(ValueError, match=r"\(words\) cannot represent"):
         compress(b"a cat\n", TransformerXL(config), vocab)
 
 
 def test_settings_that_cannot_be_are_refused(model, vocab):
     with pytest.raises(ValueError, match="streams=0"):
         Settings(streams=0)
-    with pytest.raises(ValueError, match=r"lr=0.1 needs learn"):
+    with pytest.raises(ValueError, match=r"lr=0.1 without learn"):
         Settings(lr=0.1)
     with pytest.raises(ValueError, match="without a model"):
         compress(b"abc")
-    with pytest.raises(ValueError, match="seed=1 with a model: only the weights of a fresh one"):
+    with pytest.raises(ValueError, match="seed=1 with a model: only an untrained model"):
         compress(b"abc", model, vocab, Settings(seed=1))
     with pytest.raises(ValueError, match="give its own vocabulary"):
         compress(b"abc", model, train_vocab("chars", ["abc"]))

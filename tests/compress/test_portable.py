@@ -97,7 +97,7 @@ def test_an_archive_that_depends_on_it_is_refused_there(model, vocab, surprising
     old = _as_format_1(header, payload)
     assert decompress(old, model, vocab) == data
     elsewhere()
-    with pytest.raises(ArchiveError, match="cannot be restored here, and nothing was"):
+    with pytest.raises(ArchiveError, match="cannot be decompressed here, and nothing was written"):
         decompress(old, model, vocab)
 
 

@@ -15,7 +15,7 @@ from transformer_xl.data.imported import Rules
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.inference.evaluate import flow, score
 from transformer_xl.inference.evaluate.flow import Cutter, Flow, LineSums
-from transformer_xl.interop.convert.cutting import Wishes, imported_vocab
+from transformer_xl.interop.convert.cutting import VocabOptions, imported_vocab
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import Reader
@@ -29,7 +29,7 @@ WORDS = imported_vocab(
     [*dict.fromkeys(PLAIN.split()), "<eos>"],
     Rules(join="words", line_ends="after", eos="<eos>"),
     "here",
-    Wishes(),
+    VocabOptions(),
     lower_case=False,
 )
 VOCABS = {
@@ -246,7 +246,7 @@ def test_the_sums_of_lines_are_those_of_their_tokens(tiny_config, kind):
 
 
 def test_a_line_without_tokens_comes_in_its_place():
-    vocab = imported_vocab(["a"], Rules(join="words"), "here", Wishes(), lower_case=False)
+    vocab = imported_vocab(["a"], Rules(join="words"), "here", VocabOptions(), lower_case=False)
     lines = LineSums(vocab)
     for piece in pieces(vocab, "line", [b"\na\n\n\n"]):
         lines.push(piece)

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).parents[2] / "examples" / "memory_task.py"
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.inference.generate import batch_texts, generate, generate_batch
+from transformer_xl.inference.generate import generate, generate_batch, text_pieces
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.stepper import RingStepper
 
@@ -107,12 +107,35 @@ def test_each_text_ends_at_its_own_stop_string(tiny_config):
     alone = [list(generate(model, prompts[n], length=30, seed=5 + n)) for n in range(3)]
     expected = [BYTES.decode(ids) for ids in alone]
     batch = generate_batch(model, prompts, **settings)
-    assert batch_texts(batch, BYTES, (), prompts) == expected
+    assert batch.decode(BYTES) == expected
     stop = expected[1][4:6]
     batch = generate_batch(model, prompts, **settings)
-    found = batch_texts(batch, BYTES, (stop,), prompts)
+    found = batch.decode(BYTES, (stop,))
     assert found == [text.partition(stop)[0] for text in expected]
     assert 1 not in batch.texts
+    assert generate(model, prompts[1], length=30, seed=6).decode(BYTES) == expected[1]
+    # From where a batch is: what was drawn before is not repeated.
+    batch = generate_batch(model, prompts, **settings)
+    next(batch)
+    rests = [text_pieces(ids[1:], BYTES, prompt=ids[:1]) for ids in alone]
+    assert batch.decode(BYTES) == ["".join(pieces) for pieces in rests]
+    assert batch.decode(BYTES) == ["", "", ""]
+
+
+def test_to_decode_a_text_without_end_needs_a_stop_string(model, refused):
+    with refused("length=None draws without end"):
+        generate_batch(model, [[1], [2]]).decode(BYTES)
+
+
+def test_a_generation_shows_how_far_it_is(model):
+    batch = generate_batch(model, [[1], [2, 3]], length=3, seed=1)
+    before = "GenerationBatch(texts=[0, 1], drawn=0, remaining=[3, 3], last_tokens=[1, 3])"
+    assert repr(batch) == before
+    tokens = next(batch)
+    assert repr(batch).startswith("GenerationBatch(texts=[0, 1], drawn=1, remaining=[2, 2], ")
+    assert str([tokens[0], tokens[1]]) in repr(batch)
+    alone = generate(model, [1, 2])
+    assert repr(alone) == "Generation(drawn=0, remaining=None, last_token=2)"
 
 
 @pytest.mark.parametrize(

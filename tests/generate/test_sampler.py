@@ -54,6 +54,7 @@ def test_the_safest_settings_take_the_likeliest_token(settings, kind):
     assert set(islice(draws(kind, **settings), 50)) == {1}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["full", "adaptive"])
 @pytest.mark.parametrize(
     ("settings", "expected"),

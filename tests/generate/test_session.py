@@ -88,14 +88,14 @@ def _sampler():
 def test_it_writes_what_generate_writes(session):
     session.write(TEXT)
     ids = list(TEXT.encode())
-    begun = generate(session.model, ids[-1:], mems=session.mark().place.mems, length=25, seed=1)
+    begun = generate(session.model, ids[-1:], mems=session.mark().state.mems, length=25, seed=1)
     assert written(session, 25) == "".join(text_pieces(begun, BYTES))
     for settings in ({"temperature": 0}, {"top_k": 3, "seed": 7}, {"top_p": 0.5, "seed": 7}):
-        place = session.mark().place
+        state = session.mark().state
         more = generate(
-            session.model, [place.last_token], mems=place.mems, length=9, **{"seed": 0} | settings
+            session.model, [state.last_token], mems=state.mems, length=9, **{"seed": 0} | settings
         )
-        pieces = text_pieces(more, BYTES, prompt=[place.last_token])
+        pieces = text_pieces(more, BYTES, prompt=[state.last_token])
         assert written(session.fork(), 9, **{"seed": 0} | settings) == "".join(pieces)
 
 
@@ -208,7 +208,7 @@ def test_a_text_begun_can_be_left_and_no_other_goes_on_in_between(session):
         list(pieces)
     # Left in the middle it is where it was left.
     assert session.mark() is not point
-    assert session.mark().place is point.place
+    assert session.mark().state is point.state
 
 
 def test_what_cannot_be_is_named(session, folder, tiny_config, tmp_path):

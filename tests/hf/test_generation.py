@@ -197,7 +197,7 @@ def test_what_cannot_be_is_refused(language_model: Any, transformers: Any, token
     with pytest.raises(ValueError, match="stateful"):
         language_model.generate(ids, assistant_model=language_model, max_new_tokens=2)
     cache = language_model(ids).past_key_values
-    with pytest.raises(ValueError, match="hand in at least one"):
+    with pytest.raises(ValueError, match="give at least one"):
         language_model.generate(
             ids, past_key_values=cache, attention_mask=torch.ones_like(ids), max_new_tokens=2
         )

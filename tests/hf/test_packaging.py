@@ -16,6 +16,8 @@ import transformer_xl as txl
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.model import TransformerXL
 
+pytestmark = pytest.mark.slow
+
 # This package, and everything that is not there with transformers.
 PROBE = """
 import json, sys

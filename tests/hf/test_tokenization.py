@@ -7,11 +7,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from transformer_xl.data.brought import BroughtVocab
 from transformer_xl.data.imported import ImportedVocab, Rules
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.vocab import Vocab
-from transformer_xl.data.vocab_files import load_vocab
+from transformer_xl.data.vocab_files import BroughtVocab, load_vocab
 
 LINES = "the cat  saw a dog\nand ran, to sea\n"
 
@@ -91,7 +90,7 @@ def test_what_cannot_be_is_refused(transformers: Any, tokenizer: Any, tmp_path: 
         tokenizer("the 7")
     with pytest.raises(ValueError, match="cannot be added"):
         tokenizer.add_tokens(["<new>"])
-    with pytest.raises(ValueError, match="pad_token='<pad>' is none of the 15 symbols"):
+    with pytest.raises(ValueError, match="pad_token='<pad>' is not one of the 15 symbols"):
         type(tokenizer)(vocab=tokenizer.vocab, pad_token="<pad>")
     transformers.AutoConfig.for_model("transformer-xl", vocab_size=3).save_pretrained(tmp_path)
     with pytest.raises((ValueError, OSError), match=r"vocab|tokenizer"):

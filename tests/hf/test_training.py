@@ -38,6 +38,7 @@ def rows(vocab: Vocab, text: str) -> list[dict[str, Any]]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_a_language_model_is_tuned_saved_and_resumed(
     transformers: Any, folder: Path, tokenizer: Any, rows: Any, tmp_path: Path, side: str

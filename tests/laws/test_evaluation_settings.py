@@ -92,7 +92,7 @@ def validation(config, corpus, run, model, monkeypatch):
 
 
 def final_table(config, corpus, run, model, monkeypatch):
-    monkeypatch.setattr(finish, "look", lambda *given, **settings: {})
+    monkeypatch.setattr(finish, "memory_figures", lambda *given, **settings: {})
     monkeypatch.setattr(finish, "_sample", lambda *given: {"prompt": "", "text": ""})
     monkeypatch.setattr(report, "write_report", lambda folder: folder)
     found = finish.finish(config, RunFolder(run), corpus, model.device, str, quiet=True)
@@ -100,7 +100,7 @@ def final_table(config, corpus, run, model, monkeypatch):
 
 
 def memory_look(config, corpus, run, model, monkeypatch):
-    return finish.look(config, corpus, model, quiet=True)
+    return finish.memory_figures(config, corpus, model, quiet=True)
 
 
 PATHS = {
@@ -176,7 +176,9 @@ def test_each_setting_changes_the_losses_by_position_or_is_refused(run, txl):
     for name in ("window", "dynamic"):
         code, _, err = txl("eval", run, "--by_position", *flags(CHANGED[name]))
         assert code == 2
-        assert "--by_position is about segments, read by the model as it is: without --ev" in err
+        assert (
+            "--by_position measures segments with a memory and fixed weights: leave out --ev" in err
+        )
 
 
 @pytest.mark.parametrize(
@@ -236,7 +238,7 @@ def test_recl_measures_with_the_lengths_of_the_recipe(run, config, txl, tmp_path
     usual, _ = found()
     for name in ("segment_len", "mem_len", "attn_len", "clamp_len", "window"):
         assert not np.allclose(found(**CHANGED[name])[0], usual, rtol=1e-9), name
-    assert "nothing is read twice, whatever its ext_len=3" in found(ext_len=3)[1]
+    assert "ext_len=3 is ignored; no token is read twice" in found(ext_len=3)[1]
 
 
 def test_report_refuses_what_changes_nothing_of_it(run, config, txl, tmp_path, monkeypatch):
@@ -253,10 +255,10 @@ def test_report_refuses_what_changes_nothing_of_it(run, config, txl, tmp_path, m
         assert seen(**CHANGED[name]) != usual, name
     for name in set(CHANGED) - {*LENGTHS}:
         code, _, err = txl("report", folder, "--measure", *flags(CHANGED[name]))
-        assert (code, "changes nothing here" in err) == (2, True), name
+        assert (code, "has no effect here" in err) == (2, True), name
     code, _, err = txl("report", folder, "--eval.mem_len", 3)
     assert code == 2
-    assert "--eval.mem_len 3 changes nothing here" in err
+    assert "--eval.mem_len 3 has no effect here" in err
     assert "add --measure" in err
 
 
@@ -268,7 +270,7 @@ def test_ablate_and_bench_refuse_what_they_do_not_take(command, run, txl, tmp_pa
     for name in set(CHANGED) - {*taken}:
         code, out, err = txl(command, recipe, *words, *flags(CHANGED[name]))
         assert (code, out) == (2, ""), name
-        assert "changes nothing here" in err
+        assert "has no effect here" in err
     assert not (tmp_path / "ablation").exists()
 
 

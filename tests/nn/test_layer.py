@@ -122,7 +122,7 @@ def test_a_memory_of_keys_and_values_gives_the_same_and_takes_the_segment(
     first_key = torch.tensor([0, M // 2])
     k, v = layer.keys_and_values(memory)
     store = KeysAndValues([k.permute(2, 0, 1, 3)], [v.permute(2, 0, 1, 3)])
-    kept = Memory(store).with_room(T, M + T)
+    kept = Memory(store).with_capacity(T, M + T)
     expected = through(layer, x, memory, Positions(r, u, w), 3, first_key)
     torch.testing.assert_close(
         through(layer, x, kept.store.past(0), Positions(r, u, w), 3, first_key), expected

@@ -29,7 +29,7 @@ def kept(M, rows=B):
 
 def write(memory, T, mem_len):
     """Continue a memory with random keys and values, as the model does; return those too."""
-    roomy = memory.with_room(T, mem_len)
+    roomy = memory.with_capacity(T, mem_len)
     new = torch.randn(2, N, memory.batch_size, T, H, K)
     for n in range(N):
         roomy.store.past(n)(new[0, n], new[1, n])
@@ -46,6 +46,20 @@ def test_a_memory_knows_its_length_and_its_streams():
     for one in (memory(5), kept(5)):
         assert (len(one), one.batch_size) == (5, B)
     assert len(memory(0)) == len(kept(0)) == 0
+
+
+def test_a_memory_shows_its_sizes_and_no_values():
+    assert repr(memory(5)) == (
+        f"Memory(n_layer={N}, batch_size={B}, length=5, width={D}, store=HiddenStates, "
+        f"dtype=torch.float32, device='cpu', nbytes={N * B * 5 * D * 4})"
+    )
+    # Free capacity does not count.
+    roomy = kept(5).with_capacity(3, 5).to(dtype=torch.bfloat16)
+    assert repr(roomy) == (
+        f"Memory(n_layer={N}, batch_size={B}, length=5, width={H * K}, store=KeysAndValues, "
+        f"dtype=torch.bfloat16, device='cpu', nbytes={roomy.nbytes:_})"
+    )
+    assert roomy.nbytes == 2 * N * H * B * 5 * K * 2
 
 
 @pytest.mark.parametrize("mem_len", [0, 1, 4, 5, 7, 100])
@@ -232,7 +246,7 @@ def test_a_memory_that_is_part_of_a_room_is_saved_as_that_part():
 
 def test_written_positions_stand_behind_the_memory():
     before = kept(3)
-    roomy = before.with_room(2, 5)
+    roomy = before.with_capacity(2, 5)
     k, v = torch.randn(2, B, 2, H, K)
     all_k, all_v = roomy.store.past(1)(k, v)
     old_k, old_v = contents(before)[:, 1]
@@ -293,7 +307,7 @@ def test_no_operation_changes_a_memory_that_was_handed_out(seed):
 
 def test_two_who_go_on_from_one_memory_before_either_writes_do_not_share_places():
     before, _ = write(kept(5), 1, 8)
-    roomy = [before.with_room(2, 8) for _ in range(3)]
+    roomy = [before.with_capacity(2, 8) for _ in range(3)]
     new = torch.randn(3, 2, B, 2, H, K)
     for own, (k, v) in zip(roomy, new, strict=True):
         own.store.past(0)(k, v)
@@ -358,7 +372,7 @@ def test_a_copied_memory_goes_its_own_way(copied):
 def test_another_precision_leaves_the_older_memory_as_it_was():
     before, _ = write(kept(2), 1, 8)
     expected = contents(before)
-    roomy = before.with_room(1, 8)
+    roomy = before.with_capacity(1, 8)
     for n in range(N):
         roomy.store.past(n)(*torch.randn(2, B, 1, H, K).bfloat16())
     after = roomy.extend([None] * N, 8, 1)

@@ -8,7 +8,7 @@ import torch
 from transformer_xl.inference.evaluate import score
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.reading import Place, Reader, read_all
+from transformer_xl.model.reading import Reader, ReaderState, read_all
 from transformer_xl.model.reading import read as read_segments
 
 TEXT = torch.randint(31, (47,), generator=torch.Generator().manual_seed(3)).tolist()
@@ -20,8 +20,8 @@ def made(config, **options):
     return TransformerXL(replace(config, init_std=0.3, **options)).double().eval()
 
 
-def reader_of(model, place=None, **lengths):
-    return Reader(model, Lengths.of(model.config, **lengths), place)
+def reader_of(model, state=None, **lengths):
+    return Reader(model, Lengths.of(model.config, **lengths), state)
 
 
 def read(reader, sizes):
@@ -48,7 +48,7 @@ def test_a_text_in_pieces_is_the_text_at_once(tiny_config, options, sizes):
     # And so is what comes next.
     whole = reader_of(model, segment_len=7)
     whole.read(TEXT, scored=False)
-    assert reader.place.last_token == whole.place.last_token == TEXT[-1]
+    assert reader.state.last_token == whole.state.last_token == TEXT[-1]
     assert reader.read([4, 5]) == pytest.approx(whole.read([4, 5]), abs=1e-11)
 
 
@@ -75,32 +75,34 @@ def test_with_a_window_segments_do_not_matter(tiny_config):
 
 
 @pytest.mark.parametrize("attn_len", [None, 6, 3])
-def test_the_memory_has_a_bound_and_a_place_goes_on(tiny_config, attn_len):
+def test_the_memory_has_a_bound_and_a_state_goes_on(tiny_config, attn_len):
     model = made(tiny_config)
     reader = reader_of(model, segment_len=7, attn_len=attn_len)
     most = {None: 5 + 6, 6: 5, 3: 5}[attn_len]
     assert reader.most_positions == most
     lengths = []
     for n, token in enumerate(TEXT):
-        assert reader.room == (8 if n == 0 else 7 - (n - 1) % 7)
+        assert reader.remaining == (8 if n == 0 else 7 - (n - 1) % 7)
         reader.read([token])
-        lengths.append(len(reader.place.mems))
+        lengths.append(len(reader.state.mems))
     assert max(lengths) == most
-    again = reader_of(model, segment_len=7, attn_len=attn_len, place=reader.place)
+    again = reader_of(model, segment_len=7, attn_len=attn_len, state=reader.state)
     assert again.read([1, 2, 3]) == reader.read([1, 2, 3])
     # In segments of another length a new one begins.
-    assert reader_of(model, segment_len=2, place=Place(*reader.place[:2], 5)).place.offset == 0
+    assert (
+        reader_of(model, segment_len=2, state=ReaderState(*reader.state[:2], 5)).state.offset == 0
+    )
 
 
 @torch.no_grad()
-def test_a_place_with_a_longer_memory_is_cut_to_what_is_remembered(tiny_config):
+def test_a_state_with_a_longer_memory_is_cut_to_what_is_remembered(tiny_config):
     model = made(tiny_config)
     long = reader_of(model, segment_len=7, mem_len=20)
     long.read(TEXT[:32])
-    mems, last_token, offset = long.place
+    mems, last_token, offset = long.state
     # The first token, four segments and three tokens.
     assert (len(mems), offset) == (23, 3)
-    cut = reader_of(model, segment_len=7, mem_len=4, place=long.place)
+    cut = reader_of(model, segment_len=7, mem_len=4, state=long.state)
     tokens = torch.tensor([[last_token, *TEXT[32:35]]])
     out = model(tokens, mems.last(7), torch.tensor([TEXT[32:36]]), mem_len=4)
     assert cut.read(TEXT[32:36]) == pytest.approx((-out.nll[0]).tolist(), abs=1e-11)
@@ -123,7 +125,7 @@ def test_a_model_says_whether_it_depends_on_how_much_is_read_at_once(tiny_config
     )
 
 
-def test_an_interrupt_leaves_a_place_that_can_be_gone_on_from(tiny_config, monkeypatch):
+def test_an_interrupt_leaves_a_state_that_can_be_gone_on_from(tiny_config, monkeypatch):
     model = made(tiny_config)
     reader, expected = reader_of(model, segment_len=7), list(score(model, TEXT, segment_len=7))
     n_calls = 0
@@ -140,7 +142,7 @@ def test_an_interrupt_leaves_a_place_that_can_be_gone_on_from(tiny_config, monke
     with pytest.raises(KeyboardInterrupt):
         reader.read(TEXT)
     # The first token and two segments.
-    assert reader.place.last_token == TEXT[14]
+    assert reader.state.last_token == TEXT[14]
     assert reader.read(TEXT[15:]) == pytest.approx(expected[15:], abs=1e-11)
 
 

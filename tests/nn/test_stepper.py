@@ -319,11 +319,11 @@ def test_the_ring_is_no_larger_than_the_texts_need(device):
     model = TransformerXL(replace(CONFIG, mem_len=1000)).eval().to(device)
     stepper = stepper_of(model, model.start_memory(2))
     tokens = torch.zeros(2, 1001, dtype=torch.int64, device=device)
-    assert stepper._room == 64
+    assert stepper._capacity == 64
     read(stepper, tokens[:, :600])
-    assert stepper._room == 1001
+    assert stepper._capacity == 1001
     for _ in range(101):
         # Short texts: once the ring has gone round, it becomes smaller.
         stepper.reset([0, 1])
         read(stepper, tokens[:, :10])
-    assert stepper._room == 64
+    assert stepper._capacity == 64

@@ -84,7 +84,7 @@ def test_a_killed_worker_is_started_again_and_the_run_goes_on(tmp_path, launch):
     os.kill(workers_of(process)[-1], signal.SIGKILL)
     assert process.wait(LONGEST_SECONDS) == 0
     assert is_complete(tmp_path / "run")
-    assert "going on after step" in (tmp_path / "log-0").read_text()
+    assert "resuming after step" in (tmp_path / "log-0").read_text()
 
 
 def launch_two(launch, port, *options):
@@ -161,11 +161,11 @@ def test_a_machine_that_is_taken_away_loses_no_step(tmp_path, launch):
     os.kill(process.pid, signal.SIGTERM)
     process.wait(LONGEST_SECONDS)
     said = (tmp_path / "log-0").read_text()
-    assert "and saved; the same command goes on from there" in said
+    assert "and saved; the same command resumes from there" in said
     stopped = max(steps_in(tmp_path / "run"))
     process = launch("--nproc-per-node", "2", "--standalone")
     assert process.wait(LONGEST_SECONDS) == 0
     assert is_complete(tmp_path / "run")
     after = int(said.split("stopped at step ")[1].split()[0])
     assert stopped <= after
-    assert f"going on after step {after} of {STEPS}" in (tmp_path / "log-1").read_text()
+    assert f"resuming after step {after} of {STEPS}" in (tmp_path / "log-1").read_text()

@@ -60,7 +60,7 @@ def test_all_parts_are_on_the_page(written):
     assert "the mean of 41 pieces" in page
     assert "from 4.50 to 1.25 nats" in page
     assert "<td>2 to 5</td><td>2.5000</td><td>2.5000</td><td>2.5000</td>" in page
-    assert "&#x27;\\n&#x27;" in page
+    assert "&#39;\\n&#39;" in page
     assert "could not be read" not in page
     figures = "".join(re.findall(r"<svg.*?</svg>", page, re.DOTALL))
     assert set(re.findall(r"#[0-9a-f]{6}\b", figures)) <= {"#ffffff", "#000000"}

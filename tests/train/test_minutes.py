@@ -68,6 +68,7 @@ def seconds_at(monkeypatch):
     return set_pace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1000, 60])
 def test_a_machine_that_slows_down_ends_a_tenth_late_at_most_and_cools_down(
     tmp_path, toy_recipe, seconds_at, capsys, steps

@@ -185,7 +185,7 @@ def test_an_optimizer_goes_on_from_its_state(model, optimizer):
     twin = TransformerXL(model.config)
     twin.load_state_dict(model.state_dict())
     second = Optimizer(twin, config)
-    second.make_room(state)
+    second.allocate(state)
     rooms = second.tensors()
     assert rooms.keys() == state.keys()
     for name, room in rooms.items():

@@ -198,7 +198,7 @@ def test_a_run_goes_on_with_any_number_of_processes(found):
     assert max(abs(alone[key] - switched[key]) for key in alone) < 1e-5
     about = json.loads((found / "found-0.json").read_text())
     # All hear of the signal one step later; who was not told itself is to be started again.
-    stopped = "stopped at step 7 and saved; the same command goes on from there"
+    stopped = "stopped at step 7 and saved; the same command resumes from there"
     assert about["stopped"] == f"another process of this run was asked to end; {stopped}"
     assert json.loads((found / "found-1.json").read_text())["stopped"] == stopped
     assert (found / "switched-run" / "checkpoints" / "step_00000010").exists()

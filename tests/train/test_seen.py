@@ -13,6 +13,7 @@ from transformer_xl.inference.evaluate.rollout import attended
 from transformer_xl.model import build_model
 from transformer_xl.train import memory_section, seen
 from transformer_xl.train.checkpoint import RunFolder
+from transformer_xl.train.report import write_report
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -52,7 +53,7 @@ def test_every_kind_of_model_can_be_looked_at(tmp_path, chars, kind):
     RunFolder(tmp_path).write_json("memory.json", {"split": "test", **found})
     read = memory_section.parse(tmp_path / "memory.json")
     assert read.mem_len == KINDS[kind].get("mem_len", 6)
-    assert memory_section.shown(read, {})
+    assert "What the memory does" in write_report(tmp_path).read_text("utf-8")
 
 
 def test_the_spans_are_means_of_the_losses_by_place(chars):

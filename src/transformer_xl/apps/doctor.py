@@ -1,4 +1,4 @@
-"""What this machine offers and the package would use of it; whether files are intact."""
+"""The capabilities of this machine and the choices they lead to; verification of files."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -74,12 +74,12 @@ def verify(path: Path) -> dict[str, str]:
         path: The folder or file.
 
     Returns:
-        For each model, checkpoint or file a sentence that begins with ``verified``, ``not
+        For each model, checkpoint or file a message that begins with ``verified``, ``not
         verified`` (without a checksum only types, shapes and values are checked), ``damaged`` or
         ``not readable``.
 
     Raises:
-        FileNotFoundError: There is nothing that can be verified.
+        FileNotFoundError: The folder has nothing to verify.
     """
     require_model_place(path)
     found: dict[str, str] = {}
@@ -118,7 +118,7 @@ def _verified_model(folder: Path) -> str:
 
 def _verified(path: Path) -> str:
     files = list(weights_files(path))
-    # Only weights have a format; the states of texts hold whole numbers, too.
+    # Only weights have an entry "format"; the states of sessions hold integers, too.
     is_state = path.suffix != ".json" and "format" not in verified_tensors(path)[1]
     if not is_state:
         verify_weights(path)
@@ -136,7 +136,7 @@ def _devices() -> list[torch.device]:
 
 
 def _attention(device: torch.device) -> str:
-    """Name the way to compute relative attention there, for heads of the usual width, and why."""
+    """Name the backend of relative attention on a device, for heads of width 64, and why."""
     dtype = getattr(torch, pick_precision("auto", device))
     backend, reason = choose_backend(device, dtype, 64)
     return f"{backend}: {reason}"

@@ -1,4 +1,4 @@
-"""The command `txl`: one subcommand for each thing one does with a model."""
+"""The command `txl`, with one subcommand for each task."""
 
 import inspect
 import io
@@ -13,13 +13,13 @@ from transformer_xl.cli.printing import say
 from transformer_xl.config.files import is_disk_full, require_model_place
 
 _DESCRIPTION = """\
-Transformer-XL: train a language model that remembers, evaluate it, generate text with it.
+Transformer-XL: train, evaluate and serve a language model with a memory.
 
-txl COMMAND --help says more. To begin: txl train demo --out runs/demo
+txl COMMAND --help describes a command. To start: txl train demo --out runs/demo
 
-exit codes: 0 done, 1 failed, 2 misused, 130 stopped by Ctrl-C
+exit codes: 0 success, 1 failure, 2 usage error, 130 interrupted by Ctrl-C
 
-completion for a shell: txl --tyro-print-completion bash (or zsh, tcsh)
+shell completion: txl --tyro-print-completion bash (or zsh, tcsh)
 """
 
 
@@ -28,12 +28,12 @@ class Command(Protocol):
     """A parsed command line."""
 
     def run(self) -> int | None:
-        """Do it; return the exit code, None for 0."""
+        """Run the command; return the exit code, None for 0."""
         ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command line; return 0 for done, 1 for failed, 2 for misused, 130 for Ctrl-C."""
+    """Run a command line; return 0 (success), 1 (failure), 2 (usage error) or 130 (Ctrl-C)."""
     if argv is None:
         argv = sys.argv[1:]
         _write_anything()
@@ -41,20 +41,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parse(argv: list[str]) -> Command:
-    """Turn a command line into a command.
+    """Parse a command line.
 
     Raises:
-        SystemExit: Help was asked for (0) or the line is wrong (2).
+        SystemExit: With 0 if help was requested, with 2 for a usage error.
     """
-    # The rest of the file must be ready for Ctrl-C before this takes its time.
+    # Imported late, so that Ctrl-C is handled from the start.
     import tyro
 
     kinds = tuple(
         Annotated[kind, tyro.conf.subcommand(name, description=_Description(kind))]
         for name, kind in commands().items()
     )
-    # As the parser itself wraps what is no class, and leaves this name out of its messages; but
-    # with a help text, for which it would search the source code of typing at each start.
+    # The parser wraps a union in such a class itself; here with a help text, without which it
+    # would search the source code of typing at each start.
     nothing: Any = lambda: None  # noqa: E731
     argument = tyro.conf.arg(name="", help=nothing)
     choice = Annotated[Union[kinds], argument]  # noqa: UP007  (of a tuple)
@@ -70,7 +70,7 @@ def parse(argv: list[str]) -> Command:
 
 
 def commands() -> dict[str, Any]:
-    """Return the classes of the commands by their names."""
+    """Return the command classes by name."""
     from transformer_xl.cli.benching import Bench
     from transformer_xl.cli.compressing import Compress, Decompress
     from transformer_xl.cli.estimating import Estimate
@@ -92,7 +92,7 @@ def commands() -> dict[str, Any]:
 
 
 class _Description(str):
-    """What a command does: a line in the list of commands, and all of it in its own help."""
+    """A command's description: one line in the list of commands, all of it in its own help."""
 
     __slots__ = ("_kind",)
 
@@ -102,7 +102,7 @@ class _Description(str):
         return description
 
     def __call__(self) -> str:
-        # The parser calls what can be called when it prints the help of the command.
+        # The parser calls it only when it prints the help of the command.
         examples = "".join(f"\n  {example}" for example in self._kind.examples)
         return f"{inspect.getdoc(self._kind)}\n\nExamples:{examples}"
 
@@ -133,7 +133,7 @@ def _run(argv: list[str]) -> int:
 def _guarded(run: Callable[[], int]) -> int:
     try:
         code = run()
-        # Later nobody could be told that the reader has left or the disk is full.
+        # At exit, a broken pipe or a full disk could no longer be reported.
         sys.stdout.flush()
     except KeyboardInterrupt as stop:
         say(f"\ninterrupted{stop}")
@@ -149,7 +149,7 @@ def _guarded(run: Callable[[], int]) -> int:
         say(f"txl: {'the disk is full: ' * is_unexplained}{error}")
         return 2 if isinstance(error, ValueError) else 1
     except Exception as error:
-        # A run that was stopped by a signal; the class is not here before torch is.
+        # A training stopped by a signal; its class cannot be imported without torch.
         number = getattr(error, "signal_number", None)
         if number is None:
             raise
@@ -159,7 +159,7 @@ def _guarded(run: Callable[[], int]) -> int:
 
 
 def _write_anything() -> None:
-    """Let text pass that the terminal has no characters for, or that is no text."""
+    """Let standard output and error take characters outside their encoding, and raw bytes."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             is_utf8 = stream.encoding.lower().replace("-", "") == "utf8"
@@ -167,7 +167,7 @@ def _write_anything() -> None:
 
 
 def _drop_output() -> None:
-    """Forget what cannot be written; Python would complain of it once more when it exits."""
+    """Discard unwritten output; Python would report the same error again at exit."""
     try:
         sys.stdout.flush()
     except OSError:

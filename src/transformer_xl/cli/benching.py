@@ -1,4 +1,4 @@
-"""The command that measures speed: bench."""
+"""The command bench."""
 
 from collections import Counter
 from dataclasses import dataclass, field, fields, replace
@@ -30,32 +30,32 @@ _ENWIK8 = ModelConfig(vocab_size=204, clamp_len=820)
 """The paper's model of 12 layers for enwik8."""
 _TABLE_9 = "evaluation-speed"
 _TOP = 20
-"""Operators that are shown."""
+"""Operators shown."""
 _WHERE = 4
-"""Parts that are shown for each."""
-_TEXTS = ("", "shape", "dtype", "part", "operator", "most of it in")
-"""Columns that are no numbers."""
+"""Parts of the model shown for each operator."""
+_TEXTS = ("", "shape", "dtype", "part", "operator", "mostly in")
+"""Columns of text."""
 
 
 @no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationSpeed:
-    """How the paper's Table 9 is measured; options of ``txl bench evaluation-speed``."""
+    """Measurement of the paper's Table 9: options of ``txl bench evaluation-speed``."""
 
     attn_lens: tuple[Count, ...] = (800, 1800, 2800, 3800)
     """Keys that each token attends to: the paper's."""
     segment_len: Count = 128
-    """Tokens that the model with memory reads at once: as its authors evaluate."""
+    """Segment length of the model with memory; the default is the authors'."""
     batch_size: Count = 1
-    """Streams that it reads batched."""
+    """Batch size of the model with memory."""
     windows: tuple[Count, ...] = (1, 4)
-    """Windows read batched: each number is tried, the fastest counts."""
+    """Batch sizes of windows: all are tried, the fastest counts."""
     rounds: Count = 3
-    """Turns that count, after one that does not."""
+    """Measured rounds, after one warm-up round."""
     precision: Literal["auto", "float32", "bfloat16"] = "float32"
-    """What products are computed in."""
+    """Precision of the matrix products."""
     out: Path | None = None
-    """Write the result to this JSON file, too."""
+    """Also write the result to this JSON file."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -63,17 +63,17 @@ class EvaluationSpeed:
 
 @dataclass(kw_only=True)
 class Bench(RecipeCommand):
-    """Measure how fast a recipe trains, evaluates and writes on this machine.
+    """Measure the speed of training, evaluation and generation with a recipe on this machine.
 
-    The tokens are random and the memory is full, so no text is needed. Beside it stands what the
-    machine can do: its largest rate of matrix products, of which training and evaluation should
-    reach much, and how fast it reads, which is what writing waits for.
+    The tokens are random and the memory is full, so no text is needed. Speeds are compared with
+    the machine's peak: training and evaluation with its measured matmul FLOP/s, generation with
+    its measured memory bandwidth.
 
-    In place of a recipe, evaluation-speed measures the paper's Table 9: how many times slower
-    windows evaluate than a memory. A model without memory reads a window anew for every token
-    (Al-Rfou et al., 2018); ours reads each token once. Both attend to equally many keys, have the
-    same shape and random weights, and take turns. The shape is that of the paper's enwik8 model of
-    12 layers; --model gives another.
+    evaluation-speed in place of a recipe measures the paper's Table 9: how many times slower a
+    sliding window evaluates than a memory. A model without memory reads a window again for every
+    token (Al-Rfou et al., 2018); Transformer-XL reads each token once. Both attend to the same
+    number of keys, have the same shape and random weights, and are timed alternately. The shape is
+    the paper's 12-layer enwik8 model; --model changes it.
     """
 
     examples: ClassVar = (
@@ -88,12 +88,12 @@ class Bench(RecipeCommand):
     recipe: Recipe
     """A recipe by its name or file, or evaluation-speed."""
     steps: int | None = None
-    """Steps of each that count, after two that do not; None: 7."""
+    """Measured steps, after two warm-up steps; None: 7."""
     profile: Annotated[
         tuple[Path, ...] | None,
         tyro.conf.arg(metavar="[FILE.json]", help_behavior_hint="(optional)"),
     ] = None
-    """Instead, say where the time of a training step goes; write that to the file, too."""
+    """Profile a training step by operator and part instead; also write it to the file, if given."""
     eval: Given[EvalConfig] = field(default_factory=nothing)
     windows: Annotated[Given[EvaluationSpeed], tyro.conf.OmitArgPrefixes] = field(
         default_factory=nothing
@@ -111,14 +111,14 @@ class Bench(RecipeCommand):
             self._measure()
 
     def _check(self) -> None:
-        """Refuse what is not for what is measured."""
+        """Refuse options that have no effect on this measurement."""
         if self.recipe != _TABLE_9:
-            refuse_others(self.windows, "", (), f"it is for txl bench {_TABLE_9}")
+            refuse_others(self.windows, "", (), f"it is an option of txl bench {_TABLE_9}")
             refuse_others(
                 self.eval,
                 "eval.",
                 READ_BY_SEGMENTS,
-                "segments of random tokens are read with one memory; for windows there is "
+                "evaluation is measured with segments and one memory length; for windows use "
                 f"txl bench {_TABLE_9}",
             )
             return
@@ -148,7 +148,7 @@ class Bench(RecipeCommand):
             show(result, as_json=True)
 
     def config(self) -> Config:
-        """Return the recipe, of its evaluation what is measured, with what is given."""
+        """Return the recipe with the given settings, without those that are not measured."""
         recipe = load_recipe(self.recipe)
         evaluation = EvalConfig(**{name: getattr(recipe.eval, name) for name in READ_BY_SEGMENTS})
         return self.changed(replace(recipe, eval=evaluation, generate=GenerateConfig()))
@@ -164,8 +164,8 @@ class Bench(RecipeCommand):
         if not config.model.vocab_size:
             config = with_vocabulary(config)
             say(
-                f"vocab_size={config.model.vocab_size} is taken for the one that the recipe leaves "
-                "to its text; --model.vocab_size gives another"
+                f"vocab_size={config.model.vocab_size} is assumed, as the recipe takes it from its "
+                "text; --model.vocab_size changes it"
             )
         if self.profile is None:
             result = measure(config, steps)
@@ -187,9 +187,9 @@ def _show_speed(result: dict[str, Any]) -> None:
         part = result[name]
         low, high = part["seconds_range"]
         if "share_of_ceiling" in part:
-            share = f"{part['share_of_ceiling']:.0%} of the products"
+            share = f"{part['share_of_ceiling']:.0%} of peak matmul FLOP/s"
         else:
-            share = f"{part['share_of_reading']:.0%} of the reading"
+            share = f"{part['share_of_reading']:.0%} of memory bandwidth"
         rows.append(
             (
                 name,
@@ -200,12 +200,12 @@ def _show_speed(result: dict[str, Any]) -> None:
                 share,
             )
         )
-    columns = ("", "shape", "dtype", "ms (range)", "tokens/s", "share")
+    columns = ("", "shape", "dtype", "ms (range)", "tokens/s", "share of peak")
     _table(_title(result), columns, rows)
     say(
-        f"possible here: {limit['gflop_per_s']:,.0f} GFLOP/s in {limit['dtype']} products, "
-        f"{limit['reading_gb_per_s']:.1f} GB/s read\n"
-        f"memory: {result['training']['peak_mb']:,.0f} MB at most while training, "
+        f"measured peak: {limit['gflop_per_s']:,.0f} GFLOP/s for {limit['dtype']} matmul, "
+        f"{limit['reading_gb_per_s']:.1f} GB/s memory bandwidth\n"
+        f"peak memory: {result['training']['peak_mb']:,.0f} MB while training, "
         f"{result['training']['mb_at_first']:,.0f} MB before"
     )
 
@@ -222,7 +222,7 @@ def _show_slowdowns(result: dict[str, Any]) -> None:
         )
         for row in result["rows"]
     ]
-    columns = ("keys", "window, ms a token", "at once", "memory, ms a token", "slower", "paper")
+    columns = ("keys", "window, ms/token", "batch", "memory, ms/token", "slowdown", "paper")
     _table(f"{_title(result)}, {result['dtype']}", columns, rows)
 
 
@@ -258,15 +258,15 @@ def _show_profile(result: dict[str, Any]) -> None:
         most = ", ".join(f"{part} {x:,.1f}" for part, x in where.most_common(_WHERE) if x >= 0.05)
         operators.append((ms, operator, f"{ms:,.1f}", f"{share:.1%}", f"{calls:,.0f}", most))
     operators.sort(reverse=True)
-    columns = ("operator", "ms", "share", "calls", "most of it in")
-    _table("operators, each without what it calls", columns, [x[1:] for x in operators[:_TOP]])
+    columns = ("operator", "ms", "share", "calls", "mostly in")
+    _table("operators (self time)", columns, [x[1:] for x in operators[:_TOP]])
 
 
 def _title(result: dict[str, Any]) -> str:
     return (
         f"{result['n_layer']} layers of width {result['d_model']}, "
-        f"{result['vocab_size']:,} symbols; {result['device']}, {result['threads']} threads, "
-        f"torch {result['torch']}, {result['attention']} attention"
+        f"vocabulary of {result['vocab_size']:,}; {result['device']}, "
+        f"{result['threads']} threads, torch {result['torch']}, {result['attention']} attention"
     )
 
 
@@ -283,11 +283,11 @@ def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) ->
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         justify = "left" if column in _TEXTS else "right"
-        table.add_column(column, justify=justify, no_wrap=column != "most of it in")
+        table.add_column(column, justify=justify, no_wrap=column != "mostly in")
     for row in rows:
         table.add_row(*row)
     console = Console(stderr=True, highlight=False)
-    # Where nobody looks, as in a file, a table is as wide as it is.
+    # In a file, tables are not fitted to the width of a terminal.
     if not console.is_terminal:
         console.width = 200
     console.print(table)

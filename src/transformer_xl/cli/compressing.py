@@ -1,4 +1,4 @@
-"""The commands that make files smaller and restore them: compress and decompress."""
+"""The commands compress and decompress."""
 
 import os
 import sys
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from transformer_xl.model import LanguageModel
 
 _SUFFIX = ".txl"
-_SECONDS_BETWEEN_NEWS = 10.0
+_SECONDS_BETWEEN_REPORTS = 10.0
 
 
 @dataclass(kw_only=True)
 class Compress:
-    """Make a file smaller by what a model knows, so that nothing is lost.
+    """Compress a file losslessly with the predictions of a model (arithmetic coding).
 
-    Each symbol takes -log2 of the probability that the model gave it, in bits. With --learn the
-    model learns from what was coded; without --model it begins with drawn weights, and nothing but
-    the file is needed to read it, on the same kind of processor with the same PyTorch. Without
-    --learn any machine that has the model restores it. What does not shrink is stored as it is.
+    A symbol takes -log2 p bits, with p its probability under the model. With --learn the model is
+    trained on what was coded; with --learn and without --model it starts randomly initialized, and
+    decompression needs only the file, on the same kind of processor with the same PyTorch. Without
+    --learn, any machine with the model can decompress. Incompressible data are stored unchanged.
     """
 
     examples: ClassVar = (
@@ -43,28 +43,29 @@ class Compress:
     file: Annotated[Path, tyro.conf.Positional]
     """The file; - reads the standard input."""
     out: Annotated[Path | None, tyro.conf.Positional] = None
-    """Where it goes; - is the standard output. None: FILE.txl."""
+    """The archive; - is the standard output. None: FILE.txl."""
     model: Path | None = None
-    """A model folder or run folder; one of bytes takes any file."""
+    """A model folder or run folder; a model of bytes compresses any file."""
     learn: bool = False
-    """Learn on the way. The file is then restored on the same kind of processor only."""
+    """Train while coding. Decompression then needs the same kind of processor."""
     lr: float | None = None
     """Largest learning rate; None: 0.005 without a model, 0.0005 with one."""
     streams: int | None = None
-    """Parts coded side by side: more are faster and cost a little; None: by the size."""
+    """Parts of the file coded as a batch: more are faster and compress a little less; None: by
+    the size."""
     segment_len: int | None = None
-    """Symbols of each part in a round, after which a model may learn; None: 64, learning 32."""
+    """Segment length: tokens of each part between updates; None: 64, with --learn 32."""
     mem_len: int | None = None
-    """Remembered positions; None: as the model was trained."""
+    """Memory length; None: as configured in the model."""
     seed: int = 0
-    """Of the drawn weights; for --learn without --model."""
+    """Seed of the random initialization; for --learn without --model."""
     ram: float = 4.0
-    """Gigabytes of RAM that may be taken, beside model and file; to restore it takes as many."""
+    """Limit on RAM in gigabytes, without model and file; decompression needs as much."""
     verify: bool = False
-    """Restore the result here and compare it with the file before it is written. Takes longer
-    than compressing: symbols are restored one after the other."""
+    """Decompress the result and compare it with the file before it is written. Takes longer than
+    compression, as tokens are decoded one at a time."""
     force: bool = False
-    """Replace what is there already."""
+    """Overwrite an existing file."""
     json: bool = False
     """Print one JSON object."""
 
@@ -74,10 +75,12 @@ class Compress:
         out = _out(self.file, self.out, self.file.with_name(self.file.name + _SUFFIX), self.force)
         _check_json(self.json, out)
         if self.model is None and not self.learn:
-            raise ValueError("--model DIR says what predicts; without it, --learn a fresh one")
+            raise ValueError(
+                "give a model with --model DIR, or train one while coding with --learn"
+            )
         if self.model is not None:
             require_model_place(self.model)
-        # What takes a while comes when nothing is left to refuse.
+        # Slow imports come after all checks of the arguments.
         from transformer_xl.apps.compress import (
             Settings,
             UnrestorableError,
@@ -97,17 +100,20 @@ class Compress:
         check_installed()
         if self.learn:
             say(
-                "--learn: the archive can be restored only on this kind of processor with this "
-                "PyTorch; without --learn, on any"
+                "--learn: the archive can be decompressed only on this kind of processor with this "
+                "version of PyTorch; without --learn, on any"
             )
         model, vocab = _load(self.model)
         data = _read(self.file)
         try:
-            found = compress(data, model, vocab, settings, _news())
+            found = compress(data, model, vocab, settings, _progress())
         except UnrestorableError as error:
             raise ValueError(f"{_name(self.file)}: {error}") from error
         if self.learn and found.made_for is None:
-            say(f"{_name(self.file)} does not shrink and is stored: it can be restored anywhere")
+            say(
+                f"{_name(self.file)} is incompressible and stored unchanged: it can be "
+                "restored on any machine"
+            )
         if self.verify:
             self._verify(data, found.content, model, vocab)
         _write(out, found.content)
@@ -121,17 +127,17 @@ class Compress:
     def _verify(
         self, data: bytes, content: bytes, model: "LanguageModel | None", vocab: "Vocab | None"
     ) -> None:
-        """Restore what is about to be written.
+        """Decompress the archive before it is written, and compare.
 
         Raises:
-            RuntimeError: The restored contents differ, or there are none.
+            RuntimeError: The contents differ or cannot be restored.
         """
         from transformer_xl.apps.compress import decompress, needs_model
 
         given = (model, vocab) if needs_model(content) else (None, None)
         say("verifying: restoring what was compressed")
         try:
-            restored = decompress(content, *given, _news(), self.ram)
+            restored = decompress(content, *given, _progress(), self.ram)
         except RuntimeError as error:
             raise RuntimeError(
                 f"{_name(self.file)} cannot be restored; no archive was written: {error}"
@@ -145,9 +151,9 @@ class Compress:
 
 @dataclass(kw_only=True)
 class Decompress:
-    """Restore a file that txl compress made, with the same model.
+    """Restore a file that was compressed with txl compress, with the same model.
 
-    Nothing is written before all of it is restored and its checksum is right.
+    The output is written only after all of it is restored and its checksum verified.
     """
 
     examples: ClassVar = (
@@ -159,13 +165,13 @@ class Decompress:
     file: Annotated[Path, tyro.conf.Positional]
     """The file; - reads the standard input."""
     out: Annotated[Path | None, tyro.conf.Positional] = None
-    """Where it goes; - is the standard output. None: FILE without .txl."""
+    """The restored file; - is the standard output. None: FILE without .txl."""
     model: Path | None = None
-    """The model that it was made with; None: it needs none."""
+    """The model it was compressed with; None: it needs none."""
     ram: float = 4.0
-    """Gigabytes of RAM that a file may ask for, beside the model and what it holds."""
+    """Limit on RAM in gigabytes, without the model and the restored file."""
     force: bool = False
-    """Replace what is there already."""
+    """Overwrite an existing file."""
     json: bool = False
     """Print one JSON object."""
 
@@ -186,13 +192,15 @@ class Decompress:
         with _named(self.file, None):
             needed = needs_model(content)
             if needed and self.model is None:
-                raise ValueError("it was made with a model: give the same one with --model DIR")
+                raise ValueError(
+                    "it was compressed with a model: give the same one with --model DIR"
+                )
         if self.model is not None and not needed:
-            say(f"{_name(self.file)} needs no model: --model {self.model} is not read")
-        # Outside: what is wrong with the model is not wrong with the file.
+            say(f"{_name(self.file)} needs no model: --model {self.model} is ignored")
+        # Outside the block: an error of the model is not one of the archive.
         model, vocab = _load(self.model) if needed else (None, None)
         with _named(self.file, self.model):
-            data = decompress(content, model, vocab, _news(), self.ram)
+            data = decompress(content, model, vocab, _progress(), self.ram)
         seconds = time.perf_counter() - started
         _write(out, data)
         if out is not None:
@@ -201,20 +209,20 @@ class Decompress:
 
 
 def _out(file: Path, out: Path | None, default: Path | None, force: bool) -> Path | None:
-    """Return where the result goes; None: the standard output."""
+    """Return the path of the output; None: the standard output."""
     if out is None:
         out = Path("-") if str(file) == "-" else default
     if out is None:
-        raise ValueError(f"{file} does not end in {_SUFFIX}: say where the result goes")
+        raise ValueError(f"{file} does not end in {_SUFFIX}: give the output file")
     if str(out) == "-":
         return None
     if out.is_dir():
-        raise IsADirectoryError(f"{out} is a folder: name a file in it for the result")
+        raise IsADirectoryError(f"{out} is a folder: give a file in it")
     if not _is_stdin(file) and out.exists() and out.samefile(file):
-        raise FileExistsError(f"{out} is the file that is read: give the result another name")
+        raise FileExistsError(f"{out} is the input file: give the output another name")
     if out.exists() and not force:
-        raise FileExistsError(f"{out} is there already; --force replaces it")
-    # Now, and not after hours of computing.
+        raise FileExistsError(f"{out} exists; --force overwrites it")
+    # Checked now, not after hours of computing.
     place = next(x for x in (out.absolute().parent, *out.absolute().parents) if x.exists())
     if not place.is_dir():
         raise NotADirectoryError(f"cannot write {out}: {place} is a file, not a folder")
@@ -225,14 +233,16 @@ def _out(file: Path, out: Path | None, default: Path | None, force: bool) -> Pat
 
 def _check_json(as_json: bool, out: Path | None) -> None:
     if as_json and out is None:
-        raise ValueError("--json and the result cannot both go to the standard output: name a file")
+        raise ValueError(
+            "--json and the output cannot both go to the standard output: give an output file"
+        )
 
 
 def _check_input(path: Path) -> None:
-    """Check, before anything else is asked of the user, that the file can be read.
+    """Check that the file can be read, before the options are checked.
 
     Raises:
-        OSError: It cannot.
+        OSError: It cannot be read.
     """
     if not _is_stdin(path) and (path.is_file() or path.is_dir() or not path.exists()):
         try:
@@ -258,7 +268,7 @@ def _name(path: Path) -> str:
 
 @contextmanager
 def _named(file: Path, model: Path | None) -> Iterator[None]:
-    """Name the archive, and the model that was given for it, in what is wrong with them."""
+    """Add the names of the archive and of the given model to errors about them."""
     from transformer_xl.apps.compress import ArchiveError
 
     try:
@@ -284,16 +294,16 @@ def _load(folder: Path | None) -> tuple["LanguageModel | None", "Vocab | None"]:
     return (None, None) if folder is None else load(folder, pick_device(), "float32")
 
 
-def _news() -> Callable[[int, int], None]:
-    """Return what says now and then how far it has come."""
+def _progress() -> Callable[[int, int], None]:
+    """Return a callback that prints the progress every few seconds."""
     last = started = time.perf_counter()
 
     def tell(done: int, of: int) -> None:
         nonlocal last
         now = time.perf_counter()
-        if now - last > _SECONDS_BETWEEN_NEWS:
+        if now - last > _SECONDS_BETWEEN_REPORTS:
             last = now
             left = (now - started) * (of / done - 1)
-            say(f"{done:,} of {of:,} symbols, {left:,.0f} s to go")
+            say(f"{done:,} of {of:,} tokens, {left:,.0f} s to go")
 
     return tell

@@ -1,4 +1,4 @@
-"""The command that counts what a run would take: estimate."""
+"""The command that estimates memory, compute and communication of a run: estimate."""
 
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -21,22 +21,22 @@ _MOMENTS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assume:
-    """Shares of what data sheets promise; assumptions, not measurements."""
+    """Shares of the data sheet's figures that are reached; assumptions, not measurements."""
 
     products: float = 0.4
-    """Of the rate of products that a whole step reaches."""
+    """Utilization of the peak FLOP/s over a whole step (MFU)."""
     links: float = 0.8
-    """Of the rate of NVLink and network."""
+    """Utilization of NVLink and network."""
     room: float = 0.9
-    """Of the GPU's memory that can be filled."""
+    """Usable share of the GPU's memory."""
 
 
 @dataclass(kw_only=True)
 class Estimate(RecipeCommand):
-    """Count what a recipe takes on many GPUs: memory, operations, bytes sent. Nothing is run.
+    """Estimate memory, FLOPs and communication of a recipe on many GPUs, without running it.
 
-    Memory and bytes are counted from the settings, seconds from a data sheet and assumed shares of
-    it: estimates, not measurements. docs/scale.md has the formulas and how far they were checked.
+    Memory and bytes are computed from the settings, seconds from a data sheet and assumed shares of
+    it: estimates, not measurements. docs/scale.md has the formulas and how they were checked.
     """
 
     examples: ClassVar = (
@@ -48,16 +48,16 @@ class Estimate(RecipeCommand):
     gpus: int = 1
     """Processes, each with a GPU; the streams of the recipe are divided over them."""
     gpu: Literal["a100", "h100", "h200"] = "h100"
-    """Which GPU, in machines of eight with a network card each; by its data sheet."""
+    """Kind of GPU, in machines of eight with a network card each; figures of its data sheet."""
     assume: Annotated[Assume, Value] = field(default_factory=Assume)
 
     def config(self) -> Config:
-        """Return the recipe with what is given; how it evaluates and writes is not counted."""
+        """Return the recipe with the given settings; evaluation and sampling are not counted."""
         recipe = load_recipe(self.recipe)
         return self.changed(Config(model=recipe.model, data=recipe.data, train=recipe.train))
 
     def run(self) -> None:
-        """Count and print."""
+        """Compute the estimate and print it."""
         from transformer_xl.apps.estimate import (
             HARDWARE,
             Assumed,
@@ -83,7 +83,7 @@ class Estimate(RecipeCommand):
         hardware, assumed = HARDWARE[self.gpu], Assumed(**asdict(self.assume))
         result = summary(plan, hardware, assumed)
         if settings.compile:
-            say("train.compile: the compiler decides what is kept; counted is the plain program")
+            say("train.compile: the compiler decides what is kept; this is the estimate without it")
         if self.json:
             show(result, as_json=True)
         else:
@@ -113,7 +113,7 @@ def _show(plan: "Plan", result: dict[str, Any]) -> None:
         f"checkpoint: {result['checkpoint'] / 1e9:.2f} GB in all\n"
     )
     for what, values, unit in (
-        ("operations of a GPU", result["flops"], (1e12, "TFLOP")),
+        ("FLOPs of a GPU", result["flops"], (1e12, "TFLOP")),
         ("sent by a GPU", result["sent"], (1e6, "MB")),
     ):
         parts = [f"{name} {x / unit[0]:,.2f}" for name, x in values.items() if x]
@@ -121,14 +121,14 @@ def _show(plan: "Plan", result: dict[str, Any]) -> None:
     taken = result["seconds"]
     print(
         f"ms a step: {1e3 * taken['products']:,.1f} products, {1e3 * taken['update']:,.1f} update, "
-        f"{1e3 * taken['sending']:,.1f} sending; together {1e3 * taken['hidden']:,.1f} if sending "
-        f"is hidden, {1e3 * taken['open']:,.1f} if not\n"
+        f"{1e3 * taken['sending']:,.1f} communication; together {1e3 * taken['hidden']:,.1f} if it "
+        f"overlaps, {1e3 * taken['open']:,.1f} if not\n"
         f"tokens a second: {result['tokens_per_second']['open']:,.0f} to "
         f"{result['tokens_per_second']['hidden']:,.0f}"
     )
     bound = result["bound_by_sending_from"]
     limit = "never" if bound is None else f"from {bound} GPUs on"
     print(
-        f"sending takes longer than computing: {limit}, of at most {result['most_gpus']} GPUs that "
-        "these streams can be divided over"
+        f"communication takes longer than computation: {limit}, of at most {result['most_gpus']} "
+        "GPUs that these streams can be divided over"
     )

@@ -1,11 +1,18 @@
-"""The commands that look at how well a model predicts: eval and report."""
+"""The commands eval and report."""
 
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from transformer_xl.cli.given import READ_BY_SEGMENTS, Folder, Given, nothing, refuse_others
+from transformer_xl.cli.given import (
+    READ_BY_SEGMENTS,
+    Folder,
+    Given,
+    GivenWithLengths,
+    nothing,
+    refuse_others,
+)
 from transformer_xl.cli.loading import (
     Weights,
     encoded_text,
@@ -25,40 +32,40 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Eval:
-    """Measure how well a model predicts a text, with any memory length.
+    """Evaluate a model on a text: loss, perplexity, bits per byte, with any memory length.
 
-    With --eval.dynamic it learns from each segment after its score, which the stored model never
-    sees. With --eval.window it has no memory: each token is predicted from a window read anew.
-    With --eval.mem_lens it is measured with each of these memories, too; those of the recipe are
-    for the end of its training.
+    --eval.dynamic evaluates dynamically: a gradient step on each segment after it was scored; the
+    stored model does not change. --eval.window evaluates with a sliding window and no memory.
+    --eval.mem_lens evaluates with each of these memory lengths as well; those of the recipe apply
+    to the end of its training only.
     """
 
     examples: ClassVar = (
         "txl eval runs/demo --eval.split test",
-        "txl eval runs/demo --eval.mem_len 1024 --json",
+        "txl eval runs/demo --mem_len 1024 --json",
         "txl eval runs/demo --eval.mem_lens 0 64 256 1024",
         "txl eval runs/demo --file notes.txt",
         "txl eval models/wt103 --preset wt103-large --file wiki.test.tokens",
         "txl eval runs/demo --weights int8",
         "txl eval runs/demo --eval.dynamic rms --eval.dynamic_lr 1e-4 --eval.dynamic_decay 0.001",
-        "txl eval runs/demo --file notes.txt --eval.window 128 --eval.batch_size 16",
+        "txl eval runs/demo --file notes.txt --eval.window 128 --batch_size 16",
     )
 
     dir: Folder
     """A model folder or run folder."""
     preset: str | None = None
-    """The lengths with which a model was published, such as wt103-large, on prepared text."""
+    """Use the lengths with which a model was published, such as wt103-large; implies --prepared."""
     prepared: bool = False
-    """The text of --file is cut into words by spaces already, as wiki.test.tokens is."""
+    """The text of --file is split into words by spaces already, as wiki.test.tokens is."""
     file: Path | None = None
     """Evaluate this text instead of the corpus of the run; - reads the standard input."""
     weights: Weights = "float32"
-    """Precision of the weights; what float32 computes in is what the recipe says."""
+    """Precision of the weights; float32 weights compute in the precision of the recipe."""
     by_position: bool = False
-    """Add the loss by place in the segment, and by distance from the start of a text."""
+    """Also report the loss by position in the segment and by distance from the start of a text."""
     json: bool = False
     """Print the result as one JSON object on the last line."""
-    eval: Given[EvalConfig] = field(default_factory=nothing)
+    eval: GivenWithLengths[EvalConfig] = field(default_factory=nothing)
     data: Given[DataConfig] = field(default_factory=nothing)
 
     @cached_property
@@ -68,10 +75,10 @@ class Eval:
 
     @cached_property
     def settings(self) -> EvalConfig:
-        """How it is evaluated: what is given, and else what the recipe says.
+        """Settings of the evaluation: the given ones, else those of the recipe.
 
-        Its ``mem_lens`` are for the end of its training. Where it is evaluated by windows, or
-        learning, what the recipe says for other ways has no place.
+        The ``mem_lens`` of the recipe are for the end of its training. For windows and dynamic
+        evaluation, settings of the recipe that would have no effect are dropped.
         """
         settings = evaluation_of(self.dir, self.recipe, self.preset)
         window, dynamic = (self.eval.get(x, getattr(settings, x)) for x in ("window", "dynamic"))
@@ -85,12 +92,12 @@ class Eval:
         if dynamic is None:
             drop += ["dynamic_lr", "dynamic_decay"]
         held = {each.name for each in fields(EvalConfig)} - {*drop}
-        # At once: a setting of the recipe may be refused beside one that is given.
+        # In one call: settings of the recipe and given ones are validated together.
         return EvalConfig(**{name: getattr(settings, name) for name in held} | self.eval)
 
     @cached_property
     def text(self) -> DataConfig:
-        """The corpus of the run, with what is given."""
+        """The corpus of the run, with the given settings."""
         return replace(self.recipe.data if self.recipe else DataConfig(), **self.data)
 
     def run(self) -> None:
@@ -104,10 +111,9 @@ class Eval:
         device = pick_device()
         model, vocab = load(self.dir, device, self.weights)
         segment_len = recipe.train.segment_len if recipe else SEGMENT_LEN
-        # Compact weights say themselves what is computed in.
+        # Quantized weights determine the precision of the computation.
         precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
         text = self._tokens(vocab)
-        # Windows have none.
         lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
         chosen = None if settings.window else lengths.mem_len
         mem_lens = [None] if chosen is None else sorted({*settings.mem_lens, chosen})
@@ -157,7 +163,7 @@ class Eval:
         return describe(str(self.file or settings.split), result)
 
     def _check(self) -> None:
-        """Refuse, before any work, what cannot go together."""
+        """Refuse contradicting options before any work is done."""
         settings = self.settings
         if self.file and "split" in self.eval:
             raise ValueError(
@@ -167,35 +173,34 @@ class Eval:
         if settings.window and settings.segment_len:
             raise ValueError(
                 f"--eval.segment_len {settings.segment_len} with --eval.window {settings.window}: "
-                "windows are read whole; leave out one of them"
+                "windows are not divided into segments; leave out one of them"
             )
         if settings.dynamic and settings.batch_size != 1:
             raise ValueError(
                 f"--eval.batch_size {settings.batch_size} with --eval.dynamic {settings.dynamic}: "
-                "what learns reads one stream; leave out one of them"
+                "dynamic evaluation reads one stream; leave out one of them"
             )
         if self.by_position and (settings.window or settings.dynamic):
             which = "window" if settings.window else "dynamic"
             raise ValueError(
-                f"--by_position is about segments, read by the model as it is: without "
+                f"--by_position measures segments with a memory and fixed weights: leave out "
                 f"--eval.{which} {getattr(settings, which)} (None turns that of a recipe off)"
             )
         if self.file:
             require_text(self.file)
         elif self.prepared:
             raise ValueError(
-                "--prepared says how the text of --file is cut into words: give that, too, or "
-                "leave it out"
+                "--prepared describes the text of --file: give --file, too, or leave it out"
             )
         if settings.dynamic and self.weights != "float32":
             raise ValueError(
-                f"--eval.dynamic {settings.dynamic} with --weights {self.weights}: weights in "
-                "fewer bits cannot learn; leave out one of them"
+                f"--eval.dynamic {settings.dynamic} with --weights {self.weights}: quantized "
+                "weights cannot be trained; leave out one of them"
             )
         if settings.dynamic == "rms" and not self.text.is_given:
             raise ValueError(
-                f"--eval.dynamic rms learns from the training text how large gradients are, and "
-                f"{self.dir} is a model without the recipe of its run: give the text with "
+                f"--eval.dynamic rms estimates the size of gradients on the training text, and "
+                f"{self.dir} is a model folder without a recipe: give the text with "
                 "--data.path, or use --eval.dynamic sgd"
             )
 
@@ -208,7 +213,7 @@ class Eval:
             return loss_by_position(model, ids, self.settings, segment_len)
 
     def _tokens(self, vocab: "Vocab") -> tuple[Any, int]:
-        """Return the text in symbols, and how many bytes it has."""
+        """Return the tokens of the text and its number of bytes."""
         if self.file:
             text = read_text(self.file, vocab)
             prepared = self.prepared or bool(self.preset)
@@ -216,8 +221,8 @@ class Eval:
             return ids, len(text.encode("utf-8", "surrogateescape"))
         if not self.text.is_given:
             raise ValueError(
-                f"{self.dir} is a model without the recipe of its run, which says on what text it "
-                "was trained: give any text with --file, or the run folder instead"
+                f"{self.dir} is a model folder without a recipe, so its corpus is unknown: "
+                "give a text with --file, or the run folder instead"
             )
         corpus, split = self._corpus(vocab), self.settings.split
         return corpus.split(split), corpus.n_bytes(split)
@@ -235,7 +240,7 @@ class Eval:
 
 
 def _show_places(found: dict[str, Any]) -> None:
-    """Print the means over spans of places."""
+    """Print the mean losses over ranges of positions."""
     if not found:
         return
     start = found["from_start"]
@@ -250,33 +255,33 @@ def _show_places(found: dict[str, Any]) -> None:
 
 @dataclass(kw_only=True)
 class Report:
-    """Draw the report of a run again; measure what its memory does where that is missing."""
+    """Write the report of a run again, with measurements of its memory if they are missing."""
 
     examples: ClassVar = ("txl report runs/demo", "txl report runs/old --measure")
 
     dir: Folder
     """A run folder."""
     measure: bool = False
-    """Measure anew what the memory does, with the lengths of --eval."""
+    """Repeat the measurements of the memory, with the lengths of --eval."""
     eval: Given[EvalConfig] = field(default_factory=nothing)
     data: Given[DataConfig] = field(default_factory=nothing)
 
     def run(self) -> None:
-        """Measure what is missing, and draw."""
+        """Measure what is missing, and write the report."""
         from transformer_xl.train.report import write_report
         from transformer_xl.train.seen import MEMORY_FILE
 
         recipe = recipe_of(self.dir)
         if recipe is None:
-            raise ValueError(f"{self.dir} is no run folder: it has no recipe.toml")
+            raise ValueError(f"{self.dir} is not a run folder: it has no recipe.toml")
         is_there = (self.dir / MEMORY_FILE).exists() and not self.measure
         refuse_others(
             self.eval,
             "eval.",
             () if is_there else READ_BY_SEGMENTS,
-            "what the memory does is measured already; add --measure"
+            "the memory has been measured already; add --measure"
             if is_there
-            else "what the memory does is measured by segments on the held-out text",
+            else "the memory is measured segment by segment on the held-out text",
         )
         if self.measure:
             self._look(recipe)
@@ -284,17 +289,17 @@ class Report:
             try:
                 self._look(recipe)
             except (OSError, ValueError, RuntimeError) as error:
-                say(f"what its memory does is not measured: {error}")
+                say(f"the memory was not measured: {error}")
         print(write_report(self.dir))
 
     def _look(self, recipe: Config) -> None:
         from transformer_xl.config.device import pick_device
         from transformer_xl.data import prepare
         from transformer_xl.train.checkpoint import RunFolder
-        from transformer_xl.train.finish import look
+        from transformer_xl.train.finish import memory_figures
         from transformer_xl.train.seen import MEMORY_FILE
 
-        say("looking at what the memory does")
+        say("measuring the memory")
         evaluation, data = replace(recipe.eval, **self.eval), replace(recipe.data, **self.data)
         config = replace(recipe, eval=evaluation, data=data)
         model, vocab = load(self.dir, pick_device(), "float32")
@@ -304,4 +309,4 @@ class Report:
                 f"the vocabulary of the corpus is not the one of the model in {self.dir}: give "
                 "the text the model was trained on with --data.path"
             )
-        RunFolder(self.dir).write_json(MEMORY_FILE, look(config, corpus, model))
+        RunFolder(self.dir).write_json(MEMORY_FILE, memory_figures(config, corpus, model))

@@ -1,4 +1,4 @@
-"""The command that makes a model a program of another kind: export."""
+"""The command export."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +13,10 @@ from transformer_xl.config.files import require_new
 
 @dataclass(kw_only=True)
 class Export:
-    """Write one step of a model for ONNX Runtime or torch.export, with the memory in and out.
+    """Export one step of a model to ONNX or torch.export, with the memory as input and output.
 
-    A new folder gets the program, a manifest (step.json) with the names and shapes of what goes in
-    and out, and the vocabulary. Before it appears, the program is run against the model.
+    Writes a new folder with the program, a manifest (step.json) with the names and shapes of its
+    inputs and outputs, and the vocabulary. The program is compared with the model first.
     """
 
     examples: ClassVar = (
@@ -30,20 +30,20 @@ class Export:
     out: Annotated[Path, tyro.conf.Positional]
     """A new folder."""
     format: Literal["onnx", "torch"] = "onnx"
-    """ONNX (needs the extra onnx), or a program of torch.export."""
+    """ONNX (requires the extra onnx), or a torch.export program."""
     mem_len: int | None = None
-    """Remembered positions, a fixed number; None: as the model was trained."""
+    """Memory length, fixed in the program; None: as configured in the model."""
     tokens: int = 1
-    """Tokens of each stream that a step reads, a fixed number too."""
+    """Tokens per step, fixed in the program."""
     json: bool = False
-    """Print the manifest as one JSON object, with the largest differences to the model."""
+    """Print the manifest as one JSON object, with the largest difference from the model."""
 
     def run(self) -> None:
-        """Export and say what was checked."""
+        """Export, and print how the program compares with the model."""
         from json import loads
 
         require_new(self.out)
-        # What takes a while comes when nothing is left to refuse.
+        # Slow imports come after all checks of the arguments.
         from transformer_xl.interop.export import export
         from transformer_xl.interop.export.writing import EQUAL, MANIFEST_FILE
 
@@ -51,14 +51,17 @@ class Export:
             self.dir, self.out, format=self.format, mem_len=self.mem_len, n_tokens=self.tokens
         )
         if errors is None:
-            say(f"{self.out} is written, and was not run: pip install 'transformer-xl[onnx]'")
+            say(
+                f"wrote {self.out} without comparing it with the model, which requires "
+                "pip install 'transformer-xl[onnx]'"
+            )
         else:
             largest = f"{errors.difference:.1e}"
-            say(f"{self.out} is written; its log-probabilities are the model's to {largest}")
+            say(f"wrote {self.out}; its log-probabilities equal the model's up to {largest}")
             if errors.difference > EQUAL:
                 say(
-                    f"this model magnifies rounding: its own are exact to {errors.model:.1e}, the "
-                    f"program's to {errors.program:.1e}"
+                    f"this model amplifies rounding errors: its own are {errors.model:.1e}, the "
+                    f"program's {errors.program:.1e}"
                 )
         if self.json:
             manifest = loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The command that lets a model write: generate."""
+"""The command generate."""
 
 import sys
 from collections.abc import Iterator
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 @dataclass(kw_only=True)
 class Generate:
-    """Let a model write. It streams to the terminal, for as long as one likes.
+    """Generate text, streamed to the terminal, of any length.
 
-    How it draws, what its folder says, [generate] of the run's recipe, if anything, and where an
-    option says something else, that; which settings were used is said before the text. The same
-    settings and seed write the same text here, by `txl serve` and in Python.
+    Sampling settings that are not given come from [generate] of the run's recipe, else from the
+    defaults; those used are printed before the text. The same settings and seed give the same
+    text here, with `txl serve` and in Python.
     """
 
     examples: ClassVar = (
@@ -42,23 +42,23 @@ class Generate:
         default_factory=nothing
     )
     prompts: tuple[str, ...] = ()
-    """Texts to continue side by side, instead of the one prompt."""
+    """Several prompts, continued as one batch, instead of the one prompt."""
     samples: int = 1
-    """Texts to write side by side for each prompt. Text n has the seed of the first plus n."""
+    """Samples of each prompt, generated as one batch. The seed of sample n is the first plus n."""
     stop: tuple[str, ...] = ()
-    """End before the first of these strings."""
+    """Stop strings: a text ends before the first of them."""
     mem_len: int | None = None
-    """Remembered positions; None: as the model was trained."""
+    """Memory length; None: as configured in the model."""
     weights: Weights = "float32"
-    """Precision of the weights: fewer bits are faster; txl eval says what they cost."""
+    """Precision of the weights: quantized ones are faster; txl eval measures the loss."""
     state: Path | None = None
-    """Go on with the memory in this file if it exists, and save the memory there at the end."""
+    """Resume from the memory in this file if it exists, and save the memory there at the end."""
     json: bool = False
-    """Print one JSON object at the end instead of the text as it comes."""
+    """Print one JSON object at the end instead of streaming the text."""
 
     @cached_property
     def settings(self) -> GenerateConfig:
-        """How it draws: as its folder says and where something else is given, that."""
+        """Sampling settings: those of the folder, replaced by the given ones."""
         return replace(generation_of(self.dir), **self.given)
 
     def run(self) -> None:
@@ -80,20 +80,22 @@ class Generate:
             raise ValueError(f"samples={self.samples} must be at least 1")
         if not all(self.stop):
             raise ValueError(
-                "--stop: a stop string is empty, every text would end before it begins"
+                "--stop: a stop string is empty, so every text would be empty; leave it out"
             )
         is_several = bool(self.prompts) or self.samples > 1
         if not self.settings.length and (self.json or is_several):
             what = "--json" if self.json else "several texts"
             needs = "needs" if self.json else "need"
-            raise ValueError(f"length=0 writes without end: {what} {needs} a length")
+            raise ValueError(f"length=0 generates without end: {what} {needs} a --length above 0")
         if is_several and self.state:
-            raise ValueError("--state keeps the memory of one text: leave out --prompts, --samples")
+            raise ValueError(
+                "--state saves the memory of one text: leave out --prompts and --samples"
+            )
         if self.prompts and "prompt" in self.given:
             raise ValueError("--prompt and --prompts: give one of them")
 
     def _weights_checksum(self) -> str:
-        """Name the weights that are loaded: a training may replace them meanwhile."""
+        """Return the checksum of the weights; a running training may replace the file later."""
         from transformer_xl.model.pretrained import (
             find_model_folder,
             weights_checksum,
@@ -110,7 +112,7 @@ class Generate:
         if self.state and self.state.exists():
             state = load_state(self.state, weights, model)
             mems = state.mems
-            # The recipe's prompt begins a text; what goes on has begun. So with the seed.
+            # The recipe's prompt and seed are for the start of a text, not for one that resumes.
             text = text if "prompt" in self.given else ""
             if state.random is not None and "seed" not in self.given:
                 seed = state.random
@@ -124,7 +126,7 @@ class Generate:
             finally:
                 if self.state:
                     save_state(self.state, drawn, weights)
-                    say(f"the memory is in {self.state}; the same command goes on from there")
+                    say(f"saved the memory to {self.state}; the same command resumes from it")
 
     def _write(self, prompt: str, pieces: Iterator[str], settings: dict[str, Any]) -> None:
         if self.json:
@@ -138,7 +140,7 @@ class Generate:
         sys.stdout.write("\n")
 
     def _write_several(self, model: "LanguageModel", vocab: "Vocab") -> None:
-        from transformer_xl.inference.generate import batch_texts, generate_batch, seed_of
+        from transformer_xl.inference.generate import generate_batch, seed_of
 
         begins = self.prompts or (self.settings.prompt,)
         prompts = [ids for text in begins for ids in [encoded_prompt(text, vocab)] * self.samples]
@@ -146,7 +148,7 @@ class Generate:
         seed = self.settings.seed
         settings = self._settings(model, seed)
         batch = generate_batch(model, prompts, seed=seed, **self._drawing())
-        texts = batch_texts(batch, vocab, self.stop, prompts)
+        texts = batch.decode(vocab, self.stop)
         found = [
             {"prompt": prompt, "text": text, "seed": seed_of(seed, n)}
             for n, (prompt, text) in enumerate(zip(begins, texts, strict=True))
@@ -159,7 +161,7 @@ class Generate:
             sys.stdout.write(f"{each['prompt']}{each['text']}\n")
 
     def _settings(self, model: "LanguageModel", seed: int | None) -> dict[str, Any]:
-        """Return how the text is drawn, and say it; without a seed, an earlier draw goes on."""
+        """Return and print the sampling settings; seed None: a saved random state is used."""
         from transformer_xl.inference.generate import Sampler
         from transformer_xl.model.lengths import Lengths
 
@@ -169,7 +171,7 @@ class Generate:
         mem_len = Lengths.of(model.config, mem_len=self.mem_len).mem_len
         found = {**drawing, "seed": seed, "mem_len": mem_len, "weights": self.weights}
         known = (f"{name} {'none' if x is None else x}" for name, x in found.items())
-        say(f"drawing with {', '.join(known)}")
+        say(f"sampling with {', '.join(known)}")
         return {**found, "length": given.length or None}
 
     def _drawing(self) -> dict[str, Any]:

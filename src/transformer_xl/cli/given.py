@@ -1,4 +1,4 @@
-"""The settings of a recipe that a command line gives: ``--section.key value``."""
+"""Settings of a recipe that are given on the command line: ``--section.key value``."""
 
 import ast
 import inspect
@@ -17,24 +17,29 @@ from transformer_xl.config.recipes import load_recipe
 _Section = TypeVar("_Section")
 
 READ_BY_SEGMENTS = ("segment_len", "mem_len", "attn_len", "clamp_len", "ext_len", "batch_size")
-"""Settings of an evaluation that hold wherever a text is read by segments."""
+"""Settings of an evaluation that apply wherever a text is read segment by segment."""
 
-# Also a switch is followed by its value.
+# Booleans take a value, too.
 Value = tyro.conf.FlagConversionOff
 Recipe = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 
 
-def _about(section: type, field: Field) -> Any:
-    # What takes a while is done when the help is printed.
+def _about(section: type, field: Field, short: tuple[str, ...]) -> Any:
+    # A callable: the source code is parsed only when the help is printed.
     text: Any = lambda: _docstrings(section).get(field.name, "")  # noqa: E731
-    default = "" if field.default is MISSING else f"; by default {field.default}"
-    return tyro.conf.arg(help=text, help_behavior_hint=f"(as the recipe says{default})")
+    origin = ["from the recipe"] if "config" in section.__module__ else []
+    default = [] if field.default is MISSING else [f"default: {field.default}"]
+    return tyro.conf.arg(
+        help=text,
+        help_behavior_hint=f"({'; '.join(origin + default)})",
+        aliases=(f"--{field.name}",) if field.name in short else None,
+    )
 
 
 @cache
 def _docstrings(section: type) -> dict[str, str]:
-    """Return what stands below each field of a class in its source code."""
+    """Return the docstring below each field of a class, from its source code."""
     (definition,) = ast.parse(inspect.getsource(section)).body
     assert isinstance(definition, ast.ClassDef)
     found, name = {}, ""
@@ -50,29 +55,42 @@ if TYPE_CHECKING:
 
     class Given(dict[str, Any], Generic[_Section]):
         """The settings of a section that are given, by name."""
+
+    class GivenWithLengths(Given[_Section]):
+        """The same, with lengths that can be given without the name of the section."""
 else:
 
     class Given:
         """The type of a dictionary of the settings of a section that are given.
 
-        To the parser it is one of which any key may be missing. So a command knows what was asked
-        for, and what its recipe says is looked up when the command runs.
+        The parser sees a dictionary in which every key is optional, so a command knows which
+        settings were given; the others come from the recipe when the command runs.
         """
+
+        _short = ()
 
         @classmethod
         @cache
         def __class_getitem__(cls, section: type) -> Any:
             """Return the type for a section."""
             hints = get_type_hints(section, include_extras=True)
-            keys = {x.name: Annotated[hints[x.name], _about(section, x)] for x in fields(section)}
+            keys = {
+                x.name: Annotated[hints[x.name], _about(section, x, cls._short)]
+                for x in fields(section)
+            }
             return Annotated[TypedDict(section.__name__, keys, total=False), Value, section]
+
+    class GivenWithLengths(Given):
+        """The same, with lengths that can be given without the name of the section."""
+
+        _short = READ_BY_SEGMENTS
 
 
 def check_given(command: Any) -> None:
-    """Check each setting that a command was given by the rule of its section.
+    """Validate each given setting by the rules of its section.
 
     Raises:
-        ValueError: One is of a wrong type, out of range or unknown.
+        ValueError: A setting has a wrong type, is out of range, or is unknown.
     """
     hints = get_type_hints(type(command), include_extras=True)
     for name, hint in hints.items():
@@ -83,13 +101,13 @@ def check_given(command: Any) -> None:
 
 
 def nothing() -> Any:
-    """Return the default of a section, of which nothing is given."""
+    """Return the default of a section: no settings given."""
     return {}
 
 
 @dataclass(kw_only=True)
 class RecipeCommand:
-    """A command about a recipe, of which settings are given."""
+    """A command that takes a recipe and settings that replace those of the recipe."""
 
     recipe: Recipe
     """A recipe by its name or file."""
@@ -100,19 +118,19 @@ class RecipeCommand:
     train: Given[TrainConfig] = field(default_factory=nothing)
 
     def config(self) -> Config:
-        """Return the recipe with the settings that are given.
+        """Return the recipe with the given settings.
 
         Raises:
-            FileNotFoundError: There is no such recipe.
-            ValueError: A setting is refused.
+            FileNotFoundError: The recipe does not exist.
+            ValueError: A setting is invalid.
         """
         return self.changed(load_recipe(self.recipe))
 
     def changed(self, config: Config) -> Config:
-        """Return a recipe with the settings that are given.
+        """Return a configuration with the given settings.
 
         Raises:
-            ValueError: One is refused.
+            ValueError: A setting is invalid.
         """
         sections = (x.name for x in fields(Config) if hasattr(self, x.name))
         return replace(
@@ -121,11 +139,11 @@ class RecipeCommand:
 
 
 def refuse_others(given: Mapping[str, Any], section: str, names: tuple[str, ...], why: str) -> None:
-    """Refuse a setting that is given where it would change nothing.
+    """Refuse given settings that would have no effect.
 
     Raises:
-        ValueError: One is given that is none of ``names``.
+        ValueError: A setting is given that is not in ``names``.
     """
     for name, value in given.items():
         if name not in names:
-            raise ValueError(f"--{section}{name} {value} changes nothing here: {why}")
+            raise ValueError(f"--{section}{name} {value} has no effect here: {why}")

@@ -1,4 +1,4 @@
-"""What several commands have in common: how they load a model, and how they read a text."""
+"""Loading models and reading texts, for several commands."""
 
 import signal
 import sys
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from transformer_xl.data import Vocab
     from transformer_xl.model import LanguageModel
 
-_KNOWN = {"imported": "the symbols of its vocabulary"}
-# Told apart here, so that help needs no torch.
+_KNOWN = {"imported": "its own tokens"}
+# Defined here, so that help does not import torch.
 Weights = Literal["float32", "bfloat16", "int8"]
 
 
-def continuation_of(folder: Path) -> Config:
-    """Return a recipe that goes on from a model: its network, vocabulary and weights.
+def fine_tuning_of(folder: Path) -> Config:
+    """Return a recipe that fine-tunes a model: its architecture, vocabulary and weights.
 
-    How to train, evaluate and write comes from the run that made it, if its recipe is there.
+    Settings of training, evaluation and generation come from the recipe of its run, if any.
 
     Raises:
         FileNotFoundError: There is no model.
@@ -52,7 +52,7 @@ def continuation_of(folder: Path) -> Config:
 
 
 def _prompt_for(vocab: "Vocab") -> str:
-    """Return a text that the vocabulary has symbols for; in some a line break is none."""
+    """Return a prompt that the vocabulary can encode; some have no line break."""
     for text in ("\n", "The", "the", *vocab.symbols):
         try:
             if vocab.encode(text):
@@ -63,15 +63,15 @@ def _prompt_for(vocab: "Vocab") -> str:
 
 
 def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> EvalConfig:
-    """Return how a model is evaluated: as a preset says, its recipe, or its settings file.
+    """Return evaluation settings: of the preset, else the recipe, else the settings file.
 
     Raises:
-        ValueError: There is no such preset, or the settings file is wrong.
+        ValueError: The preset is unknown, or the settings file is invalid.
     """
     if not preset and recipe:
         return recipe.eval
     if not preset and not folder.exists():
-        # Said before the command runs.
+        # Reported before the command runs.
         return EvalConfig()
     from transformer_xl.config.presets import preset_eval
     from transformer_xl.model.pretrained import (
@@ -84,7 +84,7 @@ def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> Ev
     try:
         config = find_model_folder(folder) / CONFIG_FILE
     except FileNotFoundError:
-        # Said when the model is loaded.
+        # Reported when the model is loaded.
         config = None
     if not preset:
         return (config and load_eval_config(config)) or EvalConfig()
@@ -95,7 +95,7 @@ def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> Ev
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM end a ``with`` block as Ctrl-C does: what is saved at its end is saved."""
+    """Handle SIGTERM like Ctrl-C in a ``with`` block, so that its ``finally`` clauses run."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -107,12 +107,12 @@ def ended_by_signals() -> Iterator[None]:
 
 
 def load(folder: Path, device: "torch.device", weights: Weights) -> tuple["LanguageModel", "Vocab"]:
-    """Load the model of a folder, or the best of a run, with its vocabulary.
+    """Load the model of a folder, or the best one of a run, with its vocabulary.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: There is no model.
         RuntimeError: A file is damaged.
-        ValueError: The settings are wrong, or model and vocabulary do not belong together.
+        ValueError: The settings are invalid, or model and vocabulary do not match.
     """
     from transformer_xl.config.device import keep_freed_memory
     from transformer_xl.inference.generate import open_folder
@@ -122,13 +122,13 @@ def load(folder: Path, device: "torch.device", weights: Weights) -> tuple["Langu
 
 
 def require_text(path: Path) -> None:
-    """Check, before anything is loaded, that a file can be read and holds something.
+    """Check, before anything is loaded, that a file can be read and is not empty.
 
     Raises:
         OSError: It cannot be read.
         ValueError: It is empty.
     """
-    # What flows, as a named pipe does, can be opened only once.
+    # A named pipe can be opened only once.
     if str(path) == "-" or (path.exists() and not (path.is_file() or path.is_dir())):
         return
     try:
@@ -137,17 +137,15 @@ def require_text(path: Path) -> None:
     except OSError as error:
         raise OSError(f"cannot read {path}: {error.strerror}") from error
     if is_empty:
-        raise ValueError(
-            f"{path} is empty, a text of 0 tokens: at least 2 are needed to predict one"
-        )
+        raise ValueError(f"{path} is empty (0 tokens): at least 2 tokens are needed to predict one")
 
 
 def read_text(path: Path, vocab: "Vocab") -> str:
-    """Read a text that the vocabulary can cut; - is the standard input.
+    """Read a text; - is the standard input.
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It is no UTF-8, and the vocabulary is not one of bytes.
+        ValueError: It is not UTF-8, and the vocabulary is not one of bytes.
     """
     is_stdin = str(path) == "-"
     try:
@@ -159,21 +157,21 @@ def read_text(path: Path, vocab: "Vocab") -> str:
 
 
 def encoded_text(path: Path, text: str, vocab: "Vocab", *, prepared: bool = False) -> list[int]:
-    """Cut a text that was read from a file; say what of it the model is not shown as it is.
+    """Tokenize the text of a file, with a warning if parts are outside the vocabulary.
 
     Raises:
-        ValueError: It has symbols that the vocabulary lacks.
+        ValueError: The vocabulary cannot encode it.
     """
     name = "the standard input" if str(path) == "-" else str(path)
-    return _told(name, text, vocab, lambda text: vocab.encode_lines(text, prepared=prepared))
+    return _encoded(name, text, vocab, lambda text: vocab.encode_lines(text, prepared=prepared))
 
 
 def encoded_prompt(prompt: str, vocab: "Vocab") -> list[int]:
-    """Cut a prompt into symbols; say what of it the model is not shown as it is."""
-    return _told("the prompt", _checked(prompt, vocab, "the prompt"), vocab, vocab.encode)
+    """Tokenize a prompt, with a warning if parts are outside the vocabulary."""
+    return _encoded("the prompt", _checked(prompt, vocab, "the prompt"), vocab, vocab.encode)
 
 
-def _told(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[int]]) -> list[int]:
+def _encoded(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[int]]) -> list[int]:
     from transformer_xl.data.vocab import unknown_warning
 
     try:
@@ -186,15 +184,15 @@ def _told(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[int
 
 
 def _checked(text: str, vocab: "Vocab", name: str) -> str:
-    """Refuse bytes that are no UTF-8, unless bytes are what the vocabulary is made of."""
+    """Return the text; refuse bytes that are not UTF-8 unless the vocabulary is of bytes."""
     if vocab.kind != "bytes":
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             byte = ord(text[error.start]) - 0xDC00
             raise ValueError(
-                f"{name} is no UTF-8 text: character {error.start:,} is the byte 0x{byte:02x}, "
-                f"and the model knows only {_KNOWN.get(vocab.kind, vocab.kind)}: convert the text "
-                "to UTF-8, or use a model of bytes"
+                f"{name} is not UTF-8 text: character {error.start:,} is the byte 0x{byte:02x}, "
+                f"and the vocabulary has only {_KNOWN.get(vocab.kind, vocab.kind)}: convert the "
+                "text to UTF-8, or use a model of bytes"
             ) from None
     return text

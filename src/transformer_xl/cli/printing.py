@@ -1,4 +1,4 @@
-"""What the command line says: results to stdout, everything else to stderr."""
+"""Output of the command line: results to stdout, everything else to stderr."""
 
 import json
 import math
@@ -8,12 +8,12 @@ from typing import Any
 
 
 def say(text: str) -> None:
-    """Tell a person something that is no result."""
+    """Print a message to stderr."""
     print(text, file=sys.stderr)
 
 
 def show(values: Mapping[str, Any], *, as_json: bool) -> None:
-    """Print a result: a table for people, or one JSON object on a line."""
+    """Print a result: a table, or one line of JSON."""
     if as_json:
         print(json.dumps(_without_infinity(values), allow_nan=False))
         return
@@ -26,7 +26,7 @@ def show(values: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def _without_infinity(value: Any) -> Any:
-    # JSON has no word for a perplexity beyond all bounds.
+    # JSON has no infinity, which a perplexity may be.
     if isinstance(value, Mapping):
         return {key: _without_infinity(x) for key, x in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The commands that make models: recipes, prepare, train, convert; and doctor."""
+"""The commands recipes, prepare, train, convert and doctor."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Literal
 import tyro
 
 from transformer_xl.cli.given import Given, Recipe, RecipeCommand, nothing
-from transformer_xl.cli.loading import continuation_of
+from transformer_xl.cli.loading import fine_tuning_of
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config import (
     Config,
@@ -21,7 +21,7 @@ from transformer_xl.config import (
 )
 from transformer_xl.config.recipes import load_recipe, recipe_copy, recipe_names, recipe_text
 
-# Which recipes are for it; of those that are left.
+# Groups of recipes; each takes those that the groups before it left.
 _MACHINES: dict[str, Callable[[str], bool]] = {
     "for two CPU cores": lambda name: name == "demo" or name.endswith("-cpu"),
     "for a GPU": lambda name: not name.startswith("paper-"),
@@ -38,12 +38,12 @@ class Recipes:
     name: Annotated[str, tyro.conf.Positional] = ""
     """The recipe to show or copy."""
     copy: Path | None = None
-    """Write the recipe to this new file, with bytes in place of the characters of one text."""
+    """Write the recipe to this new file, with a vocabulary of bytes in place of characters."""
     json: bool = False
     """Print one JSON object: the summaries of all recipes, or the settings of the named one."""
 
     def run(self) -> None:
-        """Print or copy."""
+        """Print or copy recipes."""
         if self.copy:
             if not self.name:
                 raise ValueError("--copy needs the name of a recipe: txl recipes NAME --copy FILE")
@@ -72,13 +72,13 @@ class Recipes:
                 file.write(text)
         except FileExistsError:
             raise FileExistsError(
-                f"{path} exists already and was left as it is; give --copy another name"
+                f"{path} exists and was not changed; give --copy another name"
             ) from None
         except OSError as error:
             raise OSError(f"cannot write {path}: {error.strerror}") from error
         if text != recipe_text(self.name):
             say(
-                'vocab = "bytes" reads any text; the recipe itself has the characters of its '
+                'vocab = "bytes" encodes any text; the original recipe has the characters of its '
                 f"corpus (txl recipes {self.name} prints it)"
             )
         say(f"wrote {path}; train it with: txl train {path} --out runs/mine")
@@ -88,12 +88,12 @@ class Recipes:
 
 @dataclass(kw_only=True)
 class Prepare:
-    """Fetch a corpus or the text of a recipe, and cut it into tokens; training does so by itself.
+    """Download and tokenize a corpus or the text of a recipe, as txl train does by itself.
 
-    RECIPE is a recipe, or a corpus with its common settings: enwik8, text8, wikitext-103,
+    RECIPE is a recipe, or a known corpus with its usual settings: enwik8, text8, wikitext-103,
     wikitext-2, ptb-word, ptb-char, lm1b, tiny-shakespeare, jsb-chorales, python-stdlib, or
-    hf:ORG/NAME of Hugging Face datasets. Where both have the name, it is the recipe. What was
-    stopped goes on; any number of --data.workers writes the same bytes.
+    hf:ORG/NAME of Hugging Face datasets. A recipe comes before a corpus of the same name. An
+    interrupted command resumes; any number of --data.workers gives the same bytes.
     """
 
     examples: ClassVar = (
@@ -112,7 +112,7 @@ class Prepare:
 
     @property
     def settings(self) -> DataConfig:
-        """The text of the recipe, or the settings with which a corpus is commonly used."""
+        """The data settings of the recipe, or the usual ones of a known corpus."""
         from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
 
         name = self.recipe
@@ -121,7 +121,7 @@ class Prepare:
         return replace(load_recipe(name).data if is_recipe else common_settings(name), **self.data)
 
     def has_saved(self) -> bool:
-        """Say that what was fetched and counted is kept for the next time."""
+        """Return True: downloads and counts are kept for the next run."""
         return True
 
     def run(self) -> None:
@@ -136,11 +136,11 @@ class Prepare:
 
 @dataclass(kw_only=True)
 class Train(RecipeCommand):
-    """Train a model by a recipe; the same command goes on with a run that was stopped.
+    """Train a model by a recipe, or fine-tune one; the same command resumes an interrupted run.
 
-    Any setting of the recipe can be changed here. Ctrl-C saves and stops. In place of a recipe, a
-    model or run folder gives its network, its vocabulary and the weights to begin with, for
-    another text.
+    Any setting of the recipe can be changed here. Ctrl-C saves a checkpoint and stops. A model or
+    run folder in place of a recipe is fine-tuned: its architecture, vocabulary and weights are
+    used, and --data.path gives the text.
     """
 
     examples: ClassVar = (
@@ -153,21 +153,21 @@ class Train(RecipeCommand):
     recipe: Recipe
     """A recipe by its name or file, or a model or run folder."""
     out: Path
-    """The run folder: made when it is new, resumed when it holds a run of the same recipe."""
+    """The run folder: created if new, resumed if it holds a run of the same recipe."""
     quiet: bool = False
-    """Say nothing but the result."""
+    """Print only the result."""
     eval: Given[EvalConfig] = field(default_factory=nothing)
     generate: Given[GenerateConfig] = field(default_factory=nothing)
 
     def config(self) -> Config:
-        """Return the recipe, or what goes on from a model, with the settings that are given."""
-        # A run folder often has the name of its recipe.
+        """Return the recipe, or that of fine-tuning a model, with the given settings."""
+        # A run folder is often named after its recipe.
         is_model = self.recipe not in recipe_names() and Path(self.recipe).is_dir()
-        begun = continuation_of(Path(self.recipe)) if is_model else load_recipe(self.recipe)
+        begun = fine_tuning_of(Path(self.recipe)) if is_model else load_recipe(self.recipe)
         return self.changed(begun)
 
     def has_saved(self) -> bool:
-        """Say whether there is a checkpoint to go on from."""
+        """Return whether there is a checkpoint to resume from."""
         from transformer_xl.train.checkpoint import CHECKPOINTS
 
         return any((self.out / CHECKPOINTS).glob("step_*"))
@@ -183,24 +183,24 @@ class Train(RecipeCommand):
             results = train(self.config(), self.out, quiet=self.quiet)
         except Stalled as error:
             say(f"txl: {error}")
-            # Threads may wait for the lost process for as long as it hangs.
+            # Not sys.exit: threads may still wait for the process that hangs.
             sys.stderr.flush()
             os._exit(1)
         if not is_first_process():
             return
         flat = results["test"] | {k: x for k, x in results.items() if k.endswith("per_byte")}
         if not self.quiet:
-            say(f"now try: txl generate {self.out} --prompt 'some text to continue'")
-        # The result is the last line, also where both streams go to the same place.
+            say(f"next: txl generate {self.out} --prompt 'some text to continue'")
+        # Last, so that the result is the last line where stdout and stderr go to one file.
         show(flat, as_json=self.json)
 
 
 @dataclass(kw_only=True)
 class Convert:
-    """Turn an old checkpoint into a model folder, or a model into an old checkpoint.
+    """Convert an old checkpoint to a model folder, or a model to an old checkpoint.
 
-    SOURCE is a model.pt or state dict of the authors, a TensorFlow checkpoint, a checkpoint of
-    NVIDIA's, a Hugging Face folder, or a model folder. Nothing in it is executed.
+    SOURCE is a model.pt or state dict of the authors' code, a TensorFlow checkpoint, an NVIDIA
+    checkpoint, a Hugging Face folder, or a model folder. No code in it is executed.
     """
 
     examples: ClassVar = (
@@ -211,31 +211,32 @@ class Convert:
     )
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """What is converted."""
+    """The checkpoint or folder to convert."""
     folder: Annotated[Path, tyro.conf.Positional]
-    """Where the result goes: a new folder."""
+    """The output: a new folder."""
     to: Literal["txl", "authors", "huggingface"] = "txl"
-    """A model folder; a state dict for the authors' code; a folder for transformers up to 4.37."""
+    """Output format: a model folder, a state dict for the authors' code, or a folder for
+    transformers up to 4.37."""
     vocab: Path | None = None
-    """The vocabulary, where it does not lie beside the checkpoint."""
+    """The vocabulary file, if it is not beside the checkpoint."""
     n_head: int | None = None
-    """What the checkpoint does not say of itself: attention heads."""
+    """Number of attention heads. This and the next settings: if the checkpoint lacks them."""
     mem_len: int | None = None
-    """How many positions each layer remembers."""
+    """Memory length."""
     tgt_len: int | None = None
-    """Tokens of a segment."""
+    """Segment length."""
     ext_len: int | None = None
-    """Tokens before each segment that are read again with it."""
+    """Extended context length: tokens before each segment that are read again with it."""
     clamp_len: int | None = None
-    """Largest distance; 0 or less: no limit."""
+    """Relative distances above it count as it; 0 or less: no limit."""
     same_length: bool | None = None
-    """Each token sees equally many others."""
+    """Whether every token attends to the same number of tokens."""
     pre_lnorm: bool | None = None
-    """The layers normalize what they read instead of what they write."""
+    """Whether layer normalization comes before each sublayer (pre-norm) instead of after it."""
     cutoffs: tuple[int, ...] | None = None
-    """Where each further cluster of the vocabulary begins."""
+    """First token ID of each further cluster of the adaptive softmax."""
     layer_norm_epsilon: float | None = None
-    """Constant of the layer normalization."""
+    """Epsilon of the layer normalization."""
     json: bool = False
     """Print the settings of the converted model as one JSON object."""
 
@@ -258,10 +259,10 @@ class Convert:
 
 @dataclass(kw_only=True)
 class Doctor:
-    """Say what this machine offers and what would be used of it, and why; or verify files.
+    """Show what this machine offers and which implementations are used on it; or verify files.
 
-    Given a model folder, a run folder, a weights file or a state file, it verifies checksums,
-    shapes, types and values, and ends with 1 if anything is damaged or cannot be read.
+    For a model folder, run folder, weights file or state file, verifies checksums, shapes, dtypes
+    and values; the exit code is 1 if anything is damaged or cannot be read.
     """
 
     examples: ClassVar = ("txl doctor", "txl doctor runs/demo", "txl doctor --json")

@@ -1,4 +1,4 @@
-"""The commands that compare models as the paper does: recl and ablate."""
+"""The commands recl and ablate, which compare models as the paper does."""
 
 import sys
 from dataclasses import asdict, dataclass, field, replace
@@ -33,23 +33,23 @@ class ReclConfig:
     """How the effective context length is measured (Appendix C of the paper)."""
 
     step: Count = 100
-    """By how many tokens the context grows."""
+    """Increment of the context length, in tokens."""
     first: Count | None = None
     """The shortest context; None: one step."""
     longest: Count = 1000
-    """The longest context; the length of a model that still gains there is this one or more."""
+    """The longest context; a model that still gains there is reported as at least this."""
     tokens: Count = 2000
-    """How many tokens of the text are predicted."""
+    """Number of tokens of the text that are predicted."""
     top: tuple[Annotated[float, Range(gt=0, le=1)], ...] = (0.1, 0.5, 1.0)
-    """Shares r of these tokens, the hardest, that are looked at."""
+    """Fractions r: only the r hardest of these tokens are compared."""
     threshold: Positive = 0.01
-    """The relative gain below which a longer context is of no use."""
+    """Relative gain below which a longer context does not count as better."""
     window: Count | None = None
-    """How many tokens models without memory read at most; None: a segment of their training."""
+    """Longest input of models without memory; None: their training segment length."""
     batch_tokens: Count = 16384
-    """About how many tokens are read at once."""
+    """Approximate number of tokens per batch."""
     split: Literal["train", "valid", "test"] = "test"
-    """Which part of the corpus; the validation text where there is no test text."""
+    """Split of the corpus; valid if there is no test text."""
 
     def __post_init__(self) -> None:
         check(self, "recl")
@@ -67,10 +67,10 @@ class ReclConfig:
 
 @dataclass(kw_only=True)
 class Recl:
-    """Measure how far back models look with profit: the relative effective context length.
+    """Measure the relative effective context length (RECL) of a group of models.
 
-    All models are compared at the same tokens, given exactly c tokens before each (Appendix C of
-    the paper, its Table 8). They must share their vocabulary.
+    All models predict the same tokens, each given exactly c tokens of context (Appendix C and
+    Table 8 of the paper). They must share one vocabulary.
     """
 
     examples: ClassVar = (
@@ -82,9 +82,9 @@ class Recl:
     dirs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Run folders or model folders."""
     file: Path | None = None
-    """Measure on this text instead of the corpus of the first run; - is the standard input."""
+    """Use this text instead of the corpus of the first run; - is the standard input."""
     plot: Path | None = None
-    """Draw the gains into this file, .png or .svg."""
+    """Plot the gains to this file, .png or .svg."""
     json: bool = False
     """Print the result as one JSON object on the last line."""
     recl: Annotated[ReclConfig, Value] = field(default_factory=ReclConfig)
@@ -126,7 +126,7 @@ class Recl:
             say(f"wrote {self.plot}")
         mean = losses.mean(2).tolist()
         result = {
-            **_circumstances(),
+            **_environment(),
             "settings": asdict(settings),
             "contexts": list(contexts),
             "models": [
@@ -149,8 +149,8 @@ class Recl:
         recipe = recipe_of(self.dirs[0])
         if recipe is None:
             raise ValueError(
-                f"{self.dirs[0]} is a model without the recipe of its run, which says on what text "
-                "it was trained: give a text with --file"
+                f"{self.dirs[0]} is a model folder without a recipe, so its corpus is unknown: "
+                "give a text with --file"
             )
         corpus = prepare(recipe.data, say)
         if corpus.vocab.hash != vocab.hash:
@@ -178,9 +178,9 @@ class Recl:
         else:
             window = self._window(model, lengths.mem_len, trained, recipe is not None)
         if lengths.ext_len:
-            say(f"{folder}: nothing is read twice, whatever its ext_len={lengths.ext_len}")
+            say(f"{folder}: ext_len={lengths.ext_len} is ignored; no token is read twice")
         say(f"measuring {folder}" + f", which reads at most {window} tokens" * bool(window))
-        # Not in half precision: what rounding adds by chance would pass for a gain.
+        # In float32: rounding errors of half precision could count as a gain.
         return context_losses(
             model,
             ids,
@@ -201,19 +201,19 @@ class Recl:
             return None
         if self.recl.window is None and not is_known:
             raise ValueError(
-                "a model without memory and without the recipe of its run does not say how many "
-                "tokens it reads: give --recl.window"
+                "a model folder without memory and without a recipe: the longest input is not "
+                "known, give --recl.window"
             )
         return self.recl.window or trained
 
 
 @dataclass(kw_only=True)
 class Ablate(RecipeCommand):
-    """Train what the paper takes away, at any size: recurrence, relative encoding, full loss.
+    """Repeat the paper's ablations at any size: recurrence, relative encoding, full loss.
 
-    Each row of Table 6 (or 7, or 10) is trained with each seed, for equal steps or minutes, as a
-    run of its own below DIR; it is measured at the attention length of its training and at the
-    best one. The same command goes on where it was stopped.
+    Each row of Table 6 (or 7, or 10) is trained with each seed, for the same steps or minutes, as
+    a separate run below --out; it is evaluated with the attention length of its training and with
+    the best one. The same command resumes after an interruption.
     """
 
     examples: ClassVar = (
@@ -223,34 +223,35 @@ class Ablate(RecipeCommand):
     )
 
     out: Path
-    """Where the runs, ablation.json, ablation.md and ablation.svg go."""
+    """Folder of the runs, ablation.json, ablation.md and ablation.svg."""
     table: int = 6
-    """The paper's table: 6, 7 or 10 (longer segments instead of a memory, in equal space)."""
+    """The paper's table: 6, 7 or 10 (longer segments instead of a memory, for the same GPU
+    memory)."""
     rows: tuple[str, ...] = ()
     """Only these rows, by name."""
     seeds: tuple[int, ...] = (1,)
-    """Each row is trained once with each."""
+    """Seeds; each row is trained once with each."""
     steps: int | None = None
     """Steps of every run; None: as the recipe says."""
     minutes: float | None = None
     """Minutes of every run; None: as the recipe says."""
     attn_lens: tuple[int, ...] = ()
-    """Attention lengths to try; none given: from half to three times that of training."""
+    """Attention lengths to try; default: from half to three times that of training."""
     split: Literal["valid", "test"] = "valid"
-    """Text on which all is measured."""
+    """Split on which all rows are evaluated."""
     tokens: int | None = None
-    """Measure on the first so many tokens of it; None: on all."""
+    """Evaluate on this many tokens from the start of the split; None: on all."""
     eval: Given[EvalConfig] = field(default_factory=nothing)
     generate: Given[GenerateConfig] = field(default_factory=nothing)
 
     def config(self) -> Config:
-        """Return the recipe without the lengths of its evaluation, with what is given."""
+        """Return the recipe with the given settings, without the lengths of its evaluation."""
         recipe = load_recipe(self.recipe)
         evaluation = EvalConfig(batch_size=recipe.eval.batch_size)
         return self.changed(replace(recipe, eval=evaluation))
 
     def has_saved(self) -> bool:
-        """Say whether a run has a checkpoint to go on from."""
+        """Return whether a run has a checkpoint to resume from."""
         from transformer_xl.train.checkpoint import CHECKPOINTS
 
         return any(self.out.glob(f"*/seed_*/{CHECKPOINTS}/step_*"))
@@ -261,7 +262,7 @@ class Ablate(RecipeCommand):
             self.eval,
             "eval.",
             ("batch_size",),
-            "an ablation searches for the best lengths itself; see --attn_lens, --split, --tokens",
+            "an ablation searches for the best lengths; see --attn_lens, --split, --tokens",
         )
         from transformer_xl.config.device import keep_freed_memory
         from transformer_xl.config.files import replace_file
@@ -295,13 +296,13 @@ class Ablate(RecipeCommand):
             draw_ablation(self.out / "ablation.svg", rows)
             say(f"wrote {self.out / 'ablation.svg'}")
         else:
-            say("no picture: it needs pip install 'transformer-xl[plot]'")
+            say("no plot: it requires pip install 'transformer-xl[plot]'")
         if self.json:
             show({"table": self.table, "rows": rows}, as_json=True)
 
 
 def _recl_table(found: "dict[float, dict[str, LengthFound]]") -> str:
-    """Write the lengths as the paper's Table 8: a line for each model, a column for each r."""
+    """Format the lengths as the paper's Table 8: a row per model, a column per r."""
     lines = ["| model | " + " | ".join(f"r = {top:g}" for top in found) + " |"]
     lines.append("|---|" + "--:|" * len(found))
     for name in next(iter(found.values())):
@@ -312,7 +313,7 @@ def _recl_table(found: "dict[float, dict[str, LengthFound]]") -> str:
 
 
 def _names(folders: tuple[Path, ...]) -> list[str]:
-    """Name models by their folders, in full where two have the same name."""
+    """Name models by their folders, by full paths where names are equal."""
     names = [folder.resolve().name for folder in folders]
     paths = [str(folder) for folder in folders]
     if len({*paths}) < len(paths):
@@ -337,7 +338,7 @@ def _shared_vocabulary(folders: tuple[Path, ...]) -> "Vocab":
     return first
 
 
-def _circumstances() -> dict[str, Any]:
+def _environment() -> dict[str, Any]:
     import torch
 
     from transformer_xl.config.device import describe_machine
@@ -358,6 +359,8 @@ def _has_matplotlib() -> bool:
 
 def _require_matplotlib(path: Path) -> None:
     if not _has_matplotlib():
-        raise RuntimeError(f"drawing {path} needs matplotlib: pip install 'transformer-xl[plot]'")
+        raise RuntimeError(
+            f"plotting to {path} requires matplotlib: pip install 'transformer-xl[plot]'"
+        )
     if path.suffix not in (".png", ".svg"):
         raise ValueError(f"--plot {path} must end in .png or .svg")

@@ -1,4 +1,4 @@
-"""The command that scores a text as it flows: score."""
+"""The command score: log-probabilities of a text, streamed."""
 
 import stat
 import sys
@@ -34,13 +34,13 @@ _WARNINGS = 5
 
 @dataclass(kw_only=True)
 class Score:
-    """Say how surprising a text is to a model: the log-probability (in nats) of every token.
+    """Compute the log-probability (in nats) of every token of a text.
 
-    One JSON object a line, as soon as it is known. A pipe is scored as it flows, in constant
-    memory, for as long as it runs, and with the numbers of the whole text up to rounding.
-    By line, each line is cut into tokens by itself and comes with its mean and its sum; one above
-    65,536 bytes comes in parts. What the vocabulary has no symbol for is left out or, where it has
-    an <unk>, read as that, with a warning, and counted as unknown.
+    Prints one JSON object per line as soon as a token is scored. A pipe is scored as a stream, in
+    constant memory, with the same numbers as the whole text up to rounding. With --by line, each
+    line is tokenized separately and scored with its mean and sum; a line above 65,536 bytes is
+    scored in parts. Text outside the vocabulary is read as <unk> if there is one, else skipped,
+    with a warning, and counted as unknown.
     """
 
     examples: ClassVar = (
@@ -55,18 +55,18 @@ class Score:
     file: Annotated[Path, tyro.conf.Positional]
     """The text; - reads the standard input."""
     by: Literal["token", "line"] = "token"
-    """What each JSON object is about: a token, or a line, with the mean (nll) and the sum (nll_sum)
-    of its -log p in nats, and means in bits."""
+    """One JSON object per token, or per line with the mean (nll) and the sum (nll_sum) of its
+    -log p in nats, and the means in bits."""
     mem_len: int | None = None
-    """Remembered positions; None: as the model was trained."""
+    """Memory length; None: as configured in the model."""
     segment_len: int = 128
-    """Tokens read at once, if as many have arrived."""
+    """Tokens read at once, fewer while a pipe is waiting for more."""
     weights: Weights = "float32"
     """Precision of the weights."""
     state: Path | None = None
-    """Go on from the memory in this file if it exists, and save the memory there at the end."""
+    """Resume from the memory in this file if it exists, and save the memory there at the end."""
     json: bool = False
-    """Print one JSON object at the end: sums; by token also all ids and log_probs, kept so long."""
+    """Print one JSON object at the end: sums; by token also all ids and log_probs, held in RAM."""
 
     def run(self) -> None:
         """Score and print."""
@@ -77,11 +77,11 @@ class Score:
         ):
             if value is not None and value < least:
                 raise ValueError(f"{name}={value} must be at least {least}")
-        # What takes a while comes when nothing is left to refuse.
+        # Slow imports come after all checks of the arguments.
         from transformer_xl.config.device import pick_device
         from transformer_xl.inference.evaluate.flow import Cutter, Flow
         from transformer_xl.model.lengths import Lengths
-        from transformer_xl.model.needs import require_mem_len
+        from transformer_xl.model.limits import require_mem_len
         from transformer_xl.model.pretrained import (
             find_model_folder,
             weights_checksum,
@@ -91,32 +91,32 @@ class Score:
 
         weights, loaded = weights_path(find_model_folder(self.dir)), ""
         if self.state:
-            # Before they are read: while a pipe flows, a better model may take their place.
+            # Before the weights are read: a running training may replace them later.
             loaded = weights_checksum(weights)
         model, vocab = load(self.dir, pick_device(), self.weights)
-        place, random = None, None
+        state, random = None, None
         if self.state and self.state.exists():
             from transformer_xl.inference.generate import load_state
-            from transformer_xl.model.reading import Place
+            from transformer_xl.model.reading import ReaderState
 
             found = load_state(self.state, weights, model)
-            place, random = Place(found.mems, found.last_token, found.offset), found.random
+            state, random = ReaderState(found.mems, found.last_token, found.offset), found.random
         require_mem_len(model, self.mem_len)
         lengths = Lengths.of(model.config, segment_len=self.segment_len, mem_len=self.mem_len)
-        reader = Reader(model, lengths, place)
+        reader = Reader(model, lengths, state)
         unknown = _Unknown(vocab)
         with ended_by_signals(), _opened(self.file) as file:
             try:
                 show_all = self._show_lines if self.by == "line" else self._show_tokens
-                blocks = _arriving(file, self.file)
+                blocks = _blocks(file, self.file)
                 show_all(blocks, Cutter(vocab, self.by), Flow(reader), vocab, unknown)
-                if reader.place.last_token is None:
+                if reader.state.last_token is None:
                     why = (
-                        "nothing of the text is in the vocabulary"
+                        "no part of the text is in the vocabulary"
                         if unknown.n
-                        else "a text of 0 tokens"
+                        else "the text has 0 tokens"
                     )
-                    say(f"nothing to score: {why}")
+                    say(f"no token was scored: {why}")
             finally:
                 if self.state:
                     self._save(self.state, reader, random, loaded)
@@ -124,12 +124,12 @@ class Score:
     def _save(self, path: Path, reader: "Reader", random: "Tensor | None", weights: str) -> None:
         from transformer_xl.inference.generate import State, write_state
 
-        mems, last_token, offset = reader.place
+        mems, last_token, offset = reader.state
         if last_token is None:
             return
         state = State(mems, last_token, random, offset)
         write_state(path, state, weights, positions=reader.most_positions)
-        say(f"the memory is in {path}; the same command goes on from there")
+        say(f"saved the memory to {path}; the same command resumes from it")
 
     def _show_tokens(
         self,
@@ -156,8 +156,8 @@ class Score:
                         show({"id": token, "text": text, "log_prob": log_prob}, as_json=True)
                 sys.stdout.flush()
         finally:
-            # Of what was scored, also where the rest cannot be read.
-            unknown.tell()
+            # For what was scored, even if the rest could not be read.
+            unknown.print_total()
             if self.json:
                 figures = {"tokens": total.n_predicted, "nll": total.nll, "nll_sum": total.nll_sum}
                 about = {"unknown": unknown.n, "ids": ids, "log_probs": found}
@@ -186,14 +186,14 @@ class Score:
                         show(line, as_json=True)
                 sys.stdout.flush()
         finally:
-            unknown.tell()
+            unknown.print_total()
             if self.json:
                 figures = {"lines": lines.n_lines, **lines.total.figures(), "unknown": unknown.n}
                 show(figures, as_json=True)
 
 
 class _Unknown:
-    """Counts what the vocabulary has no symbol for, and warns of it: not of each in a long text."""
+    """Counts characters and words outside the vocabulary, and warns of the first few."""
 
     def __init__(self, vocab: "Vocab") -> None:
         self._vocab = vocab
@@ -201,7 +201,7 @@ class _Unknown:
         self.n = self._places = 0
 
     def see(self, piece: "Piece") -> None:
-        """Take a piece of the text."""
+        """Count the unknown symbols of a piece of the text."""
         if not piece.unknown:
             return
         from transformer_xl.data.vocab import describe_unknown, treated
@@ -212,18 +212,19 @@ class _Unknown:
         self._places += 1
         if self._places <= _WARNINGS:
             what = describe_unknown(piece.unknown, piece.line)
-            say(f"warning: not in the vocabulary: {what}; {_in_words(found)}")
+            say(f"warning: not in the vocabulary: {what}; {_describe_treatment(found)}")
         elif self._places == _WARNINGS + 1:
             say("warning: further warnings are suppressed; the total follows at the end")
 
-    def tell(self) -> None:
-        """Say at the end what there was."""
+    def print_total(self) -> None:
+        """Print the total, if warnings were suppressed."""
         if self._places > _WARNINGS:
-            say(f"warning: {self.n:,} in all not in the vocabulary; {_in_words(self._treated)}")
+            how = _describe_treatment(self._treated)
+            say(f"warning: {self.n:,} in all not in the vocabulary; {how}")
 
 
-def _in_words(treated: Counter[str]) -> str:
-    """Say what was done with the unknown, with numbers where it is not the same for all."""
+def _describe_treatment(treated: Counter[str]) -> str:
+    """Describe how unknown symbols were treated, with counts if in different ways."""
     if len(treated) == 1:
         return next(iter(treated))
     return ", ".join(f"{n:,} {how}" for how, n in sorted(treated.items(), reverse=True))
@@ -236,8 +237,8 @@ def _opened(path: Path) -> AbstractContextManager[Any]:
         raise OSError(f"cannot read {path}: {error.strerror}") from error
 
 
-def _arriving(file: Any, path: Path) -> Iterator[bytes]:
-    """Read a text in blocks, as they come; an empty one says that no more is there yet."""
+def _blocks(file: Any, path: Path) -> Iterator[bytes]:
+    """Yield a text in blocks as they arrive; an empty block: no more has arrived yet."""
     try:
         descriptor = file.fileno()
         is_waited_for = not stat.S_ISREG(fstat(descriptor).st_mode)
@@ -245,8 +246,8 @@ def _arriving(file: Any, path: Path) -> Iterator[bytes]:
         descriptor, is_waited_for = -1, False
     try:
         if is_waited_for:
-            # Not by the file object: whoever waits in it locks it, and the end of the program too.
-            yield from _as_they_come(lambda: read(descriptor, _BLOCK))
+            # Not through the file object: a blocked read holds its lock, also at exit.
+            yield from _blocks_by_thread(lambda: read(descriptor, _BLOCK))
         while block := b"" if is_waited_for else file.read(_BLOCK):
             yield block
     except OSError as error:
@@ -254,9 +255,9 @@ def _arriving(file: Any, path: Path) -> Iterator[bytes]:
         raise OSError(f"cannot read {name} to its end: {error.strerror}") from error
 
 
-def _as_they_come(read_block: Callable[[], bytes]) -> Iterator[bytes]:
-    """Read in a thread of its own; yield an empty block when nothing more has come for a moment."""
-    # Short: what comes faster than it is scored waits where it comes from.
+def _blocks_by_thread(read_block: Callable[[], bytes]) -> Iterator[bytes]:
+    """Read in a thread; yield an empty block when no more arrives for a moment."""
+    # Short, so that a fast writer is slowed down by the pipe.
     blocks: Queue[bytes | OSError] = Queue(maxsize=4)
 
     def fill() -> None:
@@ -268,7 +269,7 @@ def _as_they_come(read_block: Callable[[], bytes]) -> Iterator[bytes]:
             blocks.put(error)
 
     Thread(target=fill, daemon=True).start()
-    # When what has come is read even if it fills no segment; None: all of it was.
+    # When an incomplete segment is scored, too; None: nothing is pending.
     deadline: float | None = None
     while True:
         try:

@@ -1,4 +1,4 @@
-"""The command that serves a model to others: serve."""
+"""The command serve."""
 
 import logging
 import os
@@ -19,15 +19,15 @@ _KEY = "TXL_API_KEY"
 
 @dataclass(kw_only=True)
 class Serve:
-    """Serve a model over HTTP in the shape of OpenAI, with sessions that keep their memory.
+    """Serve a model over an OpenAI-compatible HTTP API, with sessions that keep their memory.
 
-    A page to try it is at the address that is printed. SIGTERM or Ctrl-C ends it in good order:
-    running requests are finished or cut, sessions are saved.
+    The printed address has a page to try it. SIGTERM or Ctrl-C shuts down gracefully: running
+    requests are completed or truncated, sessions are saved.
 
-    The server listens on 127.0.0.1, for programs of this machine alone. With --host 0.0.0.0, or an
-    address of the machine, whoever reaches the port can use the model, and read and delete every
-    session: set an API key then (TXL_API_KEY, which a command line would show to other users of
-    the machine), and put a proxy with TLS in front, for this is plain HTTP.
+    The server listens on 127.0.0.1, for this machine only. With --host 0.0.0.0, or an address of
+    the machine, everyone who reaches the port can use the model, and read and delete all sessions:
+    set an API key (in TXL_API_KEY; other users of the machine can see a command line), and put a
+    proxy with TLS in front, as the server speaks plain HTTP.
     """
 
     examples: ClassVar = (
@@ -39,13 +39,13 @@ class Serve:
     dir: Folder
     """A model folder or run folder."""
     weights: Weights = "float32"
-    """Precision of the weights: fewer bits are faster; txl eval says what they cost."""
+    """Precision of the weights: quantized ones are faster; txl eval measures the loss."""
     serving: Annotated[ServeSettings, tyro.conf.OmitArgPrefixes] = field(
         default_factory=ServeSettings
     )
 
     def run(self) -> None:
-        """Serve until a signal comes."""
+        """Serve until a signal arrives."""
         if missing := [name for name in _NEEDED if find_spec(name) is None]:
             raise RuntimeError(
                 f"txl serve needs {', '.join(missing)}: pip install 'transformer-xl[serve]'"
@@ -68,5 +68,5 @@ class Serve:
 
 
 def _name(folder: Path) -> str:
-    # A link keeps its own name.
+    # Not resolved: a symbolic link keeps its own name.
     return Path(os.path.abspath(folder)).name or "transformer-xl"  # noqa: PTH100

@@ -1,9 +1,8 @@
-"""What settings refuse: wrong types, values out of range, unknown words and unknown names.
+"""Validation of settings: types, ranges, choices and names.
 
-The annotation of a setting is the rule for its value: type, choices and range. A class of settings
-calls :func:`check` first of all in its ``__post_init__``, so that the rule holds wherever the value
-comes from: Python, a file or the command line. What concerns two settings together is said there
-with :func:`require`.
+The annotation of a setting defines its type, choices and range. A settings class calls
+:func:`check` first in its ``__post_init__``, so that values from Python, a file or the command line
+are validated alike, and then :func:`require` for constraints between settings.
 """
 
 import dataclasses
@@ -28,21 +27,21 @@ from typing import (
 
 
 class Range(NamedTuple):
-    """The limits of a number, or of how many items a list has."""
+    """The limits of a number, or of the length of a list."""
 
     ge: float | None = None
-    """The smallest."""
+    """Inclusive lower bound."""
     gt: float | None = None
-    """What all are above."""
+    """Exclusive lower bound."""
     le: float | None = None
-    """The largest."""
+    """Inclusive upper bound."""
     lt: float | None = None
-    """What all are below."""
+    """Exclusive upper bound."""
     items: int | None = None
-    """The most items."""
+    """Maximum length of a list."""
 
     def holds(self, value: Any) -> bool:
-        """Whether a value is within."""
+        """Whether a value is within the limits."""
         if isinstance(value, tuple):
             return self.items is None or len(value) <= self.items
         return (
@@ -61,7 +60,7 @@ Share = Annotated[float, Range(ge=0, le=1)]
 Fraction = Annotated[float, Range(ge=0, lt=1)]
 
 HIDDEN = types.MappingProxyType({"is_hidden": True})
-"""Metadata of a field whose value appears in no error."""
+"""Metadata of a field whose value must not appear in errors."""
 
 _Settings = TypeVar("_Settings")
 _Any = TypeVar("_Any")
@@ -76,37 +75,37 @@ _NAMES = {
 _PLAIN = {*_NAMES}
 _LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 _BITS = 64
-"""Of the largest integer that a setting can be."""
+"""Maximum bits of an integer setting."""
 _ITEMS = 1_000
-"""Items of a list that an error looks at."""
+"""Maximum items of a list that an error examines."""
 _SHOWN = 100
-"""Characters of a value in an error."""
+"""Maximum characters of a value in an error."""
 
 
 def no_type_check(checks_itself: _Any) -> _Any:
-    """Mark what checks its values itself, and converts them.
+    """Mark a class or function that validates and converts its arguments itself.
 
-    The checks of types that tests install at imports know a decorator of this name, and leave it
-    alone. That of the standard library would take away the annotations, which are the rules.
+    The type checks installed by the tests skip decorators of this name. That of the standard
+    library would remove the annotations, which define the rules.
     """
     return checks_itself
 
 
 def require(holds: bool, message: str) -> None:
-    """Refuse settings."""
+    """Raise a ValueError unless a constraint holds."""
     if not holds:
         raise ValueError(message)
 
 
 def check(settings: Any, section: str = "") -> None:
-    """Check each field of a dataclass by its annotation, and give it the type that this says.
+    """Validate each field of a dataclass by its annotation, and convert it.
 
-    Lists become tuples, integers become floats where a float is declared, and numbers of numpy and
-    torch become numbers of Python.
+    Lists become tuples, integers become floats where a float is declared, and NumPy and torch
+    numbers become Python numbers.
 
     Args:
         settings: An instance, in its ``__post_init__``.
-        section: What stands before the names of its settings in errors.
+        section: Prefix of the names of settings in errors.
 
     Raises:
         ValueError: A value is of a wrong type, out of range or unknown.
@@ -118,18 +117,18 @@ def check(settings: Any, section: str = "") -> None:
 
 
 def check_word(name: str, word: str, kind: type, key: str) -> None:
-    """Refuse a word of a command line that can be no value of a setting.
+    """Validate a command line argument before it is parsed.
 
-    What it stands for is left to the parser of the command line, and so are lists and None.
+    Lists and None are left to the parser.
 
     Args:
-        name: What the setting is called there.
-        word: The word.
-        kind: The class of the setting.
-        key: Its name in the class.
+        name: Name of the option.
+        word: The argument.
+        kind: The settings class.
+        key: Name of the setting in the class.
 
     Raises:
-        ValueError: The word is none of the choices, or no number where one is needed.
+        ValueError: The argument is none of the choices, or no number where one is required.
     """
     rule = _rules(kind).get(key, (str,))[0]
     kinds = [get_args(x)[0] if get_origin(x) is Annotated else x for x in _alternatives(rule)]
@@ -158,13 +157,13 @@ def checked(kind: type, values: Mapping[str, Any], section: str = "") -> dict[st
 
 
 def check_value(name: str, value: Any, rule: Any, *, is_hidden: bool = False) -> Any:
-    """Return a value as the type that an annotation says.
+    """Convert a value to the type of an annotation.
 
     Args:
-        name: What it is called.
+        name: Name of the setting.
         value: The value.
         rule: The annotation.
-        is_hidden: Whether it is left out of the error.
+        is_hidden: Whether the value is omitted from errors.
 
     Raises:
         ValueError: It is of a wrong type, out of range or unknown.
@@ -173,7 +172,7 @@ def check_value(name: str, value: Any, rule: Any, *, is_hidden: bool = False) ->
     with suppress(_UnfitError):
         return _taken(plain, rule)
     if isinstance(plain, tuple):
-        # Enough to say what is wrong, of a list that is too long.
+        # The beginning of a list that is too long is enough for the error.
         plain = plain[:_ITEMS]
     if is_hidden:
         raise ValueError(f"{name} must be {_described(rule)}")
@@ -181,16 +180,16 @@ def check_value(name: str, value: Any, rule: Any, *, is_hidden: bool = False) ->
 
 
 def read_settings(kind: type[_Settings], values: Any, source: str, section: str = "") -> _Settings:
-    """Make settings of what a file holds.
+    """Create settings from the parsed contents of a file.
 
     Args:
-        kind: The class of the settings; sections in it are classes of their own.
-        values: What was read.
-        source: What names the file in errors.
-        section: What stands before the names in errors.
+        kind: The settings class; its sections are dataclasses, too.
+        values: The parsed contents.
+        source: Name of the file in errors.
+        section: Prefix of names in errors.
 
     Raises:
-        ValueError: A name is unknown, a section is missing, or a value is refused.
+        ValueError: A name is unknown, a section is missing, or a value is invalid.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"{source}: {section} is a section: write [{section}] and keys below it")
@@ -216,7 +215,7 @@ def read_settings(kind: type[_Settings], values: Any, source: str, section: str 
 
 
 def near(word: str, known: Iterable[str]) -> str | None:
-    """Return the nearest of the known words, if one is near."""
+    """Return the known word that is most similar, if any is similar enough."""
     return next(iter(difflib.get_close_matches(word, list(known), 1)), None)
 
 
@@ -230,25 +229,25 @@ def _rules(kind: type) -> dict[str, tuple[Any, bool]]:
 
 
 class _UnfitError(Exception):
-    """A value is not what a rule says."""
+    """A value does not satisfy a rule."""
 
 
 def _taken(value: Any, rule: Any) -> Any:
-    """Return a value as the type of a rule."""
+    """Convert a value to the type of a rule."""
     origin, parts = get_origin(rule), get_args(rule)
     if origin in (Union, types.UnionType):
         for part in parts:
             with suppress(_UnfitError):
                 return _taken(value, part)
     elif origin is Annotated:
-        # Not one by one, where they are too many.
+        # A list that is too long is refused without converting its items.
         is_long = isinstance(value, tuple) and not parts[1].holds(value)
         found = None if is_long else _taken(value, parts[0])
         if not is_long and parts[1].holds(found):
             return found
     elif origin is Literal:
         for word in parts:
-            # True and 1.0 are 1 for Python.
+            # In Python, True == 1.0 == 1.
             is_one = isinstance(value, type(word)) and not isinstance(value, bool)
             if is_one and value == word:
                 return word
@@ -261,7 +260,7 @@ def _taken(value: Any, rule: Any) -> Any:
         if isinstance(value, str | Path):
             return Path(value)
     elif rule in (int, float):
-        # 4.0 is no integer, as it is none in a file.
+        # 4.0 is no integer, as in TOML.
         is_number = isinstance(value, (int, rule)) and not isinstance(value, bool)
         if is_number and _is_countable(value):
             return rule(value)
@@ -271,7 +270,7 @@ def _taken(value: Any, rule: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers of numpy and torch as those of Python, and lists as tuples."""
+    """Convert NumPy and torch numbers to Python numbers, and lists to tuples."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if not isinstance(value, list | tuple):
@@ -280,7 +279,7 @@ def _plain(value: Any) -> Any:
 
 
 def _number(word: str) -> Any:
-    """Return the value that a word of a command line stands for; itself if for none."""
+    """Parse a command line argument as a number or bool; return it unchanged if it is neither."""
     for kind in (int, float):
         with suppress(ValueError):
             return kind(word)
@@ -292,7 +291,7 @@ def _leaves(value: Any) -> Iterable[Any]:
 
 
 def _is_countable(value: Any) -> bool:
-    """Whether a number is finite, and an integer one of the machine."""
+    """Whether a float is finite, or an integer has at most 64 bits."""
     if isinstance(value, float):
         return math.isfinite(value)
     return not isinstance(value, int) or value.bit_length() <= _BITS
@@ -302,13 +301,13 @@ def _shown(value: Any) -> str:
     try:
         text = repr(value)
     except ValueError:
-        # Python does not write integers of more than some thousand digits.
+        # Python refuses to format integers of more than some thousand digits.
         return "a number of thousands of digits"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _wrong(value: Any, rule: Any) -> str:
-    """Say which rule a value breaks, and what comes near to it."""
+    """Describe the rule that a value violates, with the most similar choice."""
     leaves, kinds = [*_leaves(value)], _alternatives(rule)
     if any(isinstance(leaf, int) and leaf.bit_length() > _BITS for leaf in leaves):
         return f"must be below 2**{_BITS}"
@@ -320,7 +319,7 @@ def _wrong(value: Any, rule: Any) -> str:
         more = ["None"] if types.NoneType in kinds else []
         return f"is unknown; choose from {', '.join([*map(repr, _words(rule)), *more])}{hint}"
     for kind in kinds:
-        # Where the range alone is wrong, the type goes without saying.
+        # If only the range is wrong, the type is omitted.
         base = get_args(kind)[0] if get_origin(kind) is Annotated else None
         is_one = type(value) is base or (base is float and type(value) is int)
         if base in (int, float) and is_one and _is_countable(value):
@@ -333,7 +332,7 @@ def _alternatives(rule: Any) -> tuple[Any, ...]:
 
 
 def _words(rule: Any) -> list[Any]:
-    """Return the choices of a rule, wherever they stand in it."""
+    """Return all choices of a rule, also nested ones."""
     if get_origin(rule) is Literal:
         return [*get_args(rule)]
     return [word for part in get_args(rule) for word in _words(part)]
@@ -359,7 +358,7 @@ def _described(rule: Any) -> str:
 
 
 def _range(rule: Any) -> str:
-    """Say the limits that an annotation sets."""
+    """Describe the limits of an annotation."""
     meta = get_args(rule)[1]
     found = {key: x for key in _LIMITS if (x := getattr(meta, key)) is not None}
     if found.keys() == {"ge", "le"}:

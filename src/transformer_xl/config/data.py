@@ -1,4 +1,4 @@
-"""Which text, and how it is tokenized."""
+"""Settings of the text and its tokenization."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,7 +10,7 @@ from transformer_xl.config.unused import refuse_unused, unused_in_data
 @no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """Which text, how it is tokenized and split."""
+    """The text, its tokenization and its splits."""
 
     name: str = ""
     """A known corpus of `txl prepare`, such as tiny-shakespeare, or hf:ORG/NAME of Hugging Face
@@ -61,7 +61,7 @@ class DataConfig:
 
     @property
     def is_given(self) -> bool:
-        """Whether they name a text or a corpus."""
+        """Whether the settings name a text or a corpus."""
         return bool(self.name or self.path or self.corpus)
 
     def __post_init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Where the model runs and in which precision its products are computed."""
+"""Device and precision of computations."""
 
 import ctypes
 import os
@@ -15,13 +15,13 @@ Precision = Literal["auto", "float32", "bfloat16"]
 
 
 def pick_device() -> torch.device:
-    """Return the accelerator if there is one, else the processor."""
+    """Return the CUDA device if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 @lru_cache(maxsize=8)
 def total_memory(device: torch.device) -> int | None:
-    """Return how many bytes a device has, swap included; None where that is not known."""
+    """Return the memory of a device in bytes, swap included; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     if device.type != "cpu" or not Path("/proc/meminfo").is_file():
@@ -29,7 +29,7 @@ def total_memory(device: torch.device) -> int | None:
     words = [line.split() for line in Path("/proc/meminfo").read_text("utf-8").splitlines()]
     kilobytes = {name: int(value) for name, value, *_ in words}
     most = 1024 * kilobytes["MemTotal:"]
-    # What a container may take of it; "max" is no limit.
+    # The limit of a container; "max" is no limit.
     for limit in ("memory.max", "memory/memory.limit_in_bytes"):
         with suppress(OSError, ValueError):
             most = min(most, int(Path("/sys/fs/cgroup", limit).read_text("utf-8")))
@@ -37,7 +37,7 @@ def total_memory(device: torch.device) -> int | None:
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what stands beside results: versions and names, ``gpu`` None where there is none."""
+    """Return versions and hardware, for the record; ``gpu`` is None without one."""
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -49,25 +49,24 @@ def describe_machine() -> dict[str, Any]:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep the memory of tensors that are freed, for those that come next.
+    """Let glibc's malloc reuse freed memory instead of returning it to the system.
 
-    The allocator of glibc gives it back to the system at the end of each step and asks for it
-    again in the next one, page by page. Other systems' allocators are left as they are. The
-    commands call this; a program of one's own decides for itself.
+    By default it returns the memory of large tensors after each step, and page faults slow down the
+    next one. No effect on other systems. The commands call this; other programs may.
     """
     if not sys.platform.startswith("linux"):
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, each as large as it can be.
+        # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD, at their maxima.
         mallopt(-1, 2**31 - 1)
         mallopt(-3, 32 << 20)
 
 
 def pick_precision(precision: Precision, device: torch.device) -> Literal["float32", "bfloat16"]:
-    """Resolve ``auto``: bfloat16 where the hardware computes it, else float32.
+    """Resolve ``auto``: bfloat16 with hardware support, else float32.
 
-    A processor without bfloat16 instructions emulates it, several times slower than float32.
+    Emulated bfloat16 is several times slower than float32.
     """
     if precision != "auto":
         return precision
@@ -80,7 +79,7 @@ def pick_precision(precision: Precision, device: torch.device) -> Literal["float
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager:
-    """Compute products in the given precision inside a ``with`` block; weights stay float32."""
+    """Return a context for autocast to a precision; weights stay in float32."""
     if pick_precision(precision, device) == "float32":
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)

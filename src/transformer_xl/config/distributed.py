@@ -1,12 +1,11 @@
-"""The processes that train one model together, as ``torchrun`` starts them.
+"""The processes of distributed training, as started by ``torchrun``.
 
-A process that was started alone is a world of one: it needs no communication and makes no process
-group. In a larger one each process owns some of the streams of text and what is remembered of
-them; what is exchanged are gradients (by DDP or FSDP), a few numbers after each step, and
-checkpoints.
+A single process has a world of size 1, without a process group. In a larger world, each process
+owns some of the streams and their memory; processes exchange gradients (DDP or FSDP), a few metrics
+after each step, and checkpoints.
 
-Operations end with an error when a process stays away for longer than the time limit, but for
-the waiting on work that only the first process does: that may take as long as it takes.
+Collective operations fail after the timeout, except for those that wait for work of the first
+process.
 """
 
 import os
@@ -27,7 +26,7 @@ from torch.distributed.rendezvous import rendezvous
 _T = TypeVar("_T")
 
 LONGEST_WORK = timedelta(days=7)
-"""How long the others wait for what the first process does alone."""
+"""Timeout for work that only the first process does."""
 
 
 _times = count()
@@ -43,10 +42,10 @@ class World:
     """The processes of a run.
 
     Attributes:
-        rank: Number of this process, from 0.
-        size: How many there are.
-        mesh: The processes as PyTorch's distributed tensors know them; None in a world of one.
-        background: A group for the thread that writes checkpoints, and for it alone.
+        rank: Rank of this process.
+        size: Number of processes.
+        mesh: The device mesh of distributed tensors; None in a world of size 1.
+        background: A process group for the thread that writes checkpoints.
     """
 
     rank: int = 0
@@ -58,11 +57,11 @@ class World:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process does what one does for all: it writes, speaks and evaluates."""
+        """Whether this is the process that writes files, prints and evaluates."""
         return self.rank == 0
 
     def rows(self, n_streams: int) -> range:
-        """Return which of the streams this process owns.
+        """Return the streams that this process owns.
 
         Raises:
             ValueError: They cannot be divided evenly.
@@ -76,10 +75,9 @@ class World:
         return range(self.rank * own, (self.rank + 1) * own)
 
     def by_first(self, work: Callable[[], _T]) -> _T:
-        """Let the first process do something while the others wait; return its result in all.
+        """Call a function in the first process; return its result in all. Collective.
 
-        An error of the first process is raised in all of them. Where it cannot be sent, the others
-        raise a RuntimeError that says the same.
+        An exception is raised in all processes, as a RuntimeError if it cannot be pickled.
         """
         if self.size == 1:
             return work()
@@ -97,12 +95,12 @@ class World:
         return found[0]
 
     def wait(self) -> None:
-        """Wait until all processes are here, however long that takes."""
+        """Wait for all processes, with the timeout of :data:`LONGEST_WORK`. Collective."""
         if self.size > 1:
             dist.barrier(self._patient)
 
     def mean(self, values: Sequence[float]) -> list[float]:
-        """Return the means of numbers over all processes, each number by itself."""
+        """Return the elementwise means over all processes. Collective."""
         if self.size == 1:
             return list(values)
         found = torch.tensor(values, dtype=torch.float64)
@@ -111,9 +109,9 @@ class World:
         return (found / self.size).tolist()
 
     def gather(self, value: _T, *, is_long: bool = False) -> list[_T]:
-        """Return what each process has given, in their order.
+        """Return the values of all processes, by rank. Collective.
 
-        With ``is_long`` a process may take as long as it takes to have something to give.
+        With ``is_long``, the timeout is :data:`LONGEST_WORK`.
         """
         if self.size == 1:
             return [value]
@@ -123,11 +121,10 @@ class World:
         return found
 
     def largest_before(self, *values: float) -> list[float]:
-        """Tell the others numbers; return the largest of those told in the call before.
+        """Start an elementwise maximum over all processes; return that of the previous call.
 
-        So nobody waits for anybody: the answer is on its way while the next step is computed. All
-        processes get the same numbers in the same step. The first answer is zeros. A world of one
-        has nobody to wait for and gets its own numbers back.
+        So communication overlaps with the next step. All processes get the same values in the same
+        step, zeros in the first. A world of size 1 gets its own values back at once. Collective.
         """
         if self.size == 1:
             return list(values)
@@ -143,16 +140,16 @@ class World:
         return before
 
     def seed_apart(self, step: int = 0) -> None:
-        """Let each process draw random numbers of its own, from a step on.
+        """Seed each process differently, as a function of the step.
 
-        At the beginning the first process draws what it would draw alone.
+        At step 0 the first process keeps its seed, so that it draws what it would draw alone.
         """
         if step or self.rank:
             torch.manual_seed(hash((torch.initial_seed(), self.size, self.rank, step)) % 2**63)
 
 
 def _sendable(error: Exception) -> Exception:
-    """Return an error as another process can get it."""
+    """Return an exception that can be pickled."""
     try:
         return pickle.loads(pickle.dumps(error))
     except Exception:  # noqa: BLE001  (whatever its class makes of it)
@@ -160,20 +157,20 @@ def _sendable(error: Exception) -> Exception:
 
 
 def is_first_process() -> bool:
-    """Whether this process is alone, or the first of those that torchrun has started."""
+    """Whether this process has rank 0, or is the only one."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
 def joined(device: torch.device, minutes: float) -> Iterator[World]:
-    """Join the processes that torchrun has started with this one; leave them at the end.
+    """Initialize the process group of torchrun, if any; destroy it at the end.
 
     Args:
-        device: Where this process computes.
-        minutes: How long the others are waited for before that is an error.
+        device: The device of this process.
+        minutes: Timeout of collective operations.
 
     Raises:
-        Stalled: Not all processes came together within that time.
+        Stalled: Not all processes joined within the timeout.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -184,9 +181,9 @@ def joined(device: torch.device, minutes: float) -> Iterator[World]:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
     with _named():
-        # Who joins again must not find what the time before has left in the store. That of torchrun
-        # outlives the processes, unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE gives them a new one;
-        # launchers on several machines count their restarts each for itself.
+        # A prefix hides the keys of earlier groups. The store of torchrun outlives the processes,
+        # unless TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set; then restarts are not in the prefix,
+        # because launchers on several machines count them separately.
         store, rank = _rendezvous(timeout)
         is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_shared else "-"
@@ -207,7 +204,7 @@ def joined(device: torch.device, minutes: float) -> Iterator[World]:
 
 
 def _rendezvous(timeout: timedelta) -> tuple[Store, int]:
-    # Once: the first process may be the one that holds the store.
+    # Once, as the first process may host the store.
     if not _met:
         store, rank, _ = next(rendezvous("env://", timeout=timeout))
         _met.append((store, rank))
@@ -216,7 +213,7 @@ def _rendezvous(timeout: timedelta) -> tuple[Store, int]:
 
 @contextmanager
 def _named() -> Iterator[None]:
-    """Say what gloo and NCCL mean by their errors."""
+    """Convert network errors of gloo and NCCL to :class:`Stalled`."""
     try:
         yield
     except Stalled:
@@ -231,6 +228,6 @@ def _named() -> Iterator[None]:
 
 
 def _is_of_network(error: BaseException) -> bool:
-    # Gloo's errors begin with the place in its source.
+    # Gloo's errors contain the path of its source file.
     words = ("third_party/gloo", "Gloo ", "NCCL", "ProcessGroup")
     return isinstance(error, dist.DistError) or any(word in str(error) for word in words)

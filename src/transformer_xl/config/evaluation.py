@@ -76,7 +76,7 @@ class EvalConfig:
         )
 
     def _check_together(self) -> None:
-        """Refuse settings that would be ignored beside others."""
+        """Refuse settings that others would make ineffective."""
         if self.window is not None:
             for name in ("mem_lens", "mem_len", "ext_len"):
                 value = getattr(self, name)
@@ -103,15 +103,15 @@ class EvalConfig:
 
     @property
     def lengths(self) -> dict[str, int | None]:
-        """What overrides the lengths of the model, by name."""
+        """Overrides of the lengths of the model, by name."""
         names = ("mem_len", "attn_len", "clamp_len", "ext_len")
         return {name: getattr(self, name) for name in names}
 
     def lengths_after(self, segment_len: int) -> dict[str, Any]:
-        """Return these lengths and that of segments, which are as long as given where none is set.
+        """Return the lengths including ``segment_len``.
 
         Args:
-            segment_len: Tokens read at once in training.
+            segment_len: Default segment length, that of training.
         """
         return {"segment_len": self.segment_len or segment_len, **self.lengths}
 

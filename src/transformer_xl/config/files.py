@@ -1,4 +1,4 @@
-"""Files and folders that are there as a whole or not at all."""
+"""Atomic writes of files and folders, checksums and disk space."""
 
 import errno
 import hashlib
@@ -13,22 +13,22 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 UNFINISHED = ".unfinished-"
-"""Begin of the names of folders that are being written or removed: what a kill leaves of them."""
+"""Prefix of folders that are being written or removed; a killed process leaves them behind."""
 TEMPORARY = ".*.tmp"
-"""Pattern of the names of what is being written."""
-# What nobody has written to for so long belongs to a process that was killed.
-# Whether one still runs cannot be asked where folders are shared between machines or containers.
+"""Pattern of temporary files."""
+# Temporary files of this age belong to killed processes. Whether a process is alive cannot be
+# checked if folders are shared between machines or containers.
 _LEFT_SECONDS = 24 * 3600
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a temporary file beside ``path``, then move it there.
+    """Write a temporary file with ``write``, then rename it to ``path``.
 
-    Several processes may write the same path, on one machine or on several: each has a file of its
-    own, and who ends last counts. What killed ones left beside ``path`` is removed after a day.
+    Several processes may write the same path, also from several machines; the last one wins.
+    Temporary files of killed processes are removed after a day.
 
     Raises:
-        OSError: The file cannot be written; what was at ``path`` is still there.
+        OSError: The file cannot be written; an existing one is intact.
     """
     temporary = _temporary(path)
     try:
@@ -41,25 +41,25 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     except Exception as error:
         if is_disk_full(error):
             raise OSError(f"the disk is full: {path} was not written") from error
-        # By name: loading safetensors would make the command line slow to answer.
+        # By name, as importing safetensors would slow down the command line.
         if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
             raise OSError(
                 f"cannot write {path}: {getattr(error, 'strerror', None) or error}"
             ) from error
         raise
     finally:
-        # The folder may be what cannot be written.
+        # The folder may be missing or read-only.
         with suppress(OSError):
             temporary.unlink()
 
 
 @contextmanager
 def default_mode(path: Path) -> Iterator[None]:
-    """Give a file written in a ``with`` block the mode that the umask gives to new files.
+    """Give a file written in a ``with`` block the default mode, according to the umask.
 
-    Some libraries choose another one: safetensors writes files that only their owner can read.
+    safetensors writes files that only their owner can read.
     """
-    # Created to learn its mode: the umask can only be read by setting it, which other threads see.
+    # touch() applies the umask, which can only be read by setting it, not thread-safely.
     path.touch()
     mode = stat.S_IMODE(path.stat().st_mode)
     yield
@@ -72,20 +72,20 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def require_model_place(path: Path) -> None:
-    """Check, before anything is loaded, that there is something where a model is said to be.
+    """Require that the path of a model exists, before anything is loaded.
 
     Raises:
-        FileNotFoundError: There is nothing.
+        FileNotFoundError: It does not exist.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: give a model folder or a run folder")
 
 
 def require_new(folder: Path) -> None:
-    """Check that a folder does not exist, or is empty.
+    """Require that a folder does not exist, or is empty.
 
     Raises:
-        FileExistsError: It holds something, or is a file.
+        FileExistsError: It is not empty, or is a file.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists and is not empty: choose another folder")
@@ -93,16 +93,16 @@ def require_new(folder: Path) -> None:
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Give a folder to fill; when that is done without an error, it becomes ``folder``.
+    """Yield a temporary folder that is renamed to ``folder`` if the block succeeds.
 
-    Several processes may do this: each fills its own, and who ends first has made ``folder``. What
-    killed ones left beside it is removed after a day.
+    Several processes may do this for the same path; the first one wins. Temporary folders of killed
+    processes are removed after a day.
 
     Args:
         folder: An absolute path, so that it has a name.
 
     Raises:
-        FileExistsError: By the end, ``folder`` holds something.
+        FileExistsError: At the end, ``folder`` exists and is not empty.
         OSError: It cannot be written.
     """
     temporary = _temporary(folder)
@@ -121,11 +121,11 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an error was caused by a full disk, also where a library gave it another name."""
+    """Whether an error was caused by a full disk, also if a library converted it."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             return True
-        # safetensors passes on the words of the system alone.
+        # safetensors only passes on the message.
         if os.strerror(errno.ENOSPC) in str(error):
             return True
         error = error.__cause__ or error.__context__
@@ -148,10 +148,10 @@ def checksum(path: Path) -> str:
 
 
 def require_space(folder: Path, n_bytes: int, what: str) -> None:
-    """Check that ``n_bytes`` fit on the disk of an existing folder.
+    """Require free space on the disk of an existing folder.
 
     Raises:
-        OSError: They do not.
+        OSError: Less than ``n_bytes`` are free.
     """
     free = shutil.disk_usage(folder).free
     if free < n_bytes:
@@ -168,7 +168,7 @@ def _temporary(path: Path) -> Path:
 def _remove_leftovers(path: Path) -> None:
     for left in path.parent.iterdir():
         if re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]+\.tmp", left.name):
-            # Others tidy up, too.
+            # Other processes clean up, too.
             with suppress(OSError):
                 if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
                     shutil.rmtree(left) if left.is_dir() else left.unlink()

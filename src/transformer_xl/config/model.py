@@ -1,4 +1,4 @@
-"""What the network is."""
+"""Settings of the model."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,64 +18,64 @@ from transformer_xl.config.unused import refuse_unused, unused_in_model
 
 
 class Cluster(NamedTuple):
-    """Neighbouring words that share the width of their embeddings."""
+    """A cluster of the adaptive softmax: words of similar frequency with the same width."""
 
     start: int
     """Its first word."""
     stop: int
-    """The first word behind it."""
+    """The first word after it."""
     width: int
     """Width of its embeddings."""
     has_proj: bool
-    """Its embeddings are projected to the width of the model."""
+    """Whether its embeddings are projected to the width of the model."""
     ties_proj: bool
-    """The softmax uses that projection too."""
+    """Whether the softmax shares that projection."""
 
 
 class Dropouts(NamedTuple):
-    """Shares that are dropped in places with a setting of their own."""
+    """Resolved dropout probabilities that default to ``dropout``."""
 
     input: float
-    """Of what enters the first layer: embeddings and positions."""
+    """Of the input of the first layer: embeddings and positions."""
     feed_forward: float
     """Of the units inside the feed-forward layers."""
     output: float
-    """Of what leaves the last layer."""
+    """Of the output of the last layer."""
 
 
 Activation = Literal["relu", "relu_squared", "gelu", "geglu", "swiglu"]
-"""What stands between the two maps of a feed-forward layer.
+"""The activation of the feed-forward layers.
 
 * ``relu``: the paper's.
 * ``relu_squared``: its square (Primer; So et al., 2021).
-* ``gelu``: x times the probability that a normal number is below x (Hendrycks and Gimpel, 2016).
+* ``gelu``: x times the normal distribution function of x (Hendrycks and Gimpel, 2016).
 * ``geglu``, ``swiglu``: the GELU, or x sigmoid(x), of one projection times another (Shazeer, 2020).
 """
 
 Quirk = Literal["stored_positions", "swapped_ext_len", "raw_queries", "exact_frequencies"]
-"""Where the authors' code departs from what it means to do.
+"""Deviations of the authors' code from the paper, which converted checkpoints depend on.
 
 * ``stored_positions`` (attn_type 2 and 3): the memory is stored with its positions added, and
-  they are added again each time that it is read.
-* ``swapped_ext_len``: while the memory is shorter than ``ext_len``, it also keeps tokens that are
-  going to be read again.
+  they are added again each time it is read.
+* ``swapped_ext_len``: while the memory is shorter than ``ext_len``, it also keeps tokens that will
+  be read again.
 * ``raw_queries`` (attn_type 2 and 3, pre-norm): keys and values are normalized, queries are not.
-* ``exact_frequencies``: the frequencies of the sinusoids are not rounded to float32, as
-  TensorFlow does not when it computes in float64.
+* ``exact_frequencies``: the frequencies of the sinusoids are not rounded to float32, as in
+  TensorFlow in float64.
 """
 
 
 MOST_CUTOFFS = 1_000
-"""Of an adaptive softmax; the paper has three."""
+"""Maximum number of cutoffs of an adaptive softmax; the paper has three."""
 
 
 @no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """What the network is. Widths and lengths are counts of numbers and of tokens.
+    """The architecture. Widths are in features, lengths in tokens.
 
     Raises:
-        ValueError: A setting is out of range or does not fit another one.
+        ValueError: A setting is out of range or incompatible with another one.
     """
 
     kind: Literal["transformer_xl", "lstm"] = "transformer_xl"
@@ -232,7 +232,7 @@ class ModelConfig:
 
     @property
     def has_attention(self) -> bool:
-        """Whether such a model attends to positions that it remembers."""
+        """Whether the model has attention: False for an LSTM."""
         return self.kind == "transformer_xl"
 
     @property
@@ -245,28 +245,28 @@ class ModelConfig:
         for i, (start, stop) in enumerate(pairwise(ends)):
             width = self.embed_width // self.div_val**i
             same = width == self.d_model
-            # With one table for all clusters, a projection of the same width is never there.
+            # With one table for all clusters, there is no projection to the same width.
             has_proj = not same or (self.div_val > 1 and self.proj_same_dim)
             found.append(Cluster(start, stop, width, has_proj, has_proj and ties[i]))
         return tuple(found)
 
     @property
     def dropouts(self) -> Dropouts:
-        """The shares that are dropped, also where they are left to ``dropout``."""
+        """The dropout probabilities, with ``dropout`` as their default."""
         own = (self.input_dropout, self.ff_dropout, self.output_dropout)
         return Dropouts(*(self.dropout if share is None else share for share in own))
 
     @property
     def is_gated(self) -> bool:
-        """Whether the feed-forward layer has a third map, whose output is the gate."""
+        """Whether the feed-forward layer is gated (GLU)."""
         return self.activation in ("geglu", "swiglu")
 
     @property
     def head_width(self) -> int:
-        """Width of one head, also where ``d_head`` is left to the default."""
+        """Width of one head, with the default of ``d_head`` resolved."""
         return self.d_head or self.d_model // self.n_head
 
     @property
     def embed_width(self) -> int:
-        """Width of the embeddings, also where ``d_embed`` is left to the default."""
+        """Width of the embeddings, with the default of ``d_embed`` resolved."""
         return self.d_embed or self.d_model

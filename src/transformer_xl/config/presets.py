@@ -1,4 +1,4 @@
-"""How the published models are evaluated (the authors' scripts; Table 1 to 4 of the paper)."""
+"""Evaluation settings of the published models (the authors' scripts; Tables 1 to 4)."""
 
 from typing import NamedTuple
 
@@ -7,18 +7,18 @@ from transformer_xl.config.checks import near
 
 
 class Preset(NamedTuple):
-    """Lengths of an evaluation, and the widths by which a model is recognized."""
+    """Lengths of an evaluation, and the sizes by which a model is recognized."""
 
     segment_len: int
     mem_len: int
     clamp_len: int | None
     same_length: bool
-    """Each token sees equally many others."""
+    """Whether every token sees the same number of keys."""
     n_layer: int
     d_model: int
     d_inner: int
     vocab_sizes: range
-    """Of the vocabulary that the model was published with."""
+    """Sizes of the vocabulary of the published model."""
 
 
 _ENWIK8, _TEXT8 = range(204, 206), range(27, 29)
@@ -38,7 +38,7 @@ PRESETS = {
 
 
 def recognize(config: ModelConfig) -> str | None:
-    """Return the name of the published model that has these widths, if there is one."""
+    """Return the name of the published model of these sizes, if any."""
     widths = (config.n_layer, config.d_model, config.d_inner)
     for name, preset in PRESETS.items():
         is_it = widths == (preset.n_layer, preset.d_model, preset.d_inner)
@@ -51,19 +51,19 @@ def preset_eval(name: str, *, keys_beyond_memory: int = 0) -> EvalConfig:
     """Return the settings of a published evaluation.
 
     Args:
-        name: The model.
-        keys_beyond_memory: How many more keys than ``mem_len`` a token sees, itself included:
-            1 with the authors' TensorFlow code and NVIDIA's, 0 with their PyTorch code.
+        name: The name of the preset.
+        keys_beyond_memory: How many more keys than ``mem_len`` a token sees, counting its own:
+            1 with the authors' TensorFlow code and NVIDIA's, 0 with the authors' PyTorch code.
 
     Raises:
-        ValueError: No such model was published.
+        ValueError: The preset is unknown.
     """
     if name not in PRESETS:
         nearest = near(name, PRESETS)
         hint = f"; did you mean {nearest!r}?" if nearest else ""
         raise ValueError(f"{name!r} is no preset; there are {', '.join(PRESETS)}{hint}")
     preset = PRESETS[name]
-    # A length that no text reaches stands for no limit, so that it overrides the model's own.
+    # None would leave the limit of the model in place, so a very large length stands for no limit.
     return EvalConfig(
         split="test",
         segment_len=preset.segment_len,

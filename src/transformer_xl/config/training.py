@@ -1,4 +1,4 @@
-"""How a model is trained."""
+"""Settings of training."""
 
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,12 +1,12 @@
-"""Settings that change nothing beside others, which are refused rather than ignored.
+"""Settings that have no effect in combination with others, which are errors.
 
-Each function yields such settings of a section. It takes them as attributes, so that stored ones
-can be looked through before they are checked: what an earlier version let pass is left out when it
-is loaded (:func:`without_unused`).
+Each function yields such settings of a section. It takes any object with the settings as
+attributes, so that stored settings can be examined before validation: those that earlier versions
+accepted are dropped when loaded (:func:`without_unused`).
 
-Not among them is what something would be like that is not there, as the paper's own settings say
-it, too: ``variational_dropout`` where nothing is dropped, ``tie_projections`` and ``proj_init_std``
-without any projection.
+Settings of absent parts that the paper's own configurations contain are accepted:
+``variational_dropout`` without dropout, ``tie_projections`` and ``proj_init_std`` without
+projections.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -18,14 +18,14 @@ from transformer_xl.config.checks import checked, require
 
 
 class Unused(NamedTuple):
-    """A setting that changes nothing, unless it is what it is without a wish."""
+    """A setting without effect, which must be left at its default."""
 
     name: str
     """The setting."""
     beside: str
-    """The settings beside which it changes nothing."""
+    """The settings that make it ineffective."""
     part: str | None = None
-    """The one of several values that changes nothing. None: the setting as a whole."""
+    """The item of a list that has no effect. None: the setting as a whole."""
 
 
 _ATTENTION = (
@@ -37,7 +37,7 @@ _ATTENTION = (
 
 
 def unused_in_model(model: Any) -> Iterator[Unused]:
-    """Yield what changes nothing in a network."""
+    """Yield the model settings without effect."""
     if model.kind == "lstm":
         about = "kind='lstm', which has no attention, feed-forward layers or normalization"
         yield from (Unused(name, about) for name in _ATTENTION)
@@ -61,7 +61,7 @@ def unused_in_model(model: Any) -> Iterator[Unused]:
 
 
 def unused_in_training(train: Any) -> Iterator[Unused]:
-    """Yield what changes nothing in a training."""
+    """Yield the training settings without effect."""
     if train.optimizer != "muon":
         yield Unused("muon_lr", f"optimizer={train.optimizer!r}")
     starts_with_cooldown = train.average == "tail" and train.average_start is None
@@ -74,7 +74,7 @@ def unused_in_training(train: Any) -> Iterator[Unused]:
 
 
 def unused_in_data(data: Any) -> Iterator[Unused]:
-    """Yield what changes nothing in a corpus; a tokenizer stands in the place of a vocabulary."""
+    """Yield the data settings without effect."""
     if data.tokenizer is None and data.vocab not in ("words", "bpe", "integers"):
         yield Unused("vocab_size", f"vocab={data.vocab!r}")
     if data.tokenizer is None and data.vocab not in ("words", "chars"):
@@ -84,20 +84,20 @@ def unused_in_data(data: Any) -> Iterator[Unused]:
 
 
 def unused_with_model(model: Any) -> Iterator[Unused]:
-    """Yield what changes nothing in a training because of the network."""
+    """Yield the training settings without effect for a model."""
     if model.kind == "lstm":
         yield Unused("recompute", "model.kind='lstm': its layers keep what they computed")
         yield Unused("compile", "model.kind='lstm': its layers are compiled already")
 
 
 def unused_in_evaluation(model: Any) -> Iterator[Unused]:
-    """Yield what changes nothing in an evaluation because of the network."""
+    """Yield the evaluation settings without effect for a model."""
     lengths = ("attn_len", "clamp_len", "ext_len")
     yield from (unused for unused in unused_in_model(model) if unused.name in lengths)
 
 
 def refuse_unused(settings: Any, found: Iterator[Unused]) -> None:
-    """Refuse settings that change nothing, unless they are left at their defaults.
+    """Refuse settings without effect that are not at their defaults.
 
     Raises:
         ValueError: There is one.
@@ -115,12 +115,12 @@ def refuse_unused(settings: Any, found: Iterator[Unused]) -> None:
 def without_unused(
     kind: type, values: Mapping[str, Any], find: Callable[[Any], Iterator[Unused]]
 ) -> dict[str, Any]:
-    """Return stored settings of a section without those that change nothing.
+    """Return stored settings of a section without those that have no effect.
 
     Args:
-        kind: The section.
-        values: What was stored; not checked yet.
-        find: What of it changes nothing.
+        kind: The settings class.
+        values: The stored settings, not validated yet.
+        find: Yields the settings without effect.
     """
     kept = dict(values)
     defaults = {field.name: field.default for field in fields(kind)}
@@ -128,11 +128,11 @@ def without_unused(
         for name, _, part in find(SimpleNamespace(**(defaults | kept))):
             if part is None:
                 if name in kept:
-                    # A value that no version could have stored is refused with the rest.
+                    # A value that no version could have stored is invalid.
                     checked(kind, {name: kept.pop(name)})
             elif name in kept:
                 kept[name] = type(kept[name])(x for x in kept[name] if x != part)
     except (TypeError, ValueError, AttributeError, ArithmeticError):
-        # Who checks the types refuses what is of a wrong one.
+        # The validation that follows reports wrong types.
         return dict(values)
     return kept

@@ -1,1 +1,1 @@
-"""Reading a text (evaluation, scores, classification) and writing one (generation, sessions)."""
+"""Inference: evaluation, scores, classification, generation and sessions."""

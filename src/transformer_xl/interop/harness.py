@@ -1,7 +1,7 @@
 """The model type ``transformer-xl`` of EleutherAI's lm-evaluation-harness.
 
-The harness's own types read a long document in windows and forget everything between them; this
-one carries the memory from the first token to the last. Importing the module registers the type;
+The harness's own types read a long document in windows without context between them; this one
+carries the memory from the first token to the last. Importing the module registers the type;
 ``python -m transformer_xl.interop.harness`` is the harness's command line with it. Needs
 ``pip install 'transformer-xl[eval]'``.
 """
@@ -27,34 +27,34 @@ except ModuleNotFoundError as error:
 
 from transformer_xl.config.device import pick_device
 from transformer_xl.data import load_vocab
-from transformer_xl.inference.generate import batch_texts, generate_batch
+from transformer_xl.inference.generate import generate_batch
 from transformer_xl.model import Memory, load_model
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.reading import Piece, read
 
-# Of what tasks say of sampling, what our own sampler knows.
-_DRAWN = ("temperature", "top_k", "top_p")
+# The settings of sampling of tasks that our sampler supports.
+_SAMPLING_SETTINGS = ("temperature", "top_k", "top_p")
 
 
 @register_model("transformer-xl")
 class TransformerXLHarness(TemplateLM):
-    """A model folder as the harness asks it.
+    """A model folder with the interface of the harness.
 
     Args:
         pretrained: A model folder or a run folder.
-        device: Where it computes. None, or a GPU that is not there: an accelerator if there is
-            one, else the processor.
-        batch_size: How many texts are read side by side.
+        device: The device. None, or a GPU that is not available: an accelerator if there is one,
+            else the CPU.
+        batch_size: Batch size.
         max_batch_size: For other types; not used.
-        segment_len: Tokens of each text that are read at once.
-        mem_len: Remembered positions. None: as the model is configured.
-        max_gen_toks: How many tokens are written where a task does not say.
-        prefix: The text with which every document begins, uncounted; one symbol. None: the symbol
+        segment_len: Segment length.
+        mem_len: Memory length. None: as the model is configured.
+        max_gen_toks: Number of generated tokens if a task does not set it.
+        prefix: The text of one symbol before every document, which is not scored. None: the symbol
             that ends a line, or a line break.
-        seed: The first text of a batch is drawn with it, the next with the number above.
+        seed: Seed of the first text of a batch; the next texts have the following numbers.
 
     Raises:
-        FileNotFoundError: There is no model, or no vocabulary beside it.
+        FileNotFoundError: There is no model, or no vocabulary in its folder.
         ValueError: A setting is out of range, or the vocabulary has no symbol to begin with.
     """
 
@@ -73,12 +73,12 @@ class TransformerXLHarness(TemplateLM):
         super().__init__()
         if not str(batch_size).isdigit() or int(batch_size) < 1:
             raise ValueError(f"batch_size={batch_size!r} must be a number of at least 1")
-        # The harness's command line says cuda:0 where nobody said anything.
+        # cuda:0 is the default of the harness's command line.
         is_missing = str(device).startswith("cuda") and not torch.cuda.is_available()
         self.model = load_model(pretrained)
         self.model.to(pick_device() if device is None or is_missing else device)
         self.vocab = load_vocab(pretrained)
-        # What is read is remembered; nothing is read again.
+        # Everything read enters the memory, so no extended context is read again.
         self.lengths = Lengths.of(
             self.model.config, segment_len=segment_len, mem_len=mem_len, ext_len=0
         )
@@ -96,8 +96,8 @@ class TransformerXLHarness(TemplateLM):
             ids = []
         if len(ids) != 1:
             raise ValueError(
-                f"prefix={text!r}: documents begin after one symbol, and the vocabulary cuts "
-                f"{text or chr(10)!r} into {len(ids)}; give another text as prefix=..."
+                f"prefix={text!r}: documents begin after one symbol, and the vocabulary tokenizes "
+                f"{text or chr(10)!r} to {len(ids)}; give another text as prefix=..."
             )
         return ids[0]
 
@@ -108,13 +108,13 @@ class TransformerXLHarness(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """The vocabulary, in a word that no other has."""
+        """A unique identifier of the vocabulary."""
         return self.vocab.hash
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
-        """Cut a text into symbols."""
+        """Tokenize a text."""
         return self.vocab.encode(string)
 
     @torch.no_grad()
@@ -127,7 +127,7 @@ class TransformerXLHarness(TemplateLM):
         for batch in _batches(documents, self.batch_size):
             ids = [self.tok_encode(text) for text in batch]
             given = [[self._prefix, *tokens[:-1]] if tokens else [] for tokens in ids]
-            sums = [total for total, _ in self._score(self._begun(len(batch)), given, ids)]
+            sums = [total for total, _ in self._score(self._initial_memory(len(batch)), given, ids)]
             for text, total in zip(batch, sums, strict=True):
                 self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
             found.extend(sums)
@@ -140,14 +140,14 @@ class TransformerXLHarness(TemplateLM):
         disable_tqdm: bool = False,
         **kwargs: Any,
     ) -> list[tuple[float, bool]]:
-        """Score continuations; a context that several have is read once."""
+        """Score continuations; a context that several of them share is read once."""
         contexts: dict[tuple[int, ...], list[int]] = {}
         for number, (_, context, _) in enumerate(requests):
             contexts.setdefault(tuple(context) or (self._prefix,), []).append(number)
         found: dict[int, tuple[float, bool]] = {}
         by_length = sorted(contexts, key=len)
         for batch in _batches(by_length, self.batch_size):
-            mems = self._begun(len(batch))
+            mems = self._initial_memory(len(batch))
             for piece, _ in self._pieces(mems, [context[:-1] for context in batch]):
                 mems = piece.mems
             asked = [(row, n) for row, context in enumerate(batch) for n in contexts[context]]
@@ -165,10 +165,10 @@ class TransformerXLHarness(TemplateLM):
         return [found[number] for number in range(len(requests))]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """Continue contexts until one of the strings comes at which a task stops."""
+        """Continue contexts up to one of the stop strings of the task."""
         found = []
         given: list[tuple[str, dict[str, Any]]] = [tuple(request.args) for request in requests]  # pyright: ignore[reportAssignmentType]
-        asked = [(text, self._drawing(settings)) for text, settings in given]
+        asked = [(text, self._sampling(settings)) for text, settings in given]
         for settings, group in groupby(asked, key=lambda each: each[1]):
             length, until, drawn = settings
             for batch in _batches([text for text, _ in group], self.batch_size):
@@ -181,28 +181,31 @@ class TransformerXLHarness(TemplateLM):
                     mem_len=self.mem_len,
                     **dict(drawn),
                 )
-                texts = batch_texts(drawing, self.vocab, until, prompts)
-                found.extend(texts)
+                found.extend(drawing.decode(self.vocab, until))
         for request, text in zip(requests, found, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
         return found
 
-    def _drawing(self, given: dict[str, Any]) -> tuple[int, tuple[str, ...], tuple[Any, ...]]:
-        """Return how much to write, where to stop and how to draw, of what a task says."""
+    def _sampling(self, given: dict[str, Any]) -> tuple[int, tuple[str, ...], tuple[Any, ...]]:
+        """Return the number of tokens, the stop strings and the sampler of a task's settings."""
         settings: dict[str, Any] = dict(normalize_gen_kwargs(given, self._max_gen_toks))
         drawn = {"temperature": 0.0}
         if settings.get("do_sample"):
-            drawn |= {name: settings[name] for name in _DRAWN if settings.get(name) is not None}
+            drawn |= {
+                name: settings[name]
+                for name in _SAMPLING_SETTINGS
+                if settings.get(name) is not None
+            }
         until = tuple(text for text in settings["until"] if text)
         return settings["max_gen_toks"], until, tuple(sorted(drawn.items()))
 
-    def _begun(self, batch_size: int) -> Memory:
+    def _initial_memory(self, batch_size: int) -> Memory:
         return self.model.keep(self.model.start_memory(batch_size, self.lengths.mem_len))
 
     def _pieces(
         self, mems: Memory, texts: Sequence[Sequence[int]]
     ) -> Iterator[tuple[Piece, Bool[Tensor, "B T"]]]:
-        """Read texts of any lengths, batched; say what of each piece is no padding."""
+        """Read texts of any lengths, batched; yield each segment with its mask of real tokens."""
         sizes = torch.tensor([len(text) for text in texts])
         for piece in read(self.model, _padded(texts), self.lengths, mems, sizes=sizes):
             column = piece.start + torch.arange(piece.hidden.shape[1])
@@ -214,9 +217,9 @@ class TransformerXLHarness(TemplateLM):
         texts: Sequence[Sequence[int]],
         targets: Sequence[Sequence[int]],
     ) -> list[tuple[float, bool]]:
-        """Return, for each row, the log-probability of its targets and whether all are likeliest.
+        """Return, for each row, the log-probability of its targets and whether greedy gives them.
 
-        What is kept of a text is one number: its probabilities are never there all at once.
+        Log-probabilities are summed segment by segment, so those of a text are never all in memory.
         """
         total = torch.zeros(len(texts), dtype=torch.float64)
         is_greedy = torch.ones(len(texts), dtype=torch.bool)
@@ -236,7 +239,7 @@ class TransformerXLHarness(TemplateLM):
 
 
 def _padded(texts: Sequence[Sequence[int]]) -> Int[Tensor, "B T"]:
-    """Return texts as rows, with zeros where one has ended."""
+    """Return texts as rows, padded with zeros on the right."""
     rows = [torch.tensor(text, dtype=torch.int64) for text in texts]
     return pad_sequence(rows, batch_first=True)
 
@@ -247,7 +250,7 @@ def _batches(things: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
 
 
 def run() -> None:
-    """Run the command line of lm-evaluation-harness, which knows our type of model from here on."""
+    """Run the command line of lm-evaluation-harness with the model type registered."""
     from lm_eval.__main__ import cli_evaluate
 
     cli_evaluate()

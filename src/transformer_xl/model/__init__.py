@@ -1,4 +1,4 @@
-"""The network: every module that the paper's model consists of."""
+"""The network: attention, layers, memory, positions, embedding and softmax of the paper."""
 
 from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.model.language_model import LanguageModel, build_model, load_model

@@ -1,4 +1,4 @@
-"""What calls of the library refuse before anything is computed: wrong counts, wrong tokens."""
+"""Validation of arguments of the public API: counts, tokens, rows."""
 
 from collections.abc import Iterator, Sequence, Set
 from operator import index
@@ -12,10 +12,10 @@ from torch import Tensor
 from transformer_xl.config import ModelConfig
 
 Text = Sequence[int] | Integer[np.ndarray | Tensor, " length"]
-"""A text in tokens, as it lies in memory or on the disk."""
+"""A tokenized text, in memory or memory-mapped."""
 
 Rows = Sequence[int] | Tensor
-"""Some of the streams of a memory: their numbers, or a mask of all."""
+"""Some streams of a batch: their indices, or a boolean mask."""
 
 _Model = TypeVar("_Model")
 _SHOWN = 60
@@ -26,10 +26,10 @@ def whole(name: str, value: None, least: int = 0) -> None: ...
 @overload
 def whole(name: str, value: SupportsIndex, least: int = 0) -> int: ...
 def whole(name: str, value: Any, least: int = 0) -> int | None:
-    """Return a length or a count as an int, integers of numpy and torch too; None passes.
+    """Return a length or count, also a NumPy or torch integer, as an int; None passes.
 
     Raises:
-        ValueError: It is no integer, such as a float, a bool or a text, or below ``least``.
+        ValueError: The value is no integer (a float, a bool, a string), or below ``least``.
     """
     if value is None:
         return None
@@ -45,7 +45,7 @@ def whole(name: str, value: Any, least: int = 0) -> int | None:
 
 
 def require_at_least(least: int, **values: Any) -> None:
-    """Check lengths and counts by name; None passes.
+    """Require integers of at least ``least``, given by name; None passes.
 
     Raises:
         ValueError: One is no integer, or too small.
@@ -55,18 +55,19 @@ def require_at_least(least: int, **values: Any) -> None:
 
 
 def as_tokens(ids: Any, config: ModelConfig, what: str = "ids") -> Int[Tensor, " length"]:
-    """Return tokens, in any array, tensor or sequence, as one tensor on the processor.
+    """Return tokens, in any array, tensor or sequence, as one tensor on the CPU.
 
     Args:
-        ids: The tokens, as :data:`Text` has them; anything else is refused.
-        config: The settings of the model that they are for.
-        what: What they are called in errors.
+        ids: The tokens, as in :data:`Text`.
+        config: The settings of the model, whose vocabulary they must be in.
+        what: Name of the argument in errors.
 
     Raises:
-        ValueError: They are no integers in a row, or one is outside the vocabulary.
+        ValueError: The value is no one-dimensional sequence of integers, or a token is outside the
+            vocabulary.
     """
     given = ids.detach().cpu() if isinstance(ids, Tensor) and is_integer(ids) else None
-    # Numpy compares what torch cannot: unsigned integers.
+    # NumPy, as torch cannot compare unsigned integers.
     array = _array(ids) if given is None else given.numpy()
     is_whole = array.dtype.kind in "iu" or array.shape == (0,)
     if not is_whole or array.ndim != 1:
@@ -78,15 +79,15 @@ def as_tokens(ids: Any, config: ModelConfig, what: str = "ids") -> Int[Tensor, "
             f"outside the vocabulary of {V} (the model knows 0 to {V - 1}): it was made with "
             "another one"
         )
-    # What lies on the disk is copied: it cannot be written to.
+    # Copied, as a memory-mapped array is read-only.
     return given.long() if given is not None else torch.from_numpy(array.astype(np.int64))
 
 
 def require_model(model: _Model) -> _Model:
-    """Return what is a model of this library.
+    """Require a model of this library, and return it.
 
     Raises:
-        ValueError: It is something else, such as a folder or the model of another library.
+        ValueError: The value is something else, such as a path or a model of another library.
     """
     if not isinstance(getattr(model, "config", None), ModelConfig):
         raise ValueError(
@@ -97,10 +98,10 @@ def require_model(model: _Model) -> _Model:
 
 
 def require_tensor(name: str, value: Any) -> Tensor:
-    """Return what must be a tensor.
+    """Require a tensor, and return it.
 
     Raises:
-        ValueError: It is something else, such as a list.
+        ValueError: The value is something else, such as a list.
     """
     if not isinstance(value, Tensor):
         kind = type(value).__name__
@@ -109,10 +110,10 @@ def require_tensor(name: str, value: Any) -> Tensor:
 
 
 def whole_tensor(name: str, value: Any) -> Tensor:
-    """Return a tensor of integers of any width as one of 64 bits, itself where it is one.
+    """Return an integer tensor of any width as int64, without a copy if it already is.
 
     Raises:
-        ValueError: It is no tensor, or not one of integers.
+        ValueError: The value is no tensor, or its dtype is no integer type.
     """
     if not is_integer(require_tensor(name, value)):
         raise ValueError(f"{name} of {value.dtype} must be integers")
@@ -120,20 +121,20 @@ def whole_tensor(name: str, value: Any) -> Tensor:
 
 
 def is_integer(x: Tensor) -> bool:
-    """Whether a tensor holds integers of any width; truth values are none."""
+    """Whether a tensor has an integer dtype; bool does not count."""
     return not (x.is_floating_point() or x.is_complex() or x.dtype == torch.bool)
 
 
 def require_state(tensors: dict[str, Tensor], ndim: int, forgotten: Tensor | None) -> None:
-    """Check what a memory is rebuilt from.
+    """Validate the state dict of a memory.
 
     Args:
         tensors: Its tensors, for all layers, by name.
-        ndim: Their dimensions; the last three are streams, positions and width.
-        forgotten: How many positions each stream does not see.
+        ndim: Their number of dimensions; the last three are streams, positions and width.
+        forgotten: How many positions are masked for each stream.
 
     Raises:
-        ValueError: They do not fit each other.
+        ValueError: A shape, dtype or count is wrong.
     """
     shapes = {name: tuple(x.shape) for name, x in tensors.items()}
     first = next(iter(tensors.values()))
@@ -153,15 +154,15 @@ def require_state(tensors: dict[str, Tensor], ndim: int, forgotten: Tensor | Non
 
 
 def stream_numbers(rows: Any, n: int, device: torch.device) -> Tensor:
-    """Return which of ``n`` streams are meant; a mask names those where it is true.
+    """Return the indices of some of ``n`` streams, given indices or a mask.
 
     Raises:
-        ValueError: There is no such stream; on a GPU, which would have to be waited for, the
-            device says so.
+        ValueError: An index is out of range. Not checked on a GPU, which would synchronize; there,
+            indexing fails with a device-side assertion.
     """
     numbers = torch.as_tensor(rows)
     is_mask = numbers.dtype == torch.bool
-    # No rows at all are an empty list of real numbers.
+    # torch makes a float tensor of an empty list.
     if numbers.ndim != 1 or not (is_mask or is_integer(numbers) or not len(numbers)):
         raise ValueError(f"rows={shown(rows)} must be the numbers of streams, or a mask of them")
     if is_mask and len(numbers) != n:
@@ -174,7 +175,7 @@ def stream_numbers(rows: Any, n: int, device: torch.device) -> Tensor:
 
 
 def shown(value: object) -> str:
-    """Return a value as an error shows it, cut if it is long."""
+    """Return the repr of a value for an error message, truncated if long."""
     text = repr(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
@@ -185,7 +186,7 @@ def _is_bool(value: Any) -> bool:
 
 def _array(ids: Any) -> np.ndarray:
     nothing = np.empty((), dtype=object)
-    # Letters and keys are no tokens; numpy takes a set for one thing.
+    # Characters and keys are no tokens; NumPy makes a scalar of a set.
     if isinstance(ids, str | dict | Set):
         return nothing
     if isinstance(ids, bytes | bytearray):
@@ -193,10 +194,10 @@ def _array(ids: Any) -> np.ndarray:
     ids = list(ids) if isinstance(ids, Iterator) else ids
     try:
         if isinstance(ids, list | tuple) and set(map(type, ids)) - {int}:
-            # Numpy counts with truth values, and takes 1.0 for a number like 1.
+            # NumPy would accept bools, and 1.0 as 1.
             return nothing if any(map(_is_bool, ids)) else np.array([*map(index, ids)])
         return np.asarray(ids)
-    # Rows instead of integers, or what is longer than 64 bits.
+    # Nested sequences, or integers of more than 64 bits.
     except (ValueError, TypeError, RuntimeError, OverflowError):
         return nothing
 

@@ -1,4 +1,4 @@
-"""A model with its weights in fewer bits, for reading: one token at a time waits for the memory."""
+"""Models with quantized weights, for inference: decoding is bound by memory bandwidth."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,26 +18,25 @@ Weights = Literal["float32", "bfloat16", "int8"]
 
 
 class CompactTransformerXL(TransformerXL):
-    """A model that can evaluate and write, but not be trained, moved or saved.
+    """A quantized model for inference; it cannot be trained, moved or saved.
 
-    Weights, hidden states and what the memory holds are in bfloat16. The large matrices of the
-    layers are in the order in which they are read fastest, or in int8. Sums in products, the
-    statistics of a normalization, angles of positions and the softmax are in float32, as in any
-    model in bfloat16.
+    Weights, hidden states and the memory are in bfloat16. The large matrices of the layers are
+    packed for oneDNN, or in int8. Accumulation, normalization statistics, position angles and the
+    softmax are in float32, as in any bfloat16 model.
     """
 
     def train(self, mode: bool = True) -> "CompactTransformerXL":
-        """Set the evaluation mode; there is no other.
+        """Set evaluation mode, the only one.
 
         Raises:
-            ValueError: Training was asked for.
+            ValueError: ``mode`` is True.
         """
         if mode:
             raise ValueError(f"a compact model cannot be trained: {_REMEDY}")
         return super().train(mode)
 
     def save_pretrained(self, folder: Path | str, vocab: "SavesItself | None" = None) -> None:
-        """Refuse: digits that were dropped would be missing in the folder.
+        """Refuse to save, as the weights are rounded.
 
         Raises:
             ValueError: Always.
@@ -52,7 +51,7 @@ class CompactTransformerXL(TransformerXL):
         return compact + sum(x.nbytes for x in self.parameters())
 
     def _apply(self, fn: Any, recurse: bool = True) -> "CompactTransformerXL":
-        # What to(), float(), cuda() and the like are made of.
+        # to(), float(), cuda() and the like call this.
         raise ValueError(f"a compact model stays where and as it is: {_REMEDY}")
 
 
@@ -61,17 +60,17 @@ _REMEDY = "use the model it was made from, and make it compact again afterwards"
 
 @torch.no_grad()
 def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
-    """Return a model for reading, with its weights in fewer bits; ``float32`` is the model itself.
+    """Quantize the weights of a model for inference; ``float32`` returns the model itself.
 
     Args:
-        model: The model, where it is to be used. It stays as it is.
-        weights: ``bfloat16``: all of them, half the size. ``int8``: the large matrices of the
-            layers in 8 bits, rounded row by row, and everything else as in ``bfloat16``.
-            ``txl eval --weights`` says what it costs in accuracy.
+        model: The model, on the device where it will run. It is not modified.
+        weights: ``bfloat16``: all weights. ``int8``: the large matrices of the layers, with a scale
+            for each row, and everything else in ``bfloat16``. ``txl eval --weights`` measures the
+            loss of accuracy.
 
     Raises:
-        ValueError: The model is compact already or has adapters or hooks, or there is no such
-            precision.
+        ValueError: The model is quantized already, is an LSTM, or has adapters or hooks; or
+            ``weights`` is unknown.
     """
     if weights == "float32":
         return model
@@ -82,7 +81,7 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
     if not isinstance(model, TransformerXL):
         raise ValueError(f"a model of kind={model.kind!r} has no compact form: read with float32")
     require_plain(model, "it would be left out of the compact model")
-    # Made without memory and initialization, then filled.
+    # Built without allocating or initializing weights.
     with torch.device("meta"):
         made = CompactTransformerXL(model.config).eval()
     for mine, theirs in zip(_matrices(made), _matrices(model), strict=True):
@@ -94,7 +93,7 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
         if found is not None:
             del mine.weight
             mine.weight = found  # pyright: ignore[reportAttributeAccessIssue]
-    # A parameter of two modules stays one.
+    # Tied parameters stay tied.
     rounded: dict[Tensor, nn.Parameter] = {}
     for name, module in made.named_modules():
         for key in [key for key, _ in module.named_parameters(recurse=False)]:
@@ -106,7 +105,7 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
 
 
 def _is_cut(linear: nn.Linear, model: TransformerXL) -> bool:
-    """Whether parts of a matrix are used apart: queries of other states than keys and values."""
+    """Whether rows of a matrix are used separately: queries project other states than keys."""
     is_qkv = any(linear is layer.attention.qkv_proj for layer in model.layers)
     config = model.config
     return is_qkv and (
@@ -115,7 +114,7 @@ def _is_cut(linear: nn.Linear, model: TransformerXL) -> bool:
 
 
 def _matrices(model: TransformerXL) -> list[nn.Linear]:
-    """Return what is read for each token; of the positions only the products are."""
+    """Return the large matrices that are read for each token; positions are cached."""
     return [
         linear
         for layer in model.layers

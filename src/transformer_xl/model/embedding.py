@@ -13,18 +13,19 @@ from transformer_xl.ops import dropout
 
 
 class Embedding(nn.Embedding):
-    """Word embeddings times sqrt(D); where they are not as wide as the model, before that.
+    """Token embeddings, scaled by sqrt(D).
 
-    Then :meth:`widened` projects and multiplies them: an adapter adds to what is looked up.
+    Embeddings of another width than the model are projected and scaled by :meth:`widened` instead,
+    so that an adapter can add to the looked-up vectors.
 
     Attributes:
-        embed_scale: What they are multiplied by here. Adapters look for it under this name, and
-            multiply what they add.
+        embed_scale: Factor that :meth:`forward` applies. Adapters read it under this name, to scale
+            what they add.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         V, E, D = config.vocab_size, config.embed_width, config.d_model
-        # With a table, so that none is drawn.
+        # With a table given, nn.Embedding draws no random numbers.
         super().__init__(V, E, _weight=torch.empty(V, E))
         self.proj = None
         if E != D:
@@ -34,22 +35,22 @@ class Embedding(nn.Embedding):
         self.word_dropout = config.embed_dropout
 
     def forward(self, input: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch E"]:
-        """Look tokens up."""
+        """Look up tokens."""
         embedded = _looked_up(input, self.weight, self.word_dropout, self.training)
         return embedded if self.proj is not None else embedded * self.embed_scale
 
     def widened(self, embedded: Float[Tensor, "B T E"]) -> Float[Tensor, "B T D"]:
-        """Return what the layers read, given what was looked up."""
+        """Project looked-up vectors to the width of the model, where needed."""
         if self.proj is None:
             return embedded
-        # Under autocast too, what the layers add up stays in the precision of the weights.
+        # Under autocast too, the residual stream stays in the precision of the weights.
         return self.proj(embedded).to(self.weight.dtype) * self.scale
 
 
 class AdaptiveEmbedding(nn.Module):
-    """Word embeddings that are narrower for rarer words (Baevski and Auli, 2019).
+    """Adaptive input embeddings, narrower for rarer words (Baevski and Auli, 2019).
 
-    Each cluster of the vocabulary has a table of its own width and a projection to the model's.
+    Each cluster of the vocabulary has a table of its own width and a projection to ``d_model``.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -77,11 +78,10 @@ class AdaptiveEmbedding(nn.Module):
         """Embed the tokens."""
         if torch.compiler.is_compiling():
             return self.in_fixed_shapes(tokens)
-        # A view of every other token, say, stays one when it is flattened, which bucketize copies
-        # with a warning.
+        # flatten() may return a non-contiguous view, which bucketize copies with a warning.
         flat = tokens.flatten().contiguous()
         places, parts = [], []
-        # Every token is in some cluster; one outside the vocabulary is then outside its table.
+        # Tokens outside the vocabulary fall into the first or last cluster, and raise there.
         starts = torch.tensor([x.start for x in self.clusters[1:]], device=tokens.device)
         clusters = torch.bucketize(flat, starts, right=True)
         for i, (cluster, weight, proj) in enumerate(
@@ -92,26 +92,26 @@ class AdaptiveEmbedding(nn.Module):
             rows = flat[own] - cluster.start
             embedded = _looked_up(rows, weight, self.word_dropout, self.training)
             parts.append(proj(embedded).to(weight.dtype))
-        # Sorted by cluster; the inverse of that order brings the tokens back to their places.
+        # Sorted by cluster; the inverse permutation restores the order.
         back = torch.cat(places).argsort()
         return torch.cat(parts)[back].unflatten(0, tokens.shape) * self.scale
 
     def widened(self, embedded: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
-        """Return what was looked up: it is as wide as the model already."""
+        """Return the argument: it has the width of the model already."""
         return embedded
 
     def in_fixed_shapes(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        """Embed the tokens, in shapes that do not depend on them: for graphs.
+        """Embed the tokens with static shapes, for graphs.
 
-        Of each token a row of every cluster's table is looked up and projected, and all but one
-        are left out of the sum. To sort the tokens by cluster is to wait for the device.
+        Every token is looked up in every cluster, and all results but one are masked. Sorting the
+        tokens by cluster would synchronize the device.
         """
         parts, last = [], len(self.clusters) - 1
         for i, (cluster, weight, proj) in enumerate(
             zip(self.clusters, self.weights, self.projs, strict=True)
         ):
             row = own = tokens - cluster.start
-            # What is outside the vocabulary stays outside the first table or the last.
+            # Tokens outside the vocabulary are not clamped, so that they still raise.
             if i > 0:
                 row = row.clamp(min=0)
             if i < last:
@@ -123,17 +123,17 @@ class AdaptiveEmbedding(nn.Module):
 
 
 def embedded(module: nn.Module, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-    """Return what the layers read, from the module of a model for this or what wraps it."""
+    """Embed tokens at the width of the model, with the embedding or a wrapper around it."""
     return unwrapped(module, "widened").widened(module(tokens))
 
 
 def _looked_up(
     tokens: Int[Tensor, "*batch"], weight: Float[Tensor, "V E"], p: float, training: bool
 ) -> Float[Tensor, "*batch E"]:
-    """Look words up in a table of which, in training, a share ``p`` of the rows is dropped."""
+    """Look up words; in training, drop each row of the table with probability ``p``."""
     embedded = F.embedding(tokens, weight)
     if not training or p == 0:
         return embedded
-    # A number for each word of the table: a word is dropped wherever it stands.
+    # One mask value per word: a dropped word is zero at all of its occurrences.
     kept = dropout(weight.new_ones(len(weight), 1), p, True)
     return embedded * F.embedding(tokens, kept)

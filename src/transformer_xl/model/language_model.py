@@ -1,4 +1,4 @@
-"""What all models have in common: the ends of the network, the calls, building and loading."""
+"""The base class of all models: embedding and softmax, forward pass, building and loading."""
 
 import json
 from abc import ABC, abstractmethod
@@ -15,8 +15,8 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.model.arguments import shown
 from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding, embedded
 from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.limits import require_weights
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.needs import require_weights
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
     SavesItself,
@@ -38,25 +38,25 @@ _KINDS: dict[str, type["LanguageModel"]] = {}
 
 
 class LanguageModel(nn.Module, ABC):
-    """An embedding, a middle that reads a segment and a memory, and a softmax.
+    """An embedding, a recurrent body that reads a segment with its memory, and a softmax.
 
-    The middle is what a subclass adds: what it is made of, how it reads, and what it remembers.
+    A subclass implements the body: its layers, :meth:`_read` and :meth:`start_memory`.
 
     Args:
         config: Widths, lengths and options. Its ``vocab_size`` must be set.
 
     Attributes:
-        kind: The ``kind`` of the settings that describe such a model.
-        has_attention: Whether there are weights of attention to be looked at.
-        remembers_positions: Whether what is remembered grows with what was read, up to
-            ``mem_len`` positions. False: it is one state.
-        recompute: Compute the inside of the layers once more in the backward pass, instead of
-            keeping it (Chen et al., arXiv 1604.06174).
-        left_out: Settings of its folder that change nothing; archives that an earlier version made
-            with the model were made with them, too.
+        kind: Value of ``config.kind`` that the class implements.
+        has_attention: Whether :meth:`attention_weights` is available.
+        remembers_positions: Whether the memory holds up to ``mem_len`` positions. False: it holds
+            a single recurrent state.
+        recompute: Activation checkpointing: recompute the activations of the layers in the
+            backward pass (Chen et al., arXiv 1604.06174).
+        left_out: Settings of the model folder that have no effect; archives that earlier versions
+            compressed with the model depend on them.
 
     Raises:
-        ValueError: The size of the vocabulary is not set, or it is another kind of model.
+        ValueError: The size of the vocabulary is not set, or ``kind`` is that of another class.
     """
 
     kind: ClassVar[str]
@@ -75,8 +75,8 @@ class LanguageModel(nn.Module, ABC):
         super().__init__()
         if config.kind != self.kind:
             raise ValueError(
-                f"kind={config.kind!r} is no {self._title}: nn.build_model and nn.load_model "
-                "make models of every kind"
+                f"kind={config.kind!r} is no {self._title}: transformer_xl.model.build_model and "
+                "load_model make models of every kind"
             )
         if config.vocab_size < 1:
             raise ValueError(f"vocab_size={config.vocab_size} must be the size of a vocabulary")
@@ -90,7 +90,7 @@ class LanguageModel(nn.Module, ABC):
 
     @abstractmethod
     def _build(self, config: ModelConfig) -> None:
-        """Make what lies between the embedding and the softmax."""
+        """Create the modules between the embedding and the softmax."""
 
     @abstractmethod
     def init_weights(self) -> None:
@@ -99,7 +99,7 @@ class LanguageModel(nn.Module, ABC):
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where the weights are when they are used."""
+        """Device on which the model computes."""
 
     @property
     @abstractmethod
@@ -114,19 +114,19 @@ class LanguageModel(nn.Module, ABC):
 
     @abstractmethod
     def start_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
-        """Return the memory at the start of a text; ``mem_len`` None: as configured."""
+        """Return the initial memory of a text; ``mem_len`` None: as configured."""
 
     @abstractmethod
     def is_own(self, mems: Memory) -> bool:
-        """Whether a memory has the depth and the widths of this model's."""
+        """Whether a memory has the number of layers and the widths of this model."""
 
     def keep(self, memory: Memory) -> Memory:
-        """Turn a memory into what is read fastest while the weights are fixed; here, itself."""
+        """Convert a memory to the fastest form for fixed weights; by default, return it."""
         return memory
 
     @property
     def depends_on_segments(self) -> bool:
-        """Whether the results depend on how many tokens are read at once."""
+        """Whether results depend on the segmentation, even with enough memory."""
         return False
 
     def forward(
@@ -145,35 +145,33 @@ class LanguageModel(nn.Module, ABC):
         context: int | None = None,
         predicts: bool = True,
     ) -> Output:
-        """Read a segment; predict its targets, or the distribution of every next token.
+        """Read a segment; return the loss of its targets, or the next-token log-probabilities.
 
         Args:
             tokens: The segment.
-            mems: What the previous call returned as ``mems``. None: as at the start of a text.
-            targets: For each token the one that follows it, but for the first ``context``. Where
-                it is -100, nothing is predicted: ``nll`` is 0 there and not counted in ``loss``.
-            lengths: How many places of each row are real, the first ones; what stands behind them
-                does not matter, and their ``hidden`` means nothing. ``nll`` is 0 there and not
-                counted in ``loss``. The memory of each row ends with its own last token; a row of
-                length 0 keeps the memory that it had. What is remembered is copied, and the lengths
-                are looked at, so that a GPU is waited for. None: all.
-            starts: Where documents begin: neither such a token nor what follows it sees anything
-                before it, nor what the memory holds, zeros included. None: nowhere but at the
-                symbol ``reset_at``, where one is configured.
-            inputs_embeds: Vectors in place of tokens, read as they are: no embedding, no scale.
-            mem_len: How many positions the returned memory holds at most. None: as configured.
+            mems: The ``mems`` of the previous call. None: start of a text.
+            targets: The next token of each token but the first ``context``. A target of -100 is
+                ignored: its ``nll`` is 0 and it does not count in ``loss``.
+            lengths: Number of real tokens in each row; the rest is padding on the right, whose
+                ``hidden`` is undefined and whose ``nll`` is 0 and does not count in ``loss``. The
+                memory of each row ends with its own last token; a row of length 0 keeps its
+                memory. Copies the memory and synchronizes the device. None: no padding.
+            starts: Where documents begin: such a token and those after it attend to nothing before
+                it, including the memory and its zeros. None: only at ``reset_at``, if configured.
+            inputs_embeds: Vectors instead of tokens, used without embedding or scaling.
+            mem_len: Maximum length of the returned memory. None: as configured.
             attn_len: How many keys a query sees, counting its own. None: as configured.
             clamp_len: Distances above it count as it. None: as configured.
-            ext_len: How many of the last tokens the next segment begins with again: the returned
-                memory leaves them out. None: as configured.
-            context: How many of the first tokens have no target. None: as many as ``targets`` are
-                short of, if these are at most ``ext_len``.
-            predicts: False: compute the hidden states alone, as :meth:`read` does.
+            ext_len: How many of the last tokens the next segment reads again: the returned memory
+                leaves them out. None: as configured.
+            context: How many of the first tokens have no target. None: the difference between the
+                lengths of ``tokens`` and ``targets``, at most ``ext_len``.
+            predicts: False: return the hidden states alone, as :meth:`read` does.
 
         Raises:
-            ValueError: Something is no tensor of the right type; the shapes do not fit each other
-                or the memory; a length is out of range; there are both tokens and vectors, or
-                neither; rows are padded that are to be read again (``ext_len``).
+            ValueError: An argument is no tensor of the right type; shapes are inconsistent or do
+                not fit the memory; a length is out of range; both or neither of ``tokens`` and
+                ``inputs_embeds`` are given; ``lengths`` with ``ext_len``.
         """
         segment = Segment.of(tokens, inputs_embeds, lengths, starts, self.config)
         resolved = Lengths.of(
@@ -182,7 +180,7 @@ class LanguageModel(nn.Module, ABC):
             attn_len=attn_len,
             clamp_len=clamp_len,
             ext_len=ext_len,
-            # What changes nothing is refused where it is chosen.
+            # Callers that let users choose lengths check this.
             requires_effect=False,
         )
         if targets is not None:
@@ -216,12 +214,11 @@ class LanguageModel(nn.Module, ABC):
         clamp_len: int | None = None,
         ext_len: int | None = None,
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
-        """Read a segment without predicting: return the hidden states and the memory.
+        """Return the hidden states of a segment and the memory, without computing the softmax.
 
-        The arguments and errors are those of :meth:`forward`. For who wants the hidden states
-        alone: the distribution over the vocabulary is not computed.
+        Arguments and errors are those of :meth:`forward`.
         """
-        # A call of the module: what hangs on it sees this one, too.
+        # Through __call__, so that hooks run.
         out: Output = self(
             tokens,
             mems,
@@ -245,7 +242,7 @@ class LanguageModel(nn.Module, ABC):
         attn_len: int | None = None,
         clamp_len: int | None = None,
     ) -> list[Float[Tensor, "B H T S"]]:
-        """Return, for each layer, how much each token attends to each position it could see.
+        """Return the attention weights of each layer.
 
         Raises:
             ValueError: The model has no attention, or the memory does not fit the segment.
@@ -254,7 +251,7 @@ class LanguageModel(nn.Module, ABC):
 
     @property
     def head(self) -> Softmax | AdaptiveSoftmax | CalledSoftmax:
-        """What predicts tokens from hidden states: ``softmax``, or what was put in its place."""
+        """The output layer: ``softmax``, or a wrapper around what replaced it."""
         softmax = self.softmax
         return softmax if isinstance(softmax, Softmax | AdaptiveSoftmax) else CalledSoftmax(softmax)
 
@@ -266,10 +263,10 @@ class LanguageModel(nn.Module, ABC):
         return dropout(x, config.dropouts.output, self.training, config.variational_dropout)
 
     def require_memory(self, mems: Any, batch_size: int | None = None) -> None:
-        """Check that a memory is one of this model, of so many streams if said.
+        """Require a memory of this model, with ``batch_size`` streams unless None.
 
         Raises:
-            ValueError: It is of another depth, width or number of streams, or no memory at all.
+            ValueError: It is no memory, or differs in depth, width or batch size.
         """
         if not isinstance(mems, Memory):
             raise ValueError(
@@ -289,7 +286,7 @@ class LanguageModel(nn.Module, ABC):
             )
 
     def save_pretrained(self, folder: Path | str, vocab: SavesItself | None = None) -> None:
-        """Write ``config.json`` and ``model.safetensors`` into a folder, and the vocabulary."""
+        """Write ``config.json``, ``model.safetensors`` and, if given, the vocabulary."""
         weights = model_weights(self)
         require_own_weights(weights, self.config)
         write_model(self.config, weights, Path(folder))
@@ -298,20 +295,12 @@ class LanguageModel(nn.Module, ABC):
 
     @classmethod
     def from_pretrained(cls, folder: Path | str) -> "LanguageModel":
-        """Read a model folder, or the best model of a run folder; in evaluation mode.
-
-        The model is of the kind that its settings name.
-
-        Raises:
-            FileNotFoundError: There is no model.
-            RuntimeError: A file is damaged.
-            ValueError: The settings are wrong.
-        """
+        """Load a model folder, or the best model of a run folder; as :func:`load_model` does."""
         return load_model(folder)
 
 
 def build_model(config: ModelConfig) -> LanguageModel:
-    """Build the model that a configuration describes, with initial weights.
+    """Build a model of ``config.kind`` with initial weights.
 
     Raises:
         ValueError: The size of the vocabulary is not set.
@@ -320,12 +309,12 @@ def build_model(config: ModelConfig) -> LanguageModel:
 
 
 def load_model(folder: Path | str) -> LanguageModel:
-    """Read a model folder of any kind, or the best model of a run folder; in evaluation mode.
+    """Load a model folder of any kind, or the best model of a run folder, in evaluation mode.
 
     Raises:
-        FileNotFoundError: There is no model.
+        FileNotFoundError: The folder holds no model.
         RuntimeError: A file is damaged.
-        ValueError: The settings are wrong.
+        ValueError: The settings are invalid.
     """
     folder = find_model_folder(folder)
     config = load_config(folder / CONFIG_FILE)
@@ -342,11 +331,11 @@ def load_model(folder: Path | str) -> LanguageModel:
 
 
 def read_model_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
-    """Read and verify the weights of a model folder with these settings, by name.
+    """Load and verify the weights of a model folder, by name.
 
     Raises:
         OSError: A file cannot be read.
-        RuntimeError: A file is damaged, or its weights are not those of the model.
+        RuntimeError: A file is damaged, or the names or shapes do not match ``config``.
     """
 
     def expected(n_tensors: int) -> dict[str, torch.Size]:
@@ -359,16 +348,16 @@ def read_model_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, torch.Size]:
-    """Return the shapes of the weights of a model, each once, without making them."""
+    """Return the shapes of the parameters of a model, without allocating them."""
     with torch.device("meta"):
         return {name: x.shape for name, x in build_model(config).named_parameters()}
 
 
 def require_own_weights(names: Iterable[str], config: ModelConfig) -> None:
-    """Check that a model has the weights that its settings say, and so can be saved as a folder.
+    """Require exactly the parameters that ``config`` implies, as a model folder holds them.
 
     Raises:
-        ValueError: It has others.
+        ValueError: A parameter is missing or unexpected.
     """
     own, names = weight_shapes(config).keys(), set(names)
     for other, what in ((names - own, "has"), (own - names, "lacks")):

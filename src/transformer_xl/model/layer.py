@@ -28,7 +28,7 @@ from transformer_xl.ops import (
 
 
 class RMSNorm(nn.Module):
-    """Division by the root of the mean square, then a weight for each number."""
+    """RMSNorm (Zhang and Sennrich, 2019): scales by the root mean square, without a bias."""
 
     def __init__(self, width: int, eps: float) -> None:
         super().__init__()
@@ -41,27 +41,27 @@ class RMSNorm(nn.Module):
 
 
 def make_norm(config: ModelConfig) -> nn.LayerNorm | RMSNorm:
-    """Make a normalization of hidden states, of the configured kind."""
+    """Create the configured normalization of hidden states."""
     if config.norm == "rms":
         return RMSNorm(config.d_model, config.norm_eps)
     return nn.LayerNorm(config.d_model, eps=config.norm_eps)
 
 
 GATE_BIAS = 2.0
-"""What $b_g$ begins with: what goes in is most of what comes out."""
+"""Initial $b_g$, at which a gate is close to the identity."""
 
 
 class GRUGate(nn.Module):
-    r"""Chooses, number by number, between what came in and what a block makes of it.
+    r"""Interpolates elementwise between the input of a block and its output.
 
     The gate of GTrXL (Parisotto et al., 2019, arXiv 1910.06764, section 3.2, "Gated-Recurrent-Unit-
-    type gating"), with x what goes into a block and y what comes out of it:
+    type gating"), with x the input of a block and y its output:
 
     $$r = \sigma(W_r y + U_r x), \quad z = \sigma(W_z y + U_z x - b_g)$$
     $$\hat h = \tanh(W_g y + U_g (r \odot x)), \quad g(x, y) = (1 - z) \odot x + z \odot \hat h$$
 
-    The larger $b_g$, the nearer a layer is to the identity; it begins at 2 and is learned. Each
-    gate has 6 D^2 + D weights.
+    The larger $b_g$, the closer a layer is to the identity; it is initialized to 2 and learned.
+    Each gate has 6 D^2 + D parameters.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -76,31 +76,30 @@ class GRUGate(nn.Module):
     def forward(
         self, x: Float[Tensor, "B T D"], y: Float[Tensor, "B T D"]
     ) -> Float[Tensor, "B T D"]:
-        """Return what a block puts out.
+        """Gate a block.
 
         Args:
-            x: What went into it.
-            y: What it has made of that.
+            x: Its input.
+            y: Its output.
         """
         D = x.shape[-1]
         made, candidate = projected(self.made_proj, y).split([2 * D, D], -1)
         r, z = (made + projected(self.old_proj, x)).chunk(2, -1)
         candidate = candidate + projected(self.reset_proj, r.sigmoid() * x)
         z = (z - self.bias).sigmoid()
-        # Under autocast too, what the layers hand on stays in the precision of the weights.
+        # Under autocast too, the residual stream stays in the precision of the weights.
         return x + z * (candidate.tanh() - x)
 
 
 class RelAttention(nn.Module):
-    """Multi-head relative attention without the residual connection around it.
+    """Multi-head relative attention (section 3.3), without the residual connection.
 
-    Projections have no bias; in their place stand ``u`` and ``v``, which the model hands in with
-    the positions. Absolute positions are part of what is read already; then there are none.
+    Projections have no bias; the biases ``u`` and ``v`` are passed with the positions. With
+    absolute positions, which are part of the input, there are none.
 
-    Queries and keys may be normalized (Henry et al., 2020), each with a weight for every number of
-    a head, before ``u`` and ``v`` are added. The keys of positions never are: they are functions
-    of the weights alone, so they cannot grow with what is read, and their size is how a head
-    learns which distances matter.
+    Queries and keys may be normalized (QK-norm; Henry et al., 2020), with learned scales, before
+    ``u`` and ``v`` are added. Position keys are not: they do not depend on the input, and through
+    their norm a head learns which distances matter.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -126,7 +125,7 @@ class RelAttention(nn.Module):
         attn_len: int | None = None,
         first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Attend with queries to keys and values, by content alone without positions."""
+        """Attend with queries to keys and values; ``positions`` None: content scores only."""
         k, v = k.to(q.dtype), v.to(q.dtype)
         dropped = self.attn_dropout if self.training else 0.0
         seen = {"attn_len": attn_len, "first_key": first_key, "dropout": dropped}
@@ -147,7 +146,7 @@ class RelAttention(nn.Module):
         attn_len: int | None = None,
         first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B H T S"]:
-        """Return how much :meth:`forward` takes of each key's value, nothing dropped."""
+        """Return the attention weights of :meth:`forward`, without dropout."""
         k = k.to(q.dtype)
         if positions is None:
             none = k.new_zeros(k.shape[1:])
@@ -178,13 +177,13 @@ class RelAttention(nn.Module):
         return self._finished(q, self.q_norm), self._finished(k, self.k_norm), self._finished(v)
 
     def queries(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T H K"]:
-        """Project to queries alone."""
+        """Project to queries only."""
         return self._finished(self._heads(self._parts(x, slice(1))), self.q_norm)
 
     def keys_and_values(
         self, x: Float[Tensor, "B S D"]
     ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
-        """Project hidden states to keys and values alone."""
+        """Project hidden states to keys and values only."""
         k, v = self._parts(x, slice(1, 3)).chunk(2, -1)
         return self._finished(self._heads(k), self.k_norm), self._finished(self._heads(v))
 
@@ -204,10 +203,10 @@ class RelAttention(nn.Module):
         return x.unflatten(-1, (self.n_head, self.d_head))
 
     def _finished(self, x: Tensor, norm: RMSNorm | None = None) -> Tensor:
-        """Normalize what was projected, and drop some of it."""
+        """Apply normalization and dropout to projected heads."""
         if norm is None and not (self.training and self.qkv_dropout > 0):
             return x
-        # Heads are outermost in memory, and stay so.
+        # Preserves the memory layout, in which heads are outermost.
         x = x.movedim(-2, 0) if norm is None else norm(x.movedim(-2, 0))
         return dropout(x, self.qkv_dropout, self.training, self.is_locked).movedim(0, -2)
 
@@ -218,8 +217,8 @@ _UNITS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "geglu": F.gelu
 class FeedForward(nn.Module):
     """Two linear maps with an activation between them, applied to each position.
 
-    With a gate the first map has twice as many outputs: the activation of one half multiplies the
-    other. There are then 3 D F weights instead of 2 D F.
+    In a gated layer (GLU) the first map has twice as many outputs: the activation of one half
+    multiplies the other, and there are 3 D F weights instead of 2 D F.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -250,15 +249,14 @@ class FeedForward(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    r"""Attention and feed-forward, each with its residual connection and normalization.
+    r"""Attention and feed-forward, each with a residual connection and a normalization.
 
-    Post-norm, the paper's, normalizes the sum of what goes in and what comes out; pre-norm
-    normalizes what goes in and leaves the sum alone.
+    Post-norm (the paper) normalizes the sum of input and output of a block; pre-norm normalizes
+    the input.
 
-    With ``gate="gru"`` a gate takes the place of each sum, and what a block has made goes through
-    a ReLU first, because two linear maps would follow one another: the layer of GTrXL (Parisotto
-    et al., 2019, sections 3.1 and 3.2). With E what the layer reads, M its memory, f the
-    feed-forward network:
+    With ``gate="gru"``, gates replace the residual connections, and a ReLU is applied to the output
+    of each block first: the layer of GTrXL (Parisotto et al., 2019, sections 3.1 and 3.2). With E
+    the input of the layer, M its memory, f the feed-forward network:
 
     $$Y = g(E, \mathrm{ReLU}(\mathrm{Attention}(\mathrm{LayerNorm}([\mathrm{SG}(M) \circ E]))))$$
     $$E' = g'(Y, \mathrm{ReLU}(f(\mathrm{LayerNorm}(Y))))$$
@@ -287,22 +285,22 @@ class DecoderLayer(nn.Module):
         attn_len: int | None = None,
         first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, "B T D"], Present]:
-        """Transform the segment, given what the layer remembers of the text before it.
+        """Transform the hidden states of a segment.
 
         Args:
             x: Hidden states of the segment.
-            past: Hidden states this layer has read before, or what joins the segment's keys and
-                values to those that are remembered.
-            positions: The relative positions of the keys. None: by content alone.
+            past: The memory of this layer: hidden states, or a function that appends the segment's
+                keys and values to the cached ones.
+            positions: The relative positions of the keys. None: content scores only.
             attn_len: How many keys a query sees, counting its own.
-            first_key: For each stream, or for each query, the first key that it sees.
+            first_key: Index of the first key that each stream, or each query, sees.
 
         Returns:
-            The hidden states, and what is to be remembered of the segment.
+            The hidden states, and what the memory stores of the segment.
         """
         normalized = self.attention_norm(x) if self.norm_first else x
         if isinstance(past, Tensor):
-            # A memory is normalized anew each time, as it is projected anew: the weights moved.
+            # Normalized and projected for each segment, as the weights may have changed.
             before = past.to(x.dtype)
             before = self.attention_norm(before) if self.norm_first else before
             q, k, v = self.attention.project(normalized, before if before.shape[1] else None)
@@ -319,7 +317,7 @@ class DecoderLayer(nn.Module):
     def finish(
         self, x: Float[Tensor, "B T D"], attended: Float[Tensor, "B T D"]
     ) -> Float[Tensor, "B T D"]:
-        """Do what follows the attention: merge what was attended, and transform each position."""
+        """Compute the rest of the layer, given the output of the attention."""
         x = self._merged(x, attended, self.attention_gate)
         if not self.norm_first:
             x = self.attention_norm(x)
@@ -334,5 +332,5 @@ class DecoderLayer(nn.Module):
     def keys_and_values(
         self, x: Float[Tensor, "B S D"]
     ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
-        """Make keys and values from what the layer reads or has read."""
+        """Project inputs of the layer to keys and values."""
         return self.attention.keys_and_values(self.attention_norm(x) if self.norm_first else x)

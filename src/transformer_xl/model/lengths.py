@@ -1,4 +1,4 @@
-"""The lengths with which a text is read, resolved in one place."""
+"""Segment, memory and attention lengths, resolved in one place."""
 
 from typing import Any, NamedTuple
 
@@ -9,16 +9,16 @@ from transformer_xl.config.unused import unused_in_model
 from transformer_xl.model.arguments import whole
 
 SEGMENT_LEN = 128
-"""Tokens read at once where nobody says how many."""
+"""Default segment length."""
 
 _NAMES = ("mem_len", "attn_len", "clamp_len", "ext_len")
 
 
 class Lengths(NamedTuple):
-    """The lengths with which a model reads a text; what was not given is what is configured.
+    """The lengths with which a model reads a text.
 
-    Everything that reads a text takes these, and :meth:`of` is where they are made: so a length
-    is honoured on every path, or refused on every path.
+    Everything that reads a text takes them, and :meth:`of` resolves and validates them, so that
+    all code paths treat a length alike.
     """
 
     segment_len: int
@@ -44,21 +44,21 @@ class Lengths(NamedTuple):
         ext_len: Any = None,
         requires_effect: bool = True,
     ) -> "Lengths":
-        """Resolve lengths against a model with these settings; None: as configured.
+        """Resolve lengths against the settings of a model; None: as configured.
 
         Args:
             config: The settings of the model.
-            segment_len: As the attribute, like the others.
-            mem_len: See there.
-            attn_len: See there.
-            clamp_len: See there.
-            ext_len: See there.
-            requires_effect: Whether to refuse what is given and changes nothing in such a model.
+            segment_len: As the attribute.
+            mem_len: As the attribute.
+            attn_len: As the attribute.
+            clamp_len: As the attribute.
+            ext_len: As the attribute.
+            requires_effect: Whether to refuse a length that has no effect in such a model.
 
         Raises:
-            ValueError: One is no integer, out of range, or without effect.
+            ValueError: A length is no integer, out of range, or without effect.
         """
-        # What is traced for a graph has been called with the same lengths before.
+        # Lengths were validated in an eager call before tracing.
         if not torch.compiler.is_compiling():
             segment_len = whole("segment_len", segment_len, 1)
             mem_len, attn_len = whole("mem_len", mem_len), whole("attn_len", attn_len, 1)
@@ -75,7 +75,7 @@ class Lengths(NamedTuple):
 
     @property
     def arguments(self) -> dict[str, int | None]:
-        """The lengths as arguments of a call: all but ``segment_len``."""
+        """The lengths as keyword arguments of a forward pass: all but ``segment_len``."""
         return {
             "mem_len": self.mem_len,
             "attn_len": self.attn_len,
@@ -85,11 +85,11 @@ class Lengths(NamedTuple):
 
     @property
     def is_windowed(self) -> bool:
-        """Whether every token sees equally many positions, wherever segments begin."""
+        """Whether every token sees the same number of positions, whatever the segmentation."""
         return self.attn_len is not None and self.attn_len <= self.mem_len + 1
 
     def windowed(self) -> "Lengths":
-        """Return lengths with which every token sees the memory and itself, and no more."""
+        """Return lengths with which every token sees ``mem_len`` positions and itself."""
         window = self.mem_len + 1
         return self._replace(
             attn_len=window if self.attn_len is None else min(self.attn_len, window)

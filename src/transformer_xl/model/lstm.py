@@ -1,9 +1,9 @@
-"""The LSTM language model with which the paper compares: the same ends, another middle.
+"""The LSTM language model, a baseline of the paper.
 
-Embedding, softmax, dropout and all calls are those of :class:`LanguageModel`; the middle is LSTM
-layers (Hochreiter and Schmidhuber, 1997). What a layer remembers is
-its state after the last token: one position of a :class:`Memory`, the hidden state followed by the
-cell state. So whatever reads, cuts, saves or resets a memory does so with this one, too.
+Embedding, softmax, dropout and the API are those of :class:`LanguageModel`, with LSTM layers
+(Hochreiter and Schmidhuber, 1997) between. The memory of a layer is its state after the last token:
+one position of a :class:`Memory`, the hidden state concatenated with the cell state. So everything
+that handles a memory works with LSTMs, too.
 """
 
 from itertools import chain, pairwise
@@ -22,21 +22,20 @@ from transformer_xl.ops import dropout
 
 
 class LSTMModel(LanguageModel):
-    """A language model of LSTM layers, trained through time as far as a segment reaches.
+    """A language model of LSTM layers; backpropagation through time is truncated at segments.
 
-    Its state holds something of all that it has read, so ``mem_len`` changes nothing but how
-    much is read to warm it up in an evaluation; how far back it really looks is what ``txl recl``
-    measures. Of the settings it uses ``n_layer``, ``d_model`` (the width of the states), those of
-    the vocabulary, and those of dropout: on the embeddings, between the layers (each number for
-    itself, whatever ``variational_dropout`` says) and on the last one. All others are refused.
+    ``mem_len`` only sets how many tokens warm up the state in a batched evaluation; ``txl recl``
+    measures the effective context length. Only these settings are used: ``n_layer``, ``d_model``
+    (the width of the states), those of the vocabulary, and dropout on the embeddings, between
+    layers (never variational) and on the output. All others are refused.
 
-    Where a document begins in any row (``starts``), all rows are read up to there and then on.
+    The batch is split at every position where a document begins in any row (``starts``).
 
     Args:
         config: Widths and options. Its ``vocab_size`` must be set.
 
     Raises:
-        ValueError: The size of the vocabulary is not set, or it is another kind of model.
+        ValueError: The size of the vocabulary is not set, or ``kind`` is that of another class.
     """
 
     kind = "lstm"
@@ -45,7 +44,7 @@ class LSTMModel(LanguageModel):
 
     def _build(self, config: ModelConfig) -> None:
         D, N = config.d_model, config.n_layer
-        # torch warns of dropout between layers where there is one layer.
+        # With one layer, torch warns that dropout has no effect.
         between = config.dropout if N > 1 else 0.0
         self.lstm = nn.LSTM(D, D, N, batch_first=True, dropout=between)
 
@@ -53,8 +52,8 @@ class LSTMModel(LanguageModel):
     def init_weights(self) -> None:
         """Draw the initial weights.
 
-        Those of the LSTM are uniform within 1 / sqrt(D), as PyTorch draws them; forget gates begin
-        open, with a bias of 1 (Jozefowicz et al., 2015). The others are normal, as the authors'.
+        Those of the LSTM are uniform within 1 / sqrt(D), as in PyTorch, with a forget gate bias of
+        1 (Jozefowicz et al., 2015). The others are normal, as in the authors' code.
         """
         D = self.config.d_model
         for name, parameter in self.named_parameters():
@@ -74,7 +73,7 @@ class LSTMModel(LanguageModel):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device on which the model computes."""
         return self._weight.device
 
     @property
@@ -84,7 +83,7 @@ class LSTMModel(LanguageModel):
 
     @property
     def _weight(self) -> Tensor:
-        # Those of quantized layers are none of torch's.
+        # Quantized layers may have no parameters of torch.
         return next(chain(self.lstm.parameters(), self.parameters()))
 
     def _read(
@@ -121,10 +120,10 @@ class LSTMModel(LanguageModel):
     def _through(
         self, x: Float[Tensor, "B T D"], state: tuple[Tensor, Tensor], real: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Read on from a state; of each row only the ``real`` first places."""
+        """Advance the state by the first ``real`` tokens of each row."""
         if real is None:
             return self.lstm(x, state)
-        # A row of which nothing is read must read something; its state stays as it was.
+        # Packed sequences cannot be empty; the states of empty rows are restored below.
         lengths = real.clamp(min=1).cpu()
         packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
         packed, (hidden, cell) = self.lstm(packed, state)
@@ -136,7 +135,7 @@ class LSTMModel(LanguageModel):
         return out, (hidden, cell)
 
     def _state(self, mems: Memory) -> tuple[Tensor, Tensor]:
-        """Return hidden and cell states; zeros where nothing is remembered."""
+        """Return hidden and cell states; zeros for an empty or masked memory."""
         D = self.config.d_model
         if not len(mems):
             zeros = torch.zeros(
@@ -149,12 +148,12 @@ class LSTMModel(LanguageModel):
         return states[..., :D].contiguous(), states[..., D:].contiguous()
 
     def start_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
-        """Return the memory at the start of a text: empty."""
+        """Return the initial memory of a text, which is empty."""
         width = 2 * self.config.d_model
         empty = torch.zeros(batch_size, 0, width, device=self.device, dtype=self.dtype)
         return Memory([empty] * self.config.n_layer)
 
     def is_own(self, mems: Memory) -> bool:
-        """Whether a memory has the depth and the widths of this model's."""
+        """Whether a memory has the number of layers and the widths of this model."""
         widths = [2 * self.config.d_model] * self.config.n_layer
         return not mems.has_keys and [x.shape[2] for x in mems.states] == widths

@@ -1,8 +1,8 @@
-"""What each layer remembers of the segments before the present one.
+"""The memory: hidden states, or keys and values, cached from previous segments.
 
-:class:`Memory` is the one class that the rest of the code knows. What it holds is one of two
-stores: :class:`HiddenStates`, as in the paper, or :class:`KeysAndValues`, made from them for
-weights that do not change. A memory is a value: no operation changes one that was handed out.
+:class:`Memory` is the public class. It has one of two stores: :class:`HiddenStates`, as in the
+paper, or :class:`KeysAndValues`, projected from them while the weights are fixed. A memory is
+immutable: every operation returns a new one.
 """
 
 from abc import ABC, abstractmethod
@@ -21,21 +21,21 @@ Join = Callable[
     [Float[Tensor, "B T H K"], Float[Tensor, "B T H K"]],
     tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]],
 ]
-"""Takes a segment's keys and values; returns them behind those that are remembered."""
+"""Appends a segment's keys and values to the cached ones and returns all of them."""
 
 Past = Float[Tensor, "B M D"] | Join
-"""What a layer remembers: hidden states, or what joins its keys and values to a segment's."""
+"""The memory of one layer: hidden states, or a function that appends to its keys and values."""
 
 Present = Float[Tensor, "B T D"] | tuple[Float[Tensor, "B T H K"], Float[Tensor, "B T H K"]] | None
-"""What a layer returns to be remembered. None: the keys and values that it has joined."""
+"""What a layer returns for the memory. None: its :data:`Join` has appended keys and values."""
 
 
 class Store(ABC):
-    """What a memory holds, without what each stream sees of it.
+    """The tensors of a memory, without the mask of what each stream sees.
 
     Attributes:
-        names: What its tensors are called.
-        stream_dim: Which dimension of each is the streams; the last but one is the positions.
+        names: Names of its tensors in a state dict.
+        stream_dim: The batch dimension of each tensor; the last but one is the positions.
     """
 
     names: ClassVar[tuple[str, ...]]
@@ -43,24 +43,24 @@ class Store(ABC):
 
     @abstractmethod
     def tensors(self) -> tuple[Sequence[Tensor], ...]:
-        """Return, for each name, what is remembered: a tensor for each layer, oldest first."""
+        """Return, for each name, one tensor per layer; oldest position first."""
 
     @abstractmethod
-    def with_room(self, T: int, mem_len: int) -> "Store":
-        """Return the store as a segment of ``T`` positions can be read with."""
+    def with_capacity(self, T: int, mem_len: int) -> "Store":
+        """Return a store to which a segment of ``T`` positions can be appended."""
 
     @abstractmethod
     def past(self, layer: int) -> Past:
-        """Return what a layer remembers, as the layer reads it."""
+        """Return the memory of one layer, as the layer takes it."""
 
     @abstractmethod
     def extended(self, present: Sequence[Any], kept: int, cut: int) -> "Store":
         """Return the store after a segment.
 
         Args:
-            present: What each layer returned to be remembered.
-            kept: How many of the first positions of the segment are remembered.
-            cut: How many of the oldest positions are not remembered any more.
+            present: What each layer returned for the memory.
+            kept: How many of the first positions of the segment are appended.
+            cut: How many of the oldest positions are dropped.
         """
 
     @abstractmethod
@@ -68,12 +68,12 @@ class Store(ABC):
         """Return the positions from ``start`` to ``stop``."""
 
     def stacked(self) -> dict[str, Float[Tensor, "N *shape"]]:
-        """Return what is remembered by name, all layers in one tensor."""
+        """Return the tensors by name, all layers stacked."""
         tensors = zip(self.names, self.tensors(), strict=True)
         return {name: torch.stack([*layers]) for name, layers in tensors}
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "Store":
-        """Return a store of other tensors."""
+        """Return a store with a function applied to each tensor."""
         tensors: Any = ([change(x) for x in layers] for layers in self.tensors())
         return type(self)(*tensors)
 
@@ -94,10 +94,10 @@ class HiddenStates(Store):
         """See :meth:`Store.tensors`."""
         return (self.states,)
 
-    def with_room(self, T: int, mem_len: int) -> "HiddenStates":
-        """See :meth:`Store.with_room`."""
+    def with_capacity(self, T: int, mem_len: int) -> "HiddenStates":
+        """See :meth:`Store.with_capacity`."""
         return HiddenStates(
-            [x.detach().clone() if _is_sealed_now(x) else x.detach() for x in self.states]
+            [x.detach().clone() if _cannot_be_saved(x) else x.detach() for x in self.states]
         )
 
     def past(self, layer: int) -> Float[Tensor, "B M D"]:
@@ -112,7 +112,7 @@ class HiddenStates(Store):
             joined = zip(self.states, new, strict=True)
             return HiddenStates([torch.cat([old[:, cut:].to(x.dtype), x], 1) for old, x in joined])
         if cut == M:
-            # Whole, it is what the backward pass needs, too, and is held once.
+            # The backward pass needs the same tensors, so they are shared and not copied.
             return HiddenStates(new)
         return HiddenStates([x[:, cut - M :].clone() for x in new])
 
@@ -122,35 +122,35 @@ class HiddenStates(Store):
 
 
 class KeysAndValues(Store):
-    """Keys and values of the last positions, kept because the weights do not change.
+    """Keys and values of the last positions (a KV cache); valid while the weights are fixed.
 
-    Room is taken in blocks: most steps write their keys behind the last ones and move nothing;
-    when a block is full, a new one is begun with the positions that are remembered. An older value
-    stays valid, because nothing that it sees is ever written again.
+    Buffers have spare capacity: most steps write behind the last keys and copy nothing; a full
+    buffer is replaced by a larger one. Stores that share a buffer stay valid, because no position
+    is overwritten.
 
     Attributes:
-        keys: For each layer, (H, B, room, K).
-        values: For each layer, (H, B, room, K).
-        start: The oldest place in that room which is remembered.
-        stop: The place behind the newest one.
-        adapters: What :func:`~transformer_xl.model.wrapping.adapters` said of the model that made
-            them. None: not known, as in what was a file; the first model that reads on says it.
+        keys: For each layer, (H, B, capacity, K).
+        values: For each layer, (H, B, capacity, K).
+        start: Index of the oldest cached position in the buffers.
+        stop: Index behind the newest one.
+        adapters: What :func:`~transformer_xl.model.wrapping.adapters` returned for the model that
+            projected them. None: unknown, as after loading; set by the first model that uses them.
     """
 
     names, stream_dim = ("keys", "values"), 1
 
     def __init__(
         self,
-        keys: Sequence[Float[Tensor, "H B room K"]],
-        values: Sequence[Float[Tensor, "H B room K"]],
+        keys: Sequence[Float[Tensor, "H B capacity K"]],
+        values: Sequence[Float[Tensor, "H B capacity K"]],
         start: int = 0,
         stop: int | None = None,
     ) -> None:
         self.keys, self.values = list(keys), list(values)
         self.start, self.stop = start, self.keys[0].shape[2] if stop is None else stop
         self.adapters: tuple[Any, ...] | None = None
-        # Shared by all stores in the same room: where its free part begins. Who takes this out may
-        # write there. A lock would do, too, but torch.compile cannot trace one.
+        # Where the free part begins, shared by all stores of these buffers. Whoever pops it may
+        # write there. torch.compile cannot trace a lock.
         self._free = {self.stop: True}
 
     def tensors(self) -> tuple[Sequence[Tensor], ...]:
@@ -162,10 +162,10 @@ class KeysAndValues(Store):
         return keys, values
 
     def require(self, adapters: tuple[Any, ...]) -> None:
-        """Check that a model's adapters are those with which the keys and values were made.
+        """Require the adapters with which the keys and values were projected.
 
         Raises:
-            ValueError: They are not.
+            ValueError: The adapters differ.
         """
         if self.adapters is None:
             self.adapters = adapters
@@ -176,30 +176,31 @@ class KeysAndValues(Store):
                 "mems=None (past_key_values=None, another Session) and read the text again"
             )
 
-    def with_room(self, T: int, mem_len: int) -> "KeysAndValues":
-        """Return the same store with free places behind it for ``T`` more positions.
+    def with_capacity(self, T: int, mem_len: int) -> "KeysAndValues":
+        """Return the same store with free capacity for ``T`` more positions.
 
-        They are its own: whoever goes on from this store, in another thread too, gets others.
+        The capacity is exclusive: another continuation of this store, also in another thread, is
+        given different buffers.
         """
-        has_room = self.stop + T <= self.keys[0].shape[2]
+        has_capacity = self.stop + T <= self.keys[0].shape[2]
         is_sealed = any(_is_sealed(x) for x in (*self.keys, *self.values))
-        # No other thread comes in between when a key is taken out.
-        if has_room and not is_sealed and self._free.pop(self.stop, False):
+        # dict.pop is atomic.
+        if has_capacity and not is_sealed and self._free.pop(self.stop, False):
             self._free[self.stop + T] = True
-            # A value of its own, because writing in another precision replaces its tensors.
-            return self._in_same_room(self.start, self.stop)
-        # Twice the memory: its positions are moved once in every mem_len tokens.
+            # A new object, because writing in another precision replaces its tensors.
+            return self._in_same_buffers(self.start, self.stop)
+        # Twice the memory: positions are copied once every mem_len tokens.
         M = self.stop - self.start
-        room = M + T + max(M, mem_len)
+        capacity = M + T + max(M, mem_len)
 
         def moved(x: Tensor) -> Tensor:
-            larger = x.new_empty(*x.shape[:2], room, x.shape[3])
+            larger = x.new_empty(*x.shape[:2], capacity, x.shape[3])
             larger[:, :, :M] = x
             return larger
 
-        roomy = self.changed(moved)
-        roomy.stop, roomy._free = M, {M: True}
-        return roomy.with_room(T, mem_len)
+        grown = self.changed(moved)
+        grown.stop, grown._free = M, {M: True}
+        return grown.with_capacity(T, mem_len)
 
     def past(self, layer: int) -> Join:
         """See :meth:`Store.past`."""
@@ -208,7 +209,7 @@ class KeysAndValues(Store):
     def join(
         self, layer: int, k: Float[Tensor, "B T H K"], v: Float[Tensor, "B T H K"]
     ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
-        """Put a segment's keys and values behind those of a layer; return them all."""
+        """Append a segment's keys and values to those of a layer; return all of them."""
         stop = self.stop + k.shape[1]
         for remembered, new in ((self.keys, k), (self.values, v)):
             if remembered[layer].dtype != new.dtype:
@@ -224,13 +225,13 @@ class KeysAndValues(Store):
         """See :meth:`Store.extended`."""
         for layer, new in enumerate(present):
             if new is not None:
-                # In the place of those that the segment itself has attended to.
+                # Overwrites those that the segment itself attended to.
                 self.join(layer, *new)
-        return self._in_same_room(self.start + cut, self.stop + kept)
+        return self._in_same_buffers(self.start + cut, self.stop + kept)
 
     def between(self, start: int, stop: int) -> "KeysAndValues":
         """See :meth:`Store.between`."""
-        return self._in_same_room(self.start + start, self.start + stop)
+        return self._in_same_buffers(self.start + start, self.start + stop)
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "KeysAndValues":
         """See :meth:`Store.changed`."""
@@ -239,27 +240,26 @@ class KeysAndValues(Store):
         store.adapters = self.adapters
         return store
 
-    def _in_same_room(self, start: int, stop: int) -> "KeysAndValues":
+    def _in_same_buffers(self, start: int, stop: int) -> "KeysAndValues":
         store = KeysAndValues(self.keys, self.values, start, stop)
         store.adapters, store._free = self.adapters, self._free
         return store
 
 
 class Memory:
-    """What a model remembers of several streams.
+    """The memory of a batch of streams (section 3.2 of the paper).
+
+    Methods raise ValueError for a stream index out of range (on a GPU, a device-side assertion), a
+    negative length, or a state with inconsistent shapes.
 
     Attributes:
-        store: What is remembered, of all streams as many positions.
-        forgotten: For each stream, how many of its oldest positions it does not see; None: sees
-            all. Streams that were reset have a shorter past than their neighbours.
+        store: The cached tensors, with the same number of positions for all streams.
+        forgotten: For each stream, how many of its oldest positions are masked; None: none.
+            Streams that were reset have a shorter past than the others of their batch.
 
     Args:
         store: A store, or hidden states: for each layer its inputs, (B, M, D), oldest first.
         forgotten: As the attribute.
-
-    Raises:
-        ValueError: By its methods, for a stream that there is not (on a GPU, an error of the
-            device), a negative length, or a state whose shapes do not fit each other.
     """
 
     def __init__(
@@ -272,12 +272,12 @@ class Memory:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that is remembered, as views."""
+        """Views of all cached tensors."""
         return tuple(x for layers in self.store.tensors() for x in layers)
 
     @property
     def states(self) -> tuple[Float[Tensor, "B M D"], ...]:
-        """The hidden states of each layer.
+        """The hidden states, (B, M, D) for each layer.
 
         Raises:
             ValueError: The memory holds keys and values.
@@ -288,7 +288,7 @@ class Memory:
 
     @property
     def has_keys(self) -> bool:
-        """Whether keys and values are held, and no hidden states."""
+        """Whether the memory stores keys and values instead of hidden states."""
         return isinstance(self.store, KeysAndValues)
 
     def __len__(self) -> int:
@@ -307,17 +307,34 @@ class Memory:
         store = self.store
         return store.keys[0] if isinstance(store, KeysAndValues) else self.states[0]
 
-    def with_room(self, T: int, mem_len: int) -> "Memory":
-        """Return the memory as a segment of ``T`` tokens can be read with, cut from the graph."""
-        return Memory(self.store.with_room(T, mem_len), _unsealed(self.forgotten))
+    @property
+    def nbytes(self) -> int:
+        """Size of the positions it holds, without the free capacity of their buffers."""
+        return sum(x.nbytes for x in self.tensors)
+
+    def __repr__(self) -> str:
+        """Show sizes only: reading values would synchronize the device."""
+        x, store = self._first, self.store
+        # Keys have the heads first and the head width last.
+        width = x.shape[0] * x.shape[3] if self.has_keys else x.shape[2]
+        return (
+            f"{type(self).__name__}(n_layer={len(store.tensors()[0])}, "
+            f"batch_size={self.batch_size}, length={len(self)}, width={width}, "
+            f"store={type(store).__name__}, dtype={x.dtype}, device={str(x.device)!r}, "
+            f"nbytes={self.nbytes:_})"
+        )
+
+    def with_capacity(self, T: int, mem_len: int) -> "Memory":
+        """Return a memory, detached, to which a segment of ``T`` tokens can be appended."""
+        return Memory(self.store.with_capacity(T, mem_len), _savable(self.forgotten))
 
     def extend(self, present: Sequence[Present], mem_len: int, kept: int | None = None) -> "Memory":
         """Return the memory after another segment: its newest ``mem_len`` positions.
 
         Args:
-            present: What each layer returned to be remembered of the segment.
-            mem_len: How many positions are remembered at most.
-            kept: How many of the first tokens of the segment are. None: all.
+            present: What each layer returned for the memory.
+            mem_len: Maximum number of positions to keep.
+            kept: How many of the first positions of the segment are appended. None: all.
         """
         if kept is None:
             first = present[0]
@@ -332,13 +349,13 @@ class Memory:
         return Memory(self.store.between(cut, len(self)), _shift(self.forgotten, cut))
 
     def crop(self, n: int) -> "Memory":
-        """Return the memory without its ``n`` newest positions, as it was before they were read.
+        """Return the memory without its ``n`` newest positions.
 
-        What had left the memory by then does not come back: who wants to go back ``n`` positions
-        from a full memory lets it remember ``n`` more, and hides them by ``attn_len``.
+        Positions that were dropped at the other end do not come back: to be able to go back ``n``
+        positions, keep ``n`` more than needed and mask them with ``attn_len``.
 
         Raises:
-            ValueError: There are fewer positions, or it is one state that holds all of the past.
+            ValueError: The memory has fewer positions.
         """
         stop = len(self) - whole("n", n)
         if stop < 0:
@@ -347,16 +364,16 @@ class Memory:
         return Memory(self.store.between(0, stop), forgotten)
 
     def reset(self, rows: Rows) -> "Memory":
-        """Return a memory in which the streams ``rows`` see no past, nor any zeros."""
+        """Return a memory in which all positions are masked for the streams ``rows``."""
         index = stream_numbers(rows, self.batch_size, self._first.device)
         return self.forgetting(self._forgotten().index_fill(0, index, len(self)))
 
     def forgetting(self, n: Int[Tensor, " B"]) -> "Memory":
-        """Return a memory of which each stream does not see its ``n`` oldest positions."""
+        """Return the memory with the ``n`` oldest positions of each stream masked."""
         return Memory(self.store, n.clamp(min=0))
 
     def seen(self) -> "Memory":
-        """Return the memory of one stream without the positions that the stream does not see."""
+        """Return the memory of a single stream without its masked positions."""
         if self.forgotten is None:
             return self
         return Memory(self.last(len(self) - int(self.forgotten[0])).store)
@@ -364,8 +381,8 @@ class Memory:
     def realigned(self, short: Int[Tensor, " B"], mem_len: int) -> "Memory":
         """Return the newest ``mem_len`` positions of streams that were padded on the right.
 
-        The last ``short`` positions of each stream, which are padding, are dropped; what is before
-        them moves to the end, and the gap in front counts as forgotten. All that is kept is copied.
+        The last ``short`` positions of each stream, which are padding, are dropped; the others are
+        copied to the end, and the gap in front is masked.
         """
         cut = max(len(self) - mem_len, 0)
         place = torch.arange(cut, len(self), device=short.device) - short[:, None]
@@ -383,12 +400,12 @@ class Memory:
         return Memory(self.store.changed(lambda x: x[take]), forgotten)
 
     def detach(self) -> "Memory":
-        """Return the memory cut from the graph; what a model returns is detached already.
+        """Return the memory detached from the graph; a model's ``mems`` already are.
 
-        With gradients enabled, what was made in torch's inference mode is copied, because a graph
-        cannot hold it.
+        With gradients enabled, tensors made in inference mode are copied, because autograd cannot
+        save them.
         """
-        return self if self.has_keys else self.with_room(0, 0)
+        return self if self.has_keys else self.with_capacity(0, 0)
 
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -420,12 +437,12 @@ class Memory:
 
 
 def join(memories: Sequence[Memory]) -> Memory:
-    """Batch the streams of several memories of one kind; shorter pasts stay shorter.
+    """Concatenate memories along the batch dimension.
 
-    What the shorter ones lack is filled up in front and marked as forgotten.
+    Shorter ones are padded in front, and the padding is masked.
 
     Raises:
-        ValueError: There is none, or they are not of one model.
+        ValueError: The list is empty, or the memories differ in store, depth or width.
     """
     if len({_sizes(memory) for memory in memories}) != 1:
         raise ValueError(
@@ -452,14 +469,14 @@ def join(memories: Sequence[Memory]) -> Memory:
 
 
 def _sizes(memory: Memory) -> tuple[Any, ...]:
-    """Return what memories of one model have in common."""
+    """Return the sizes that memories of the same model share."""
     dim = memory.store.stream_dim
     return type(memory.store), *((*x.shape[:dim], x.shape[-1]) for x in memory.tensors)
 
 
 def _is_sealed(x: Tensor) -> bool:
-    """Whether a tensor of torch's inference mode is used outside of it, where it stays as it is."""
-    # What is traced has no such tensors.
+    """Whether a tensor made in inference mode is used outside of it, where it is read-only."""
+    # Traced code has no such tensors.
     return (
         not torch.compiler.is_compiling()
         and x.is_inference()
@@ -467,13 +484,13 @@ def _is_sealed(x: Tensor) -> bool:
     )
 
 
-def _is_sealed_now(x: Tensor) -> bool:
-    """Whether a graph, which is being made, cannot hold a tensor."""
+def _cannot_be_saved(x: Tensor) -> bool:
+    """Whether autograd is recording and cannot save a tensor."""
     return torch.is_grad_enabled() and _is_sealed(x)
 
 
-def _unsealed(x: Tensor | None) -> Tensor | None:
-    return x.clone() if x is not None and _is_sealed_now(x) else x
+def _savable(x: Tensor | None) -> Tensor | None:
+    return x.clone() if x is not None and _cannot_be_saved(x) else x
 
 
 def _shift(forgotten: Tensor | None, cut: int) -> Tensor | None:

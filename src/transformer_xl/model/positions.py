@@ -1,4 +1,4 @@
-"""What the attention knows of positions: sinusoids, or rows of a table that is learned."""
+"""Position encodings: sinusoidal, or rows of a learned table."""
 
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ class Positions(NamedTuple):
     position_bias: Float[Tensor, "H K"]
     """The bias ``v``."""
     distance_bias: Float[Tensor, "S H"] | None = None
-    """What each distance adds to a score, farthest first; None: nothing."""
+    """Added to the scores of each distance, farthest first; None: nothing."""
 
     def to(self, dtype: torch.dtype) -> "Positions":
         """Return the positions in another precision."""
@@ -26,32 +26,32 @@ class Positions(NamedTuple):
 
 
 class ProjectedPositions:
-    """The keys of positions that were projected with the weights of a model as they are now.
+    """A cache of projected position keys, for fixed weights.
 
-    A copy of a model, also one by pickle, begins without them.
+    Copies of a model, also by pickle, start with an empty cache.
     """
 
     _MOST = 4
-    """Tables for so many ``clamp_len`` and precisions."""
+    """Maximum number of tables, one for each ``clamp_len`` and precision."""
 
     def __init__(self) -> None:
         self._tables: dict[Any, list[Tensor]] = {}
         self._probe: Tensor | None = None
 
     def renew(self, probe: Tensor) -> None:
-        """Forget what was projected with other weights, which project a probe to another one."""
+        """Clear the cache if the weights, and so the projection of a fixed vector, changed."""
         old = self._probe
         is_alike = old is not None and (old.device, old.dtype) == (probe.device, probe.dtype)
         if old is None or not is_alike or not torch.equal(old, probe):
             self._tables, self._probe = {}, probe
 
     def find(self, key: Any, S: int) -> list[Float[Tensor, "S H K"]] | None:
-        """Return what was projected for each layer, if it was for so many positions."""
+        """Return the cached keys of each layer, if there are at least ``S``."""
         projected = self._tables.get(key)
         return None if projected is None or len(projected[0]) < S else projected
 
-    def put(self, key: Any, projected: list[Float[Tensor, "room H K"]]) -> None:
-        """Keep what was projected."""
+    def put(self, key: Any, projected: list[Float[Tensor, "capacity H K"]]) -> None:
+        """Store the keys of each layer."""
         if key not in self._tables and len(self._tables) == self._MOST:
             self._tables = {}
         self._tables[key] = projected
@@ -71,11 +71,11 @@ def relative_positions(
     r"""Encode the distances ``S - 1, ..., 1, 0``, farthest first.
 
     $R_d = [\sin(d w), \cos(d w)]$ with $w_m = 10000^{-2m / D}$, all sines before all cosines
-    (section 3.3 of the paper). Distances above ``clamp_len`` count as ``clamp_len``.
-    The frequencies are rounded to ``precision``: to float32 in every published PyTorch checkpoint.
+    (section 3.3 of the paper). Distances above ``clamp_len`` are clamped. Frequencies are rounded
+    to ``precision``, which is float32 in every published PyTorch checkpoint.
     """
-    # The table grows in powers of two, so that a memory that fills up does not rebuild it. An
-    # export makes it anew: its tensors have no numbers, and what is kept would have none.
+    # The size grows in powers of two while a memory fills up. An export bypasses the cache, as its
+    # tensors are fake.
     sinusoids = _sinusoids.__wrapped__ if torch.compiler.is_exporting() else _kept_sinusoids
     table = sinusoids(1 << (S - 1).bit_length(), d_model, dtype, device, precision)
     if clamp_len is None or clamp_len >= S:
@@ -93,8 +93,8 @@ def _kept_sinusoids(*about: Any) -> Tensor:
     return _sinusoids(*about)
 
 
-# Compiled code reads the table that is kept and computes nothing of it. This is what
-# torch.compiler.assume_constant_result does, but for loading the whole compiler to do it.
+# Compiled code uses the cached table as a constant. torch.compiler.assume_constant_result does the
+# same, but imports the compiler.
 setattr(_kept_sinusoids, "_dynamo_marked_constant", True)  # noqa: B010
 
 
@@ -102,7 +102,7 @@ setattr(_kept_sinusoids, "_dynamo_marked_constant", True)  # noqa: B010
 def _sinusoids(
     S: int, d_model: int, dtype: torch.dtype, device: torch.device, precision: torch.dtype
 ) -> Tensor:
-    # Angles are exact, because a distance above 256 is not even a number in bfloat16.
+    # Angles are in float64, because bfloat16 cannot represent distances above 256.
     frequency = frequencies(d_model, precision).double()
     angle = torch.outer(torch.arange(S, dtype=torch.float64), frequency)
     return torch.cat([angle.sin(), angle.cos()], 1).to(device, dtype)

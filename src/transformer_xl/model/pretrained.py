@@ -1,13 +1,13 @@
-"""A model as a folder: ``config.json`` and ``model.safetensors``.
+"""The model folder: ``config.json`` and ``model.safetensors``.
 
-The weights are one file, or several with an index, as transformers writes large models::
+Weights are one file, or sharded with an index in the format of transformers::
 
     model.safetensors                     one file
     model.safetensors.index.json          the index: {"weight_map": {name: file}}
     model-00001-of-00002.safetensors      ... and its files
 
-A checksum covers names, shapes, types and values. It is kept in the metadata of the file itself,
-so a file that is replaced can never be read with the checksum of the one before it.
+A checksum of names, shapes, dtypes and values is in the metadata of each file, so that a replaced
+file is never verified with the checksum of its predecessor.
 """
 
 import dataclasses
@@ -50,7 +50,7 @@ def weights_path(folder: Path, variant: str | None = None) -> Path:
 
     Args:
         folder: The model folder.
-        variant: The part that transformers adds to file names, as in ``model.fp16.safetensors``.
+        variant: The ``variant`` of transformers, as in ``model.fp16.safetensors``.
     """
     whole, index = folder / WEIGHTS_FILE, folder / INDEX_FILE
     if variant is not None:
@@ -63,7 +63,7 @@ def weights_files(path: Path) -> dict[Path, set[str] | None]:
     """Return the files that hold weights, and the names of the weights of each.
 
     Args:
-        path: What :func:`weights_path` returned. For a single file the names are None: all.
+        path: From :func:`weights_path`. For a single file, the names are None.
 
     Raises:
         RuntimeError: The index is damaged, or names a file outside its folder.
@@ -74,7 +74,7 @@ def weights_files(path: Path) -> dict[Path, set[str] | None]:
     try:
         places = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         for name, file in dict(places).items():
-            # A folder has this name, too; 255 characters are the most that a name may have.
+            # The name of the parent folder passes the comparison; longer names raise OSError.
             is_name = isinstance(file, str) and Path(file).name == file and file != ".."
             if not is_name or len(file) > 255:
                 raise ValueError(f"{file!r} is not the name of a file beside it")
@@ -95,7 +95,7 @@ def require_storable(weights: Mapping[str, Tensor]) -> None:
     """Require weights that can be loaded again, before anything is written.
 
     Raises:
-        ValueError: A type is none that weights are stored in, or a value is not finite.
+        ValueError: A dtype is not supported, or a value is not finite.
     """
     for name, x in weights.items():
         dtype = str(x.dtype).removeprefix("torch.")
@@ -120,7 +120,7 @@ def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path, about: Mapping[str, str]) -> None:
-    """Write tensors and what is known of them to a safetensors file, with their checksum.
+    """Write tensors and metadata to a safetensors file, with their checksum.
 
     Raises:
         OSError: The file cannot be written; what was at ``path`` is still there.
@@ -140,21 +140,21 @@ def read_weights(
     """Read weights by name, and verify them.
 
     Args:
-        path: What :func:`weights_path` returned.
-        expected: Given the number of tensors that there are, returns names and shapes.
+        path: From :func:`weights_path`.
+        expected: Maps the number of stored tensors to the expected names and shapes.
         fits: The file that defines the expected shapes; named in errors.
 
     Raises:
         OSError: A file cannot be read.
-        RuntimeError: A file is damaged; or its weights are others, of another shape, of a type that
-            weights are not stored in, or not finite.
+        RuntimeError: A file is damaged, or has unexpected names or shapes, an unsupported dtype, or
+            values that are not finite.
     """
     files = weights_files(path)
     shapes = _shapes(path, files)
     try:
         wanted = expected(len(shapes))
     except (TypeError, RuntimeError, OverflowError) as error:
-        # What torch says of sizes that no tensor can have.
+        # Raised by torch for impossible sizes.
         raise RuntimeError(f"{path} does not fit {fits}: {error}") from error
     wrong = sorted(wanted.keys() ^ shapes.keys()) or [
         f"{name} of shape {shapes[name]} instead of {tuple(shape)}"
@@ -173,15 +173,14 @@ def read_weights(
 
 
 def verify_weights(path: Path) -> None:
-    """Verify weights, whatever model they belong to.
+    """Verify weights of any model.
 
     Args:
-        path: What :func:`weights_path` returned.
+        path: From :func:`weights_path`.
 
     Raises:
         OSError: A file cannot be read.
-        RuntimeError: A file is damaged, or has weights of a type that weights are not stored in, or
-            values that are not finite.
+        RuntimeError: A file is damaged, or has an unsupported dtype or values that are not finite.
     """
     files = weights_files(path)
     _shapes(path, files)
@@ -231,7 +230,7 @@ def verified_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def tensors_checksum(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
-    """Return the SHA-256 of tensors with their names, shapes and types, and of the metadata."""
+    """Return the SHA-256 of tensors with their names, shapes and dtypes, and of the metadata."""
     found = hashlib.sha256(json.dumps(sorted(about.items())).encode())
     for name, x in sorted(tensors.items()):
         found.update(f"{name} {x.dtype} {tuple(x.shape)}\n".encode("utf-8", "surrogatepass"))
@@ -245,7 +244,7 @@ def add_checksums(path: Path) -> None:
     """Add checksums to weights that another library wrote.
 
     Args:
-        path: What :func:`weights_path` returned.
+        path: From :func:`weights_path`.
 
     Raises:
         OSError: A file cannot be read or written.
@@ -261,10 +260,10 @@ def add_checksums(path: Path) -> None:
 
 
 def weights_checksum(weights: Path | str) -> str:
-    """Return the SHA-256 that names the weights of a model: of the file, or of an index's files.
+    """Return the SHA-256 that identifies the weights of a model, over all files of an index.
 
     Args:
-        weights: What :func:`weights_path` returned; a checksum is returned as it is.
+        weights: From :func:`weights_path`; a checksum is returned unchanged.
     """
     if isinstance(weights, str):
         return weights
@@ -290,7 +289,7 @@ def _opened(path: Path) -> Iterator[Any]:
         RuntimeError: It is damaged.
     """
     try:
-        # The library calls a file without permission one that does not exist.
+        # safetensors reports a file without read permission as missing.
         path.open("rb").close()
         with safe_open(path, "pt") as file:
             yield file
@@ -303,7 +302,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _shapes(path: Path, files: Mapping[Path, set[str] | None]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of weights, without reading these: a file may claim more than fits."""
+    """Return the shapes of weights from the headers: a file may claim more than fits in memory."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file, names in files.items():
         described = _described(file)
@@ -324,7 +323,7 @@ def _shapes(path: Path, files: Mapping[Path, set[str] | None]) -> dict[str, tupl
 
 
 def _described(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the type and the shape of each tensor of a file, without reading them."""
+    """Return the dtype and shape of each tensor of a file, from its header."""
     with _opened(path) as file:
         slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
         return {name: (x.get_dtype(), tuple(x.get_shape())) for name, x in slices.items()}
@@ -335,9 +334,9 @@ def _is_finite(x: Tensor) -> bool:
 
 
 def _sort_metadata(path: Path) -> None:
-    """Put the metadata of a safetensors file in order: the library's differs from run to run.
+    """Sort the metadata of a safetensors file, whose order differs from run to run.
 
-    Equal contents are equal files then, and have the same checksum.
+    Equal contents then give equal files, with equal checksums.
     """
     with path.open("r+b") as file:
         n_bytes = int.from_bytes(file.read(8), "little")
@@ -357,21 +356,21 @@ def _unreadable(path: Path) -> OSError:
 
 CONFIG_FILE = "config.json"
 MODEL_TYPE = "transformer-xl"
-# What the file may hold besides the settings: the last three are for Hugging Face transformers.
+# Keys of the file that are no settings; the last three are for transformers.
 _ABOUT = ("origin", "eval", "architectures", "auto_map", "transformers")
 
 
 @runtime_checkable
 class SavesItself(Protocol):
-    """A vocabulary, as far as the network needs to know it."""
+    """The interface of a vocabulary that a model folder needs."""
 
     def save(self, folder: Path) -> None:
-        """Write itself into a folder."""
+        """Write the vocabulary to a folder."""
         ...
 
 
 def model_folders(path: Path) -> tuple[Path, ...]:
-    """Return where models may be: the folder itself, and the best and last model of a run."""
+    """Return the candidate model folders: ``path`` itself, and the best and last model of a run."""
     return path, path / "model" / "best", path / "model" / "last"
 
 
@@ -393,14 +392,14 @@ def find_model_folder(path: Path | str) -> Path:
 
 
 def model_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights by name, each once."""
-    # named_parameters leaves out the second name of a tied weight.
+    """Return the weights by name, tied weights once."""
+    # named_parameters() omits the second name of a tied weight.
     return {name: x.detach().cpu().contiguous() for name, x in model.named_parameters()}
 
 
 @torch.no_grad()
 def copy_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Give a model the weights of these names."""
+    """Copy weights into a model, by name."""
     for name, parameter in model.named_parameters():
         parameter.copy_(weights[name])
 
@@ -415,13 +414,13 @@ def write_model(
 
     Args:
         config: The settings.
-        weights: The weights by name, each once.
+        weights: The weights by name, tied weights once.
         folder: The folder.
-        about: What else is known of the model: ``origin``, and ``eval``, how it is evaluated.
+        about: Additional keys of the settings file: ``origin``, and ``eval``, how to evaluate it.
 
     Raises:
         OSError: A file cannot be written.
-        ValueError: The weights would not load again; nothing was written.
+        ValueError: The weights could not be loaded again; nothing was written.
     """
     require_storable(weights)
     content = {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION}
@@ -431,10 +430,10 @@ def write_model(
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Read the settings file of a model as it is.
+    """Read the settings file of a model without validating the settings.
 
     Raises:
-        RuntimeError: The file is damaged, of another kind of model or of a newer version.
+        RuntimeError: The file is damaged, of another model type or of a newer version.
     """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
@@ -452,25 +451,25 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def load_config(path: Path) -> ModelConfig:
-    """Read the settings of a model.
+    """Read and validate the settings of a model.
 
     Raises:
-        RuntimeError: The file is damaged, of another kind of model or of a newer version.
+        RuntimeError: The file is damaged, of another model type or of a newer version.
         ValueError: A setting is unknown, of a wrong type or out of range.
     """
     values = read_config(path)
     for name in _ABOUT:
         values.pop(name, None)
-    # Earlier versions wrote settings that change nothing beside others.
+    # Earlier versions wrote settings that have no effect.
     values = without_unused(ModelConfig, values, unused_in_model)
     return read_settings(ModelConfig, values, str(path), "model")
 
 
 def load_eval_config(path: Path) -> EvalConfig | None:
-    """Read how a model is evaluated from its settings file; None where it does not say.
+    """Read the evaluation settings from the settings file of a model; None without any.
 
     Raises:
-        RuntimeError: The file is damaged, of another kind of model or of a newer version.
+        RuntimeError: The file is damaged, of another model type or of a newer version.
         ValueError: A setting is of a wrong type or out of range.
     """
     values = read_config(path).get("eval")

@@ -1,7 +1,7 @@
-"""The reader: what moves a memory over a text, segment by segment.
+"""The reader: advances a memory over a text, segment by segment.
 
-:func:`read` is the loop, for texts that are given whole, several of them batched; :class:`Reader`
-goes on with one text that comes in pieces of any length.
+:func:`read` is the loop over a batch of complete texts; :class:`Reader` reads a single text that
+is streamed in pieces of any length.
 """
 
 from collections.abc import Iterator, Sequence
@@ -14,8 +14,8 @@ from torch import Tensor
 from transformer_xl.model.arguments import as_tokens
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.limits import require_capacity
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.needs import require_capacity
 from transformer_xl.model.segment import Output
 from transformer_xl.model.wrapping import evaluating
 
@@ -23,16 +23,16 @@ Texts = Int[Tensor, "B L"] | Sequence[Int[Tensor, " L"]]
 """Texts in tokens, all of one length, on any device."""
 
 Targets = Int[Tensor, "B predicted"] | Sequence[Int[Tensor, " predicted"]]
-"""The tokens that the last ones of :data:`Texts` are to predict."""
+"""The next tokens of the last columns of :data:`Texts`."""
 
 
 class Piece(NamedTuple):
-    """What was computed of a segment."""
+    """The result of reading one segment."""
 
     start: int
-    """The first of its columns, apart from those that are read again."""
+    """Index of its first column in the text, after the ``ext_len`` columns that are read again."""
     hidden: Float[Tensor, "B T D"]
-    """Output of the layers; what is read again comes first."""
+    """Output of the layers, including the columns that are read again."""
     nll: Float[Tensor, "B predicted"] | None
     """-log p of each target, in nats; None without targets."""
     mems: Memory
@@ -50,25 +50,24 @@ def read(
     starts: Bool[Tensor, "B L"] | None = None,
     inputs_embeds: Float[Tensor, "B L D"] | None = None,
 ) -> Iterator[Piece]:
-    """Read texts segment by segment, batched, with the memory carried along.
+    """Read a batch of texts segment by segment, passing the memory on.
 
-    The mode of the model and whether there are gradients are the caller's. A segment is computed
-    when it is asked for, so between two of them the weights may move.
+    The caller sets the mode of the model and enables or disables gradients. Segments are computed
+    lazily, so the weights may be updated between two of them.
 
     Args:
         model: The model.
-        texts: The tokens. None: there are ``inputs_embeds``.
-        lengths: The lengths. With an ``ext_len``, each segment but the first begins with up to so
-            many tokens of the one before it, which are not predicted again.
-        mems: The memory to begin with, of a stream for each text. None: as at the start of a text.
-        targets: What each token predicts; of fewer columns than the texts: each of the last ones.
-        sizes: How many tokens of each text are real; what stands behind them does not matter.
-            None: all.
-        starts: Where documents begin, as ``TransformerXL.forward`` takes it.
-        inputs_embeds: Vectors in place of tokens, as ``TransformerXL.forward`` takes them.
+        texts: The tokens. None: ``inputs_embeds`` is given.
+        lengths: The lengths. With ``ext_len``, each segment but the first begins with up to that
+            many tokens of the previous one, which are not predicted again.
+        mems: The initial memory, one stream per text. None: start of a text.
+        targets: The next token of each token; with fewer columns than the texts, of the last ones.
+        sizes: Number of real tokens in each text; the rest is padding. None: all.
+        starts: Where documents begin, as in ``TransformerXL.forward``.
+        inputs_embeds: Vectors instead of tokens, as in ``TransformerXL.forward``.
 
     Raises:
-        ValueError: As ``TransformerXL.forward`` raises it.
+        ValueError: As in ``TransformerXL.forward``.
     """
     segment_len, device = lengths.segment_len, model.device
     n = _width(inputs_embeds if texts is None else texts)
@@ -97,7 +96,7 @@ def read(
 
 
 def read_all(model: LanguageModel, texts: Texts, lengths: Lengths, mems: Memory) -> Memory:
-    """Read texts as :func:`read` does; return the memory behind them."""
+    """Read texts as :func:`read` does; return the final memory."""
     for piece in read(model, texts, lengths, mems):
         mems = piece.mems
     return mems
@@ -119,62 +118,64 @@ def _columns(
     return torch.stack([row[start:stop] for row in rows]).to(device)
 
 
-class Place(NamedTuple):
-    """Where the reading of a text is."""
+class ReaderState(NamedTuple):
+    """The state of a :class:`Reader`."""
 
     mems: Memory
-    """The memory, which has read all tokens but the last."""
+    """The memory of all tokens but the last."""
     last_token: int | None
-    """That token; None at the start of a text."""
+    """The last token, not read yet; None at the start of a text."""
     offset: int = 0
-    """How many tokens of the present segment the memory has read."""
+    """How many tokens of the current segment are in the memory."""
 
 
 class Reader:
-    """Reads one text piece by piece; predicts each token from all that came before it.
+    """Reads one text in pieces; predicts each token from all tokens before it.
 
-    Segments lie where they would lie if the text had come at once. A piece that ends inside of a
-    segment leaves what the segment has read in the memory, beyond ``mem_len``, until the segment
-    is full. So each token sees the same positions however the text was cut, and its number
-    differs by rounding alone. With ``attn_len`` of at most ``mem_len + 1`` it sees them wherever
-    segments lie, and the memory holds ``mem_len`` positions at any moment.
+    Segment boundaries do not depend on the pieces. If a piece ends inside a segment, the memory
+    grows beyond ``mem_len`` until the segment is complete, so each token sees the same positions
+    however the text was split, and its log-probability is the same up to rounding. With
+    ``attn_len`` of at most ``mem_len + 1`` boundaries have no effect, and the memory never exceeds
+    ``mem_len`` positions.
 
-    Some models also depend on how many tokens they read at once (``depends_on_segments``). To them
-    one gives whole segments: ``room`` says how many tokens are missing.
+    Models with ``depends_on_segments`` must be given complete segments: ``remaining`` is the
+    number of tokens to the next boundary.
 
     Args:
-        model: The model. It reads as in evaluation mode; its mode is restored afterwards.
-        lengths: The lengths. What is read is remembered: ``ext_len`` counts as 0.
-        place: Where to go on. None: at the start of a text.
+        model: The model. It reads in evaluation mode; its mode is restored afterwards.
+        lengths: The lengths; ``ext_len`` is not used.
+        state: The state to resume from. None: start of a text.
 
     Raises:
-        ValueError: The memory does not fit the model, or the machine once it is full.
+        ValueError: The memory does not fit the model, or a full memory does not fit the machine.
     """
 
-    def __init__(self, model: LanguageModel, lengths: Lengths, place: Place | None = None) -> None:
+    def __init__(
+        self, model: LanguageModel, lengths: Lengths, state: ReaderState | None = None
+    ) -> None:
         self.model, self.lengths = model, lengths._replace(ext_len=0)
         mem_len = lengths.mem_len
         require_capacity(model, mem_len, remedy="remember fewer positions")
-        mems, last_token, offset = place or Place(model.start_memory(1, mem_len), None)
-        # A segment that was longer than these are is over.
+        mems, last_token, offset = state or ReaderState(model.start_memory(1, mem_len), None)
+        # The state may be of a reader with longer segments.
         offset = offset if offset < lengths.segment_len else 0
         model.require_memory(mems, 1)
         if model.remembers_positions:
-            # So is a memory that was longer.
+            # Or with a longer memory.
             mems = mems.last(mem_len + offset)
-        self.place = Place(model.keep(mems), last_token, offset)
+        self.state = ReaderState(model.keep(mems), last_token, offset)
 
     @property
     def most_positions(self) -> int:
-        """How many positions the memory holds at most, while a segment is being filled."""
+        """Maximum length of the memory, reached one token before a segment boundary."""
         lengths = self.lengths
         return lengths.mem_len + (0 if lengths.is_windowed else lengths.segment_len - 1)
 
     @property
-    def room(self) -> int:
-        """How many tokens it takes to fill the present segment."""
-        is_first = self.place.last_token is None
-        return self.lengths.segment_len - self.place.offset + is_first
+    def remaining(self) -> int:
+        """Number of tokens to the next segment boundary."""
+        is_first = self.state.last_token is None
+        return self.lengths.segment_len - self.state.offset + is_first
 
     @torch.no_grad()
     def read(self, ids: Any, *, scored: bool = True) -> list[float | None]:
@@ -182,36 +183,36 @@ class Reader:
 
         Args:
             ids: The tokens, in any array, tensor or sequence.
-            scored: Whether to predict them. If not, nothing is returned.
+            scored: False: do not predict them, and return an empty list.
 
         Raises:
-            ValueError: They are no integers, or one is outside the vocabulary.
+            ValueError: The tokens are no integers, or one is outside the vocabulary.
         """
         tokens = as_tokens(ids, self.model.config).tolist()
         found: list[float | None] = []
         start = 0
-        if self.place.last_token is None and tokens:
-            self.place, start = self.place._replace(last_token=tokens[0]), 1
+        if self.state.last_token is None and tokens:
+            self.state, start = self.state._replace(last_token=tokens[0]), 1
             found += [None] * scored
         with evaluating(self.model):
             while start < len(tokens):
-                stop = start + self.room
+                stop = start + self.remaining
                 found += self._read(tokens[start:stop], scored)
                 start = stop
         return found
 
     def _read(self, targets: list[int], scored: bool) -> list[float]:
-        """Read the last token and all of these but their last, within a segment."""
-        mems, last_token, offset = self.place
+        """Read the last token and all targets but the last one, within a segment."""
+        mems, last_token, offset = self.state
         assert last_token is not None
         offset = (offset + len(targets)) % self.lengths.segment_len
         lengths = self.lengths
         if not lengths.is_windowed:
-            # Until the segment is full, all of it is remembered.
+            # The memory holds all of an incomplete segment.
             lengths = lengths._replace(mem_len=lengths.mem_len + offset)
         tokens = torch.tensor([[last_token, *targets[:-1]]])
         asked = torch.tensor([targets]) if scored else None
         (piece,) = read(self.model, tokens, lengths, mems, targets=asked)
-        # All at once: an interrupt before this line leaves a place that can be gone on from.
-        self.place = Place(piece.mems, targets[-1], offset)
+        # In one assignment, so that an interrupt leaves a consistent state.
+        self.state = ReaderState(piece.mems, targets[-1], offset)
         return [] if piece.nll is None else (-piece.nll[0]).tolist()

@@ -1,4 +1,4 @@
-"""What a call of a model takes, a segment, and what it returns.
+"""The input of a forward pass, a segment, and its output.
 
 Rows may be padded, and documents may begin within them.
 """
@@ -20,23 +20,23 @@ from transformer_xl.ops.nll import IGNORED
 
 @dataclass(kw_only=True)
 class Output:
-    """What a model returns for a segment."""
+    """The output of a forward pass."""
 
     hidden: Float[Tensor, "B T D"]
     """Output of the layers, after dropout while training."""
     raw_hidden: Float[Tensor, "B T D"]
-    """Output of the layers before dropout; ``hidden`` itself where nothing is dropped."""
+    """Output of the layers before dropout; the same tensor as ``hidden`` without dropout."""
     mems: Memory
-    """The memory after this segment: the model's argument for the next one."""
+    """The memory after this segment, to be passed with the next one."""
     nll: Float[Tensor, "B predicted"] | None = None
     """-log p of each target in nats, in token order; 0 for padding and for targets of -100; None
     without targets."""
     is_real: Bool[Tensor, "B predicted"] | None = None
-    """Which targets are no padding; None: all, or no targets."""
+    """Mask of the targets that are no padding; None: all, or no targets."""
     targets: Int[Tensor, "B predicted"] | None = None
     """The targets that were given."""
     log_probs: Float[Tensor, "B T V"] | None = None
-    """Logarithms of the probabilities of the next token; None with targets, or unasked."""
+    """Log-probabilities of the next token; None with targets, or with ``predicts=False``."""
 
     @cached_property
     def loss(self) -> Float[Tensor, ""] | None:
@@ -50,17 +50,17 @@ class Output:
         counted = self.targets != IGNORED
         if self.is_real is not None:
             return self.nll.sum() / (counted & self.is_real).sum().clamp(min=1)
-        # Times exactly one where no target is -100.
+        # The factor is exactly 1 where no target is -100.
         return self.nll.mean() * (counted.numel() / counted.sum().clamp(min=1))
 
 
 class Segment(NamedTuple):
-    """What is read at once: either tokens, or vectors in their place."""
+    """The tokens, or vectors in their place, of one forward pass."""
 
     tokens: Int[Tensor, "B T"] | None
     vectors: Float[Tensor, "B T D"] | None
     short: Int[Tensor, " B"] | None = None
-    """How many places at the end of each row are padding. None: none anywhere."""
+    """How many positions at the end of each row are padding. None: no padding."""
     starts: Bool[Tensor, "B T"] | None = None
     """Where documents begin. None: nowhere."""
 
@@ -73,13 +73,12 @@ class Segment(NamedTuple):
         starts: Tensor | None,
         config: ModelConfig,
     ) -> "Segment":
-        """Check what a model was given; documents also begin at the symbol ``reset_at``.
+        """Validate the arguments of a forward pass; documents also begin at ``reset_at``.
 
-        What stands in the padding is replaced, so that it may be anything: an index outside the
-        vocabulary, or not a number.
+        Padding is overwritten, so it may hold anything: an index outside the vocabulary, or NaN.
 
         Raises:
-            ValueError: One is no tensor, or of a wrong type; the shapes do not fit each other; a
+            ValueError: An argument is no tensor or has a wrong dtype; shapes are inconsistent; a
                 length is out of range.
         """
         if (tokens is None) == (vectors is None):
@@ -139,10 +138,10 @@ class Segment(NamedTuple):
     def checked_targets(
         self, targets: Tensor, ext_len: int, context: int | None
     ) -> Int[Tensor, "B predicted"]:
-        """Return the targets of a segment, if they are such; the arguments are those of a model.
+        """Validate the targets of a segment; arguments as in ``TransformerXL.forward``.
 
         Raises:
-            ValueError: They are no integers, or not as many as they must be.
+            ValueError: They are no integers, or their shape is wrong.
         """
         targets, shape = whole_tensor("targets", targets), self.shape
         least, most = (0, ext_len) if context is None else (context, context)
@@ -157,20 +156,20 @@ class Segment(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Streams and places."""
+        """Batch size and length (B, T)."""
         given = self.tokens if self.vectors is None else self.vectors
         assert given is not None
         return given.shape[0], given.shape[1]
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Device of the tokens or vectors."""
         given = self.tokens if self.vectors is None else self.vectors
         assert given is not None
         return given.device
 
     def is_real(self, n: int) -> Bool[Tensor, "B n"]:
-        """Mark, of the last ``n`` places, those that are no padding."""
+        """Mark the positions, of the last ``n``, that are no padding."""
         B, T = self.shape
         place = torch.arange(T - n, T, device=self.device)
         if self.short is None:
@@ -180,7 +179,7 @@ class Segment(NamedTuple):
     def embedded(
         self, embedding: Callable[[Tensor], Tensor], dtype: torch.dtype
     ) -> Float[Tensor, "B T D"]:
-        """Return what the first layer reads."""
+        """Return the input of the first layer."""
         if self.vectors is not None:
             return self.vectors.to(dtype)
         assert self.tokens is not None
@@ -189,9 +188,9 @@ class Segment(NamedTuple):
     def first_keys(
         self, M: int, forgotten: Int[Tensor, " B"] | None
     ) -> Int[Tensor, " B"] | Int[Tensor, "B T"] | None:
-        """Return the first key that each stream sees, of a memory of M and the segment.
+        """Return the index of the first key that each stream sees, memory of length M included.
 
-        Where documents begin in the segment: that each query sees.
+        If documents begin in the segment, there is an index for each query.
         """
         if self.starts is None:
             return forgotten
@@ -200,9 +199,9 @@ class Segment(NamedTuple):
         return torch.where(self.starts, place, before).cummax(1).values
 
     def counted_from_own_end(self, positions: Float[Tensor, "S D"]) -> Float[Tensor, "*B S D"]:
-        """Return the positions of S states, which are counted from the last real token.
+        """Shift absolute positions of S states so that they count from the last real token.
 
-        Zeros for a row of which nothing is read: what it remembers stays as it is.
+        A row that is all padding gets zeros, so that its memory does not change.
         """
         if self.short is None:
             return positions
@@ -219,17 +218,17 @@ class Segment(NamedTuple):
         kept: int,
         mem_len: int,
     ) -> Memory:
-        """Return the memory that a segment leaves: each row's ends with its own last token.
+        """Return the memory after a segment, in which each row ends with its own last token.
 
         Args:
-            mems: The memory after the segment; if rows are padded, with nothing cut off.
+            mems: The extended memory; if rows are padded, not truncated yet.
             first_keys: What :meth:`first_keys` returned.
-            M: How many positions were remembered before.
-            kept: How many of the segment's are.
-            mem_len: How many positions are remembered at most.
+            M: Length of the memory before the segment.
+            kept: How many positions of the segment were appended.
+            mem_len: Maximum length of the memory.
         """
         if self.starts is not None and first_keys is not None and kept:
-            # What follows belongs to the document to which the last position belongs.
+            # The next segment continues the document of the last position.
             cut = M + kept - len(mems)
             mems = mems.forgetting(first_keys[:, kept - 1] - cut)
         return mems if self.short is None else mems.realigned(self.short, mem_len)

@@ -1,4 +1,4 @@
-"""The distribution over the vocabulary: one softmax, or one in clusters of words."""
+"""The output layer: a softmax over the vocabulary, full or adaptive."""
 
 import math
 from abc import ABC, abstractmethod
@@ -18,9 +18,9 @@ from transformer_xl.ops.nll import IGNORED
 
 
 class Transposed(nn.Module):
-    """A linear map from D to E with the weight of one from E to D, which it may share.
+    """A linear map from D to E that uses, and may share, the weight of one from E to D.
 
-    Adapters do not fit it: they adapt the projection of the embedding.
+    Adapters do not support it; they adapt the projection of the embedding.
     """
 
     def __init__(self, config: ModelConfig, width: int) -> None:
@@ -28,46 +28,46 @@ class Transposed(nn.Module):
         self.weight = nn.Linear(width, config.d_model, bias=False).weight
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch E"]:
-        """Multiply by the transposed of the weight."""
+        """Multiply by the transposed weight."""
         return F.linear(x, self.weight.T)
 
 
 class Predictor(ABC):
-    """Distributions over the vocabulary, given what the layers put out."""
+    """A distribution over the vocabulary, given hidden states."""
 
     @abstractmethod
     def logits(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        """Return the logarithms of numbers in the proportion of the probabilities."""
+        """Return the unnormalized log-probabilities."""
 
     def log_probs(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        """Return the logarithm of the probability of each symbol, in natural units."""
+        """Return the log-probability of each symbol, in nats."""
         logits = self.logits(hidden)
-        # Sums over a vocabulary need more digits than half precision has.
+        # Sums over a vocabulary need more precision than float16 or bfloat16 have.
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
     @abstractmethod
     def nll(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
-        """Return -log p of each target in nats; of the sampled softmax while training with one."""
+        """Return -log p of each target in nats; in training, by the sampled softmax if set."""
 
     def top_k(
         self, hidden: Float[Tensor, "B D"], k: int
     ) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
-        """Return the log-probabilities of the ``k`` likeliest symbols, falling, and the symbols."""
+        """Return the ``k`` largest log-probabilities, in descending order, and their symbols."""
         log_probs = self.log_probs(hidden)
         values, tokens = log_probs.topk(min(k, log_probs.shape[-1]))
         return values, tokens
 
     def draw(self, hidden: Float[Tensor, "B D"], numbers: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
-        """Draw a symbol from each distribution, given a random number from [0, 1) for it."""
+        """Sample a symbol from each distribution, given a uniform number from [0, 1) for it."""
         return drawn(self.log_probs(hidden).exp(), numbers)[0]
 
 
 class Softmax(Predictor, nn.Linear):
-    """Softmax over the whole vocabulary; its weights can be those of the embedding.
+    """Softmax over the whole vocabulary; its weights may be tied to the embedding.
 
-    Called, it returns the logits of states of the embedding's width: what an adapter adds to.
+    :meth:`forward` maps states of the embedding's width to logits, so that adapters can wrap it.
     """
 
     def __init__(self, config: ModelConfig, embedding: Embedding | AdaptiveEmbedding) -> None:
@@ -83,16 +83,16 @@ class Softmax(Predictor, nn.Linear):
                 self.proj.weight = embedding.proj.weight
 
     def reset_parameters(self) -> None:
-        """Draw nothing: that is done for the model as a whole, or the weights are tied."""
+        """Do nothing: the model initializes its weights."""
 
     def logits(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        """Return the logarithms of numbers in the proportion of the probabilities."""
+        """Return the unnormalized log-probabilities."""
         return self(self.narrowed(hidden))
 
     def nll(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
-        """Return -log p of each target in nats; of the sampled softmax while training with one."""
+        """Return -log p of each target in nats; in training, by the sampled softmax if set."""
         if not is_plain(self, Softmax):
             return CalledSoftmax(self).nll(hidden, targets)
         x, flat = self.narrowed(hidden).flatten(0, -2), targets.flatten()
@@ -109,23 +109,23 @@ class Softmax(Predictor, nn.Linear):
 
 
 class CalledSoftmax(Predictor):
-    """What wraps the softmax of a model, or the softmax with hooks: called for all logits.
+    """A softmax that was wrapped or has hooks, and must be called to get the logits.
 
     Args:
-        module: What takes the place of the softmax.
+        module: The module in place of the softmax.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._module, self._own = module, unwrapped(module, "narrowed")
 
     def logits(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        """Return the logarithms of numbers in the proportion of the probabilities."""
+        """Return the unnormalized log-probabilities."""
         return self._module(self._own.narrowed(hidden))
 
     def nll(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
-        """Return -log p of each target in nats; of the sampled softmax while training with one."""
+        """Return -log p of each target in nats; in training, by the sampled softmax if set."""
         n_samples = self._own.n_samples if self._own.training else 0
         ignored = targets == IGNORED
         targets = targets.masked_fill(ignored, 0)
@@ -142,14 +142,15 @@ class CalledSoftmax(Predictor):
 def drawn(
     probs: Float[Tensor, "B n"], numbers: Float[Tensor, " B"]
 ) -> tuple[Int[Tensor, " B"], Float[Tensor, " B"]]:
-    """Find the places at which numbers from [0, 1) fall among the sums of probabilities.
+    """Sample by inversion of the cumulative distribution.
 
     Args:
-        probs: Probabilities, or weights that add up to something else.
-        numbers: Random numbers, in double precision, which tells rare symbols apart.
+        probs: Probabilities, or unnormalized weights.
+        numbers: Uniform numbers from [0, 1), in float64 for the sake of rare symbols.
 
     Returns:
-        The places, and where within theirs the numbers fell: random numbers from [0, 1) again.
+        The sampled indices, and the position of each number within its interval, which is uniform
+        in [0, 1) again.
 
     Raises:
         RuntimeError: The probabilities are not finite.
@@ -165,9 +166,10 @@ def drawn(
 
 
 def log_uniform_words(n: int, vocab_size: int, device: torch.device) -> Int[Tensor, " n"]:
-    """Draw words, with repetition, of a vocabulary sorted by falling frequency.
+    """Sample words, with replacement, from a vocabulary sorted by descending frequency.
 
-    Word ``w`` has the probability log((w + 2) / (w + 1)) / log(V + 1), about what Zipf's law says.
+    Word ``w`` has the log-uniform probability log((w + 2) / (w + 1)) / log(V + 1), close to Zipf's
+    law.
     """
     power = torch.rand(n, dtype=torch.float64, device=device) * math.log(vocab_size + 1)
     return power.exp().long().sub_(1).clamp_(0, vocab_size - 1)
@@ -184,7 +186,7 @@ def sampled_nll(
 
     With $q$ the log-uniform probabilities and $w_1 ... w_n$ drawn from them, the sum over the
     vocabulary, $e^{s_t} + \sum_{w \neq t} e^{s_w}$, is estimated without bias by
-    $e^{s_t} + \frac{1}{n} \sum_{w_i \neq t} e^{s_{w_i}} / q_{w_i}$. Where a target is -100 it is 0.
+    $e^{s_t} + \frac{1}{n} \sum_{w_i \neq t} e^{s_{w_i}} / q_{w_i}$. For a target of -100 it is 0.
     """
     ignored = targets == IGNORED
     targets = targets.masked_fill(ignored, 0)
@@ -204,21 +206,21 @@ def _sampled_nll(own: Tensor, others: Tensor, targets: Tensor, words: Tensor, V:
     return torch.cat([own[:, None], others], 1).logsumexp(1) - own
 
 
-# Made when it is needed, as it loads the compiler, which takes seconds; kept, as code that was
-# compiled for one such function is compiled again for another. No cache that it cannot see through.
+# Created on first use, as torch.compiler.disable imports the compiler, which takes seconds; cached,
+# as another such function would trigger recompilation. functools.cache would break the graph.
 _disabled: Callable[..., Tensor] | None = None
 
 
 class AdaptiveSoftmax(nn.Module):
-    """Softmax over clusters of words (Grave et al., 2017); its weights can be the embedding's.
+    """Adaptive softmax (Grave et al., 2017); its weights may be tied to the embedding.
 
     Words are sorted by frequency and divided into clusters. The head is a distribution over the
     words of the first cluster and one symbol for each further cluster; a word of such a tail has
     the probability of its cluster times its own within it. Rarer clusters may have narrower
     weights, as in :class:`~transformer_xl.model.embedding.AdaptiveEmbedding`.
 
-    No table of all words for all tokens is ever made but by :meth:`log_probs`, which returns one.
-    All methods are calls of the module: what hangs on it sees them.
+    Only :meth:`log_probs` allocates logits of the whole vocabulary for all tokens. All methods go
+    through ``__call__``, so that hooks run.
     """
 
     def __init__(self, config: ModelConfig, embedding: Embedding | AdaptiveEmbedding) -> None:
@@ -239,7 +241,7 @@ class AdaptiveSoftmax(nn.Module):
         if n_tails := len(self.clusters) - 1:
             self.cluster_weight = nn.Parameter(torch.empty(n_tails, config.embed_width))
             self.cluster_bias = nn.Parameter(torch.empty(n_tails))
-        # Kept in the embedding's orientation, so that they can be the same matrices.
+        # In the embedding's orientation, so that they can be tied.
         self.projs: Sequence[nn.Module] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
             Transposed(config, cluster.width) if cluster.has_proj else nn.Identity()
             for cluster in self.clusters
@@ -257,11 +259,11 @@ class AdaptiveSoftmax(nn.Module):
         )
 
     def forward(self, hidden: Float[Tensor, "*batch D"], what: str, *given: Any) -> Any:
-        """Find what one of the methods below is to return."""
+        """Dispatch to one of the private methods below."""
         return getattr(self, f"_{what}")(hidden, *given)
 
     def log_probs(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
-        """Return the logarithm of the probability of each symbol, in natural units."""
+        """Return the log-probability of each symbol, in nats."""
         return self(hidden, "log_probs")
 
     def nll(
@@ -269,25 +271,25 @@ class AdaptiveSoftmax(nn.Module):
     ) -> Float[Tensor, "*batch"]:
         """Return -log p of each target in nats, in the order of the targets.
 
-        How many targets a cluster has is not known before: compiled code leaves this to be run as
-        it is, and the compiled part ends with the hidden states.
+        Shapes depend on how many targets each cluster has, so this breaks compiled graphs and runs
+        eagerly.
         """
         return self(hidden, "nll", targets)
 
     def top_k(
         self, hidden: Float[Tensor, "B D"], k: int
     ) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
-        """Return the log-probabilities of the ``k`` likeliest symbols, falling, and the symbols.
+        """Return the ``k`` largest log-probabilities, in descending order, and their symbols.
 
-        No word is likelier than its cluster: a cluster less likely than ``k`` words found before
-        is not looked into.
+        No word is likelier than its cluster, so clusters less likely than ``k`` known words are
+        skipped.
         """
         return self(hidden, "top_k", k)
 
     def draw(self, hidden: Float[Tensor, "B D"], numbers: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
-        """Draw a symbol from each distribution, given a random number from [0, 1) for it.
+        """Sample a symbol from each distribution, given a uniform number from [0, 1) for it.
 
-        It comes from the head, or from the one cluster that was drawn there.
+        Only the head and the sampled clusters are computed.
         """
         return self(hidden, "draw", numbers)
 
@@ -302,7 +304,7 @@ class AdaptiveSoftmax(nn.Module):
 
     def _nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         if torch.compiler.is_dynamo_compiling():
-            return _outside_of_graphs(self, hidden, targets)
+            return _nll_eagerly(self, hidden, targets)
         x, target = hidden.flatten(0, -2), targets.flatten()
         tables = self._tables()
         symbol = target
@@ -313,7 +315,7 @@ class AdaptiveSoftmax(nn.Module):
             tails.append(is_in.nonzero()[:, 0])
         nll = linear_nll(self._projected(x, 0), *self._head(tables), symbol)
         for i, rows in enumerate(tails, 1):
-            # Without any row, too: every weight has a gradient, if only zeros.
+            # Also for empty clusters, so that every weight has a gradient.
             own = target[rows] - self.clusters[i].start
             tail = linear_nll(self._projected(x[rows], i), *tables[i], own)
             nll = nll.index_add(0, rows, tail)
@@ -325,10 +327,10 @@ class AdaptiveSoftmax(nn.Module):
         head = self._log_softmax(hidden, 0, *self._head(tables))
         n_head = self.clusters[0].stop
         values, tokens = head[:, :n_head].topk(min(k, n_head))
-        # Room for k words, if there are not as many in the head.
+        # Padded to k words, if the head has fewer.
         missing = (0, k - values.shape[1])
         values, tokens = F.pad(values, missing, value=-torch.inf), F.pad(tokens, missing)
-        # What is likeliest first: it may make the others needless.
+        # The likeliest cluster first, as the others may then be skipped.
         for symbol in head[:, n_head:].amax(0).argsort(descending=True).tolist():
             i, of_cluster = symbol + 1, head[:, n_head + symbol]
             rows = (of_cluster > values[:, -1]).nonzero()[:, 0]
@@ -354,13 +356,13 @@ class AdaptiveSoftmax(nn.Module):
         return tokens
 
     def _symbol(self, i: int) -> int:
-        """The symbol by which the head names a further cluster."""
+        """The symbol of a tail cluster in the head."""
         return self.clusters[0].stop + i - 1
 
     def _tables(self) -> list[tuple[Tensor, Tensor]]:
         """Weights and biases of each cluster."""
         sizes = [cluster.stop - cluster.start for cluster in self.clusters]
-        # Cut at once: the gradient of the whole is then put together once.
+        # One split, so that the backward pass concatenates the gradients once.
         weights = list(self.weights) if self.weight is None else self.weight.split(sizes)
         return list(zip(weights, self.bias.split(sizes), strict=True))
 
@@ -375,11 +377,11 @@ class AdaptiveSoftmax(nn.Module):
 
     def _log_softmax(self, hidden: Tensor, i: int, weight: Tensor, bias: Tensor) -> Tensor:
         logits = F.linear(self._projected(hidden, i), weight, bias)
-        # Sums over a vocabulary need more digits than half precision has.
+        # Sums over a vocabulary need more precision than float16 or bfloat16 have.
         return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 
-def _outside_of_graphs(*arguments: Any) -> Tensor:
+def _nll_eagerly(*arguments: Any) -> Tensor:
     global _disabled
     nll = _disabled
     if nll is None:

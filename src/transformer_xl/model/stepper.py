@@ -1,7 +1,7 @@
-"""The stepper: what advances streams by one token each.
+"""The stepper: advances a batch of streams by one token each.
 
-Everything that writes text drives it: :func:`~transformer_xl.generate`, sessions, the server and
-``generate`` of transformers.
+All generation uses it: :func:`~transformer_xl.generate`, sessions, the server and ``generate`` of
+transformers.
 """
 
 import copy
@@ -23,15 +23,15 @@ from transformer_xl.model.reading import read
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.wrapping import adapters, is_all_plain, projected
 
-_LEAST_ROOM = 64
+_LEAST_CAPACITY = 64
 
 
 class Stepper(ABC):
-    """Advances a batch of streams by one token each; :meth:`of` makes the one that fits a model.
+    """Advances a batch of streams by one token each; :meth:`of` chooses the implementation.
 
     Attributes:
-        state: Where the streams are. :meth:`read` does not move it and returns the next one, so
-            that a step which was interrupted can be repeated; calling the stepper moves it.
+        state: The state of the streams. :meth:`read` returns the next state without setting it, so
+            that an interrupted step can be repeated; calling the stepper sets it.
     """
 
     state: Any
@@ -40,18 +40,17 @@ class Stepper(ABC):
     def of(
         model: LanguageModel, lengths: Lengths, memory: Memory, *, is_fixed: bool | None = None
     ) -> "Stepper":
-        """Make a stepper.
+        """Create a stepper.
 
         Args:
-            model: The model, in evaluation mode; its weights stay as they are.
+            model: The model, in evaluation mode and with fixed weights.
             lengths: The lengths; ``segment_len`` and ``ext_len`` are not used.
-            memory: What the streams have read. It is copied.
-            is_fixed: Whether a step has fixed shapes and addresses, as a CUDA graph needs them.
-                None: on a GPU. A model that is called (wrapped, with absolute positions, or an
-                LSTM) has no such step.
+            memory: The memory of the streams. It is copied.
+            is_fixed: Whether to use fixed shapes and addresses, which a CUDA graph requires. None:
+                on a GPU. Not available for wrapped models, absolute positions and LSTMs.
 
         Raises:
-            ValueError: The memory is not one of the model.
+            ValueError: The memory does not fit the model.
         """
         model.require_memory(memory)
         memory = model.keep(memory)
@@ -66,18 +65,18 @@ class Stepper(ABC):
         return CallingStepper(model, lengths, memory)
 
     def __call__(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B D"]:
-        """Read a token of each stream, and move on; return the output of the layers.
+        """Read a token of each stream and set the next state; return the output of the layers.
 
         Raises:
-            IndexError: A token is outside the vocabulary (of a GPU, an error of the device).
-            ValueError: There are not as many tokens as streams, or adapters were changed.
+            IndexError: A token is outside the vocabulary (on a GPU, a device-side assertion).
+            ValueError: The number of tokens is not the batch size, or adapters were changed.
         """
         hidden, self.state = self.read(tokens)
         return hidden
 
     @abstractmethod
     def read(self, tokens: Int[Tensor, " B"]) -> tuple[Float[Tensor, "B D"], Any]:
-        """Read a token of each stream; return the output of the layers, and the state after it."""
+        """Read a token of each stream; return the output of the layers and the next state."""
 
     @property
     @abstractmethod
@@ -86,23 +85,23 @@ class Stepper(ABC):
 
     @abstractmethod
     def memory(self, rows: Rows | None = None) -> Memory:
-        """Return a copy of what some streams remember. None: all."""
+        """Return a copy of the memory of some streams. None: all."""
 
     @abstractmethod
     def select(self, rows: Rows) -> "Stepper":
-        """Return another stepper of the streams ``rows``, in that order; repetition is allowed."""
+        """Return a new stepper of the streams ``rows``, in that order; repetition is allowed."""
 
     def take(self, rows: Rows) -> "Stepper":
-        """As :meth:`select`, where this stepper is not used any more."""
+        """As :meth:`select`, but may reuse the buffers of this stepper, which becomes invalid."""
         return self.select(rows)
 
     @abstractmethod
     def put(self, row: int, memory: Memory) -> None:
-        """Let a row go on from a copy of another memory, of one stream."""
+        """Replace the memory of a row by a copy of another one, of a single stream."""
 
     @abstractmethod
     def reset(self, rows: Rows) -> None:
-        """Let some streams begin anew, without a past."""
+        """Clear the memory of some streams."""
 
     def _taken(self, tokens: Tensor) -> Tensor:
         if tokens.shape != (self.batch_size,):
@@ -114,7 +113,7 @@ class Stepper(ABC):
 
 
 class CallingStepper(Stepper):
-    """Calls the model for each token: where keys cannot be kept, or a part of it was wrapped."""
+    """Calls the model for each token: for models without a KV cache, or with wrapped modules."""
 
     state: Memory
 
@@ -136,7 +135,7 @@ class CallingStepper(Stepper):
         return self.state.batch_size
 
     def memory(self, rows: Rows | None = None) -> Memory:
-        """See :meth:`Stepper.memory`; that of all streams is not copied, as no step changes it."""
+        """See :meth:`Stepper.memory`; the memory of all streams is returned without a copy."""
         return self.state if rows is None else self.state.select(rows)
 
     def select(self, rows: Rows) -> "CallingStepper":
@@ -155,31 +154,30 @@ class CallingStepper(Stepper):
 
 
 class _View(NamedTuple):
-    """What a step attends to."""
+    """The slots of the ring buffer that a step attends to."""
 
     newest: int | Int[Tensor, "1"]
-    """The place of the token."""
+    """The slot of the token itself."""
     places: slice
-    """The places that are attended to."""
+    """The slots that are attended to."""
     n_distances: int
-    """How many distances there are among them."""
+    """The number of distances among them."""
     order: Int[Tensor, " S"] | None
-    """Which of the distances, farthest first, belongs to each place. None: they are in order."""
+    """Index of the distance of each slot, farthest first. None: the slots are in order."""
     hidden: Bool[Tensor, "B S"] | None
-    """What each stream does not see. None: all see all."""
+    """Mask of the slots that a stream does not see. None: all are seen."""
 
 
 class RingStepper(Stepper):
-    """Keys and values of the streams in a ring of places, in which the newest takes the oldest's.
+    """Keeps keys and values in a ring buffer, in which the newest position replaces the oldest.
 
-    The order of the keys does not matter to the softmax; of the position product, made for every
-    distance, each place takes the number that belongs to its distance. There are as many places as
-    ``mem_len`` and the token itself need, or fewer while all streams are shorter: then the ring
-    begins anew in a larger one, and what is attended to is in order.
+    The softmax does not depend on the order of the keys; the position scores, computed for all
+    distances, are gathered into the order of the slots. The capacity is ``mem_len + 1``, or less
+    while all streams are shorter: the buffer then grows, and its slots are in order.
     """
 
     state: int
-    """The number of the next position; positions are counted, not the tokens of one stream."""
+    """Index of the next position, common to all streams of the batch."""
 
     def __init__(self, model: TransformerXL, lengths: Lengths, memory: Memory) -> None:
         self._model, self._lengths = model, lengths
@@ -194,12 +192,12 @@ class RingStepper(Stepper):
         assert isinstance(store, KeysAndValues)
         store.require(adapters(model))
         keys, values = store.tensors()
-        # The first position that each stream sees.
+        # Index of the first position that each stream sees.
         self._first = torch.zeros(B, dtype=torch.int64, device=model.device)
         if memory.forgotten is not None:
             self._first += memory.forgotten
         self.state = M
-        self._lay_out(keys, values, slice(None), M, self._room_for(M + 1))
+        self._lay_out(keys, values, slice(None), M, self._capacity_for(M + 1))
 
     @property
     def batch_size(self) -> int:
@@ -210,7 +208,7 @@ class RingStepper(Stepper):
     def read(self, tokens: Int[Tensor, " B"]) -> tuple[Float[Tensor, "B D"], int]:
         """See :meth:`Stepper.read`."""
         self._require_plain()
-        # First: a token that is refused moves nothing.
+        # Before anything is modified, as an invalid token raises here.
         x = self._embedded(self._taken(tokens).to(self._first.device)[:, None])
         view = self._view(tokens)
         return self._through(x, view)[:, 0], self.state + 1
@@ -231,7 +229,7 @@ class RingStepper(Stepper):
         )
         forgotten = (first - (self.state - M)).clamp(min=0)
         store = KeysAndValues(keys, values)
-        # Of a model without any, as is seen at each step.
+        # Each step checks that the model has none.
         store.adapters = ()
         return Memory(store, forgotten if forgotten.any() else None)
 
@@ -253,12 +251,12 @@ class RingStepper(Stepper):
         memory = self._model.keep(memory).last(self._mem_len).seen()
         M, before = len(memory), self.state
         if before < M:
-            # Counted so many times round the ring further, all positions keep their places.
-            shift = -(-(M - before) // self._room) * self._room
+            # Shifted by a multiple of the capacity, all positions keep their slots.
+            shift = -(-(M - before) // self._capacity) * self._capacity
             self.state = before + shift
             self._first += shift
         self._first[row] = self.state
-        self._make_room(max(M, self._longest()) + 1)
+        self._ensure_capacity(max(M, self._longest()) + 1)
         place = self._places(self.state - M, self.state)
         for ring, given in zip((self._keys, self._values), memory.store.tensors(), strict=True):
             for x, new in zip(ring, given, strict=True):
@@ -284,18 +282,18 @@ class RingStepper(Stepper):
         return embedded(self._model.embedding, tokens)
 
     def _longest(self) -> int:
-        """Return how many positions any stream sees, at most."""
+        """Return the length of the longest stream, at most ``mem_len``."""
         first = int(self._first.min()) if len(self._first) else self.state
         return min(self.state - first, self._mem_len)
 
-    def _room_for(self, span: int) -> int:
-        """Return how many places there are to be for so many positions, the next included."""
-        return min(self._size, max(_LEAST_ROOM, 2 * span))
+    def _capacity_for(self, span: int) -> int:
+        """Return the capacity to allocate for ``span`` positions, the next one included."""
+        return min(self._size, max(_LEAST_CAPACITY, 2 * span))
 
     def _places(self, start: int, stop: int) -> Int[Tensor, " n"]:
-        """Return the places of the positions from ``start`` to ``stop``."""
+        """Return the slots of the positions from ``start`` to ``stop``."""
         position = torch.arange(start, stop, device=self._first.device)
-        return (position - self._origin) % self._room
+        return (position - self._origin) % self._capacity
 
     def _lay_out(
         self,
@@ -303,61 +301,61 @@ class RingStepper(Stepper):
         values: Sequence[Tensor],
         place: Any,
         M: int,
-        room: int,
+        capacity: int,
     ) -> None:
-        """Lay the newest ``M`` positions, which are at ``place``, out in another ring in order."""
+        """Copy the newest ``M`` positions, which are at ``place``, in order into a new ring."""
 
-        def laid(x: Float[Tensor, "H B places K"]) -> Float[Tensor, "H B room K"]:
-            # Zeros: what a stream does not see is multiplied by zero.
-            ring = x.new_zeros(*x.shape[:2], room, x.shape[3])
+        def laid(x: Float[Tensor, "H B places K"]) -> Float[Tensor, "H B capacity K"]:
+            # Zeros, as masked positions are multiplied by zero and must be finite.
+            ring = x.new_zeros(*x.shape[:2], capacity, x.shape[3])
             ring[:, :, :M] = x[:, :, place]
             return ring
 
-        positions = self._model._relative_positions(room, self._clamp_len, is_fixed=True)
-        # All at once: an interrupt before this line leaves all as it was.
-        self._keys, self._values, self._positions, self._room, self._origin = (
+        positions = self._model._relative_positions(capacity, self._clamp_len, is_fixed=True)
+        # In one assignment, so that an interrupt leaves a consistent state.
+        self._keys, self._values, self._positions, self._capacity, self._origin = (
             [laid(x) for x in keys],
             [laid(x) for x in values],
             [each for each in positions if each is not None],
-            room,
+            capacity,
             self.state - M,
         )
         self._renew()
 
-    def _make_room(self, span: int) -> None:
-        """Begin a larger ring if there are fewer places; a smaller one if it goes round in vain."""
-        if span > self._room or (
-            (self.state - self._origin) % self._room == 0 and self._room_for(span) < self._room
-        ):
+    def _ensure_capacity(self, span: int) -> None:
+        """Grow the ring if it is too small; shrink it if it is larger than needed."""
+        is_at_origin = (self.state - self._origin) % self._capacity == 0
+        is_too_large = self._capacity_for(span) < self._capacity
+        if span > self._capacity or (is_at_origin and is_too_large):
             self._begin_anew(span)
 
     def _begin_anew(self, span: int) -> None:
         M = min(span - 1, self._longest())
         place = self._places(self.state - M, self.state)
-        self._lay_out(self._keys, self._values, place, M, self._room_for(span))
+        self._lay_out(self._keys, self._values, place, M, self._capacity_for(span))
 
     def _renew(self) -> None:
-        """Forget what was made for other addresses."""
+        """Drop what depends on the addresses of the buffers."""
 
     def _view(self, tokens: Int[Tensor, " B"]) -> _View:
         n = self.state
         if self._reset_at is not None:
             self._first[tokens == self._reset_at] = n
         span = self._longest() + 1
-        self._make_room(span)
+        self._ensure_capacity(span)
         reach = min(span, self._limit)
-        newest = (n - self._origin) % self._room
-        if reach > newest + 1 and self._room < self._size:
+        newest = (n - self._origin) % self._capacity
+        if reach > newest + 1 and self._capacity < self._size:
             self._begin_anew(span)
             newest = span - 1
         if is_in_order := reach <= newest + 1:
             places, n_distances = slice(newest + 1 - reach, newest + 1), reach
         else:
-            places, n_distances = slice(0, self._room), self._room
-        # How far back each place is.
+            places, n_distances = slice(0, self._capacity), self._capacity
+        # Distance of each slot from the token.
         place = torch.arange(places.start, places.stop, device=self._first.device)
-        distance = (newest - place) % self._room
-        order = None if is_in_order else self._room - 1 - distance
+        distance = (newest - place) % self._capacity
+        order = None if is_in_order else self._capacity - 1 - distance
         seen = (n + 1 - self._first).clamp(max=self._limit)
         hidden = None
         if n_distances > int(seen.min()):
@@ -365,7 +363,7 @@ class RingStepper(Stepper):
         return _View(newest, places, n_distances, order, hidden)
 
     def _through(self, x: Float[Tensor, "B 1 D"], view: _View) -> Float[Tensor, "B 1 D"]:
-        """Read what was embedded; write its keys and values into the ring."""
+        """Compute the layers for embedded tokens; write their keys and values into the ring."""
         model = self._model
         for n, layer in enumerate(model.layers):
             normalized = layer.attention_norm(x) if layer.norm_first else x
@@ -397,7 +395,7 @@ class RingStepper(Stepper):
             position = position + distance_bias[-view.n_distances :].T[:, None] * scale
         if view.order is not None:
             position = position.index_select(2, view.order)
-        # Rows times columns: a product with one column is several times as slow.
+        # A row vector times a matrix: with a single column, bmm is several times slower.
         score = (by_content[:, :, None] @ keys.mT)[:, :, 0] + position
         if view.hidden is not None:
             score = score.masked_fill(view.hidden, -torch.inf)
@@ -409,14 +407,14 @@ class RingStepper(Stepper):
 class FixedStepper(RingStepper):
     """A ring whose step has fixed shapes and addresses, so that a CUDA graph can replay it.
 
-    The ring is as large as it can become, and a number on the device says where the newest
-    position is. On a GPU the step is recorded once and then costs one launch.
+    The ring has its full capacity from the start, and the index of the newest position is a tensor
+    on the device. On a GPU the step is captured once and then replayed with one launch.
     """
 
     def _renew(self) -> None:
         B, device = len(self._first), self._first.device
         self._all_places = torch.arange(self._size, device=device)
-        # What a step takes and gives.
+        # Inputs and output of a step, at fixed addresses.
         self._number = torch.zeros((), dtype=torch.int64, device=device)
         self._tokens = torch.zeros(B, dtype=torch.int64, device=device)
         hidden = B, self._model.config.d_model
@@ -436,7 +434,7 @@ class FixedStepper(RingStepper):
 
     @torch.no_grad()
     def take(self, rows: Rows) -> "Stepper":
-        """See :meth:`Stepper.take`; as many rows stay at their addresses."""
+        """See :meth:`Stepper.take`; with as many rows, the buffers are reused."""
         index = self._numbers(rows)
         if len(index) != self.batch_size:
             return self.select(index)
@@ -455,7 +453,7 @@ class FixedStepper(RingStepper):
             return embed.in_fixed_shapes(tokens)
         return super()._embedded(tokens)
 
-    def _room_for(self, span: int) -> int:
+    def _capacity_for(self, span: int) -> int:
         return self._size
 
     def _fixed_view(self) -> _View:
@@ -475,11 +473,11 @@ class FixedStepper(RingStepper):
 
 
 def _recorded(step: Callable[[], None], first: Tensor) -> Callable[[], None]:
-    """Record a step for replay where that can be done; ``first`` is what it may change."""
+    """Capture a step as a CUDA graph, on a GPU; ``first`` is restored after the warm-up calls."""
     if first.device.type != "cuda":
         return step
     before = first.clone()
-    # Libraries set themselves up in the first calls, which cannot be recorded.
+    # Libraries initialize in the first calls, which cannot be captured.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

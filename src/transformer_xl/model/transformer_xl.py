@@ -28,7 +28,7 @@ from transformer_xl.ops import dropout
 
 @torch.no_grad()
 def init_weights(model: nn.Module, config: ModelConfig) -> None:
-    """Draw the initial weights of a model by the names of its parameters."""
+    """Initialize the weights of a model, by the names of its parameters."""
     table = (
         # (names end in, mean, standard deviation)
         (("norm.weight",), 1.0, config.init_std),
@@ -42,40 +42,39 @@ def init_weights(model: nn.Module, config: ModelConfig) -> None:
         (("distance_embedding", "position_embedding"), 0.0, config.init_std),
     )
     for name, parameter in model.named_parameters():
-        # What each cluster has one of is numbered.
+        # Parameters of clusters have an index.
         name = re.sub(r"weights\.\d+", "weight", re.sub(r"projs\.\d+", "proj", name))
         mean, std = next((m, s) for ends, m, s in table if name.endswith(ends))
-        # To draw nothing for shapes alone, torch would import its compiler.
+        # On the meta device, normal_ would import torch's compiler.
         if not parameter.is_meta:
             parameter.normal_(mean, std)
 
 
 class TransformerXL(LanguageModel):
-    r"""The language model of the paper: it predicts each token from the segment and its memory.
+    r"""The language model of the paper: predicts each token from the segment and the memory.
 
-    The memory of layer n holds what the layer has read, $h^{n-1}$. With ``enhanced_recurrence``
-    (ERNIE-Doc; Ding et al., 2021) it holds what the layer has put out, the last layer too:
+    The memory of layer n holds the inputs of that layer, $h^{n-1}$ (section 3.2). With
+    ``enhanced_recurrence`` (ERNIE-Doc; Ding et al., 2021) it holds the outputs:
 
     $$\tilde h^{n-1}_{\tau+1} = [\mathrm{SG}(h^n_\tau) \circ h^{n-1}_{\tau+1}]$$
 
-    The segment itself is still attended to as it was read. So the past reaches further than one
-    memory a layer, but where a text is cut into segments is no longer invisible: a model should
-    read in segments about as long as those that it was trained on, or shorter.
+    Within the segment, layers still attend to inputs. So the context grows without limit instead
+    of by one memory per layer, but results depend on the segmentation: use segments about as long
+    as in training, or shorter.
 
-    Rows of a batch need not be alike. They can end at different places (``lengths``, padded on the
-    right; who has padding on the left moves it), begin anew in between (``starts``, the documents
-    of a pack; ``mems.reset(rows)`` between two segments; ``reset_at``, a symbol at which a text
-    always begins anew), and be vectors instead of tokens (``inputs_embeds``). With relative
-    positions each document is then read as if it were alone. Absolute positions (``attn_type`` 2
-    and 3) are counted from the last real token of a row, so there a document is read as if it stood
-    alone at its place, as far from that end. None of this saves work: padding and what lies before
-    a document are computed and hidden.
+    Rows of a batch may be padded on the right (``lengths``), contain several documents (``starts``
+    for packed documents; ``mems.reset(rows)`` between segments; ``reset_at``, a token that always
+    starts a document), or be vectors instead of tokens (``inputs_embeds``). With relative
+    positions, each document gets the same results as if it were alone. Absolute positions
+    (``attn_type`` 2 and 3) are counted from the last real token of a row, and so depend on what
+    follows a document. Padding and positions before a document are computed and masked, so neither
+    saves time.
 
     Args:
         config: Widths, lengths and options. Its ``vocab_size`` must be set.
 
     Raises:
-        ValueError: The size of the vocabulary is not set, or it is another kind of model.
+        ValueError: The size of the vocabulary is not set, or ``kind`` is that of another class.
     """
 
     kind = "transformer_xl"
@@ -83,7 +82,7 @@ class TransformerXL(LanguageModel):
     has_attention = True
 
     def _build(self, config: ModelConfig) -> None:
-        # A ModuleList does not say of what; this does.
+        # A ModuleList has no element type.
         self.layers: Sequence[DecoderLayer] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
             DecoderLayer(config) for _ in range(config.n_layer)
         )
@@ -107,21 +106,20 @@ class TransformerXL(LanguageModel):
         attn_len: int | None = None,
         clamp_len: int | None = None,
     ) -> list[Float[Tensor, "B H T S"]]:
-        """Return, for each layer, how much each token attends to each position it could see.
+        """Return the attention weights of each layer.
 
         Args:
-            tokens: A segment, which should be short: its table is as long as memory and segment.
-            mems: What came before it, as in :meth:`forward`.
+            tokens: A segment; it should be short, as T x S weights are stored for each head.
+            mems: As in :meth:`forward`.
             starts: As in :meth:`forward`.
             attn_len: As in :meth:`forward`.
             clamp_len: As in :meth:`forward`.
 
         Returns:
-            Shares that sum to one over the positions of the memory followed by the segment's. At
-            layer n, a position stands for all that layers below it have brought there.
+            Weights that sum to one over S: the positions of the memory, then of the segment.
 
         Raises:
-            ValueError: The model has no attention, or the memory does not fit the segment.
+            ValueError: The memory does not fit the model or the segment.
         """
         found: list[Tensor] = []
         own_thread = get_ident()
@@ -129,7 +127,7 @@ class TransformerXL(LanguageModel):
         def look(attention: Any, given: tuple[Any, ...]) -> None:
             # Another thread may be reading with the same model.
             if get_ident() == own_thread:
-                # At what the layer hands its attention, but for the values.
+                # The arguments of the attention, without the values.
                 q, k, _, *seen = given
                 found.append(attention.weights(q, k, *seen))
 
@@ -144,10 +142,10 @@ class TransformerXL(LanguageModel):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are when they are used."""
+        """Device on which the model computes."""
         weight = self.layers[0].attention_norm.weight
         if weight.is_meta and (hook := getattr(self.layers[0].attention_norm, "_hf_hook", None)):
-            # Kept elsewhere until it is used, by the library accelerate.
+            # Offloaded by accelerate, and loaded when used.
             return torch.device(hook.execution_device)
         return weight.device
 
@@ -181,7 +179,7 @@ class TransformerXL(LanguageModel):
                 )
             if not torch.compiler.is_compiling():
                 store.require(adapters(self))
-        mems = mems.with_room(T, mem_len)
+        mems = mems.with_capacity(T, mem_len)
 
         M = len(mems)
         x = self._drop_input(segment.embedded(self._embedded, self.dtype))
@@ -210,7 +208,7 @@ class TransformerXL(LanguageModel):
         kept = max(T - ext_len, 0)
         if "swapped_ext_len" in config.quirks:
             kept = T - min(M, ext_len, T)
-        # Rows that are padded are cut when what is real has moved to their ends.
+        # Padded rows are truncated after realigned() has moved the padding to the front.
         most = mem_len if segment.short is None else M + kept
         if positioned:
             mems = Memory([*positioned, *mems.states[len(positioned) :]], mems.forgotten)
@@ -218,7 +216,7 @@ class TransformerXL(LanguageModel):
         return x, segment.left(after, first_key, M, kept, mem_len)
 
     def start_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
-        """Return the memory at the start of a text: empty, or zeros, as configured."""
+        """Return the initial memory of a text: empty, or zeros, as configured."""
         mem_len = Lengths.of(self.config, mem_len=mem_len).mem_len
         M = mem_len if self.config.start_memory == "zeros" else 0
         zeros = torch.zeros(
@@ -228,11 +226,11 @@ class TransformerXL(LanguageModel):
 
     @torch.no_grad()
     def keep(self, memory: Memory) -> Memory:
-        """Turn a memory of hidden states into one of keys and values, for fixed weights.
+        """Convert a memory of hidden states to keys and values, for fixed weights.
 
-        The results are the same; the memory is not projected again for each segment. Where
-        positions are absolute (``attn_type`` 2 and 3) the keys change with each segment, and the
-        memory stays as it is; so does one of keys and values.
+        Results are the same, but the memory is not projected again for each segment. A memory of
+        keys and values is returned unchanged, and so is any memory with absolute positions
+        (``attn_type`` 2 and 3), whose keys change with each segment.
         """
         if memory.has_keys or self.config.attn_type in (2, 3):
             return memory
@@ -248,12 +246,12 @@ class TransformerXL(LanguageModel):
         return Memory(store, memory.forgotten)
 
     def is_own(self, mems: Memory) -> bool:
-        """Whether a memory has the depth and the widths of this model's."""
+        """Whether a memory has the number of layers and the widths of this model."""
         config, store = self.config, mems.store
         if not isinstance(store, KeysAndValues):
             return [x.shape[2] for x in mems.states] == [config.d_model] * config.n_layer
         widths = [(config.n_head, config.head_width)] * config.n_layer
-        # Where positions are absolute, keys change with each segment and cannot be kept.
+        # With absolute positions, keys change with each segment and cannot be cached.
         return config.attn_type not in (2, 3) and all(
             [(x.shape[0], x.shape[3]) for x in tensors] == widths
             for tensors in (store.keys, store.values)
@@ -261,10 +259,10 @@ class TransformerXL(LanguageModel):
 
     @property
     def depends_on_segments(self) -> bool:
-        """Whether the results depend on how many tokens are read at once.
+        """Whether results depend on the segmentation, even with enough memory.
 
-        Absolute positions are counted from the end of what is read, and enhanced recurrence
-        remembers something else than a segment itself attends to.
+        Absolute positions are counted from the end of the segment, and enhanced recurrence caches
+        other states than those that the segment attends to.
         """
         return self.config.attn_type in (2, 3) or self.config.enhanced_recurrence
 
@@ -291,7 +289,7 @@ class TransformerXL(LanguageModel):
     def _relative_positions(
         self, S: int, clamp_len: int | None, *, is_fixed: bool
     ) -> Sequence[Positions | None]:
-        """Return the positions of S keys for each layer; ``is_fixed``: the weights are."""
+        """Return the positions of S keys for each layer; cached if weights are fixed."""
         config = self.config
         if config.attn_type in (2, 3):
             return [None] * config.n_layer
@@ -306,13 +304,13 @@ class TransformerXL(LanguageModel):
                 )
             ]
         position_bias = self.position_bias.expand(config.n_layer, -1, -1)
-        keys = (self._fixed_keys if is_fixed else self._drawn_keys)(S, clamp_len)
+        keys = (self._cached_keys if is_fixed else self._projected_keys)(S, clamp_len)
         return [Positions(*each) for each in zip(keys, content_bias, position_bias, strict=True)]
 
     def _absolute_positions(
         self, layer: int, S: int, clamp_len: int | None
     ) -> Float[Tensor, "S D"] | None:
-        """Return what is added to the S states that a layer reads, if anything."""
+        """Return the absolute positions added to the S inputs of a layer, if any."""
         if self.config.attn_type == 3:
             row = distances(S, self._last_row(None), self.device)
             return self.position_embedding[layer, row]
@@ -325,36 +323,36 @@ class TransformerXL(LanguageModel):
         last = self.config.n_positions - 1
         return last if clamp_len is None else min(last, clamp_len)
 
-    def _drawn_keys(self, S: int, clamp_len: int | None) -> list[Float[Tensor, "S H K"]]:
+    def _projected_keys(self, S: int, clamp_len: int | None) -> list[Float[Tensor, "S H K"]]:
         """Project the encodings of all distances for each layer."""
         encoding = self._drop_input(self._encoding(S, clamp_len))
         return [layer.attention.positions(encoding) for layer in self.layers]
 
-    def _fixed_keys(self, S: int, clamp_len: int | None) -> list[Float[Tensor, "S H K"]]:
-        """Project as :meth:`_drawn_keys` does, once for all calls with the same weights.
+    def _cached_keys(self, S: int, clamp_len: int | None) -> list[Float[Tensor, "S H K"]]:
+        """Return what :meth:`_projected_keys` does, cached for fixed weights.
 
-        Whether they still are, :meth:`keep` has seen to: all keys and values come from there.
+        :meth:`keep`, which creates all keys and values, invalidates the cache.
         """
-        # What was projected in half precision stays so, and is of no use outside autocast.
+        # Under autocast, projections are in half precision and must not be used outside of it.
         key = clamp_len, torch.is_autocast_enabled(self.device.type)
         projected = self._projected.find(key, S)
         if projected is None:
-            # The table grows in powers of two, as a memory that fills up asks for more.
+            # The size grows in powers of two while a memory fills up.
             projected = self.project_positions(1 << (S - 1).bit_length(), clamp_len)
         return [r[-S:] for r in projected]
 
     @torch.no_grad()
     def project_positions(self, S: int, clamp_len: int | None) -> Sequence[Float[Tensor, "S H K"]]:
-        """Project the positions of S keys for each layer, and keep them for as many keys or fewer.
+        """Project the positions of S keys for each layer, and cache them for up to S keys.
 
-        A call with keys and values does so by itself; a program that is exported after this one
-        holds exactly these.
+        Calls with keys and values do this on demand; an exported program contains exactly the
+        positions projected before.
         """
         if self.config.attn_type != 0:
             return ()
         encoding = self._encoding(S, clamp_len)
         projected = [
-            # Stored heads first, as the attention reads them.
+            # Heads outermost in memory, as the attention reads them.
             layer.attention.positions(encoding).transpose(0, 1).contiguous().transpose(0, 1)
             for layer in self.layers
         ]
@@ -362,9 +360,9 @@ class TransformerXL(LanguageModel):
         return projected
 
     def _probe(self) -> Float[Tensor, "N 1 HK"]:
-        """Return what changes when the weights do that project positions, however that came."""
+        """Project a fixed vector with each ``r_proj``: the result changes when the weights do."""
         probe = torch.linspace(1, 2, self.config.d_model, device=self.device, dtype=self.dtype)
-        # A row: adapters may take nothing else.
+        # Adapters may require a batch dimension.
         probe = probe[None]
         with torch.autocast(self.device.type, enabled=False):
             return torch.stack([layer.attention.r_proj(probe) for layer in self.layers])

@@ -1,8 +1,8 @@
-"""Modules that others have wrapped, replaced or hooked, and those that are as they were built.
+"""Detection of modules that another library has wrapped, replaced or hooked.
 
-Adapters (PEFT), quantization and offloading put a module of their own where a linear map stood, or
-replace its ``forward``, or hang hooks on it. Such a module is called. A plain one is not: its
-weights are handed to the operations of :mod:`transformer_xl.ops`, which are faster.
+Adapters (PEFT), quantization and offloading replace a linear layer or its ``forward``, or register
+hooks on it. Such a module must be called. The weights of a plain one are passed directly to the
+operations of :mod:`transformer_xl.ops`, which are faster.
 """
 
 from collections.abc import Iterator
@@ -18,10 +18,10 @@ from transformer_xl.ops import linear
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Put a module and all in it into evaluation mode for the length of a ``with`` block.
+    """Put a module and its submodules in evaluation mode inside a ``with`` block.
 
-    Each is put back into the mode that it had, be it another than that of the whole. Threads that
-    share a module in training mode put it back for each other: call its ``eval()`` first.
+    Each submodule gets its own previous mode back. Not thread-safe for a module in training mode:
+    call ``eval()`` before sharing it between threads.
     """
     in_training = [each for each in module.modules() if each.training]
     for each in in_training:
@@ -33,21 +33,21 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             each.training = True
 
 
-# Hooks on all modules there are: torch never puts others in the place of these dictionaries.
+# Global hooks; torch mutates these dictionaries and never replaces them.
 _FORWARD, _FORWARD_PRE = _torch._global_forward_hooks, _torch._global_forward_pre_hooks
 _BACKWARD, _BACKWARD_PRE = _torch._global_backward_hooks, _torch._global_backward_pre_hooks
 
 _LEAVES = frozenset({nn.Linear, nn.LayerNorm, type(None)})
-"""Most modules are of these kinds; they have neither adapters nor modules inside."""
+"""The most frequent types of modules, which have neither adapters nor submodules."""
 
 _BUILT_IN = ("transformer_xl.", "torch.nn.modules.")
 
 Adapters = tuple[tuple[Any, ...], ...]
-"""What the adapters of a model were at some time."""
+"""A fingerprint of the adapters of a model."""
 
 
 def is_plain(module: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
-    """Whether calling a module does what the class ``kind`` does, and nothing besides."""
+    """Whether a module is exactly of class ``kind``, without hooks or a replaced ``forward``."""
     return type(module) is kind and not (
         module._forward_hooks
         or module._forward_pre_hooks
@@ -62,27 +62,27 @@ def is_plain(module: nn.Module, kind: type[nn.Module] = nn.Linear) -> bool:
 
 
 def projected(proj: nn.Module, x: Float[Tensor, "*batch E"]) -> Float[Tensor, "*batch F"]:
-    """Apply a linear map, or what stands in its place."""
+    """Apply a linear layer, or the module that replaced it."""
     return linear(x, proj.weight, proj.bias) if is_plain(proj) else proj(x)  # pyright: ignore[reportArgumentType]
 
 
 def unwrapped(module: nn.Module, attribute: str) -> Any:
-    """Return the module that has an attribute of ours: the module itself or one that it wraps."""
+    """Return the module that has an attribute: the module itself or one that it wraps."""
     while not hasattr(module, attribute):
-        # What adapters call what they adapt.
+        # PEFT's name of the adapted module.
         module = module.get_submodule("base_layer")
     return module
 
 
 def adapters(model: nn.Module) -> Adapters:
-    """Return what says whether the adapters of a model are as they were.
+    """Return a fingerprint of the adapters of a model, to detect that they changed.
 
-    Of each module with adapters: which are active and merged, at what scales, and how often their
-    weights were written. Empty for a model without any, which takes some microseconds to see.
+    It has, for each adapted module, the active and merged adapters, their scales, and the version
+    counters of the weights. Empty without adapters; that costs some microseconds.
     """
     found: list[Any] = []
     queue: list[Any] = [model]
-    # A list may grow while it is gone through.
+    # The list grows while it is iterated over.
     for module in queue:
         if (kind := type(module)) in _LEAVES:
             continue
@@ -109,10 +109,10 @@ def is_all_plain(model: nn.Module) -> bool:
 
 
 def require_plain(model: nn.Module, consequence: str) -> None:
-    """Refuse a model of which a part was wrapped, replaced or hooked.
+    """Require a model without wrapped, replaced or hooked modules.
 
     Raises:
-        ValueError: It is so; the message names the part.
+        ValueError: There is such a module; the message names it.
     """
     if (found := _first_wrapped(model)) is not None:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Relative attention: one public operation, several ways to compute it.
+"""Operations with a reference and fast implementations, first of all relative attention.
 
 Dimension key of the package: B streams, T queries (this segment), M remembered positions,
 S keys (S = M + T), H heads, K head width, D model width, E embedding width, F feed-forward
@@ -45,9 +45,9 @@ BACKENDS = {
 }
 
 TRITON_IS_TRIED = False
-"""Whether the fused kernels have been tested and timed on a GPU: then ``auto`` picks them there."""
+"""Whether the Triton kernels are validated on a GPU, so that ``auto`` selects them there."""
 
-# A plain variable, which torch.compile can see through; a ContextVar would break its graphs.
+# A global variable; a ContextVar would break torch.compile's graphs.
 _backend: Backend = "auto"
 
 
@@ -71,9 +71,8 @@ def rel_attention(
 
     $$A_{ij} = (q_i + u) \cdot k_j + (q_i + v) \cdot r_{i-j}$$
 
-    The last ``T`` keys are the segment itself; the ``S - T`` before them are the memory. No query
-    sees a key of its future. Scores are divided by the root of the head width and normalized over
-    the keys that are seen.
+    The last ``T`` keys are the segment; the ``S - T`` before them are the memory. Attention is
+    causal. Scores are divided by the square root of the head width.
 
     Args:
         q: Queries of the segment.
@@ -82,19 +81,18 @@ def rel_attention(
         r: Projected position encodings, farthest first: ``r[n]`` belongs to distance ``S - 1 - n``.
         content_bias: The bias ``u``.
         position_bias: The bias ``v``.
-        distance_bias: What each distance adds to the scores, in the order of ``r``; for learned
+        distance_bias: Added to the scores of each distance, in the order of ``r``; for learned
             relative positions. None: nothing.
         attn_len: How many keys a query sees, counting its own. None: all.
-        first_key: For each stream, the first key that it sees at all, at most ``S - T``; or for
-            each query, at most its own key. None: 0. Keys that are hidden so are computed and
-            hidden afterwards: that saves no work.
+        first_key: Index of the first key that a stream sees, at most ``S - T``; or that a query
+            sees, at most its own key. None: 0. Earlier keys are computed and masked.
         dropout: Probability of dropping an attention weight.
 
     Returns:
-        The attended values, heads still apart.
+        The attended values, by head.
 
     Raises:
-        ValueError: The lengths of queries, keys and positions do not belong together.
+        ValueError: The lengths of queries, keys and positions do not match.
 
     Example:
         >>> B, T, M, H, K = 2, 3, 4, 2, 8
@@ -112,7 +110,7 @@ def rel_attention(
         )
     if attn_len is not None:
         _check_attn_len(attn_len)
-        # Keys that even the first query does not reach take part in nothing.
+        # Keys beyond the reach of the first query are not used.
         unseen = S - T + 1 - attn_len
         if unseen > 0:
             k, v, r = k[:, unseen:], v[:, unseen:], r[unseen:]
@@ -124,7 +122,7 @@ def rel_attention(
         dtype = torch.get_autocast_dtype(device)
         operands = tuple(x.to(dtype) for x in operands)
         distance_bias = None if distance_bias is None else distance_bias.to(dtype)
-    # Each way takes care of its precision itself.
+    # Each backend controls its precision.
     with torch.autocast(device, enabled=False):
         chosen = choose_backend(q.device, operands[0].dtype, q.shape[3])
         return BACKENDS[chosen.backend](
@@ -145,7 +143,7 @@ def attention(
     first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B T H K"]:
-    """Attend as :func:`rel_attention` does, by content alone: for absolute positions.
+    """Attend as :func:`rel_attention` does, with content scores only: for absolute positions.
 
     Raises:
         ValueError: ``attn_len`` is below 1.
@@ -168,10 +166,10 @@ def _check_attn_len(attn_len: int) -> None:
 
 @contextmanager
 def use_backend(backend: Backend) -> Iterator[None]:
-    """Compute the operation in a given way inside a ``with`` block.
+    """Select the backend of :func:`rel_attention` inside a ``with`` block, for all threads.
 
     Raises:
-        ValueError: There is no such way.
+        ValueError: The backend is unknown.
     """
     if backend != "auto" and backend not in BACKENDS:
         raise ValueError(f"backend={backend!r} is unknown; choose from auto, {', '.join(BACKENDS)}")
@@ -184,16 +182,16 @@ def use_backend(backend: Backend) -> Iterator[None]:
 
 
 class Choice(NamedTuple):
-    """A way to compute the operation."""
+    """The selected backend."""
 
     backend: str
     """Its name in ``BACKENDS``."""
     reason: str
-    """Why it and no other, in words."""
+    """Why it was selected, for display."""
 
 
 def choose_backend(device: torch.device, dtype: torch.dtype, K: int) -> Choice:
-    """Choose how the operation is computed there, in that precision, for heads of that width."""
+    """Select the backend for a device, precision and head width K."""
     if _backend != "auto":
         return Choice(_backend, "chosen by use_backend")
     against = triton.reason_against(device, dtype, K)

@@ -1,9 +1,8 @@
-"""Dropout from 16 random bits a number.
+"""Dropout with 16 random bits per element, faster than torch's on a CPU.
 
-torch draws dropout on a CPU one number after the other, with a full random number for each. Here a
-word of the same generator decides four numbers, and the backward pass draws the same words again
-instead of keeping what was dropped. Probabilities are rounded to multiples of 2^-16, and the scale
-goes with what they were rounded to.
+A 64-bit random number decides four elements, and the backward pass regenerates the mask from the
+seed instead of saving it. Probabilities are rounded to multiples of 2^-16, and the scale matches
+the rounded probability.
 """
 
 from typing import Any, cast
@@ -20,10 +19,10 @@ _STEPS = 1 << 16
 def dropout(
     x: Float[Tensor, "*shape"], p: float, training: bool, locked: bool = False
 ) -> Float[Tensor, "*shape"]:
-    """Return ``x`` with zeros in a random share ``p`` of its places, the rest scaled up.
+    """Zero elements of ``x`` with probability ``p`` in training, and scale the others.
 
-    With ``locked`` the places are the same in all rows of a matrix (variational dropout; Gal and
-    Ghahramani, 2016): at all positions of a segment.
+    With ``locked``, the mask is shared by all positions of a segment (variational dropout; Gal and
+    Ghahramani, 2016).
     """
     if not training or p == 0:
         return x
@@ -37,12 +36,12 @@ def dropout(
 def relu_dropout(
     x: Float[Tensor, "*shape"], p: float, training: bool, locked: bool = False
 ) -> Float[Tensor, "*shape"]:
-    """Return ``dropout(relu(x))``, at times in the place of ``x``.
+    """Return ``dropout(relu(x))``; may modify ``x`` in place.
 
-    What is not positive in it is what has no gradient: nothing more is kept.
+    The gradient mask is derived from the output, so nothing else is saved.
     """
     if not training or p == 0:
-        # What autograd keeps an eye on may be a view, which cannot be changed in place.
+        # A tensor that requires grad may be a view that must not be modified.
         return torch.relu(x) if x.requires_grad else torch.relu_(x)
     if locked:
         return dropout(torch.relu(x), p, True, locked)
@@ -54,9 +53,9 @@ def relu_dropout(
 def relu_squared_dropout(
     x: Float[Tensor, "*shape"], p: float, training: bool, locked: bool = False
 ) -> Float[Tensor, "*shape"]:
-    """Return ``dropout(relu(x) ** 2)``, at times in the place of ``x``.
+    """Return ``dropout(relu(x) ** 2)``; may modify ``x`` in place.
 
-    What is kept of it is its slope alone.
+    Only the derivative is saved.
     """
     if not (training and p) and not x.requires_grad:
         return torch.relu_(x).square_()
@@ -67,34 +66,34 @@ def relu_squared_dropout(
 
 
 def new_seed() -> int:
-    """Draw the seed of a generator from torch's own, so that a run can be repeated."""
+    """Draw a seed from torch's default generator, for reproducibility."""
     return int(torch.randint(1 << 62, ()))
 
 
 def rounded(p: float) -> float:
-    """Return the share that is really dropped."""
+    """Return the dropout probability rounded to 16 bits."""
     return min(round(p * _STEPS), _STEPS - 1) / _STEPS
 
 
 def draw_kept(
     like: Tensor, p: float, generator: torch.Generator, dtype: torch.dtype | None = None
 ) -> Tensor:
-    """Draw a tensor of zeros, with probability ``p``, and ones; in the precision of ``like``."""
+    """Draw a mask like a tensor: 0 with probability ``p``, else 1."""
     n = like.numel()
     words = torch.empty(-(-n // 4), dtype=torch.int64, device=like.device)
     words.random_(-(1 << 63), None, generator=generator)
     bits = words.view(torch.int16)[:n].view(like.shape)
     least = int(rounded(p) * _STEPS) - _STEPS // 2
-    # Ones and zeros in the precision of what they are multiplied with: booleans are slow to.
+    # In the dtype of the factor, because multiplying by booleans is slow.
     kept = torch.empty(like.shape, dtype=dtype or like.dtype, device=like.device)
     return torch.ge(bits, least, out=kept)
 
 
 def _dropped(x: Tensor, p: float, seed: int, scale: float = 1.0) -> Tensor:
-    """Return ``x`` with zeros in some places, the rest scaled up, and by ``scale`` besides."""
+    """Apply the dropout mask of a seed, and an additional factor ``scale``."""
     generator = torch.Generator().manual_seed(seed)
     if x.element_size() == 2:
-        # All bits of what is kept and none of the rest: faster than products in half precision.
+        # A bitwise mask is faster than multiplication in half precision.
         kept = draw_kept(x, p, generator, torch.int16).neg_()
         kept = kept.bitwise_and_(x.view(torch.int16)).view(x.dtype)
     else:

@@ -1,11 +1,10 @@
-r"""-log p of targets under a softmax over a linear map, without a table of all logits.
+r"""Fused linear layer and cross-entropy, without materializing all logits.
 
-The logits of all tokens would be an (n, V) table, and its gradient another one. Here tokens are
-taken in chunks, and the gradients are made while the probabilities of a chunk are at hand: with
-$P$ the probabilities and $Y$ the targets one-hot, -log p of row $i$ has the gradient
-$(P - Y)_i W$ for $x_i$ and contributes $(P - Y)_i^T x_i$ to that of $W$. A loss that is a mean
-weights all rows alike, and then the backward pass only has to scale what is there. For any other
-weights it goes through the chunks once more.
+The (n, V) logits and their gradient are computed in chunks of tokens. The forward pass also
+computes the gradients, while the probabilities of a chunk are available: with $P$ the probabilities
+and $Y$ the one-hot targets, -log p of row $i$ has the gradient $(P - Y)_i W$ for $x_i$ and
+contributes $(P - Y)_i^T x_i$ to that of $W$. If the upstream gradient is the same for all rows, as
+with a mean, the backward pass only scales them; otherwise it recomputes the chunks.
 """
 
 from typing import Any, cast
@@ -19,13 +18,13 @@ from torch.autograd.function import once_differentiable
 from transformer_xl.ops.products import linear, product, takes_onednn
 
 CHUNK = 7 << 20
-"""Logits of a chunk: 28 MB in float32, just under what the allocator of glibc keeps when freed."""
+"""Logits of a chunk: 28 MB in float32, just below the size that glibc's malloc reuses."""
 GPU_CHUNK = 1 << 26
-"""The same on a GPU: 256 MB, with which it is busy for longer than a dozen operations begin."""
+"""Logits of a chunk on a GPU: 256 MB, enough to hide the launches of a dozen kernels."""
 IGNORED = -100
-"""The target of what is not to be predicted, as PyTorch has it."""
+"""The target that is ignored, as in PyTorch."""
 LEAST_ROWS = 256
-"""Tokens of a chunk at least: each chunk adds to the whole gradient of the weights."""
+"""Minimum tokens of a chunk, as each chunk updates the whole gradient of the weights."""
 
 
 def linear_nll(
@@ -36,11 +35,11 @@ def linear_nll(
 ) -> Float[Tensor, " n"]:
     """Return -log p of each target, in nats, where p is the softmax of ``x weight^T + bias``.
 
-    Where a target is -100 it is 0, whatever its weight in a loss, and so are its gradients.
-    Logits are summed up in float32 at least, whatever the precision of the product.
+    For a target of -100 it is 0, and so are its gradients. The softmax is computed in float32 at
+    least, whatever the precision of the product.
     """
     if torch.compiler.is_compiling():
-        # The compiler fuses what it can see.
+        # The compiler fuses this itself.
         logits = _at_least_float32(F.linear(x, weight, bias))
         return F.cross_entropy(logits, targets, reduction="none")
     device = x.device.type
@@ -53,7 +52,7 @@ def linear_nll(
 
 
 def chunk_rows(device: str, V: int) -> int:
-    """Return how many tokens are taken at once on a kind of device, of a vocabulary of V."""
+    """Return the number of tokens in a chunk for a device type and vocabulary size V."""
     return max(LEAST_ROWS, (CHUNK if device == "cpu" else GPU_CHUNK) // V)
 
 
@@ -62,7 +61,7 @@ class _LinearNLL(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, dtype: torch.dtype
     ) -> Tensor:
-        # To see whether the gradients are needed as they are is to wait for a GPU.
+        # Comparing upstream gradients would synchronize a GPU.
         is_at_once = x.device.type == "cpu"
         needed = ctx.needs_input_grad[:3] if is_at_once else (False, False, False)
         is_partial = is_at_once and bool((targets == IGNORED).any())
@@ -79,7 +78,7 @@ class _LinearNLL(torch.autograd.Function):
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
         scale = grad_outputs[0]
-        # Given away: who gets a gradient may change it. A second backward pass makes them anew.
+        # Released, as autograd may modify them; a second backward pass recomputes them.
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is not None and bool((scale == scale[:1]).all()):
             for gradient in gradients:
@@ -104,7 +103,7 @@ def _pass(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return -log p, and the needed gradients of its sum weighted by ``scale``.
 
-    Products are made in ``dtype`` and added up in the precision of the operands.
+    Products are computed in ``dtype`` and accumulated in the dtype of the operands.
     """
     nll = x.new_empty(len(x), dtype=torch.promote_types(x.dtype, torch.float32))
     gradients = [
@@ -138,7 +137,7 @@ def _pass(
 
 
 def _counted(x: Tensor, targets: Tensor) -> Tensor:
-    """Return numbers of targets, 0 for those that are ignored."""
+    """Zero the values of ignored targets."""
     return x.masked_fill(targets == IGNORED, 0)
 
 

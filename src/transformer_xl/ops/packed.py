@@ -1,7 +1,7 @@
-"""Weight matrices in fewer bits, for reading only: a product of few rows waits for the memory.
+"""Quantized weight matrices for inference: products of few rows are bound by memory bandwidth.
 
-A :class:`CompactWeight` stands where a matrix stood: :func:`~transformer_xl.ops.products.linear`
-multiplies by it, and ``weight[a:b]`` are some of its rows.
+A :class:`CompactWeight` replaces a matrix: :func:`~transformer_xl.ops.products.linear` multiplies
+by it, and ``weight[a:b]`` are some of its rows.
 """
 
 from abc import ABC, abstractmethod
@@ -12,30 +12,30 @@ from jaxtyping import Float, Int8
 from torch import Tensor
 
 FEW_ROWS = 8
-"""Up to here int8 weights are read as they are; for more rows one conversion serves them all."""
+"""Maximum rows for the int8 kernel; for more, converting the weights once is faster."""
 LARGEST = 127
-# Bytes of a block that the kernel loads, which must begin at a multiple of as many.
+# Bytes of a block that the kernel loads, and its alignment.
 _ALIGNMENT = 32
 
 
 class CompactWeight(ABC):
-    """A matrix (F, E) that does not change; what it multiplies is in bfloat16."""
+    """A constant matrix (F, E), multiplied by activations in bfloat16."""
 
     dtype = torch.bfloat16
 
     @property
     @abstractmethod
     def device(self) -> torch.device:
-        """Where it is."""
+        """Device of the matrix."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Its size in memory."""
+        """Size in memory."""
 
     @abstractmethod
     def __getitem__(self, rows: slice) -> "CompactWeight | Float[Tensor, 'rows E']":
-        """Return some of the rows, in a form that can be multiplied by, too."""
+        """Return some of the rows, as a matrix that :func:`linear` accepts."""
 
     @abstractmethod
     def product(
@@ -45,10 +45,9 @@ class CompactWeight(ABC):
 
 
 class PackedWeight(CompactWeight):
-    """A matrix in bfloat16, in the order in which oneDNN reads it.
+    """A bfloat16 matrix in the blocked layout of oneDNN.
 
-    A plain matrix is brought into that order for each product, which takes as long as the product
-    with a few rows.
+    A plain matrix is reordered for each product, which takes as long as a product of few rows.
     """
 
     def __init__(self, weight: Float[Tensor, "F E"]) -> None:
@@ -56,18 +55,18 @@ class PackedWeight(CompactWeight):
 
     @staticmethod
     def is_possible(device: torch.device) -> bool:
-        """Whether oneDNN has products in bfloat16 there."""
+        """Whether oneDNN supports bfloat16 products on a device."""
         is_built = device.type == "cpu" and torch.backends.mkldnn.is_available()
         return is_built and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Device of the matrix."""
         return self._packed.device
 
     @property
     def nbytes(self) -> int:
-        """Its size in memory."""
+        """Size in memory."""
         return self._packed.numel() * self.dtype.itemsize
 
     def __getitem__(self, rows: slice) -> Float[Tensor, "rows E"]:
@@ -82,11 +81,11 @@ class PackedWeight(CompactWeight):
 
 
 class Int8Weight(CompactWeight):
-    """A matrix of integers from -127 to 127, and for each row the number that one of them is worth.
+    """A matrix quantized to int8, symmetrically, with a scale for each row.
 
     Attributes:
-        values: The integers, (F, E).
-        scales: What one is worth, (F,).
+        values: Integers from -127 to 127, (F, E).
+        scales: Scales of the rows, (F,), in bfloat16.
     """
 
     def __init__(self, values: Int8[Tensor, "F E"], scales: Float[Tensor, " F"]) -> None:
@@ -94,22 +93,22 @@ class Int8Weight(CompactWeight):
 
     @classmethod
     def of(cls, weight: Float[Tensor, "F E"]) -> "Int8Weight":
-        """Round a matrix: a number moves by half of what an integer is worth in its row at most."""
-        # In the precision in which it is kept, so that rounding it later adds no error.
+        """Quantize a matrix; the error of an element is at most half the scale of its row."""
+        # In the precision of storage, so that rounding the scale adds no error.
         scales = (weight.abs().amax(1) / LARGEST).to(cls.dtype)
-        # A row of zeros has no scale.
+        # A row of zeros has a scale of zero.
         worth = scales.to(weight.dtype).clamp(min=torch.finfo(cls.dtype).tiny)
         values = (weight / worth[:, None]).round().clamp(-LARGEST, LARGEST)
         return cls(values.to(torch.int8).contiguous(), scales)
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """Device of the matrix."""
         return self.values.device
 
     @property
     def nbytes(self) -> int:
-        """Its size in memory."""
+        """Size in memory."""
         return self.values.nbytes + self.scales.nbytes
 
     def __getitem__(self, rows: slice) -> "Int8Weight":
@@ -121,7 +120,7 @@ class Int8Weight(CompactWeight):
     ) -> Float[Tensor, "*batch F"]:
         """Return ``x weight^T + bias``."""
         if self._takes_few(x):
-            # Reads each integer once, makes it a number in a register and adds up in float32.
+            # Reads each weight once, dequantizes it in registers and accumulates in float32.
             rows = x.reshape(-1, x.shape[-1]).contiguous()
             if rows.data_ptr() % _ALIGNMENT:
                 rows = rows.clone()
@@ -137,6 +136,6 @@ class Int8Weight(CompactWeight):
             0 < x.numel() <= FEW_ROWS * E
             and x.dtype == self.dtype
             and x.device.type == "cpu"
-            # The kernel loads whole blocks of these.
+            # The kernel loads whole blocks.
             and E * x.dtype.itemsize % _ALIGNMENT == 0
         )

@@ -1,9 +1,8 @@
-"""Products of large matrices in float32, with the library that is fast on this processor.
+"""Float32 matrix products with oneDNN on CPUs where MKL is slow.
 
-torch hands float32 products to MKL, which uses less than half of what a processor that is not
-Intel's can do (AMD Zen 5: 200 against 450 GFLOP/s). oneDNN, which torch carries as well, computes
-the same sums in the same precision at full speed. Small products stay where they are: there the
-way to oneDNN costs more than it saves.
+torch uses MKL for float32 products, which reaches less than half of the peak on CPUs that are not
+Intel's (AMD Zen 5: 200 instead of 450 GFLOP/s). oneDNN, which torch also includes, reaches it in
+the same precision. For small products its overhead is larger than the gain.
 """
 
 from collections.abc import Iterator
@@ -21,9 +20,9 @@ from torch.autograd.function import once_differentiable
 from transformer_xl.ops.packed import CompactWeight
 
 LEAST_WORK = 1 << 23
-"""Multiplications from which on a product is large."""
+"""Minimum multiplications of a product for oneDNN."""
 LEAST_ROWS = 32
-"""Rows from which on it is: a product of few rows only waits for the memory."""
+"""Minimum rows for oneDNN: products of few rows are bound by memory bandwidth."""
 
 _setting_lock = Lock()
 _setting_users: list[None] = []
@@ -58,14 +57,14 @@ def project(
     """Project a segment to queries, and memory and segment together to keys and values.
 
     Args:
-        x: What queries, keys and values of the segment are made of.
-        memory: What keys and values of the memory are made of. None: there is none.
-        weight: Matrices of the queries, keys and values, one below the other.
-        n_head: How many heads.
+        x: Hidden states of the segment.
+        memory: Hidden states of the memory. None: no memory.
+        weight: The matrices of queries, keys and values, stacked.
+        n_head: Number of heads.
 
     Returns:
-        Queries (B, T, H, K), keys and values (B, M + T, H, K). Heads are outermost in memory, as
-        the attention reads them.
+        Queries (B, T, H, K), keys and values (B, M + T, H, K), with heads outermost in memory, the
+        layout that the attention reads.
     """
     is_read = not torch.is_grad_enabled() or torch.compiler.is_compiling()
     if is_read or isinstance(weight, CompactWeight):
@@ -85,14 +84,14 @@ def project(
 
 
 def product(a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner F"]) -> Tensor:
-    """Return ``a b`` without a graph."""
+    """Return ``a @ b``, without autograd."""
     return _product(a, b.T, None) if takes_onednn(a, b.T) else a @ b
 
 
 def takes_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether a product by ``weight`` transposed is left to oneDNN."""
+    """Whether a product by the transposed ``weight`` uses oneDNN."""
     if torch.compiler.is_compiling():
-        # Before anything is asked of a size that is to stay open.
+        # Before the comparisons below, which would specialize dynamic sizes.
         return False
     rows = x.numel() // max(x.shape[-1], 1)
     return (
@@ -107,19 +106,18 @@ def takes_onednn(x: Tensor, weight: Tensor) -> bool:
 
 @contextmanager
 def fast_batches(x: Float[Tensor, "*batch T K"]) -> Iterator[None]:
-    """Let oneDNN compute the products of batches of matrices like ``x`` inside a ``with`` block.
+    """Use oneDNN for batched products of matrices like ``x`` inside a ``with`` block.
 
-    torch asks it for no more than "products in float32, or with bfloat16 inside where that is
-    faster". A processor with AMX would take that up, and keeps MKL; all others have no faster
-    way than float32 (measured: the same errors against float64).
+    The only setting with which torch does so also permits bfloat16 internally. CPUs with AMX would
+    use that, so they are excluded; all others compute in float32 (measured: the same errors against
+    float64).
     """
     if not batches_take_onednn(x):
         yield
         return
     setting = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
     with _setting_lock:
-        # The setting is the whole process's: the first block in changes it, the last one out
-        # puts it back.
+        # The setting is global: the first user changes it, the last one restores it.
         if not _setting_users:
             _setting_before.append(setting.fp32_precision)
             setting.fp32_precision = "bf16"
@@ -134,7 +132,7 @@ def fast_batches(x: Float[Tensor, "*batch T K"]) -> Iterator[None]:
 
 
 def batches_take_onednn(x: Float[Tensor, "*batch T K"]) -> bool:
-    """Whether float32 products of batches like ``x`` are left to oneDNN."""
+    """Whether batched float32 products of matrices like ``x`` use oneDNN."""
     return (
         x.dtype == torch.float32
         and x.device.type == "cpu"
@@ -147,7 +145,7 @@ def batches_take_onednn(x: Float[Tensor, "*batch T K"]) -> bool:
 
 @cache
 def onednn_is_faster() -> bool:
-    """Whether this processor is one that MKL was not made for."""
+    """Whether this is an x86 CPU for which MKL is not optimized."""
     capabilities = torch.cpu.get_capabilities()
     is_x86 = capabilities.get("architecture") == "x86_64"
     return (
@@ -159,7 +157,7 @@ def onednn_is_faster() -> bool:
 
 
 def _autocast_dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
-    """Return the precision that autocast asks for in a product, if it does."""
+    """Return the dtype to which autocast casts a product, if any."""
     device = x.device.type
     if not torch.is_autocast_enabled(device) or torch.float64 in (x.dtype, weight.dtype):
         return None
@@ -167,10 +165,9 @@ def _autocast_dtype(x: Tensor, weight: Tensor) -> torch.dtype | None:
 
 
 class _Projection(torch.autograd.Function):
-    """Queries, keys and values: one product for the segment and one for the memory.
+    """Queries, keys and values, with one product for the segment and one for the memory.
 
-    Nothing is put together before the products, and the memory gets a gradient only where one is
-    asked for.
+    Avoids concatenating the inputs, and the gradient of the memory if it is not needed.
     """
 
     @staticmethod
@@ -186,7 +183,7 @@ class _Projection(torch.autograd.Function):
         x, rounded = x.to(dtype or x.dtype), weight.to(dtype or weight.dtype)
         B, T, _ = x.shape
         M = 0
-        # Queries, keys and values apart, heads before streams.
+        # Dimensions: queries, keys and values; heads; streams; positions; head width.
         own = product(x.flatten(0, 1), rounded.T).view(B, T, 3, n_head, -1).permute(2, 3, 0, 1, 4)
         q = own[0].contiguous()
         if memory is None:
@@ -233,9 +230,9 @@ class _Projection(torch.autograd.Function):
 
 
 class _Linear(torch.autograd.Function):
-    """A linear map that keeps no copy of its weight in another precision.
+    """A linear map that does not save its weight in the autocast precision.
 
-    The backward pass makes the copy once more, so the weight must not change before it.
+    The backward pass casts it again, so the weight must not change before.
     """
 
     @staticmethod
@@ -259,14 +256,14 @@ class _Linear(torch.autograd.Function):
         d_out = grad_outputs[0]
         d_out = d_out.reshape(-1, d_out.shape[-1])
         dx = dw = db = None
-        # Whoever calls backward() under autocast still gets the precision of the forward pass.
+        # backward() may be called under autocast, but uses the precision of the forward pass.
         with torch.autocast(x.device.type, enabled=False):
             if ctx.needs_input_grad[0]:
                 dx = product(d_out, weight.to(x.dtype)).view(x.shape).to(x_dtype)
             if ctx.needs_input_grad[1]:
                 dw = product(d_out.T, x.reshape(-1, x.shape[-1])).to(weight.dtype)
             if ctx.needs_input_grad[2]:
-                # Asked for another precision, sum() makes a copy of everything in it first.
+                # sum(dtype=...) would cast the whole tensor first.
                 db = d_out.sum(0).to(bias_dtype)
         return dx, dw, db, None
 

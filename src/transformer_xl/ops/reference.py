@@ -48,7 +48,7 @@ def attention_weights(
     attn_len: int | None = None,
     first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
 ) -> Float[Tensor, "B H T S"]:
-    """Return how much each query takes of each key's value: shares that sum to one.
+    """Return the attention weights, in float32 at least.
 
     The arguments are those of :func:`transformer_xl.ops.rel_attention`.
     """
@@ -70,27 +70,27 @@ def attention_weights(
 
 
 def rel_shift(x_BHTS: Float[Tensor, "B H T S"]) -> Float[Tensor, "B H T S"]:
-    """Turn columns that stand for distances into columns that stand for keys.
+    """Convert columns indexed by distance, farthest first, to columns indexed by key.
 
-    The position product of each query has its columns farthest distance first. The last query
-    is in place; each query before it is one token nearer to every key, so its row moves one
-    column further to the left. Three queries without memory, ``.`` for what lies in the future::
+    The last query is in place; each query before it is one token closer to every key, so its row
+    is shifted by one more column to the left. With three queries and no memory, ``.`` for future
+    positions::
 
         a2 a1 a0        a0  .  .
         b2 b1 b0   ->   b1 b0  .
         c2 c1 c0        c2 c1 c0
 
-    What stands in the future's places afterwards is meaningless; the caller hides it.
+    The values at future positions are undefined; the caller masks them.
     """
     B, H, T, S = x_BHTS.shape
-    # One more column makes every row begin one place later than a row of S columns would:
-    # reading the same numbers in rows of T shifts each row by one against its neighbour.
+    # With an additional column, the same values viewed as S + 1 rows of T, without the first row,
+    # are the rows shifted by one more column each.
     wider = F.pad(x_BHTS, (1, 0)).view(B, H, S + 1, T)
     return wider[:, :, 1:].reshape(B, H, T, S)
 
 
 def hidden_keys(T: int, S: int, attn_len: int | None, device: torch.device) -> Tensor:
-    """Mark, in a (T, S) table, the keys a query may not see: the future and beyond ``attn_len``."""
+    """Return the (T, S) mask of keys that a query does not see: future, or beyond ``attn_len``."""
     query = torch.arange(S - T, S, device=device)
     distance_TS = query[:, None] - torch.arange(S, device=device)
     hidden_TS = distance_TS < 0
@@ -102,9 +102,9 @@ def hidden_keys(T: int, S: int, attn_len: int | None, device: torch.device) -> T
 def before_first(
     first_key: Int[Tensor, " B"] | Int[Tensor, "B T"], start: int, stop: int
 ) -> Bool[Tensor, "B rows keys"]:
-    """Mark, of the keys from ``start`` to ``stop``, those before the first that is seen.
+    """Return the mask of the keys from ``start`` to ``stop`` that are before ``first_key``.
 
-    There is a row for each query, or one for all queries of a stream.
+    It has a row for each query, or one for all queries of a stream.
     """
     key = torch.arange(start, stop, device=first_key.device)
     return key < first_key.view(first_key.shape[0], -1, 1)

@@ -1,14 +1,13 @@
-r"""Relative attention without a copy for the shift: the fast path in plain PyTorch.
+r"""Relative attention in plain PyTorch, with a view instead of a copy for the relative shift.
 
-The product of the queries with the position keys has one row a query and one column a distance.
-With one column more in front, (T, S + 1), and read with a row stride of S from offset T, the same
-numbers *are* the shifted matrix: key j of query i is column T - i + j of row i. The content
-product is added into that view. What lies in the future of its query is hidden afterwards.
+The position scores have a row for each query and a column for each distance. With an additional
+column in front, (T, S + 1), and viewed with a row stride of S from offset T, the same values *are*
+the shifted matrix: key j of query i is column T - i + j of row i. The content product is added into
+that view, and future positions are masked.
 
-Queries are handled in blocks, so that keys which no query of a block sees are not computed, and
-heads in groups, so that the scores of a group stay in the cache. Nothing of the size of the scores
-is kept for the backward pass, which computes them once more: two products and a softmax for less
-memory.
+Queries are processed in blocks, which skips keys that no query of a block sees, and heads in
+groups, whose scores fit in the cache. The backward pass recomputes the scores instead of saving
+them.
 """
 
 import math
@@ -27,12 +26,12 @@ from transformer_xl.ops.products import batches_take_onednn, fast_batches
 from transformer_xl.ops.reference import before_first
 
 QUERY_BLOCK = 256
-"""Most queries of a block: smaller blocks skip more of the future, larger products run faster."""
+"""Maximum queries of a block: smaller blocks skip more masked keys, larger ones are faster."""
 GROUP_BYTES = 4 << 20
-"""Size of the scores of a group of heads: about what the cache of a core holds."""
+"""Size of the scores of a group of heads: about the cache of a core."""
 
 FEW_ROWS = 8
-"""Rows below which a product is one of few rows."""
+"""Products of fewer rows than this take the layout that is fast for few rows."""
 
 
 def rel_attention(
@@ -81,10 +80,7 @@ class _SkewAttention(torch.autograd.Function):
 
 
 class _Block(NamedTuple):
-    """Some queries, the keys that any of them sees, and room for their scores.
-
-    N counts heads times streams.
-    """
+    """A block of queries with the keys that any of them sees; N is heads times streams."""
 
     queries: slice
     keys: slice
@@ -93,25 +89,25 @@ class _Block(NamedTuple):
     k: Float[Tensor, "N S K"]
     v: Float[Tensor, "N S K"]
     r: Float[Tensor, "H columns K"]
-    """Position keys of S distances; of one more, if there is a shift."""
+    """Position keys of S distances, and one more if there is a shift."""
 
 
 class _Group(NamedTuple):
-    """Some heads of a block."""
+    """A group of heads of a block."""
 
     heads: slice
     matrices: slice
-    """The same heads, with their streams."""
+    """The same heads as indices of heads times streams."""
     score: Float[Tensor, "N T S"]
-    """What positions add to the scores; minus infinity where a query must not look."""
+    """The position scores; minus infinity where masked."""
 
 
 class _Attention:
-    """What is attended to, divided into blocks of queries and groups of heads.
+    """The operands, divided into blocks of queries and groups of heads.
 
-    Heads are outermost: the position keys are shared by the streams, so the position product of a
-    head is one product over all streams, and the gradient of the keys needs no sum afterwards.
-    Keys and values kept in a memory have this layout already.
+    Heads are outermost: position keys are shared by the streams, so the position scores of a head
+    are one product over all streams, and the gradient of the keys needs no reduction. A memory of
+    keys and values has the same layout.
     """
 
     def __init__(
@@ -140,26 +136,26 @@ class _Attention:
         )
         self.has_distance_bias = distance_bias is not None
         if distance_bias is not None:
-            # One more number in each position key, and what the product multiplies it with.
+            # As an additional column of the position keys, with a constant column of the queries.
             self.r = torch.cat([self.r, distance_bias.T[..., None]], -1)
         if self.T > 1:
-            # The additional column; farther distances, where there are any, do as well.
+            # The additional column; in other blocks, farther distances take its place.
             self.r = F.pad(self.r, (0, 0, 1, 0))
-        # Where float32 is left to oneDNN for its speed, the kernel would go to MKL again.
+        # The fused kernel would use MKL for float32, even where oneDNN is faster.
         self.is_left = batches_take_onednn(q)
         self.has_kernel = q.device.type == "cpu" and not dropout and not self.is_left
         self.generator = None
         if seed is not None:
             self.generator = torch.Generator(q.device).manual_seed(seed)
-        # Rooms that all groups use in turn; the allocator would not find the same places again.
+        # Buffers shared by all groups, which the allocator would not reuse.
         largest = 0
         for queries, keys in self._cuts():
             T, S = queries.stop - queries.start, keys.stop - keys.start
             largest = max(largest, self._group_size(T, S) * self.B * T * (S + 1))
-        self.room, self.weight_room = q.new_empty(2, largest)
+        self.buffer, self.weight_buffer = q.new_empty(2, largest)
 
     def _cuts(self) -> Iterator[tuple[slice, slice]]:
-        """Divide the queries; last ones first, because they see the most keys."""
+        """Yield blocks of queries with their keys, the last ones, with the most keys, first."""
         size = min(self.T, QUERY_BLOCK)
         for first in reversed(range(0, self.T, size)):
             queries = slice(first, min(first + size, self.T))
@@ -169,13 +165,13 @@ class _Attention:
             yield queries, slice(start, stop)
 
     def _group_size(self, T: int, S: int) -> int:
-        # Only a processor's cache asks for groups of heads.
+        # Groups of heads only help CPU caches.
         if self.q.device.type != "cpu":
             return self.H
         size = GROUP_BYTES // max(1, self.B * T * S * self.q.element_size())
         groups = math.ceil(self.H / max(1, min(self.H, size)))
         size = math.ceil(self.H / groups)
-        # An even number of matrices can be shared by threads.
+        # An even number of matrices can be divided among threads.
         return size - 1 if size > 1 and size % 2 and groups > 1 else size
 
     def blocks(self) -> Iterator[_Block]:
@@ -191,14 +187,14 @@ class _Attention:
             k, v = (x[:, :, keys].flatten(0, 1) for x in (self.k, self.v))
             r = self.r[:, self.r.shape[1] - S - (T > 1) :]
             if T > 1 and (self.is_half or self.is_left):
-                # oneDNN would bring into order, slowly, what does not lie side by side.
+                # oneDNN is slow for operands that are not contiguous.
                 r = r.contiguous()
                 if not self.has_kernel:
                     k, v = k.contiguous(), v.contiguous()
             yield _Block(queries, keys, q_content.flatten(0, 1), q_position.flatten(1, 2), k, v, r)
 
     def groups(self, block: _Block) -> Iterator[_Group]:
-        """Compute what positions add to the scores of a block, some heads after the other."""
+        """Compute the position scores of a block, group by group."""
         T, S = block.q_content.shape[1], block.k.shape[1]
         size = self._group_size(T, S)
         for head in range(0, self.H, size):
@@ -206,12 +202,12 @@ class _Attention:
             matrices = slice(heads.start * self.B, heads.stop * self.B)
             q_position, r = block.q_position[heads], block.r[heads]
             if self.is_half and q_position.shape[1] < FEW_ROWS:
-                # A few rows in half precision: many keys by few queries is the fast order.
+                # With few rows in half precision, keys times queries is faster.
                 position = torch.bmm(r, q_position.mT).mT.contiguous()
             else:
-                position = _product(q_position, r.mT, self.room)
+                position = _product(q_position, r.mT, self.buffer)
             if T > 1 and self.attn_len is not None:
-                # Columns stand for distances still, farthest first.
+                # Columns are still indexed by distance, farthest first.
                 position[..., : max(0, S + 1 - self.attn_len)] = -torch.inf
             score = _skew(position, T, S)
             if T > 1:
@@ -225,19 +221,19 @@ class _Attention:
             yield _Group(heads, matrices, score)
 
     def weights(self, block: _Block, group: _Group) -> tuple[Tensor, Tensor | None]:
-        """Return the attention weights of a group; and 1 where dropout leaves one, 0 where not."""
+        """Return the attention weights of a group before dropout, and the dropout mask if any."""
         score, q, k = group.score, block.q_content[group.matrices], block.k[group.matrices]
         N, T, _ = score.shape
         if self.is_half and T < FEW_ROWS:
             score += torch.bmm(k, q.mT).mT
         else:
             score.baddbmm_(q, k.mT)
-        weights = self.weight_room[: score.numel()].view(score.shape)
+        weights = self.weight_buffer[: score.numel()].view(score.shape)
         if T == 1 or N == 1 or score.device.type != "cpu":
             torch.softmax(score, -1, out=weights)
         else:
-            # Each matrix of the view is contiguous, all together are not, and would be copied. A
-            # GPU copies them in less time than a kernel for each takes to begin.
+            # Each matrix of the view is contiguous, but the batch is not and would be copied. On a
+            # GPU, the copy is faster than a kernel launch for each.
             for one, result in zip(score.unbind(), weights.unbind(), strict=True):
                 torch.softmax(one, -1, out=result)
         if self.generator is None:
@@ -245,10 +241,10 @@ class _Attention:
         return weights, draw_kept(weights, self.dropout, self.generator)
 
     def read(self, block: _Block, group: _Group) -> Float[Tensor, "N T K"]:
-        """Sum the values of a group, each by its weight."""
+        """Return the weighted sums of the values of a group."""
         q, k, v = (x[group.matrices] for x in (block.q_content, block.k, block.v))
         if self.has_kernel:
-            # What positions add is the mask of a kernel that leaves no scores behind.
+            # The position scores are the additive mask of the fused kernel.
             operands = (x.unflatten(0, (-1, self.B)) for x in (q, k, v, group.score))
             q, k, v, mask = operands
             return F.scaled_dot_product_attention(q, k, v, mask, scale=1.0).flatten(0, 1)
@@ -272,12 +268,12 @@ def _backward(attention: _Attention, d_out: Tensor) -> tuple[Tensor | None, ...]
     H, B, T, K = attention.q.shape
     S, columns = attention.S, attention.r.shape[1]
     dq = d_out.new_empty(H, B, T, K)
-    # The first block, of the last queries, writes; what others find there, their products add to.
+    # The first block, of the last queries, overwrites; the others accumulate.
     dk, dv = d_out.new_empty(2, H * B, S, K)
     dr = torch.empty_like(attention.r, memory_format=torch.contiguous_format)
-    # A sum over all tokens is added up in float32 at least.
+    # Sums over all tokens are accumulated in float32 at least.
     d_biases = d_out.new_zeros(2, H, K, dtype=torch.promote_types(d_out.dtype, torch.float32))
-    grad_room = torch.empty_like(attention.weight_room)
+    grad_buffer = torch.empty_like(attention.weight_buffer)
     d_out = d_out.permute(2, 0, 1, 3)
     if attention.dropout:
         d_out = d_out / (1 - rounded(attention.dropout))
@@ -299,10 +295,10 @@ def _backward(attention: _Attention, d_out: Tensor) -> tuple[Tensor | None, ...]
             for group in attention.groups(block):
                 heads, matrices, _ = group
                 weights, kept = attention.weights(block, group)
-                d_weights = _product(d_values[matrices], block.v[matrices].mT, grad_room)
+                d_weights = _product(d_values[matrices], block.v[matrices].mT, grad_buffer)
                 if kept is not None:
                     d_weights.mul_(kept)
-                # In place of the gradient of the weights: each row is read before it is written.
+                # In place, which is safe as each row is read before it is written.
                 d_score = torch.ops.aten._softmax_backward_data.out(
                     d_weights, weights, -1, weights.dtype, grad_input=d_weights
                 )
@@ -311,7 +307,7 @@ def _backward(attention: _Attention, d_out: Tensor) -> tuple[Tensor | None, ...]
                 dv[matrices, block.keys].baddbmm_(weights.mT, d_values[matrices], beta=beta)
                 dk[matrices, block.keys].baddbmm_(d_score.mT, block.q_content[matrices], beta=beta)
                 torch.bmm(d_score, block.k[matrices], out=dq_content[matrices])
-                d_position = _unskew(d_score, attention.room, len(block.r[heads]))
+                d_position = _unskew(d_score, attention.buffer, len(block.r[heads]))
                 dr[heads, rows].baddbmm_(d_position.mT, block.q_position[heads], beta=beta)
                 torch.bmm(d_position, block.r[heads], out=dq_position[heads])
             dq_content, dq_position = (
@@ -329,28 +325,28 @@ def _backward(attention: _Attention, d_out: Tensor) -> tuple[Tensor | None, ...]
     return dq, dk, dv, dr[..., :K], d_content_bias, d_position_bias, d_distance_bias
 
 
-def _product(a: Tensor, b: Tensor, room: Tensor) -> Tensor:
-    """Multiply batches of matrices into a room that is large enough."""
+def _product(a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:
+    """Multiply batches of matrices into a buffer."""
     shape = (a.shape[0], a.shape[1], b.shape[2])
-    return torch.bmm(a, b, out=room[: math.prod(shape)].view(shape))
+    return torch.bmm(a, b, out=buffer[: math.prod(shape)].view(shape))
 
 
 def _skew(position: Tensor, T: int, S: int) -> Tensor:
-    """See a position product, one row a query and one column a distance, by keys."""
+    """View position scores, with a column for each distance, by key."""
     if T == 1:
-        # One query sees all keys that are left, and its row need not move.
+        # A single query needs no shift.
         return position.view(-1, 1, S)
     N = position.numel() // (T * (S + 1))
     return position.as_strided((N, T, S), (T * (S + 1), S, 1), position.storage_offset() + T)
 
 
-def _unskew(d_score: Tensor, room: Tensor, heads: int) -> Tensor:
-    """Bring the gradient of the scores into the layout of the position product."""
+def _unskew(d_score: Tensor, buffer: Tensor, heads: int) -> Tensor:
+    """Copy the gradient of the scores to the layout of the position scores."""
     N, T, S = d_score.shape
     if T == 1:
         return d_score.view(heads, -1, S)
-    d_position = room[: N * T * (S + 1)].view(N, T, S + 1)
-    # Before the view there are the first columns of the first row.
+    d_position = buffer[: N * T * (S + 1)].view(N, T, S + 1)
+    # The view does not cover the first columns of the first row.
     d_position[:, 0, :T] = 0
     _skew(d_position, T, S).copy_(d_score)
     return d_position.view(heads, -1, S + 1)
@@ -358,5 +354,5 @@ def _unskew(d_score: Tensor, room: Tensor, heads: int) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _future(T: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return what hides, added to the scores of T queries for their own keys, the future."""
+    """Return the additive causal mask of T queries for the keys of the segment."""
     return torch.full((T, T), -torch.inf, dtype=dtype, device=device).triu(1)

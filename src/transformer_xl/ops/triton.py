@@ -1,11 +1,10 @@
-"""Relative attention as fused Triton kernels: no scores in memory, forward or backward.
+"""Relative attention as fused Triton kernels, which never write scores to memory.
 
-Importing this file does not import Triton, which only some builds of PyTorch bring along; the
-kernels are loaded when they are first used. They run on a GPU, or slowly anywhere in Triton's
-interpreter (``TRITON_INTERPRET=1``). Every run on a kind of GPU gives the same bits.
+Importing this module does not import Triton, which only some builds of PyTorch include; the kernels
+are loaded on first use. They run on a GPU, or in Triton's interpreter (``TRITON_INTERPRET=1``).
+Results are deterministic for a GPU model.
 
-Each launch is an operator of its own in PyTorch's library, so that ``torch.compile`` takes it as
-it is and compiles what stands around it.
+Each launch is a custom operator, which ``torch.compile`` does not trace.
 """
 
 from functools import cache
@@ -20,16 +19,16 @@ from torch.library import custom_op
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 128
-"""Most numbers in a head of which a tile still fits into a multiprocessor."""
+"""Maximum head width whose tiles fit into a multiprocessor."""
 DISTANCE_PROGRAMS = 512
-"""About how many programs share the gradients of the positions, so that all processors work.
+"""Approximate number of programs for the gradients of positions, to occupy all multiprocessors.
 
-A constant, not the number of processors: the order of a sum is not to depend on it.
+A constant and not the number of multiprocessors, on which the order of summation must not depend.
 """
 
 
 class Blocks(NamedTuple):
-    """How a kernel divides its work: powers of two, no more queries than keys, at least 16."""
+    """Launch parameters of a kernel; block sizes are powers of two, 16 <= queries <= keys."""
 
     queries: int
     keys: int
@@ -55,9 +54,9 @@ BLOCKS = {
     ("distances", 4, 64): Blocks(32, 32, 8, 2),
     ("distances", 4, 128): Blocks(16, 16, 8, 1),
 }
-"""How each kernel divides its work, by the bytes of a number and the widest head.
+"""Launch parameters by kernel, bytes of an element and maximum head width.
 
-Chosen for the fewest instructions of an H100 for a pair of query and key, which
+Chosen for the fewest H100 instructions per pair of query and key, which
 ``benchmarks/gpu/resources.py`` counts without a GPU; not yet measured.
 """
 BEFORE_HOPPER = {
@@ -68,16 +67,16 @@ BEFORE_HOPPER = {
     ("keys", 2, 128): Blocks(32, 64, 8, 1),
     ("distances", 2, 128): Blocks(32, 64, 4, 1),
 }
-"""What takes the place of some on an A100 and its like, whose compiler has fewer registers left."""
+"""Overrides for GPUs before Hopper, such as an A100, on which the kernels have fewer registers."""
 
 
 def reason_against(device: torch.device, dtype: torch.dtype, K: int) -> str | None:
-    """Say why the kernels are not the fast way for such heads here; None: they are."""
+    """Return why the kernels cannot be used, for display; None: they can."""
     if device.type != "cuda":
         return f"the fused kernels are for a GPU, not for {device.type}"
     if find_spec("triton") is None:
         return "Triton is not installed"
-    # The products of older GPUs are not what the kernels are made for.
+    # The kernels rely on tensor cores of Ampere or later.
     if (capability := torch.cuda.get_device_capability(device)) < (8, 0):
         return f"the GPU's compute capability {capability[0]}.{capability[1]} is below 8.0"
     if dtype not in DTYPES:
@@ -85,7 +84,7 @@ def reason_against(device: torch.device, dtype: torch.dtype, K: int) -> str | No
     return None if K <= WIDEST else f"heads of width {K} are wider than {WIDEST}"
 
 
-# What torch.compiler.assume_constant_result does, but for loading the whole compiler to do it.
+# As torch.compiler.assume_constant_result does, but without importing the compiler.
 setattr(reason_against, "_dynamo_marked_constant", True)  # noqa: B010
 
 
@@ -106,7 +105,7 @@ def rel_attention(
 
     Raises:
         ModuleNotFoundError: Triton is not installed.
-        ValueError: The precision, the width of the heads or the device is not one of the kernels'.
+        ValueError: The kernels do not support the dtype, head width or device.
     """
     q, k, v, r = (_dense_rows(x) for x in (q, k, v, r))
     biases = (content_bias, position_bias, distance_bias)
@@ -115,7 +114,7 @@ def rel_attention(
         first_key = first_key[:, None].expand(-1, q.shape[1])
     seed = None
     if dropout:
-        # On the device: nobody waits for it, and a graph draws a new one each time it is replayed.
+        # On the device, without synchronization, and redrawn at each replay of a CUDA graph.
         seed = torch.randint(2**62, (1,), device=q.device)
     S = k.shape[1]
     attn_len = S if attn_len is None else min(attn_len, S)
@@ -165,7 +164,7 @@ _OPERANDS = (
     "transformer_xl::rel_attention", mutates_args=(), schema=f"({_OPERANDS}) -> (Tensor, Tensor)"
 )
 def _attend(*operands: Any) -> tuple[Tensor, Tensor]:
-    """Return what is attended, and what the backward pass needs of the normalization."""
+    """Return the attended values, and the softmax statistics for the backward pass."""
     _check(*operands[:4])
     from transformer_xl.ops import triton_forward
 
@@ -194,7 +193,7 @@ def _like_attended(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
 def _query_gradients(
     d_out: Tensor, norms: Tensor, out: Tensor, *operands: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries and of both biases, and what the other kernels need."""
+    """Return the gradients of queries and biases, and the softmax term of the other kernels."""
     from transformer_xl.ops import triton_backward
 
     B, T, H, K = out.shape
@@ -251,7 +250,7 @@ def _like_keys(d_out: Tensor, norms: Tensor, back: Tensor, *operands: Any) -> tu
 def _distance_gradients(
     d_out: Tensor, norms: Tensor, back: Tensor, *operands: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of positions and, empty without them, of the biases of distances."""
+    """Return the gradients of positions and distance biases (empty without any)."""
     from transformer_xl.ops import triton_backward
 
     r, distance_bias = operands[3], operands[6]
@@ -284,7 +283,7 @@ def _(d_out: Tensor, norms: Tensor, back: Tensor, *operands: Any) -> tuple[Tenso
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.attn_len, ctx.dropout = inputs
     ctx.save_for_backward(*output, *tensors)
-    # Nobody asks for a gradient of the norms; no zeros are to be made for it.
+    # The norms have no gradient; do not allocate zeros for it.
     ctx.set_materialize_grads(False)
 
 
@@ -315,14 +314,14 @@ def _blocks(kernel: str, x: Tensor) -> Blocks:
 def _arguments(
     operands: tuple[Any, ...], blocks: Blocks, d_out: Tensor | None = None
 ) -> dict[str, Any]:
-    """Collect what all kernels are told about their tensors."""
+    """Collect the arguments that all kernels share."""
     q, k, v, r, _, _, distance_bias, first_key, _, attn_len, dropout = operands
     T, H, K = q.shape[1:]
     strided = {"q": q, "k": k, "v": v} | ({} if d_out is None else {"d": d_out})
     strides = {}
     for name, x in strided.items():
         strides[name + "_stream"], strides[name + "_row"], strides[name + "_head"], _ = x.stride()
-    # Weights are scaled by the chance that 16 bits give them, so that the mean is exact.
+    # Scaled by the probability rounded to 16 bits, so that the expectation is exact.
     dropped = round(65536 * dropout)
     is_exact = q.dtype != torch.float32 or torch.backends.cuda.matmul.fp32_precision != "tf32"
     return strides | {

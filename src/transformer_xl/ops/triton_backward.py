@@ -1,11 +1,11 @@
-"""The backward pass of relative attention as three Triton kernels.
+"""The three backward Triton kernels of relative attention.
 
-Each kernel computes the scores of its tiles again and owns what it writes: one goes over blocks of
-queries, one over blocks of keys, one over blocks of distances. So nothing is added atomically, and
-two runs give the same bits. The kernel over queries comes first; it leaves for the others how much
-of its output's gradient each query gets back through the normalization.
+Each kernel recomputes the scores of its tiles and owns its output: one iterates over blocks of
+queries, one over blocks of keys, one over blocks of distances. So there are no atomic additions,
+and results are deterministic. The query kernel runs first; it stores the softmax term (the dot
+product of output and gradient of each query) for the others.
 
-How the position term of a tile is found is told in :mod:`transformer_xl.ops.triton_forward`.
+:mod:`transformer_xl.ops.triton_forward` explains the position term of a tile.
 """
 
 from importlib import import_module
@@ -26,7 +26,7 @@ from transformer_xl.ops.triton_forward import (
     turn_to_keys,
 )
 
-# Not everybody who checks types has Triton.
+# Dynamic import, as Triton may be missing when types are checked.
 triton: Any = import_module("triton")
 tl: Any = import_module("triton.language")
 
@@ -34,7 +34,7 @@ tl: Any = import_module("triton.language")
 @triton.jit
 @no_type_check
 def load_norms(norms, stream_head, queries, T):
-    """Load what the forward pass kept of each query: its highest score, the inverse of its sum."""
+    """Load the softmax statistics of each query: its highest score and the inverse of its sum."""
     place = norms + stream_head.to(tl.int64) * 2 * T + queries
     is_there = queries < T
     return tl.load(place, mask=is_there, other=0.0), tl.load(place + T, mask=is_there, other=0.0)
@@ -46,7 +46,7 @@ def load_queries(
     q, d_out, norms, back, stream_head, t0, q_row, d_row, T,
     BLOCK_T: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Load a block of queries with all that is known of them, the query kernel's part included."""
+    """Load a block of queries with their gradients and softmax statistics."""
     queries = t0 + tl.arange(0, BLOCK_T)
     query = load_rows(q, t0, q_row, 0, T, BLOCK_T, K, WIDTH)
     d_attended = load_rows(d_out, t0, d_row, 0, T, BLOCK_T, K, WIDTH)
@@ -66,7 +66,7 @@ def score_gradient(
 
     The score of a key that is not seen is minus infinity; its weight's gradient is any number.
     """
-    # Normalized as the forward pass did.
+    # Normalized as in the forward pass.
     weight = tl.exp2(score * exponent_scale - highest[:, None]) * inverse[:, None]
     dropped = weight
     if DROPS:
@@ -174,7 +174,7 @@ def key_kernel(
     """Compute the gradients of one block of keys and values."""
     n_blocks = tl.cdiv(S, BLOCK_S)
     stream_head = tl.program_id(0) // n_blocks
-    # The memory is seen by most queries, so it begins first.
+    # The memory is seen by the most queries, so it starts first.
     s0 = (tl.program_id(0) % n_blocks) * BLOCK_S
     stream, head = (stream_head // H).to(tl.int64), (stream_head % H).to(tl.int64)
     keys = s0 + tl.arange(0, BLOCK_S)
@@ -216,7 +216,7 @@ def key_kernel(
         if (s0 < all_start) | (s0 + BLOCK_S > all_end):
             seen = is_seen(keys[None, :], first, n_seen)
             score = tl.where(seen, score, float("-inf"))
-            # Keys that nobody sees may be anything.
+            # Keys that no query sees may hold anything.
             d_weight = tl.where(seen, d_weight, 0.0)
         kept = takes_near
         if DROPS:
@@ -305,7 +305,7 @@ def distance_kernel(
                 keys = tl.where(is_right, s_right, s_left) + columns[None, :]
                 seen = is_seen(keys, first, n_seen)
                 score = tl.where(seen, score, float("-inf"))
-                # Keys that nobody sees may be anything.
+                # Keys that no query sees may hold anything.
                 d_weight = tl.where(seen, d_weight, 0.0)
             kept = is_right
             if DROPS:

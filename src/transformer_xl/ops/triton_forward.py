@@ -1,4 +1,4 @@
-r"""The forward pass of relative attention as one Triton kernel, and what the backward pass shares.
+r"""The forward Triton kernel of relative attention, and functions shared with the backward pass.
 
 A tile is the scores of a block of queries for a block of keys. Its position term lies on a band of
 distances: query ``t0 + i`` and key ``s0 + j`` need row ``n + j + shift[i]`` of ``r``, where
@@ -12,17 +12,17 @@ needs of its first. Each chunk is multiplied once, for a tile of four queries an
     .abc   d...          dabc              abcd
     abcd   ....          abcd              abcd
 
-Merging chooses columns, turning a row is a gather within it; the backward pass turns the scores'
-gradient the other way. No scores are written to memory, and the position term costs one product
-of matrices as the content term does.
+Merging selects columns, turning a row is a gather within it; the backward pass turns the gradient
+of the scores the other way. No scores are written to memory, and the position term costs one matrix
+product, like the content term.
 
-This file needs Triton and is imported by :mod:`transformer_xl.ops.triton` when it is used.
+This module needs Triton; :mod:`transformer_xl.ops.triton` imports it on first use.
 """
 
 from importlib import import_module
 from typing import Any, no_type_check
 
-# Not everybody who checks types has Triton.
+# Dynamic import, as Triton may be missing when types are checked.
 triton: Any = import_module("triton")
 tl: Any = import_module("triton.language")
 
@@ -34,11 +34,11 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 def load_rows(
     base, start, stride, first, end, ROWS: tl.constexpr, K: tl.constexpr, WIDTH: tl.constexpr
 ):
-    """Load rows of K numbers; what lies before ``first``, from ``end`` on or beyond K is zero."""
+    """Load rows of K values; zero outside of ``first`` to ``end`` and beyond K."""
     rows, columns = tl.arange(0, ROWS), tl.arange(0, WIDTH)
     is_there = ((start + rows >= first) & (start + rows < end))[:, None] & (columns < K)[None, :]
-    # Rows of many streams side by side lie more than 2^31 numbers apart. What does not depend on
-    # where the block begins is computed once for all blocks.
+    # Offsets within a large batch exceed 2^31. The part that does not depend on the start of the
+    # block is computed once for all blocks.
     apart = rows.to(tl.int64)[:, None] * stride + columns[None, :]
     begin = (tl.zeros((), tl.int64) + start) * stride
     return tl.load(base + begin + apart, mask=is_there, other=0.0)
@@ -47,7 +47,7 @@ def load_rows(
 @triton.jit
 @no_type_check
 def store_rows(base, rows, stride, end, values, K: tl.constexpr, WIDTH: tl.constexpr):
-    """Store rows of K numbers, where there are such rows."""
+    """Store rows of K values, up to row ``end``."""
     columns = tl.arange(0, WIDTH)
     is_there = ((rows >= 0) & (rows < end))[:, None] & (columns < K)[None, :]
     place = base + rows.to(tl.int64)[:, None] * stride + columns[None, :]
@@ -79,7 +79,7 @@ def position_chunk(
     query, r_rows, start, distance_bias, head, S, H,
     HAS_BIAS: tl.constexpr, PRECISION: tl.constexpr, UPCAST: tl.constexpr,
 ):  # fmt: skip
-    """Score a chunk of distances, before it is turned to keys."""
+    """Compute the scores of a chunk of distances, before it is turned to keys."""
     chunk = product(query, tl.trans(r_rows), PRECISION, UPCAST)
     if HAS_BIAS:
         rows = start + tl.arange(0, r_rows.shape[0])
@@ -100,8 +100,8 @@ def is_near(BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr):
 @triton.jit
 @no_type_check
 def turn(tile, by, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr):
-    """Turn each row of a tile to the left, by a number of its own."""
-    # By halves: threads that hold one number of a row each exchange it in one step, not in two.
+    """Rotate each row of a tile to the left, by its own number of columns."""
+    # By halves: threads that hold one value of a row each exchange it in one step, not in two.
     HALF: tl.constexpr = BLOCK_S // 2
     low, high = tl.split(tl.permute(tl.reshape(tile, (BLOCK_T, 2, HALF)), (0, 2, 1)))
     column = tl.arange(0, HALF)[None, :] + by[:, None]
@@ -132,7 +132,7 @@ def seen_keys(
     t0, first_key, stream, first_stream, first_row, T, S, attn_len,
     BLOCK_T: tl.constexpr, HAS_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """Find out which keys a block of queries sees; a query beyond the last sees none.
+    """Return the range of keys that a block of queries sees; padding queries see none.
 
     Returns:
         For each query the first key that it sees, and how many; the first key that any of them
@@ -156,8 +156,8 @@ def seen_keys(
 @triton.jit
 @no_type_check
 def is_seen(keys, first, n_seen):
-    """Mark which keys, a row of them for each query, the queries see."""
-    # One comparison: what lies before the first becomes a very large number.
+    """Return the mask of the keys that each query sees."""
+    # One comparison: as unsigned integers, negative differences are very large.
     return (keys - first[:, None]).to(tl.uint32) < n_seen[:, None].to(tl.uint32)
 
 
@@ -167,7 +167,7 @@ def is_kept(
     seed, stream_head, queries, first_key, S, dropped_of_65536,
     BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
 ):  # fmt: skip
-    """Draw which weights of a tile dropout keeps, from the place of each and nothing else.
+    """Draw the dropout mask of a tile, as a function of the position of each weight.
 
     One draw makes eight numbers, so ``first_key``, where the tile begins, is a multiple of eight.
     """
@@ -194,7 +194,7 @@ def attention_kernel(
     """Attend from one block of queries of one head of one stream."""
     n_blocks = tl.cdiv(T, BLOCK_T)
     stream_head = tl.program_id(0) // n_blocks
-    # The last queries see most, so they begin first.
+    # The last queries see the most keys, so they start first.
     t0 = (n_blocks - 1 - tl.program_id(0) % n_blocks) * BLOCK_T
     stream, head = (stream_head // H).to(tl.int64), (stream_head % H).to(tl.int64)
     queries = t0 + tl.arange(0, BLOCK_T)
@@ -236,7 +236,7 @@ def attention_kernel(
             seen = is_seen(s0 + tl.arange(0, BLOCK_S)[None, :], first, n_seen)
             score = tl.where(seen, score, float("-inf"))
         higher = tl.maximum(highest, tl.max(score, 1) * (scale * LOG2_E))
-        # A query that has seen nothing yet is not to subtract infinity from itself.
+        # Avoids infinity minus infinity for a query that has seen no key yet.
         level = tl.where(higher == float("-inf"), 0.0, higher)
         weight = tl.exp2(score * (scale * LOG2_E) - level[:, None])
         faded = tl.exp2(highest - level)
@@ -249,12 +249,12 @@ def attention_kernel(
         attended = attended * faded[:, None] + values
         highest = higher
 
-    # Rows beyond the last query have seen nothing.
+    # Padding queries have seen no key.
     total = tl.where(total > 0, total, 1.0)
     attended = attended * (kept_scale / total)[:, None]
     base = out + (stream * T * H + head) * K
     store_rows(base, queries, H * K, T, attended, K, WIDTH)
-    # Two numbers, not the logarithm of the sum: its rounding would be the error of all weights.
+    # Two values and not the log-sum-exp, whose rounding error would affect all weights.
     place = stream_head.to(tl.int64) * 2 * T + queries
     tl.store(norms + place, highest, mask=queries < T)
     tl.store(norms + place + T, 1 / total, mask=queries < T)

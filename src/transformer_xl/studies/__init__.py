@@ -1,1 +1,1 @@
-"""The paper's questions: ablations, relative effective context length."""
+"""Studies of the paper: ablations and relative effective context length."""

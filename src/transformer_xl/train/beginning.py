@@ -1,4 +1,4 @@
-"""How a run begins: its settings fitted to the text, its model, and what else a step changes."""
+"""Initialization of a run: validation of the recipe, initial weights and state."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -14,7 +14,7 @@ from transformer_xl.data.vocab_files import is_vocabulary, load_vocab
 from transformer_xl.model import LanguageModel, build_model
 from transformer_xl.model.language_model import read_model_weights
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.needs import require_capacity, require_reading, require_training
+from transformer_xl.model.limits import require_capacity, require_reading, require_training
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
     copy_weights,
@@ -30,14 +30,14 @@ _FREE = {
     *("dropout", "attn_dropout", "qkv_dropout", "embed_dropout", "input_dropout", "ff_dropout"),
     *("output_dropout", "variational_dropout", "init_std", "proj_init_std", "sample_softmax"),
 }
-"""Settings of the network that may change between one training and the next."""
+"""Model settings that may change in fine-tuning."""
 
 
 def check_division(config: Config, world: World) -> None:
-    """Refuse a number of processes that does not fit the recipe.
+    """Require that the batch can be divided among processes and ``train.accumulate``.
 
     Raises:
-        ValueError: The streams of a process cannot be divided as ``train.accumulate`` says.
+        ValueError: It cannot.
     """
     own = len(world.rows(config.train.batch_size))
     if own % config.train.accumulate:
@@ -47,11 +47,11 @@ def check_division(config: Config, world: World) -> None:
         )
 
 
-def check_room(config: Config, device: torch.device, world: World) -> None:
-    """Refuse a recipe that this machine cannot train, as far as its settings tell.
+def check_memory(config: Config, device: torch.device, world: World) -> None:
+    """Require enough memory for training, by a lower bound.
 
     Raises:
-        ValueError: It takes more memory than there is.
+        ValueError: The device has less memory.
     """
     shards = world.size if config.train.parallel == "fsdp" else 1
     n_streams = len(world.rows(config.train.batch_size))
@@ -59,13 +59,13 @@ def check_room(config: Config, device: torch.device, world: World) -> None:
 
 
 def check_evaluations(config: Config, model: LanguageModel, n_tokens: int) -> None:
-    """Refuse a recipe whose evaluations or sample this machine cannot make.
+    """Require enough memory for the evaluations and the sample of a run, by a lower bound.
 
     Raises:
-        ValueError: One takes more memory than there is.
+        ValueError: The device has less memory.
     """
     settings = config.eval
-    # The sample at the end is a text like any other.
+    # For the sample in the report.
     require_capacity(model, config.model.mem_len, remedy="remember fewer positions (model.mem_len)")
     lengths = Lengths.of(config.model, **settings.lengths_after(config.train.segment_len))
     for mem_len in (lengths.mem_len, *settings.mem_lens):
@@ -79,12 +79,12 @@ def check_evaluations(config: Config, model: LanguageModel, n_tokens: int) -> No
 
 
 def initial_weights(config: Config) -> dict[str, Tensor] | None:
-    """Return the weights of the model that ``train.init_from`` names; None without one.
+    """Return the weights of ``train.init_from``; None without one.
 
     Raises:
-        FileNotFoundError: There is no model.
-        RuntimeError: It is damaged.
-        ValueError: Its network is not that of the recipe.
+        FileNotFoundError: The folder holds no model.
+        RuntimeError: The model is damaged.
+        ValueError: Its architecture is not that of the recipe.
     """
     init_from = config.train.init_from
     if init_from is None:
@@ -96,7 +96,7 @@ def initial_weights(config: Config) -> dict[str, Tensor] | None:
         f"{name}={mine[name]!r} and {theirs[name]!r}"
         for name in mine.keys() - _FREE
         if mine[name] != theirs[name]
-        # The text may decide it yet.
+        # It may still depend on the corpus.
         and not (name == "vocab_size" and mine[name] == 0)
     ]
     if different:
@@ -113,26 +113,26 @@ def _written_out(config: ModelConfig) -> dict[str, Any]:
 
 
 def require_vocabulary(config: Config, corpus: Corpus) -> None:
-    """Refuse a text that was cut into other symbols than the model to begin with knows.
+    """Require the vocabulary of the model to fine-tune.
 
     Raises:
-        ValueError: So it is.
+        ValueError: The vocabularies differ.
     """
     assert config.train.init_from is not None
     folder = find_model_folder(config.train.init_from)
-    # A converted model may have none; then the sizes are all that is known.
+    # A converted model may have none; then only the sizes are compared.
     if is_vocabulary(folder) and load_vocab(folder).hash != corpus.vocab.hash:
         raise ValueError(
             f"train.init_from={config.train.init_from!r} has another vocabulary than the text was "
-            f"cut with: give --data.tokenizer {folder}"
+            f"tokenized with: give --data.tokenizer {folder}"
         )
 
 
 def fit_to_corpus(config: Config, corpus: Corpus) -> Config:
-    """Return the recipe with what it leaves to the vocabulary of its text.
+    """Return the recipe with the settings that depend on the vocabulary resolved.
 
     Raises:
-        ValueError: The vocabulary is not what the recipe says.
+        ValueError: They contradict the vocabulary.
     """
     size = config.model.vocab_size
     if size not in (0, len(corpus.vocab)):
@@ -165,14 +165,14 @@ def new_state(
     world: World,
     weights: Mapping[str, Tensor] | None = None,
 ) -> TrainState:
-    """Make what training begins with.
+    """Create the initial state of training.
 
     Args:
-        config: The recipe, fitted to the corpus.
+        config: The recipe, from :func:`fit_to_corpus`.
         corpus: The text.
-        device: Where the model trains.
-        world: The processes that train it.
-        weights: Those to begin with; None: they are drawn.
+        device: Device of the model.
+        world: The processes of the run.
+        weights: Initial weights; None: random initialization.
 
     Raises:
         ValueError: The recipe does not fit the corpus.
@@ -193,7 +193,7 @@ def new_state(
             f"{config.model.mem_len}: the last stage must have the lengths of the model. For one "
             "length from the beginning: --train.stages with nothing behind it"
         )
-    # What is needed at the end had better be right at the beginning.
+    # Needed only at the end of the run, but validated before it.
     if len(corpus.split("valid")) < 2:
         raise ValueError("the validation text has one token; to predict one, at least 2 are needed")
     try:

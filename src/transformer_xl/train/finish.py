@@ -102,7 +102,7 @@ def finish(
     (folder.path / REPORT_FILE).unlink(missing_ok=True)
     folder.write_json(RESULTS_FILE, results)
     say("looking at what the memory does")
-    folder.write_json(MEMORY_FILE, look(config, corpus, model, quiet=quiet))
+    folder.write_json(MEMORY_FILE, memory_figures(config, corpus, model, quiet=quiet))
     sample = _sample(config, corpus, model)
     folder.write_json("sample.json", sample)
     say(f"what it writes after {sample['prompt']!r}:\n\n{sample['prompt']}{sample['text']}\n")
@@ -118,7 +118,7 @@ def held_out(corpus: Corpus) -> str:
     return "test" if corpus.n_tokens("test") > 1 else "valid"
 
 
-def look(
+def memory_figures(
     config: Config, corpus: Corpus, model: LanguageModel, *, quiet: bool = False
 ) -> dict[str, Any]:
     """Return what ``memory.json`` holds of a run (:mod:`transformer_xl.train.seen`)."""

@@ -1,6 +1,6 @@
-"""The training loop: read a segment, learn, and once in a while log, evaluate and save.
+"""The training loop: update steps with periodic logging, evaluation and checkpoints.
 
-Signals that ask it to stop are noted, and heard between two steps.
+SIGINT and SIGTERM are handled between steps.
 """
 
 import math
@@ -28,7 +28,7 @@ from transformer_xl.model.pretrained import copy_weights, model_weights
 from transformer_xl.ops import choose_backend
 from transformer_xl.train.beginning import (
     check_division,
-    check_room,
+    check_memory,
     fit_to_corpus,
     initial_weights,
     new_state,
@@ -50,16 +50,16 @@ from transformer_xl.train.step import (
 
 
 class Interrupted(Exception):  # noqa: N818  (it is no error)
-    """The run was asked to stop and has saved all it needs to go on."""
+    """The run was interrupted by a signal, and a checkpoint was saved."""
 
     def __init__(self, signal_number: int, where: str) -> None:
-        super().__init__(f"stopped {where} and saved; the same command goes on from there")
+        super().__init__(f"stopped {where} and saved; the same command resumes from there")
         self.signal_number = signal_number
 
 
 @contextmanager
 def caught_interrupts() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM instead of dying of them; after the first, SIGINT is as usual."""
+    """Collect SIGINT and SIGTERM; the first one restores the default handler of SIGINT."""
     caught: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield caught
@@ -69,9 +69,9 @@ def caught_interrupts() -> Iterator[list[int]]:
 
     def note(number: int, frame: FrameType | None) -> None:
         caught.append(number)
-        # SIGTERM may come twice, from a launcher and from who told the launcher.
+        # SIGTERM may come twice: from the launcher, and from the parent of the launcher.
         signal.signal(signal.SIGINT, before[signal.SIGINT])
-        # Nothing is said here: what was just being written may not be interrupted by more.
+        # No output here: the signal may have interrupted a write.
 
     for number in numbers:
         signal.signal(number, note)
@@ -83,35 +83,35 @@ def caught_interrupts() -> Iterator[list[int]]:
 
 
 _LATEST_STEPS = 16
-"""Steps by which the present speed is known."""
+"""Number of recent steps from which the step time is estimated."""
 _STEPS_TO_JUDGE = 4
-"""Fewer do not tell that a run is too slow."""
+"""Minimum number of recent steps before a run is shortened."""
 _LATEST_END = 1.1
-"""How much later than its time limit a run ends at most, as a factor."""
+"""Maximum duration of a run, as a factor of its time limit."""
 
 
 def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[str, Any]:
-    """Train a model, or go on with a run that was stopped; then evaluate and report.
+    """Train a model, or resume an interrupted run; then evaluate it and write the report.
 
-    Started by ``torchrun``, all its processes train one model
-    (:mod:`transformer_xl.config.distributed`); the first one writes and speaks for all.
+    Under ``torchrun``, all processes train one model (:mod:`transformer_xl.config.distributed`),
+    and the first one writes files and prints.
 
     Args:
         config: The recipe.
-        run_dir: The run folder; one that holds a run of the same recipe is resumed. Processes on
-            several machines need a disk that they share.
+        run_dir: The run folder, on a shared disk if there are several machines. A run of the same
+            recipe is resumed.
         quiet: Print nothing.
 
     Returns:
         The contents of ``results.json``: the evaluation, also at other memory lengths, and the
-        same text under gzip and xz.
+        compression of the same text by gzip and xz.
 
     Raises:
         ValueError: The recipe does not fit the corpus, the run folder or the number of processes.
         OSError: A file cannot be read or written.
-        RuntimeError: The loss is not a number any more, or a file is damaged; as `Stalled`, another
-            process stopped or hangs.
-        Interrupted: SIGINT or SIGTERM came, and the run was saved.
+        RuntimeError: Training diverged, or a file is damaged; as `Stalled`, another process stopped
+            or hangs.
+        Interrupted: SIGINT or SIGTERM was received, and a checkpoint was saved.
     """
     device = pick_device()
     with (
@@ -120,16 +120,16 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
         closing(RunFolder(run_dir)) as folder,
     ):
         check_division(config, world)
-        check_room(config, device, world)
+        check_memory(config, device, world)
         world.by_first(lambda: folder.check(config))
         checkpoints = Checkpoints(folder.path / CHECKPOINTS, world)
-        # A run that goes on has its weights, wherever those are that it began with.
+        # A resumed run does not need the model that it was initialized from.
         weights = None if checkpoints.exist() else initial_weights(config)
         corpus = prepare(config.data, progress.say)
         if weights is not None:
             require_vocabulary(config, corpus)
         config = fit_to_corpus(config, corpus)
-        check_room(config, device, world)
+        check_memory(config, device, world)
         world.wait()
         state = new_state(config, corpus, device, world, weights)
         del weights
@@ -138,7 +138,7 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
         if not folder.holds_run:
             raise OSError(
                 f"process {world.rank} does not see the run folder {folder.path} that the first "
-                "process has made: give an --out on a disk that all machines share"
+                "process created: give an --out on a disk that all machines share"
             )
         with checkpoints:
             if newest := checkpoints.newest(progress.say):
@@ -148,7 +148,7 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
             if cost := cost_of(config.eval, corpus.n_tokens("valid") - 1):
                 progress.say(f"each validation, by eval.{cost}")
             if state.step:
-                progress.say(f"going on after step {state.step} of {state.total_steps}")
+                progress.say(f"resuming after step {state.step} of {state.total_steps}")
             if state.step < state.total_steps:
                 log = MetricsLog(folder.path, state.step) if world.is_first else None
                 with log or nullcontext(), caught_interrupts() as caught:
@@ -182,7 +182,7 @@ def _opening(
 
 
 class _Run:
-    """A part of a run: from where it was to where it ends or is stopped."""
+    """A run from its current step to its end or an interruption."""
 
     def __init__(
         self,
@@ -200,12 +200,12 @@ class _Run:
         self._network = Network(state.model, config.train, state.world)
         self._logged_at = state.seconds
         self._is_late = False
-        # When the latest steps ended: what the next ones will take. The first one, which may have
-        # to compile, ends before the first of these times.
+        # End times of recent steps, to estimate the step time. The first step, which may compile,
+        # is excluded, as it ends before the first of these times.
         self._ends: deque[float] = deque(maxlen=_LATEST_STEPS + 1)
 
     def go(self, interrupts: list[int]) -> None:
-        """Train to the end, or until there is an interrupt."""
+        """Train to the end, or until a signal was received."""
         settings, state, world = self._config.train, self._state, self._state.world
         state.model.train()
         own_seconds = state.seconds
@@ -214,12 +214,12 @@ class _Run:
             update = train_step(self._config, state, self._network)
             self._note(update)
             own_seconds += time.perf_counter() - began
-            # Asked once: a signal that comes later is for the next step, which saves before it
-            # stops. All processes hear the same, and so they do the same.
+            # Read once: a later signal is handled after the next step. All processes get the same
+            # values, and so take the same branches.
             number, seconds, has_failed = world.largest_before(
                 max(interrupts, default=0), own_seconds, self._checkpoints.has_failed
             )
-            # The first answer is zeros.
+            # The first result is zeros.
             state.seconds = max(state.seconds, seconds)
             if seconds:
                 self._ends.append(state.seconds)
@@ -244,49 +244,49 @@ class _Run:
                 self._save()
             if is_stopping:
                 self._stop(int(number), interrupts)
-        # Of a signal in the last step the others have not heard yet.
+        # The other processes have not received a signal of the last step yet.
         if world.size > 1 and (number := max(world.gather(max(interrupts, default=0)))):
             self._stop(number, interrupts)
         self._checkpoints.wait()
 
     def _keep_time(self, limit: float) -> None:
-        """Choose the last step of a run with a time limit, of so many seconds."""
+        """Update the last step of a run with a time limit, in seconds."""
         state = self._state
         if not state.end_is_fixed:
             _fix_end(self._config, state)
         left = state.total_steps - state.step
-        # Not the mean: one step that had to wait or to compile says nothing of the next ones.
+        # The median, as single steps may wait or compile.
         taken = [end - begin for begin, end in pairwise(self._ends)]
         step_seconds = median(taken) if taken else 0.0
         if not state.end_is_fixed:
             if step_seconds:
                 left = min(left, max(1, round((limit - state.seconds) / step_seconds)))
         elif state.seconds > limit and len(taken) >= _STEPS_TO_JUDGE:
-            room = max(1, int((_LATEST_END * limit - state.seconds) / step_seconds))
-            if room < left:
-                self._shorten(left, room)
-                left = room
+            possible = max(1, int((_LATEST_END * limit - state.seconds) / step_seconds))
+            if possible < left:
+                self._shorten(left, possible)
+                left = possible
         self._progress.expect(state.step + left, seconds=limit - state.seconds)
 
-    def _shorten(self, left: int, room: int) -> None:
-        """Let the learning rate fall from where it is to its end in fewer steps."""
+    def _shorten(self, left: int, possible: int) -> None:
+        """Shorten the rest of the cooldown to fewer steps."""
         state, settings = self._state, self._config.train
         if not self._is_late:
             self._is_late = True
             self._progress.say(
                 f"train.minutes={settings.minutes:g} are over and the steps take longer than "
-                f"before: of {left:,} that are left, {room:,} are made"
+                f"before: {possible:,} of the {left:,} remaining steps are made"
             )
         before = state.cooldown_steps or settings.cooldown_fraction * state.total_steps
-        state.cooldown_steps = before * room / left
-        state.total_steps = state.step + room
+        state.cooldown_steps = before * possible / left
+        state.total_steps = state.step + possible
 
     def _stop(self, number: int, interrupts: list[int]) -> None:
-        """End a run that was asked to stop, when all is saved."""
+        """Wait for the checkpoint and raise the interruption."""
         self._checkpoints.wait()
         stopped = Interrupted(number, f"at step {self._state.step}")
         if not interrupts:
-            # On another machine, whose launcher ends; ours is to start again with those that stay.
+            # The signal was on another machine; this launcher may restart with the remaining ones.
             raise RuntimeError(f"another process of this run was asked to end; {stopped}")
         raise stopped
 
@@ -322,7 +322,7 @@ class _Run:
                 )
             state.usual_loss = running_mean(usual, loss)
         bits = sum(losses) / len(losses) / math.log(2) if losses else math.nan
-        # Of many processes, the time of the last step is told with the next one.
+        # With several processes, the time of the last step is known after the next one.
         seconds = state.seconds - self._logged_at
         speed = state.tokens / seconds if seconds > 0 else 0.0
         state.losses.clear()
@@ -374,13 +374,13 @@ def _every(n: int, step: int) -> bool:
 
 
 def _whole(model: LanguageModel, config: Config, world: World) -> LanguageModel:
-    """Return a model that is in one piece; all processes must ask, and the first one gets it."""
+    """Return an unsharded model in the first process. Collective: call on every rank."""
     if config.train.parallel != "fsdp" or world.size == 1:
         return model
     weights = whole_weights(model, world)
     if not world.is_first:
         return model
-    # Initial weights are drawn for nothing; the random numbers of the training stay where they are.
+    # Building the model draws initial weights, which must not advance the generator of training.
     with torch.random.fork_rng(devices=[]):
         whole = build_model(config.model)
     copy_weights(whole, weights)
@@ -388,14 +388,14 @@ def _whole(model: LanguageModel, config: Config, world: World) -> LanguageModel:
 
 
 def _require_finite_weights(state: TrainState) -> None:
-    # A gradient that is finite may still move a weight too far.
+    # Finite gradients may still lead to infinite weights.
     own = all(bool(local(p).isfinite().all()) for p in state.model.parameters())
     if not all(state.world.gather(own)):
         raise diverged(state.step, "the weights are not finite")
 
 
 def _fix_end(config: Config, state: TrainState) -> None:
-    """Choose the last step of a run with a time limit once its cooldown has to begin."""
+    """Fix the last step of a run with a time limit when its cooldown has to start."""
     settings = config.train
     assert settings.minutes is not None
     before_cooldown = 1 - settings.cooldown_fraction
@@ -403,7 +403,7 @@ def _fix_end(config: Config, state: TrainState) -> None:
         state.end_is_fixed = True
     elif state.seconds >= before_cooldown * settings.minutes * 60:
         state.end_is_fixed = True
-        # The present stage goes on to the end, at the speed that it has shown so far.
+        # Extrapolates the speed of the current stage.
         seconds = max(state.seconds - state.stage_seconds, 1e-9)
         pace = (state.step - state.stage_step) / seconds
         left = max(1, round((settings.minutes * 60 - state.seconds) * pace))

@@ -4,14 +4,16 @@ What ``memory.json`` holds is checked here as a whole: :mod:`transformer_xl.trai
 but anybody may have changed it.
 """
 
+from collections.abc import Iterator
 from functools import partial
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from transformer_xl.train import figures, page
+from transformer_xl.train import figures
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Place = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
@@ -19,7 +21,8 @@ _Loss = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1.01)]
 _LEVELS = 9
 """Shades of a token, without none at all."""
-_WIDE = (7.4, 3.2)
+Row = tuple[list[str], bool]
+"""Cells of a table, and whether they stand out."""
 
 
 class Span(msgspec.Struct):
@@ -73,6 +76,14 @@ class Attention(msgspec.Struct):
         if len({len(each.shares) for each in (*self.direct, *self.through)}) > 1:
             raise ValueError("not all distances have shares of the same layers")
 
+    def shaded(self) -> Iterator[tuple[int, str]]:
+        """Yield the text with its shades; the root of a share, to tell small ones apart."""
+        most = max(self.shares) or 1.0
+        levels = (round(_LEVELS * (share / most) ** 0.5) for share in self.shares)
+        pairs = zip(levels, self.texts, strict=True)
+        for level, tokens in groupby(pairs, key=itemgetter(0)):
+            yield level, "".join(token for _, token in tokens)
+
 
 class Seen(msgspec.Struct):
     """What ``memory.json`` holds."""
@@ -106,18 +117,10 @@ def figures_of(seen: Seen) -> dict[str, str]:
         ImportError: matplotlib is missing.
     """
     built = msgspec.to_builtins(seen)
-    drawn = {
-        "places": figures.as_svg(
-            "places",
-            "Bits by place in the segment, and by tokens since the start of the text",
-            partial(
-                figures.draw_places,
-                in_segment=built["in_segment"],
-                from_start=built["from_start"],
-            ),
-            _WIDE,
-        )
-    }
+    label = "Bits by place in the segment, and by tokens since the start of the text"
+    in_segment, from_start = built["in_segment"], built["from_start"]
+    draw = partial(figures.draw_places, in_segment=in_segment, from_start=from_start)
+    drawn = {"places": figures.as_svg("places", label, draw, (7.4, 3.2))}
     for name, title in (
         ("direct", "each layer's own attention, all predictions"),
         ("through", "what comes out of each layer, this prediction"),
@@ -134,93 +137,16 @@ def figures_of(seen: Seen) -> dict[str, str]:
     return drawn
 
 
-def shown(seen: Seen, drawn: dict[str, str]) -> str:
-    """Write this part of the page."""
-    lengths = f"segments of {seen.segment_len:,} tokens"
-    caption = (
-        f"The first {seen.tokens:,} tokens of the {seen.split} text, in {lengths}. Left: without "
-        "memory each segment begins blind. Right: the memory is empty at the start of a text and "
-        f"fills up to {seen.from_start.mem_len:,}; the mean of {seen.from_start.pieces:,} pieces."
-    )
-    parts = ["<h2>What the memory does</h2>", page.figure(drawn.get("places"), caption)]
-    parts.append(_numbers(seen, opened=not drawn))
-    if seen.attention:
-        parts.append(_attention(seen.attention, drawn))
-    return "\n".join(parts)
-
-
-def _numbers(seen: Seen, opened: bool) -> str:
+def places(seen: Seen) -> tuple[list[str], list[Row]]:
+    """Return head and rows of the table of losses by place."""
     columns = [(f"in the segment, memory {row.mem_len:,}", row.spans) for row in seen.in_segment]
     columns.append((f"from the start, memory {seen.from_start.mem_len:,}", seen.from_start.spans))
     by_place: dict[tuple[int, int], dict[str, str]] = {}
     for name, spans in columns:
         for span in spans:
             by_place.setdefault((span.first, span.last), {})[name] = f"{span.nll:.4f}"
-    names = [name for name, _ in columns]
-    rows = [
-        (
-            [
-                f"{first:,}" + f" to {last:,}" * (last > first),
-                *(cells.get(name, "") for name in names),
-            ],
-            False,
-        )
-        for (first, last), cells in sorted(by_place.items())
-    ]
-    table = page.table(["place, nats per token", *names], rows, marks="")
-    return page.folded("Numbers by place", f"<div>{table}</div>", rows, opened)
-
-
-def _attention(seen: Attention, drawn: dict[str, str]) -> str:
-    about = (
-        # Quoted: a newline or a space would not be seen.
-        f"Before the bold token, {seen.predicted!r}: each token as dark as its share in "
-        "what comes out of the top layer, followed from layer to layer and through the memory. "
-        f"The memory lowers the loss of this token from {seen.nll_without_memory:.2f} to "
-        f"{seen.nll:.2f} nats; it was chosen for that."
-    )
-    pair = "".join(
-        (
-            page.figure(
-                drawn.get("direct"),
-                "Where each layer looks, the mean of its heads: the share of a distance against "
-                "the layer's largest, on a scale where distances double.",
-            ),
-            page.figure(
-                drawn.get("through"),
-                "Layer by layer the reach grows by one memory: a remembered state knows what it "
-                "has attended to itself. Half of each layer is taken as what goes past attention.",
-            ),
-        )
-    )
-    strip = f"{_strip(seen)}<b>{page.text(seen.predicted)}</b>"
-    return (
-        "<h2>What a prediction looks at</h2>\n"
-        f"<p>{page.text(about)}</p>\n"
-        f'<pre class="box sample last"><span>{strip}</span></pre>\n'
-        + (f'<div class="pair spaced">{pair}</div>' if pair else "")
-    )
-
-
-def _strip(seen: Attention) -> str:
-    """Shade the text by its shares; the root of a share, so that small ones are told apart."""
-    most = max(seen.shares) or 1.0
-    levels = [round(_LEVELS * (share / most) ** 0.5) for share in seen.shares]
-    parts = []
-    for level, tokens in groupby(zip(levels, seen.texts, strict=True), key=lambda pair: pair[0]):
-        words = page.text("".join(token for _, token in tokens))
-        parts.append(f'<span class="share{level}">{words}</span>' if level else words)
-    return "".join(parts)
-
-
-__all__ = [
-    "Attention",
-    "FromStart",
-    "InSegment",
-    "Seen",
-    "Shares",
-    "Span",
-    "figures_of",
-    "parse",
-    "shown",
-]
+    rows = []
+    for (first, last), cells in sorted(by_place.items()):
+        place = f"{first:,} to {last:,}" if last > first else f"{first:,}"
+        rows.append(([place, *(cells.get(name, "") for name, _ in columns)], False))
+    return ["place, nats per token", *(name for name, _ in columns)], rows

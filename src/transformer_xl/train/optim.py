@@ -1,4 +1,4 @@
-"""Optimizers (AdamW, LAMB, Muon), averages of the weights, and learning rates by the step."""
+"""Optimizers (AdamW, LAMB, Muon), weight averaging and learning rate schedules."""
 
 # pyright: reportPrivateImportUsage=false
 
@@ -16,26 +16,26 @@ from torch.optim.swa_utils import AveragedModel
 from transformer_xl.config import TrainConfig
 from transformer_xl.config.device import pick_precision
 
-# The quintic polynomial of the reference: it lifts small singular values fastest and ends with
-# all of them between about 0.7 and 1.2.
+# The quintic polynomial of the reference implementation, with the fastest growth of small singular
+# values; it ends with all of them between about 0.7 and 1.2.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, orthogonalized by Newton-Schulz iterations, with decoupled decay.
+    """Muon: Nesterov momentum, orthogonalized by Newton-Schulz iterations.
 
     Follows Jordan et al., https://kellerjordan.github.io/posts/muon, for the matrices inside the
-    layers. ``torch.optim.Muon`` does the same one matrix at a time and always in bfloat16, which
-    many processors only emulate; this one takes all matrices of a shape at once and computes in
-    the precision that it is told. Of weights that are sharded, every process computes all updates
-    and takes its part.
+    layers. ``torch.optim.Muon`` processes one matrix at a time, always in bfloat16, which many CPUs
+    only emulate; this implementation batches matrices of the same shape, in a given precision. With
+    sharded weights, every process computes all updates and applies its shard.
 
     Args:
-        params: Matrices, or groups of them. A group's ``parts`` says how many matrices are stacked
-            in each parameter along its rows (3 for queries, keys and values); 1 by default.
-        lr: Step length: the largest singular value of an update, for a square matrix.
+        params: Matrices, or parameter groups. ``parts`` of a group is the number of matrices that
+            are stacked in each parameter along its rows (3 for queries, keys and values); default
+            1.
+        lr: Learning rate: the largest singular value of an update, for a square matrix.
         momentum: Decay of the mean gradient.
-        weight_decay: Decoupled decay; the weights shrink by ``lr * weight_decay`` in each step.
+        weight_decay: Decoupled weight decay, times ``lr`` in each step.
         iterations: Newton-Schulz iterations.
         dtype: Precision of the iterations.
     """
@@ -73,7 +73,7 @@ class Muon(torch.optim.Optimizer):
                 ahead = grad.lerp(mean, group["momentum"])
                 changed: Tensor = parameter
                 if isinstance(ahead, DTensor):
-                    # Singular vectors are those of a whole matrix, whoever holds its rows.
+                    # Orthogonalization needs the whole matrix.
                     ahead = ahead.full_tensor()
                     changed = torch.zeros_like(ahead)
                     shared.append((parameter, changed))
@@ -84,7 +84,7 @@ class Muon(torch.optim.Optimizer):
         for ((rows, columns), lr), entries in alike.items():
             matrices, ahead = (list(each) for each in zip(*entries, strict=True))
             updates = orthogonalize(torch.stack(ahead).to(self._dtype), self._iterations)
-            # A map to more dimensions than it comes from needs longer columns for the same change.
+            # Scaled by the aspect ratio, as in the reference implementation.
             scale = max(1.0, rows / columns) ** 0.5
             changes = updates.to(matrices[0].dtype).unbind()
             torch._foreach_add_(matrices, changes, alpha=-lr * scale)
@@ -100,7 +100,7 @@ class Muon(torch.optim.Optimizer):
 def orthogonalize(
     x: Float[Tensor, "matrices rows columns"], iterations: int
 ) -> Float[Tensor, "matrices rows columns"]:
-    """Bring all singular values of each matrix near 1 and keep its singular vectors."""
+    """Replace the singular values of each matrix by values close to 1."""
     a, b, c = COEFFICIENTS
     tall = x.shape[1] > x.shape[2]
     if tall:
@@ -114,22 +114,22 @@ def orthogonalize(
 
 
 LARGEST_NORM = 10.0
-"""The norm of a tensor above which its updates grow no further (the function phi of the paper)."""
+"""Upper limit of weight norms in the trust ratio (the function phi of the paper)."""
 
 
 class Lamb(torch.optim.Optimizer):
-    """Adam whose update of each tensor is as long as the tensor, times the learning rate.
+    """LAMB: Adam with the norm of each update scaled to that of its weight tensor.
 
-    You et al., Large Batch Optimization for Deep Learning, 2020 (arXiv 1904.00962), algorithm 2,
-    in the form with which NVIDIA trained its Transformer-XL: the means are not corrected for their
-    start at zero, as in the third version of that paper, and norms of weights count up to 10.
+    You et al., Large Batch Optimization for Deep Learning, 2020 (arXiv 1904.00962), algorithm 2, as
+    in NVIDIA's training of Transformer-XL: without bias correction, as in the third version of that
+    paper, and with weight norms clamped to 10.
 
     Args:
-        params: Parameters, or groups of them.
-        lr: Step length, as a share of the norm of the tensor.
+        params: Parameters, or parameter groups.
+        lr: Learning rate, as a share of the norm of the tensor.
         betas: Decay of the mean gradient and of the mean squared gradient.
         eps: Added to the denominators.
-        weight_decay: Share of the weights that is added to the update before its norm is taken.
+        weight_decay: Weight decay, added to the update before its norm is computed.
     """
 
     def __init__(
@@ -151,8 +151,8 @@ class Lamb(torch.optim.Optimizer):
             parameters = [x for x in group["params"] if x.grad is not None]
             if not parameters:
                 continue
-            # A processor keeps one tensor after the other in its cache; a GPU takes longer to begin
-            # an operation than most tensors need.
+            # One tensor at a time on a CPU, for its cache; all at once on a GPU, where launches
+            # dominate.
             if parameters[0].device.type == "cpu":
                 for parameter in parameters:
                     self._move([parameter], group)
@@ -178,28 +178,28 @@ class Lamb(torch.optim.Optimizer):
         torch._foreach_add_(updates, parameters, alpha=group["weight_decay"])
         length, wanted = (torch.stack(torch._foreach_norm(x)) for x in (updates, parameters))
         wanted = wanted.clamp(max=LARGEST_NORM)
-        # Chosen on the device, which is not waited for. Zeros have no length yet.
+        # On the device, without synchronization. Zero weights or updates get a ratio of 1.
         has_ratio = (length > 0) & (wanted > 0)
         ratio = torch.where(has_ratio, wanted / (length + group["eps"]), 1.0)
         torch._foreach_mul_(updates, (ratio * group["lr"]).unbind())
         torch._foreach_sub_(parameters, updates)
 
 
-# The tables of word embeddings, one or one for each cluster; their projections learn as the layers.
+# Prefix of the embedding tables, one or one for each cluster, without their projections.
 _EMBEDDINGS = "embedding.weight"
 
-# What the matrices inside the layers of either kind of model are called.
+# Prefixes of the parameters inside the layers of either kind of model.
 _INSIDE = ("layers.", "lstm.")
 
 
 def lr_scale(
     config: TrainConfig, step: int, total_steps: int, cooldown_steps: float | None = None
 ) -> float:
-    """Return the learning rate of the update ``step`` (from 0), as a share of the peak.
+    """Return the learning rate of a step (from 0), as a share of the peak.
 
-    A linear warm-up, then the schedule. The first update already moves the weights: with W
-    warm-up steps, update s < W runs at (s + 1) / (W + 1). A cooldown of ``cooldown_steps``
-    (constant_cooldown; None: the configured share of all) falls in a line to the end.
+    Linear warmup, then the schedule. The first learning rate is not 0: with W warmup steps, step
+    s < W has (s + 1) / (W + 1). For constant_cooldown, the last ``cooldown_steps`` (None: as
+    configured) are a linear cooldown.
     """
     warmup = config.warmup_steps
     if step < warmup:
@@ -216,11 +216,11 @@ def lr_scale(
 
 
 class Optimizer:
-    """One or two optimizers that are stepped as one.
+    """AdamW, LAMB, or Muon combined with AdamW.
 
-    Matrices decay, vectors (biases, norms) do not. With Muon, the matrices inside the layers
-    belong to Muon, and the embeddings, the softmax and all vectors to AdamW. Muon computes in the
-    precision of training, its momentum and the weights aside.
+    Weight decay applies to matrices only, not to biases and norms. Muon updates the matrices inside
+    the layers; AdamW the embeddings, the softmax and all vectors. Muon iterates in the precision of
+    training; its momentum has that of the weights.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
@@ -250,7 +250,7 @@ class Optimizer:
             optimizer = torch.optim.AdamW(
                 groups, lr=config.lr, betas=betas, eps=config.eps, fused=True
             )
-        # Each with the peak rates of its groups.
+        # Each with the peak learning rates of its groups.
         self._parts: list[tuple[torch.optim.Optimizer, list[float]]] = [(optimizer, peaks)]
         if muon:
             stacked = [(_matrices_in(n, parameters), p) for n, p in muon.items()]
@@ -279,16 +279,16 @@ class Optimizer:
         share: float = 1.0,
         cooldown_steps: float | None = None,
     ) -> float:
-        """Apply and clear the gradients at the rate of update ``step``.
+        """Update the weights and clear the gradients.
 
         Args:
-            step: The update, from 0.
-            total_steps: Updates of the whole run.
-            share: Factor of the rates, for a step on fewer or more tokens than usual.
-            cooldown_steps: How many of them the cooldown takes; None: as configured.
+            step: The step, from 0.
+            total_steps: Steps of the whole run.
+            share: Factor of the learning rates, for segments of unusual length.
+            cooldown_steps: Steps of the cooldown; None: as configured.
 
         Returns:
-            The rate of AdamW, or LAMB.
+            The learning rate of AdamW or LAMB.
         """
         scale = share * lr_scale(self._config, step, total_steps, cooldown_steps)
         for optimizer, peaks in self._parts:
@@ -299,7 +299,7 @@ class Optimizer:
         return self._config.lr * scale
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what is known of each weight, as ``optimizer.{weight}.{what}``."""
+        """Return the optimizer state of each weight, as ``optimizer.{weight}.{what}``."""
         return {
             f"optimizer.{self._names[parameter]}.{what}": tensor
             for optimizer, _ in self._parts
@@ -307,8 +307,8 @@ class Optimizer:
             for what, tensor in known.items()
         }
 
-    def make_room(self, stored: Iterable[str]) -> None:
-        """Make room for what a checkpoint holds, given the names of its tensors."""
+    def allocate(self, stored: Iterable[str]) -> None:
+        """Allocate the state that a checkpoint holds, given the names of its tensors."""
         states = {
             self._names[parameter]: (parameter, optimizer.state[parameter])
             for optimizer, _ in self._parts
@@ -320,7 +320,7 @@ class Optimizer:
             name, _, what = rest.rpartition(".")
             if kind == "optimizer" and name in states:
                 parameter, state = states[name]
-                # AdamW counts its steps for each weight.
+                # AdamW has a step counter for each weight.
                 state[what] = (
                     torch.zeros((), device=parameter.device)
                     if what == "step"
@@ -336,7 +336,7 @@ def _matrices_in(name: str, parameters: Mapping[str, Tensor]) -> int:
     if name.endswith("gate.old_proj.weight"):
         return 2
     if name.endswith("inner.weight"):
-        # With a gate, twice as many units go in as come out.
+        # Gated layers (GLU) have twice as many inner outputs.
         outer = parameters[name.removesuffix("inner.weight") + "outer.weight"]
         return len(parameters[name]) // outer.shape[1]
     # The four gates of an LSTM.
@@ -344,10 +344,10 @@ def _matrices_in(name: str, parameters: Mapping[str, Tensor]) -> int:
 
 
 def new_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None:
-    """Return the average that a run keeps beside its model; None where it keeps none.
+    """Return the average of the weights that settings ask for; None without one.
 
-    The plain mean over the last part of a run is that of Polyak and Juditsky (1992) and of
-    non-monotonically triggered averaging (Merity et al., arXiv 1708.02182) with a fixed trigger.
+    ``tail`` is Polyak averaging (Polyak and Juditsky, 1992) over the last part of a run, like ASGD
+    in Merity et al. (arXiv 1708.02182) with a fixed trigger.
     """
     if config.average == "none":
         return None
@@ -355,13 +355,11 @@ def new_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None:
 
 
 class _Average(AveragedModel):
-    """The average of PyTorch, which need not tell the device how many weights were averaged.
-
-    That is a copy which a GPU is waited for, at each step.
+    """PyTorch's average, without its synchronization of a GPU at each step.
 
     Args:
-        model: What is averaged.
-        decay: Share of the average that a step leaves of it. None: the plain mean.
+        model: The model to average.
+        decay: Decay of the exponential moving average. None: the mean.
     """
 
     def __init__(self, model: nn.Module, decay: float | None) -> None:
@@ -370,7 +368,7 @@ class _Average(AveragedModel):
 
     @torch.no_grad()
     def update_parameters(self, model: nn.Module) -> None:
-        """Take the present weights into the average."""
+        """Add the current weights to the average."""
         n = int(self.n_averaged)
         averaged: list[Tensor] = [*self.module.parameters()]
         present: list[Tensor] = [*model.parameters()]
@@ -386,7 +384,7 @@ class _Average(AveragedModel):
 
 
 def average_start(config: TrainConfig) -> float:
-    """Return the share of the training after which weights are averaged."""
+    """Return the progress at which averaging starts."""
     if config.average_start is not None:
         return config.average_start
     return 0.0 if config.average == "ema" else 1 - config.cooldown_fraction

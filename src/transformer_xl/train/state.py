@@ -1,4 +1,4 @@
-"""Everything that training changes, lengths that vary among it, and how it is saved."""
+"""The state of training, including varying segment lengths, and how it is saved."""
 
 import math
 import random
@@ -24,25 +24,25 @@ from transformer_xl.train.checkpoint.checkpoints import Checkpoints, empty, read
 from transformer_xl.train.optim import Optimizer, average_start
 
 DEVIATION = 5
-"""Standard deviation of a random length (Merity et al. 2017, arXiv 1708.02182)."""
+"""Standard deviation of random segment lengths (Merity et al., 2017, arXiv 1708.02182)."""
 
 
 def stage_at(stages: Sequence[Stage], progress: float) -> int:
-    """Return the number of the stage at a point of the training, given as a share of it."""
+    """Return the index of the stage at a progress between 0 and 1."""
     return sum(start <= progress for start, _, _ in stages) - 1
 
 
 def longest_segment(config: TrainConfig) -> int:
-    """Return the largest number of tokens that a stream may read in a step."""
+    """Return the maximum segment length of a training."""
     longest = max((segment_len for _, segment_len, _ in config.stages), default=config.segment_len)
     return longest + 3 * DEVIATION if config.random_segment_len else longest
 
 
 def random_segment_len(segment_len: int, seed: int, step: int) -> int:
-    """Draw the length of a segment around ``segment_len``, or in one case of twenty its half.
+    """Draw a segment length around ``segment_len``, or with probability 0.05 around its half.
 
-    A function of the seed and the step, so that a run that goes on draws what it would have drawn.
-    What lies three deviations above ``segment_len`` is cut off there, and 5 is the least.
+    A function of the seed and the step, so that a resumed run draws the same lengths. Clamped to 5
+    and to three standard deviations above ``segment_len``.
     """
     draw = random.Random(f"{seed} {step}")
     middle = segment_len if draw.random() < 0.95 else segment_len / 2
@@ -51,19 +51,19 @@ def random_segment_len(segment_len: int, seed: int, step: int) -> int:
 
 
 class VaryingSegmentsState(SegmentsState):
-    """What :meth:`VaryingSegments.state_dict` saves."""
+    """The state dict of :class:`VaryingSegments`."""
 
     position: int
 
 
 class VaryingSegments(Segments):
-    """Segments whose length may change between two of them; the streams never break.
+    """Segments of varying length, without gaps in the streams.
 
     The length of the next one is :attr:`length`; the other arguments are those of
     :class:`~transformer_xl.data.Segments`.
 
     Args:
-        longest: The largest length.
+        longest: The maximum length.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class VaryingSegments(Segments):
 
     @property
     def tokens_read(self) -> int:
-        """How many tokens of each stream were read."""
+        """Number of tokens read from each stream."""
         return self.position
 
     def next_segment(self) -> tuple[Int64[Tensor, "B T"], Int64[Tensor, "B predicted"]]:
@@ -90,14 +90,14 @@ class VaryingSegments(Segments):
         return found
 
     def state_dict(self) -> VaryingSegmentsState:
-        """Return the position, and what it was counted in."""
+        """Return the position, and the sizes that it depends on."""
         return {**super().state_dict(), "position": self.position}
 
     def load_state_dict(self, state: VaryingSegmentsState) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Continue where the state was saved.
+        """Restore a saved position.
 
         Raises:
-            ValueError: The state counts segments of another shape or of another text.
+            ValueError: The state is of other batch sizes or another text.
         """
         super().load_state_dict(state)
         self.position = state["position"]
@@ -105,7 +105,7 @@ class VaryingSegments(Segments):
 
 @dataclass
 class TrainState:
-    """Everything that training changes."""
+    """The state of training: model, optimizer, position in the text, memory and counters."""
 
     model: LanguageModel
     optimizer: Optimizer
@@ -116,58 +116,58 @@ class TrainState:
     corpus: dict[str, str]
     """Checksums of the vocabulary and the tokens."""
     world: World = field(default_factory=World)
-    """The processes that train together."""
+    """The processes of the run."""
     step: int = 0
-    """Updates made so far; those that were left out count."""
+    """Number of steps so far, including skipped updates."""
     seconds: float = 0.0
-    """Time spent in steps, over all parts of the run."""
+    """Time spent in steps, including those before a resumption."""
     end_is_fixed: bool = True
-    """False while a run with a time limit may still move ``total_steps``."""
+    """False while a time limit may still change ``total_steps``."""
     cooldown_steps: float | None = None
-    """Length of the cooldown, where a time limit decides it."""
+    """Length of the cooldown, if a time limit determines it."""
     best: float = math.inf
     """Lowest validation loss so far."""
     losses: list[float | Tensor] = field(default_factory=list)
-    """Losses since the last line of the log; where they were computed, until they are read."""
+    """Losses since the last log record, on the device until they are read."""
     offsets: list[int] = field(default_factory=list)
-    """Where the segments of these losses begin, in tokens after the beginning of each stream."""
+    """Start of the segments of these losses, in tokens from the beginning of each stream."""
     usual_loss: float | None = None
-    """Running mean of the losses that were read."""
+    """Running mean of the loss."""
     usual_norm: float | None = None
-    """Running mean of the norms of the gradient."""
+    """Running mean of the gradient norm."""
     skipped: int = 0
-    """Updates that were left out."""
+    """Number of skipped updates."""
     skipped_in_a_row: int = 0
-    """Updates that were left out since the last one that was made."""
+    """Number of consecutive skipped updates up to now."""
     tokens: int = 0
-    """Tokens read since the last line of the log or the beginning of this part of the run."""
+    """Tokens read since the last log record, or since the start or resumption."""
     stage: int = 0
-    """Which of ``stages`` it is in."""
+    """Index of the current stage."""
     stage_step: int = 0
-    """Updates made before the stage began."""
+    """Steps before the current stage."""
     stage_seconds: float = 0.0
-    """Time spent in steps before the stage began."""
+    """Time spent in steps before the current stage."""
     average: AveragedModel | None = None
-    """The average of the weights, if one is kept."""
+    """The average of the weights, if any."""
 
     @property
     def shown(self) -> LanguageModel:
-        """The model that is evaluated and kept: the average, once it has begun."""
+        """The model to evaluate and keep: the average once averaging has started."""
         if self.average is None or not self.average.n_averaged:
             return self.model
-        # Its class, which torch does not know.
+        # For the type checker.
         assert isinstance(self.average.module, TransformerXL)
         return self.average.module
 
     def progress(self, config: TrainConfig) -> float:
-        """Return the share of the training that is done: of the steps, or of the minutes."""
+        """Return the progress of training, between 0 and 1: of the steps, or of the time limit."""
         done = self.step / self.total_steps
         if self.end_is_fixed or config.minutes is None:
             return done
         return max(done, self.seconds / (60 * config.minutes))
 
     def next_lengths(self, config: Config) -> tuple[int, int]:
-        """Return how many tokens a stream reads in the next step, and how many it remembers."""
+        """Return the segment length and the memory length of the next step."""
         settings = config.train
         segment_len, mem_len = settings.segment_len, config.model.mem_len
         if settings.stages:
@@ -182,28 +182,27 @@ class TrainState:
         return segment_len, mem_len
 
     def add_to_average(self, config: TrainConfig) -> None:
-        """Take the present weights into the average, where one is kept and has begun."""
+        """Update the average of the weights, if averaging has started."""
         if self.average is None:
             return
-        # Once begun it goes on, also where a corrected end moves the share of what is done.
+        # Averaging never stops, although the progress may decrease when a time limit moves the end.
         if self.average.n_averaged or self.progress(config) > average_start(config):
             self.average.update_parameters(self.model)
 
     def read_losses(self) -> list[float]:
-        """Return the losses as numbers, means over all processes, which all must ask for them.
+        """Return the losses, averaged over all processes. Collective: call on every rank.
 
-        This waits for the device; a step does not.
+        Synchronizes the device.
         """
         numbers = self.world.mean([float(loss) for loss in self.losses])
         self.losses = [*numbers]
         return numbers
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors that training changes, by name.
+        """Return the tensors of the state, by name.
 
-        ``model.…``, ``average.…`` and ``optimizer.…`` are the same in all processes, or
-        distributed over them. ``mems.…`` are distributed: of all streams in their order, each
-        process has its own. ``random.…`` are the states of the random numbers of each process.
+        ``model.…``, ``average.…`` and ``optimizer.…`` are replicated or sharded. ``mems.…`` are
+        sharded by stream. ``random.…`` are the random number generator states of each process.
         """
         found = {f"model.{name}": x for name, x in self.model.named_parameters()}
         if self.average is not None:
@@ -223,7 +222,7 @@ class TrainState:
         return found
 
     def about(self) -> dict[str, Any]:
-        """Return all else that training changes, and what the tensors belong to."""
+        """Return the rest of the state, and the corpus that it belongs to, for JSON."""
         self.read_losses()
         return {
             "processes": self.world.size,
@@ -235,13 +234,13 @@ class TrainState:
         }
 
     def load(self, checkpoints: Checkpoints, checkpoint: Path) -> None:
-        """Go on from a checkpoint, which any number of processes may have written.
+        """Resume from a checkpoint, written by any number of processes.
 
-        Where their number is another one, dropout draws other numbers than it would have drawn.
+        With another number of processes, the random numbers of dropout differ.
 
         Raises:
             ValueError: The checkpoint belongs to a run on another text.
-            RuntimeError: It does not fit the model.
+            RuntimeError: The checkpoint does not fit the model.
         """
         about, found = read_about(checkpoint), stored(checkpoint)
         if about["corpus"] != self.corpus:
@@ -255,32 +254,36 @@ class TrainState:
         if self.average is not None:
             self.average.n_averaged.fill_(about["averaged"])
         self.mems = [None] * len(self.mems)
-        self.optimizer.make_room(found)
-        # All that is there by now is read in place.
-        rooms = {name: x for name, x in self.tensors().items() if not name.startswith("random")}
+        self.optimizer.allocate(found)
+        # Loaded in place.
+        buffers = {name: x for name, x in self.tensors().items() if not name.startswith("random")}
         kinds = ("random", "random_cuda") if self.model.device.type == "cuda" else ("random",)
         own = [f"{kind}.{self.world.rank}" for kind in kinds]
         is_same_world = about["processes"] == self.world.size and set(own) <= found.keys()
         if is_same_world:
-            rooms |= {name: empty(name, found) for name in own}
+            buffers |= {name: empty(name, found) for name in own}
         device = self.model.device
         remembered = [name for name in found if name.startswith("mems.")]
         for name in remembered:
             whole = empty(name, found)
             n_own = len(self.world.rows(len(whole)))
-            rooms[name] = self._of_streams(whole.new_empty(n_own, *whole.shape[1:], device=device))
-        checkpoints.load(checkpoint, rooms)
+            buffers[name] = self._of_streams(
+                whole.new_empty(n_own, *whole.shape[1:], device=device)
+            )
+        checkpoints.load(checkpoint, buffers)
         if remembered:
-            self._remember({name.removeprefix("mems."): local(rooms[name]) for name in remembered})
+            self._remember(
+                {name.removeprefix("mems."): local(buffers[name]) for name in remembered}
+            )
         if is_same_world:
-            torch.set_rng_state(rooms[own[0]])
+            torch.set_rng_state(buffers[own[0]])
             if device.type == "cuda":
-                torch.cuda.set_rng_state(rooms[own[1]], device)
+                torch.cuda.set_rng_state(buffers[own[1]], device)
         else:
             self.world.seed_apart(self.step)
 
     def _of_streams(self, own: Tensor) -> Tensor:
-        """Return a tensor of the streams of this process as a part of that of all streams."""
+        """Return a tensor of the streams of this process as a shard of that of all streams."""
         if self.world.size == 1:
             return own
         assert self.world.mesh is not None
@@ -308,5 +311,5 @@ class TrainState:
 
 
 def local(x: Tensor) -> Tensor:
-    """Return what this process holds of a tensor."""
+    """Return the local shard of a tensor."""
     return x.to_local() if isinstance(x, DTensor) else x

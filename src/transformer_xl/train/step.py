@@ -1,6 +1,6 @@
-"""One update: a segment of each stream forward and backward, and the weights moved.
+"""A training step: forward and backward pass on a segment of each stream, and the update.
 
-Also the model as it is called for that: in one process or in many, compiled or not.
+Also the wrapper of the model for training: DDP, FSDP and ``torch.compile``.
 """
 
 import math
@@ -24,49 +24,46 @@ from transformer_xl.train.state import TrainState
 
 
 class Network:
-    """The model as training calls it: in one process, or in many that share its gradients.
+    """The model wrapped for training with one or several processes.
 
-    Every process reads streams of its own. What they share:
+    Every process reads its own streams:
 
-    * ``ddp``: each holds the whole model; gradients are averaged while the backward pass goes on
+    * ``ddp``: each process holds the whole model; gradients are averaged during the backward pass
       (Li et al., PyTorch Distributed, 2020).
-    * ``fsdp``: each holds a part of every weight, of its gradient and of what the optimizer knows
-      of it; a layer is put together when it is needed (Zhao et al., PyTorch FSDP, 2023). The
-      layers are units; embedding, softmax and what belongs to no layer are one more, which stays
-      together from the forward to the backward pass.
-
-    The model knows nothing of it.
+    * ``fsdp``: each process holds a shard of every weight, gradient and optimizer state; a layer is
+      gathered when needed (Zhao et al., PyTorch FSDP, 2023). Each layer is a unit; all other
+      parameters are another one, which is not resharded between forward and backward pass.
 
     Args:
-        model: The model, which is sharded already where it is to be (:func:`shard`).
-        settings: How it is trained.
-        world: The processes that train it.
+        model: The model, after :func:`shard`.
+        settings: Training settings.
+        world: The processes.
     """
 
     def __init__(self, model: nn.Module, settings: TrainConfig, world: World) -> None:
         self._module: nn.Module = model
         self._has_compiler = settings.compile
         if settings.compile and isinstance(model, FSDPModule):
-            # What puts a layer together and takes it apart stays outside.
+            # Gathering and resharding stay outside of the compiled code.
             for layer in _layers(model):
                 layer.forward = torch.compile(layer.forward, dynamic=False)
         elif settings.compile:
-            # Without dynamic shapes, a resumed run compiles what the first one did, to the same
-            # bits; and as only full memories come to it, there is one shape.
+            # With static shapes, a resumed run compiles the same code and gives the same bits. Only
+            # full memories are passed to it, so there is one shape.
             self._module = _compiled(model)
         if world.size > 1 and not isinstance(model, FSDPModule):
             self._module = DistributedDataParallel(self._module, gradient_as_bucket_view=True)
 
     def __call__(self, *arguments: Any, is_compiled: bool, **options: Any) -> Output:
-        """Call the model; compiled, if it is at all and ``is_compiled``."""
+        """Call the model; with ``is_compiled`` False, eagerly even if it is compiled."""
         if is_compiled or not self._has_compiler:
             return self._module(*arguments, **options)
-        # Only here, as it loads the compiler, which takes seconds.
+        # Only here, as it imports the compiler, which takes seconds.
         with torch.compiler.set_stance("force_eager"):
             return self._module(*arguments, **options)
 
     def shares_gradients(self, is_last: bool) -> AbstractContextManager:
-        """Return a context for a forward and backward pass; the last of a step shares gradients."""
+        """Return a context for a forward and backward pass; the last of a step syncs gradients."""
         if isinstance(self._module, FSDPModule):
             self._module.set_requires_gradient_sync(is_last)
         elif isinstance(self._module, DistributedDataParallel) and not is_last:
@@ -75,14 +72,14 @@ class Network:
 
 
 def shard(model: nn.Module, settings: TrainConfig, world: World, device: torch.device) -> None:
-    """Divide the weights of a model over the processes, where the settings ask for it.
+    """Shard the weights of a model over the processes, if the settings say so.
 
-    Under bfloat16, weights are put together in bfloat16, and gradients summed in float32; the
-    weights that are kept are float32.
+    In bfloat16, weights are gathered in bfloat16, and gradients are reduced in float32; the sharded
+    weights stay in float32.
     """
     if settings.parallel != "fsdp" or world.size == 1:
         return
-    # Nothing is written into what the model returns.
+    # Harmless, as outputs of the model are not modified in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     policy = MixedPrecisionPolicy()
     if pick_precision(settings.precision, device) == "bfloat16":
@@ -100,9 +97,9 @@ def shard(model: nn.Module, settings: TrainConfig, world: World, device: torch.d
 
 
 def whole_weights(model: nn.Module, world: World) -> dict[str, Tensor]:
-    """Put the weights of a model together, each once and one after the other.
+    """Gather the weights of a model, one by one, on the CPU of the first process.
 
-    All processes must call this; the first one gets them, in the memory of the processor.
+    Collective: call on every rank.
     """
     found = {}
     for name, parameter in model.named_parameters():
@@ -129,12 +126,12 @@ def activation_penalty(config: TrainConfig, out: Output, predicted: int) -> Tens
     $$\alpha\,\mathrm{mean}(m \odot h_t)^2 + \beta\,\mathrm{mean}(h_t - h_{t-1})^2$$
 
     with the last layer's outputs $h$ and the dropout mask $m$. Means are over streams, positions
-    and dimensions, as in the code of that paper, so that parts of equal size have as their mean
-    the penalty of the whole.
+    and dimensions, as in the code of that paper, so that the penalty of a batch is the mean of
+    those of equal parts.
 
     Args:
-        config: The weights of the two.
-        out: What the model returned.
+        config: The coefficients.
+        out: The output of the model.
         predicted: How many of the last positions have a target; the others are context.
     """
     penalty = 0.0
@@ -148,33 +145,33 @@ def activation_penalty(config: TrainConfig, out: Output, predicted: int) -> Tens
 
 
 KNOWN_AFTER = 20
-"""Updates after which it is known how long a gradient usually is."""
+"""Updates after which the running mean of the gradient norm is reliable."""
 _KEPT = 0.98
 
 
 class Update(NamedTuple):
-    """What became of a step."""
+    """The result of a step."""
 
     loss: Tensor
-    """Of the streams of this process, in nats per token."""
+    """Mean loss of the streams of this process, in nats per token."""
     lr: float
-    """Learning rate; 0 where nothing was learned."""
+    """Learning rate; 0 if the update was skipped."""
     offset: int
-    """Where its segments begin: tokens from the beginning of each stream."""
+    """Start of its segments, in tokens from the beginning of each stream."""
     norm: float
-    """Norm of the gradient, before it was clipped."""
+    """Norm of the gradient before clipping."""
     is_skipped: bool
-    """Whether the update was left out."""
+    """Whether the update was skipped."""
 
 
 def train_step(config: Config, state: TrainState, network: Network) -> Update:
-    """Make one update, or leave it out because its gradient is not finite or too long.
+    """Make one update, or skip it if the norm of its gradient is not finite or too large.
 
-    An update that is left out moves neither weights nor what is remembered: the streams go on, and
-    the memory lacks one segment.
+    A skipped update changes neither weights nor memory: the streams advance, and the memory lacks a
+    segment.
 
     Raises:
-        RuntimeError: More updates in a row were left out than ``max_skips``.
+        RuntimeError: More than ``max_skips`` updates in a row were skipped.
     """
     settings, device = config.train, state.model.device
     segment_len, mem_len = state.next_lengths(config)
@@ -189,7 +186,7 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     for i, (part, part_targets) in enumerate(
         zip(tokens.chunk(parts), targets.chunk(parts), strict=True)
     ):
-        # Of the lengths that a memory has while it fills up, each would be compiled for itself.
+        # Each length of a memory that is filling up would be compiled separately.
         memory = state.mems[i]
         is_full = memory is not None and len(memory) == mem_len
         lengths = {"mem_len": mem_len, "context": context}
@@ -206,7 +203,7 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     weights = [p for p in state.model.parameters() if p.grad is not None]
     length = get_total_norm([p.grad for p in weights if p.grad is not None])
     length = length.full_tensor() if isinstance(length, DTensor) else length
-    # Here the device is waited for, which is cheaper than weights that are lost.
+    # Synchronizes the device, which is cheaper than corrupting the weights.
     norm = float(length)
     if not _is_usual(norm, settings, state):
         _skip(norm, loss, offset, settings, state)
@@ -219,7 +216,7 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     usual_len = settings.segment_len
     if settings.stages:
         usual_len = settings.stages[state.stage][1]
-    # Else short segments would have more of a say for each of their tokens than long ones.
+    # Otherwise tokens of short segments would have more weight than those of long ones.
     share = segment_len / usual_len if settings.random_segment_len else 1.0
     lr = state.optimizer.step(
         state.step, state.total_steps, share=share, cooldown_steps=state.cooldown_steps
@@ -230,12 +227,12 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
 
 
 def running_mean(before: float | None, value: float) -> float:
-    """Return the mean of the latest values, each counting less than the one after it."""
+    """Return the updated exponential moving average; None before the first value."""
     return value if before is None else _KEPT * before + (1 - _KEPT) * value
 
 
 def _is_usual(norm: float, settings: TrainConfig, state: TrainState) -> bool:
-    # The gradient of all processes, so that all decide alike.
+    # The norm over all processes, so that all decide alike.
     if not math.isfinite(norm):
         return False
     is_known = state.usual_norm is not None and state.step - state.skipped >= KNOWN_AFTER
@@ -260,7 +257,7 @@ def _skip(norm: float, loss: Tensor, offset: int, settings: TrainConfig, state: 
 
 
 def diverged(step: int, what: str) -> RuntimeError:
-    """Return the error for a run that cannot be saved by going on."""
+    """Return the error for a run that diverged."""
     return RuntimeError(
         f"{what} after step {step}: lower train.lr or train.clip_norm, or raise "
         "train.warmup_steps; the checkpoints before it are intact"
@@ -268,5 +265,5 @@ def diverged(step: int, what: str) -> RuntimeError:
 
 
 def _moved(x: Tensor, device: torch.device) -> Tensor:
-    # From pinned memory the copy waits for nothing; its room is not used again before it is done.
+    # Copies from pinned memory are asynchronous; the buffer is not reused before they are done.
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)

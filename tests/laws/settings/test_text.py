@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 import pytest
 
 from transformer_xl.config import DataConfig
-from transformer_xl.data import building, corpus, prepare
+from transformer_xl.data import corpus, prepare, preparing
 from transformer_xl.train.beginning import fit_to_corpus
 
 DATA = {
@@ -65,13 +65,13 @@ def place_of(monkeypatch, config):
 
 
 def processes_of(monkeypatch, config):
-    before, seen = building.perform_all, []
+    before, seen = preparing.perform_all, []
 
     def perform_all(tasks, n_workers):
         seen.append(n_workers)
         return before(tasks, 1)
 
-    monkeypatch.setattr(building, "perform_all", perform_all)
+    monkeypatch.setattr(preparing, "perform_all", perform_all)
     prepare(replace(config.data, cache_dir=f"{config.data.cache_dir}{config.data.workers}"))
     return seen
 
@@ -123,7 +123,10 @@ def test_checksums_are_never_compared_where_that_is_asked_for(monkeypatch, recip
             {"valid_path": "other.txt", "test_path": "other.txt", "split_by": "file"},
             r"data\.split_by='file' has no effect",
         ),
-        ({"json_field": "title"}, r"data\.json_field='title' has no effect: no file is JSON lines"),
+        (
+            {"json_field": "title"},
+            r"data\.json_field='title' has no effect: no file is in JSON lines",
+        ),
     ],
 )
 def test_a_setting_of_no_use_to_a_text_is_refused_where_it_is_prepared(recipe, data, message):

@@ -1,10 +1,10 @@
-"""Where the time of a training step goes: by parts of the model, and by operators.
+"""A profile of a training step: time by parts of the model, and by operators.
 
-While a profile is taken, the functions in :data:`SCOPES` note when they begin and end; otherwise
-they are what they are. An operator belongs to the innermost scope around it. In the backward pass
-it belongs where the operator is whose gradient it computes: torch gives both the same number. Times
-are those of an operator without what it calls, so that the parts add up to the step; what Python
-takes is the scope's own time.
+During a profile the functions in :data:`SCOPES` are wrapped to record their scope. An operator
+belongs to the innermost scope around it; in the backward pass, to the scope of the operator whose
+gradient it computes, which has the same sequence number in torch. Times are self times, without
+the operators that an operator calls, so that the parts add up to the step; time spent in Python is
+the self time of the scope.
 """
 
 import os
@@ -59,17 +59,17 @@ SCOPES: tuple[tuple[Any, str, str], ...] = (
     (Optimizer, "step", "optimizer"),
     (TrainState, "add_to_average", "optimizer"),
 )
-"""Whose function, its name where it is called, and the part of the model it is."""
+"""Owner and name of each wrapped function, and the part of the model to which it belongs."""
 PARTS = (
     "embedding", "projections", "attention: products", "attention: softmax",
     "attention: shift, masks, copies", "feed-forward", "norms, residuals, dropout",
     "softmax and loss", "memory", "adding up gradients", "optimizer", "other",
 )  # fmt: skip
 _KINDS = (
-    # (an operator whose name has this, in this scope, is of this part)
-    ("attention", r"mm_?$|matmul|mkldnn|scaled_dot_product", "attention: products"),
-    ("attention", r"softmax", "attention: softmax"),
-    ("attention", r"", "attention: shift, masks, copies"),
+    # (pattern in the name of an operator of attention, part)
+    (r"mm_?$|matmul|mkldnn|scaled_dot_product", "attention: products"),
+    (r"softmax", "attention: softmax"),
+    (r"", "attention: shift, masks, copies"),
 )
 _SCOPE = "transformer_xl: "
 _STEP = f"{_SCOPE}other"
@@ -81,26 +81,26 @@ def profile(config: Config, steps: int) -> dict[str, Any]:
 
     Args:
         config: The recipe, with the size of its vocabulary.
-        steps: Steps that count.
+        steps: Number of measured steps.
 
     Returns:
         Milliseconds of a step by part, and by operator within each part.
 
     Raises:
-        ValueError: ``steps`` is below 1, it is another kind of model, or it would be compiled: then
-            it has no parts.
+        ValueError: ``steps`` is below 1, it is another kind of model, or it would be compiled, in
+            which case the parts cannot be told apart.
     """
     if steps < 1:
         raise ValueError(f"steps={steps} must be at least 1")
     if config.train.compile:
         raise ValueError(
-            "train.compile=True leaves nothing of the parts that a profile tells apart; "
+            "train.compile=True fuses the parts that a profile tells apart; "
             "profile with --train.compile False"
         )
     device = pick_device()
     _, step = training(config, device)
     plain = timed(step, steps, device)
-    # Otherwise torch announces on the terminal that it begins and ends.
+    # Otherwise torch logs the start and the end of the profile.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -111,7 +111,7 @@ def profile(config: Config, steps: int) -> dict[str, Any]:
             step()
 
     with _scopes(), torch_profile(activities=activities) as taken:
-        # The first step pays for what the profiler sets up, and has no scope around it.
+        # The first step includes the set-up of the profiler; without a scope it is not counted.
         step()
         profiled = timed(noted, steps, device, warm_up=0)
     sums = _sums([*(taken.events() or [])], device)
@@ -131,14 +131,14 @@ def _scopes() -> Iterator[None]:
     before = [(owner, name, getattr(owner, name)) for owner, name, _ in SCOPES]
     try:
         for owner, name, scope in SCOPES:
-            setattr(owner, name, _noting(getattr(owner, name), _SCOPE + scope))
+            setattr(owner, name, _scoped(getattr(owner, name), _SCOPE + scope))
         yield
     finally:
         for owner, name, function in before:
             setattr(owner, name, function)
 
 
-def _noting(function: Callable[..., Any], scope: str) -> Callable[..., Any]:
+def _scoped(function: Callable[..., Any], scope: str) -> Callable[..., Any]:
     @wraps(function)
     def noted(*args: Any, **kwargs: Any) -> Any:
         with record_function(scope):
@@ -148,7 +148,7 @@ def _noting(function: Callable[..., Any], scope: str) -> Callable[..., Any]:
 
 
 class _Row(NamedTuple):
-    """Where an operator ran, and which."""
+    """An operator and the scope in which it ran."""
 
     scope: str
     is_backward: bool
@@ -156,25 +156,17 @@ class _Row(NamedTuple):
 
     @property
     def part(self) -> str:
-        """The part of the model that it worked for."""
-        for scope, pattern, part in _KINDS:
-            if self.scope == scope and re.search(pattern, self.operator):
-                return part
-        return self.scope
+        """The part of the model to which it belongs."""
+        if self.scope != "attention":
+            return self.scope
+        return next(part for pattern, part in _KINDS if re.search(pattern, self.operator))
 
 
-class _Sum(NamedTuple):
-    """Of all steps."""
-
-    microseconds: float
-    calls: int
-
-
-def _sums(events: list[FunctionEvent], device: torch.device) -> dict[_Row, _Sum]:
-    """Add up what ran in the steps that were noted, each operator without what it calls."""
+def _sums(events: list[FunctionEvent], device: torch.device) -> dict[_Row, tuple[float, int]]:
+    """Sum the self times in microseconds and the calls of each operator in the measured steps."""
     began = min(event.time_range.start for event in events if event.name == _STEP)
-    sums: dict[_Row, _Sum] = {}
-    # Which scope made the part of the graph that has this number.
+    sums: dict[_Row, tuple[float, int]] = {}
+    # Scope by the sequence number of a node of the autograd graph.
     makers: dict[int, str] = {}
 
     def visit(event: FunctionEvent, scope: str, is_backward: bool) -> None:
@@ -186,13 +178,13 @@ def _sums(events: list[FunctionEvent], device: torch.device) -> dict[_Row, _Sum]
             scope = "adding up gradients" if is_adding else makers.get(event.sequence_nr, "other")
             is_backward, operator = True, "(autograd)"
         elif event.sequence_nr >= 0 and not is_backward:
-            # Several operators read the same number; the last one of them took it.
+            # Several operators can have the same number; the last one created the node.
             makers[event.sequence_nr] = scope
         row = _Row(scope, is_backward, operator)
         is_cpu = device.type == "cpu"
         own = event.self_cpu_time_total if is_cpu else event.self_device_time_total
-        microseconds, calls = sums.get(row, _Sum(0.0, 0))
-        sums[row] = _Sum(microseconds + own, calls + 1)
+        microseconds, calls = sums.get(row, (0.0, 0))
+        sums[row] = (microseconds + own, calls + 1)
         for child in event.cpu_children:
             visit(child, scope, is_backward)
 
@@ -203,34 +195,34 @@ def _sums(events: list[FunctionEvent], device: torch.device) -> dict[_Row, _Sum]
     return sums
 
 
-def _tables(sums: dict[_Row, _Sum], steps: int) -> dict[str, list[dict[str, Any]]]:
-    """Return what a step takes by part, and by operator within each part, the longest first."""
-    total = sum(own.microseconds for own in sums.values())
+def _tables(sums: dict[_Row, tuple[float, int]], steps: int) -> dict[str, list[dict[str, Any]]]:
+    """Return the time of a step by part, and by operator within each part, the longest first."""
+    total = sum(microseconds for microseconds, _ in sums.values())
     operators = [
         {
             "operator": row.operator,
             "part": row.part,
             "pass": "backward" if row.is_backward else "forward",
-            "ms": own.microseconds / steps / 1e3,
-            "share": own.microseconds / total,
-            "calls": own.calls / steps,
+            "ms": microseconds / steps / 1e3,
+            "share": microseconds / total,
+            "calls": calls / steps,
         }
-        for row, own in sorted(sums.items(), key=lambda item: -item[1].microseconds)
+        for row, (microseconds, calls) in sorted(sums.items(), key=lambda item: -item[1][0])
     ]
     parts = []
     for part in PARTS:
         rows = [row for row in operators if row["part"] == part]
-        ms = {
-            name: sum(row["ms"] for row in rows if row["pass"] == name)
+        forward, backward = (
+            sum(row["ms"] for row in rows if row["pass"] == name)
             for name in ("forward", "backward")
-        }
+        )
         parts.append(
             {
                 "part": part,
-                "ms": sum(ms.values()),
+                "ms": forward + backward,
                 "share": sum(row["share"] for row in rows),
-                "forward_ms": ms["forward"],
-                "backward_ms": ms["backward"],
+                "forward_ms": forward,
+                "backward_ms": backward,
             }
         )
     return {"parts": parts, "operators": operators}

@@ -1,9 +1,8 @@
-"""Seconds, tokens per second and shares of what the machine can do.
+"""Seconds, tokens per second and utilization of the machine.
 
-What a segment costs at least is counted by the definition of the model: products of queries with
-the keys that they see, the memory projected anew where the weights move, positions projected once
-for all streams. What an implementation computes beyond that, such as scores that it hides
-afterwards, is not.
+FLOPs are counted by the definition of the model: products of queries with the keys that they see,
+the memory projected again where the weights change, positions projected once for all streams.
+Additional work of an implementation, such as scores that are masked afterwards, is not counted.
 """
 
 import statistics
@@ -11,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,38 +33,38 @@ from transformer_xl.train.optim import Optimizer, new_average
 def forward_flops(
     config: ModelConfig, B: int, T: int, M: int, predicted: int, *, is_kept: bool
 ) -> float:
-    """Count the operations of B streams of T tokens with a memory of M, two a multiplication.
+    """Count the FLOPs of B streams of T tokens with a memory of M, two for a multiplication.
 
     Args:
         config: The model.
         B: Streams.
         T: Tokens of each.
-        M: Remembered positions of each.
+        M: Memory length.
         predicted: Tokens of each stream that have a target.
-        is_kept: The memory is one of keys and values, and the positions are projected already.
+        is_kept: The memory holds keys and values, and the positions are projected already.
     """
-    layer = _layer(config, B, T, M, 1)
+    learning, given = _layer(config, B, T, M, 1)
     outside = B * T * _embedding(config) + B * predicted * _softmax(config, 0)
-    return 2 * (config.n_layer * (layer.learning + (not is_kept) * layer.given) + outside)
+    return 2 * (config.n_layer * (learning + (not is_kept) * given) + outside)
 
 
 def training_flops(
     config: ModelConfig, B: int, T: int, M: int, predicted: int, accumulate: int = 1
 ) -> float:
-    """Count the operations of a training step in ``accumulate`` parts; see :func:`forward_flops`.
+    """Count the FLOPs of a training step in ``accumulate`` parts; see :func:`forward_flops`.
 
-    The gradients of its two factors make a backward product twice a forward one; but what the
-    memory holds and the encodings of positions have no gradient.
+    A product costs twice as much in the backward pass, because both factors have a gradient; but
+    the memory and the encodings of positions have none.
     """
-    layer = _layer(config, B, T, M, accumulate)
+    learning, given = _layer(config, B, T, M, accumulate)
     outside = B * T * _embedding(config) + B * predicted * _softmax(config, config.sample_softmax)
-    return 2 * (config.n_layer * (3 * layer.learning + 2 * layer.given) + 3 * outside)
+    return 2 * (config.n_layer * (3 * learning + 2 * given) + 3 * outside)
 
 
 def token_bytes(config: ModelConfig, M: int, bytes_per_number: int) -> int:
     """Count the bytes of weights, keys and values that one token of one stream must read.
 
-    Of an adaptive softmax only the head is read for most tokens.
+    Of an adaptive softmax only the head counts, which suffices for most tokens.
     """
     D, width, head = config.d_model, config.n_head * config.head_width, config.clusters[0]
     layer = 4 * D * width + (2 + config.is_gated) * D * config.d_inner + 2 * M * width
@@ -74,26 +73,18 @@ def token_bytes(config: ModelConfig, M: int, bytes_per_number: int) -> int:
     return bytes_per_number * (config.n_layer * layer + softmax)
 
 
-class _Layer(NamedTuple):
-    """Multiplications of a layer."""
+def _layer(config: ModelConfig, B: int, T: int, M: int, n_parts: int) -> tuple[int, int]:
+    """Count multiplications of a layer: with gradients of both factors, of the weights alone.
 
-    learning: int
-    """In products of which both factors have a gradient."""
-    given: int
-    """In projections of the memory and of positions, of which only the weights have one."""
-
-
-def _layer(config: ModelConfig, B: int, T: int, M: int, n_parts: int) -> _Layer:
+    The latter are the projections of the memory and of positions.
+    """
     D, width = config.d_model, config.n_head * config.head_width
     n_pairs = sum(min(M + i, config.attn_len or M + i) for i in range(1, T + 1))
-    # Relative positions are a third product beside those with the keys and the values.
+    # Relative positions are a third product besides those with keys and values.
     attention = (3 if config.attn_type in (0, 1) else 2) * width * n_pairs
     positions = n_parts * (M + T) * D * width if config.attn_type == 0 else 0
     maps = 4 * D * width + (2 + config.is_gated) * D * config.d_inner + _gates(config)
-    return _Layer(
-        learning=B * (T * maps + attention),
-        given=B * 2 * M * D * width + positions,
-    )
+    return B * (T * maps + attention), B * 2 * M * D * width + positions
 
 
 def _gates(config: ModelConfig) -> int:
@@ -121,30 +112,30 @@ def _softmax(config: ModelConfig, n_samples: int) -> float:
 
 
 WARM_UP = 2
-"""Steps before those that count."""
+"""Steps before the measured ones."""
 TOKENS = 32
-"""Least number of tokens that are written: one takes so short that noise is large."""
+"""Least number of generated tokens: the time of one is so short that it is noisy."""
 CEILING_WIDTH = {"cpu": 2048, "cuda": 8192}
-"""Width of the matrices whose product is the ceiling."""
+"""Width of the square matrices whose product measures the peak rate."""
 READING_WIDTH = {"cpu": 8192, "cuda": 32768}
-"""Width of the float32 matrix that is read: it must be more than a cache holds."""
-_GUESSED = {"authors-bytes": 204, "chars": 100, "words": 10_000, "integers": 50}
-"""Symbols of a text that is not known, by ``data.vocab``."""
+"""Width of the float32 matrix that measures the bandwidth: larger than any cache."""
+_ASSUMED_SIZES = {"authors-bytes": 204, "chars": 100, "words": 10_000, "integers": 50}
+"""Assumed vocabulary size of an unknown text, by ``data.vocab``."""
 
 
 def with_vocabulary(config: Config) -> Config:
-    """Return the recipe with a size of the vocabulary, guessed where only the text says it."""
+    """Return the recipe with a vocabulary size, assumed if it depends on the text."""
     size = config.model.vocab_size or known_vocab_size(config.data)
-    # A tokenizer that is brought along has its own number.
-    size = size or _GUESSED.get(config.data.vocab, 4096)
+    # The size of an external tokenizer is not known here.
+    size = size or _ASSUMED_SIZES.get(config.data.vocab, 4096)
     return replace(config, model=replace(config.model, vocab_size=size))
 
 
 def training(config: Config, device: torch.device) -> tuple[TrainState, Callable[[], Tensor]]:
-    """Begin to train on random tokens; return the training and a function that makes a step.
+    """Set up training on random tokens; return the state and a function that makes a step.
 
-    A step is one of the end of a run: with the lengths of its last stage, and an average of the
-    weights that has begun.
+    A step is like those at the end of a run: with the lengths of the last stage, and with the
+    average of the weights.
 
     Raises:
         ValueError: It is another kind of model.
@@ -180,10 +171,10 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
 
     Args:
         config: The recipe, with the size of its vocabulary.
-        steps: Steps of each that count.
+        steps: Number of measured steps of each.
 
     Returns:
-        For each of the three its seconds, tokens per second and share of what is possible.
+        For each of the three its seconds, tokens per second and utilization.
 
     Raises:
         ValueError: ``steps`` is below 1, or it is another kind of model.
@@ -218,7 +209,7 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
 
 
 def circumstances(config: Config, device: torch.device) -> dict[str, Any]:
-    """Say what is measured, and on what."""
+    """Describe the model and the environment of a measurement."""
     machine = describe_machine()
     dtype = getattr(torch, pick_precision(config.train.precision, device))
     attention = choose_backend(device, dtype, config.model.head_width).backend
@@ -236,7 +227,7 @@ def circumstances(config: Config, device: torch.device) -> dict[str, Any]:
 def timed(
     step: Callable[[], object], steps: int, device: torch.device, warm_up: int = WARM_UP
 ) -> dict[str, Any]:
-    """Return the median and the range of the seconds that a step takes."""
+    """Return the median and the range of the seconds of a step."""
     seconds = []
     for _ in range(warm_up + steps):
         began = time.perf_counter()
@@ -249,7 +240,7 @@ def timed(
 
 
 def ceiling(dtype: str, device: torch.device) -> float:
-    """Return the rate of a large matrix product in GFLOP/s, by the fastest library that is here."""
+    """Measure the rate of a large matrix product in GFLOP/s, with the fastest library."""
     width = CEILING_WIDTH[device.type]
     x = torch.randn(width, width, device=device, dtype=getattr(torch, dtype))
     ways: list[Callable[[], Tensor]] = [lambda: x @ x]
@@ -260,19 +251,19 @@ def ceiling(dtype: str, device: torch.device) -> float:
 
 
 def reading_rate(device: torch.device) -> float:
-    """Return how many GB of memory are read in a second."""
+    """Measure the memory bandwidth in GB/s, by reading."""
     x = torch.ones(READING_WIDTH[device.type], READING_WIDTH[device.type], device=device)
     ways = (x.sum, lambda: x @ x[0])
     return x.nbytes / 1e9 / min(timed(way, 5, device)["seconds"] for way in ways)
 
 
 def peak_mb(device: torch.device) -> float:
-    """Return how many MB this process, or its part of the accelerator, took at most so far."""
+    """Return the peak memory of this process in MB, on the accelerator if there is one."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
     status = Path("/proc/self/status")
     if status.exists():
-        # Not getrusage, whose peak begins with that of the process which started this one.
+        # Not getrusage, whose peak includes that of the parent process.
         lines = status.read_text(encoding="utf-8").splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
     import resource
@@ -281,7 +272,7 @@ def peak_mb(device: torch.device) -> float:
 
 
 def training_size(config: Config) -> dict[str, Any]:
-    """Return how much a step reads and computes."""
+    """Return the sizes and the GFLOPs of a training step."""
     settings, model = config.train, config.model
     B, T, M = settings.batch_size, settings.segment_len, model.mem_len
     predicted = T - T // 2 if settings.loss == "half" else T
@@ -292,7 +283,7 @@ def training_size(config: Config) -> dict[str, Any]:
 def _evaluate(
     config: Config, model: LanguageModel, steps: int, device: torch.device
 ) -> dict[str, Any]:
-    """Measure segments as evaluations read them."""
+    """Measure a segment of an evaluation."""
     settings = config.eval
     lengths = Lengths.of(config.model, **settings.lengths_after(config.train.segment_len))
     B, T, M, ext_len = settings.batch_size, lengths.segment_len, lengths.mem_len, lengths.ext_len
@@ -311,7 +302,7 @@ def _evaluate(
 def _generate(
     config: Config, model: LanguageModel, steps: int, device: torch.device
 ) -> dict[str, Any]:
-    """Measure tokens as `txl generate` writes them: one stream, in the precision of the weights."""
+    """Measure a token of `txl generate`: one stream, in the precision of the weights."""
     M = config.model.mem_len
     writing = generate(model, [0], mems=full_memory(model, 1, M), seed=0)
     taken = timed(lambda: next(writing), max(steps, TOKENS), device)
@@ -321,7 +312,7 @@ def _generate(
 
 
 def require_transformer_xl(model: ModelConfig) -> None:
-    """Check that what is counted and filled here is there.
+    """Require a Transformer-XL, whose FLOPs and memory are known here.
 
     Raises:
         ValueError: It is another kind of model.
@@ -339,7 +330,7 @@ def reading_step(
     lengths: Lengths,
     mems: Memory,
 ) -> Callable[[], object]:
-    """Return what predicts a segment of each stream, with a memory that moves on."""
+    """Return a function that predicts a segment of each stream and updates the memory."""
     lengths = lengths._replace(segment_len=tokens.shape[1])
 
     def step() -> None:

@@ -1,8 +1,8 @@
-"""The paper's Table 9: one more token by a window that is read anew, and by a memory.
+"""The paper's Table 9: the time per token with a recomputed window, and with a memory.
 
 The window's model is that of Al-Rfou et al. (2018): absolute positions, no memory. Ours has the
-same shape with relative positions. Both have random weights, which takes as long; both attend to
-the same number of keys for each token.
+same shape with relative positions. Both have random weights, which do not change the speed; both
+attend to the same number of keys for each token.
 """
 
 import statistics
@@ -40,20 +40,20 @@ def evaluation_speed(
     precision: Any = "float32",
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Measure the time for each token of both ways, in turns, at each attention length.
+    """Measure the time per token of both methods, alternating, at each attention length.
 
     Args:
         model: The shape; its positions and its memory are set here.
         attn_lens: Keys that a token attends to: the window, and our memory.
-        segment_len: Tokens that ours reads at once.
-        batch_size: Streams that ours reads side by side.
-        windows: How many windows are read side by side: each is tried, the fastest counts.
-        rounds: Turns that count, after one that does not.
-        precision: What products are computed in.
-        say: Told of each row as it is there.
+        segment_len: Tokens of a segment of ours.
+        batch_size: Streams that ours reads batched.
+        windows: Batch sizes of windows: each is measured, the fastest is reported.
+        rounds: Measured rounds, after one for warm-up.
+        precision: Precision of matrix products.
+        say: Called with a message for each row.
 
     Returns:
-        The circumstances and a row for each length: seconds for a token by ``window`` and by
+        The environment and a row for each length: seconds per token by ``window`` and by
         ``memory``, with their ranges, how many times slower the window is, and the paper's number.
 
     Raises:
@@ -82,7 +82,7 @@ def evaluation_speed(
             row = _row(attn_len, ways, step, segment_len * batch_size, rounds, device)
             rows.append(row)
             say(f"{attn_len:,} keys: {row['slowdown']:,.0f} times slower")
-            # The weights and the memory of this length go before those of the next one come.
+            # Free the weights and the memory of this length before those of the next are created.
             del ways, step
     return {
         **circumstances(config, device),
@@ -102,11 +102,11 @@ def _row(
     rounds: int,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Measure one length: in each turn every way once, so that all meet the same machine."""
+    """Measure one length; alternating, so that changes of the machine's speed affect all alike."""
     window: dict[int, list[float]] = {B: [] for B in ways}
     memory: list[float] = []
     for turn in range(rounds + 1):
-        # Of ours a single step is short beside a window; several make its turn as long.
+        # A step of ours is short compared with a window, so several are measured.
         ours = timed(step, 5, device, warm_up=2 if turn == 0 else 0)["seconds"] / tokens
         theirs = {B: timed(way, 1, device, warm_up=0)["seconds"] / B for B, way in ways.items()}
         if turn:
@@ -140,14 +140,14 @@ def _with_memory(model: ModelConfig, attn_len: int, device: torch.device) -> Tra
 
 
 def _window_step(model: TransformerXL, window: int, B: int) -> Callable[[], object]:
-    """Return what predicts B tokens, each from a window of its own."""
-    # The first windows of a text are shorter: what is timed is from where they are whole.
+    """Return a function that predicts B tokens, each from a window of its own."""
+    # The first windows of a text are shorter: only full ones are timed.
     text = torch.randint(model.config.vocab_size, (window + B,))
     return lambda: window_nll(model, text, window, batch_size=B, first=window)
 
 
 def _memory_step(model: TransformerXL, T: int, B: int) -> Callable[[], object]:
-    """Return what predicts a segment of each stream, with a full memory that moves on."""
+    """Return a function that predicts a segment of each stream, with a full memory."""
     window = torch.randint(model.config.vocab_size, (B, T + 1), device=model.device)
     mems = model.keep(full_memory(model, B, model.config.mem_len))
     lengths = Lengths.of(model.config)

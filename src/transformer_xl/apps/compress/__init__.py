@@ -1,4 +1,4 @@
-"""Lossless compression by a model: each symbol costs -log2 of the probability it was given."""
+"""Lossless compression with a model: a symbol of probability p costs -log2 p bits."""
 
 from transformer_xl.apps.compress.arithmetic import check_installed
 from transformer_xl.apps.compress.contents import (

@@ -1,7 +1,7 @@
-"""Rounds of coding: predict, code, check, and perhaps learn.
+"""Rounds of coding: predict, code, write a checksum, and with ``learn`` update the weights.
 
-Whoever encodes knows a whole round and predicts it at once; whoever decodes gets one symbol of each
-stream at a time. All else is the same on both sides.
+The encoder knows all symbols of a round and predicts them in one call; the decoder gets one symbol
+of each stream at a time. Everything else is the same in both.
 """
 
 import math
@@ -18,11 +18,11 @@ from transformer_xl.apps.compress.planning import CHECK_EVERY, FIRST_CHECK, Layo
 from transformer_xl.apps.compress.predicting import Learner, Predictor, start_symbol
 
 Progress = Callable[[int, int], None]
-"""Is told after each round how many symbols are done, and of how many."""
+"""Called after each round with the number of coded symbols and the number of all symbols."""
 
 
-class _Sides:
-    """What both sides do alike."""
+class _CodingState:
+    """The state that encoder and decoder share."""
 
     def __init__(self, layout: Layout, predictor: Predictor, learner: Learner | None) -> None:
         self.layout, self.predictor, self.learner = layout, predictor, learner
@@ -31,7 +31,7 @@ class _Sides:
         self._crc = self._checked = self._done = 0
 
     def inputs(self, parts: Int32[np.ndarray, "B length"], places: slice) -> Tensor:
-        """Return what is read in a round: each symbol's predecessor."""
+        """Return the inputs of a round: the symbol before each of its symbols."""
         before = (
             parts[:, places.start - 1]
             if places.start
@@ -43,13 +43,13 @@ class _Sides:
     def distributions(
         self, log_probs: Tensor, shift: int, is_plain: Bool[np.ndarray, " B"]
     ) -> Float64[np.ndarray, "B *T V"]:
-        """Return what is coded with: the model's word, or none of it."""
+        """Return the distributions for coding: the model's, or the uniform one."""
         probabilities = arithmetic.weights(arithmetic.on_grid(log_probs, shift))
         probabilities[is_plain] = 1.0
         return probabilities
 
     def after(self, parts: Int32[np.ndarray, "B length"], places: slice) -> int | None:
-        """End a round: learn from it; return the checksum of all so far if it is to be coded."""
+        """End a round: learn from it; return the checksum of all symbols if one is due."""
         symbols = parts[:, places].T[self.layout.is_there(places)]
         self._crc = zlib.crc32(symbols.astype("<i4").tobytes(), self._crc)
         self._done += len(symbols)
@@ -58,7 +58,7 @@ class _Sides:
             targets = torch.from_numpy(parts[:, places].astype(np.int64))
             self.learner.learn(self.inputs(parts, places), targets)
             self.predictor.follow(self.learner.model, self.learner.mems)
-        # Soon at first: whoever computes other numbers should not wait long to hear of it.
+        # Often at first, so that a decoder with deviating probabilities stops early.
         pause = min(FIRST_CHECK + 3 * self._checked, CHECK_EVERY)
         if self._done - self._checked < pause or is_last:
             return None
@@ -67,12 +67,12 @@ class _Sides:
 
 
 class Bits:
-    """What a text costs, in bits.
+    """The size of a coded text in bits.
 
     Attributes:
-        model: By the model, -log2 p as it computes it.
-        coded: By the model, or none where that is less: what is to be coded at the least.
-        plain_tokens: How many symbols are coded without the model.
+        model: The sum of -log2 p by the model.
+        coded: The same, with log2 V for each symbol that is coded without the model.
+        plain_tokens: Number of symbols that are coded without the model.
     """
 
     def __init__(self) -> None:
@@ -87,8 +87,8 @@ def encode(
     learner: Learner | None,
     progress: Progress | None = None,
 ) -> tuple[bytes, Bits]:
-    """Code a text; return it and what it should cost."""
-    sides, coder, total = _Sides(layout, predictor, learner), arithmetic.Encoder(), Bits()
+    """Encode a text; return the code and its ideal size."""
+    sides, coder, total = _CodingState(layout, predictor, learner), arithmetic.Encoder(), Bits()
     parts = layout.cut(tokens)
     for places in layout.rounds():
         is_there = layout.is_there(places)
@@ -124,12 +124,12 @@ def decode(
     learner: Learner | None,
     progress: Progress | None = None,
 ) -> Int32[np.ndarray, " n"]:
-    """Restore a text; room is taken for what was decoded, whatever its size should be.
+    """Decode a text; memory grows with the decoded symbols, whatever size the header claims.
 
     Raises:
-        OtherNumbersError: The numbers here are not those that coded it.
+        OtherNumbersError: The probabilities here differ from those of the encoder.
     """
-    sides, coder = _Sides(layout, predictor, learner), arithmetic.Decoder(payload)
+    sides, coder = _CodingState(layout, predictor, learner), arithmetic.Decoder(payload)
     parts = np.zeros((layout.streams, 0), dtype=np.int32)
     before = np.full(layout.streams, sides.first, dtype=np.int32)
     for places in layout.rounds():

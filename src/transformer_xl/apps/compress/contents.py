@@ -1,9 +1,10 @@
-"""Bytes to a file of fewer bytes, and back."""
+"""Compression of bytes to an archive, and decompression."""
 
 import hashlib
 import time
 import zlib
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.metadata import version
 
@@ -33,33 +34,33 @@ _FRESH_VOCAB = "bytes"
 
 
 class UnrestorableError(ValueError):
-    """The vocabulary of the model does not restore a text to the last byte."""
+    """The vocabulary of the model cannot represent a text exactly."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Compressed:
-    """A compressed text and what it costs."""
+    """An archive and its figures."""
 
     content: bytes
     """The file."""
     size: int
     """Bytes of the text."""
     seconds: float
-    """What it took."""
+    """Duration of the compression."""
     model_bits: float
-    """What the text costs by the model: the sum of -log2 p. 0 where it is stored."""
+    """Cost of the text by the model: the sum of -log2 p. 0 if the text is stored."""
     coded_bits: float
-    """The same, but for rounds in which a part is better coded without the model."""
+    """The same, with log2 V for each symbol that is coded without the model."""
     plain_tokens: int
-    """Symbols of these."""
+    """Number of symbols that are coded without the model."""
     streams: int
-    """Parts coded side by side; 0 where it is stored."""
+    """Number of streams; 0 if the text is stored."""
     made_for: str | None = None
-    """The versions and the processor with which alone it is restored, because the model learned;
+    """The versions and the processor that are needed to decompress it, because the model learned;
     None: any."""
 
     def report(self) -> dict[str, float | int | None]:
-        """Return the numbers that people compare; None where an empty text has none."""
+        """Return the figures; None for those that an empty text does not have."""
         size, n = self.size, len(self.content)
         return {
             "bytes": size,
@@ -82,32 +83,32 @@ def compress(
     settings: Settings | None = None,
     progress: Progress | None = None,
 ) -> Compressed:
-    """Compress a text, or any bytes that the vocabulary can restore.
+    """Compress a text, or any bytes that the vocabulary can represent.
 
-    What does not shrink is stored as it is.
+    Data that does not shrink is stored uncompressed.
 
     Args:
         data: The bytes.
-        model: The model. None: a small fresh one, which learns.
+        model: The model. None: a small untrained one, which learns.
         vocab: Its vocabulary.
-        settings: How. None: the defaults.
-        progress: Is told how far it has come.
+        settings: How to code. None: the defaults.
+        progress: Called with the number of coded symbols and of all symbols.
 
     Raises:
         RuntimeError: The library for arithmetic coding is missing; the model's numbers are not
             finite.
-        ValueError: The vocabulary does not restore the bytes; settings do not fit.
+        ValueError: The vocabulary cannot represent the bytes, or settings are invalid.
     """
     arithmetic.check_installed()
     started = time.perf_counter()
     settings = Settings() if settings is None else settings
     if model is None:
-        require(settings.learn, "without a model there must be one that learns: settings.learn")
+        require(settings.learn, "without a model an untrained one must learn: set settings.learn")
         require(vocab is None, "a vocabulary without a model: give both or neither")
     else:
         require(
             settings.seed == 0,
-            f"seed={settings.seed} with a model: only the weights of a fresh one are drawn; leave "
+            f"seed={settings.seed} with a model: only an untrained model has random weights; leave "
             "it out",
         )
     _check_pair(model, vocab)
@@ -126,7 +127,8 @@ def compress(
             )
         model = fresh_model(settings.seed) if model is None else model
         coding = plan(model, _hash(vocab), len(tokens), settings, learning)
-        coded, total = _encode(tokens, model, coding, progress)
+        with _computing(model, coding) as computing:
+            coded, total = encode(tokens, *computing, progress)
         if len(coded) < len(data):
             payload = coded
         else:
@@ -157,33 +159,43 @@ def decompress(
     progress: Progress | None = None,
     ram: float = RAM,
 ) -> bytes:
-    """Restore the bytes that were compressed, all of them or none.
+    """Decompress an archive completely, or raise an error.
 
     Args:
         content: The file.
-        model: The model with which it was made. None: where it was made without one.
+        model: The model that compressed it. None: it was compressed without one.
         vocab: Its vocabulary.
-        progress: Is told how far it has come.
-        ram: Gigabytes of RAM that may be taken, beside the model and the text. The text itself
-            takes room only as far as it is restored.
+        progress: Called with the number of decoded symbols and of all symbols.
+        ram: Limit of RAM in gigabytes, besides the model and the text. The memory of the text
+            grows only as far as it is decoded.
 
     Raises:
-        ArchiveError: The file is damaged or of another version, or was made where sums come out
-            otherwise; it takes more RAM than is allowed.
+        ArchiveError: The file is damaged or has another version, was compressed on a machine whose
+            arithmetic differs, or takes more RAM than the limit.
         RuntimeError: The library for arithmetic coding is missing.
-        ValueError: The model is not the one that the file was made with.
+        ValueError: The model is not the one that compressed the file.
     """
     header, payload = unpack(content)
     data = payload
     if header.coding is not None:
         arithmetic.check_installed()
         model = _model_of(header.coding, model, vocab)
-        is_of_bytes = _of_text(vocab) is None
-        check_possible(header, header.coding, len(payload), model.config, is_of_bytes, ram)
-        tokens = _decode(header, header.coding, payload, model, progress)
-        data = _to_bytes(tokens, vocab)
+        vocab = _text_vocab(vocab)
+        check_possible(header, header.coding, len(payload), model.config, vocab is None, ram)
+        try:
+            with _computing(model, header.coding) as computing:
+                tokens = decode(payload, *computing, progress)
+        except MemoryError as error:
+            n_tokens = header.coding.n_tokens
+            raise RuntimeError(f"there is not enough memory for {n_tokens:,} symbols") from error
+        except arithmetic.OtherNumbersError as error:
+            raise _numbers_differ(header) from error
+        if vocab is None:
+            data = tokens.astype(np.uint8).tobytes()
+        else:
+            data = vocab.decode_bytes(tokens.tolist())
     if len(data) != header.size or _digest(data) != header.digest:
-        raise _other_numbers(header)
+        raise _numbers_differ(header)
     return data
 
 
@@ -191,19 +203,19 @@ def needs_model(content: bytes) -> bool:
     """Whether a model must be given to decompress a file.
 
     Raises:
-        ArchiveError: It is no such file, of another version, or damaged.
+        ArchiveError: It is not an archive, has another version, or is damaged.
     """
     coding = unpack(content)[0].coding
     return coding is not None and not (coding.learning and coding.learning.fresh)
 
 
 def to_tokens(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"]:
-    """Cut bytes into symbols that restore them.
+    """Tokenize bytes so that the symbols decode to exactly these bytes.
 
     Raises:
-        UnrestorableError: The vocabulary has none.
+        UnrestorableError: The vocabulary cannot represent them.
     """
-    vocab = _of_text(vocab)
+    vocab = _text_vocab(vocab)
     if vocab is None:
         return np.frombuffer(data, np.uint8).astype(np.int32)
     remedy = "a model of bytes compresses any file"
@@ -211,107 +223,74 @@ def to_tokens(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"]:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UnrestorableError(
-            f"byte {error.start:,} is no UTF-8, and the model's vocabulary ({vocab.kind}) is one "
-            f"of text; {remedy}"
+            f"byte {error.start:,} is not UTF-8, and the model's vocabulary ({vocab.kind}) is for "
+            f"text; {remedy}"
         ) from None
     try:
         ids = vocab.encode(text)
         restored = vocab.decode_bytes(ids)
     except ValueError as error:
-        # Not the error itself where a symbol is missing: it has a remedy for other uses of a text.
+        # If a symbol is missing, not the error itself: its remedy does not apply here.
         unknown = vocab.unknown(text)
         what = describe_unknown(unknown, vocab.first_unknown_line(text))
         reason = f"it has no symbol for {what}" if unknown else str(error)
         raise UnrestorableError(
-            f"the model's vocabulary ({vocab.kind}) cannot restore this file: {reason}; {remedy}"
+            f"the model's vocabulary ({vocab.kind}) cannot represent this file: {reason}; {remedy}"
         ) from None
     if restored != data:
         raise UnrestorableError(
-            f"the model's vocabulary ({vocab.kind}) does not restore this file exactly; {remedy}"
+            f"the model's vocabulary ({vocab.kind}) cannot represent this file exactly; {remedy}"
         )
     return np.asarray(ids, dtype=np.int32)
 
 
 def made_here() -> str:
-    """Return what decides how sums come out here."""
+    """Return the versions and the processor, on which the rounding of sums depends."""
     processor = torch.backends.cpu.get_cpu_capability()
     return f"{version('transformer-xl')}, torch {torch.__version__}, {processor}"
 
 
-def _encode(
-    tokens: Int32[np.ndarray, " n"],
-    model: LanguageModel,
-    coding: Coding,
-    progress: Progress | None,
-) -> tuple[bytes, Bits]:
-    layout = Layout(coding.n_tokens, coding.streams, coding.segment_len)
-    with _repeatable(coding):
-        return encode(tokens, layout, *_computing(model, layout, coding), progress)
-
-
-def _decode(
-    header: Header,
-    coding: Coding,
-    payload: bytes,
-    model: LanguageModel,
-    progress: Progress | None,
-) -> Int32[np.ndarray, " n"]:
-    layout = Layout(coding.n_tokens, coding.streams, coding.segment_len)
-    try:
-        with _repeatable(coding):
-            return decode(payload, layout, *_computing(model, layout, coding), progress)
-    except MemoryError as error:
-        raise RuntimeError(f"there is no memory for {coding.n_tokens:,} symbols") from error
-    except arithmetic.OtherNumbersError as error:
-        raise _other_numbers(header) from error
-
-
-def _repeatable(coding: Coding) -> AbstractContextManager[None]:
-    """Only learning depends on the last digits."""
-    return reproducible(coding.learning.threads) if coding.learning else nullcontext()
-
-
+@contextmanager
 def _computing(
-    model: LanguageModel, layout: Layout, coding: Coding
-) -> tuple[Predictor, Learner | None]:
-    learner = None
-    if coding.learning is not None:
-        learner = Learner(
-            model,
-            streams=layout.streams,
-            mem_len=coding.mem_len,
-            lr=coding.learning.lr,
-            n_rounds=layout.n_rounds,
-        )
-    predictor = Predictor(
-        model, layout.streams, coding.mem_len, exact_frequencies=coding.exact_frequencies
-    )
-    return predictor, learner
+    model: LanguageModel, coding: Coding
+) -> Iterator[tuple[Layout, Predictor, Learner | None]]:
+    """Build layout, predictor and learner; with a learner, compute deterministically."""
+    layout = Layout(coding.n_tokens, coding.streams, coding.segment_len)
+    B, mem_len, learning = layout.streams, coding.mem_len, coding.learning
+    with reproducible(learning.threads) if learning else nullcontext():
+        learner = None
+        if learning:
+            n_rounds = layout.n_rounds
+            learner = Learner(model, streams=B, mem_len=mem_len, lr=learning.lr, n_rounds=n_rounds)
+        predictor = Predictor(model, B, mem_len, exact_frequencies=coding.exact_frequencies)
+        yield layout, predictor, learner
 
 
 def _model_of(coding: Coding, model: LanguageModel | None, vocab: Vocab | None) -> LanguageModel:
     learning = coding.learning
     if learning is not None and learning.fresh:
-        require(model is None, "it was made without a model: give none")
+        require(model is None, "it was compressed without a model: give none")
         model = fresh_model(learning.seed)
         if fingerprint(model, _FRESH_VOCAB) != coding.model:
             raise ArchiveError(
-                f"this version of torch ({torch.__version__}) draws other weights than the one "
-                "that made it; read it there"
+                f"this version of torch ({torch.__version__}) initializes other weights than the "
+                "one that compressed it: decompress it with that version"
             )
         return model
     if model is None:
-        raise ValueError("it was made with a model: give the same one")
+        raise ValueError("it was compressed with a model: give the same one")
     _check_pair(model, vocab)
     if fingerprint(model, _hash(vocab)) != coding.model:
         raise ValueError(
-            "it was made with another model: give the very one that it was made with, to the last "
-            "digit of its weights"
+            "it was compressed with another model: give the same one, with exactly the same weights"
         )
     if learning is None:
         return model
     if learning.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("it was made with a model that learned on a GPU, and there is none here")
+        raise ValueError(
+            "it was compressed with a model that learned on a GPU: decompress it on a machine that "
+            "has one"
+        )
     return model.to(learning.device)
 
 
@@ -324,28 +303,21 @@ def _check_pair(model: LanguageModel | None, vocab: Vocab | None) -> None:
     )
 
 
-def _of_text(vocab: Vocab | None) -> Vocab | None:
-    """Return a vocabulary of which a symbol is not a byte; None: it is."""
+def _text_vocab(vocab: Vocab | None) -> Vocab | None:
+    """Return a vocabulary, or None if its symbols are bytes."""
     return None if vocab is None or vocab.kind == "bytes" else vocab
 
 
-def _to_bytes(tokens: Int32[np.ndarray, " n"], vocab: Vocab | None) -> bytes:
-    vocab = _of_text(vocab)
-    if vocab is None:
-        return tokens.astype(np.uint8).tobytes()
-    return vocab.decode_bytes(tokens.tolist())
-
-
-def _other_numbers(header: Header) -> ArchiveError:
-    coding, remedy = header.coding, "restore it on a machine of that kind, with those versions"
+def _numbers_differ(header: Header) -> ArchiveError:
+    coding, remedy = header.coding, "decompress it on a machine of that kind, with those versions"
     if coding is not None and coding.learning is not None:
         remedy = (
-            "a model that learns (--learn) repeats itself only on the same kind of processor with "
+            "a model that learns (--learn) is reproducible only on the same kind of processor with "
             f"the same PyTorch: {remedy}"
         )
     return ArchiveError(
         "this machine computes different probabilities from those used for coding: it cannot be "
-        f"restored here, and nothing was; it was made by {header.made_by}, and this is "
+        f"decompressed here, and nothing was written; it was made by {header.made_by}, and this is "
         f"{made_here()}; {remedy}"
     )
 

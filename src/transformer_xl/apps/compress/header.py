@@ -1,4 +1,4 @@
-"""The file: a few bytes that say how it was made, a header, and what was coded.
+"""The file format: a prefix with version and checksum, a header, and the payload.
 
     TXLZ  version  length  CRC-32  header  payload
     4     1        2       4       length  the rest
@@ -14,9 +14,9 @@ import msgspec
 
 MAGIC = b"TXLZ"
 VERSION = 2
-"""Changed with anything that changes what is coded."""
+"""Incremented whenever the coding changes."""
 READABLE = (1, 2)
-"""Formats that can be read."""
+"""Versions that can be read."""
 
 _PREFIX = struct.Struct("<4sBHI")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
@@ -25,55 +25,55 @@ _Digest = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
 class ArchiveError(RuntimeError):
-    """A file is no archive, damaged, of another version, or cannot be restored here."""
+    """A file is not an archive, is damaged, has another version, or cannot be decoded here."""
 
 
 class Learning(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """How the model learned on the way."""
+    """How the model learned while coding."""
 
     fresh: bool
-    """Whether it began with drawn weights, not with a trained model's."""
+    """Whether it started from random weights instead of a trained model's."""
     seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-    """Of the drawn weights."""
+    """Seed of the random weights."""
     lr: Annotated[float, msgspec.Meta(gt=0, le=1e3)]
-    """Largest learning rate."""
+    """Peak learning rate."""
     threads: Annotated[int, msgspec.Meta(ge=1, le=1 << 10)]
-    """On how many threads: sums depend on it."""
+    """Number of threads: the rounding of sums depends on it."""
     device: Literal["cpu", "cuda"]
-    """Where."""
+    """Kind of device."""
 
 
 class Coding(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """How the content was cut, predicted and coded."""
+    """How the content was split, predicted and coded."""
 
     model: _Digest
-    """Of the weights at the beginning, what else decides the numbers, and the vocabulary."""
+    """Hash of the initial weights, the settings and the vocabulary."""
     n_tokens: _Count
-    """Symbols of the content."""
+    """Number of symbols of the content."""
     streams: Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
-    """Parts that are coded side by side."""
+    """Number of streams, which are coded batched."""
     segment_len: _Length
-    """Symbols of each part in a round."""
+    """Symbols of each stream in a round."""
     mem_len: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
-    """Remembered positions."""
+    """Memory length."""
     learning: Learning | None
-    """None: the weights stay as they are."""
+    """None: the weights are fixed."""
     exact_frequencies: bool = False
-    """Whether the frequencies of positions were computed in double precision. In single precision,
-    as in format 1, their last digit depends on the processor."""
+    """Whether the frequencies of the sinusoids are in double precision. In single precision, as in
+    version 1, their last digit depends on the processor."""
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """What a file says of itself."""
+    """The header of a file."""
 
     size: _Count
     """Bytes of the content."""
     digest: _Digest
-    """Of the content."""
+    """Hash of the content."""
     payload_crc: Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
     """CRC-32 of the payload."""
     made_by: Annotated[str, msgspec.Meta(max_length=200)]
-    """Versions and processor, for whom they help when the file cannot be read."""
+    """Versions and processor, for the message when the file cannot be decoded."""
     coding: Coding | None
     """None: the content is stored as it is."""
 
@@ -89,12 +89,12 @@ def unpack(content: bytes) -> tuple[Header, bytes]:
     """Return header and payload of a whole file, checked against accidental damage.
 
     Raises:
-        ArchiveError: It is no such file, of a newer version, or damaged.
+        ArchiveError: It is not an archive, has a newer version, or is damaged.
     """
     if not content:
-        raise ArchiveError("it is empty, and no file of txl compress: restore it from a copy")
+        raise ArchiveError("it is empty, not a file of txl compress: restore it from a copy")
     if content[: len(MAGIC)] != MAGIC:
-        raise ArchiveError("it is no file of txl compress: it does not begin with TXLZ")
+        raise ArchiveError("it is not a file of txl compress: it does not begin with TXLZ")
     if len(content) < _PREFIX.size:
         raise ArchiveError("it is damaged: it ends within its first bytes")
     _, version, length, crc = _PREFIX.unpack_from(content)
@@ -110,12 +110,14 @@ def unpack(content: bytes) -> tuple[Header, bytes]:
     try:
         header = msgspec.msgpack.decode(packed, type=Header)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ArchiveError(f"it is damaged: its header cannot be ({error})") from error
+        raise ArchiveError(f"it is damaged: its header is invalid ({error})") from error
     if zlib.crc32(payload) != header.payload_crc:
         raise ArchiveError(
-            "it is damaged or cut off: what was coded does not match its checksum; "
+            "it is damaged or truncated: its payload does not match its checksum; "
             "restore it from a copy"
         )
     if header.coding is None and len(payload) != header.size:
-        raise ArchiveError(f"it is damaged: {len(payload):,} bytes stand for {header.size:,}")
+        raise ArchiveError(
+            f"it is damaged: it stores {len(payload):,} bytes and its header says {header.size:,}"
+        )
     return header, payload

@@ -1,8 +1,8 @@
-"""How a text is cut and coded: what was set, what follows for a model, and what it takes.
+"""How a text is split and coded: settings, the layout for a model, and its limits.
 
-A file says itself in how many parts it is read and how much is remembered. The RAM that a header
-can ask for, and the bits that a text costs at the least, are looked at before anything of that size
-is made, by whoever compresses and by whoever restores.
+An archive states its own number of streams and its memory length. The RAM that these imply and the
+smallest possible size of the coded text are checked before anything of that size is allocated, both
+to compress and to decompress.
 """
 
 from collections.abc import Iterator
@@ -22,18 +22,18 @@ from transformer_xl.model.lengths import Lengths
 
 @dataclass(frozen=True)
 class Layout:
-    """Parts of a text, equally long but for one symbol; the longer ones come first.
+    """A text split into streams, whose lengths differ by at most 1; the longer ones come first.
 
     Raises:
-        ValueError: There are more parts than symbols.
+        ValueError: There are more streams than symbols.
     """
 
     n_tokens: int
     """Symbols of the text."""
     streams: int
-    """Parts."""
+    """Number of streams."""
     segment_len: int
-    """Symbols of each part in a round."""
+    """Symbols of each stream in a round."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.streams <= self.n_tokens:
@@ -44,50 +44,50 @@ class Layout:
 
     @property
     def length(self) -> int:
-        """Symbols of the longest part."""
+        """Symbols of the longest stream."""
         return -(-self.n_tokens // self.streams)
 
     @property
     def n_rounds(self) -> int:
-        """How many rounds there are."""
+        """Number of rounds."""
         return -(-self.length // self.segment_len)
 
     def rounds(self) -> Iterator[slice]:
-        """Return the places of each round in every part."""
+        """Yield the positions of each round in the streams."""
         for start in range(0, self.length, self.segment_len):
             yield slice(start, min(start + self.segment_len, self.length))
 
     def is_there(self, places: slice) -> Bool[np.ndarray, "T B"]:
-        """Which parts have a symbol at these places. Only at the very last some have none."""
+        """Which streams have a symbol at these positions; only at the last one some have none."""
         shorter, n_longer = divmod(self.n_tokens, self.streams)
         lengths = shorter + (np.arange(self.streams) < n_longer)
         return np.arange(places.start, places.stop)[:, None] < lengths
 
     def cut(self, tokens: Int32[np.ndarray, " n"]) -> Int32[np.ndarray, "B length"]:
-        """Cut a text in its parts; where one has no symbol, there is a 0."""
+        """Split a text into streams, padded with 0."""
         parts = np.zeros((self.streams, self.length), dtype=np.int32)
         parts[self.is_there(slice(0, self.length)).T] = tokens
         return parts
 
     def join(self, parts: Int32[np.ndarray, "B length"]) -> Int32[np.ndarray, " n"]:
-        """Put the text together again."""
+        """Join the streams."""
         return parts[self.is_there(slice(0, self.length)).T]
 
 
 GIGABYTE = 1 << 30
 FIRST_CHECK = 1 << 12
-"""Symbols before the first checksum among the coded text."""
+"""Symbols before the first checksum in the code."""
 CHECK_EVERY = 1 << 18
-"""Symbols between two checksums at the most, up to the end of a round."""
+"""Largest number of symbols between two checksums, up to the end of a round."""
 
 _DOUBLE = 8
 _SINGLE = 4
 
 
 def least_bits(layout: Layout, vocab_size: int) -> float:
-    """Return what a text costs at the least, however sure the model is.
+    """Return the smallest possible size of a coded text in bits, whatever the model predicts.
 
-    Its symbols, the shift of every round, the ways that its parts take, and the checksums.
+    Its symbols, the offset of every round, the choices of its streams, and the checksums.
     """
     each_round = arithmetic.LEAST_SHIFT + layout.streams * arithmetic.LEAST_CHOICE
     apart = CHECK_EVERY + layout.streams * layout.segment_len
@@ -97,27 +97,27 @@ def least_bits(layout: Layout, vocab_size: int) -> float:
 
 
 def ram(config: ModelConfig, coding: Coding) -> int:
-    """Return about how many bytes of RAM coding takes, beside the weights and the text.
+    """Return about how many bytes of RAM coding takes, besides the weights and the text.
 
-    It is estimated from above, for who compresses: who restores needs no more.
+    An upper bound for compression; decompression needs no more.
     """
     B, T, M = coding.streams, coding.segment_len, coding.mem_len
     N, H, D, V = config.n_layer, config.n_head, config.d_model, config.vocab_size
     S = M + T
-    # Keys and values, with room for twice the memory; then what one layer makes, and the tables of
+    # Keys and values, with a capacity of twice the memory; then the activations of one layer, and
     # logits, steps and weights over the vocabulary.
     kept = 4 * N * B * S * H * config.head_width
     layer = B * T * (4 * D + 2 * config.d_inner) + 3 * B * H * T * S
     found = _DOUBLE * (kept + layer + 4 * B * T * V)
     if coding.learning is not None:
-        # What the backward pass of every layer needs.
+        # Activations of all layers for the backward pass.
         states = N * B * S * D + N * B * T * (12 * D + 4 * config.d_inner)
         found += _SINGLE * (states + 4 * N * B * H * T * S + 3 * B * T * V)
     return found
 
 
 def too_much(config: ModelConfig, coding: Coding, gigabytes: float) -> str | None:
-    """Say in words if coding takes more RAM than is allowed."""
+    """Return a message if coding takes more RAM than the limit."""
     needed = ram(config, coding)
     if needed <= gigabytes * GIGABYTE:
         return None
@@ -136,21 +136,13 @@ def check_possible(
     is_of_bytes: bool,
     gigabytes: float,
 ) -> None:
-    """Refuse what no file can be, and what takes too much, before anything of that size is made.
-
-    Args:
-        header: What the file says.
-        coding: How it says that it was coded.
-        n_coded: Bytes that were coded.
-        config: Of the model.
-        is_of_bytes: Whether a symbol is a byte; otherwise it is one or more.
-        gigabytes: RAM that may be taken.
+    """Check before anything is allocated that a header is consistent and within the limit of RAM.
 
     Raises:
-        ArchiveError: It cannot be, or takes more.
+        ArchiveError: It is not.
     """
     n, streams, size = coding.n_tokens, coding.streams, header.size
-    # A symbol of bytes is one; another is at least one.
+    # A symbol is one byte in a vocabulary of bytes, else at least one.
     fits = n == size if is_of_bytes else n <= size
     if not (fits and streams <= n):
         raise ArchiveError(
@@ -158,26 +150,29 @@ def check_possible(
         )
     layout = Layout(n, streams, coding.segment_len)
     least = least_bits(layout, config.vocab_size)
-    # What the coder rounds, it rounds to far less than a hundredth; its last words are not full.
+    # 1 % for the rounding of the coder, and 64 bits because its last words are not full.
     if 0.99 * least > 8 * n_coded + 64:
         raise ArchiveError(
             f"it is damaged: {n:,} symbols cannot be coded in {n_coded:,} bytes, they take "
-            f"{least / 8:,.0f} at the least"
+            f"at least {least / 8:,.0f}"
         )
     if coding.mem_len > layout.length:
-        raise ArchiveError(f"it is damaged: it remembers {coding.mem_len} of {layout.length}")
+        raise ArchiveError(
+            f"it is damaged: mem_len={coding.mem_len} is more than the {layout.length} symbols of "
+            "a stream"
+        )
     problem = too_much(config, coding, gigabytes)
     if problem:
         raise ArchiveError(f"{problem}; allow more (--ram) if the file can be trusted")
 
 
 RAM = 4.0
-"""Gigabytes that coding may take unless more are allowed."""
+"""Default limit of RAM in gigabytes."""
 EXACT_FREQUENCIES = True
-"""Archives are portable with these; format 1 was made without them."""
+"""Needed for portable archives; those of version 1 lack it."""
 
-_EACH = 1 << 14
-_MOST_NUMBERS = 1 << 22
+_SYMBOLS_PER_STREAM = 1 << 14
+_MAX_LOGITS = 1 << 22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,22 +184,21 @@ class Settings:
     """
 
     streams: int | None = None
-    """Parts coded side by side: more are faster, and each begins without a past. None: one for
-    16,384 symbols, and at most 256, or 32 where the model learns, or as many as RAM is for."""
+    """Number of streams: more are faster, but each starts without context. None: one for 16,384
+    symbols, at most 256, or 32 if the model learns, or as many as fit into the RAM."""
     segment_len: int | None = None
-    """Symbols of each part in a round, after which a model may learn. None: 64, or 32 where it
-    learns, or fewer where the vocabulary is large."""
+    """Symbols of each stream in a round, after which a model may learn. None: 64, or 32 if it
+    learns, or fewer if the vocabulary is large."""
     mem_len: int | None = None
-    """Remembered positions. None: as the model was trained."""
+    """Memory length. None: as the model was trained."""
     learn: bool = False
     """Learn from every round after it was coded."""
     lr: float | None = None
-    """Largest learning rate. None: 0.005 for a fresh model, 0.0005 for a trained one."""
+    """Peak learning rate. None: 0.005 for an untrained model, 0.0005 for a trained one."""
     seed: int = 0
-    """Of the weights of a fresh model."""
+    """Seed of the weights of an untrained model."""
     ram: float = RAM
-    """Gigabytes of RAM that may be taken, beside the model and the text; who restores the file
-    needs as many."""
+    """Limit of RAM in gigabytes, besides the model and the text; decompression needs as much."""
 
     def __post_init__(self) -> None:
         for name, least, most in (
@@ -220,7 +214,10 @@ class Settings:
                 value is None or least <= value <= most,
                 f"{name}={value} must be from {least} to {most}",
             )
-        require(self.learn or self.lr is None, f"lr={self.lr} needs learn: nothing learns without")
+        require(
+            self.learn or self.lr is None,
+            f"lr={self.lr} without learn has no effect: set learn, or leave lr out",
+        )
 
 
 def plan(
@@ -230,28 +227,28 @@ def plan(
     settings: Settings,
     learning: Learning | None,
 ) -> Coding:
-    """Return how a text is to be cut and read, in as many parts as the settings have RAM for.
+    """Choose how a text is coded, with as many streams as fit into the RAM.
 
     Raises:
-        ValueError: The settings take more of it than they allow.
+        ValueError: The settings take more RAM than they allow.
     """
     V = model.config.vocab_size
     require(V > 1, f"a vocabulary of {V} symbols leaves nothing to code")
     most, segment_len = (32, 32) if learning else (256, 64)
-    streams = settings.streams or min(most, max(1, n_tokens // _EACH))
+    streams = settings.streams or min(most, max(1, n_tokens // _SYMBOLS_PER_STREAM))
     streams = min(streams, n_tokens)
     mem_len = Lengths.of(model.config, mem_len=settings.mem_len).mem_len
     model_hash = fingerprint(model, vocab_hash)
 
     def cut(streams: int) -> tuple[Coding, str | None]:
-        fitting = max(1, _MOST_NUMBERS // (streams * V))
+        fitting = max(1, _MAX_LOGITS // (streams * V))
         layout = Layout(n_tokens, streams, settings.segment_len or min(segment_len, fitting))
         coding = Coding(
             model=model_hash,
             n_tokens=n_tokens,
             streams=streams,
             segment_len=layout.segment_len,
-            # More than a part has is never remembered.
+            # The memory is never longer than a stream.
             mem_len=min(mem_len, layout.length),
             learning=learning,
             exact_frequencies=EXACT_FREQUENCIES,

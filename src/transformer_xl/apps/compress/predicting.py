@@ -1,9 +1,9 @@
-"""What a model says of the next symbol, in numbers that two computations agree on.
+"""Predictions of the next symbol that encoder and decoder reproduce.
 
-A model that learns from what was coded does so on both sides alike, and nothing may differ by a
-digit, for what is learned feeds on itself: both sides compute in the same shapes, in float32, on as
-many threads of the same kind of processor. Learning has a memory of its own; what is predicted
-takes up weights and memory anew after every round.
+A model that learns from the coded symbols does so in the encoder and in the decoder, bit for bit,
+because differences would accumulate: both compute in the same shapes, in float32, with the same
+number of threads on the same kind of processor. The learner has its own memory; the predictor
+takes over its weights and memory after every round.
 """
 
 import copy
@@ -37,34 +37,26 @@ FRESH = ModelConfig(
     final_norm=True,
     dropout=0.0,
 )
-"""The model that begins to learn without a trained one: bytes, 0.8 M weights."""
+"""The untrained model that is used where none is given: bytes, 0.8 M weights."""
 FRESH_LR = 5e-3
-"""Its largest learning rate."""
+"""Its peak learning rate."""
 TRAINED_LR = 5e-4
-"""That of a trained model."""
+"""The peak learning rate of a trained model."""
 
 _MUON_LR = 7.0
-"""Muon's rate, in units of AdamW's."""
+"""Muon's learning rate, as a multiple of AdamW's."""
 
 
 class Learner:
-    """Takes a step after every round.
-
-    Args:
-        model: What learns is a copy of it.
-        streams: Parts that are coded side by side.
-        mem_len: Remembered positions.
-        lr: Largest learning rate.
-        n_rounds: How many rounds there will be.
-    """
+    """Updates a copy of the model after every round; ``lr`` is the peak learning rate."""
 
     def __init__(
         self, model: LanguageModel, *, streams: int, mem_len: int, lr: float, n_rounds: int
     ) -> None:
-        # In evaluation mode: nothing is dropped, and no softmax is sampled.
+        # In evaluation mode: no dropout, no sampled softmax.
         self.model = copy.deepcopy(model).float().eval().requires_grad_(True)
         self.mems = self.model.start_memory(streams, mem_len)
-        # A round is one segment, as it was read.
+        # A round is one segment, as in the predictor.
         self._lengths = lengths(model, mem_len)._replace(segment_len=AT_ONCE)
         self._n_rounds, self._step = n_rounds, 0
         settings = TrainConfig(
@@ -83,7 +75,7 @@ class Learner:
         self._optimizer = Optimizer(self.model, settings)
 
     def learn(self, tokens: Int[Tensor, "B T"], targets: Int[Tensor, "B T"]) -> None:
-        """Read a round once more, with the symbols that follow, and move the weights."""
+        """Read a round again, with its targets, and update the weights."""
         (piece,) = read(self.model, tokens, self._lengths, self.mems, targets=targets)
         assert piece.nll is not None
         piece.nll.mean().backward()
@@ -94,7 +86,7 @@ class Learner:
 
 
 def fresh_model(seed: int) -> LanguageModel:
-    """Draw the model that begins without any training."""
+    """Initialize the untrained model."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return build_model(FRESH).eval()
@@ -102,8 +94,8 @@ def fresh_model(seed: int) -> LanguageModel:
 
 @contextmanager
 def reproducible(threads: int) -> Iterator[None]:
-    """Compute the same digits each time inside a ``with`` block."""
-    # Asked by the library that multiplies on a GPU, before its first product.
+    """Compute deterministically inside a ``with`` block."""
+    # cuBLAS reads it before its first product.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     n_threads = torch.get_num_threads()
     was_on = torch.are_deterministic_algorithms_enabled()
@@ -111,7 +103,7 @@ def reproducible(threads: int) -> Iterator[None]:
     was_filling = details.fill_uninitialized_memory
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
-    # All is written before it is read; to fill it first would only take time.
+    # No uninitialized memory is read here, and filling it takes time.
     details.fill_uninitialized_memory = False
     try:
         yield
@@ -123,32 +115,24 @@ def reproducible(threads: int) -> Iterator[None]:
 
 _EXACT = "exact_frequencies"
 AT_ONCE = 1 << 31
-"""Symbols read at once, at most: a round of coding is one segment, whatever its length."""
+"""Segment length beyond any round: a round of coding is always one segment."""
 
 
 class Predictor:
-    """Reads several texts side by side, in pieces of any length, and predicts every next symbol.
+    """Reads a batch of streams in chunks of any length and predicts every next symbol.
 
-    Each symbol is predicted from itself and the ``mem_len`` before it, wherever the pieces are cut:
-    so a segment read at once and the same symbols read one by one give the same numbers, but for
-    rounding. It computes in double precision, in which rounding is far below what coding sees.
+    A prediction uses the last symbol and the ``mem_len`` before it, however the stream is split
+    into chunks: a segment read at once and the same symbols read one by one give the same numbers,
+    up to rounding. A copy of the model computes in double precision, whose rounding is far below
+    the tolerance of the coder.
 
-    Args:
-        model: The model; what computes here is a copy.
-        streams: How many texts.
-        mem_len: Remembered positions.
-        exact_frequencies: Compute the frequencies of positions in double precision, too. Rounded
-            to single precision, they differ in the last digit from one kind of processor to the
-            next, which is far more than coding bears.
+    With ``exact_frequencies`` the frequencies of the sinusoids are in double precision, too: in
+    single precision their last digit differs between kinds of processors, which is far above that
+    tolerance.
     """
 
     def __init__(
-        self,
-        model: LanguageModel,
-        streams: int,
-        mem_len: int,
-        *,
-        exact_frequencies: bool = True,
+        self, model: LanguageModel, streams: int, mem_len: int, *, exact_frequencies: bool = True
     ) -> None:
         self.model = copy.deepcopy(model).double().eval().requires_grad_(False)
         config = model.config
@@ -160,7 +144,7 @@ class Predictor:
 
     @torch.no_grad()
     def read(self, tokens: Int[Tensor, "B T"]) -> Float64[Tensor, "B T V"]:
-        """Read another piece; return, after each symbol, log p of every next one."""
+        """Read the next chunk; return, for each position, log p of every next symbol."""
         hidden = []
         for piece in read(self.model, tokens, self.lengths, self._mems):
             self._mems = piece.mems
@@ -169,32 +153,32 @@ class Predictor:
 
     @torch.no_grad()
     def follow(self, model: LanguageModel, mems: Memory) -> None:
-        """Go on with the weights and the memory of another model of the same settings."""
+        """Take over the weights and the memory of another model with the same settings."""
         for own, other in zip(self.model.parameters(), model.parameters(), strict=True):
             own.copy_(other)
         self._mems = self.model.keep(mems.to(self.model.device, torch.float64))
 
 
 def lengths(model: LanguageModel, mem_len: int) -> Lengths:
-    """Return the lengths with which each symbol sees equally many before it.
+    """Return lengths with which each symbol attends to the same number of symbols before it.
 
-    Absolute positions count from the start of what is read at once, and an enhanced memory holds
-    what the segment did not attend to: there, symbols are read one by one.
+    Where results depend on the bounds of segments (absolute positions count from the start of a
+    segment, an enhanced memory holds other states), symbols are read one by one.
     """
     at_once = 1 if model.depends_on_segments else AT_ONCE
     return Lengths.of(model.config, segment_len=at_once, mem_len=mem_len, ext_len=0).windowed()
 
 
 def start_symbol(model: LanguageModel) -> int:
-    """Return the symbol that is read before each part of a text: a line break, among bytes."""
+    """Return the symbol that is read before each stream; for bytes a line break."""
     newline = ord("\n")
     return newline if newline < model.config.vocab_size else 0
 
 
 def fingerprint(model: LanguageModel, vocab_hash: str) -> bytes:
-    """Return 16 bytes that two models have in common only if they predict the same."""
+    """Return a hash of 16 bytes of the weights, the settings and the vocabulary."""
     digest = hashlib.blake2b(vocab_hash.encode(), digest_size=16)
-    # Settings that later versions add have defaults that change nothing.
+    # Only settings that are not defaults, so that settings added by later versions do not matter.
     default = dataclasses.asdict(ModelConfig())
     settings = dataclasses.asdict(model.config) | dict(model.left_out)
     changed = {name: x for name, x in settings.items() if x != default.get(name)}

@@ -1,8 +1,7 @@
-"""What a training run will take on some number of GPUs, counted and not measured.
+"""Estimates of the memory, compute and communication of a training run on any number of GPUs.
 
-Nothing here runs a model. Memory, operations and bytes sent are formulas of the settings
-(docs/scale.md); seconds are those, divided by what a data sheet promises and by shares of it that
-are assumptions.
+Nothing here runs a model. Memory, FLOPs and bytes sent are formulas of the settings
+(docs/scale.md); seconds follow from the peak rates of a data sheet and assumed utilizations.
 """
 
 from transformer_xl.apps.estimate.plan import Parallel, Plan, Weights, count_weights

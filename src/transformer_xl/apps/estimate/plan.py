@@ -1,4 +1,4 @@
-"""What is estimated: a recipe on some number of processes, and how many weights it has."""
+"""The subject of an estimate: a recipe on some number of processes, and its number of weights."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -8,34 +8,34 @@ import torch
 
 from transformer_xl.config import Config, ModelConfig
 from transformer_xl.model import build_model
-from transformer_xl.model.needs import FLOAT, layer_matrices
+from transformer_xl.model.limits import FLOAT, layer_matrices
 from transformer_xl.train.state import longest_segment
 
 Parallel = Literal["ddp", "fsdp"]
 STATES = {"adamw": 2, "lamb": 2, "muon": 1}
-"""Numbers that an optimizer keeps for each weight of its own; Muon has AdamW for the rest."""
+"""Numbers of optimizer state for each weight; Muon leaves all but its matrices to AdamW."""
 
 
 class Weights(NamedTuple):
-    """How many numbers the weights are; one that is used in two places counts once."""
+    """The number of weights; tied weights count once."""
 
     layer: int
-    """Those of one layer: a unit of FSDP."""
+    """Weights of one layer, which is a unit of FSDP."""
     root: int
-    """Those outside the layers: embeddings, softmax, shared biases."""
+    """Weights outside the layers: embeddings, softmax, shared biases."""
     n_layer: int
     largest: int
-    """Those of the largest parameter."""
+    """Weights of the largest parameter."""
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """All weights."""
         return self.root + self.n_layer * self.layer
 
 
 @lru_cache(maxsize=64)
 def count_weights(config: ModelConfig) -> Weights:
-    """Count the weights of a model by building it without any memory.
+    """Count the weights of a model by building it on the meta device.
 
     Raises:
         ValueError: It is another kind of model, or the size of its vocabulary is not set.
@@ -44,7 +44,7 @@ def count_weights(config: ModelConfig) -> Weights:
         raise ValueError(
             f"model.kind={config.kind!r}: only a model of kind 'transformer_xl' can be estimated"
         )
-    # All layers are alike: what a second one adds, each further one adds too.
+    # All layers are alike: each adds as much as the second one.
     one, two = (_sizes(replace(config, n_layer=n)) for n in (1, 2))
     sizes = {name: n + (config.n_layer - 1) * (two[name] - n) for name, n in one.items()}
     inside = sum(n for name, n in sizes.items() if name.startswith("layers."))
@@ -57,12 +57,14 @@ def count_weights(config: ModelConfig) -> Weights:
 
 
 def _sizes(config: ModelConfig) -> dict[str, int]:
-    """Return how many numbers each parameter has, by its name."""
+    """Return the number of weights of each parameter by name."""
     try:
         with torch.device("meta"):
             return {name: x.numel() for name, x in build_model(config).named_parameters()}
     except RuntimeError as error:
-        raise ValueError(f"the model is larger than any machine can count: {error}") from error
+        raise ValueError(
+            f"the model is too large for 64-bit sizes: lower its widths ({error})"
+        ) from error
 
 
 def muon_weights(config: Config) -> int:
@@ -74,7 +76,7 @@ def muon_weights(config: Config) -> int:
 
 
 def optimizer_numbers(config: Config) -> int:
-    """Count the numbers that the optimizer keeps between two steps."""
+    """Count the numbers of the optimizer state."""
     muon = muon_weights(config)
     others = count_weights(config.model).total - muon
     return STATES["muon"] * muon + STATES["adamw"] * others
@@ -82,10 +84,10 @@ def optimizer_numbers(config: Config) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """A recipe on some processes. Sizes are those of one process.
+    """A recipe on a number of processes. Sizes are per process.
 
     Raises:
-        ValueError: The streams cannot be divided so, or the vocabulary is not known.
+        ValueError: The streams cannot be divided evenly, or the vocabulary size is not known.
     """
 
     config: Config
@@ -93,11 +95,11 @@ class Plan:
     ranks: int = 1
     """Processes, each with a GPU."""
     parallel: Parallel = "ddp"
-    """Every process holds all weights (ddp), or its share of them (fsdp)."""
+    """Every process holds all weights (ddp), or a shard of them (fsdp)."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
-    """What products are computed in."""
+    """Precision of matrix products."""
     device: Literal["cuda", "cpu"] = "cuda"
-    """Dropout on a GPU keeps what it dropped; on a processor it is drawn again."""
+    """Dropout stores its masks on a GPU; on the CPU it draws them again."""
 
     def __post_init__(self) -> None:
         settings = self.config.train
@@ -119,30 +121,30 @@ class Plan:
 
     @property
     def B(self) -> int:  # noqa: N802
-        """Streams of a process that are read at once."""
+        """Streams of a process in one part of a step (gradient accumulation)."""
         return self.streams // self.config.train.accumulate
 
     @property
     def T(self) -> int:  # noqa: N802
-        """Tokens of a stream that are read at once, the longest segment of the run."""
+        """Tokens of the longest segment of the run, with its extended context."""
         return longest_segment(self.config.train) + self.config.model.ext_len
 
     @property
     def M(self) -> int:  # noqa: N802
-        """Positions of a stream that are remembered, the longest memory of the run."""
+        """Positions of the longest memory of the run."""
         return max(self.config.model.mem_len, *(m for *_, m in self.config.train.stages), 0)
 
     @property
     def operand(self) -> int:
-        """Bytes of a number in a product."""
+        """Bytes of an operand of a matrix product."""
         return FLOAT if self.precision == "float32" else 2
 
     @property
     def is_sharded(self) -> bool:
-        """Whether weights are divided over the processes."""
+        """Whether weights are sharded over the processes."""
         return self.parallel == "fsdp" and self.ranks > 1
 
     @property
     def has_recompute(self) -> bool:
-        """Whether activations of a layer are computed again in the backward pass."""
+        """Whether activation checkpointing is on."""
         return self.config.train.recompute

@@ -1,48 +1,43 @@
-"""Operations, bytes sent and seconds of a step, and where more GPUs are of no more use.
+"""FLOPs, bytes sent and seconds of a step, and the limits of scaling.
 
-Collectives go around a ring: to gather n bytes of which everybody has an equal part, or to add up
-n bytes of which everybody needs a part, each of W processes sends (W - 1) / W n bytes and receives
-as many; to add up n bytes that everybody needs, twice that. Starting them takes time, too, some
-ten microseconds each and a ring of W more with every process: that is not counted.
+Collectives are ring algorithms: in an all-gather or a reduce-scatter of n bytes each of W processes
+sends (W - 1) / W n bytes and receives as many; in an all-reduce, twice that. Latency, some ten
+microseconds for each collective and growing with W, is not counted.
 """
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from transformer_xl.apps.bench.speed import forward_flops, training_flops
-from transformer_xl.apps.estimate.plan import (
-    Plan,
-    count_weights,
-    muon_weights,
-    optimizer_numbers,
-)
+from transformer_xl.apps.estimate.plan import Plan, count_weights, muon_weights, optimizer_numbers
 from transformer_xl.apps.estimate.training_memory import checkpoint_bytes, moments, peak
 from transformer_xl.config import Config
 from transformer_xl.data.catalogue import known_vocab_size
-from transformer_xl.model.needs import FLOAT, layer_matrices
+from transformer_xl.model.limits import FLOAT, layer_matrices
 
 MUON_ITERATIONS = 5
-"""Of Newton and Schulz, in each update of Muon."""
+"""Newton-Schulz iterations in each update of Muon."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """What the data sheet of a GPU and of its machine promises; GB are 10^9 bytes."""
+    """Figures of the data sheet of a GPU and of its machine; GB are 10^9 bytes."""
 
     name: str
     bfloat16_tflops: float
-    """Dense products."""
+    """Peak rate of dense products."""
     float32_tflops: float
-    """Without tensor cores: TF32 rounds its operands."""
+    """Peak rate without tensor cores, as TF32 rounds its operands."""
     memory_gb: float
     memory_gb_per_s: float
     nvlink_gb_per_s: float
-    """One way, to all GPUs of the machine together."""
+    """Unidirectional, to all GPUs of the machine together."""
     network_gb_per_s: float
-    """One way, of the network card that belongs to a GPU."""
+    """Unidirectional, of the network card of a GPU."""
     gpus: int = 8
-    """In a machine."""
+    """GPUs in a machine."""
 
 
 HARDWARE: Mapping[str, Hardware] = {
@@ -74,23 +69,23 @@ HARDWARE: Mapping[str, Hardware] = {
         network_gb_per_s=50,
     ),
 }
-"""By the data sheets of NVIDIA; NVLink's 600 and 900 GB/s count both ways."""
+"""From the data sheets of NVIDIA, whose 600 and 900 GB/s of NVLink are bidirectional."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assumed:
-    """What no data sheet says: shares of the promised that a program reaches.
+    """Assumed utilizations: shares of the data sheet's figures that a program reaches.
 
     Raises:
         ValueError: A share is not above 0 and at most 1.
     """
 
     products: float = 0.4
-    """Of the rate of products, over a whole step."""
+    """Utilization of the peak FLOP/s, over a whole step (MFU)."""
     links: float = 0.8
-    """Of the rate of NVLink and network; measured for large messages: 0.8 to 0.95."""
+    """Utilization of NVLink and network; measured for large messages: 0.8 to 0.95."""
     room: float = 0.9
-    """Of the GPU's memory, that can be filled: the rest is CUDA's, NCCL's and lost in pieces."""
+    """Usable share of the GPU's memory; the rest is for CUDA, NCCL and fragmentation."""
 
     def __post_init__(self) -> None:
         for name in ("products", "links", "room"):
@@ -104,35 +99,35 @@ class Times:
     """Seconds of a step on one process."""
 
     products: float
-    """Matrix products at the assumed share of the promised rate."""
+    """Matrix products, at the assumed utilization."""
     update: float
-    """Reading and writing weights, gradients and states of the optimizer."""
+    """Reading and writing weights, gradients and optimizer state."""
     sending: float
-    """At the assumed share of the slowest link's rate."""
+    """Communication, at the assumed utilization of the slowest link."""
 
     @property
     def hidden(self) -> float:
-        """A step in which all sending is hidden behind computing: the shortest."""
+        """The lower bound: communication fully overlaps with computation."""
         return max(self.products + self.update, self.sending)
 
     @property
     def open(self) -> float:
-        """A step in which nothing is hidden: the longest."""
+        """The upper bound: communication does not overlap with computation."""
         return self.products + self.update + self.sending
 
     @property
     def is_bound_by_sending(self) -> bool:
-        """Whether sending takes longer than computing."""
+        """Whether communication takes longer than computation."""
         return self.sending > self.products + self.update
 
 
 def sent_bytes(plan: Plan) -> Mapping[str, int]:
-    """Count the bytes that a process sends in a step, by what they are; it receives as many.
+    """Count the bytes that a process sends in a step, by purpose; it receives as many.
 
-    DDP adds up all gradients for everybody, once a step. FSDP gathers the layers for the forward
-    pass and again for the backward pass of each part, the root and the projections of positions
-    once; it adds up each gradient for the one who needs it, once a step. With both Muon updates
-    whole matrices, which FSDP gathers in float32.
+    DDP all-reduces the gradients once a step. FSDP all-gathers the layers for the forward pass and
+    again for the backward pass of each part, the root and the projections of positions once for
+    each part; it reduce-scatters the gradients once a step. Muon updates whole matrices, which FSDP
+    all-gathers in float32.
     """
     n, W = count_weights(plan.config.model).total, plan.ranks
     if not plan.is_sharded:
@@ -151,10 +146,10 @@ def sent_bytes(plan: Plan) -> Mapping[str, int]:
 
 
 def step_flops(plan: Plan) -> Mapping[str, float]:
-    """Count the operations of a step of one process, two a multiplication, by what they are for.
+    """Count the FLOPs of a step of one process, two for a multiplication, by purpose.
 
-    Those of the model are counted in :mod:`transformer_xl.apps.bench.speed`, on segments and
-    memories as the settings have them at the end of the run.
+    Those of the model are counted in :mod:`transformer_xl.apps.bench.speed`, for the lengths of
+    segments and memory at the end of the run.
     """
     config, settings = plan.config.model, plan.config.train
     T, M = settings.segment_len, config.mem_len
@@ -168,7 +163,7 @@ def step_flops(plan: Plan) -> Mapping[str, float]:
 
 
 def muon_flops(plan: Plan) -> float:
-    """Count the operations of Muon's update: the same on every process, however many there are.
+    """Count the FLOPs of Muon's update, which every process computes in full.
 
     An iteration on r rows and c columns, r the fewer, is three products: r r c, r r r and r r c.
     """
@@ -180,10 +175,10 @@ def muon_flops(plan: Plan) -> float:
 
 
 def update_bytes(plan: Plan) -> int:
-    """Count the bytes that an update reads and writes: each number of a state both, at least.
+    """Count the bytes that an update reads and writes, at least.
 
-    Weights are read and written, gradients read; an average, where one is kept, is read and
-    written, and the weights are read for it.
+    Weights and optimizer state are read and written, gradients read; an average of the weights, if
+    any, is read and written, and the weights are read again for it.
     """
     n = count_weights(plan.config.model).total
     has_average = plan.config.train.average != "none"
@@ -192,10 +187,10 @@ def update_bytes(plan: Plan) -> int:
 
 
 def link_rate(hardware: Hardware, ranks: int) -> float:
-    """Return how many GB a process can send around a ring in a second.
+    """Return the bandwidth of ring collectives of a process in GB/s.
 
-    There are as many rings as a machine has network cards, and each leaves it through another one:
-    together they are as fast as the cards together, or as NVLink if that is slower.
+    There are as many rings as a machine has network cards, and each leaves it through another card:
+    together they are as fast as all cards together, or as NVLink if that is slower.
     """
     if ranks <= hardware.gpus:
         return hardware.nvlink_gb_per_s
@@ -203,7 +198,7 @@ def link_rate(hardware: Hardware, ranks: int) -> float:
 
 
 def times(plan: Plan, hardware: Hardware, assumed: Assumed) -> Times:
-    """Return how long a step computes and sends, if shares of what is promised are reached."""
+    """Return the seconds of a step at the assumed utilizations."""
     is_rounded = plan.precision == "bfloat16"
     tflops = hardware.bfloat16_tflops if is_rounded else hardware.float32_tflops
     rate = link_rate(hardware, plan.ranks)
@@ -215,52 +210,48 @@ def times(plan: Plan, hardware: Hardware, assumed: Assumed) -> Times:
 
 
 def fits(plan: Plan, hardware: Hardware, assumed: Assumed) -> bool:
-    """Return whether a GPU has room for what its process takes."""
+    """Return whether the peak memory of a process fits into the usable memory of a GPU."""
     return peak(plan)[1].total <= assumed.room * 1e9 * hardware.memory_gb
 
 
 def largest_batch(plan: Plan, hardware: Hardware, assumed: Assumed) -> int:
-    """Return the largest ``batch_size`` with which these GPUs have room; 0: none has.
+    """Return the largest ``batch_size`` that fits into the memory; 0 if none does.
 
-    In as many parts as the recipe says.
+    The number of parts (``train.accumulate``) is that of the recipe.
     """
     step = plan.ranks * plan.config.train.accumulate
 
-    def has_room(n: int) -> bool:
+    def is_fitting(n: int) -> bool:
         return fits(_with_batch(plan, n * step), hardware, assumed)
 
-    if not has_room(1):
-        return 0
-    low, high = 1, 2
-    while has_room(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if has_room(middle) else (low, middle)
-    return low * step
+    high = 1
+    while is_fitting(high):
+        high *= 2
+    first = bisect_left(range(high), True, lo=high // 2, key=lambda n: n > 0 and not is_fitting(n))
+    return (first - 1) * step
 
 
 def most_gpus(plan: Plan) -> int:
-    """Return on how many GPUs the streams can be divided: one stream each, in each part."""
+    """Return the largest number of GPUs: one stream for each GPU and part."""
     return plan.config.train.batch_size // plan.config.train.accumulate
 
 
 def bound_by_sending_from(plan: Plan, hardware: Hardware, assumed: Assumed) -> int | None:
-    """Return the smallest number of GPUs that send for longer than they compute; None: there is no.
+    """Return from how many GPUs on communication takes longer than computation; None: never.
 
-    Tried are the numbers that divide the streams of the recipe.
+    Only numbers of GPUs that divide the streams of the recipe are considered.
     """
     most = most_gpus(plan)
     for ranks in range(2, most + 1):
-        if most % ranks == 0:
-            other = replace(plan, ranks=ranks)
-            if times(other, hardware, assumed).is_bound_by_sending:
-                return ranks
+        if most % ranks:
+            continue
+        if times(replace(plan, ranks=ranks), hardware, assumed).is_bound_by_sending:
+            return ranks
     return None
 
 
 def _ring(n_bytes: int, ranks: int) -> int:
-    """Bytes that each process sends until all have put together or added up ``n_bytes``."""
+    """Bytes that each process sends in a ring all-gather or reduce-scatter of ``n_bytes``."""
     return n_bytes * (ranks - 1) // ranks
 
 
@@ -270,7 +261,7 @@ def _with_batch(plan: Plan, batch_size: int) -> Plan:
 
 
 def with_known_vocabulary(config: Config) -> Config:
-    """Return the recipe with the size of its vocabulary, where that is known without the text.
+    """Return the recipe with its vocabulary size, if that is known without the text.
 
     Raises:
         ValueError: It depends on the text.
@@ -278,14 +269,14 @@ def with_known_vocabulary(config: Config) -> Config:
     size = known_vocab_size(config.data)
     if size is None:
         raise ValueError(
-            f"model.vocab_size=0 is left to the text, and how many {config.data.vocab} it has is "
-            "not known before it is read: give the number with --model.vocab_size"
+            f"model.vocab_size=0 takes the size from the text, and how many {config.data.vocab} it "
+            "has is not known before it is read: give the number with --model.vocab_size"
         )
     return replace(config, model=replace(config.model, vocab_size=size))
 
 
 def summary(plan: Plan, hardware: Hardware, assumed: Assumed) -> dict[str, Any]:
-    """Return everything that is estimated: bytes, operations and seconds of one GPU in a step."""
+    """Return the whole estimate: bytes, FLOPs and seconds of one GPU in a step."""
     moment, most = peak(plan)
     taken = times(plan, hardware, assumed)
     tokens = plan.config.train.batch_size * plan.config.train.segment_len

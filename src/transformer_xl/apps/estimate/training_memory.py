@@ -1,100 +1,92 @@
-"""How many bytes a process of a training run takes, counted from its settings.
+"""The memory of a training process in bytes, computed from its settings.
 
 Every function is a formula. Letters are those of the package: B streams of one process in one
 part of a step, T tokens, M remembered positions, S = M + T keys, D, F, V and E widths, and here W
-the width of all heads together. A number of the weights, of their gradients and of what the layers
-hand on takes 4 bytes; an operand of a product takes as many as the precision says.
+the width of all heads together. Weights, gradients and hidden states take 4 bytes a number; c is
+the bytes of an operand of a matrix product, which depends on the precision.
 
-A step is looked at in four moments, because not everything is there at the same time: when the
-loss has been computed, when the first gradient goes back through a layer, when it has reached the
-word embeddings, and when the weights are updated. What a process needs is the largest of the four.
+Memory is computed at four moments of a step, any of which can be the peak: after the loss, in the
+backward pass through the last layer, at the gradient of the word embeddings, and in the update of
+the weights.
 
-Not counted: the program itself, the room of the libraries of matrix products, the pieces that an
-allocator cannot use, and with ``train.compile`` what the compiler decides to keep.
+Not counted: the program itself, workspaces of the libraries of matrix products, fragmentation of
+the allocator, and with ``train.compile`` the choices of the compiler.
 """
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
-from transformer_xl.apps.estimate.plan import (
-    Plan,
-    count_weights,
-    muon_weights,
-    optimizer_numbers,
-)
+from transformer_xl.apps.estimate.plan import Plan, count_weights, muon_weights, optimizer_numbers
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.needs import FLOAT, layer_matrices, state_bytes, table_numbers
+from transformer_xl.model.limits import FLOAT, layer_matrices, state_bytes, table_numbers
 from transformer_xl.ops.nll import chunk_rows
 from transformer_xl.ops.skew import GROUP_BYTES, QUERY_BLOCK
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """What a process holds at one moment of a step, in bytes."""
+    """Allocated memory of a process at one moment of a step, in bytes."""
 
     weights: int
-    """Float32 weights, or its share of them."""
+    """Float32 weights, or the shard of this process."""
     gradients: int
-    """Those that are there at this moment."""
+    """Gradients that are allocated at this moment."""
     optimizer: int
-    """What the optimizer keeps between two steps."""
+    """Optimizer state."""
     average: int
-    """The average of the weights, where one is kept."""
+    """The average of the weights, if any."""
     gathered: int
-    """FSDP: whole units gathered for their use; DDP in bfloat16: rounded copies of weights."""
+    """FSDP: gathered units; DDP in bfloat16: rounded copies of weights."""
     memory: int
-    """What the layers remember of its streams, the old and the new."""
+    """The memories of all layers and streams before and after the segment."""
     activations: int
-    """What is kept for the backward pass, or still held after it."""
+    """Tensors saved for the backward pass, or not yet freed after it."""
     temporary: int
-    """The most that is held in between."""
+    """Peak of temporary tensors."""
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """The sum of all parts."""
         return sum(asdict(self).values())
 
 
 def moments(plan: Plan) -> Mapping[str, Moment]:
-    """Return what a process holds at the four moments of a step."""
+    """Return the memory of a process at the four moments of a step."""
     config, weights = plan.config, count_weights(plan.config.model)
     shards = plan.ranks if plan.is_sharded else 1
     has_average = config.train.average != "none"
     is_tied = config.model.tie_embeddings
     whole, share = FLOAT * weights.total, FLOAT * weights.total // shards
-    inside, outside = _inside(plan), outside_activations(plan)
-    # Buckets of DDP stay. So do the sums of a step in parts: whole, also with FSDP.
+    outside = outside_activations(plan)
+    # Buckets of DDP persist between steps. So do accumulated gradients: unsharded, also with FSDP.
     is_split = config.train.accumulate > 1
     held = whole if is_split else share * (plan.parallel == "ddp" and plan.ranks > 1)
     width = plan.operand if plan.is_sharded else FLOAT
     table = table_numbers(config.model)
     of_softmax = width * (table + config.model.vocab_size)
-    # FSDP has the gradients of a unit whole, and once more in float32 to add them up.
+    # FSDP has the unsharded gradients of a unit, and a copy in float32 for the reduce-scatter.
     unit = (width + FLOAT) * plan.is_sharded
     fixed = {
         "weights": share,
         "optimizer": FLOAT * optimizer_numbers(config) // shards,
         "average": has_average * share,
     }
-    memory, gathered = memory_bytes(plan), gathered_bytes(plan)
+    memory = memory_bytes(plan)
     again = layer_activations(plan) if plan.has_recompute else 0
+    n_outputs = 1 + bool(config.model.dropouts.output)
+    loss = Moment(
+        **fixed,
+        memory=memory,
+        gathered=gathered_bytes(plan),
+        gradients=held + of_softmax,
+        activations=_layers_bytes(plan) + outside,
+        temporary=loss_temporary(plan),
+    )
+    of_layer = layer_temporary(plan) + again + unit * weights.layer
     return {
-        "loss": Moment(
-            **fixed,
-            memory=memory,
-            gathered=gathered,
-            gradients=held + of_softmax,
-            activations=inside + outside,
-            temporary=loss_temporary(plan),
-        ),
-        "backward": Moment(
-            **fixed,
-            memory=memory,
-            gathered=gathered,
-            gradients=held + of_softmax,
-            activations=inside + outside,
-            temporary=layer_temporary(plan) + again + unit * weights.layer,
-        ),
+        "loss": loss,
+        "backward": replace(loss, temporary=of_layer),
         "embedding": Moment(
             **fixed,
             memory=memory,
@@ -107,35 +99,36 @@ def moments(plan: Plan) -> Mapping[str, Moment]:
             **fixed,
             gradients=share,
             gathered=0,
-            memory=_states(plan, plan.streams + plan.B),
-            activations=_left_over(plan),
+            memory=state_bytes(config.model, plan.streams + plan.B, plan.M),
+            # The model's output, which is freed when the next segment is read.
+            activations=FLOAT * plan.B * plan.T * config.model.d_model * n_outputs,
             temporary=update_temporary(plan),
         ),
     }
 
 
 def peak(plan: Plan) -> tuple[str, Moment]:
-    """Return the moment in which a process holds the most, by name, and what that is."""
+    """Return the moment of the peak memory, and the memory at this moment."""
     found = moments(plan)
     name = max(found, key=lambda each: found[each].total)
     return name, found[name]
 
 
 def memory_bytes(plan: Plan) -> int:
-    """Count what the layers remember: 4 N M D for each stream, the old and the new.
+    """Count the memories of all layers: 4 N M D for each stream, before and after the segment.
 
-    The old memory stays until the update is made.
+    The old memory is freed only after the update.
     """
-    return _states(plan, 2 * plan.streams)
+    return state_bytes(plan.config.model, 2 * plan.streams, plan.M)
 
 
 def gathered_bytes(plan: Plan) -> int:
-    """Count whole copies of weights that a process has for its products, beside the weights.
+    """Count gathered or rounded copies of weights, besides the weights themselves.
 
-    FSDP: the root unit and the projections of positions, which stay, and three layers: the one in
-    use, the next one, and the buffer through which it comes. DDP in bfloat16 on a GPU: autocast
-    keeps a rounded copy of every matrix but those of queries, keys and values until the backward
-    pass is over.
+    FSDP: the root unit and the projections of positions, which stay gathered, and three layers: the
+    current one, the prefetched next one, and the communication buffer. DDP in bfloat16 on a GPU:
+    autocast caches a rounded copy of every matrix, except those of queries, keys and values, until
+    the end of the backward pass.
     """
     config, weights = plan.config.model, count_weights(plan.config.model)
     width = config.n_head * config.head_width
@@ -149,13 +142,13 @@ def gathered_bytes(plan: Plan) -> int:
 
 
 def layer_activations(plan: Plan) -> int:
-    """Count what a layer keeps for the backward pass.
+    """Count the activations that a layer saves for the backward pass.
 
-    For each token of the segment, with c bytes an operand: the inputs of two normalizations, 4 D
-    each; the inputs of the two blocks, c D each; queries and what was attended, 2 c W; inner units,
-    c F for a ReLU. Keys and values, 2 c W for each token and each remembered position; the keys of
-    positions, c S W. A memory that is normalized or rounded before it is projected: c D for each
-    position. Scores of attention are computed again and not kept.
+    For each token of the segment: the inputs of two normalizations, 4 D each; the inputs of the two
+    blocks, c D each; queries and the output of attention, 2 c W; inner units, c F for a ReLU. Keys
+    and values, 2 c W for each token and each remembered position; projected positions, c S W. A
+    memory that is normalized or rounded before it is projected: c D for each position. Attention
+    scores are recomputed instead of saved.
     """
     config, c = plan.config.model, plan.operand
     D, width = config.d_model, config.n_head * config.head_width
@@ -173,16 +166,16 @@ def layer_activations(plan: Plan) -> int:
     if config.attn_type in (2, 3):
         total += tokens * width * c
         if config.attn_dropout:
-            # torch has no kernel for it on a processor, and keeps scores, weights and their share.
+            # torch has no fused kernel for it on the CPU: it saves scores, weights and the mask.
             total += 3 * plan.B * config.n_head * plan.T * (plan.M + plan.T) * FLOAT
     return total + _masks(plan)
 
 
 def outside_activations(plan: Plan) -> int:
-    """Count what is kept for the backward pass outside the layers.
+    """Count the activations that are saved for the backward pass outside the layers.
 
     Encodings of positions, 4 S D; narrower embeddings before their projection; the last layer's
-    output, before and after dropout, 4 D each for every token, and what the softmax keeps of it.
+    output, before and after dropout, 4 D each for every token, and the inputs of the softmax.
     """
     config, c = plan.config.model, plan.operand
     D, tokens = config.d_model, plan.B * plan.T
@@ -194,10 +187,10 @@ def outside_activations(plan: Plan) -> int:
         total += tokens * D * FLOAT
     if plan.device == "cuda" and not config.variational_dropout:
         total += tokens * D * (bool(config.dropouts.input) + dropped)
-    # A token and a target drawn uniformly, as the operations are counted.
+    # Tokens and targets are assumed uniform over the vocabulary, as for FLOPs.
     head, *tails = config.clusters
     total += c * tokens * sum(_share(config, x) * x.width for x in config.clusters if x.has_proj)
-    # The softmax keeps its input and, on a processor, the gradient of it.
+    # The softmax saves its input and, on the CPU, the gradient of it.
     total += tokens * head.width * (c * head.has_proj + FLOAT)
     total += D * tokens * c * (head.has_proj and c < FLOAT)
     for x in tails:
@@ -210,10 +203,10 @@ def outside_activations(plan: Plan) -> int:
 
 
 def loss_temporary(plan: Plan) -> int:
-    """Count what the softmax holds for a chunk of tokens, and for the product with it.
+    """Count the temporary tensors of the softmax for a chunk of tokens; the largest cluster counts.
 
-    For n logits in a chunk: 4 n, and once more their gradients rounded, or on a processor turned
-    for the product; and the product itself, before it is added. The largest of the clusters.
+    For n logits in a chunk: 4 n, and a copy of their gradients, rounded, or on the CPU transposed
+    for the product; and the product before it is accumulated.
     """
     config = plan.config.model
     if config.sample_softmax:
@@ -224,7 +217,7 @@ def loss_temporary(plan: Plan) -> int:
         rows = round(tokens * _share(config, x))
         found.append(_chunk_bytes(plan, x.stop - x.start, x.width, rows))
     if tails and config.div_val == 1:
-        # The gradients of the parts of one table are put together.
+        # The gradients of the parts of one table are concatenated.
         found.append(FLOAT * table_numbers(config))
     return max(found)
 
@@ -238,11 +231,12 @@ def _chunk_bytes(plan: Plan, n_outputs: int, width: int, n_rows: int) -> int:
 
 
 def layer_temporary(plan: Plan) -> int:
-    """Count what the backward pass through a layer holds: the larger of its two blocks.
+    """Count temporary tensors of the backward pass through a layer: the larger of its two blocks.
 
     Feed-forward: gradients of the units before and after their activation, and three of the
     states. Attention: gradients of queries, keys and values, the keys and values of a block, and
-    three tables of scores of a group of heads, when what the feed-forward block kept is gone.
+    three score matrices of a group of heads, after the activations of the feed-forward block were
+    freed.
     """
     config, c = plan.config.model, plan.operand
     D, width = config.d_model, config.n_head * config.head_width
@@ -254,11 +248,12 @@ def layer_temporary(plan: Plan) -> int:
 
 
 def update_temporary(plan: Plan) -> int:
-    """Count what an update holds: Muon's matrices, or two copies of what LAMB moves at once.
+    """Count temporary tensors of an update.
 
-    LAMB: all weights on a GPU, the largest one on a processor.
-    Muon: the momentum ahead of all its matrices, and of those of one shape three copies and two
-    squares of the shorter side. With FSDP it works on whole matrices, and collects their changes.
+    LAMB: two copies of the weights that are updated at once, all on a GPU, the largest parameter on
+    the CPU. Muon: the Nesterov momentum of all its matrices, and of those of one shape three copies
+    and two squares of the shorter side. With FSDP it updates unsharded matrices, and collects their
+    changes.
     """
     config = plan.config
     if config.train.optimizer == "lamb":
@@ -268,19 +263,15 @@ def update_temporary(plan: Plan) -> int:
         return 2 * FLOAT * weights.total // (plan.ranks if plan.is_sharded else 1)
     if config.train.optimizer != "muon":
         return 0
-    groups: dict[tuple[int, int], int] = {}
-    for shape in layer_matrices(config.model):
-        groups[shape] = groups.get(shape, 0) + config.model.n_layer
-    stacks = (
+    stack = config.model.n_layer * max(
         n * (3 * rows * columns + 2 * min(rows, columns) ** 2)
-        for (rows, columns), n in groups.items()
+        for (rows, columns), n in Counter(layer_matrices(config.model)).items()
     )
-    matrices = FLOAT * (1 + plan.is_sharded) * muon_weights(config)
-    return matrices + plan.operand * max(stacks)
+    return FLOAT * (1 + plan.is_sharded) * muon_weights(config) + plan.operand * stack
 
 
 def checkpoint_bytes(plan: Plan) -> int:
-    """Count a checkpoint: weights, optimizer, average, and the memory of all streams."""
+    """Count the bytes of a checkpoint: weights, optimizer, average, memory of all streams."""
     config = plan.config
     n = count_weights(config.model).total
     numbers = n * (1 + (config.train.average != "none")) + optimizer_numbers(config)
@@ -289,20 +280,20 @@ def checkpoint_bytes(plan: Plan) -> int:
 
 
 def _inner_bytes(plan: Plan) -> int:
-    """Bytes kept of a token's inner units."""
+    """Bytes saved of a token's inner units."""
     config, c = plan.config.model, plan.operand
     F, drops = config.d_inner, config.dropouts.feed_forward > 0
     is_random = drops and not config.variational_dropout
     mask = F if is_random and plan.device == "cuda" else 0
     if config.activation == "relu":
-        # Fused with dropout on a processor, and its own output without any.
+        # A single tensor: fused with dropout on the CPU, and without dropout the output of ReLU.
         is_one = not drops or (plan.device == "cpu" and is_random)
         return F * c * (1 if is_one else 2) + mask
     return F * c * (4 if config.is_gated else 2) + mask
 
 
 def _masks(plan: Plan) -> int:
-    """Bytes of a layer for what was dropped, one for each number; none on a processor."""
+    """Bytes of the dropout masks of a layer, one for each number; none on the CPU."""
     config = plan.config.model
     if plan.device == "cpu" or config.variational_dropout:
         return 0
@@ -314,7 +305,7 @@ def _masks(plan: Plan) -> int:
 
 
 def _position_keys(plan: Plan) -> int:
-    """Bytes of a layer for the keys of positions; rounded, their encodings once more each."""
+    """Bytes of the projected positions of a layer, and of rounded copies of their encodings."""
     config, c = plan.config.model, plan.operand
     if config.attn_type in (2, 3):
         return 0
@@ -323,7 +314,7 @@ def _position_keys(plan: Plan) -> int:
 
 
 def _score_bytes(plan: Plan) -> int:
-    """Bytes of the scores that are computed at once."""
+    """Bytes of the attention scores that are computed at once."""
     config, c = plan.config.model, plan.operand
     T, S = min(plan.T, QUERY_BLOCK), plan.M + plan.T
     head = c * plan.B * T * (S + 1)
@@ -332,11 +323,11 @@ def _score_bytes(plan: Plan) -> int:
     return max(head, min(config.n_head * head, GROUP_BYTES))
 
 
-def _inside(plan: Plan) -> int:
-    """Bytes kept inside all layers, without what is the new memory itself.
+def _layers_bytes(plan: Plan) -> int:
+    """Bytes saved inside all layers, without tensors that the new memory shares.
 
-    A segment as long as the memory is remembered whole; where its states are what the layers keep
-    anyway, they are held once.
+    A segment as long as the memory becomes the new memory as a whole; if the layers save its states
+    anyway, they are allocated only once.
     """
     config = plan.config.model
     states = FLOAT * plan.B * plan.T * config.d_model
@@ -350,18 +341,6 @@ def _inside(plan: Plan) -> int:
     return config.n_layer * kept
 
 
-def _states(plan: Plan, n_streams: int) -> int:
-    """Bytes of the memory of some streams."""
-    return state_bytes(plan.config.model, n_streams, plan.M)
-
-
-def _left_over(plan: Plan) -> int:
-    """Bytes of the model's output, which is held until the next segment is read."""
-    config = plan.config.model
-    n = 1 + bool(config.dropouts.output)
-    return FLOAT * n * plan.B * plan.T * config.d_model
-
-
 def _share(config: ModelConfig, cluster: tuple[int, int, int, bool, bool]) -> float:
-    """The share of words in a cluster."""
+    """The fraction of the vocabulary in a cluster."""
     return (cluster[1] - cluster[0]) / config.vocab_size

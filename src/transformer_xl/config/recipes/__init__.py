@@ -1,4 +1,4 @@
-"""Recipes: complete settings in TOML files, shipped ones and one's own."""
+"""Recipes: complete settings in TOML files, shipped or user-defined."""
 
 import dataclasses
 import re
@@ -35,10 +35,10 @@ def recipe_names() -> list[str]:
 
 
 def recipe_text(name: str) -> str:
-    """Return a shipped recipe as it is written.
+    """Return the text of a shipped recipe.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: The name is unknown.
     """
     names = recipe_names()
     if name not in names:
@@ -51,10 +51,10 @@ def recipe_text(name: str) -> str:
 
 
 def recipe_copy(name: str) -> str:
-    """Return a shipped recipe to be changed: characters of one text give way to bytes of any.
+    """Return a shipped recipe as a template for other texts: ``vocab`` chars becomes bytes.
 
     Raises:
-        ValueError: There is none of that name.
+        ValueError: The name is unknown.
     """
     of_bytes = (
         '# Any text: the recipe has "chars", the characters of its corpus alone.\nvocab = "bytes"'
@@ -67,12 +67,12 @@ def load_recipe(recipe: str | Path, *, is_stored: bool = False) -> Config:
 
     Args:
         recipe: The file or the name.
-        is_stored: It is that of a run. Settings that change nothing beside others are left out of
-            it rather than refused, as earlier versions wrote such runs.
+        is_stored: Whether it is the recipe of a run. Settings without effect, which earlier
+            versions wrote, are then dropped and not refused.
 
     Raises:
         FileNotFoundError: The file does not exist.
-        ValueError: The recipe is unknown, no TOML, or has a wrong key, type or value.
+        ValueError: The recipe is unknown, not TOML, or has a wrong key, type or value.
     """
     path = Path(recipe)
     if path.suffix != ".toml" and not path.is_file():
@@ -80,7 +80,7 @@ def load_recipe(recipe: str | Path, *, is_stored: bool = False) -> Config:
     if not path.is_file():
         raise FileNotFoundError(f"the recipe file {path} does not exist")
     try:
-        # Some editors begin a file with a byte order mark.
+        # Some editors write a byte order mark.
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not a recipe: it is not text ({error})") from error
@@ -90,10 +90,10 @@ def load_recipe(recipe: str | Path, *, is_stored: bool = False) -> Config:
 
 
 def recipe_of(folder: Path | str) -> Config | None:
-    """Return the recipe of a run folder, or of the run that a model folder lies in.
+    """Return the recipe of a run folder, or of the run that contains a model folder.
 
     Raises:
-        ValueError: The recipe is wrong.
+        ValueError: The recipe is invalid.
     """
     folder = Path(folder).resolve()
     folders = [folder]
@@ -104,20 +104,20 @@ def recipe_of(folder: Path | str) -> Config | None:
 
 
 def generation_of(folder: Path | str) -> GenerateConfig:
-    """Return how the model of a folder writes where nothing else is asked for.
+    """Return the default generation settings of a model or run folder.
 
-    It is the section ``[generate]`` of the run's recipe; a model folder that lies in no run has
-    the defaults of :class:`GenerateConfig`. What `txl generate` and `txl serve` begin with.
+    They are the section ``[generate]`` of the recipe of the run, or else the defaults of
+    :class:`GenerateConfig`. `txl generate` and `txl serve` use them.
 
     Raises:
-        ValueError: The recipe is wrong.
+        ValueError: The recipe is invalid.
     """
     recipe = recipe_of(folder)
     return GenerateConfig() if recipe is None else recipe.generate
 
 
 def parse_recipe(text: str, source: str, *, is_stored: bool = False) -> Config:
-    """Turn the text of a recipe into settings; ``source`` names it in errors."""
+    """Parse the text of a recipe; ``source`` names it in errors."""
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -128,14 +128,14 @@ def parse_recipe(text: str, source: str, *, is_stored: bool = False) -> Config:
 
 
 def dump_recipe(config: Config) -> str:
-    """Write settings as a recipe; settings that are None are left out, as TOML has no None."""
+    """Format settings as a recipe, without those that are None, which TOML cannot express."""
     import tomli_w
 
     return tomli_w.dumps(_without_none(dataclasses.asdict(config)))
 
 
 def differences(one: Config, other: Config) -> list[str]:
-    """List the settings in which two recipes differ, as ``section.key: one, other``."""
+    """List the differences between two recipes, as ``section.key: one, other``."""
     found = []
     for section in dataclasses.fields(Config):
         left, right = getattr(one, section.name), getattr(other, section.name)
@@ -147,7 +147,7 @@ def differences(one: Config, other: Config) -> list[str]:
 
 
 def _without_unused(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run without those that change nothing."""
+    """Return the settings of a run without those that have no effect."""
     defaults = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
     model = values.get("model")
     network = SimpleNamespace(**(defaults | (model if isinstance(model, dict) else {})))

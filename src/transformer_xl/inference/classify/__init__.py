@@ -1,4 +1,4 @@
-"""Documents of any length, classified whole: the memory carries what the beginning said."""
+"""Classification of documents of any length, with memory instead of truncation."""
 
 from transformer_xl.inference.classify.classifier import (
     Fit,

@@ -1,4 +1,4 @@
-"""A classifier of documents on top of a model that remembers, and its training."""
+"""A document classifier on top of a language model with memory, and its training."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,36 +18,34 @@ from transformer_xl.ops.nll import IGNORED
 
 
 class Reading(NamedTuple):
-    """What is known of documents after one more segment of each."""
+    """The class scores of a batch of documents after a segment of each."""
 
     rows: Int[Tensor, " going"]
-    """Documents that this segment belongs to, by their place among those given."""
+    """Indices of the documents that have not ended before this segment."""
     logits: Float[Tensor, "going classes"]
-    """Scores of the classes for each of them, from its last token so far."""
+    """Class logits of each of them, from its last token so far."""
     is_whole: Bool[Tensor, " going"]
     """Whether the document ends with this segment."""
 
 
 class LongDocumentClassifier(nn.Module):
-    """Reads documents of any length, segment after segment, and classifies them at their ends.
+    """Classifies documents of any length, reading them segment by segment.
 
-    Nothing is cut off and the cost of a segment does not grow. A document's class is read from the
-    last hidden state, which sees its own segment and, through the memory, those before. Where a
-    document is no whole number of segments, the first one is the shorter.
+    There is no truncation, and the cost per segment is constant. The class is predicted from the
+    last hidden state, which attends to its segment and, through the memory, to earlier ones. If the
+    length of a document is no multiple of ``segment_len``, its first segment is shorter.
 
-    Gradients reach the segment they come from, and no other: the memory is detached, as it is in
-    the paper. What a segment should leave in the memory for later ones is therefore not learned
-    from the end of the document; it is learned because every segment has to tell the class as well
-    as it can (:func:`~transformer_xl.inference.classify.fit`), and so writes into its states what
-    it knows.
-    How far that is handed on depends on the model: at most ``n_layer * mem_len`` tokens with the
-    paper's memory, without limit with ``enhanced_recurrence`` (Ding et al., 2021).
+    Gradients do not flow through the memory, as in the paper, so the end of a document cannot teach
+    earlier segments what to store. Instead, every segment is trained to predict the class
+    (:func:`~transformer_xl.inference.classify.fit`), and so its states hold what is known so far.
+    Information travels at most ``n_layer * mem_len`` tokens with the memory of the paper, and
+    without limit with ``enhanced_recurrence`` (Ding et al., 2021).
 
     Args:
-        model: What reads. Its softmax is not used.
-        n_classes: How many classes.
-        segment_len: Tokens read at once.
-        mem_len: Remembered positions; 0: each segment is read by itself. None: as configured.
+        model: The language model. Its softmax is not used.
+        n_classes: Number of classes.
+        segment_len: Segment length.
+        mem_len: Memory length; 0: segments are read independently. None: as configured.
 
     Raises:
         ValueError: A number is out of range.
@@ -64,7 +62,7 @@ class LongDocumentClassifier(nn.Module):
         super().__init__()
         if n_classes < 2:
             raise ValueError(f"n_classes={n_classes} must be at least 2")
-        # What is read is remembered; nothing is read again.
+        # ext_len=0, as nothing is read again.
         self.lengths = Lengths.of(model.config, segment_len=segment_len, mem_len=mem_len, ext_len=0)
         self.model = model
         self.head = nn.Linear(model.config.d_model, n_classes)
@@ -72,10 +70,10 @@ class LongDocumentClassifier(nn.Module):
         nn.init.zeros_(self.head.bias)
 
     def read(self, documents: Sequence[Int[Tensor, " _"]]) -> Iterator[Reading]:
-        """Read documents side by side; after each segment say what is known.
+        """Read a batch of documents; yield the class scores after each segment.
 
-        A document that has ended costs nothing from then on. To train, call ``backward`` on each
-        reading before the next one is taken: then no more than a segment is held.
+        Documents that have ended are removed from the batch. To train, call ``backward`` for each
+        reading before the next one: then only one segment is kept in memory.
 
         Raises:
             ValueError: A document is empty.
@@ -88,7 +86,7 @@ class LongDocumentClassifier(nn.Module):
         while len(rows):
             if not torch.is_grad_enabled():
                 mems = self.model.keep(mems)
-            # What is left over is read first, so that the end is read in a whole segment.
+            # The shorter segment comes first, so that the last one is complete.
             here = (left - 1) % self.lengths.segment_len + 1
             tokens = torch.zeros(len(rows), int(here.max()), dtype=torch.int64)
             for own, row, n_left, n in zip(tokens, rows.tolist(), left, here, strict=True):
@@ -106,7 +104,7 @@ class LongDocumentClassifier(nn.Module):
                 rows, left = rows[~is_whole], left[~is_whole]
 
     def forward(self, documents: Sequence[Int[Tensor, " _"]]) -> Float[Tensor, "documents classes"]:
-        """Return the scores of the classes for whole documents."""
+        """Return the class logits of complete documents."""
         found = torch.zeros(len(documents), self.head.out_features, device=self.model.device)
         for rows, logits, is_whole in self.read(documents):
             ended = rows[is_whole].to(found.device)
@@ -121,24 +119,24 @@ Labels = Int[Tensor, " documents"] | Sequence[int]
 @no_type_check
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How a classifier learns.
+    """Training settings of a classifier.
 
     Raises:
         ValueError: A setting is out of range.
     """
 
     epochs: Count = 10
-    """How often each document is read."""
+    """Passes over the documents."""
     batch_size: Count = 16
-    """Documents read side by side, and between two updates of the weights."""
+    """Documents in a batch; an update for each."""
     lr: Positive = 1e-3
-    """Largest learning rate; it rises over the first twentieth and falls in a line to zero."""
+    """Peak learning rate, with 5 % linear warmup and linear decay to zero."""
     weight_decay: NotNegative = 0.01
-    """Of matrices."""
+    """Weight decay of matrices."""
     every_segment: Share = 0.5
-    """Share of the loss that asks for the class after every segment, not only after the last."""
+    """Share of the loss that is computed after every segment instead of only after the last."""
     seed: int = 0
-    """Of the order of the documents."""
+    """Seed of the order of the documents."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -151,17 +149,17 @@ def fit(
     settings: Fit | None = None,
     say: Callable[[int, float], None] | None = None,
 ) -> None:
-    """Teach a classifier, segment by segment; a batch of documents is an update.
+    """Train a classifier, with an update for each batch of documents.
 
     Args:
-        classifier: What learns.
+        classifier: The classifier.
         documents: Tokens of each document, of any lengths.
-        labels: Its class; a document whose label is -100 is left out of the loss.
-        settings: How. None: the defaults.
-        say: Is told the loss after each epoch.
+        labels: The class of each document; -100 is ignored.
+        settings: Training settings. None: the defaults.
+        say: Called with the epoch and its mean loss.
 
     Raises:
-        ValueError: There are not as many labels as documents, or none but -100; or one is no class.
+        ValueError: The number of labels is wrong, all are -100, or one is no class.
     """
     settings = Fit() if settings is None else settings
     if not 0 < len(documents) == len(labels):
@@ -214,9 +212,9 @@ def accuracy(
     labels: Labels,
     batch_size: int = 64,
 ) -> float:
-    """Return the share of documents whose class is found, of those whose label is not -100."""
+    """Return the share of correctly classified documents; labels of -100 are ignored."""
     labels = torch.as_tensor(labels)
-    # Of about equal lengths, side by side.
+    # Batched by length.
     order = torch.tensor([len(document) for document in documents]).argsort()
     right = 0
     with evaluating(classifier):
@@ -229,7 +227,7 @@ def accuracy(
 def _learn(
     classifier: LongDocumentClassifier, batch: Documents, labels: Tensor, every_segment: Share
 ) -> float:
-    """Add the gradients of a batch, one segment at a time; return the sum of its last losses."""
+    """Accumulate the gradients of a batch by segment; return the sum of the final losses."""
     n_segments = torch.tensor([-(-len(x) // classifier.lengths.segment_len) for x in batch])
     total, n_known = 0.0, max(int((labels != IGNORED).sum()), 1)
     for rows, logits, is_whole in classifier.read(batch):

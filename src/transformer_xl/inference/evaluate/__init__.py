@@ -1,4 +1,4 @@
-"""How well a model predicts a text: with memory, by sliding windows, or learning as it goes."""
+"""Evaluation: with memory, by sliding windows, or dynamic."""
 
 from transformer_xl.inference.evaluate.dynamic import (
     Dynamic,

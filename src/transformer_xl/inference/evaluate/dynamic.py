@@ -1,18 +1,18 @@
-r"""Dynamic evaluation: score first, then learn from what was scored (Krause et al., 2018, 2019).
+r"""Dynamic evaluation: a gradient step on each scored segment (Krause et al., 2018, 2019).
 
-After each segment the weights $\theta$ take a step down the gradient $g$ of its mean loss, and are
-drawn back towards the trained weights $\theta_0$:
+After each segment the weights $\theta$ take a step against the gradient $g$ of its mean loss, and
+decay towards the trained weights $\theta_0$:
 
 $$\theta \leftarrow \theta - \eta\, g / (\sqrt{MS} + \epsilon m)
   + \lambda\, (\theta_0 - \theta) \odot R \quad (rms)$$
 $$\theta \leftarrow \theta - \eta\, g + \lambda\, (\theta_0 - \theta) \quad (sgd)$$
 
-$MS$ is the mean of the squared gradients of segments of the training text, gathered before
+$MS$ is the mean of the squared gradients over segments of the training text, computed before
 (:func:`gradient_squares`), and $m$ the mean of $\sqrt{MS}$ over all weights. $R = \sqrt{MS} / m$,
-cut so that $\lambda R \le 1$: weights with large gradients return faster (Krause et al., 2018,
-section 4). Two things differ: $\epsilon$ is in units of $m$, so that it fits models of any size;
-and the authors' code for Transformer-XL has the sum over segments in place of the mean, and no cut,
-so that its published numbers are other ones.
+clipped so that $\lambda R \le 1$: weights with large gradients decay faster (Krause et al., 2018,
+section 4). Two differences from the authors' code for Transformer-XL: $\epsilon$ is in units of
+$m$, so that it does not depend on the model size; and they sum over segments instead of taking the
+mean, and do not clip $R$, so their hyperparameters do not carry over.
 """
 
 import copy
@@ -33,31 +33,31 @@ from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.reading import read
 
 DEFAULT_LR = {"rms": 1e-4, "sgd": 0.01}
-"""Learning rates where none is given."""
+"""Default learning rates."""
 
 Squares = dict[str, Tensor]
-"""For each weight, by its name, the mean of its squared gradients."""
+"""Mean squared gradients of each weight, by name."""
 
 
 @no_type_check
 @dataclass(frozen=True, kw_only=True)
 class Dynamic:
-    """How a model learns while it is evaluated.
+    """Settings of dynamic evaluation.
 
     Raises:
-        ValueError: A number is out of range, or ``rms`` lacks the squares of gradients.
+        ValueError: A number is out of range, or ``rms`` lacks ``squares``.
     """
 
     rule: Literal["rms", "sgd"] = "rms"
-    """Gradients in units of their size on the training text, or as they are."""
+    """Divide gradients by their RMS on the training text, or use them unscaled."""
     lr: NotNegative
     """Learning rate."""
     decay: Share = 0.0
-    """Share of the way back to the trained weights that is gone after each segment."""
+    """Decay towards the trained weights after each segment."""
     eps: Positive = 0.1
-    """For ``rms``: added to the size of gradients, in units of their mean size."""
+    """For ``rms``: epsilon added to the RMS of the gradients, as a multiple of their mean."""
     squares: Squares | None = None
-    """What :func:`gradient_squares` returned; for ``rms``."""
+    """For ``rms``: from :func:`gradient_squares`."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -75,14 +75,14 @@ def plan_dynamic(
     *,
     segment_len: int,
 ) -> Dynamic | None:
-    """Return how a model is to learn by the settings of an evaluation; None: not at all.
+    """Return the dynamic evaluation that settings ask for; None: none.
 
     Args:
-        settings: Of the evaluation.
+        settings: The evaluation settings.
         model: The trained model.
-        training_text: Returns the text it was trained on; asked only by ``rms``, for its first
+        training_text: Returns the training text; only called for ``rms``, which uses its first
             ``dynamic_tokens``.
-        segment_len: Tokens between two steps, where the settings do not say.
+        segment_len: Default segment length.
     """
     if settings.dynamic is None:
         return None
@@ -103,26 +103,24 @@ def plan_dynamic(
 
 
 class DynamicEvaluation:
-    """Reads one text, in pieces of any length, and learns from each segment after its score.
+    """Scores one text, given in pieces of any length, with a gradient step after each segment.
 
-    Segments begin at every ``segment_len``-th token of the text, wherever the pieces are cut, and
-    are computed when they are whole: so any cutting gives the same bits. The model that is handed
-    in stays as it is; what learns is a copy, which is freed with this object.
+    A segment is computed once it is complete, and boundaries do not depend on the pieces, so
+    neither do the results, bit for bit. The model is copied; the original is not modified.
 
-    There is one stream, as in the paper: of several parts side by side, each would be scored by
-    weights that have seen the parts behind it, and fewer, larger steps would be made.
+    There is only one stream, as in the paper: with a batch, each part would be scored by weights
+    that have seen later parts of the text, and there would be fewer steps.
 
     Args:
         model: The trained model.
-        settings: How it learns.
+        settings: The update rule.
         segment_len: Tokens between two steps.
-        mem_len: Remembered positions. They stay as the weights of their time have made them.
-            None: as configured.
+        mem_len: Memory length; the memory is not recomputed after a step. None: as configured.
         attn_len: Keys a query sees, counting its own. None: as configured.
-        clamp_len: Largest distance told apart. None: as configured.
+        clamp_len: Distances above it count as it. None: as configured.
 
     Raises:
-        ValueError: A length is out of range; the model cannot learn; the squares are those of
+        ValueError: A length is out of range; the model is quantized; ``squares`` are those of
             another model.
     """
 
@@ -136,7 +134,7 @@ class DynamicEvaluation:
         attn_len: int | None = None,
         clamp_len: int | None = None,
     ) -> None:
-        # What is read again would be scored once and learned from twice.
+        # With ext_len, tokens would be trained on twice.
         self._lengths = Lengths.of(
             model.config,
             segment_len=segment_len,
@@ -152,23 +150,23 @@ class DynamicEvaluation:
         self._waiting = torch.empty(0, dtype=torch.int64)
 
     def read(self, ids: Text) -> Float[Tensor, " scored"]:
-        """Read another piece of the text; return -log p, in nats, of what has become whole.
+        """Read another piece of the text; return -log p, in nats, of the completed segments.
 
         Raises:
             ValueError: A token is outside the vocabulary.
         """
         self._waiting = torch.cat([self._waiting, as_tokens(ids, self.model.config)])
         found = [torch.empty(0, device=self.model.device)]
-        # A segment's last token is the first one that the next segment reads.
+        # The last target of a segment is the first token of the next one.
         while len(self._waiting) > self.segment_len:
             found.append(self._segment(self._waiting[: self.segment_len + 1], learn=True))
             self._waiting = self._waiting[self.segment_len :]
         return torch.cat(found)
 
     def finish(self) -> Float[Tensor, " scored"]:
-        """Score the rest of the text, which is shorter than a segment; begin a new text after it.
+        """Score the incomplete last segment and reset the memory, for another text.
 
-        The weights stay as they have become; the memory is empty again.
+        The adapted weights are kept.
         """
         rest, self._waiting = self._waiting, self._waiting[:0]
         found = torch.empty(0, device=self.model.device)
@@ -198,7 +196,7 @@ class DynamicEvaluation:
             step = step if divisor is None else step / divisor
             weight += step if trained is None else step + back * (trained - weight)
             weight.grad = None
-        # Autocast keeps what it has made of weights, and does not see that they moved.
+        # Autocast caches converted weights, and does not notice in-place updates.
         torch.clear_autocast_cache()
 
 
@@ -211,13 +209,12 @@ def gradient_squares(
     attn_len: int | None = None,
     clamp_len: int | None = None,
 ) -> Squares:
-    """Return the mean square of each weight's gradients over segments of a training text.
+    """Return the mean squared gradients of each weight over segments of a training text.
 
-    The segments are read as the evaluation reads them, one after the other with memory and without
-    dropout, so that gradients have the size that they will have there.
+    The text is read as in the evaluation, with memory and without dropout.
 
     Raises:
-        ValueError: The text is shorter than a segment or of another vocabulary.
+        ValueError: The text is shorter than a segment, or has a token outside the vocabulary.
     """
     lengths = Lengths.of(
         model.config,
@@ -257,21 +254,21 @@ def _learning_copy(model: LanguageModel) -> LanguageModel:
 
 
 class _Step(NamedTuple):
-    """How one weight moves."""
+    """The update of one weight."""
 
     weight: Tensor
     trained: Tensor | None
-    """Where it is drawn back to, if it is."""
+    """The trained weight; None without decay."""
     divisor: Tensor | None
-    """What its gradient is divided by, if by anything."""
+    """Divisor of the gradient; None for ``sgd``."""
     back: Tensor | float
-    """Share of the way back."""
+    """Decay towards the trained weight."""
 
 
 def _steps(model: LanguageModel, settings: Dynamic) -> list[_Step]:
-    """Prepare the steps of all weights of a model that has not moved yet."""
+    """Prepare the updates of all weights, before the first one."""
     weights, decay = dict(model.named_parameters()), settings.decay
-    # As they are now: the caller may go on training.
+    # Cloned, as the model is updated in place.
     trained = [x.detach().clone() if decay else None for x in weights.values()]
     if settings.rule == "sgd":
         return [_Step(x, x0, None, decay) for x, x0 in zip(weights.values(), trained, strict=True)]
@@ -283,7 +280,7 @@ def _steps(model: LanguageModel, settings: Dynamic) -> list[_Step]:
         )
     sizes = {name: squares[name].to(x.device).sqrt() for name, x in weights.items()}
     total = sum(float(size.sum(dtype=torch.float64)) for size in sizes.values())
-    # Where nothing has a gradient nothing moves either.
+    # Without any gradient nothing is updated, so any divisor will do.
     mean = total / sum(size.numel() for size in sizes.values()) or 1.0
     return [
         _Step(x, x0, sizes[name] + settings.eps * mean, (sizes[name] * decay / mean).clamp(max=1.0))

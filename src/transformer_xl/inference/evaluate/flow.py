@@ -1,7 +1,4 @@
-"""A text scored as it arrives: cut where nothing can change any more, read as far as it is there.
-
-Nothing here grows with the text: what waits is at most a line or a segment.
-"""
+"""Scoring of a streamed text, with bounded buffers: at most a line and a segment."""
 
 import codecs
 import math
@@ -19,41 +16,41 @@ from transformer_xl.model.reading import Reader
 
 Unit = Literal["token", "line"]
 Scored = tuple[int, float | None]
-"""A token and its log-probability, in nats; None for the first one of all."""
+"""A token and its log-probability, in nats; None for the first token of the stream."""
 
 LONGEST = 1 << 16
-"""Bytes of a line, or characters without a place to cut, after which there is a cut anyway."""
+"""Maximum bytes of a line, or characters without a split point; longer ones are split anyway."""
 
 
 class Piece(NamedTuple):
-    """A part of a text that is cut into tokens by itself."""
+    """A part of a text that is tokenized separately."""
 
     text: str
     ids: list[int]
     ends_line: bool
-    """Whether a line ends with it."""
+    """Whether it ends with a line break."""
     unknown: Counter[str]
-    """What has no symbol of its own: left out, or read as ``<unk>``."""
+    """Characters or words outside the vocabulary: left out, or read as ``<unk>``."""
     line: int
-    """In which line of the text it begins, or what is unknown, from 1."""
+    """Number of the line, from 1, in which it begins, or in which the first unknown symbol is."""
 
 
 class Cutter:
-    """Cuts bytes into pieces, the same ones for the tokens however the bytes arrive.
+    """Splits a stream of bytes into pieces and tokenizes them, independently of the blocks.
 
     By ``line``, each line is a piece. By ``token``, the tokens are those of the whole text: it is
-    cut where they cannot change any more, and for imported vocabularies where lines end.
+    split where tokenization is final, and for imported vocabularies at line breaks.
     """
 
     def __init__(self, vocab: Vocab, by: Unit) -> None:
         self._vocab, self._by = vocab, by
-        # What waits, as bytes for lines and as characters for tokens.
+        # The buffered input: bytes for lines, characters for tokens.
         self._bytes, self._text = b"", ""
         self._decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
         self._n_lines = 0
 
     def push(self, block: bytes) -> Iterator[Piece]:
-        """Take what has arrived; yield the pieces that it completes."""
+        """Add a block; yield the completed pieces."""
         if self._by == "line":
             self._bytes += block
             yield from self._lines(is_over=False)
@@ -62,7 +59,7 @@ class Cutter:
             yield from self._parts(is_over=False)
 
     def flush(self) -> Iterator[Piece]:
-        """Yield what is left at the end of the text."""
+        """Yield the rest, at the end of the text."""
         if self._by == "line":
             yield from self._lines(is_over=True)
         else:
@@ -71,7 +68,7 @@ class Cutter:
 
     def _lines(self, *, is_over: bool) -> Iterator[Piece]:
         start = 0
-        # Taken out as a whole: lines are many, and what waits is cut once.
+        # The buffer is sliced once and not for each line.
         waiting, self._bytes = self._bytes, b""
         while start < len(waiting):
             stop = waiting.find(b"\n", start, start + LONGEST) + 1
@@ -114,7 +111,7 @@ class Cutter:
 
 
 class Flow:
-    """Hands tokens to a reader: whole segments while more has arrived, else all that is there."""
+    """Passes tokens to a reader: complete segments, or all available tokens if the input pauses."""
 
     def __init__(self, reader: Reader) -> None:
         self.reader = reader
@@ -126,15 +123,15 @@ class Flow:
         cutter: Cutter,
         see: Callable[[Piece], object] = lambda piece: None,
     ) -> Iterator[list[Scored]]:
-        """Yield tokens with their scores, those that are read at once together.
+        """Yield tokens with their scores, in the groups in which they are computed.
 
         Args:
-            blocks: What arrives; an empty one says that nothing more is there at the moment.
-            cutter: What cuts it into pieces.
-            see: Called with each piece before its tokens come.
+            blocks: The input; an empty block means that no more is available at the moment.
+            cutter: Splits and tokenizes it.
+            see: Called with each piece before its tokens are yielded.
 
         Raises:
-            OSError: No more can be read; what was, comes first.
+            OSError: The input failed; raised after the scores of what was read.
         """
         failure = None
         try:
@@ -143,7 +140,7 @@ class Flow:
                     see(piece)
                     yield from self._read(piece.ids, takes_all=False)
                 if not block:
-                    # Where it matters how much is read at once, an unfinished segment has to wait.
+                    # If results depend on the segmentation, an incomplete segment has to wait.
                     yield from self._read([], takes_all=not self.reader.model.depends_on_segments)
                     yield []
         except OSError as error:
@@ -158,24 +155,24 @@ class Flow:
 
     def _read(self, ids: list[int], *, takes_all: bool) -> Iterator[list[Scored]]:
         self._waiting.extend(ids)
-        while self._waiting and (takes_all or len(self._waiting) >= self.reader.room):
-            n = min(self.reader.room, len(self._waiting))
+        while self._waiting and (takes_all or len(self._waiting) >= self.reader.remaining):
+            n = min(self.reader.remaining, len(self._waiting))
             tokens = [self._waiting.popleft() for _ in range(n)]
             yield list(zip(tokens, self.reader.read(tokens), strict=True))
 
 
 @dataclass
 class Sums:
-    """What was predicted of a text, or of a line, in sums."""
+    """Accumulated losses of a text or a line."""
 
     n_predicted: int = 0
     nll_sum: float = 0.0
     """Of -log p, in nats."""
     n_bytes: float | None = 0
-    """None as soon as those of one token are not known."""
+    """None once the bytes of a token are unknown."""
 
     def add(self, log_prob: float | None, n_bytes: float) -> None:
-        """Add a token with its bytes, 0 if not known; the first one of all is not predicted."""
+        """Add a token with its bytes, 0 if unknown; a token without log-probability is ignored."""
         if log_prob is not None:
             self.n_predicted += 1
             self.nll_sum -= log_prob
@@ -183,21 +180,21 @@ class Sums:
 
     @property
     def nll(self) -> float | None:
-        """The mean surprise of a token, in nats; None without any."""
+        """Mean of -log p per token, in nats; None without tokens."""
         return self.nll_sum / self.n_predicted if self.n_predicted else None
 
     @property
     def bits_per_token(self) -> float | None:
-        """The mean surprise of a token, in bits; None without any."""
+        """Mean of -log2 p per token; None without tokens."""
         return self.nll_sum / math.log(2) / self.n_predicted if self.n_predicted else None
 
     @property
     def bits_per_byte(self) -> float | None:
-        """The mean surprise of a byte; None without any that is known."""
+        """Mean of -log2 p per byte; None if bytes are unknown."""
         return self.nll_sum / math.log(2) / self.n_bytes if self.n_bytes else None
 
     def figures(self) -> dict[str, float | None]:
-        """Return what people compare, under the names that it has everywhere."""
+        """Return the metrics by the names of the glossary."""
         return {
             "tokens": self.n_predicted,
             "nll": self.nll,
@@ -218,7 +215,7 @@ class _Line:
 
 
 class LineSums:
-    """Puts the scores of tokens together to those of their lines."""
+    """Aggregates the scores of tokens by line."""
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
@@ -227,7 +224,7 @@ class LineSums:
         self.n_lines, self.total = 0, Sums()
 
     def push(self, piece: Piece) -> None:
-        """Take a line whose tokens are going to be scored."""
+        """Add a line, before the scores of its tokens."""
         n_bytes = len(piece.text.encode("utf-8", "surrogateescape"))
         token_bytes = token_bytes_in(self._vocab, piece.ids, n_bytes)
         n_unknown = piece.unknown.total()
@@ -236,7 +233,7 @@ class LineSums:
         self._number += piece.ends_line
 
     def add(self, scored: Iterable[Scored]) -> Iterator[dict[str, Any]]:
-        """Take the next tokens with their scores; yield the lines that they complete."""
+        """Add the scores of the next tokens; yield the completed lines."""
         for token, log_prob in scored:
             yield from self._completed()
             line = self._open[0]
@@ -253,7 +250,7 @@ class LineSums:
             text = line.text.removesuffix("\n")
             yield {
                 "line": line.number,
-                # Bytes that are no text have no place in JSON.
+                # JSON cannot hold invalid UTF-8.
                 "text": text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
                 **line.sums.figures(),
                 "unknown": line.n_unknown,
@@ -261,7 +258,7 @@ class LineSums:
 
 
 def _character_end(data: bytes, start: int, stop: int) -> int:
-    """Return the last place up to ``stop`` where a character of UTF-8 may end."""
+    """Return the last boundary of a UTF-8 character up to ``stop``."""
     for place in range(stop, max(stop - 4, start), -1):
         if data[place] & 0xC0 != 0x80:
             return place

@@ -1,4 +1,4 @@
-"""The evaluation of a model on a text, by any of three ways, and its result."""
+"""Evaluation of a model on a text, and its result."""
 
 import math
 import time
@@ -23,12 +23,12 @@ from transformer_xl.inference.evaluate.streams import (
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_model, whole
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
-from transformer_xl.model.needs import require_reading
+from transformer_xl.model.limits import require_reading
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """What an evaluation measured, and with which lengths."""
+    """The metrics of an evaluation, and the settings that it used."""
 
     nll: float
     """Mean of -log p, nats per token."""
@@ -39,9 +39,9 @@ class Result:
     bpc: float | None
     """Bits per character; None where the tokens are not characters."""
     bits_per_byte: float | None
-    """Bits per byte of text; None where the bytes of the predicted tokens are not known."""
+    """Bits per byte of text; None where the bytes of a predicted token are unknown."""
     tokens: int
-    """Predicted tokens: all but the first, each once."""
+    """Number of predicted tokens: all but the first."""
     segment_len: int
     mem_len: int
     attn_len: int | None
@@ -51,9 +51,9 @@ class Result:
     seconds: float
     tokens_per_second: float
     window: int | None = None
-    """Tokens of the window that was read anew for each token; None: there was a memory."""
+    """Length of the sliding window; None: evaluated with memory."""
     dynamic: str | None = None
-    """The rule by which the model learned as it went; None: it did not."""
+    """Update rule of dynamic evaluation; None: static weights."""
     dynamic_lr: float | None = None
     dynamic_decay: float | None = None
     dynamic_eps: float | None = None
@@ -75,29 +75,27 @@ def evaluate(
     window: int | None = None,
     dynamic: Dynamic | None = None,
 ) -> Result:
-    """Predict every token of a text but the first, once, with the memory carried along.
+    """Evaluate a model on a text, predicting every token but the first once, with memory.
 
-    With ``batch_size`` B the text is divided into B parts that are read side by side. Each part
-    first reads, uncounted, the ``mem_len`` tokens before it, so that its memory is warm.
+    With ``batch_size`` B the text is divided into B parts, read as a batch. The memory of each part
+    is warmed up on the ``mem_len`` tokens before it.
 
     Args:
-        model: The model; it stays as it is, and its mode is restored afterwards.
+        model: The model, which is not modified; its mode is restored afterwards.
         ids: The text in tokens.
-        segment_len: Tokens read at once. With enough memory it changes the speed alone.
-        mem_len: Remembered positions. None: as the model is configured.
-        attn_len: Keys a query sees, counting its own. None: as the model is configured.
-        clamp_len: Largest distance told apart. None: as the model is configured.
-        ext_len: Tokens before each segment that are read again with it, instead of being
-            remembered; the first segment of a part has none. None: as the model is configured.
-        batch_size: Parts read side by side.
-        token_bytes: For each token the bytes of text it stands for; gives ``bits_per_byte``. Of
-            one with 0, such as ``<unk>``, they are not known: :func:`token_bytes_in` finds them.
-        per_character: Whether the tokens are characters; gives ``bpc``.
-        window: Instead, predict each token from this many before it, read anew from nothing, with
-            ``batch_size`` windows side by side (:func:`window_nll`). There is no memory then, and
-            no segments.
-        dynamic: Learn from each segment after it was scored (:class:`DynamicEvaluation`), in one
-            stream.
+        segment_len: Segment length. With enough memory it only affects the speed.
+        mem_len: Memory length. None: as configured.
+        attn_len: Keys a query sees, counting its own. None: as configured.
+        clamp_len: Distances above it count as it. None: as configured.
+        ext_len: Tokens before each segment that are read again with it instead of being kept in
+            memory; the first segment of a part has none. None: as configured.
+        batch_size: Number of parts, or of windows, in a batch.
+        token_bytes: The bytes of text of each token, for ``bits_per_byte``; 0: unknown, as of
+            ``<unk>``. :func:`token_bytes_in` computes them.
+        per_character: Whether the tokens are characters, for ``bpc``.
+        window: Sliding window instead of memory: predict each token from this many tokens before
+            it, read anew (:func:`window_nll`).
+        dynamic: Dynamic evaluation (:class:`DynamicEvaluation`), in one stream.
 
     Raises:
         ValueError: The text has fewer than two tokens, or one outside the vocabulary; a length
@@ -112,7 +110,7 @@ def evaluate(
         _require_none(f"window={window} reads anew what", mem_len=mem_len, ext_len=ext_len)
         mem_len, ext_len, segment_len = 0, 0, window
     if dynamic is not None:
-        # What is read again would be scored once and learned from twice.
+        # With ext_len, tokens would be trained on twice.
         _require_none("dynamic evaluation reads once what", ext_len=ext_len)
         ext_len = 0
         if window is not None or batch_size != 1:
@@ -144,7 +142,7 @@ def evaluate(
         segment_len=lengths.segment_len,
         mem_len=lengths.mem_len,
     )
-    # More than the text is never remembered, but for zeros: no room is taken for it.
+    # Unless it starts with zeros, a memory is never longer than the text: no more is allocated.
     most = lengths.mem_len if config.start_memory == "zeros" else min(lengths.mem_len, n)
     fitting = lengths._replace(mem_len=most)
     with evaluating(model):
@@ -200,18 +198,18 @@ def evaluate(
 def token_bytes_in(
     vocab: Vocab, ids: Sequence[int] | Integer[np.ndarray, " length"], n_bytes: int
 ) -> Real[np.ndarray, " V"] | None:
-    """Return for each symbol of a vocabulary the bytes that it stands for in one text.
+    """Return the bytes of each symbol of a vocabulary, given a text.
 
-    An ``<unk>`` and whatever else has no bytes of its own stand for those that the other symbols
-    leave, each for equally many: over the text the sum is right.
+    The bytes of the text that no known symbol accounts for are divided evenly among its ``<unk>``
+    and other symbols without bytes, so that the total is right.
 
     Args:
         vocab: The vocabulary.
-        ids: The text in symbols, all of it.
-        n_bytes: Its bytes.
+        ids: The whole text in tokens.
+        n_bytes: Its size in bytes.
 
     Returns:
-        None for words, which do not say what stands between them; 0 for what remains unknown.
+        Bytes by symbol, 0 if unknown; None for words, whose whitespace is not known.
     """
     known = vocab.token_bytes
     if known is None:
@@ -233,18 +231,18 @@ def evaluate_by(
     mem_len: int | None = None,
     dynamic: Dynamic | None = None,
 ) -> Result:
-    """Evaluate as settings say: here, and nowhere else, they become the arguments of `evaluate`.
+    """Call :func:`evaluate` with the arguments that settings imply.
 
     Args:
-        settings: Of the evaluation. Their ``split``, ``mem_lens`` and ``dynamic`` say what is
-            evaluated, and how often: that is for the caller.
+        settings: The evaluation settings; ``split``, ``mem_lens`` and ``dynamic`` are up to the
+            caller.
         model: The model.
-        ids: The text in tokens, all of it.
-        vocab: The vocabulary, which knows what the tokens stand for.
-        n_bytes: Bytes of the text.
-        segment_len: Tokens read at once where the settings do not say: as in training.
-        mem_len: Another memory than that of the settings.
-        dynamic: How the model learns meanwhile (:func:`plan_dynamic`), in one stream.
+        ids: The whole text in tokens.
+        vocab: The vocabulary.
+        n_bytes: Size of the text in bytes.
+        segment_len: Default segment length, as in training.
+        mem_len: Overrides the memory length of the settings.
+        dynamic: Dynamic evaluation (:func:`plan_dynamic`), in one stream.
     """
     lengths = settings.lengths_after(segment_len)
     return evaluate(
@@ -260,7 +258,7 @@ def evaluate_by(
 
 
 def cost_of(settings: EvalConfig, n_tokens: int) -> str | None:
-    """Say what an evaluation by windows costs; None where the text is read once."""
+    """Describe the cost of an evaluation by sliding windows; None for other evaluations."""
     if settings.window is None:
         return None
     return (
@@ -272,7 +270,7 @@ def cost_of(settings: EvalConfig, n_tokens: int) -> str | None:
 def _total_nll(model: LanguageModel, text: Tensor, lengths: Lengths, batch_size: int) -> float:
     total = torch.zeros((), dtype=torch.float64, device=model.device)
     for nll, counted in read_parts(model, text, lengths=lengths, batch_size=batch_size):
-        # On the device: the host waits once, at the end.
+        # Accumulated on the device, which is synchronized once at the end.
         total += (nll.double() * counted).sum()
     return total.item()
 

@@ -15,20 +15,20 @@ from transformer_xl.model.reading import read, read_all
 
 @dataclass(frozen=True, kw_only=True)
 class Attended:
-    """What a model looks at when it predicts one token, and how far back it looks at all."""
+    """The attention of a model when it predicts one token, and by distance."""
 
     place: int
-    """Which token is predicted: one of the last half segment, whose loss the memory lowers most."""
+    """Index of the predicted token: of the last half segment, the one that gains most by memory."""
     nll: float
-    """Its loss in nats, with all of the text before it."""
+    """Its loss in nats, given all of the text before it."""
     nll_without_memory: float
-    """Its loss with the segment alone."""
+    """Its loss in nats, given its segment only."""
     direct: Float[np.ndarray, "N place"]
-    """The weights of each layer on the tokens before it, the mean of the heads."""
+    """The attention weights of each layer on the tokens before it, averaged over heads."""
     through: Float[np.ndarray, "N place"]
-    """The shares of those tokens in what comes out of each layer; the last row is the top's."""
+    """The attention rollout: shares of those tokens in the output of each layer, the top last."""
     by_distance: Float[np.ndarray, "N tokens"]
-    """The weights of each layer by distance, 0 the token itself: the mean of all queries."""
+    """The attention weights of each layer by distance, from 0, averaged over heads and queries."""
 
 
 @torch.no_grad()
@@ -41,21 +41,20 @@ def attended(
     attn_len: int | None = None,
     clamp_len: int | None = None,
 ) -> Attended:
-    r"""Read a short text and return what a token in its last segment was predicted from.
+    r"""Compute the attention rollout of a short text, for a token in its last segment.
 
-    Of a layer's output one half is taken for what goes past the attention and one half for what
-    the attention brings; followed from layer to layer this gives each token's share (attention
-    rollout, Abnar and Zuidema, 2020). Here it is followed through the memory, too: a remembered
-    state has shares of its own in tokens before it, so that the top of N layers with M positions
-    of memory reaches back about $N M$ tokens (section 3.2 of the paper, figure 2).
+    Attention rollout (Abnar and Zuidema, 2020) attributes the output of a layer one half to the
+    residual connection and one half to the attention, and multiplies over layers. Here it includes
+    the memory: a cached state has shares in tokens before it, so that N layers with M positions of
+    memory reach back about $N M$ tokens (section 3.2 of the paper, figure 2).
 
     Args:
-        model: The model, whose layers attend; its mode is restored afterwards.
-        ids: The text in tokens; time and room grow with the square of its length.
-        segment_len: Tokens read at once.
-        mem_len: Remembered positions. None: as the model is configured.
-        attn_len: Keys a query sees, counting its own. None: as the model is configured.
-        clamp_len: Largest distance told apart. None: as the model is configured.
+        model: The model; its mode is restored afterwards.
+        ids: The text in tokens; time and memory are quadratic in its length.
+        segment_len: Segment length.
+        mem_len: Memory length. None: as configured.
+        attn_len: Keys a query sees, counting its own. None: as configured.
+        clamp_len: Distances above it count as it. None: as configured.
 
     Raises:
         ValueError: The model has no attention; the text has fewer than two tokens, or one outside
@@ -75,11 +74,11 @@ def attended(
     direct = torch.zeros(N, n, n, device=model.device)
     shares = [torch.eye(n, device=model.device), *torch.zeros(N, n, n, device=model.device)]
     by_distance = torch.zeros(N, n, dtype=torch.float64, device=model.device)
-    # The first segment is the short one, so that the last one is whole.
+    # The first segment may be shorter, so that the last one is complete.
     starts = [*range(n % segment_len, n, segment_len)]
     starts = starts if starts[:1] == [0] else [0, *starts]
     mems: Memory = model.start_memory(1, lengths.mem_len)
-    # What a layer remembers is what it has read, or what it has put out.
+    # The memory holds the inputs of a layer or, with enhanced recurrence, its outputs.
     above = int(model.config.enhanced_recurrence)
     with evaluating(model):
         for start, stop in zip(starts, [*starts[1:], n], strict=True):
@@ -87,7 +86,7 @@ def attended(
             weights = model.attention_weights(tokens, mems, attn_len=attn_len, clamp_len=clamp_len)
             weights = torch.stack(weights)
             mems = read_all(model, tokens, lengths, mems)
-            # Of an empty memory of zeros nothing is the share of a token.
+            # Zeros of an initial memory are no tokens.
             first = max(stop - weights.shape[-1], 0)
             seen_NTS = weights.mean(2)[:, 0, :, first - stop :].float()
             for layer, seen_TS in enumerate(seen_NTS):
@@ -117,12 +116,12 @@ def _add_by_distance(sums: Tensor, seen_NTS: Tensor) -> None:
 def _most_helped(
     model: LanguageModel, text: Tensor, start: int, lengths: Lengths
 ) -> tuple[int, tuple[float, float]]:
-    """Return the token to which the text before the last segment is worth most.
+    """Return the token that gains most by the memory, and its losses with and without it.
 
-    It is one of the second half of the segment: a first one is lost without the memory anyway.
+    It is in the second half of the segment, as the first half lacks context without memory anyway.
     """
     begun, mems = model.start_memory(1, lengths.mem_len), None
-    # All at once, as one segment.
+    # As one segment.
     lengths = lengths._replace(segment_len=len(text))
     if start:
         mems = read_all(model, text[None, :start], lengths, begun)

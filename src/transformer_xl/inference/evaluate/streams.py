@@ -1,7 +1,7 @@
-"""The losses of the tokens of a text: with the memory carried along, or by windows without it.
+"""Losses of the tokens of a text: with memory, or by sliding windows.
 
-Without memory (Al-Rfou et al., 2018), each token is predicted from the ``window`` tokens before it,
-all of them read from nothing: what the paper's Table 9 compares with.
+With a sliding window (Al-Rfou et al., 2018), each token is predicted from the ``window`` tokens
+before it, read anew: the baseline of Table 9 of the paper.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,18 +19,18 @@ from transformer_xl.model.arguments import Text as Text
 from transformer_xl.model.arguments import as_tokens as as_tokens
 from transformer_xl.model.arguments import require_at_least as require_at_least
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.model.limits import require_mem_len
 from transformer_xl.model.memory import join
-from transformer_xl.model.needs import require_mem_len
 from transformer_xl.model.reading import Reader, read, read_all
 from transformer_xl.model.wrapping import evaluating as evaluating
 
 
 def as_text(ids: Any, config: ModelConfig) -> Int[Tensor, " length"]:
-    """Return a text as :func:`as_tokens` does, one in which there is something to predict.
+    """Return a text of at least two tokens, as :func:`as_tokens` does.
 
     Raises:
-        ValueError: They are no integers, one is outside the vocabulary, or there is nothing to
-            predict.
+        ValueError: The tokens are no integers, one is outside the vocabulary, or there are fewer
+            than two.
     """
     text = as_tokens(ids, config)
     if len(text) < 2:
@@ -45,21 +45,21 @@ def read_parts(
     lengths: Lengths,
     batch_size: int = 1,
 ) -> Iterator[tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]]:
-    """Yield -log p of each segment's tokens, with those that count marked: each token once.
+    """Yield -log p of the tokens of each segment, and a mask in which each token counts once.
 
-    The text is divided into parts, read side by side, each warmed up on the text before it.
+    The text is divided into parts, read as a batch, each warmed up on the text before it.
 
     Args:
         model: The model, in evaluation mode; call this without gradients.
         text: The text.
         lengths: The lengths.
-        batch_size: Parts, at most as many as there are tokens to predict.
+        batch_size: Number of parts, at most the number of tokens to predict.
     """
     n, device = len(text) - 1, model.device
     # Rounded up, so that no part is longer than the first.
     starts = [-(-b * n // batch_size) for b in range(batch_size + 1)]
-    # Parts differ by one token at most. A shorter one begins with the last token of the part before
-    # it, uncounted, so that all end together: absolute positions are counted from the end.
+    # Lengths differ by one token at most. A shorter part begins one token earlier, which is not
+    # counted, so that all end together: absolute positions are counted from the end.
     longest = starts[1]
     firsts = [end - longest for end in starts[1:]]
     mems = _warm_memory(model, text, firsts, lengths)
@@ -72,15 +72,15 @@ def read_parts(
 
 
 def _warm_memory(model: LanguageModel, text: Tensor, firsts: list[int], lengths: Lengths) -> Memory:
-    """Return the memory with which each part of the text begins."""
+    """Return the initial memory of each part of the text."""
     mem_len = lengths.mem_len
     first = model.keep(model.start_memory(1, mem_len))
     if len(firsts) == 1:
         return first
-    # Where the text before a part is shorter than the memory, all parts warm up on less.
+    # If the first part is shorter than the memory, all parts warm up on as many tokens.
     W, others = min(mem_len, firsts[1]), firsts[1:]
     mems = model.keep(model.start_memory(len(others), mem_len))
-    # Nothing of this is read again: all of it is to be in the memory.
+    # ext_len=0, so that all of it is kept in the memory.
     before = [text[place - W : place] for place in others]
     return join([first, read_all(model, before, lengths._replace(ext_len=0), mems)])
 
@@ -95,8 +95,8 @@ def score(
     """Yield the log-probability of each token given all before it, in nats; None for the first.
 
     Raises:
-        ValueError: They are no integers, one is outside the vocabulary, or a length is out of
-            range.
+        ValueError: The tokens are no integers, one is outside the vocabulary, or a length is out
+            of range.
     """
     require_mem_len(model, mem_len)
     reader = Reader(model, Lengths.of(model.config, segment_len=segment_len, mem_len=mem_len))
@@ -104,7 +104,7 @@ def score(
 
 
 def _scores(reader: Reader, text: Int[Tensor, " length"]) -> Iterator[float | None]:
-    # Segments begin with the first token; the first prediction is the second's.
+    # The first token is not predicted.
     yield from reader.read(text[:1])
     n = reader.lengths.segment_len
     for start in range(1, len(text), n):
@@ -122,20 +122,19 @@ def window_nll(
     batch_size: int = 1,
     first: int = 1,
 ) -> Float[Tensor, " predicted"]:
-    """Return -log p of every token from ``first`` on, each from a window of its own.
+    """Return -log p of every token from ``first`` on, each from its own sliding window.
 
-    Windows are read side by side, and only the last position of each is compared with the
-    vocabulary. The first tokens, which have fewer than ``window`` before them, have shorter
-    windows, read one by one.
+    Windows are batched, and the softmax is computed for the last position of each only. The first
+    tokens, with fewer than ``window`` before them, have shorter windows, read one by one.
 
     Args:
         model: The model, in evaluation mode; of any kind.
-        text: The text, on the processor.
-        window: Tokens in a window.
+        text: The text, on the CPU.
+        window: Length of the window in tokens.
         attn_len: Keys a query sees, counting its own. None: as configured.
-        clamp_len: Largest distance told apart. None: as configured.
-        batch_size: Windows read side by side.
-        first: The first token that is predicted; at least 1.
+        clamp_len: Distances above it count as it. None: as configured.
+        batch_size: Windows in a batch.
+        first: Index of the first predicted token; at least 1.
     """
     n = len(text) - 1
     lengths = Lengths.of(
@@ -156,7 +155,7 @@ def window_nll(
     for i in range(first, min(window, n + 1)):
         predict(text[None, :i], text[i : i + 1])
     if window <= n:
-        # A view: the windows overlap in the text, and only those of one call are copied.
+        # A view of overlapping windows, copied batch by batch.
         windows, targets = text[:-1].unfold(0, window, 1), text[window:]
         whole = max(first - window, 0)
         windows, targets = windows[whole:], targets[whole:]
@@ -178,10 +177,10 @@ def loss_in_segment(
     ext_len: int | None = None,
     batch_size: int = 1,
 ) -> Float[np.ndarray, " T"]:
-    """Return the mean loss, in nats, of the first, second, ... token that a segment predicts.
+    """Return the mean loss, in nats, by position in the segment.
 
-    Without memory the first ones have next to no context: what segments cost. With memory all
-    places are alike. Every token of the text but the first counts once, as in :func:`evaluate`.
+    Without memory, the first positions have little context (context fragmentation); with memory,
+    all are alike. Every token of the text but the first counts once, as in :func:`evaluate`.
 
     Raises:
         ValueError: The text has fewer than two tokens, or one outside the vocabulary; a length is
@@ -202,7 +201,7 @@ def loss_in_segment(
     with evaluating(model):
         for nll, counted in read_parts(model, text, lengths=lengths, batch_size=batch_size):
             _add(sums[:, : nll.shape[1]], nll, counted)
-    # A text that is shorter than a segment has no token in its last places.
+    # A text shorter than a segment has no tokens at the last positions.
     return _mean(sums[:, sums[1] > 0])
 
 
@@ -219,22 +218,22 @@ def loss_from_start(
     ext_len: int | None = None,
     batch_size: int = 1,
 ) -> Float[np.ndarray, " places"]:
-    """Return the mean loss, in nats, by how many tokens a text has already.
+    """Return the mean loss, in nats, by the number of tokens of context.
 
-    The text is cut into pieces of ``length`` predicted tokens, each read with an empty memory at
-    its start: what one more token of context is worth. A rest that is shorter is left out.
+    The text is split into pieces of ``length`` predicted tokens, each read from an initial memory.
+    A shorter rest is left out.
 
     Args:
         model: The model; its mode is restored afterwards.
         ids: The text in tokens.
-        length: Tokens predicted in each piece; the first of them has one token before it.
-        segment_len: Tokens read at once.
-        mem_len: Remembered positions. None: as the model is configured.
-        attn_len: Keys a query sees, counting its own. None: as the model is configured.
-        clamp_len: Largest distance told apart. None: as the model is configured.
-        ext_len: Tokens before each segment of a piece that are read again with it. None: as the
-            model is configured.
-        batch_size: Pieces read side by side.
+        length: Predicted tokens of each piece; the first has one token of context.
+        segment_len: Segment length.
+        mem_len: Memory length. None: as configured.
+        attn_len: Keys a query sees, counting its own. None: as configured.
+        clamp_len: Distances above it count as it. None: as configured.
+        ext_len: Tokens before each segment of a piece that are read again with it. None: as
+            configured.
+        batch_size: Pieces in a batch.
 
     Raises:
         ValueError: The text is shorter than a piece, or has a token outside the vocabulary; a
@@ -266,10 +265,10 @@ def loss_from_start(
 
 
 def spans(losses: Sequence[float] | Float[np.ndarray, " length"]) -> list[dict[str, float]]:
-    """Take the mean over spans that grow, four to a doubling of the place, counted from 1.
+    """Average losses over logarithmic spans of positions, four per doubling, counted from 1.
 
     Returns:
-        For each span its ``first`` and ``last`` place and the mean ``nll``.
+        The ``first`` and ``last`` position and the mean ``nll`` of each span.
     """
     edges = np.unique(np.round(2 ** np.arange(0, np.log2(len(losses) + 1) + 0.25, 0.25)))
     edges = [int(x) for x in edges if x <= len(losses)] + [len(losses) + 1]

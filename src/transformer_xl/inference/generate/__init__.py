@@ -1,4 +1,4 @@
-"""Writing text: one token at a time, at a cost that does not grow."""
+"""Text generation, at a constant cost per token."""
 
 from collections.abc import Sequence
 
@@ -21,10 +21,10 @@ from transformer_xl.inference.generate.session import (
     save_state,
     write_state,
 )
-from transformer_xl.inference.generate.text_writer import TextWriter, batch_texts, text_pieces
+from transformer_xl.inference.generate.text_writer import TextWriter, text_pieces
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.arguments import require_model, shown
-from transformer_xl.model.needs import require_mem_len
+from transformer_xl.model.limits import require_mem_len
 
 __all__ = [
     "Generation",
@@ -34,7 +34,6 @@ __all__ = [
     "Session",
     "State",
     "TextWriter",
-    "batch_texts",
     "generate",
     "generate_batch",
     "load_state",
@@ -59,31 +58,32 @@ def generate(
     seed: int | UInt8[Tensor, " bytes"] | None = None,
     mem_len: int | None = None,
 ) -> Generation:
-    """Continue a text, token by token.
+    """Continue a prompt, token by token.
 
-    Time and memory for each token stay the same for as long as one goes on. A recipe is not asked
-    for settings: without arguments, tokens are drawn as they are distributed. `txl generate` and
-    `txl serve` write the same text with the same settings and seed.
+    Time and memory per token are constant. Settings of a recipe are not used: the defaults sample
+    from the distribution of the model. `txl generate` and `txl serve` generate the same text for
+    the same settings and seed.
 
     Args:
-        model: The model. It reads as in evaluation mode; its mode is restored after each token.
+        model: The model. It reads in evaluation mode; its mode is restored after each token.
         ids: The prompt in tokens, at least one.
-        length: How many tokens to draw. None: without end.
-        mems: The memory of one stream to begin with. None: as at the start of a text.
-        temperature: Below 1 safer, above 1 wilder; 0 takes the likeliest token.
-        top_k: Draw from the ``top_k`` likeliest tokens only. None: from all.
-        top_p: Draw from the fewest likeliest tokens that have this probability together. None, or
+        length: Number of tokens to generate. None: without end.
+        mems: The memory to start with, of one stream. None: start of a text.
+        temperature: Sampling temperature; 0: greedy.
+        top_k: Sample from the ``top_k`` most likely tokens. None: from all.
+        top_p: Nucleus sampling: sample from the fewest tokens with this total probability. None or
             1: from all.
-        seed: Seed of the draw, or the ``random_state`` of another that this one goes on from.
-            None: a different one each time.
-        mem_len: Remembered positions. None: as the model is configured.
+        seed: Random seed, or the ``random_state`` of a generation to continue. None: a different
+            one each time.
+        mem_len: Memory length. None: as configured.
 
     Returns:
-        An iterator over the new tokens, with the memory in its ``mems``.
+        An iterator over the new tokens, with the memory in its ``mems``; its ``decode(vocab)``
+        returns them as text.
 
     Raises:
-        ValueError: The prompt is empty or has unknown tokens, a setting is of a wrong type or out
-            of range, or the memory is that of another model.
+        ValueError: The prompt is empty or has a token outside the vocabulary, a setting is of a
+            wrong type or out of range, or the memory does not fit the model.
     """
     if isinstance(mems, Memory) and mems.batch_size != 1:
         raise ValueError(f"mems holds {mems.batch_size} streams; select one: mems.select([0])")
@@ -105,28 +105,27 @@ def generate_batch(
     seed: int | None = None,
     mem_len: int | None = None,
 ) -> GenerationBatch:
-    """Continue several texts side by side, each, up to rounding, as it would be alone.
-
-    For each step the weights are read once for all of them.
+    """Continue several prompts as a batch, each as :func:`generate` does, up to rounding.
 
     Args:
-        model: The model. It reads as in evaluation mode; its mode is restored after each token.
-        prompts: The prompts in tokens, of any lengths; the same one several times is read once.
-        length: How many tokens to draw for each. None: without end.
-        mems: A memory of one stream, with which all begin, or of a stream for each. None: as at
-            the start of a text.
-        temperature: As for :func:`generate`, like ``top_k``, ``top_p`` and ``mem_len``.
-        top_k: See there.
-        top_p: See there.
-        seed: Text n is drawn with the seed ``seed + n``. None: a different one each time.
-        mem_len: See there.
+        model: The model. It reads in evaluation mode; its mode is restored after each token.
+        prompts: The prompts in tokens, of any lengths; identical prompts are read once.
+        length: Number of tokens to generate for each. None: without end.
+        mems: The memory to start with: of one stream, for all, or of one stream for each prompt.
+            None: start of a text.
+        temperature: As for :func:`generate`.
+        top_k: As for :func:`generate`.
+        top_p: As for :func:`generate`.
+        seed: Text n is sampled with ``seed + n``. None: a different one each time.
+        mem_len: As for :func:`generate`.
 
     Returns:
-        An iterator over the new tokens by the number of their text; its ``end`` ends one early.
+        An iterator over the new tokens of each step, by the index of their text; ``end`` stops a
+        text early, and ``decode(vocab)`` returns all of them as text.
 
     Raises:
-        ValueError: There is no prompt, one is empty or has unknown tokens, a setting is of a wrong
-            type or out of range, or the memory is that of another model.
+        ValueError: There is no prompt, one is empty or has a token outside the vocabulary, a
+            setting is of a wrong type or out of range, or the memory does not fit the model.
     """
     sampler = Sampler(temperature, top_k, top_p, require_model(model).config.vocab_size)
     require_mem_len(model, mem_len)

@@ -1,4 +1,4 @@
-"""Writing texts, batched; one alone is a batch of one. Tokens are drawn by a :class:`Sampler`."""
+"""Batched generation, and the :class:`Sampler` of tokens; a single text is a batch of one."""
 
 import math
 from collections import deque
@@ -12,24 +12,26 @@ from torch import Tensor
 
 from transformer_xl.config import GenerateConfig, ModelConfig
 from transformer_xl.config.checks import checked, no_type_check
+from transformer_xl.data import Vocab
+from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.model import AdaptiveSoftmax, Memory, Softmax, Stepper
 from transformer_xl.model.arguments import as_tokens, require_model, whole
 from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.limits import require_capacity
 from transformer_xl.model.memory import join
-from transformer_xl.model.needs import require_capacity
 from transformer_xl.model.reading import read
 from transformer_xl.model.softmax import CalledSoftmax, drawn
 from transformer_xl.model.wrapping import evaluating
 
 _COLDEST, _HOTTEST = 1e-30, 1e30
-"""Temperatures beyond which single precision knows no difference, but for infinity and NaN."""
+"""Temperatures are clamped to this range, outside of which float32 over- or underflows."""
 
 
 def random_numbers(seed: Any) -> torch.Generator:
-    """Return the random numbers of a seed, or those that follow a state; None: others each time.
+    """Return a generator with a seed or with a saved state; None: a nondeterministic seed.
 
     Raises:
-        ValueError: It is no integer of 64 bits, and no state either.
+        ValueError: The seed is neither a 64-bit integer nor a state.
     """
     generator = torch.Generator()
     if seed is None:
@@ -43,18 +45,18 @@ def random_numbers(seed: Any) -> torch.Generator:
                 "random_state of another text"
             ) from error
     else:
-        # As torch takes them: without a sign.
+        # torch takes unsigned seeds.
         generator.manual_seed(seed_of(seed, 0) % 2**64)
     return generator
 
 
 def seed_of(seed: SupportsIndex, n: int) -> int:
-    """Return the seed of text number n of several that are drawn with one: ``seed + n``.
+    """Return the seed of text ``n`` of a batch: ``seed + n``.
 
-    Seeds have 64 bits, with a sign or without; the last one is followed by 0.
+    Seeds are signed or unsigned 64-bit integers; the largest one wraps around to 0.
 
     Raises:
-        ValueError: It is no integer of 64 bits.
+        ValueError: The seed is no 64-bit integer.
     """
     seed = whole("seed", seed, -(2**63))
     if seed >= 2**64:
@@ -63,14 +65,14 @@ def seed_of(seed: SupportsIndex, n: int) -> int:
 
 
 class Sampler:
-    """Draws a token from each of several distributions.
+    """Samples a token from each of several distributions.
 
     Args:
-        temperature: Below 1 safer, above 1 wilder; 0 takes the likeliest token.
-        top_k: Draw from the ``top_k`` likeliest tokens only. None, or as many as there are: no cut.
-        top_p: Draw from the fewest likeliest tokens that have this probability together. None, or
-            1: no cut.
-        vocab_size: How many tokens there are. None: not known, and more than ``top_k``.
+        temperature: Sampling temperature; 0: greedy.
+        top_k: Sample from the ``top_k`` most likely tokens. None, or the vocabulary size: from all.
+        top_p: Nucleus sampling: sample from the fewest tokens with this total probability. None or
+            1: from all.
+        vocab_size: Size of the vocabulary. None: unknown, and larger than ``top_k``.
 
     Raises:
         ValueError: A setting is no number or out of range.
@@ -84,19 +86,19 @@ class Sampler:
         top_p: float | None = None,
         vocab_size: int | None = None,
     ) -> None:
-        # No setting is infinite, and more than this is as good.
+        # Settings must be finite, and this is equivalent.
         temperature = _HOTTEST if temperature == math.inf else temperature
         given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         found = checked(GenerateConfig, given)
         self.temperature: float = found["temperature"]
-        # What cuts nothing is no cut: the same numbers then draw the same tokens, to the bit.
+        # Normalized to None where nothing is filtered, so that the same tokens are sampled.
         k: int | None = found["top_k"]
         self.top_k = None if k and vocab_size and k >= vocab_size else k
         self.top_p: float | None = None if found["top_p"] == 1 else found["top_p"]
 
     @property
     def settings(self) -> dict[str, float | int | None]:
-        """What it draws with, by name; None: no cut."""
+        """The settings by name; None: no filter."""
         return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
 
     def __call__(
@@ -105,25 +107,25 @@ class Sampler:
         hidden: Float[Tensor, "B D"],
         numbers: Float[Tensor, " B"],
     ) -> list[int]:
-        """Draw a token for each stream, given a random number from [0, 1) for it."""
+        """Sample a token for each stream, given a uniform number from [0, 1) for it."""
         if self.temperature == 0:
             return softmax.top_k(hidden, 1)[1][:, 0].tolist()
         if self.temperature == 1 and self.top_k is None and self.top_p is None:
-            # Of an adaptive softmax, most often without its rarer clusters.
+            # An adaptive softmax usually skips its rarer clusters.
             return softmax.draw(hidden, numbers).tolist()
         tokens = None
         if self.top_k is not None:
             values, tokens = softmax.top_k(hidden, self.top_k)
         else:
             values = softmax.log_probs(hidden)
-        # The likeliest becomes 0 first: so it stays finite, however small what divides it is.
+        # With a maximum of 0, small temperatures do not overflow.
         values = values - values.amax(-1, keepdim=True)
         probs = values.div_(min(max(self.temperature, _COLDEST), _HOTTEST)).softmax(-1)
         if self.top_p is not None:
             if tokens is None:
                 probs, tokens = _with_probability(self.top_p, probs)
-            # A token stays while those likelier than it do not reach top_p together; the first
-            # one always, even where top_p is 0 in single precision.
+            # A token stays if the likelier ones sum to less than top_p; the first one always, even
+            # if top_p rounds to 0 in float32.
             stays = probs.cumsum(-1) - probs < self.top_p
             stays[:, 0] = True
             probs = probs * stays
@@ -134,10 +136,10 @@ class Sampler:
 def _with_probability(
     top_p: float, probs: Float[Tensor, "B V"]
 ) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
-    """Return as many of the likeliest tokens, falling, as have this probability in every row."""
+    """Return the most likely tokens, in descending order, with this total probability or more."""
     k, V = 64, probs.shape[-1]
     while True:
-        # Few are nearly always enough, and to find them is quicker than to sort them all.
+        # A few are nearly always enough, and topk is faster than sorting the vocabulary.
         likeliest, tokens = probs.topk(min(k, V))
         if k >= V or bool((likeliest.sum(-1) >= top_p).all()):
             return likeliest, tokens
@@ -145,19 +147,19 @@ def _with_probability(
 
 
 PROMPT_SEGMENT = 512
-"""Tokens of a prompt that are read at once."""
+"""Segment length for prompts."""
 
 
 class GenerationBatch(Iterator[dict[int, int]]):
-    """Tokens drawn for several texts side by side, and the memories behind them.
+    """An iterator that samples a token for each of several texts, with their memory.
 
-    Iterating draws a token for each text that goes on and returns them by the text's number. Each
-    text gets, up to rounding, the tokens that it would get alone. A text that has ended leaves
-    the batch, and costs nothing from then on.
+    Each step yields the tokens by the index of their text. Every text gets the tokens that it would
+    get alone, up to rounding. A text that has ended is removed from the batch. :meth:`decode`
+    returns the texts instead.
 
     Attributes:
-        texts: The numbers of the texts in the batch.
-        generators: Where the random numbers of each text come from, by its number.
+        texts: Indices of the texts in the batch.
+        generators: The random number generator of each text.
     """
 
     def __init__(
@@ -171,12 +173,11 @@ class GenerationBatch(Iterator[dict[int, int]]):
         mem_len: Any,
     ) -> None:
         config = require_model(model).config
-        # What the texts go on from; once they are written by a stepper, with its state.
+        # The memory after the prompts, then a stepper, with its state.
         self._at: Memory | Stepper
         self._state: Any = None
         length = whole("length", length)
-        # What is read is remembered; nothing is read again. Reading a prompt in pieces bounds the
-        # memory that it takes, whatever its length.
+        # ext_len=0, as nothing is read again. Segments bound the memory use of long prompts.
         self._lengths = Lengths.of(config, segment_len=PROMPT_SEGMENT, mem_len=mem_len, ext_len=0)
         self._model, self._sampler = model, sampler
         self.generators = list(generators)
@@ -197,21 +198,20 @@ class GenerationBatch(Iterator[dict[int, int]]):
             )
         self.texts = list(range(len(ids)))
         self._at = mems if isinstance(mems, Stepper) else model.keep(mems)
-        self._unread, self._has_drawn = ids, False
+        self._unread, self._n_drawn = ids, 0
 
     @property
     def mems(self) -> Memory:
-        """The memories of the texts, in that order.
+        """A copy of the memory, with one stream per text in ``texts``.
 
-        Once a token was drawn they have read everything but the last token of each. They are
-        copied: ask for them when they are needed.
+        After the first step, it has read all tokens of a text but the last.
         """
         if isinstance(self._at, Memory):
             return self._at
         return self.stepper().memory()
 
     def stepper(self) -> Stepper:
-        """Return what writes the texts, to go on with: then nobody else may."""
+        """Return the stepper; a caller that advances it must not use this object any more."""
         if isinstance(self._at, Memory):
             with evaluating(self._model):
                 return Stepper.of(self._model, self._lengths, self._at)
@@ -220,12 +220,50 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
     @property
     def last_tokens(self) -> list[int]:
-        """The last token of each, in that order."""
+        """The last token of each text in ``texts``."""
         return [ids[-1] for ids in self._unread]
 
+    def __repr__(self) -> str:
+        """Show the state without computing anything; None in ``remaining``: without end."""
+        remaining = [self._left[text] for text in self.texts]
+        return (
+            f"{type(self).__name__}(texts={self.texts}, drawn={self._n_drawn}, "
+            f"remaining={remaining}, last_tokens={self.last_tokens})"
+        )
+
     def end(self, text: int) -> None:
-        """Let a text end where it is."""
+        """Stop a text before the next step."""
         self._left[text] = 0
+
+    def decode(self, vocab: Vocab, stop: str | Sequence[str] = ()) -> list[str]:
+        """Generate all remaining tokens; return the text of each, without prompts.
+
+        Args:
+            vocab: The vocabulary of the model.
+            stop: End a text before this string, or before the first of several.
+
+        Returns:
+            One text for each prompt; empty for those that had ended before the call.
+
+        Raises:
+            ValueError: A ``stop`` string is empty, or neither ``length`` nor ``stop`` is set.
+        """
+        writers = {
+            text: TextWriter(vocab, stop, unread)
+            for text, unread in zip(self.texts, self._unread, strict=True)
+            if self._left[text] != 0
+        }
+        if not stop and any(self._left[text] is None for text in writers):
+            raise ValueError("length=None draws without end: set length, or give a stop string")
+        decoded = [""] * len(self._left)
+        for tokens in self:
+            for text, token in tokens.items():
+                decoded[text] += writers[text].push(token)
+                if writers[text].has_stopped:
+                    self.end(text)
+        for text, writer in writers.items():
+            decoded[text] += writer.flush()
+        return decoded
 
     @torch.no_grad()
     def __next__(self) -> dict[int, int]:
@@ -238,7 +276,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         before = [self.generators[text].get_state() for text in texts]
         is_drawn = False
         try:
-            # Drawn on the processor: the same seed gives the same numbers wherever the model is.
+            # On the CPU, so that a seed gives the same numbers on every device.
             numbers = [
                 torch.rand((), dtype=torch.float64, generator=self.generators[text])
                 for text in texts
@@ -248,11 +286,12 @@ class GenerationBatch(Iterator[dict[int, int]]):
             left = [
                 n - 1 if n is not None and text in drawn else n for text, n in enumerate(self._left)
             ]
-            # All at once: an interrupt before this line leaves all as it was.
+            # In one assignment, so that an interrupt leaves a consistent state.
             self._at, self._state, self.texts, self._unread, self._left = (
                 at, state, texts, unread, left
             )  # fmt: skip
-            self._has_drawn = is_drawn = True
+            self._n_drawn += 1
+            is_drawn = True
         finally:
             if not is_drawn:
                 for text, earlier in zip(texts, before, strict=True):
@@ -260,12 +299,13 @@ class GenerationBatch(Iterator[dict[int, int]]):
         return drawn
 
     def _read(self, rows: Sequence[int]) -> tuple[Float[Tensor, "B D"], Memory | Stepper, Any]:
-        """Read what some texts have not read; return the hidden states, and what they go on from.
+        """Read the unread tokens of some rows.
 
-        That is a memory, or a stepper and the state that it comes to.
+        Returns:
+            The last hidden states, and either the memory and None, or a stepper and its next state.
         """
         mems = self._at
-        if isinstance(mems, Memory) and not self._has_drawn:
+        if isinstance(mems, Memory) and not self._n_drawn:
             return *self._read_prompts(rows, mems), None
         if isinstance(mems, Memory):
             stepper = Stepper.of(self._model, self._lengths, _selected(mems, rows))
@@ -279,7 +319,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
     def _read_prompts(
         self, rows: Sequence[int], mems: Memory
     ) -> tuple[Float[Tensor, "B D"], Memory]:
-        """Read prompts; those that begin alike once, and those of the same length batched."""
+        """Read the prompts, without duplicates, those of the same length as a batch."""
         # One memory for all, or one for each.
         streams = rows if mems.batch_size > 1 else [0] * len(rows)
         unread = [(self._unread[row], stream) for row, stream in zip(rows, streams, strict=True)]
@@ -299,11 +339,10 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
 
 class Generation(Iterator[int]):
-    """Tokens drawn from a model, and the memory behind them.
+    """An iterator over the sampled tokens of one text, with its memory.
 
-    Iterating draws token after token. At any moment ``mems`` has read the prompt and all tokens
-    drawn so far but the last, which is ``last_token``: ``generate(model, [g.last_token],
-    mems=g.mems, seed=g.random_state)`` goes on where this one is.
+    ``mems`` has read the prompt and all tokens so far but ``last_token``, so ``generate(model,
+    [g.last_token], mems=g.mems, seed=g.random_state)`` continues the text.
     """
 
     def __init__(self, batch: GenerationBatch) -> None:
@@ -312,26 +351,38 @@ class Generation(Iterator[int]):
     def __next__(self) -> int:
         return next(self._batch)[0]
 
+    def __repr__(self) -> str:
+        """Show the state without computing anything; ``remaining`` None: without end."""
+        batch = self._batch
+        return (
+            f"{type(self).__name__}(drawn={batch._n_drawn}, remaining={batch._left[0]}, "
+            f"last_token={self.last_token})"
+        )
+
+    def decode(self, vocab: Vocab, stop: str | Sequence[str] = ()) -> str:
+        """Generate all remaining tokens; return their text, as :meth:`GenerationBatch.decode` does.
+
+        :func:`~transformer_xl.inference.generate.text_pieces` streams the text instead.
+        """
+        return self._batch.decode(vocab, stop)[0]
+
     @property
     def mems(self) -> Memory:
-        """The memory; before the first token is drawn, the one that was given.
-
-        It is copied: ask for it when it is needed, not at each token.
-        """
+        """A copy of the memory; before the first token is sampled, the initial one."""
         return self._batch.mems
 
     def stepper(self) -> Stepper:
-        """Return what writes the text, to go on with: then this may not."""
+        """Return the stepper; a caller that advances it must not use this object any more."""
         return self._batch.stepper()
 
     @property
     def last_token(self) -> int:
-        """The token that the memory has not read."""
+        """The last token, which is not in the memory yet."""
         return self._batch.last_tokens[0]
 
     @property
     def random_state(self) -> UInt8[Tensor, " bytes"]:
-        """Where the random numbers are of which the next token is drawn."""
+        """State of the random number generator before the next token."""
         return self._batch.generators[0].get_state()
 
 
@@ -343,5 +394,5 @@ def _checked_prompt(ids: Any, config: ModelConfig) -> tuple[int, ...]:
 
 
 def _selected(mems: Memory, rows: Sequence[int]) -> Memory:
-    """Select streams, without a copy where these are all."""
+    """Select streams, without a copy if all are selected."""
     return mems if [*rows] == [*range(mems.batch_size)] else mems.select(rows)

@@ -1,4 +1,4 @@
-"""A model with its vocabulary, out of a folder."""
+"""Loading a model with its vocabulary."""
 
 from pathlib import Path
 
@@ -13,17 +13,17 @@ from transformer_xl.model.pretrained import find_model_folder
 def open_folder(
     folder: Path | str, device: torch.device | None = None, weights: Weights = "float32"
 ) -> tuple[LanguageModel, Vocab]:
-    """Load the model of a folder, or the best of a run, with its vocabulary.
+    """Load a model with its vocabulary.
 
     Args:
-        folder: A model folder or a run folder.
-        device: Where the model is to be. None: on the processor.
+        folder: A model folder, or a run folder, of which the best model is loaded.
+        device: Device of the model. None: the CPU.
         weights: Precision of the weights, as for :func:`~transformer_xl.model.compact.compact`.
 
     Raises:
-        FileNotFoundError: There is none.
+        FileNotFoundError: The folder holds no model.
         RuntimeError: A file is damaged.
-        ValueError: The settings are wrong, or model and vocabulary do not belong together.
+        ValueError: The settings are invalid, or the vocabulary has another size than the model's.
     """
     folder = find_model_folder(folder)
     model, vocab = load_model(folder), load_vocab(folder)

@@ -1,6 +1,6 @@
-"""A text that is read and written by turns, with a memory of a fixed number of bytes.
+"""Sessions: a text that is read and generated in turns, with a state of constant size.
 
-Its state can be kept in a file.
+States can be saved to files.
 """
 
 from collections.abc import Iterator, Sequence
@@ -28,7 +28,7 @@ from transformer_xl.model.arguments import Text as Tokens
 from transformer_xl.model.arguments import require_model, shown, whole
 from transformer_xl.model.compact import Weights
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.needs import full_memory, most_positions, require_mem_len
+from transformer_xl.model.limits import full_memory, most_positions, require_mem_len
 from transformer_xl.model.pretrained import (
     find_model_folder,
     verified_tensors,
@@ -36,33 +36,33 @@ from transformer_xl.model.pretrained import (
     weights_path,
     write_tensors,
 )
-from transformer_xl.model.reading import Place, Reader
+from transformer_xl.model.reading import Reader, ReaderState
 
 _POSITIONED = ("states", "keys", "values")
 
 
 class State(NamedTuple):
-    """What a text goes on from."""
+    """The state of a text, from which it can be continued."""
 
     mems: Memory
-    """The memory, which has read all tokens but the last."""
+    """The memory of all tokens but the last."""
     last_token: int
-    """That token."""
+    """The last token, not read yet."""
     random: UInt8[Tensor, " bytes"] | None
-    """The state of the random numbers; None where there are none, or in a file of old."""
+    """The state of the random number generator; None: no sampling, or a file of an old version."""
     offset: int = 0
-    """How many tokens of a segment that goes on the memory has read."""
+    """How many tokens of an incomplete segment are in the memory."""
     read: Int[Tensor, " n"] | None = None
-    """The last tokens that the memory has read, for those who show them; None: not known."""
+    """The last tokens in the memory, for display; None: unknown."""
 
 
 def save_state(path: Path, generation: Generation, weights: Path | str) -> None:
-    """Write what is needed to go on with a text to a safetensors file, atomically.
+    """Write the state of a generation to a safetensors file, atomically.
 
     Args:
         path: The file.
-        generation: What was written so far.
-        weights: The weights file of the model, to which the memory belongs, or its checksum.
+        generation: The generation.
+        weights: The weights file of the model, or its checksum; :func:`load_state` compares it.
     """
     state = State(generation.mems, generation.last_token, generation.random_state)
     write_state(path, state, weights)
@@ -73,16 +73,15 @@ def write_state(path: Path, state: State, weights: Path | str, *, positions: int
 
     Args:
         path: The file.
-        state: What is written.
-        weights: The weights file of the model, to which the memory belongs; or, where it may be
-            replaced while the model is used, the SHA-256 that it had when the model was loaded.
-        positions: Room for so many positions: files of the same room are of the same size,
-            however much is remembered yet.
+        state: The state.
+        weights: The weights file of the model; or, if the file may have been replaced since, its
+            SHA-256 at the time of loading.
+        positions: Pad the memory to this length, so that all files have the same size.
     """
     unused = max(positions - len(state.mems), 0)
     found = state.mems.state_dict() | {"random": state.random, "read": state.read}
     tensors = {name: x.contiguous() for name, x in found.items() if x is not None}
-    # Numbers of one width: the header, too, has the same size at any time.
+    # Zero-padded, so that the header has a constant size.
     about = {
         "format_version": str(FORMAT_VERSION),
         "last_token": f"{state.last_token:012}",
@@ -98,25 +97,24 @@ def write_state(path: Path, state: State, weights: Path | str, *, positions: int
 
 
 def load_state(path: Path, weights: Path | str, model: LanguageModel | None = None) -> State:
-    """Read what a text goes on from.
+    """Load and verify a state.
 
     Args:
         path: The file.
         weights: As for :func:`write_state`.
-        model: The model that will read it: what does not fit is refused, and the memory comes
-            where the model is, in its precision (it may have been written in another). None: as
-            it is in the file.
+        model: The model that will use it: shapes are validated, and the memory is moved to its
+            device and precision. None: the state is returned as stored.
 
     Raises:
-        OSError: The file is not there, or a folder.
+        OSError: The file does not exist, or is a folder.
         RuntimeError: The file is damaged or of a newer version.
-        ValueError: The memory belongs to another model.
+        ValueError: The state belongs to another model.
     """
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder: name a file")
     tensors, about = verified_tensors(path)
-    # Copied, because the last digits of products depend on where in memory a tensor begins, and in
-    # the file that depends on the length of the header.
+    # Copied, because rounding in products depends on the alignment of tensors, and in the file that
+    # depends on the length of the header.
     tensors = {name: x.clone() for name, x in tensors.items()}
     try:
         version, belongs_to = int(about["format_version"]), about["weights"]
@@ -154,7 +152,7 @@ def load_state(path: Path, weights: Path | str, model: LanguageModel | None = No
 
 
 def _fits(state: State, model: LanguageModel) -> bool:
-    """Whether a state is one of a model: who reads a wrong one fails with all beside it."""
+    """Whether a state fits a model; a wrong one would fail a whole batch of the server."""
     empty = model.start_memory(1, 1)
     expected = model.keep(empty) if state.mems.has_keys else empty
     tokens, forgotten = torch.tensor([state.last_token]), state.mems.forgotten
@@ -171,11 +169,11 @@ def _fits(state: State, model: LanguageModel) -> bool:
 
 
 def _shapes(mems: Memory) -> list[tuple[int, ...]]:
-    # But for how much is remembered.
+    # Without the length.
     return [(*x.shape[:-2], x.shape[-1]) for x in mems.tensors]
 
 
-# Reading in pieces bounds the memory it takes, whatever the length of a text.
+# Segments bound the memory use of long texts.
 _SEGMENT = 512
 
 Text = str | Tokens
@@ -183,35 +181,34 @@ Text = str | Tokens
 
 
 class Mark(NamedTuple):
-    """A point of a session to come back to."""
+    """A snapshot of a session, to rewind to."""
 
     model: LanguageModel
-    """The model that has read so far."""
-    place: Place
-    """What is remembered there."""
+    """The model of the session."""
+    state: ReaderState
+    """The state of the reader."""
     random: Tensor
-    """Where the random numbers were."""
+    """The state of the random number generator."""
 
 
 class Session:
-    """A text without end, read and written by turns.
+    """A text of unbounded length, read and generated in turns.
 
-    What is kept of it is a fixed number of bytes (``nbytes``), which can be saved, resumed in
-    another process, forked, and gone back to. Each token is predicted from the ``mem_len``
-    positions that each layer remembers and itself, neither more nor less: the numbers are the
-    same, up to rounding, in whatever pieces the text came, read or written. In `evaluate` that
-    is ``attn_len = mem_len + 1``. (Not so with absolute positions and with enhanced recurrence,
-    where it also matters how much is read at once.)
+    Its state has a constant size (``nbytes``), and can be saved, resumed in another process, forked
+    and rewound. Every layer attends to exactly ``mem_len`` positions and the token itself
+    (``attn_len = mem_len + 1`` in :func:`~transformer_xl.evaluate`), so results do not depend on
+    how the text was split, up to rounding. Exceptions are absolute positions and enhanced
+    recurrence, where results depend on the segmentation.
 
     Args:
-        model: The model; its weights stay as they are. It reads as in evaluation mode; its mode is
-            restored afterwards.
+        model: The model, with fixed weights. It reads in evaluation mode; its mode is restored
+            afterwards.
         vocab: Its vocabulary.
-        mem_len: Remembered positions. None: as the model is configured.
-        seed: Seed of what is drawn. None: a different one each time.
+        mem_len: Memory length. None: as configured.
+        seed: Random seed. None: a different one each time.
 
     Raises:
-        ValueError: ``mem_len`` is negative, or model and vocabulary do not belong together.
+        ValueError: ``mem_len`` is negative, or the vocabulary has another size than the model's.
 
     Example:
         >>> session = Session.open("runs/demo")  # doctest: +SKIP
@@ -239,7 +236,7 @@ class Session:
         self.model, self.vocab, self.mem_len = model, vocab, lengths.mem_len
         self._reader = Reader(model, lengths.windowed())
         self._random: Tensor = random_numbers(seed).get_state()
-        # What writes the text, and whether it is ahead of the reader.
+        # The current generation, and whether it is ahead of the reader.
         self._writing: Generation | None = None
         self._is_ahead = False
         self._weights: str | None = None
@@ -253,20 +250,20 @@ class Session:
         weights: Weights = "float32",
         seed: int | None = None,
     ) -> "Session":
-        """Begin a text with the model of a folder, or the best of a run.
+        """Start a session with the model of a folder.
 
         Args:
-            folder: A model folder or a run folder.
-            mem_len: Remembered positions. None: as the model is configured.
+            folder: A model folder, or a run folder, of which the best model is loaded.
+            mem_len: Memory length. None: as configured.
             weights: Precision of the weights: ``float32``, ``bfloat16`` or ``int8``.
-            seed: Seed of what is drawn. None: a different one each time.
+            seed: Random seed. None: a different one each time.
 
         Raises:
-            FileNotFoundError: There is no model.
+            FileNotFoundError: The folder holds no model.
             RuntimeError: A file is damaged.
-            ValueError: Model and vocabulary do not belong together, or a setting is out of range.
+            ValueError: Model and vocabulary do not match, or a setting is out of range.
         """
-        # Before they are read: while the session goes on, a better model may take their place.
+        # Before loading, as a training may replace the file later.
         checked = weights_checksum(weights_path(find_model_folder(folder)))
         model, vocab = open_folder(folder, pick_device(), weights)
         session = cls(model, vocab, mem_len=mem_len, seed=seed)
@@ -282,13 +279,13 @@ class Session:
         mem_len: int | None = None,
         weights: Weights = "float32",
     ) -> "Session":
-        """Go on with a text from the file that :meth:`save` or ``txl generate --state`` wrote.
+        """Resume a session from a file of :meth:`save` or ``txl generate --state``.
 
-        The arguments are those of :meth:`open`. The tokens that follow are the same, bit for bit,
-        as without the pause, if ``mem_len``, ``weights``, machine and number of threads are.
+        The other arguments are those of :meth:`open`. With the same ``mem_len``, ``weights``,
+        machine and number of threads, it continues with exactly the same tokens.
 
         Raises:
-            FileNotFoundError: There is no model or no such file.
+            FileNotFoundError: The folder holds no model, or the file does not exist.
             RuntimeError: A file is damaged.
             ValueError: The file belongs to other weights.
         """
@@ -298,17 +295,17 @@ class Session:
         mems = state.mems
         if session.model.remembers_positions:
             mems = mems.last(session.mem_len)
-        session._reader.place = Place(mems, state.last_token)
+        session._reader.state = ReaderState(mems, state.last_token)
         if state.random is not None:
             session._random = state.random
         return session
 
     def save(self, path: Path | str) -> None:
-        """Write the state to a file, atomically; it has the same size at any time.
+        """Write the state to a file of constant size, atomically.
 
         Raises:
-            OSError: The file cannot be written; what was there still is.
-            ValueError: Nothing was read yet, or the model comes from no folder.
+            OSError: The file cannot be written; an existing one is intact.
+            ValueError: Nothing was read yet, or the model was not loaded by :meth:`open`.
         """
         if self._weights is None:
             raise ValueError(
@@ -316,43 +313,43 @@ class Session:
                 "model.save_pretrained(folder, vocab), then Session.open(folder)"
             )
         last_token = self._last_token("saved")
-        state = State(self._place().mems, last_token, self._random)
+        state = State(self._reader_state().mems, last_token, self._random)
         positions = most_positions(self.model, self.mem_len)
         write_state(Path(path), state, self._weights, positions=positions)
 
     @property
     def nbytes(self) -> int:
-        """How many bytes the state has, however long the text is.
+        """Maximum size of the state in bytes, whatever the length of the text.
 
-        The memory when it is full: 2 x n_layer x mem_len x n_head x d_head numbers in the
-        precision of the weights; with absolute positions, n_layer x mem_len x d_model. And the
-        random numbers: 5,056 bytes. A file has a header more, below a thousand.
+        That is a full memory, of 2 x n_layer x mem_len x n_head x d_head values in the precision of
+        the weights (with absolute positions: n_layer x mem_len x d_model), and the state of the
+        random number generator, 5,056 bytes. A file also has a header of less than 1,000 bytes.
         """
         return full_memory(self.model, self.mem_len) + self._random.nbytes
 
     def write(self, text: Text, *, scored: bool = False) -> list[float | None]:
         """Read a text into the memory.
 
-        A text is cut into tokens by itself: end it where a word or a line ends.
+        Each call tokenizes its text separately, so texts should end at the end of a word or line.
 
         Args:
             text: The text, or its tokens.
-            scored: Whether to return the log-probability of each token, in nats; None for the
-                first token of all. If not, nothing is returned.
+            scored: Return the log-probability of each token, in nats; None for the first token of
+                the session. False: return an empty list.
 
         Raises:
-            ValueError: The vocabulary has no symbol for something in it.
+            ValueError: The vocabulary cannot encode the text.
         """
         tokens = self._tokens(text)
-        self._place()
+        self._reader_state()
         self._writing = None
         return self._reader.read(tokens, scored=scored)
 
     def score(self, text: Text) -> list[float | None]:
-        """Return the log-probability of each token of a text if it came next; it is not kept.
+        """Return the log-probability of each token of a continuation, without reading it.
 
         Raises:
-            ValueError: The vocabulary has no symbol for something in it.
+            ValueError: The vocabulary cannot encode the text.
         """
         return self.fork().write(text, scored=True)
 
@@ -366,33 +363,33 @@ class Session:
         seed: int | None = None,
         stop: str | Sequence[str] = (),
     ) -> Iterator[str]:
-        """Write on; yield the text in pieces as it comes.
+        """Continue the text; stream it in pieces.
 
-        What is drawn is read, too: a stop string and all that was drawn with it.
+        All sampled tokens become part of the session, including those of a stop string.
 
         Args:
-            length: How many tokens to draw. None: without end.
-            temperature: Below 1 safer, above 1 wilder; 0 takes the likeliest token.
-            top_k: Draw from the ``top_k`` likeliest tokens only. None: from all.
-            top_p: Draw from the fewest likeliest tokens that have this probability together. None,
-                or 1: from all.
-            seed: Seed of the draw. None: go on with the random numbers of the session.
+            length: Number of tokens to generate. None: without end.
+            temperature: Sampling temperature; 0: greedy.
+            top_k: Sample from the ``top_k`` most likely tokens. None: from all.
+            top_p: Nucleus sampling: sample from the fewest tokens with this total probability.
+                None or 1: from all.
+            seed: Random seed. None: continue the random numbers of the session.
             stop: End before this string, or before the first of several.
 
         Raises:
             ValueError: Nothing was read yet, or a setting is out of range.
-            RuntimeError: While the text is written, the session went on in another way.
+            RuntimeError: The session was used otherwise while the iterator was active.
         """
         length = whole("length", length)
         sampler = Sampler(temperature, top_k, top_p, self.model.config.vocab_size)
-        # Not by the first piece, but now.
+        # Raises now, and not with the first piece.
         random_numbers(seed)
         last_token = self._last_token("continued")
         writer = TextWriter(self.vocab, stop, [last_token])
         return written(self._drawn(length, sampler, seed), writer)
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
-        last_token, mems = self._last_token("continued"), self._reader.place.mems
+        last_token, mems = self._last_token("continued"), self._reader.state.mems
         if self._writing is not None and self._is_ahead:
             mems = self._writing.stepper()
         batch = GenerationBatch(
@@ -414,17 +411,17 @@ class Session:
             self._random, self._is_ahead = generation.random_state, True
             yield token
 
-    def _place(self) -> Place:
-        """Return where the session is; what was written meanwhile is copied from the stepper."""
+    def _reader_state(self) -> ReaderState:
+        """Return the state of the reader, after copying generated positions from the stepper."""
         if self._writing is not None and self._is_ahead:
-            self._reader.place = Place(self._writing.mems, self._writing.last_token)
+            self._reader.state = ReaderState(self._writing.mems, self._writing.last_token)
             self._is_ahead = False
-        return self._reader.place
+        return self._reader.state
 
     def fork(self) -> "Session":
-        """Return another session that begins where this one is; neither changes the other.
+        """Return an independent copy of the session.
 
-        It costs at most a copy of the memory. Both would draw the same, until one is given a seed.
+        It costs at most a copy of the memory. Both sample the same tokens unless given a seed.
         """
         other = Session(self.model, self.vocab, mem_len=self._chosen, seed=0)
         other._weights = self._weights
@@ -432,21 +429,21 @@ class Session:
         return other
 
     def mark(self) -> Mark:
-        """Return the point where the session is, to come back to it by :meth:`rewind`."""
-        return Mark(self.model, self._place(), self._random)
+        """Return a snapshot of the session, for :meth:`rewind`."""
+        return Mark(self.model, self._reader_state(), self._random)
 
     def rewind(self, mark: Mark) -> None:
-        """Go back to a point; what came after it was never read.
+        """Restore a snapshot.
 
         Raises:
-            ValueError: The point is one of another model.
+            ValueError: The snapshot belongs to another model.
         """
         if not isinstance(mark, Mark) or mark.model is not self.model:
             raise ValueError(
                 "the mark is none that mark() returned, or belongs to a session with another model"
             )
         self._writing, self._is_ahead = None, False
-        self._reader.place, self._random = mark.place, mark.random
+        self._reader.state, self._random = mark.state, mark.random
 
     def _tokens(self, text: Text) -> Tokens:
         return self.vocab.encode(text) if isinstance(text, str) else text
@@ -454,6 +451,6 @@ class Session:
     def _last_token(self, what: str) -> int:
         if self._writing is not None and self._is_ahead:
             return self._writing.last_token
-        if (last_token := self._reader.place.last_token) is None:
+        if (last_token := self._reader.state.last_token) is None:
             raise ValueError(f"nothing was read yet that could be {what}: write() something first")
         return last_token

@@ -1,4 +1,4 @@
-"""A model for other programs: one step as a function of tensors, with the memory in and out."""
+"""Export of a model: one step as a function of tensors, with the memory as input and output."""
 
 from transformer_xl.interop.export.writing import (
     Errors,

@@ -1,8 +1,7 @@
-"""``txl export``: a step of the model for other programs, and the folder that holds it.
+"""``txl export``: a step of the model as a program, and the folder with it.
 
-A step is a function of tensors alone. It is the model itself that is called; what is here gives
-its memory a fixed shape. The newest of ``mem_len`` positions are last, and ``seen`` says for each
-stream how many of them it sees.
+A step is a pure function of tensors: it calls the model with a memory of fixed shape. The newest of
+``mem_len`` positions are last, and ``seen`` is the number of visible positions of each stream.
 """
 
 import copy
@@ -30,14 +29,14 @@ from transformer_xl.model.reading import read, read_all
 
 
 class Step(nn.Module, ABC):
-    """What the two kinds of steps share; :func:`make_step` makes the one that fits a model.
+    """The base of the two kinds of steps; :func:`make_step` chooses the one for a model.
 
     Attributes:
-        mem_len: Remembered positions.
-        n_tokens: Tokens that a step reads.
-        lengths: The lengths with which it reads them.
-        memory_names: What the tensors of the memory are called.
-        batch_dims: Which dimension of each of them the streams are.
+        mem_len: Memory length.
+        n_tokens: Tokens of a step.
+        lengths: The lengths of reading.
+        memory_names: Names of the tensors of the memory.
+        batch_dims: The batch dimension of each of them.
     """
 
     memory_names: tuple[str, ...]
@@ -57,7 +56,7 @@ class Step(nn.Module, ABC):
         return torch.full((batch_size,), seen, dtype=torch.int64)
 
     def _read(self, tokens: Tensor, mems: Memory) -> tuple[Tensor, ...]:
-        """Return the distribution after each token, the new memory, and how much is seen of it."""
+        """Return the distribution after each token, the new memory, and its visible positions."""
         ((_, hidden, _, after),) = read(self.model, tokens, self.lengths, mems)
         assert after.forgotten is not None
         new = after.store.stacked().values()
@@ -65,7 +64,7 @@ class Step(nn.Module, ABC):
 
 
 class KeptStep(Step):
-    """A step with keys and values as the memory: nothing is projected twice."""
+    """A step with keys and values as the memory, which are projected only once."""
 
     memory_names = ("keys", "values")
     batch_dims = (2, 2)
@@ -74,7 +73,7 @@ class KeptStep(Step):
     def __init__(self, model: LanguageModel, mem_len: int, n_tokens: int) -> None:
         super().__init__(model, mem_len, n_tokens)
         assert isinstance(model, TransformerXL)
-        # They depend on the weights alone: the program holds them.
+        # Projected positions depend only on the weights: they are constants of the program.
         model.project_positions(mem_len + n_tokens, self.lengths.clamp_len)
 
     def start(self, batch_size: int) -> tuple[Tensor, ...]:
@@ -97,12 +96,12 @@ class KeptStep(Step):
         Int[Tensor, " B"],
     ]:
         """Read tokens; return the distribution after each, and the memory after all of them."""
-        store = _Given(keys.unbind(), values.unbind())
+        store = _InputKeysAndValues(keys.unbind(), values.unbind())
         return self._read(tokens, Memory(store, self.mem_len - seen))  # pyright: ignore[reportReturnType]
 
 
 class StateStep(Step):
-    """A step with hidden states as the memory, for absolute positions: keys change each time."""
+    """A step with hidden states as the memory, for absolute positions: keys change at each step."""
 
     memory_names = ("states",)
     batch_dims = (1,)
@@ -126,12 +125,12 @@ class StateStep(Step):
 def make_step(
     model: LanguageModel, *, mem_len: int | None = None, n_tokens: int = 1
 ) -> KeptStep | StateStep:
-    """Make the step of a model.
+    """Build the step of a model.
 
     Args:
-        model: The model, in evaluation mode, on the processor; it stays as it is.
-        mem_len: Remembered positions. None: as the model is configured.
-        n_tokens: Tokens that a step reads.
+        model: The model, in evaluation mode, on the CPU; it is not changed.
+        mem_len: Memory length. None: as the model is configured.
+        n_tokens: Tokens of a step.
 
     Raises:
         ValueError: The model cannot be exported, or a length is out of range.
@@ -139,7 +138,9 @@ def make_step(
     config = model.config
     mem_len = Lengths.of(config, mem_len=mem_len).mem_len
     if not model.remembers_positions:
-        raise ValueError(f"a model of kind={config.kind!r} has no memory of positions to hand in")
+        raise ValueError(
+            f"a model of kind={config.kind!r} has no memory of positions: export a Transformer-XL"
+        )
     if mem_len < 1:
         raise ValueError(f"mem_len={mem_len}: a step without a memory knows one token; at least 1")
     if n_tokens < 1:
@@ -155,10 +156,10 @@ def make_step(
     return (StateStep if is_absolute else KeptStep)(model, mem_len, n_tokens)
 
 
-class _Given(KeysAndValues):
-    """Keys and values that are handed in: what comes is put behind them, not into their room."""
+class _InputKeysAndValues(KeysAndValues):
+    """Keys and values that are inputs: new ones are concatenated, not written into a buffer."""
 
-    def with_room(self, T: int, mem_len: int) -> "_Given":
+    def with_capacity(self, T: int, mem_len: int) -> "_InputKeysAndValues":
         self._before = [*self.keys], [*self.values]
         return self
 
@@ -169,51 +170,52 @@ class _Given(KeysAndValues):
 
 
 def names(step: Step) -> Iterator[tuple[str, str]]:
-    """Yield the memory's names: as it goes in, and as it comes out."""
+    """Yield the names of the memory's tensors: as input, and as output."""
     for name in (*step.memory_names, "seen"):
         yield name, f"new_{name}"
 
 
 Run = Callable[..., Sequence[Tensor]]
-"""A program: takes tokens and memory as tensors, returns log-probabilities and the new memory."""
+"""A program from tokens and memory to log-probabilities and the new memory, as tensors."""
 
 EQUAL = 1e-5
-"""Of log-probabilities: up to here two numbers count as equal."""
+"""Absolute tolerance of log-probabilities."""
 MOST_TIMES = 4.0
-"""Where the model itself is no nearer to exact numbers: so many times as far a program may be.
-Sums in another order were up to 2.3 times as far off, in the worst of some thousand numbers."""
+"""Allowed ratio of the program's error to that of the model, if the latter is above ``CLOSE``.
+Another order of summation gave ratios up to 2.3, in the worst of some thousand numbers."""
 
 _STEPS = 4
 _PIECE = 64
 
 
 class Errors(NamedTuple):
-    """Largest differences of log-probabilities, in nats; not a number if one of them is none."""
+    """Largest differences of log-probabilities in nats; NaN if one of them is NaN."""
 
     difference: float
-    """Of the program from the model."""
+    """Between the program and the model."""
     program: float
-    """Of the program from the model in double precision."""
+    """Between the program and the model in double precision."""
     model: float
-    """Of the model itself, in single precision, from the same."""
+    """Between the model in single and in double precision."""
 
     @property
     def is_equal(self) -> bool:
-        """Whether the program computes what the model does, as well as single precision can.
+        """Whether the program equals the model up to rounding in single precision.
 
-        It is as near to exact numbers as 1e-5, or, in a model that magnifies rounding so much that
-        the model itself is not, at most four times as far from them as the model.
+        Its error is at most 1e-5, or, for a model that amplifies rounding so much that its own
+        error is larger, at most four times the error of the model.
         """
-        # What is not a number is not small either.
+        # Comparisons with NaN are false.
         return self.program <= max(EQUAL, MOST_TIMES * self.model)
 
 
 @torch.no_grad()
 def compare(step: Step, run: Run) -> Errors:
-    """Run a program beside the model in both precisions, on memories of all ages.
+    """Compare a program with the model in both precisions, with full, partial and empty memories.
 
-    They begin with the memory of a text of ``mem_len`` random tokens, which one of three streams
-    sees whole, one half and one not at all, and go on for four steps, each with its own memory.
+    They start with the memory of ``mem_len`` random tokens, all of which are visible to the first
+    of three streams, half to the second and none to the third, and make four steps, each with its
+    own memory.
     """
     draw = torch.Generator().manual_seed(0)
     model, lengths = step.model, step.lengths
@@ -224,7 +226,7 @@ def compare(step: Step, run: Run) -> Errors:
         def some(n: int, streams: int = streams) -> Int[Tensor, "B n"]:
             return torch.randint(model.config.vocab_size, (streams, n), generator=draw)
 
-        mems = _having_read(model, some(step.mem_len), lengths)
+        mems = _memory_after(model, some(step.mem_len), lengths)
         hidden = torch.linspace(0, step.mem_len, streams).long()
         if mems.forgotten is not None:
             hidden = hidden.maximum(mems.forgotten)
@@ -238,7 +240,7 @@ def compare(step: Step, run: Run) -> Errors:
             right, exact_mems = _predicted(exact, tokens, lengths, exact_mems)
             found, *memory = run(tokens, *memory)
             pairs = ((found, own), (found, right), (own, right))
-            # The larger of two, and what is not a number where either is none.
+            # The maximum of two, which propagates NaN.
             worst = worst.maximum(torch.stack([(a.double() - b).abs().max() for a, b in pairs]))
     return Errors(*worst.tolist())
 
@@ -250,8 +252,8 @@ def _predicted(
     return model.head.log_probs(hidden), after
 
 
-def _having_read(model: LanguageModel, tokens: Int[Tensor, "B n"], lengths: Lengths) -> Memory:
-    """Return the memory after a text, read in pieces: all at once would take far more memory."""
+def _memory_after(model: LanguageModel, tokens: Int[Tensor, "B n"], lengths: Lengths) -> Memory:
+    """Return the memory after a text, read in segments to limit the peak memory."""
     mems = model.keep(model.start_memory(len(tokens), lengths.mem_len))
     return read_all(model, tokens, lengths._replace(segment_len=_PIECE), mems)
 
@@ -261,17 +263,17 @@ Format = Literal["onnx", "torch"]
 MANIFEST_FILE = "step.json"
 PROGRAM_FILES = {"onnx": "step.onnx", "torch": "step.pt2"}
 
-# What one file of ONNX can hold, with a reserve; what is larger lies beside it.
+# The largest ONNX file, with a margin; larger weights are stored in a second file.
 _LARGEST_ONNX = 1_900_000_000
 
 
 class Exported(NamedTuple):
-    """What was written."""
+    """An exported program."""
 
     folder: Path
     """The folder."""
     errors: Errors | None
-    """How far its log-probabilities are from the model's; None: there was nothing to run it."""
+    """Differences of log-probabilities from the model; None: there was no runtime for it."""
 
 
 def export(
@@ -284,19 +286,19 @@ def export(
 ) -> Exported:
     """Write a step of a model as a program for ONNX Runtime or ``torch.export``.
 
-    A step reads ``n_tokens`` tokens of each of any number of streams, with the memory handed in,
-    and returns the log-probabilities of what comes after each and the memory for the next step.
-    The program is run against the model before the folder appears.
+    A step reads ``n_tokens`` tokens of each of any number of streams, with the memory as input, and
+    returns the log-probabilities of the token after each and the memory for the next step. The
+    program is compared with the model before the folder is created.
 
     Args:
         source: A model folder or a run folder.
         folder: A new folder, or an empty one.
         format: ``onnx``, which needs the packages of the extra ``onnx``, or ``torch``.
-        mem_len: Remembered positions. None: as the model is configured.
-        n_tokens: Tokens that a step reads.
+        mem_len: Memory length. None: as the model is configured.
+        n_tokens: Tokens of a step.
 
     Raises:
-        FileExistsError: The folder holds something.
+        FileExistsError: The folder is not empty.
         FileNotFoundError: There is no model.
         RuntimeError: A package is missing, or the program is further from the model than rounding
             explains (:class:`~transformer_xl.interop.export.writing.Errors`).
@@ -311,7 +313,7 @@ def export(
     step = make_step(load_model(source).requires_grad_(False), mem_len=mem_len, n_tokens=n_tokens)
     with new_folder(folder) as unfinished:
         path = unfinished / PROGRAM_FILES[format]
-        with _quietly():
+        with _without_logs():
             run = (_write_onnx if format == "onnx" else _write_torch)(step, path)
         errors = None if run is None else compare(step, run)
         if errors is not None and not errors.is_equal:
@@ -332,7 +334,7 @@ def export(
 
 
 def _about(step: Step, format: Format) -> dict[str, Any]:
-    """Describe a program: what goes in, what comes out, how it begins."""
+    """Describe a program: its inputs, its outputs, its initial state."""
     vocab_size = step.model.config.vocab_size
     memory = step.start(1)
     described = []
@@ -357,8 +359,8 @@ def _about(step: Step, format: Format) -> dict[str, Any]:
             log_probs,
             *(each | {"name": after} for each, (_, after) in zip(described, pairs, strict=True)),
         ],
-        # The next step is given what this one returned; a text begins with zeros, and with so much
-        # of them seen.
+        # The outputs of a step are the inputs of the next; a text starts with zeros, of which so
+        # many are visible.
         "next": {after: name for name, after in pairs},
         "start": {"seen": int(memory[-1][0])},
     }
@@ -366,7 +368,7 @@ def _about(step: Step, format: Format) -> dict[str, Any]:
 
 def _traced(step: Step) -> torch.export.ExportedProgram:
     streams = torch.export.Dim("B")
-    # Two: one would be taken for a number that never changes.
+    # Two streams: a batch size of one would be traced as a constant.
     example = (torch.zeros(2, step.n_tokens, dtype=torch.int64), *step.start(2))
     dynamic = ({0: streams}, *({dim: streams} for dim in (*step.batch_dims, 0)))
     with torch.no_grad():
@@ -410,9 +412,9 @@ def _write_onnx(step: Step, path: Path) -> Run | None:
 
 
 def _cummax(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-    """Return the largest number up to each place of a row: ONNX has no operator for that.
+    """Compute ``torch.cummax``, for which ONNX has no operator.
 
-    The places of these numbers, the second result, are not asked for.
+    The second result, the indices, is not used.
     """
     T = x.shape[dim]
     later_TT = torch.ones(T, T, dtype=torch.bool).triu(1)
@@ -431,8 +433,8 @@ def _require_onnx() -> None:
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
-    """Keep what libraries say of themselves from whoever wants to know of errors alone."""
+def _without_logs() -> Iterator[None]:
+    """Suppress warnings and logs of libraries, except errors."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
     before = [logger.level for logger in loggers]
     for logger in loggers:

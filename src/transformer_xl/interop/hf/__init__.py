@@ -1,8 +1,8 @@
-"""Models for Hugging Face ``transformers`` 5: a coat over ours, without mathematics of its own.
+"""Models for Hugging Face ``transformers`` 5: a thin wrapper, without computations of its own.
 
-Importing this room makes ``AutoConfig``, ``AutoModelForCausalLM``,
-``AutoModelForSequenceClassification`` and ``AutoTokenizer`` read our model folders; transformers
-has no other way to be told of them. Needs ``pip install 'transformer-xl[hf]'``.
+Importing this package registers our model folders with ``AutoConfig``, ``AutoModelForCausalLM``,
+``AutoModelForSequenceClassification`` and ``AutoTokenizer``, for which transformers needs an
+import. Needs ``pip install 'transformer-xl[hf]'``.
 """
 
 try:

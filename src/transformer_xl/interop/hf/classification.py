@@ -12,12 +12,12 @@ from transformer_xl.interop.hf.modeling import TransformerXLPreTrainedModel
 
 
 class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
-    """Reads a document with the memory and judges it by the state of its last token.
+    """Reads a document with the memory and classifies it by the hidden state of its last token.
 
-    Nothing is cut off: a document is read in pieces of ``config.segment_len`` tokens, counted from
-    its end. A gradient flows through the last piece, and so does what is learned; those before it
-    are read as the memory was read in training. The softmax of the language model stays in the
-    folder as it was, and is not trained.
+    Nothing is truncated: a document is read in segments of ``config.segment_len`` tokens, counted
+    from its end. The gradient passes only through the last segment; those before it are memory, as
+    in training. The softmax of the language model stays in the folder unchanged, and is not
+    trained.
     """
 
     def __init__(self, config: TransformerXLConfig) -> None:
@@ -28,7 +28,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
         self._freeze()
 
     def _freeze(self) -> None:
-        """Leave out of training what the softmax alone has: no judgement depends on it."""
+        """Freeze parameters that only the softmax uses: the classes do not depend on them."""
         softmax = {id(parameter) for parameter in self.transformer.softmax.parameters()}
         inside = "transformer.softmax."
         used = {id(x) for name, x in self.named_parameters() if not name.startswith(inside)}
@@ -47,22 +47,22 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> SequenceClassifierOutputWithPast | tuple[Any, ...]:
-        """Judge documents.
+        """Classify documents.
 
         Args:
-            input_ids: The documents, or what comes next in them.
+            input_ids: The documents, or their continuations.
             attention_mask: 0 where a row is padded, on either side. None: the tokens that are
                 ``config.pad_token_id`` are padding, if there is one.
-            past_key_values: What the call before returned: the memory of what came before.
-            inputs_embeds: Vectors in place of tokens, read as they are.
+            past_key_values: The memory of the tokens before, as returned by the last call.
+            inputs_embeds: Vectors in place of tokens, read without embedding.
             labels: The classes; numbers if there is one label; a 0 or 1 for each of several.
             use_cache: Whether to return the memory. None: as configured.
             return_dict: False: return a tuple.
             kwargs: ``num_items_in_batch``, the number of labels in all batches of a step, by which
-                the sum of losses is divided; and ``position_ids``, in which a 0 begins a document.
+                the sum of losses is divided; and ``position_ids``, in which a 0 starts a document.
 
         Raises:
-            NotImplementedError: Attentions or hidden states are asked for.
+            NotImplementedError: Attentions or hidden states are requested.
             TypeError: The cache is of another kind, or an argument is unknown.
             ValueError: Shapes do not fit each other or the memory, or a row is empty.
         """
@@ -88,7 +88,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
                 labels=labels, pooled_logits=logits, config=self.config, logits=logits
             )
             if count is not None:
-                # Trainer counts what is not -100 in all batches of a step.
+                # Trainer counts the labels other than -100 in all batches of a step.
                 loss = loss * ((labels != IGNORED).sum().to(loss.device) / count)
         out = SequenceClassifierOutputWithPast(
             loss=loss,

@@ -14,8 +14,8 @@ from transformer_xl.model.pretrained import MODEL_TYPE
 
 _SETTINGS = tuple(field.name for field in dataclasses.fields(ModelConfig))
 _SEGMENT_LEN = 512
-# What transformers looks for itself, and what our loader keeps.
-_BESIDE = ("architectures", "auto_map", "origin", "eval")
+# Keys that transformers expects at the top level, and that our loader keeps.
+_TRANSFORMERS_KEYS = ("architectures", "auto_map", "origin", "eval")
 _RULES = {"segment_len": Count, "use_cache": bool}
 _DEFAULTS = {
     "segment_len": _SEGMENT_LEN,
@@ -28,14 +28,13 @@ _DEFAULTS = {
 class TransformerXLConfig(PreTrainedConfig):
     """Settings of a model: those of :class:`~transformer_xl.config.ModelConfig` by their names.
 
-    The file is the one that our own loader reads; what only transformers knows stands in its
+    The file is the one that our own loader reads; settings that only transformers has are in its
     section ``transformers``.
 
     Args:
-        segment_len: How many tokens are read at once; longer inputs are read in pieces, with the
-            memory between them.
+        segment_len: Segment length; longer inputs are read segment by segment, with the memory.
         use_cache: Whether calls return the memory.
-        transformers: Settings of transformers, as the section of the file holds them.
+        transformers: Settings of transformers: that section of the file.
         settings: Those of :class:`~transformer_xl.config.ModelConfig`, and further ones of
             transformers (``num_labels``, ``pad_token_id``, ...).
 
@@ -74,9 +73,9 @@ class TransformerXLConfig(PreTrainedConfig):
                 settings[name] = settings.pop(other)
         own = {name: settings.pop(name) for name in _SETTINGS if name in settings}
         if settings.pop("format_version", None) is not None:
-            # A file; earlier versions wrote settings that change nothing beside others.
+            # From a file: earlier versions wrote settings that others make irrelevant.
             own = without_unused(ModelConfig, own, unused_in_model)
-        # Checked here, and filled up with defaults.
+        # Validated, and completed with defaults.
         for name, value in dataclasses.asdict(ModelConfig(**own)).items():
             setattr(self, name, value)
         settings.pop("model_type", None)
@@ -84,7 +83,7 @@ class TransformerXLConfig(PreTrainedConfig):
         super().__init__(**settings)
 
     def to_model_config(self) -> ModelConfig:
-        """Return the settings of the model alone.
+        """Return only the settings of the model.
 
         Raises:
             ValueError: One is out of range or does not fit another one.
@@ -93,7 +92,7 @@ class TransformerXLConfig(PreTrainedConfig):
 
     @property
     def has_memory(self) -> bool:
-        """Whether anything is remembered; without, a text that goes on is read anew."""
+        """Whether there is a memory; without one, a continued text is read again from its start."""
         return self.kind == "lstm" or self.mem_len > 0
 
     def to_json_string(self, use_diff: bool = True) -> str:
@@ -101,21 +100,23 @@ class TransformerXLConfig(PreTrainedConfig):
         values = self.to_diff_dict() if use_diff else self.to_dict()
         content: dict[str, Any] = {"model_type": MODEL_TYPE, "format_version": FORMAT_VERSION}
         content |= dataclasses.asdict(self.to_model_config())
-        content |= {name: values[name] for name in _BESIDE if values.get(name) is not None}
+        content |= {
+            name: values[name] for name in _TRANSFORMERS_KEYS if values.get(name) is not None
+        }
         content["transformers"] = {
             name: value
             for name, value in sorted(values.items())
             if name not in content
-            and name not in _BESIDE
+            and name not in _TRANSFORMERS_KEYS
             and not (name in _DEFAULTS and value == _DEFAULTS[name])
         }
         return json.dumps(content, indent=2) + "\n"
 
 
 def _refuse_misspelt(settings: dict[str, Any]) -> None:
-    """Refuse a name that neither transformers nor the model has, and that is near to one it has.
+    """Refuse an unknown name that is similar to the name of a setting.
 
-    Other names are left to transformers, which keeps what it does not know.
+    Other unknown names are left to transformers, which keeps them.
     """
     for name in settings.keys() - _known():
         if not name.startswith("_") and (nearest := near(name, (*_SETTINGS, *_RULES))):
@@ -124,5 +125,5 @@ def _refuse_misspelt(settings: dict[str, Any]) -> None:
 
 @cache
 def _known() -> set[str]:
-    """Return the names that transformers itself has."""
+    """Return the names of transformers' own settings."""
     return {*vars(PreTrainedConfig()), *dir(PreTrainedConfig)}

@@ -1,8 +1,8 @@
-"""Inputs and caches as transformers hands them over, read by our model.
+"""Inputs and caches of transformers, read by our model.
 
-There, rows of different lengths are padded on either side and a mask marks what is real; here,
-they begin at the first place and end where they end. An input of any length is read in pieces,
-with the memory between them, which is carried as ``past_key_values``.
+In transformers, rows of different lengths are padded on either side, with a mask of real tokens;
+our model takes rows that begin at the first position, and their lengths. An input of any length is
+read segment by segment; the memory is passed as ``past_key_values``.
 """
 
 from collections.abc import Iterator
@@ -21,24 +21,21 @@ from transformer_xl.model.reading import Piece
 from transformer_xl.model.reading import read as read_segments
 from transformer_xl.model.segment import Segment
 
-# Enough to tell a text that was read from one that goes on.
+# Enough tokens to distinguish the whole text from its continuation.
 _TAIL = 16
 
 
 class TransformerXLCache(Cache):
-    """What a model remembers of the texts of a batch: one of our memories.
+    """The memory of a batch of texts, as a cache of transformers.
 
-    A call of the model returns a new one and leaves the one that it was given as it is, so that
-    several continuations can begin with the same memory.
-
-    Within ``generate``, where nobody else has it, single tokens are read by a stepper, which goes
-    on from cache to cache.
+    A call of the model returns a new one and does not change its input, so that several
+    continuations can start from the same memory. Within ``generate``, which does not share its
+    cache, single tokens are read by a stepper that is passed from cache to cache.
 
     Attributes:
-        seen: How many columns of tokens it has read, padding included.
-        tail: The last tokens that were read; None where vectors were.
-        is_stepped: Whether the next call may move the stepper on, so that this cache is of no use
-            any more.
+        seen: Number of columns of tokens that were read, including padding.
+        tail: The last tokens that were read; None for vectors.
+        is_stepped: Whether the next call may advance the stepper, which invalidates this cache.
     """
 
     is_compileable = False  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
@@ -52,11 +49,11 @@ class TransformerXLCache(Cache):
 
     @property
     def mems(self) -> Memory:
-        """The memory, as :class:`~transformer_xl.TransformerXL` takes and returns it."""
+        """The memory, as in calls of :class:`~transformer_xl.TransformerXL`."""
         return self._at if isinstance(self._at, Memory) else self._at.memory()
 
     def stepper(self, model: LanguageModel) -> Stepper:
-        """Return what goes on from here by single tokens."""
+        """Return the stepper that continues from this memory."""
         if isinstance(self._at, Stepper):
             return self._at
         return Stepper.of(model, Lengths.of(model.config, ext_len=0), self._at)
@@ -72,7 +69,7 @@ class TransformerXLCache(Cache):
         return TransformerXLCache(mems, self.seen + columns, tail)
 
     def is_beginning_of(self, tokens: Tensor) -> bool:
-        """Whether these tokens begin with the ones that were read; not only the ones to come."""
+        """Whether these tokens are the whole text, including those that were read already."""
         if tokens.shape[1] < self.seen:
             return False
         if self.tail is None:
@@ -89,30 +86,30 @@ class TransformerXLCache(Cache):
 
     @property
     def batch_size(self) -> int:
-        """How many texts it remembers."""
+        """Number of texts."""
         return self._at.batch_size
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return how many columns of tokens were read, padding included."""
+        """Return the number of columns of tokens that were read, including padding."""
         return self.seen
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Return -1: texts may be of any length."""
+        """Return -1: the length of texts is not limited."""
         return -1
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Return how many columns a mask has to cover, and that it begins with the first."""
+        """Return the number of columns of a mask and its offset, 0."""
         return self.seen + query_length, 0
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        """Keep the texts with these numbers, in this order; repetition is allowed."""
+        """Select texts by index; repetition is allowed."""
         at = self._at
         self._at = at.take(indices) if isinstance(at, Stepper) else at.select(indices)
         if self.tail is not None:
             self.tail = self.tail[indices.to(self.tail.device)]
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Put the texts into another order, as beams ask for."""
+        """Reorder the texts for beam search."""
         self.batch_select_indices(beam_idx)
 
     def batch_repeat_interleave(self, repeats: int) -> None:
@@ -131,14 +128,14 @@ class TransformerXLCache(Cache):
         self.seen, self.tail = 0, None
 
     def crop(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse: what has left the memory cannot be brought back."""
+        """Refuse: positions that have left the memory are lost."""
         raise NotImplementedError(
             "a memory cannot be rolled back to an earlier token: keep the cache of that time"
         )
 
 
 def own_cache(cache: Any) -> TransformerXLCache | None:
-    """Return what came as ``past_key_values``, if it is ours.
+    """Return ``past_key_values`` if it is our cache.
 
     Raises:
         TypeError: It is a cache of another kind.
@@ -151,17 +148,17 @@ def own_cache(cache: Any) -> TransformerXLCache | None:
     )
 
 
-# Labels that are not counted.
+# The label of ignored positions.
 IGNORED = -100
 
 
 class Inputs(NamedTuple):
-    """What a call is given."""
+    """The validated inputs of a call."""
 
     segment: Segment
-    """Tokens or vectors, and where documents begin; of any length, and padded on either side."""
+    """Tokens or vectors, and where documents start; of any length, and padded on either side."""
     is_real: Bool[Tensor, "B T"] | None = None
-    """Which places are no padding. None: all."""
+    """The mask of real tokens. None: all."""
 
     @classmethod
     def of(
@@ -171,10 +168,10 @@ class Inputs(NamedTuple):
         mask: Tensor | None,
         position_ids: Tensor | None,
     ) -> "Inputs":
-        """Check what a call was given; of a mask that covers the past, too, take the last part.
+        """Validate the inputs of a call; of a mask that also covers the past, take the last part.
 
         Raises:
-            ValueError: There are both tokens and vectors or neither, or shapes do not fit.
+            ValueError: There are both tokens and vectors or neither, or shapes do not match.
         """
         given = tokens if vectors is None else vectors
         if given is None or (tokens is not None and vectors is not None):
@@ -182,19 +179,19 @@ class Inputs(NamedTuple):
         B, T = given.shape[:2]
         if not T:
             raise ValueError(
-                "the input is empty: hand in at least one token that the memory has not read"
+                "the input is empty: give at least one token that the memory has not read"
             )
         is_real = starts = None
         if mask is not None:
             if mask.ndim != 2 or len(mask) != B or mask.shape[1] < T:
                 raise ValueError(
                     f"attention_mask of shape {tuple(mask.shape)} must be ({B}, {T}), or wider by "
-                    "what the memory has read: one row for each text, 1 for what is real"
+                    "what the memory has read: one row for each text, 1 for real tokens"
                 )
             real = mask[:, -T:].to(given.device).bool()
             is_real = None if bool(real.all()) else real
         if position_ids is not None:
-            # Positions are relative: of these numbers only a new beginning says anything.
+            # Positions are relative: of these indices only a 0, the start of a document, matters.
             starts = (position_ids[..., -T:] == 0).to(given.device).expand(B, T)
             starts = starts if is_real is None else starts & is_real
             starts = starts if bool(starts.any()) else None
@@ -202,18 +199,18 @@ class Inputs(NamedTuple):
 
     @property
     def is_token(self) -> bool:
-        """Whether it is one token of each text and nothing besides."""
+        """Whether it is one token of each text, without mask or document starts."""
         tokens, _, _, starts = self.segment
         is_one = tokens is not None and tokens.shape[1] == 1
         return is_one and starts is None and self.is_real is None
 
     def has_padding_before(self) -> bool:
-        """Whether a row has padding before a token, which then is predicted from nothing."""
+        """Whether a row is padded on the left, so that its first token is not predicted."""
         real = self.is_real
         return real is not None and bool((real[:, 1:] & ~real[:, :-1]).any())
 
     def columns(self, order: Int[Tensor, "B n"]) -> "Inputs":
-        """Return other columns of each row, all of them real."""
+        """Return the given columns of each row, without padding."""
         tokens, vectors, _, starts = self.segment
         return Inputs(
             Segment(
@@ -225,19 +222,19 @@ class Inputs(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What each place is to predict."""
+    """The target of each position."""
 
     tokens: Int[Tensor, "B T"]
     is_asked: Bool[Tensor, "B T"]
-    """Where there is a target. ``num_items_in_batch`` counts these."""
+    """Positions with a target, which ``num_items_in_batch`` counts."""
     is_counted: Bool[Tensor, "B T"]
-    """Where, besides, something was read that it can be predicted from."""
+    """Those whose prediction has a context."""
 
     @classmethod
     def of(
         cls, labels: Tensor | None, shift_labels: Tensor | None, inputs: Inputs
     ) -> "Targets | None":
-        """Shift labels, unless they are shifted.
+        """Shift labels, unless they are shifted already.
 
         Raises:
             ValueError: Their shape is not that of the input.
@@ -280,20 +277,20 @@ def read(
         model: The model.
         inputs: What it reads.
         mems: The memory before them.
-        segment_len: How much is read at once. A gradient reaches back to where a piece begins.
-        last: How many of the last columns are asked for. None: all.
+        segment_len: Segment length, beyond which there is no gradient.
+        last: Number of last columns to return. None: all.
     """
     B, T = inputs.segment.shape
     n = T if last is None else min(last, T)
     place = torch.arange(T - n, T, device=inputs.segment.device).expand(B, n)
     lengths = None
     if inputs.is_real is not None:
-        # What is real comes first, in its order.
+        # Real tokens first, in their order.
         order = (~inputs.is_real).long().argsort(dim=1, stable=True)
         place, lengths = order.argsort(1)[:, T - n :], inputs.is_real.sum(1)
         inputs = inputs.columns(order)
-    mems, pieces, first = _begun(model, mems, B), [], None
-    # Without a memory nothing would be left of a piece for the next one.
+    mems, pieces, first = _initial_memory(model, mems, B), [], None
+    # Without a memory there is no context between segments.
     segment_len = segment_len if _remembers(model) else T
     least = int(place.min()) if segment_len < T and n else 0
     for piece in _pieces(model, inputs.segment, segment_len, mems, lengths):
@@ -316,11 +313,11 @@ def read_to_the_end(
 ) -> tuple[Float[Tensor, "B D"], Memory]:
     """Read inputs; return the hidden states of each row's last token, and the memory.
 
-    Pieces are counted from the end, so that the last one, through which a gradient flows, is whole
-    for all rows; those before it are read without a gradient.
+    Segments are counted from the end, so that the last one, which has the gradient, is complete in
+    all rows; those before it are read without a gradient.
 
     Raises:
-        ValueError: A row has no token at all.
+        ValueError: A row has no token.
     """
     B, T = inputs.segment.shape
     lengths = None
@@ -329,10 +326,10 @@ def read_to_the_end(
         if not bool(lengths.all()):
             row = int(lengths.argmin())
             raise ValueError(f"row {row} has no token: a text must have at least one")
-        # Padding first, and no more of it than the longest row needs.
+        # Padding first, truncated to the longest row.
         order = inputs.is_real.long().argsort(dim=1, stable=True)
         inputs, T = inputs.columns(order[:, T - int(lengths.max()) :]), int(lengths.max())
-    mems = _begun(model, mems, B)
+    mems = _initial_memory(model, mems, B)
     segment_len = segment_len if _remembers(model) else T
     begins = [0, *range(T % segment_len or segment_len, T, segment_len)]
     hidden = own = None
@@ -351,8 +348,8 @@ def read_to_the_end(
     return _gathered(hidden, (own - 1)[:, None])[:, 0], mems
 
 
-def _begun(model: LanguageModel, mems: Memory | None, batch_size: int) -> Memory:
-    """Return the memory to begin with; of keys and values where the weights stay as they are."""
+def _initial_memory(model: LanguageModel, mems: Memory | None, batch_size: int) -> Memory:
+    """Return the initial memory; with keys and values if the weights are fixed."""
     mems = model.start_memory(batch_size) if mems is None else mems
     is_fixed = not torch.is_grad_enabled() and not model.training
     return model.keep(mems) if is_fixed else mems
@@ -369,7 +366,7 @@ def _pieces(
     mems: Memory,
     sizes: Int[Tensor, " B"] | None,
 ) -> Iterator[Piece]:
-    # What is read is remembered; nothing is read again.
+    # Everything read enters the memory, so no extended context is read again.
     lengths = Lengths.of(model.config, segment_len=segment_len, ext_len=0)
     tokens, vectors, _, starts = segment
     return read_segments(

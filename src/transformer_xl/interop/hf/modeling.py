@@ -1,4 +1,4 @@
-"""The language model for transformers: its calls, its memory as the cache, its folder."""
+"""The language model for transformers: forward, generate with the memory as cache, loading."""
 
 # Methods of transformers are overridden with the arguments that they are called with.
 # pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false
@@ -39,14 +39,14 @@ _PADDED_BEFORE = (
 
 
 class TransformerXLPreTrainedModel(PreTrainedModel):
-    """What both kinds of models share: the network, its names in files, and what is refused."""
+    """The base of both models: the network, its names in files, unsupported features."""
 
     config_class = TransformerXLConfig
     config: TransformerXLConfig
     base_model_prefix = "transformer"
     supports_gradient_checkpointing = False
     _no_split_modules = ["DecoderLayer"]  # noqa: RUF012
-    # Refuses assisted generation: what was guessed wrong could not be forgotten.
+    # Excludes assisted generation: the memory cannot be rolled back after rejected tokens.
     _is_stateful = True
 
     def __init__(self, config: TransformerXLConfig) -> None:
@@ -60,24 +60,24 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         return False
 
     def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
-        """Return the second names of weights that have two, and the first ones."""
+        """Return the second names of tied weights, and the first ones."""
         return dict(self._tied_weights_keys or {})
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Draw what a language model does not have; the rest draws itself when it is built."""
+        """Initialize the classification head; the network initializes itself."""
         if isinstance(module, nn.Linear) and module is getattr(self, "score", None):
             nn.init.normal_(module.weight, 0.0, self.config.init_std)
 
     def _freeze(self) -> None:
-        """Let what is not used not be trained; loading makes parameters anew."""
+        """Freeze unused parameters; called again after loading, which creates new parameters."""
 
     def get_input_embeddings(self) -> nn.Module:
-        """Return the word embeddings; what they return is taken as ``inputs_embeds``."""
+        """Return the word embeddings, whose output can be given as ``inputs_embeds``."""
         return self.transformer.embedding
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        """Refuse: they belong to the softmax, too."""
+        """Refuse: the softmax shares them."""
         raise NotImplementedError(
             "the embeddings cannot be replaced, as the softmax may share their weights: copy other "
             "numbers into the weights of get_input_embeddings(), or hand vectors in as "
@@ -90,7 +90,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         """Return the embeddings; refuse another number of tokens.
 
         Raises:
-            NotImplementedError: It is not the number that there are.
+            NotImplementedError: It is not the vocabulary size.
         """
         if new_num_tokens not in (None, self.config.vocab_size):
             raise NotImplementedError(
@@ -108,8 +108,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
     ) -> Any:
         """Read a model folder, as transformers documents it.
 
-        The files of a folder on this machine are verified first; what transformers downloads is
-        verified by its own means.
+        The files of a local folder are verified first; transformers verifies its own downloads.
 
         Raises:
             RuntimeError: A file is damaged, or lacks weights of the network.
@@ -126,7 +125,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         own = f"{cls.base_model_prefix}."
         lacking = {name for name in info["missing_keys"] if name.startswith(own)}
         if not getattr(model, "hf_device_map", None):
-            # A missing weight that two modules share is not named as missing, and never made.
+            # transformers neither reports nor initializes a missing weight that two modules share.
             lacking |= {name for name, x in model.named_parameters() if x.is_meta}
         if lacking:
             raise RuntimeError(
@@ -143,14 +142,14 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         state_dict: Mapping[str, Tensor] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Write a model folder that transformers reads, and our own loader.
+        """Write a model folder for transformers and for our own loader.
 
-        The arguments are those of transformers. Of a model to which ``add_adapter`` has given
-        adapters, these alone are written, as transformers documents it.
+        The arguments are those of transformers. If the model has adapters (``add_adapter``), only
+        these are written, as transformers documents it.
 
         Raises:
-            ValueError: The weights would not load again, or parts of the model were wrapped in
-                another way; nothing was written.
+            ValueError: The weights could not be loaded again, or modules are wrapped in another
+                way; nothing is written.
         """
         if getattr(self, "_hf_peft_config_loaded", False):
             given = None if state_dict is None else dict(state_dict)
@@ -172,7 +171,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         if not is_main_process:
             return
         if before is not None and whole.suffix != ".json" and _is_same_file(whole, before):
-            # Several files were written, and every loader prefers one: that of the model before.
+            # Sharded weights were written; loaders would prefer the old single file.
             whole.unlink()
         add_checksums(weights_path(Path(save_directory), kwargs.get("variant")))
 
@@ -183,11 +182,11 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         inputs_embeds: Tensor | None,
         others: dict[str, Any],
     ) -> Inputs:
-        """Check what a call was given, and refuse what it asks for in vain."""
+        """Validate the inputs of a call; refuse arguments without effect."""
         for name in ("output_attentions", "output_hidden_states"):
             if others.pop(name, None) or getattr(self.config, name, None):
                 raise NotImplementedError(
-                    f"{name}=True: layers do not hand out what they compute; "
+                    f"{name}=True: layers do not return intermediate results; "
                     "TransformerXL.attention_weights returns attention for a segment"
                 )
         if others.pop("head_mask", None) is not None:
@@ -197,7 +196,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
                 "model.transformer.layers[n].attention.o_proj.weight"
             )
         position_ids = others.pop("position_ids", None)
-        # transformers hands over None for what it does not use.
+        # transformers passes None for unused arguments.
         unknown = sorted(name for name, value in others.items() if value is not None)
         if unknown:
             raise TypeError(
@@ -220,20 +219,20 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if not (use_cache and self.config.has_memory):
             return None
-        # A cache that has read nothing; what it holds is replaced.
+        # An empty cache: its memory is replaced.
         before = TransformerXLCache(mems) if cache is None else cache
         return before.after(mems, inputs.segment.shape[1], inputs.segment.tokens)
 
 
 class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
-    """The language model; ``generate`` and ``past_key_values`` carry its memory."""
+    """The language model, whose memory is passed as ``past_key_values``."""
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
         self.post_init()
 
     def get_output_embeddings(self) -> nn.Module | None:
-        """Return the linear map to the logits; an adaptive softmax has none."""
+        """Return the linear layer of the logits; None for an adaptive softmax."""
         softmax = self.transformer.softmax
         return None if isinstance(softmax, AdaptiveSoftmax) else softmax
 
@@ -250,35 +249,36 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         return_dict: bool | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """Read tokens of any number; return the logarithms of the probabilities of what follows.
+        """Read any number of tokens; return log-probabilities of the next tokens as logits.
 
         Args:
-            input_ids: The tokens; with ``past_key_values``, only those to come.
-            attention_mask: 0 where a row is padded, on either side. It may also cover what was
-                read before. None: nothing is padding.
-            past_key_values: What the call before returned under this name.
-            inputs_embeds: Vectors in place of tokens, read as they are.
-            labels: The tokens themselves, -100 where nothing is to be predicted; each is compared
-                with the prediction before it.
+            input_ids: The tokens; with ``past_key_values``, only the new ones.
+            attention_mask: 0 where a row is padded, on either side. It may also cover the tokens
+                that were read before. None: no padding.
+            past_key_values: As returned by the last call.
+            inputs_embeds: Vectors in place of tokens, read without embedding.
+            labels: The tokens themselves, -100 at ignored positions; each is compared with the
+                prediction before it.
             use_cache: Whether to return the memory. None: as configured.
-            logits_to_keep: Of how many of the last tokens to return logits, or of which. 0: all.
-            skip_logits: Return a loss alone. None: while training with labels; over a large
-                vocabulary the table of logits would take the most memory of all.
+            logits_to_keep: Number of last tokens of which to return logits, or their indices. 0:
+                all.
+            skip_logits: Return only the loss. None: while training with labels, because logits
+                over a large vocabulary would dominate the memory.
             return_dict: False: return a tuple.
             kwargs: ``shift_labels``, targets that are aligned with the predictions already, in
                 place of ``labels``; ``num_items_in_batch``, the number of targets in all batches of
                 a step, by which the sum of losses is divided; and ``position_ids``, in which a 0
-                begins another document of a packed row.
+                starts another document of a packed row.
 
-        Where there is padding, the logits are those of equal probabilities and carry no gradient.
+        At padding, the logits are those of a uniform distribution and have no gradient.
 
         Raises:
-            NotImplementedError: Attentions or hidden states are asked for.
+            NotImplementedError: Attentions or hidden states are requested.
             TypeError: The cache is of another kind, or an argument is unknown.
-            ValueError: Shapes do not fit each other or the memory.
+            ValueError: Shapes do not match each other or the memory.
         """
         cache = own_cache(past_key_values)
-        # Not in the signature: Trainer takes what is called a label there for required.
+        # Not in the signature: Trainer requires every argument whose name has "label".
         shift_labels, count = kwargs.pop("shift_labels", None), kwargs.pop(_COUNT, None)
         inputs = self._inputs(input_ids, attention_mask, inputs_embeds, kwargs)
         targets = Targets.of(labels, shift_labels, inputs)
@@ -312,7 +312,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             )
             logits = self.transformer.head.log_probs(hidden[:, kept])
             if inputs.is_real is not None:
-                # A loss that is computed outside learns nothing from what was not read.
+                # A loss that the caller computes gets no gradient from padding.
                 known = inputs.is_real[:, -hidden.shape[1] :][:, kept, None]
                 logits = logits.masked_fill(~known, -math.log(logits.shape[-1]))
         out = CausalLMOutputWithPast(
@@ -331,7 +331,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             return nll.mean()
         n_asked = int(targets.is_asked.sum())
         if n_asked > nll.numel():
-            # What nothing predicts can be left out of the count only where that is of this batch.
+            # Targets without a context are excluded only from a count of this batch.
             if bool((torch.as_tensor(count) == n_asked).all()):
                 return nll.mean()
             _LOGGER.warning_once(_PADDED_BEFORE)
@@ -341,8 +341,8 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
         """Continue texts, as transformers documents it.
 
-        With ``past_key_values``, ``input_ids`` are either the whole texts or what the memory has
-        not read of them: which, is seen from the tokens that it read last.
+        With ``past_key_values``, ``input_ids`` are either the whole texts or only their new tokens;
+        this is detected by the last tokens that the memory has read.
         """
         cache = own_cache(kwargs.get("past_key_values"))
         tokens = kwargs.get("input_ids") if inputs is None else inputs
@@ -354,12 +354,12 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         ):
             seen = 0 if cache.is_beginning_of(tokens) else cache.seen
             mask = torch.ones_like(tokens) if mask is None else mask
-            # That is how transformers is told: by a mask that covers the past as well.
+            # transformers expects a mask that covers the past, too.
             kwargs["attention_mask"] = torch.cat([mask.new_ones(len(mask), seen), mask], 1)
         return super().generate(inputs, *args, **kwargs)
 
     def _expand_inputs_for_generation(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
-        """Repeat each text for its beams, and what is remembered of it."""
+        """Repeat each text and its memory for beam search."""
         tokens, kwargs = super()._expand_inputs_for_generation(**kwargs)
         cache = kwargs.get("past_key_values")
         if cache is not None and tokens is not None:
@@ -374,10 +374,10 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        """Cut off what was read already; without a memory, nothing.
+        """Remove the tokens that were read already, if there is a memory.
 
         Raises:
-            ValueError: Nothing is left, or vectors would have to be read again.
+            ValueError: No token is left, or vectors would have to be read again.
         """
         if not self.config.has_memory:
             next_sequence_length = None
@@ -385,12 +385,12 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
                 raise ValueError("mem_len=0: vectors that are not remembered cannot be continued")
         if next_sequence_length is not None and next_sequence_length < 1:
             raise ValueError(
-                f"the memory has read all of the {input_ids.shape[1]} tokens: hand in at least one "
+                f"the memory has read all of the {input_ids.shape[1]} tokens: give at least one "
                 "more, the last one that was generated"
             )
         cache = own_cache(kwargs.get("past_key_values"))
         if cache is not None:
-            # Of one that ``generate`` was given, others may have need.
+            # Not the cache that was given to ``generate``: the caller may use it again.
             cache.is_stepped = not getattr(cache, "_is_user_defined", False)
         return super().prepare_inputs_for_generation(
             input_ids,
@@ -400,14 +400,14 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         )
 
 
-# Trainer looks here whether label smoothing has to shift labels; ``register`` does not enter it.
+# Trainer shifts labels for label smoothing only for these classes; ``register`` does not add ours.
 MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[TransformerXLConfig.model_type] = (
     TransformerXLForCausalLM.__name__
 )
 
 
 def _second_names(model: nn.Module) -> dict[str, str]:
-    """Return, for weights that have two names, the second ones and the first."""
+    """Map the second names of tied weights to the first."""
     first: dict[int, str] = {}
     found = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -419,7 +419,7 @@ def _second_names(model: nn.Module) -> dict[str, str]:
 def _with_names_of_files(
     model: nn.Module, state: dict[str, Any], prefix: str, *others: Any
 ) -> None:
-    """Let ``load_state_dict`` take the weights of a file, in which they have one name, ours."""
+    """Rename weights of a file, which has our names, one for each, for ``load_state_dict``."""
     assert isinstance(model, TransformerXLPreTrainedModel)
     inner = f"{prefix}{model.base_model_prefix}."
     for name, _ in model.transformer.named_parameters():
@@ -431,7 +431,7 @@ def _with_names_of_files(
 
 
 def _is_same_file(path: Path, before: os.stat_result) -> bool:
-    """Whether a file was not written since its ``before`` was taken."""
+    """Whether a file was not written since ``before``, its earlier status."""
     if not path.is_file():
         return False
     now = path.stat()

@@ -1,10 +1,9 @@
 """A model folder with its own code, for machines on which this package is not installed.
 
-transformers runs code that lies in a model folder if one says ``trust_remote_code=True``. It
-copies single files that lie side by side and import each other by relative imports. So the files
-of this package that a model needs are written there under their full names, with their imports
-changed and nothing else: ``transformer_xl/model/layer.py`` becomes
-``transformer_xl_model_layer.py``.
+transformers runs the code in a model folder with ``trust_remote_code=True``. It supports only files
+in the folder itself that import each other by relative imports. So the files of this package that a
+model needs are written there under their full names, with only their imports changed:
+``transformer_xl/model/layer.py`` becomes ``transformer_xl_model_layer.py``.
 """
 
 import ast
@@ -34,11 +33,18 @@ _CLASSES = {
     ),
     "AutoTokenizer": ("tokenization", "TransformerXLTokenizer"),
 }
-# What comes with transformers. Anything else is looked for when it is needed.
-_THERE = {*sys.stdlib_module_names, "numpy", "safetensors", "tokenizers", "torch", "transformers"}
-# Shapes in annotations, which only tests check: there, an array of some shape is an array.
+# Dependencies of transformers. Others are imported only when they are used.
+_AVAILABLE = {
+    *sys.stdlib_module_names,
+    "numpy",
+    "safetensors",
+    "tokenizers",
+    "torch",
+    "transformers",
+}
+# Shapes in annotations are checked only in tests: this module replaces jaxtyping.
 _SHAPES, _SHAPES_FILE = "jaxtyping", "transformer_xl_shapes"
-_PLAIN = '''"""Annotations of arrays, without their shapes."""
+_ANNOTATIONS = '''"""Annotations of arrays, without their shapes."""
 
 
 class _Array:
@@ -57,7 +63,7 @@ def save_with_code(
     """Write a model folder that works without this package, with ``trust_remote_code=True``.
 
     Args:
-        folder: The folder; it also loads as any other where this package is.
+        folder: The folder; with this package installed, it loads like any other.
         model: The model.
         tokenizer: Its tokenizer.
     """
@@ -73,21 +79,23 @@ def save_with_code(
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         places: dict[str, Any] = {name: f"{_ENTRY}.{_CLASSES[name][1]}" for name in classes}
         if "AutoTokenizer" in places:
-            # Not the fast one, which is named second.
+            # Not the fast tokenizer, whose name is second.
             places = {"AutoTokenizer": [places["AutoTokenizer"], None]}
         content["auto_map"] = places
         replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def sources() -> dict[str, str]:
-    """Return the files that a model needs, by their names in a model folder."""
+    """Return the contents of the files that a model needs, by their names in a model folder."""
     entry = [
         f"from {_PACKAGE}.interop.hf.{place} import {name}" for place, name in _CLASSES.values()
     ]
     listed = ", ".join(name for _, name in _CLASSES.values())
-    # Saved again by transformers, a class brings the file that it says it is from.
+    # When transformers saves the model again, it copies the file of the class's ``__module__``.
     own = f"for _class in ({listed}):\n    _class.__module__ = __name__\n"
-    about = '"""A Transformer-XL for transformers; the files beside this one are its parts."""\n\n'
+    about = (
+        '"""A Transformer-XL for transformers; it imports the other files of this folder."""\n\n'
+    )
     text = about + "\n".join(entry) + "\n\n" + own
     found = {f"{_ENTRY}.py": _rewritten(text, _ENTRY)}
     waiting, shapes = list(_modules(text)), set[str]()
@@ -104,12 +112,14 @@ def sources() -> dict[str, str]:
             if isinstance(node, ast.ImportFrom) and node.module == _SHAPES
             for alias in node.names
         }
-    found[f"{_SHAPES_FILE}.py"] = _PLAIN + "".join(f"{name} = _Array\n" for name in sorted(shapes))
+    found[f"{_SHAPES_FILE}.py"] = _ANNOTATIONS + "".join(
+        f"{name} = _Array\n" for name in sorted(shapes)
+    )
     return found
 
 
 def _imports(text: str) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the imports of a file, wherever they stand."""
+    """Yield the imports of a file, including those inside functions."""
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
@@ -129,12 +139,12 @@ def _is_own(module: str | None) -> bool:
 
 
 def _is_module(module: str, name: str) -> bool:
-    """Whether a name that is imported from a module is a file, and nothing in it."""
+    """Whether a name that is imported from a module is itself a module."""
     if _path(module).name != "__init__.py":
         return False
     there = getattr(import_module(module), name, None)
     if there is None:
-        # Not imported yet, as what only a GPU needs.
+        # Modules that only a GPU needs are not imported yet.
         return find_spec(f"{module}.{name}") is not None
     return isinstance(there, ModuleType)
 
@@ -151,7 +161,7 @@ def _file_name(module: str) -> str:
 
 
 def _rewritten(text: str, module: str) -> str:
-    """Return a file with relative imports, and without those that another machine may lack."""
+    """Return a file with relative imports, and with optional imports deferred."""
     lines = text.splitlines(keepends=True)
     for node in _imports(text):
         assert node.end_lineno is not None
@@ -160,7 +170,7 @@ def _rewritten(text: str, module: str) -> str:
             continue
         start, stop = node.lineno - 1, node.end_lineno
         changed = textwrap.indent(changed + "\n", " " * node.col_offset)
-        # As many entries as there were lines: the numbers of the others stay right.
+        # The number of entries does not change, so line numbers stay valid.
         lines[start:stop] = [changed] + [""] * (stop - start - 1)
     release = version("transformer-xl")
     origin = f"# From {module} of transformer-xl {release} (Apache-2.0), by save_with_code.\n"
@@ -168,7 +178,7 @@ def _rewritten(text: str, module: str) -> str:
 
 
 def _changed(node: ast.Import | ast.ImportFrom) -> str | None:
-    """Return what stands for an import; None: itself."""
+    """Return the replacement of an import; None: unchanged."""
     if isinstance(node, ast.ImportFrom):
         module = str(node.module)
         if _is_own(module):
@@ -176,10 +186,10 @@ def _changed(node: ast.Import | ast.ImportFrom) -> str | None:
         if module == _SHAPES:
             return ast.unparse(node).replace(_SHAPES, f".{_SHAPES_FILE}", 1)
         return None
-    others = [alias for alias in node.names if alias.name.split(".")[0] not in _THERE]
+    others = [alias for alias in node.names if alias.name.split(".")[0] not in _AVAILABLE]
     if not others:
         return None
-    # transformers refuses a folder if anything that it names as an import is missing.
+    # transformers refuses a folder if a module of an import statement is missing.
     return "; ".join(
         f"{alias.asname or alias.name} = __import__({alias.name!r})" for alias in node.names
     )
@@ -191,6 +201,6 @@ def _changed_names(module: str, names: list[ast.alias]) -> Iterator[str]:
     if others := [ast.unparse(alias) for alias in names if alias not in modules]:
         yield f"from .{flat} import {', '.join(others)}"
     for alias in modules:
-        # transformers finds the files by statements of this form alone.
+        # transformers detects the files only by statements of this form.
         yield f"from .{flat}_{alias.name} import __name__ as _"
         yield f"from . import {flat}_{alias.name} as {alias.asname or alias.name}"

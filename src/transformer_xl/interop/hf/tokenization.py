@@ -1,4 +1,4 @@
-"""A vocabulary of ours as a tokenizer for transformers."""
+"""Our vocabularies as tokenizers for transformers."""
 
 # Methods of transformers are overridden with the arguments that they are called with.
 # pyright: reportIncompatibleMethodOverride=false
@@ -15,21 +15,21 @@ _PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 
 
 class TransformerXLTokenizer(PreTrainedTokenizer):
-    """Cuts text into symbols and joins them as the vocabulary of the folder does.
+    """Encodes and decodes text with the vocabulary of the folder.
 
     Of any kind: bytes, characters, words, byte-pair units, tokenizers and vocabularies of other
-    programs. ``eos_token`` ends a line where the vocabulary has such a symbol. Vocabularies hold
-    no symbol for padding unless they brought one; ``pad_token`` is then the last symbol that has
-    no part to play, a rare one, and it is the attention mask that says what is padding.
+    programs. ``eos_token`` is the symbol that ends a line, if there is one. Most vocabularies have
+    no symbol for padding; ``pad_token`` is then the last symbol without a special role, a rare one,
+    and the attention mask marks padding.
 
     Args:
         vocab_file: The ``vocab.json`` of a folder.
-        definition_file: The ``tokenizer.json`` beside it.
+        definition_file: The ``tokenizer.json`` in the same folder.
         vocab: A vocabulary, instead of these.
         kwargs: Settings of transformers.
 
     Raises:
-        ValueError: There is no vocabulary, or a named token is none of its symbols.
+        ValueError: There is no vocabulary, or a named token is not one of its symbols.
     """
 
     vocab_files_names = {  # noqa: RUF012
@@ -66,8 +66,8 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         for name, token in kwargs.items():
             if name.endswith("_token") and isinstance(token, str) and token not in self._ids:
                 raise ValueError(
-                    f"{name}={token!r} is none of the {len(vocab)} symbols of the vocabulary, to "
-                    "which none can be added"
+                    f"{name}={token!r} is not one of the {len(vocab)} symbols of the vocabulary, "
+                    "to which none can be added: choose one of them"
                 )
         super().__init__(**kwargs)
 
@@ -85,7 +85,7 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         return len(self._vocab)
 
     def get_vocab(self) -> dict[str, int]:
-        """Return the symbols with their numbers."""
+        """Return the symbols with their indices."""
         return dict(self._ids)
 
     def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
@@ -97,10 +97,10 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         return 0
 
     def tokenize(self, text: str, **kwargs: Any) -> list[str]:
-        """Cut a text into symbols.
+        """Split a text into symbols.
 
         Raises:
-            ValueError: It holds something that the vocabulary has no symbol for.
+            ValueError: A part of it has no symbol in the vocabulary.
         """
         symbols = self._vocab.symbols
         return [symbols[number] for number in self._vocab.encode(text)]
@@ -115,7 +115,7 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         return self._vocab.symbols[index]
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
-        """Write symbols as text."""
+        """Join symbols to text."""
         return self._vocab.decode([self._ids[token] for token in tokens])
 
     def _decode(
@@ -123,7 +123,7 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
     ) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         if skip_special_tokens:
-            # An end of line is text. Padding is not, and stands at the ends.
+            # Line ends are text. Padding is not; it is only at the start and at the end.
             real = [place for place, number in enumerate(ids) if number != self.pad_token_id]
             ids = ids[real[0] : real[-1] + 1] if real else []
         return self._vocab.decode(ids)
@@ -131,14 +131,14 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None
     ) -> tuple[str, ...]:
-        """Write ``vocab.json`` and ``tokenizer.json``, which our own loader reads, too."""
+        """Write ``vocab.json`` and ``tokenizer.json``, which our own loader also reads."""
         folder = Path(save_directory)
         self._vocab.save(folder)
         return tuple(str(folder / name) for name in self.vocab_files_names.values())
 
 
 def _pad_id(vocab: Vocab) -> int:
-    """Return the symbol for padding; without one, the last that has no part to play."""
+    """Return the symbol for padding; without one, the last without a special role."""
     ids = {symbol: number for number, symbol in enumerate(vocab.symbols)}
     own = [ids[symbol] for symbol in _PADS if symbol in ids]
     others = (n for n in range(len(vocab) - 1, -1, -1) if n not in (vocab.eos_id, vocab.unk_id))

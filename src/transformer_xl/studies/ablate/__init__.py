@@ -1,7 +1,4 @@
-"""The paper's ablations at any size: recurrence, encodings and loss, one table and one picture.
-
-`rows` are the rows of Tables 6, 7 and 10, `running` trains and measures them, `table` sums up.
-"""
+"""The ablations of the paper (Tables 6, 7 and 10) at any size: recurrence, encodings and loss."""
 
 from transformer_xl.studies.ablate.running import (
     ROWS,

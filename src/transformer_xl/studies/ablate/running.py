@@ -1,6 +1,6 @@
-"""The paper's ablations: rows as recipes, each trained with each seed, and their table.
+"""The ablations of the paper: recipes of the rows, training with several seeds, table and figure.
 
-The best attention length of each row is searched for.
+For each row, the best attention length is searched.
 """
 
 import json
@@ -35,17 +35,17 @@ class Row:
     """One setting of the ablation."""
 
     name: str
-    """What it is called, also as a folder."""
+    """Name of the row and of its folder."""
     recurrence: bool
-    """Whether the memory is on."""
+    """Whether the model has a memory."""
     encoding: Encoding
     """ours: relative; shaw: learned relative; sinusoids: Vaswani's; learned: Al-Rfou's."""
     loss: Literal["full", "half"]
-    """Of all tokens of a segment, or of its second half."""
+    """Loss on all tokens of a segment, or on its second half."""
     paper: dict[int, tuple[float | None, float, int | None]] = field(default_factory=dict)
-    """By table: perplexity at the training length, the best one, and the length of that."""
+    """By table: perplexity at the training length, best perplexity, and its attention length."""
     longer: float = 1.0
-    """How much longer a segment is, in the GPU memory that a memory would have taken."""
+    """Factor of the segment length, for the same GPU memory as with recurrence."""
 
 
 ROWS = (
@@ -95,19 +95,19 @@ def recipe_of(
     steps: int | None = None,
     minutes: float | None = None,
 ) -> Config:
-    """Return what a row trains: the recipe with its recurrence, encoding, loss and seed.
+    """Return the recipe of a row and seed.
 
     Args:
         row: The row.
-        recipe: What all rows share: the sizes, the text and the optimization.
+        recipe: The recipe that all rows share, with recurrence.
         seed: Seed of the weights and of dropout.
-        steps: Steps of every run. None: as the recipe says.
-        minutes: Time of every run. None: as the recipe says.
+        steps: Steps of every run. None: as in the recipe.
+        minutes: Time limit of every run. None: as in the recipe.
 
     Raises:
-        ValueError: The recipe leaves nothing to take away, or the settings do not fit.
+        ValueError: The recipe has no attention or no memory, or the settings are inconsistent.
     """
-    # Lengths are what rows differ in; each keeps its own from the beginning.
+    # Without a curriculum, as rows differ in their lengths.
     model, train = recipe.model, replace(recipe.train, stages=())
     if not model.has_attention:
         raise ValueError(f"model.kind={model.kind!r} has no recurrence or encoding to take away")
@@ -122,7 +122,7 @@ def recipe_of(
     limits = {"minutes": minutes} if minutes is not None else {}
     if steps is not None:
         limits |= {"steps": steps}
-        # A run that ends by steps has no other end.
+        # Steps replace the time limit of the recipe.
         limits |= {"minutes": None} if minutes is None else {}
     return replace(
         recipe,
@@ -137,7 +137,7 @@ def recipe_of(
             clamp_len=None,
         ),
         train=replace(train, segment_len=segment_len, loss=row.loss, seed=seed, **limits),
-        # Lengths are searched afterwards.
+        # Attention lengths are searched after training.
         eval=EvalConfig(batch_size=recipe.eval.batch_size),
     )
 
@@ -145,20 +145,20 @@ def recipe_of(
 _NAMES = {"ours": "ours", "shaw": "Shaw et al.", "sinusoids": "Vaswani et al.",
           "learned": "Al-Rfou et al."}  # fmt: skip
 _AS_GOOD = 1e-3
-"""Nats within which a shorter attention length is as good as the best."""
+"""Tolerance, in nats, within which the shortest attention length counts as the best."""
 
 
 def summary(measured: Sequence[Mapping[str, Any]], table: int = 6) -> list[dict[str, Any]]:
-    """Sum up the runs of each row over its seeds.
+    """Aggregate the runs of each row over seeds.
 
     Args:
-        measured: What :func:`transformer_xl.studies.ablate.ablate` returned.
-        table: The table of the paper whose numbers stand beside.
+        measured: From :func:`transformer_xl.studies.ablate.ablate`.
+        table: The table of the paper to compare with.
 
     Returns:
-        For each row: ``init`` and ``best`` as mean and standard deviation over the seeds (None
-        for a single one), in perplexity or in bits per token as ``unit`` says; the shortest
-        ``attn_len`` that reaches the best within 0.001 nats; the mean loss by length; the paper's.
+        For each row: ``init`` and ``best`` as mean and standard deviation over seeds (None for a
+        single one), in ``unit``, perplexity or bits per token; the shortest ``attn_len`` within
+        0.001 nats of the best; the mean loss by length; the numbers of the paper.
     """
     found = []
     for row in ROWS:
@@ -198,7 +198,7 @@ def summary(measured: Sequence[Mapping[str, Any]], table: int = 6) -> list[dict[
 
 
 def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Write a summary as a Markdown table with the paper's columns."""
+    """Format a summary as a Markdown table with the columns of the paper."""
     if not rows:
         return ""
     unit = rows[0]["unit"]
@@ -225,17 +225,17 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw_ablation(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draw each row's results with their spread, and its loss over the attention length.
+    """Plot the results of each row with error bars, and its loss by attention length.
 
     Args:
-        path: The file; its suffix says the format, ``.png`` or ``.svg``.
+        path: The file; its suffix sets the format, ``.png`` or ``.svg``.
         rows: A summary.
 
     Raises:
         ImportError: matplotlib is missing.
         OSError: The file cannot be written.
     """
-    # Without pyplot nothing here touches the display or another figure of the process.
+    # Without pyplot, which has global state and may need a display.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 1.6 + 0.34 * max(len(rows), 6)), layout="constrained")
@@ -291,24 +291,24 @@ _FACTORS = (0.5, 0.75, 1, 1.5, 2, 3)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What an ablation runs and measures."""
+    """The runs and measurements of an ablation."""
 
     recipe: Config
-    """What all rows share."""
+    """The recipe that all rows share."""
     rows: tuple[Row, ...]
     """The rows."""
     seeds: tuple[int, ...] = (1,)
-    """Each row is trained once with each."""
+    """Seeds; each row is trained once with each."""
     steps: int | None = None
-    """Steps of every run; None: as the recipe says."""
+    """Steps of every run; None: as in the recipe."""
     minutes: float | None = None
-    """Time of every run; None: as the recipe says."""
+    """Time limit of every run; None: as in the recipe."""
     attn_lens: tuple[int, ...] = ()
-    """Attention lengths that are tried; empty: from half to three times that of training."""
+    """Attention lengths to evaluate; empty: 0.5 to 3 times that of training."""
     split: str = "valid"
-    """Text on which all is measured."""
+    """Split to evaluate."""
     tokens: int | None = None
-    """Measure on the first so many tokens of it; None: on all."""
+    """Evaluate on this many tokens from its beginning; None: on all."""
 
     def __post_init__(self) -> None:
         if len({*self.seeds}) < len(self.seeds) or not self.seeds:
@@ -324,18 +324,17 @@ class Plan:
 
 
 def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list[dict[str, Any]]:
-    """Train and measure every row with every seed, in turns of seeds; finished runs are skipped.
+    """Train and evaluate every row with every seed, seed by seed; finished runs are skipped.
 
-    Each run is a run folder, ``ROW/seed_N``, which the same call goes on with when it was stopped,
-    and any other command of ``txl`` can use.
+    Each run has a run folder, ``ROW/seed_N``. The same call resumes interrupted runs.
 
     Args:
-        plan: What is run.
-        folder: Where the runs lie.
-        say: Tells what goes on.
+        plan: The ablation.
+        folder: Parent of the run folders.
+        say: Called with progress messages.
 
     Returns:
-        What was measured for each run, as in its ``ablation.json``.
+        The measurements of each run, as in its ``ablation.json``.
 
     Raises:
         ValueError: A row does not fit the recipe; a folder holds a run of another recipe.
@@ -344,7 +343,7 @@ def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list
     runs = [(row, seed, plan.config(row, seed)) for seed in plan.seeds for row in plan.rows]
     places = [folder / row.name / f"seed_{seed}" for row, seed, _ in runs]
     for (_, _, config), place in zip(runs, places, strict=True):
-        # All of them before the first one takes its time.
+        # Before the first run starts.
         RunFolder(place).check(config)
     found = []
     for n, ((row, seed, config), place) in enumerate(zip(runs, places, strict=True), 1):
@@ -362,7 +361,7 @@ def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list
             }
             text = json.dumps(measured, indent=2) + "\n"
             replace_file(place / MEASURED_FILE, text.encode())
-            # As it will be read the next time, with lists for tuples.
+            # As loaded from the file, with lists instead of tuples.
             measured = json.loads(text)
         say("   " + ", ".join(f"{x['attn_len']}: {x['nll']:.4f}" for x in measured["lengths"]))
         found.append(measured)
@@ -423,12 +422,12 @@ def attention_length_nll(
     segment_len: int,
     batch_size: int = 1,
 ) -> float:
-    """Return the loss with an attention length, in nats per token.
+    """Return the loss at an attention length, in nats per token.
 
-    With recurrence each token sees exactly ``attn_len`` keys, itself included, through a memory of
-    that length. Without, hidden states of a memory would look further back than the model ever
-    did: the text is read in windows of ``attn_len`` tokens from nothing, of which the last quarter
-    is predicted, so that each token sees at least three quarters of that length.
+    With recurrence, each token sees exactly ``attn_len`` keys, counting its own, with a memory of
+    that length. Without recurrence, cached states would extend the context beyond that of training;
+    instead, the text is read in windows of ``attn_len`` tokens, of which the last quarter is
+    predicted, so that each token sees at least three quarters of ``attn_len``.
     """
     if model.config.mem_len:
         result = evaluate(

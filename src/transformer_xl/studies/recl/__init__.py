@@ -1,8 +1,4 @@
-"""Relative effective context length: how far back a model looks with profit (Appendix C).
-
-`definition` is the paper's definition, on losses; `contexts` measures the losses of a model that
-sees exactly so many tokens; `figure` draws the gains.
-"""
+"""Relative effective context length (RECL): section 4.3 and Appendix C of the paper."""
 
 from transformer_xl.studies.recl.contexts import (
     Recl,

@@ -1,6 +1,6 @@
-"""Relative effective context length: its definition (paper, section 4.3), losses and picture.
+"""Relative effective context length (RECL, section 4.3): definition, measurement and figure.
 
-The losses are those of the same tokens, given exactly c tokens before each, for many c.
+It compares the losses of the same tokens given exactly c tokens of context, for many c.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,21 +20,21 @@ from transformer_xl.model.reading import read
 from transformer_xl.model.wrapping import evaluating
 
 THRESHOLD = 0.01
-"""The relative gain below which a longer context is of no use (Appendix C)."""
+"""Relative gain below which a longer context does not count (Appendix C)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recl:
-    """How far back a model looks with profit, compared with the others of its group."""
+    """The RECL of a model relative to its group."""
 
     length: int
-    """The context beyond which a step more gains less than the threshold."""
+    """The context length after which the relative gain falls below the threshold."""
     is_bound: bool
-    """The longest measured context still gained enough: the length is this one or more."""
+    """Whether ``length`` is a lower bound: the gain at the longest context is still sufficient."""
     gains: tuple[float, ...]
-    """g(c, c') from each context to the next: the share by which the perplexity falls."""
+    """Relative gain g(c, c') from each context to the next, as a share of the perplexity."""
     falls: tuple[float, ...]
-    """exp f(c, c) - exp f(c, c'), the same not divided by exp f(c, c): Figure 3 of the paper."""
+    """Absolute gain exp f(c, c) - exp f(c, c') in perplexity, as in Figure 3 of the paper."""
 
 
 def relative_effective_context_length(
@@ -44,23 +44,22 @@ def relative_effective_context_length(
     top: float = 1.0,
     threshold: float = THRESHOLD,
 ) -> list[Recl]:
-    r"""Measure how far back each model of a group looks with profit.
+    r"""Compute the RECL of each model of a group.
 
     With $l_i(c, t)$ the loss of model i at token t given exactly c tokens before it, $b(c, t) =
-    \min_i l_i(c, t)$ the best that any model does with a short context, and $\mathcal{T}$ the
-    tokens that are hardest by it,
+    \min_i l_i(c, t)$ the baseline with a short context, and $\mathcal{T}$ the tokens with the
+    highest baseline loss,
 
     $$f_i(c, c') = \frac{1}{|\mathcal{T}|} \sum_{t \in \mathcal{T}} \min(b(c, t), l_i(c', t))
     \qquad g_i(c, c') = \frac{\exp f_i(c, c) - \exp f_i(c, c')}{\exp f_i(c, c)}$$
 
-    From the first context on, c grows to the next one, c', as long as $g_i(c, c')$ reaches the
-    threshold; where it does not, c is the length. All models gain over the same baseline, so a
-    weak model cannot look far by beginning low. Since a gain counts only where it is one, losses
-    that merely fluctuate with the context pass for a small gain.
+    The length is the first c whose $g_i(c, c')$, with c' the next context, is below the threshold.
+    All models share a baseline, so a weak model does not get a large RECL from poor losses at short
+    contexts. Because of the minimum, random fluctuations of the losses count as small gains.
 
     Args:
         losses: -log p in nats, of the same tokens for all models.
-        contexts: The context lengths, rising; the paper's steps are equal.
+        contexts: The context lengths, ascending; equally spaced in the paper.
         top: Share r of the tokens in $\mathcal{T}$.
         threshold: The smallest gain that counts.
 
@@ -68,7 +67,7 @@ def relative_effective_context_length(
         One result for each model, in order.
 
     Raises:
-        ValueError: The numbers do not fit each other or are not finite.
+        ValueError: Shapes are inconsistent, or a loss is not finite.
     """
     losses = np.asarray(losses, dtype=np.float64)
     if losses.ndim != 3 or losses.size == 0 or losses.shape[1] != len(contexts):
@@ -86,7 +85,7 @@ def relative_effective_context_length(
     baseline = losses.min(0)
     found = [([], []) for _ in losses]
     for n in range(len(contexts) - 1):
-        # Stable, so that of equally hard tokens always the same are taken.
+        # Stable, for deterministic ties.
         hardest = np.argsort(-baseline[n], kind="stable")[:n_tokens]
         floor = baseline[n][hardest]
         before = np.exp(floor.mean())
@@ -113,10 +112,10 @@ def draw_gains(
     results: Mapping[float, Mapping[str, Recl]],
     threshold: float = THRESHOLD,
 ) -> None:
-    """Draw the relative gain of each step over the context it begins at, a panel for each r.
+    """Plot the relative gain by context length, with a panel for each r.
 
     Args:
-        path: The file; its suffix says the format, ``.png`` or ``.svg``.
+        path: The file; its suffix sets the format, ``.png`` or ``.svg``.
         contexts: The context lengths.
         results: For each share r of the tokens, the results of the models by name.
         threshold: The smallest gain that counts.
@@ -125,7 +124,7 @@ def draw_gains(
         ImportError: matplotlib is missing.
         OSError: The file cannot be written.
     """
-    # Without pyplot nothing here touches the display or another figure of the process.
+    # Without pyplot, which has global state and may need a display.
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(4.6 * len(results), 3.4), layout="constrained")
@@ -152,25 +151,24 @@ _ROWS = 16
 
 
 def target_places(n_tokens: int, contexts: range, n_targets: int) -> list[int]:
-    """Choose the tokens of a text that are predicted.
+    """Choose the target tokens of a text.
 
-    Each has the longest context before it. They lie in rows, spread over the text, in which they
-    are as far apart as the contexts grow: so a window serves many of them, as
-    :func:`context_losses` says.
+    Each has the longest context before it. They form rows, spread over the text, with the spacing
+    of the contexts, so that :func:`context_losses` can share windows.
 
     Raises:
         ValueError: The text is too short.
     """
     longest, step = contexts[-1], contexts.step
-    room = n_tokens - longest
-    if not 0 < n_targets <= room:
+    available = n_tokens - longest
+    if not 0 < n_targets <= available:
         raise ValueError(
             f"{n_targets:,} tokens with {longest:,} before each need a text of "
             f"{longest + n_targets:,} tokens, and this one has {n_tokens:,}; "
             "give more text, a shorter longest context or fewer tokens"
         )
-    # At least so many rows, for a text may repeat itself with the step of the contexts.
-    n_rows = min(step, n_targets, max(_ROWS, -(-n_targets * step // room)))
+    # Several rows, as a text may be periodic in the step of the contexts.
+    n_rows = min(step, n_targets, max(_ROWS, -(-n_targets * step // available)))
     places: list[int] = []
     for row in range(n_rows):
         candidates = range(longest + row * step // n_rows, n_tokens, step)
@@ -199,27 +197,27 @@ def context_losses(
 ) -> Float[np.ndarray, "contexts tokens"]:
     r"""Measure $l(c, t) = -\log p(x_t \mid x_{t-c}, \dots, x_{t-1})$.
 
-    Attention and memory lengths do not bound what a prediction depends on, since each layer looks
-    further back than the one above it; the beginning of the text does. So every window is read
-    from nothing: a window that begins at s gives the losses of the tokens s + c for all c at once,
-    and where targets are as far apart as contexts, each window serves as many targets as there are
-    contexts. Windows are read side by side, in segments with the memory as in evaluation.
+    Attention and memory lengths do not limit the context, which grows with each layer; only the
+    start of the text does. So every context is a window read from an initial memory: one that
+    starts at s gives the losses of the tokens s + c for all c, and with targets spaced like the
+    contexts, windows are shared. They are batched and read in segments with memory, as in an
+    evaluation.
 
     Args:
         model: The model; its mode is restored afterwards.
         ids: The text in tokens.
-        places: Which tokens are predicted, as :func:`target_places` chooses.
+        places: Indices of the target tokens, from :func:`target_places`.
         contexts: The context lengths.
-        segment_len: Tokens read at once.
-        mem_len: Remembered positions. None: as the model is configured.
-        attn_len: Keys a query sees, counting its own. None: as the model is configured.
-        clamp_len: Largest distance told apart. None: as the model is configured.
-        window: For a model that cannot read more: of a longer context it reads the last
-            ``window`` tokens, all at once. None: no such limit.
-        batch_tokens: About how many tokens are read at once, over all windows.
+        segment_len: Segment length.
+        mem_len: Memory length. None: as configured.
+        attn_len: Keys a query sees, counting its own. None: as configured.
+        clamp_len: Distances above it count as it. None: as configured.
+        window: Limit of the context, read as one segment, for a model without memory. None: no
+            limit.
+        batch_tokens: Approximate number of tokens in a batch.
 
     Raises:
-        ValueError: A token is outside the vocabulary, or a target has too little text before it.
+        ValueError: A token is outside the vocabulary, or a target lacks context.
     """
     text = as_tokens(ids, model.config)
     if min(places) < contexts[-1] or max(places) >= len(text) or contexts[0] < 1:
@@ -263,14 +261,14 @@ def _window_losses(
     farthest: dict[int, int] = {}
     for start, c in pairs:
         farthest[start] = max(c, farthest.get(start, 0))
-    # Windows of one length beside each other, as few are cut off for the ends of the text.
+    # Sorted by length, so that batches have little padding.
     starts = sorted(farthest, key=lambda start: (farthest[start], start))
     n_windows = max(1, batch_tokens // min(lengths.segment_len, max(farthest.values())))
     contexts = sorted({c for _, c in pairs})
     for first in range(0, len(starts), n_windows):
         batch = starts[first : first + n_windows]
         longest = max(farthest[start] for start in batch)
-        # A whole window, as in training: absolute positions are counted from its end.
+        # Always a full window, as absolute positions are counted from its end.
         length = window or longest
         for c, losses in _losses_behind(model, text, batch, length, contexts, lengths):
             for start, loss in zip(batch, losses, strict=True):
@@ -287,8 +285,8 @@ def _losses_behind(
     contexts: list[int],
     lengths: Lengths,
 ) -> Iterator[tuple[int, list[float]]]:
-    """Read windows from nothing; yield for each context the losses of the tokens behind it."""
-    # What lies behind the end of the text is read by nobody who is asked.
+    """Read windows from an initial memory; yield the losses of their next tokens by context."""
+    # Tokens beyond the end of the text are clamped; they are no targets.
     places = (torch.tensor(starts)[:, None] + torch.arange(length + 1)).clamp(max=len(text) - 1)
     tokens = text[places]
     mems = model.keep(model.start_memory(len(starts), lengths.mem_len))

@@ -1,9 +1,9 @@
-"""Texts with a known dependency length, to test what measures it.
+"""Synthetic texts with a known dependency length, to test RECL.
 
-A text is a row of pairs, a mark and a letter. The mark ``0`` says that the letter is drawn at
-random; the mark ``k`` says that it is the one ``k * step`` characters before. Without these, the
-letter cannot be told; with them, it is certain. So a model gains from each ``step`` characters of
-context up to ``n_marks * step``, the true length, and from none beyond.
+A text is a sequence of pairs, a mark and a letter. After the mark ``0`` the letter is random; after
+the mark ``k`` it is a copy of the letter ``k * step`` characters before, and so predictable given
+that context only. So a model gains from each ``step`` characters of context up to
+``n_marks * step``, the true dependency length, and from none beyond.
 """
 
 import random
@@ -15,17 +15,17 @@ from jaxtyping import Float
 
 LETTERS = string.ascii_lowercase
 FRESH = 0.2
-"""Share of the letters that are drawn at random, lest the text run out of different ones."""
+"""Share of random letters, without which the text would lose its variety."""
 
 
 def dependency_text(n_pairs: int, *, step: int = 16, n_marks: int = 8, seed: int = 1) -> str:
-    """Write a text whose true dependency length is ``n_marks * step`` characters.
+    """Generate a text whose dependency length is ``n_marks * step`` characters.
 
     Args:
-        n_pairs: Marks and letters: the text has twice as many characters.
-        step: By how many characters each mark looks further back; even, so that it meets letters.
-        n_marks: How many distances there are, 9 at most.
-        seed: Seed of the text.
+        n_pairs: Number of pairs; the text has twice as many characters.
+        step: Distance per mark; even, so that it points to letters.
+        n_marks: Number of distances, at most 9.
+        seed: Random seed.
 
     Raises:
         ValueError: A number is out of range.

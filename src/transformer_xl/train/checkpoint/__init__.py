@@ -1,4 +1,4 @@
-"""What a run leaves on the disk: its folder, and in it the checkpoints that it goes on from."""
+"""The run folder and its checkpoints."""
 
 from transformer_xl.train.checkpoint.run_folder import (
     CHECKPOINTS,

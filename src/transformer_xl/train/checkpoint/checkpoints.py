@@ -1,16 +1,14 @@
-"""Checkpoints: all that training changes, written beside the training and read by any number.
+"""Checkpoints: the state of training, written in the background and resharded when loaded.
 
-A checkpoint is a folder in PyTorch's distributed format: one safetensors file for each process,
-which holds what that process owns. Its parts are put together, and cut anew, by the distributed
-checkpoint of PyTorch, so that any number of processes can read what any other number has written.
-No file of it can hold a program::
+A checkpoint is a folder in the format of ``torch.distributed.checkpoint``: a safetensors file for
+each process, with its shards. Any number of processes can load it. No file can contain code::
 
     shard-00001-model-….safetensors  tensors of the first process, and so on
-    state.json                       numbers, and what the tensors belong to
+    state.json                       counters, and the corpus that the run belongs to
     checksums.json                   SHA-256 of each of these files
 
-It is written under a temporary name and renamed when it is whole and on the disk. While it is
-written, the training goes on; what is written is a copy. An error is told at the next call.
+It is written under a temporary name, synced to disk and renamed. Training continues meanwhile, as
+tensors are copied first. An error is raised by the next call.
 """
 
 import json
@@ -60,17 +58,17 @@ from transformer_xl.config.files import (
 STATE_FILE = "state.json"
 CHECKSUMS_FILE = "checksums.json"
 
-# That one process saves alone is meant. For good, as it is said in a thread.
+# A single process saves without a process group. Not scoped, as a background thread warns.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 
 class Checkpoints:
-    """The checkpoints of a run; every process of the run makes one of these.
+    """The checkpoints of a run; to be created in every process.
 
-    Use it as a context manager, which waits for what is being written.
+    A context manager, which waits for pending writes.
 
     Args:
-        folder: Where they lie.
+        folder: The folder of the checkpoints.
         world: The processes of the run.
     """
 
@@ -86,8 +84,8 @@ class Checkpoints:
         if kind is None:
             self.wait()
         elif self._writing is not None and self._world.size == 1:
-            # There is an error already, but nothing is to write here when this is left. Of several
-            # processes one may be lost, and be waited for without end.
+            # Wait for the writer without raising a second error. With several processes, one may be
+            # lost, and waiting would never end.
             self._writing[1].exception()
 
     def save(
@@ -99,25 +97,24 @@ class Checkpoints:
         *,
         before: Callable[[Path], object] | None = None,
     ) -> None:
-        """Begin to write a checkpoint; all processes call this in the same step.
+        """Start writing a checkpoint. Collective: call on every rank in the same step.
 
-        When this returns, the tensors may change: they were copied. Behind it all but the newest
-        ``keep`` up to this one are removed. Later ones, to which the run did not come back, were
-        damaged; they are removed too.
+        The tensors are copied and may change when this returns. When it is written, older
+        checkpoints but the newest ``keep`` are removed, and so are those of later steps, which were
+        damaged.
 
         Args:
             step: The step.
-            tensors: By name; those that are distributed are written by who owns them, others once.
-            about: What JSON can hold.
-            keep: How many to keep.
-            before: Called in the first process with the folder, when all tensors are in it and
-                before the checkpoint counts.
+            tensors: Tensors by name; shards are written by their owners, replicated tensors once.
+            about: Values for ``state.json``.
+            keep: How many checkpoints to keep.
+            before: Called in the first process with the temporary folder, when it has all tensors.
 
         Raises:
-            OSError: The checkpoint before this one could not be written.
+            OSError: The previous checkpoint could not be written.
         """
         self.wait()
-        # Now, as the training changes it.
+        # Serialized now, as training changes it.
         state = json.dumps({"format_version": FORMAT_VERSION, **about}).encode()
         writer = _Writer(self.folder, step, state, keep, before)
         future = async_save(
@@ -131,7 +128,7 @@ class Checkpoints:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is being written."""
+        """Whether no write is pending."""
         return self._writing is None or self._writing[1].done()
 
     @property
@@ -142,10 +139,10 @@ class Checkpoints:
         return self._writing[1].exception() is not None
 
     def wait(self) -> None:
-        """Wait until what was begun is on the disk.
+        """Wait until the pending checkpoint is on disk.
 
         Raises:
-            OSError: It could not be written; the checkpoints before it are intact.
+            OSError: It could not be written; earlier checkpoints are intact.
         """
         if self._writing is None:
             return
@@ -166,16 +163,16 @@ class Checkpoints:
         ) from causes[0]
 
     def exist(self) -> bool:
-        """Return whether there are any, be they damaged; all processes must ask."""
+        """Return whether any checkpoint exists, intact or not. Collective: call on every rank."""
         return self._world.by_first(lambda: bool(checkpoints_in(self.folder)))
 
     def newest(self, say: Callable[[str], None] = print) -> Path | None:
-        """Return the newest intact checkpoint, the same in all processes; None without any.
+        """Return the newest intact checkpoint; None if there is no checkpoint. Collective.
 
-        Each process compares the checksums of some of the files.
+        Each process verifies the checksums of some of the files.
 
         Raises:
-            RuntimeError: There are checkpoints and all of them are damaged, or of a newer version.
+            RuntimeError: All checkpoints are damaged, or the newest is of a newer version.
         """
         world = self._world
         names = world.by_first(lambda: [path.name for path in checkpoints_in(self.folder)])
@@ -185,7 +182,7 @@ class Checkpoints:
             if damaged is None:
                 _check_version(self.folder / name)
                 return self.folder / name
-            say(f"{damaged} is damaged; going back to the checkpoint before it")
+            say(f"{damaged} is damaged; trying the checkpoint before it")
         if names:
             raise RuntimeError(
                 f"every checkpoint in {self.folder} is damaged: restore one from a copy, or "
@@ -194,7 +191,7 @@ class Checkpoints:
         return None
 
     def load(self, checkpoint: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Read tensors from a checkpoint into those given, each process what it owns.
+        """Load tensors of a checkpoint in place, each process its shards. Collective.
 
         Raises:
             RuntimeError: The checkpoint has no such tensors.
@@ -203,14 +200,14 @@ class Checkpoints:
 
 
 def read_about(checkpoint: Path) -> dict[str, Any]:
-    """Return what ``about`` was when the checkpoint was saved."""
+    """Return the contents of ``state.json``."""
     return json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
 
 
 def stored(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
-    """Return sizes and kinds of the tensors in a checkpoint, by name."""
+    """Return the metadata of the tensors in a checkpoint, by name."""
     metadata = HuggingFaceStorageReader(str(checkpoint)).read_metadata()
-    # It says of some that they are bytes, which safetensors has no room for.
+    # Other entries are bytes, which a safetensors file cannot contain.
     return {
         name: about
         for name, about in metadata.state_dict_metadata.items()
@@ -219,7 +216,7 @@ def stored(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
 
 
 def read_tensors(checkpoint: Path, tensors: Mapping[str, Tensor], world: World) -> None:
-    """Read tensors from a checkpoint into those given, each process what it owns.
+    """Load tensors of a checkpoint in place, each process its shards. Collective.
 
     Raises:
         RuntimeError: The checkpoint has no such tensors.
@@ -239,21 +236,21 @@ def read_tensors(checkpoint: Path, tensors: Mapping[str, Tensor], world: World) 
 
 
 def read_whole(checkpoint: Path, prefix: str) -> dict[str, Tensor]:
-    """Read the tensors whose names begin with ``prefix``, which is cut off, in this process."""
+    """Load the whole tensors whose names start with ``prefix``; return them without the prefix."""
     found = stored(checkpoint)
-    rooms = {name: empty(name, found) for name in found if name.startswith(prefix)}
-    read_tensors(checkpoint, rooms, World())
-    return {name.removeprefix(prefix): tensor for name, tensor in rooms.items()}
+    tensors = {name: empty(name, found) for name in found if name.startswith(prefix)}
+    read_tensors(checkpoint, tensors, World())
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
 def empty(name: str, found: Mapping[str, TensorStorageMetadata]) -> Tensor:
-    """Return room for a whole tensor of a checkpoint, given what :func:`stored` says."""
+    """Allocate a whole tensor of a checkpoint, given the result of :func:`stored`."""
     about = found[name]
     return torch.empty(about.size, dtype=about.properties.dtype)
 
 
 class _Writer(HuggingFaceStorageWriter):
-    """Writes into a temporary folder, which gets its name when all processes are done."""
+    """Writes to a temporary folder, which is renamed when all processes are done."""
 
     def __init__(
         self,
@@ -269,10 +266,9 @@ class _Writer(HuggingFaceStorageWriter):
         super().__init__(str(self._temporary), save_distributed=True)
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
-        """Write what this process owns.
+        """Write the shards of this process.
 
-        As the class above it does, but from where the tensors lie: it makes two copies of them all
-        on the way, in Python, which the training would wait for.
+        As the base class, but without its two copies of all tensors, which would block training.
         """
         tensors, places = {}, {}
         for item in plan.items:
@@ -294,7 +290,7 @@ class _Writer(HuggingFaceStorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Make the folder count: the first process calls this when all have written."""
+        """Complete the checkpoint; called in the first process when all have written."""
         folder = self._temporary
         replace_file(folder / STATE_FILE, self._state)
         if self._before is not None:
@@ -314,7 +310,7 @@ class _Writer(HuggingFaceStorageWriter):
 
 
 def _causes(error: BaseException) -> list[BaseException]:
-    """Return what went wrong in each process."""
+    """Return the errors of all processes."""
     if isinstance(error, CheckpointException):
         return [cause for cause, _ in error.failures.values()]
     return [error]
@@ -330,19 +326,19 @@ def _name(step: int) -> str:
 
 def checkpoints_in(folder: Path) -> list[Path]:
     """Return the checkpoints in a folder, the newest first."""
-    # Nothing else in the folder is ours.
+    # Other files in the folder are ignored.
     ours = (x for x in folder.glob("step_*") if re.fullmatch(r"step_\d{8,}", x.name))
     return sorted(ours, reverse=True)
 
 
 def _remove(folder: Path) -> None:
-    # Half of a checkpoint must not pass for a damaged one.
+    # Renamed first, so that a half-removed checkpoint is not taken for a damaged one.
     doomed = folder.rename(folder.with_name(f"{UNFINISHED}old-{folder.name}"))
     shutil.rmtree(doomed)
 
 
 def first_damaged(folder: Path, world: World) -> str | None:
-    """Return the first damaged file of a checkpoint, of those that this process looks at.
+    """Return the first damaged file of a checkpoint, among those that this process verifies.
 
     Raises:
         PermissionError: A file cannot be read.
@@ -357,12 +353,12 @@ def first_damaged(folder: Path, world: World) -> str | None:
         return str(folder / CHECKSUMS_FILE)
     if (folder / "state.pt").exists():
         raise RuntimeError(
-            f"{folder} is of an earlier version, whose runs cannot be gone on with: give another "
+            f"{folder} is of an earlier version, whose runs cannot be resumed: give another "
             "--out, or use that version. The models of that run, in model/, load as before"
         )
     if STATE_FILE not in names:
         return str(folder / STATE_FILE)
-    # What nobody vouches for would be read with the rest.
+    # A file without a checksum would be loaded with the rest.
     for path in folder.iterdir():
         if path.name not in {*names, CHECKSUMS_FILE}:
             return f"{path}, which has no checksum,"

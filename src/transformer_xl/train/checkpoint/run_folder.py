@@ -1,21 +1,19 @@
-"""The run folder: where a training run keeps what it needs to go on, and what it made.
+"""The run folder: settings, metrics, checkpoints, models and reports of a training run.
 
 ::
 
     recipe.toml            the settings
     environment.json       versions and hardware
     metrics.jsonl          what was measured
-    checkpoints/step_…/    what training goes on from (`checkpoints`)
+    checkpoints/step_…/    the state of training (`checkpoints`)
     model/best, model/last model folders
     results.json, sample.json, report.html
 
-Whatever is written is there as a whole or not at all, so that a kill at any moment leaves a run
-that goes on.
+All writes are atomic, so that a run can be resumed after being killed at any moment.
 """
 
-import fcntl
+import errno
 import json
-import os
 import shutil
 import sys
 from collections.abc import Mapping
@@ -24,6 +22,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from torch import Tensor
 
 from transformer_xl.config import FORMAT_VERSION, Config, ModelConfig
@@ -40,12 +39,12 @@ METRICS_FILE = "metrics.jsonl"
 CHECKPOINTS = "checkpoints"
 _LOCK_FILE = ".lock"
 
-# Settings that may change between the parts of a run: no weight depends on them. The text, the
-# prepared corpus, the vocabulary and the model that the run began with may move; of all but the
-# last, checksums are compared.
+# Settings that may change when a run is resumed, as no weight depends on them. The text, the
+# prepared corpus, the vocabulary and the initial model may be moved; checksums of all but the last
+# are compared.
 _MAY_DIFFER = (
     *("eval.", "generate.", "train.log_every", "train.save_every", "train.keep_checkpoints"),
-    # How the work is divided: it moves nothing but the last digits.
+    # How the work is divided: results are the same up to rounding.
     *("train.parallel", "train.accumulate", "train.recompute", "train.compile"),
     *("train.hang_minutes", "train.max_skips", "train.spike"),
     *("train.init_from", "data.tokenizer"),
@@ -62,20 +61,20 @@ class RunFolder:
     """The folder of one training run.
 
     Args:
-        path: Where it lies; made by :meth:`begin`.
+        path: The path; :meth:`begin` creates it.
     """
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
-        self._locked: int | None = None
+        self._lock: FileLock | None = None
 
     @property
     def holds_run(self) -> bool:
-        """Whether a run was begun here."""
+        """Whether the folder holds a run."""
         return (self.path / RECIPE_FILE).is_file()
 
     def check(self, config: Config) -> None:
-        """Check that a run with these settings may begin or go on here.
+        """Require that a run with these settings can be started or resumed here.
 
         Raises:
             FileExistsError: The folder holds something else.
@@ -90,13 +89,13 @@ class RunFolder:
             return
         other = load_recipe(self.path / RECIPE_FILE, is_stored=True)
         if not config.model.vocab_size:
-            # The corpus that decides it has not been read yet.
+            # It depends on the corpus, which has not been read yet.
             other = replace(other, model=replace(other.model, vocab_size=0))
         if config.data.reset_at is not None and config.model.reset_at is None:
             other = replace(other, model=replace(other.model, reset_at=None))
         free = _MAY_DIFFER
         if config.data.corpus is not None:
-            # It is compared with what they say, and its checksums with those of the run.
+            # Compared with the corpus, whose checksums are compared with those of the run.
             free += tuple(f"data.{name}" for name in _SAID_BY_CORPUS)
         wrong = [line for line in differences(other, config) if not line.startswith(free)]
         if wrong:
@@ -106,17 +105,17 @@ class RunFolder:
             )
 
     def begin(self, config: Config, n_parameters: int) -> None:
-        """Make the folder of a new run; remove from an old one what a killed program left.
+        """Create the folder of a new run, or clean up an old one after a kill, and lock it.
 
-        Until the program ends or :meth:`close` is called, nobody else can train in it.
+        The lock is held until :meth:`close` is called or the process ends.
 
         Raises:
-            OSError: The folder cannot be written, or its disk has too little room.
-            RuntimeError: Another program is training in it.
+            OSError: The folder cannot be written, or its disk has too little space.
+            RuntimeError: Another process is training in it.
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock()
+            self._hold_lock()
         except OSError as error:
             raise OSError(
                 f"cannot write to the run folder {self.path}: {error.strerror}"
@@ -126,8 +125,8 @@ class RunFolder:
         for left in self.path.glob(f"model/*/{TEMPORARY}"):
             left.unlink()
         if not self.holds_run:
-            # Weights, for a checkpoint two more numbers for each, three with an average, and one
-            # more while writing.
+            # Two models; for each checkpoint the weights, two optimizer states and the average; one
+            # checkpoint more while writing.
             numbers = 3 + (config.train.average != "none")
             copies = 2 + numbers * (config.train.keep_checkpoints + 1)
             require_space(self.path, 4 * n_parameters * copies, "this run")
@@ -137,27 +136,29 @@ class RunFolder:
             self.write_json(ENVIRONMENT_FILE, _environment())
 
     def close(self) -> None:
-        """Let others train in the folder."""
-        if self._locked is not None:
-            os.close(self._locked)
-            self._locked = None
+        """Release the lock."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
-    def _lock(self) -> None:
+    def _hold_lock(self) -> None:
         self.close()
-        self._locked = os.open(self.path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        lock = FileLock(self.path / _LOCK_FILE, blocking=False, thread_local=False)
         try:
-            fcntl.flock(self._locked, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.close()
+            lock.acquire()
+        except Timeout:
             raise RuntimeError(
                 f"another program is training in {self.path}: wait for it, or give another --out"
             ) from None
-        except OSError:
-            # Some network disks have no locks.
-            self.close()
+        except OSError as error:
+            # Some network file systems do not support locks.
+            if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
+                raise
+        else:
+            self._lock = lock
 
     def _holds_something(self) -> bool:
-        # What a kill in `begin` leaves is ours.
+        # Files that a process killed in begin() leaves.
         ours = (_LOCK_FILE, f".{RECIPE_FILE}.")
         return any(not path.name.startswith(ours) for path in self.path.iterdir())
 
@@ -167,7 +168,7 @@ class RunFolder:
         """Write the model folder ``model/best`` or ``model/last``, weights last."""
         folder = self.path / "model" / name
         folder.mkdir(parents=True, exist_ok=True)
-        # Its last file; where it is, the vocabulary is whole.
+        # Written last, so that it marks a complete vocabulary.
         if not (folder / VOCAB_FILE).exists():
             vocab.save(folder)
         replace_file(folder / "README.md", _model_card(config, weights, vocab, name).encode())
@@ -186,8 +187,7 @@ def _environment() -> dict[str, Any]:
         **describe_machine(),
         "command": " ".join(sys.argv),
         "packages": {
-            # What runs, which need not be installed. The package stands above this room, so it is
-            # not imported.
+            # It need not be installed, and is not imported here, as it is in a higher layer.
             "transformer-xl": sys.modules["transformer_xl"].__version__,
             **{name: version(name) for name in packages},
         },

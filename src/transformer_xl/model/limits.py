@@ -1,9 +1,8 @@
-"""How many bytes settings take at the least, and the refusal of those that no machine can hold.
+"""Lower bounds of memory use, and errors for settings that exceed the machine.
 
-Everything is a formula of the settings, so that nothing is made to find out that it is too large.
-Counted is only what must be there at one time: what passes may still be too large, and what is
-refused can never have worked. How much a run really takes, :mod:`transformer_xl.apps.estimate`
-counts.
+All bounds are formulas of the settings, so nothing is allocated. They are conservative: settings
+that pass may still run out of memory, but settings that are refused never fit.
+:mod:`transformer_xl.apps.estimate` estimates actual use.
 """
 
 import math
@@ -19,12 +18,12 @@ if TYPE_CHECKING:
     from transformer_xl.model.language_model import LanguageModel
 
 FLOAT = 4
-"""Bytes of a number in float32."""
+"""Bytes of a float32."""
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
 def layer_matrices(config: ModelConfig) -> list[tuple[int, int]]:
-    """List the rows and columns of the matrices of a layer, those that Muon takes for its own."""
+    """List (rows, columns) of the matrices of a layer, as Muon splits them."""
     D, F, width = config.d_model, config.d_inner, config.n_head * config.head_width
     if not config.has_attention:
         return [(4 * D, D)] * 2
@@ -35,12 +34,12 @@ def layer_matrices(config: ModelConfig) -> list[tuple[int, int]]:
 
 
 def table_numbers(config: ModelConfig) -> int:
-    """Count the numbers of the word embeddings."""
+    """Count the parameters of the token embeddings."""
     return sum((x.stop - x.start) * x.width for x in config.clusters) if config.vocab_size else 0
 
 
 def least_weights(config: ModelConfig) -> int:
-    """Count the numbers of matrices and tables: nearly all weights of a model."""
+    """Count the parameters of matrices and embeddings: nearly all of a model."""
     layer = sum(rows * columns for rows, columns in layer_matrices(config))
     tables = table_numbers(config) * (1 if config.tie_embeddings else 2)
     of_heads = config.n_head * config.head_width
@@ -49,20 +48,20 @@ def least_weights(config: ModelConfig) -> int:
 
 
 def state_bytes(config: ModelConfig, n_streams: int, mem_len: int) -> int:
-    """Count the bytes of the hidden states that some streams remember, in float32."""
+    """Count the bytes of a memory of hidden states in float32."""
     return FLOAT * config.n_layer * n_streams * mem_len * config.d_model
 
 
 def most_positions(model: "LanguageModel", mem_len: int) -> int:
-    """Return how many positions a memory has when it is full; one state counts as one."""
+    """Return the length of a full memory; 1 for a single recurrent state."""
     return mem_len if model.remembers_positions else 1
 
 
 def require_mem_len(model: "LanguageModel", mem_len: object) -> None:
-    """Refuse a number of remembered positions, of whatever type, for a model of one state.
+    """Require ``mem_len`` None for a model with a single recurrent state.
 
     Raises:
-        ValueError: The model remembers one state, and there is a number.
+        ValueError: ``mem_len`` would have no effect.
     """
     if mem_len is not None and not model.remembers_positions:
         raise ValueError(
@@ -72,7 +71,7 @@ def require_mem_len(model: "LanguageModel", mem_len: object) -> None:
 
 
 def full_memory(model: "LanguageModel", mem_len: int) -> int:
-    """Return how many bytes the memory of a text has when it is full."""
+    """Return the bytes of a full memory of one stream."""
     start = model.keep(model.start_memory(1, 0)).state_dict()
     start.pop("forgotten")
     places = most_positions(model, mem_len)
@@ -81,20 +80,20 @@ def full_memory(model: "LanguageModel", mem_len: int) -> int:
     return sum(math.prod(shape) * size for shape, size in zip(shapes, sizes, strict=True))
 
 
-def require_room(
+def require_bytes(
     what: str, n_bytes: int, device: torch.device, settings: Mapping[str, object], remedy: str
 ) -> None:
-    """Refuse settings that take more bytes than the machine has.
+    """Require that a device has enough memory.
 
     Args:
-        what: What takes them.
-        n_bytes: How many it takes at the least.
-        device: Where it is to be.
-        settings: Those that decide it, by name.
+        what: What is to be allocated.
+        n_bytes: Lower bound of its size.
+        device: Where it is to be allocated.
+        settings: The settings that determine the size, by name.
         remedy: What to do instead.
 
     Raises:
-        ValueError: There are fewer.
+        ValueError: The device has less memory.
     """
     there = total_memory(device)
     if there is not None and n_bytes > there:
@@ -107,7 +106,7 @@ def require_room(
 
 
 def require_weights(config: ModelConfig) -> None:
-    """Refuse a model whose weights do not fit where tensors are made, unless that is nowhere.
+    """Require that the weights of a model fit on the default device; meta passes.
 
     Raises:
         ValueError: They do not fit.
@@ -119,7 +118,7 @@ def require_weights(config: ModelConfig) -> None:
         for name in ("d_head", "d_embed", "n_positions"):
             if (value := getattr(config, name)) is not None:
                 settings[f"model.{name}"] = value
-        require_room(
+        require_bytes(
             "the weights", FLOAT * least_weights(config), device, settings, "make a smaller model"
         )
 
@@ -127,22 +126,22 @@ def require_weights(config: ModelConfig) -> None:
 def require_training(
     config: Config, device: torch.device, *, n_streams: int, shards: int = 1
 ) -> None:
-    """Refuse a training whose step does not fit.
+    """Require that a training step fits.
 
     Args:
         config: The recipe.
         device: Where it trains.
         n_streams: Streams of this process.
-        shards: Over how many processes weights are divided.
+        shards: Number of processes over which weights are sharded.
 
     Raises:
         ValueError: It does not fit.
     """
     model, train = config.model, config.train
     require_weights(model)
-    # Of weights, gradients, and what the optimizer knows of them: Muon the least, one number each.
+    # Weights, gradients and optimizer state, of which Muon has the least: one value per weight.
     weights = FLOAT * least_weights(model) * 3 // shards
-    require_room(
+    require_bytes(
         "weights, gradients and optimizer",
         weights,
         device,
@@ -153,21 +152,21 @@ def require_training(
     T = max([train.segment_len, *(length for _, length, _ in train.stages)])
     M = max([model.mem_len, *(length for *_, length in train.stages)])
     if train.minutes is None and model.start_memory == "empty":
-        # A memory holds no more than was read.
+        # A memory is no longer than the text read so far.
         M = min(M, train.steps * T)
     n_read = n_streams // train.accumulate * (T + model.ext_len)
     drawn = model.sample_softmax * (FLOAT * model.embed_width)
     sizes = {"model.n_layer": model.n_layer, "model.d_model": model.d_model}
     if model.has_attention:
-        require_room(
+        require_bytes(
             "the memory",
             weights + state_bytes(model, n_streams, M),
             device,
             {"model.mem_len": model.mem_len, "train.batch_size": train.batch_size} | sizes,
             "shorten the memory, or read fewer streams",
         )
-    # What enters each layer is kept for the backward pass, whatever else is computed again.
-    require_room(
+    # Inputs of layers are saved for the backward pass, even with activation checkpointing.
+    require_bytes(
         "a step",
         weights + FLOAT * model.n_layer * n_read * model.d_model + drawn,
         device,
@@ -181,14 +180,14 @@ def require_training(
 def require_reading(
     model: "LanguageModel", n_tokens: int, *, batch_size: int, segment_len: int, mem_len: int
 ) -> None:
-    """Refuse an evaluation that does not fit: a memory holds no more than the text.
+    """Require that an evaluation fits.
 
     Args:
         model: The model.
-        n_tokens: Tokens of the text.
-        batch_size: Parts that are read side by side.
-        segment_len: Tokens of each that are read at once.
-        mem_len: Positions that are remembered.
+        n_tokens: Tokens of the text, which bound the length of the memory.
+        batch_size: Number of parts of the text in a batch.
+        segment_len: Segment length.
+        mem_len: Memory length.
 
     Raises:
         ValueError: It does not fit.
@@ -198,30 +197,30 @@ def require_reading(
     remembered = min(mem_len, longest * min(B, 2))
     if config.start_memory == "zeros":
         remembered = mem_len
-    require_room(
+    require_bytes(
         "the memory",
         B * full_memory(model, remembered),
         model.device,
         {"mem_len": mem_len, "batch_size": batch_size, "n_layer": config.n_layer},
-        "shorten the memory, or read fewer parts side by side",
+        "shorten the memory, or lower the batch size",
     )
-    require_room(
+    require_bytes(
         "a segment",
         FLOAT * B * min(segment_len, longest) * config.d_model,
         model.device,
         {"segment_len": segment_len, "batch_size": batch_size, "d_model": config.d_model},
-        "shorten the segments, or read fewer parts side by side",
+        "shorten the segments, or lower the batch size",
     )
 
 
 def require_capacity(model: "LanguageModel", mem_len: int, *, remedy: str) -> None:
-    """Refuse a text without end whose memory does not fit once it is full.
+    """Require that a full memory of one stream fits.
 
     Raises:
         ValueError: It does not fit.
     """
     config = model.config
-    require_room(
+    require_bytes(
         "the memory, once full,",
         full_memory(model, mem_len),
         model.device,
@@ -231,6 +230,6 @@ def require_capacity(model: "LanguageModel", mem_len: int, *, remedy: str) -> No
 
 
 def readable(n_bytes: int) -> str:
-    """Write a number of bytes with a unit."""
+    """Format a number of bytes with a unit."""
     power = min(max(int(math.log10(max(n_bytes, 1))) // 3, 0), len(_UNITS) - 1)
     return f"{n_bytes / 1000**power:,.3g} {_UNITS[power]}"

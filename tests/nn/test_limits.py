@@ -16,12 +16,12 @@ from transformer_xl.config.device import total_memory
 from transformer_xl.data import train_vocab
 from transformer_xl.model import build_model
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.needs import (
+from transformer_xl.model.limits import (
     full_memory,
     least_weights,
     readable,
+    require_bytes,
     require_reading,
-    require_room,
     require_training,
 )
 from transformer_xl.model.reading import Reader
@@ -216,9 +216,9 @@ def test_what_fits_is_compared_with_what_the_machine_has() -> None:
     there = total_memory(CPU)
     if there is None:
         pytest.skip("this system does not say")
-    require_room("it", there, CPU, {"x": 1}, "wait")
+    require_bytes("it", there, CPU, {"x": 1}, "wait")
     with pytest.raises(ValueError, match=rf"^x=1: it would take at least .* has {readable(there)}"):
-        require_room("it", there + 1, CPU, {"x": 1}, "wait")
+        require_bytes("it", there + 1, CPU, {"x": 1}, "wait")
     assert readable(999) == "999 B"
     assert readable(16 * 10**9) == "16 GB"
 
