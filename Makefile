@@ -1,9 +1,10 @@
 # Each command is sufficient on a fresh machine: it makes .venv from constraints.txt when needed.
-.PHONY: help setup demo test check
+.PHONY: help setup demo test test-all check
 
 help:
 	@echo "make demo    train on text that is here already, evaluate, write text, draw the curves"
-	@echo "make test    run the tests"
+	@echo "make test    run the tests, but for slow ones"
+	@echo "make test-all  run all tests"
 	@echo "make check   lint, types, import layers, spelling, the house rules"
 	@echo "make setup   only make .venv, with the command .venv/bin/txl"
 	@echo "             (make test and make check install what they need into it)"
@@ -17,6 +18,9 @@ demo: setup
 
 test:
 	@scripts/test
+
+test-all:
+	@scripts/test --all
 
 check:
 	@scripts/check
