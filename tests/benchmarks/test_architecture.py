@@ -32,5 +32,7 @@ def test_the_figures_of_this_revision_are_printed_and_written(
     program.main()
     (found,) = json.loads(written.read_text()).values()
     assert found["lines"] > sum(found["core"].values()) > 0
+    # No two files import each other, and the reader is the only loop over given tokens.
+    assert (found["circles"], found["calls"]) == ([], [])
     assert found["docstrings"] == pytest.approx(0.18, abs=0.1)
     assert f"| {found['lines']:,} |" in capsys.readouterr().out

@@ -11,6 +11,8 @@ import pytest
 
 from transformer_xl.config.recipes import differences, load_recipe, recipe_names
 
+pytestmark = pytest.mark.slow
+
 PROGRAMS = Path(__file__).parents[2] / "benchmarks"
 FILES = sorted((PROGRAMS / "experiments").glob("*.toml"))
 

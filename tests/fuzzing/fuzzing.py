@@ -1,6 +1,6 @@
 """What the readers of old files do with files that are damaged or made to do harm.
 
-    python benchmarks/fuzzing.py [--mutants 1500] [FILE ...]
+    python tests/fuzzing/fuzzing.py [--mutants 1500] [FILE ...]
 
 Small files are made (both formats of torch.save, pickled vocabularies, a checkpoint of TensorFlow)
 or given (model.pt, vocab.pkl, model.ckpt.index), changed at random, and read in processes of their
@@ -25,11 +25,13 @@ import multiprocessing
 import os
 import random
 import resource
+import shlex
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
+from datetime import date
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -38,8 +40,8 @@ import numpy as np
 import torch
 from folders import FOLDER_READERS, folder_mutations, folder_seeds, is_permitted, seal
 from mutations import MARKER, mutations, seeds
-from turns import circumstances
 
+from transformer_xl.config.device import describe_machine
 from transformer_xl.interop.convert.pickles import Instance, UnreadableFile
 from transformer_xl.interop.convert.tf_files import read_tensorflow
 from transformer_xl.interop.convert.torch_files import module_tensors, read_pickle, read_torch
@@ -223,7 +225,7 @@ def read_all(seed: tuple[str, Path], folder: Path, n: int, salt: int) -> dict[st
         "most_memory_mb": round(
             max((last - first for first, last in peaks.values()), default=0) / 1024, 1
         ),
-        "mutations": {kind: dict(counts[kind]) for kind in sorted(counts)},
+        "mutations": len(counts),
     }
 
 
@@ -252,9 +254,11 @@ def main() -> None:
         if not files:
             files = [*seeds(Path(temporary)), *folder_seeds(Path(temporary))]
         report = [read_all(seed, Path(temporary), args.mutants, args.salt) for seed in files]
+    about = {"date": str(date.today()), "command": shlex.join(["python", *sys.argv])}
+    about |= describe_machine()
     n_violations = sum(len(part["violations"]) for part in report)
     result = {"files": report, "violations": n_violations, "seconds": time.perf_counter() - began}
-    print(json.dumps(circumstances() | result, indent=1))
+    sys.stdout.write(json.dumps(about | result, indent=1) + "\n")
     sys.exit(bool(n_violations))
 
 
