@@ -1,14 +1,13 @@
-"""Compare what `txl estimate` says of memory with what training takes.
+"""Compare the memory that `txl estimate` computes with that of real training steps.
 
     python benchmarks/estimating.py --json benchmarks/results/estimating_cpu_epyc_202611.json
     python benchmarks/estimating.py --cases plain muon       # some of them, and print
 
-Each case is a small model that makes real steps of training on a processor, on random tokens with
-a full memory. Two processes measure it: one adds up what PyTorch's allocator takes and gives back
+Each case is a small model that makes real steps of training on the CPU, on random tokens with a
+full memory. Two processes measure it: one sums the allocations and frees of PyTorch's allocator
 during the last of three steps (`torch.profiler`: every tensor and nothing else), the other reads
-the largest resident set of three steps, beyond what the process took before the model was there
-(VmHWM), which the libraries' own room and the allocator's leavings are part of.
-`benchmarks/scale_tables.py` puts the result into docs/scale.md.
+the growth of the peak resident set (VmHWM) in three steps, which includes workspaces of libraries
+and fragmentation. `benchmarks/scale_tables.py` puts the result into docs/scale.md.
 """
 
 import argparse
@@ -33,7 +32,7 @@ from transformer_xl.train.optim import new_average
 CPU = torch.device("cpu")
 STEPS = 3
 MARK = 1_234_567
-"""Bytes of a tensor by which the last step is found among all that is allocated."""
+"""Size in bytes of a tensor that marks the beginning of the last step among all allocations."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +99,7 @@ def plan_of(config: Config) -> Plan:
 
 
 def prepare(config: Config) -> Callable[[], object]:
-    """Build what is trained; return the function that makes a step."""
+    """Set up the training; return the function that makes a step."""
     state, step = training(config, CPU)
     state.model.recompute = config.train.recompute
     state.average = new_average(state.model, config.train)
@@ -108,7 +107,7 @@ def prepare(config: Config) -> Callable[[], object]:
 
 
 def allocated(config: Config) -> int:
-    """Return the most bytes that all tensors took at once in the last of some steps."""
+    """Return the peak of allocated tensors in the last step, in bytes."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
@@ -129,11 +128,11 @@ def allocated(config: Config) -> int:
 
 
 def resident(config: Config) -> int:
-    """Return by how many bytes the process has grown at most in some steps, from nothing."""
+    """Return the growth of the process's peak resident set, in bytes."""
     from transformer_xl.config.device import keep_freed_memory
 
     keep_freed_memory()
-    # So that the libraries are there.
+    # A small step first, which loads the libraries.
     prepare(Case({"n_layer": 1, "d_model": 64, "d_inner": 64}).config())()
     before = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")
@@ -152,7 +151,7 @@ MEASURES = {"allocated": allocated, "resident": resident}
 
 
 def measure(names: list[str]) -> dict[str, Any]:
-    """Measure cases, each in processes of its own."""
+    """Measure cases, each in its own processes."""
     rows = []
     for name in names:
         config = CASES[name].config()

@@ -1,12 +1,12 @@
-"""Compare `txl estimate` with training by two processes: what they hold, and what they send.
+"""Compare `txl estimate` with training by two processes: memory and bytes sent.
 
     python benchmarks/estimating_ranks.py --json result.json
     python benchmarks/estimating_ranks.py --cases Muon
 
-The cases are those of `benchmarks/estimating.py`, by DDP and by FSDP, on a processor. Tensors are
-counted as there, in the first process. What is sent goes through the loopback device, whose counter
-is read around a step; it counts all that the machine sends to itself, so nothing else should.
-gloo, which sends it, adds up by parts as it likes: FSDP's sums may go around as often as DDP's.
+The cases are those of `benchmarks/estimating.py`, with DDP and with FSDP, on the CPU. Tensors are
+counted as there, in the first process. Bytes sent are read from the counter of the loopback device
+before and after a step, so nothing else may use it. gloo may implement a reduce-scatter by an
+all-reduce, so FSDP can send as much as DDP.
 """
 
 import argparse
@@ -53,23 +53,23 @@ def plan_of(case: str, parallel: Any) -> Plan:
 
 
 def work(plan: Plan) -> None:
-    """Train a few steps; print the most bytes of tensors and the bytes sent in the last one."""
+    """Train a few steps; print the peak of allocated tensors and the bytes sent in the last one."""
     from torch.profiler import ProfilerActivity, profile
 
     with (
         joined(CPU, 5) as world,
         profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled,
     ):
-        state, network = _begun(plan, world)
+        state, network = _initial_state(plan, world)
         for _ in range(STEPS - 1):
             train_step(plan.config, state, network)
         dist.barrier()
-        before = _looped()
+        before = _loopback_bytes()
         dist.barrier()
         torch.empty(MARK, dtype=torch.uint8)
         train_step(plan.config, state, network)
         dist.barrier()
-        sent = (_looped() - before) // RANKS
+        sent = (_loopback_bytes() - before) // RANKS
     # torch has no public way to a list of what was allocated.
     events = profiled.profiler.kineto_results.events()  # pyright: ignore
     changes = [event.nbytes() for event in events if event.name() == "[memory]"]
@@ -82,7 +82,7 @@ def work(plan: Plan) -> None:
         print(json.dumps({"allocated": most, "sent": sent}))
 
 
-def _begun(plan: Plan, world: World) -> tuple[TrainState, Network]:
+def _initial_state(plan: Plan, world: World) -> tuple[TrainState, Network]:
     config, settings = plan.config, plan.config.train
     torch.manual_seed(settings.seed)
     model = build_model(config.model).train()
@@ -102,7 +102,7 @@ def _begun(plan: Plan, world: World) -> tuple[TrainState, Network]:
     return state, Network(model, settings, world)
 
 
-def _looped() -> int:
+def _loopback_bytes() -> int:
     lines = Path("/proc/net/dev").read_text().splitlines()
     return next(int(line.split()[9]) for line in lines if line.split()[0] == "lo:")
 

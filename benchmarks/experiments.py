@@ -280,7 +280,7 @@ def page(results: Mapping[str, Settings]) -> str:
             f"{where['threads']} thread{'s' * (where['threads'] != 1)}, torch {where['torch']}, "
             f"{where['date']}. "
             f"Command: `{where['command']}`. "
-            f"Curves and settings: [{name}](../benchmarks/results/{name}).",
+            f"Runs: [{name}](../benchmarks/results/{name}).",
         ]
     return "\n\n".join(parts) + "\n"
 
@@ -341,7 +341,7 @@ def main() -> None:
                 "circumstances": circumstances(),
                 "variants": [
                     summary(v["name"], runs[v["name"]], runs[variants[0]["name"]])
-                    | {"about": v.get("about", ""), "recipe": dump_recipe(configs[v["name"]])}
+                    | {"about": v.get("about", "")}
                     for v in variants
                 ],
             }

@@ -61,11 +61,20 @@ def differences(ours: Any, theirs: Any, name: str = "") -> Iterator[tuple[str, s
             yield "different", name, ours, theirs
 
 
+def _count(value: Any) -> int:
+    """Return how many single values a result has."""
+    if isinstance(value, dict | list):
+        return sum(map(_count, value.values() if isinstance(value, dict) else value))
+    return 1
+
+
 def main() -> None:
     """Run both revisions and compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--base", default="HEAD~1", help="the revision to compare with")
-    parser.add_argument("--json", type=Path, help="write both results and the differences here")
+    parser.add_argument(
+        "--json", type=Path, help="write the numbers compared and the differences here"
+    )
     parser.add_argument("--most", type=int, default=40, help="differences to print")
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -100,7 +109,7 @@ def main() -> None:
             "here": revision.commit(),
             "there": revision.commit(arguments.base),
             "differences": found,
-            "results": here,
+            "compared": {name: _count(value) for name, value in here.items()},
         }
         arguments.json.write_text(json.dumps(values, indent=1) + "\n")
     sys.exit(bool(changed))

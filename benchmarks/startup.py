@@ -17,6 +17,7 @@ COMMANDS = {
     "txl --help": ["-m", "transformer_xl", "--help"],
     "txl train --help": ["-m", "transformer_xl", "train", "--help"],
     "import torch": ["-c", "import torch"],
+    "import torch; TransformerXL": ["-c", "import torch, transformer_xl as t; t.TransformerXL"],
 }
 ROUNDS = 11
 
