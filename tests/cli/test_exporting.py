@@ -14,7 +14,7 @@ def test_export_says_what_it_has_checked(txl, trained, tmp_path):
     ended = txl("export", trained, tmp_path / "out", "--format", "torch", "--mem_len", 3, "--json")
     assert ended.code == 0
     (line,) = ended.err.splitlines()
-    start = f"{tmp_path / 'out'} is written; its log-probabilities are the model's to "
+    start = f"wrote {tmp_path / 'out'}; its log-probabilities equal the model's up to "
     assert line.startswith(start)
     assert float(line.removeprefix(start)) == pytest.approx(ended.json["difference"], rel=0.1)
     assert ended.json["difference"] < 1e-5

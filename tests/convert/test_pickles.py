@@ -326,10 +326,10 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_damaged_pickles_are_refused(name: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(UnreadableFile):
         read(HOSTILE[name])
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 def array_state(shape: bytes, code: str, data: bytes) -> bytes:

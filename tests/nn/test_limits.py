@@ -74,7 +74,7 @@ def test_the_weights_that_are_counted_are_there_and_nearly_all(config: ModelConf
     ids=str,
 )
 def test_a_model_that_fits_nowhere_is_refused_before_it_is_made(settings: dict) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     # An LSTM has none of the settings of attention.
     base = ModelConfig(vocab_size=11, d_model=8) if "kind" in settings else TINY
     config = replace(base, **settings)
@@ -84,7 +84,7 @@ def test_a_model_that_fits_nowhere_is_refused_before_it_is_made(settings: dict) 
     message = rf"model\.{name}={value}\b.*: the weights would take at least .*B, and this machine"
     with pytest.raises(ValueError, match=message):
         build_model(config)
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize(
@@ -184,12 +184,12 @@ def test_a_full_memory_is_counted_and_not_made() -> None:
 
 
 def test_a_million_cutoffs_are_refused_at_once() -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises(ValueError, match="a list of at most 1,000 items") as caught:
         ModelConfig(vocab_size=10**7, cutoffs=tuple(range(1, 10**6)))
     assert len(str(caught.value)) < 300
     assert ModelConfig(vocab_size=10**7, cutoffs=tuple(range(1, 1001))).clusters[-1].start == 1000
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 @pytest.mark.parametrize(
@@ -206,10 +206,10 @@ def test_a_folder_with_absurd_sizes_is_refused_at_once(model, tmp_path: Path, se
     model.save_pretrained(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
-    began = time.perf_counter()
+    began = time.process_time()
     with pytest.raises((ValueError, RuntimeError), match=r"config\.json"):
         txl.TransformerXL.from_pretrained(tmp_path)
-    assert time.perf_counter() - began < 2
+    assert time.process_time() - began < 2
 
 
 def test_what_fits_is_compared_with_what_the_machine_has() -> None:
