@@ -42,7 +42,14 @@ from transformer_xl.data.hub import HUB_PREFIX
 from transformer_xl.data.locking import LOCK, locked
 from transformer_xl.data.making_vocab import count_part, train_vocab, vocab_of_counts
 from transformer_xl.data.store import Say, is_url, local_path
-from transformer_xl.data.tasks import Task, encode_part, find_unknown, perform_all, token_dtype
+from transformer_xl.data.tasks import (
+    Executor,
+    Task,
+    encode_part,
+    find_unknown,
+    perform_all,
+    token_dtype,
+)
 from transformer_xl.data.text import SPLITS, Span, TextFiles, divide, find_cut, read_blocks
 from transformer_xl.data.unpacking import unpack, unpacking_of
 from transformer_xl.data.vocab import VOCAB_FILE, Vocab, describe_unknown
@@ -66,7 +73,11 @@ def cache_folder(config: DataConfig) -> Path:
     return Path(given).expanduser()
 
 
-def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -> Corpus:
+def prepare(
+    config: DataConfig,
+    progress: Callable[[str], None] | None = None,
+    executor: Executor | None = None,
+) -> Corpus:
     """Return the corpus that the settings describe, building it unless it is cached.
 
     An interrupted build resumes. If another process builds the same corpus, this one waits.
@@ -74,6 +85,9 @@ def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -
     Args:
         config: The text, its tokenization and its splits.
         progress: Called with lines of text about the progress.
+        executor: Performs the tasks, each of which writes a file for a part of the text.
+            None: processes on this machine. ``examples/tokenize_with_datatrove.py`` uses those of
+            a cluster; the corpus is the same.
 
     Raises:
         ValueError: The settings or the text do not fit.
@@ -107,7 +121,7 @@ def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -
             shutil.rmtree(building, ignore_errors=True)
         elif is_ours:
             try:
-                build(config, fetch_text(config, files, say), settings, building, say)
+                build(config, fetch_text(config, files, say), settings, building, say, executor)
             except ValueError:
                 # A text that does not fit will not fit later.
                 shutil.rmtree(building, ignore_errors=True)
@@ -115,7 +129,9 @@ def prepare(config: DataConfig, progress: Callable[[str], None] | None = None) -
             # The lock file moves with the folder, so that waiting processes notice.
             building.rename(folder)
             (folder / LOCK).unlink(missing_ok=True)
-    return _verified(Corpus(folder), config, say) if is_ours else prepare(config, progress)
+    return (
+        _verified(Corpus(folder), config, say) if is_ours else prepare(config, progress, executor)
+    )
 
 
 def _verified(corpus: Corpus, config: DataConfig, say: Callable[[str], None]) -> Corpus:
@@ -225,14 +241,19 @@ def _remove_abandoned(cache: Path, ours: Path) -> None:
 
 
 def build(
-    config: DataConfig, files: TextFiles, settings: dict[str, Any], folder: Path, say: Say
+    config: DataConfig,
+    files: TextFiles,
+    settings: dict[str, Any],
+    folder: Path,
+    say: Say,
+    executor: Executor | None = None,
 ) -> None:
     """Build a corpus in a folder, resuming from the files that exist.
 
     The manifest records ``settings``.
     """
     if not (folder / "manifest.json").is_file():
-        manifest = _Builder(config, folder, say).build(files) | {"settings": settings}
+        manifest = _Builder(config, folder, say, executor).build(files) | {"settings": settings}
         replace_file(folder / "manifest.json", json.dumps(manifest, indent=2).encode())
     for name in _SERVED:
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -252,8 +273,11 @@ def vocabulary_source(config: DataConfig) -> str:
 class _Builder:
     """Builds a corpus. Parts are lists of spans, by split."""
 
-    def __init__(self, config: DataConfig, folder: Path, say: Say) -> None:
+    def __init__(
+        self, config: DataConfig, folder: Path, say: Say, executor: Executor | None
+    ) -> None:
         self.config, self.folder, self.say = config, folder, say
+        self.executor = executor or perform_all
         cores = os.cpu_count() or 1
         if hasattr(os, "sched_getaffinity"):
             cores = len(os.sched_getaffinity(0))
@@ -382,13 +406,18 @@ class _Builder:
         if ready:
             self.say(f"{done} before: {ready:,} of {total:,} bytes")
         began = said = time.monotonic()
-        for task in perform_all(left, self.n_workers):
+        for task in self.executor(left, self.n_workers):
             ready += task.size
             now = time.monotonic()
             if now - said > _SECONDS_BETWEEN_LINES:
                 said = now
                 speed = (ready - before) / 1e6 / (now - began)
                 self.say(f"{done} {ready:,} of {total:,} bytes, {speed:.1f} MB/s")
+        if missing := [task.target for task in left if not task.target.is_file()]:
+            raise RuntimeError(
+                f"{len(missing)} of {len(tasks)} tasks left no file, the first is {missing[0]}: "
+                "see the messages of what performed them; completed parts are kept"
+            )
 
     def _write_split(self, name: str, parts: list[list[Span]], itemsize: int) -> dict[str, Any]:
         described, path = self.folder / f"{name}.json", self.folder / f"{name}.bin"

@@ -46,6 +46,10 @@ class Task(NamedTuple):
     """Bytes that it reads."""
 
 
+Executor = Callable[[Sequence[Task], int], Iterable[Task]]
+"""Performs tasks with a number of workers, in any order, and yields each when it is done."""
+
+
 def perform(task: Task) -> None:
     """Perform a task, unless its file exists."""
     if not task.target.is_file():
