@@ -42,6 +42,7 @@ from folders import FOLDER_READERS, folder_mutations, folder_seeds, is_permitted
 from mutations import MARKER, mutations, seeds
 
 from transformer_xl.config.device import describe_machine
+from transformer_xl.data import tokenizer_trial
 from transformer_xl.interop.convert.pickles import Instance, UnreadableFile
 from transformer_xl.interop.convert.tf_files import read_tensorflow
 from transformer_xl.interop.convert.torch_files import module_tensors, read_pickle, read_torch
@@ -89,6 +90,9 @@ class Watch:
         if event == "open" and args[1] in ("r", "rb", None) and not args[2] & 3:
             return
         if event == "import" and str(args[0]).startswith("encodings"):
+            return
+        # Tokenizers are tried in a child process of ours.
+        if event == "subprocess.Popen" and list(args[1]) == tokenizer_trial.COMMAND:
             return
         self.seen.append(f"{event} {str(args)[:100]}")
 

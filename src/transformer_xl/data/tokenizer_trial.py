@@ -27,6 +27,8 @@ _MOST_GROWTH = 100
 _SAFE: dict[str, str | None] = {}
 _SWITCHED_ON = re.compile(r'"(?:padding|truncation)"\s*:\s*[^\sn]')
 _CHILD = "from transformer_xl.data.tokenizer_trial import try_standard_input as run; run()"
+COMMAND = [sys.executable, "-P", "-c", _CHILD]
+"""The child process. With -P it imports nothing from the current folder, which may be hostile."""
 
 
 def without_padding(definition: str) -> str:
@@ -59,11 +61,9 @@ def tried(data: bytes) -> str:
         "TOKENIZERS_PARALLELISM": "false",
         "RAYON_NUM_THREADS": "1",
     }
-    # With -P no module is imported from the current folder, which may be that of the file.
-    command = [sys.executable, "-P", "-c", _CHILD]
     try:
         ended = subprocess.run(
-            command, input=data, env=environment, capture_output=True, timeout=4 * seconds
+            COMMAND, input=data, env=environment, capture_output=True, timeout=4 * seconds
         )
     except subprocess.TimeoutExpired:
         raise ValueError(f"tokenizing sample texts took more than {4 * seconds} s") from None
