@@ -317,7 +317,7 @@ def require_transformer_xl(model: ModelConfig) -> None:
     Raises:
         ValueError: It is another kind of model.
     """
-    if model.kind != "transformer_xl":
+    if not model.has_attention:
         raise ValueError(
             f"model.kind={model.kind!r}: only a model of kind 'transformer_xl' can be measured"
         )

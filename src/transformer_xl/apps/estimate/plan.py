@@ -40,7 +40,7 @@ def count_weights(config: ModelConfig) -> Weights:
     Raises:
         ValueError: It is another kind of model, or the size of its vocabulary is not set.
     """
-    if config.kind != "transformer_xl":
+    if not config.has_attention:
         raise ValueError(
             f"model.kind={config.kind!r}: only a model of kind 'transformer_xl' can be estimated"
         )
