@@ -38,7 +38,7 @@ _ATTENTION = (
 
 def unused_in_model(model: Any) -> Iterator[Unused]:
     """Yield the model settings without effect."""
-    if not model.has_attention:
+    if model.kind == "lstm":
         about = "kind='lstm', which has no attention, feed-forward layers or normalization"
         yield from (Unused(name, about) for name in _ATTENTION)
         return
@@ -85,7 +85,7 @@ def unused_in_data(data: Any) -> Iterator[Unused]:
 
 def unused_with_model(model: Any) -> Iterator[Unused]:
     """Yield the training settings without effect for a model."""
-    if not model.has_attention:
+    if model.kind == "lstm":
         yield Unused("recompute", "model.kind='lstm': its layers keep what they computed")
         yield Unused("compile", "model.kind='lstm': its layers are compiled already")
 
