@@ -15,6 +15,7 @@ from transformer_xl.config.files import (
     checksum,
     is_disk_full,
     new_folder,
+    remove_temporary,
     replace_file,
     require_space,
     sync,
@@ -107,6 +108,27 @@ def test_what_killed_writers_left_is_removed_when_nobody_can_be_writing_it(tmp_p
     left_by_a_kill(others[-1], days=0.5)
     replace_file(tmp_path / "a.txt", b"x")
     assert {*tmp_path.iterdir()} == {tmp_path / "a.txt", *others}
+
+
+def test_a_writer_that_is_killed_leaves_nothing_but_a_temporary_folder(tmp_path):
+    # safetensors writes a temporary file of its own beside the file.
+    path = tmp_path / "a.safetensors"
+    child = os.fork()
+    if not child:
+
+        def write(temporary):
+            (temporary.parent / ".tmpabc123").write_bytes(b"half")
+            temporary.write_bytes(b"half")
+            os._exit(1)
+
+        write_atomically(path, write)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
+    assert len([*tmp_path.iterdir()]) == 1
+    remove_temporary(tmp_path, "b.safetensors")
+    assert len([*tmp_path.iterdir()]) == 1
+    remove_temporary(tmp_path, "a.safetensors")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_name_with_signs_of_patterns_is_a_name(tmp_path):

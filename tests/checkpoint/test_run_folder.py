@@ -4,6 +4,7 @@ import errno
 import json
 import os
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,12 +43,16 @@ def test_what_a_killed_program_left_is_removed(run, toy_recipe):
     left = run.path / "checkpoints" / ".unfinished-123"
     left.mkdir(parents=True)
     (left / "state.json").write_bytes(b"half")
-    weights = run.path / "model" / "best" / ".model.safetensors.0123456789abcdef.tmp"
-    weights.parent.mkdir(parents=True)
-    weights.write_bytes(b"half")
+    files = ["recipe.toml", "environment.json", "metrics.jsonl", "model/best/model.safetensors"]
+    temporary = [(run.path / file).with_name(f".{Path(file).name}.0a1b.tmp") for file in files]
+    # Of a report that another process may be writing.
+    report = run.path / ".report.html.0a1b.tmp"
+    for folder in (*temporary, report):
+        folder.mkdir(parents=True)
+        (folder / "file").write_bytes(b"half")
     run.begin(toy_recipe(model={"vocab_size": 30}), 10)
-    assert not left.exists()
-    assert not weights.exists()
+    assert not [path for path in (left, *temporary) if path.exists()]
+    assert report.exists()
 
 
 def test_a_run_that_cannot_fit_is_refused_before_it_begins(tmp_path, toy_recipe):

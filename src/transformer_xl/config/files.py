@@ -14,26 +14,27 @@ from pathlib import Path
 
 UNFINISHED = ".unfinished-"
 """Prefix of folders that are being written or removed; a killed process leaves them behind."""
-TEMPORARY = ".*.tmp"
-"""Pattern of temporary files."""
-# Temporary files of this age belong to killed processes. Whether a process is alive cannot be
+# Temporary folders of this age belong to killed processes. Whether a process is alive cannot be
 # checked if folders are shared between machines or containers.
 _LEFT_SECONDS = 24 * 3600
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a temporary file with ``write``, then rename it to ``path``.
+    """Write a file in a temporary folder with ``write``, then rename it to ``path``.
 
     Several processes may write the same path, also from several machines; the last one wins.
-    Temporary files of killed processes are removed after a day.
+    Temporary folders of killed processes are removed after a day, or by `remove_temporary`.
 
     Raises:
         OSError: The file cannot be written; an existing one is intact.
     """
-    temporary = _temporary(path)
+    # In a folder, as safetensors writes a temporary file of its own beside the file.
+    folder = _temporary(path)
+    temporary = folder / path.name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _remove_leftovers(path)
+        folder.mkdir()
         with default_mode(temporary):
             write(temporary)
         sync(temporary)
@@ -48,9 +49,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
             ) from error
         raise
     finally:
-        # The folder may be missing or read-only.
-        with suppress(OSError):
-            temporary.unlink()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -161,6 +160,22 @@ def require_space(folder: Path, n_bytes: int, what: str) -> None:
         )
 
 
+def remove_temporary(folder: Path, name: str = "*") -> None:
+    """Remove what killed processes left in a folder that no other process is writing.
+
+    Args:
+        folder: The folder; it need not exist.
+        name: The name of the file or folder that was being written, or a pattern.
+    """
+    for left in folder.glob(f".{name}.*.tmp"):
+        _remove(left)
+
+
+def _remove(left: Path) -> None:
+    # Earlier versions wrote temporary files.
+    shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
+
+
 def _temporary(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
 
@@ -171,4 +186,4 @@ def _remove_leftovers(path: Path) -> None:
             # Other processes clean up, too.
             with suppress(OSError):
                 if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
-                    shutil.rmtree(left) if left.is_dir() else left.unlink()
+                    _remove(left)

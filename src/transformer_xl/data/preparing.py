@@ -29,8 +29,8 @@ from typing import Any
 
 from transformer_xl.config import FORMAT_VERSION, DataConfig
 from transformer_xl.config.files import (
-    TEMPORARY,
     checksum,
+    remove_temporary,
     replace_file,
     require_space,
     write_atomically,
@@ -259,9 +259,7 @@ def build(
         shutil.rmtree(folder / name, ignore_errors=True)
     for name in ("plan.json", *(f"{split}.json" for split in SPLITS)):
         (folder / name).unlink(missing_ok=True)
-    # Temporary files of killed processes.
-    for left in folder.glob(TEMPORARY):
-        left.unlink(missing_ok=True)
+    remove_temporary(folder)
 
 
 def vocabulary_source(config: DataConfig) -> str:

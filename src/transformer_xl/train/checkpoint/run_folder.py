@@ -27,7 +27,7 @@ from torch import Tensor
 
 from transformer_xl.config import FORMAT_VERSION, Config, ModelConfig
 from transformer_xl.config.device import describe_machine
-from transformer_xl.config.files import TEMPORARY, UNFINISHED, replace_file, require_space
+from transformer_xl.config.files import UNFINISHED, remove_temporary, replace_file, require_space
 from transformer_xl.config.recipes import differences, dump_recipe, load_recipe
 from transformer_xl.data import Vocab
 from transformer_xl.data.vocab import VOCAB_FILE
@@ -122,8 +122,11 @@ class RunFolder:
             ) from error
         for left in self.path.glob(f"{CHECKPOINTS}/{UNFINISHED}*"):
             shutil.rmtree(left)
-        for left in self.path.glob(f"model/*/{TEMPORARY}"):
-            left.unlink()
+        # Not of reports, which another process may be writing.
+        for name in (RECIPE_FILE, ENVIRONMENT_FILE, METRICS_FILE):
+            remove_temporary(self.path, name)
+        for folder in self.path.glob("model/*/"):
+            remove_temporary(folder)
         if not self.holds_run:
             # Two models; for each checkpoint the weights, two optimizer states and the average; one
             # checkpoint more while writing.
