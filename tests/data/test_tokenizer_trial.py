@@ -108,6 +108,26 @@ def test_no_module_is_imported_from_the_current_folder(tmp_path, monkeypatch) ->
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of processes")
+def test_a_system_that_refuses_limits_tries_without_them(monkeypatch) -> None:
+    # As macOS refuses the one of memory.
+    program = "import resource\n\ndef refuse(*about):\n    raise ValueError('not allowed')\n\n"
+    program += f"resource.setrlimit = refuse\n{tokenizer_trial.COMMAND[-1]}"
+    monkeypatch.setattr(tokenizer_trial, "COMMAND", [*tokenizer_trial.COMMAND[:-1], program])
+    monkeypatch.setattr(tokenizer_trial, "_SAFE", {})
+    assert tried(made()) == made().decode()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits of processes")
+def test_a_lower_limit_of_the_caller_is_kept(monkeypatch) -> None:
+    n_bytes = tokenizer_trial._limit(0) // 2
+    program = f"import resource\nresource.setrlimit(resource.RLIMIT_AS, ({n_bytes}, {n_bytes}))\n"
+    program += tokenizer_trial.COMMAND[-1]
+    monkeypatch.setattr(tokenizer_trial, "COMMAND", [*tokenizer_trial.COMMAND[:-1], program])
+    monkeypatch.setattr(tokenizer_trial, "_SAFE", {})
+    assert tried(made()) == made().decode()
+
+
 def test_a_token_called_padding_is_kept() -> None:
     ids = {"[UNK]": 0, "padding": 7}
     text = made(model={"type": "WordLevel", "vocab": ids, "unk_token": "[UNK]"}).decode()

@@ -55,7 +55,7 @@ def tried(data: bytes) -> str:
     checksum = hashlib.sha256(data).hexdigest()
     if checksum in _SAFE:
         return _SAFE[checksum] or data.decode()
-    seconds = _SECONDS + len(data) // 1_000_000
+    seconds = _seconds(len(data))
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
         "TOKENIZERS_PARALLELISM": "false",
@@ -82,18 +82,7 @@ def tried(data: bytes) -> str:
 def try_standard_input() -> None:
     """Load a tokenizer from the standard input and use it, as the child process of `tried`."""
     data = sys.stdin.buffer.read()
-    try:
-        import resource
-
-        for kind, most in (
-            (resource.RLIMIT_AS, _limit(len(data))),
-            (resource.RLIMIT_CPU, _SECONDS),
-        ):
-            seconds = len(data) // 1_000_000 if kind == resource.RLIMIT_CPU else 0
-            resource.setrlimit(kind, (most + seconds, most + seconds))
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    except ImportError:  # Not on Windows, where only the time is limited.
-        pass
+    _limit_this_process(len(data))
     if is_json := data.lstrip()[:1] == b"{":
         try:
             _check_rules(json.loads(data))
@@ -118,8 +107,31 @@ def try_standard_input() -> None:
         sys.stdout.buffer.write(definition.encode())
 
 
+def _limit_this_process(size: int) -> None:
+    """Limit memory and time, as far as the system can: Windows cannot, macOS only the time."""
+    try:
+        import resource
+    except ImportError:
+        return
+    for kind, most in (
+        (resource.RLIMIT_AS, _limit(size)),
+        (resource.RLIMIT_CPU, _seconds(size)),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        # The parent process limits the time in any case.
+        with suppress(ValueError, OSError):
+            hard = resource.getrlimit(kind)[1]
+            # A lower limit, as of a shell with `ulimit -v`, can only be kept.
+            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+            resource.setrlimit(kind, (most, most))
+
+
 def _limit(size: int) -> int:
     return _BYTES + 64 * size
+
+
+def _seconds(size: int) -> int:
+    return _SECONDS + size // 1_000_000
 
 
 def _samples(definition: str) -> Iterator[str]:
