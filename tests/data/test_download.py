@@ -1,6 +1,10 @@
+import errno
 import hashlib
 import io
+import os
 import socket
+import stat
+import sys
 import tarfile
 import threading
 import zipfile
@@ -87,6 +91,44 @@ def test_a_download_is_checked_and_made_once(site, fetch, tmp_path, checksum):
     assert len(fetch.said) == 1
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a umask")
+@pytest.mark.parametrize("umask", [0o022, 0o077, 0o002])
+def test_a_download_has_the_mode_that_the_umask_gives(site, fetch, umask):
+    folder, url = site
+    (folder / "input.txt").write_bytes(TEXT)
+    before = os.umask(umask)
+    try:
+        (file,) = fetch(plain(url))
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(file.stat().st_mode) == 0o666 & ~umask
+
+
+def test_what_a_killed_download_left_is_removed(site, fetch, tmp_path):
+    folder, url = site
+    (folder / "input.txt").write_bytes(TEXT)
+    temporary = tmp_path / "downloads" / ".input.txt.0123456789abcdef.tmp"
+    temporary.mkdir(parents=True)
+    (temporary / "input.txt").write_bytes(TEXT[:9])
+    fetch(plain(url))
+    assert left(tmp_path) == ["input.txt"]
+
+
+def test_a_full_disk_is_named_and_no_other_address_is_tried(site, fetch, tmp_path, monkeypatch):
+    folder, url = site
+    (folder / "input.txt").write_bytes(TEXT)
+
+    def full(*about):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("pooch.HTTPDownloader.__call__", full)
+    sources = tuple(Source(f"{url}/{name}.txt") for name in ("input", "mirror"))
+    with pytest.raises(OSError, match="the disk is full"):
+        fetch(RemoteFile(name="input.txt", sources=sources, checksum=SHA256))
+    assert len(fetch.said) == 1
+    assert left(tmp_path) == []
+
+
 def test_processes_that_start_together_download_once(site, fetch, tmp_path, monkeypatch):
     folder, url = site
     (folder / "input.txt").write_bytes(TEXT)
@@ -128,7 +170,7 @@ def test_a_damaged_download_is_made_again(site, fetch):
 def test_what_has_another_checksum_is_refused_and_not_kept(site, fetch, tmp_path):
     folder, url = site
     (folder / "input.txt").write_bytes(b"something else")
-    with pytest.raises(OSError, match=r"(?s)path takes.*expected sha256:.* but got"):
+    with pytest.raises(OSError, match=r"(?s)path takes.*has the checksum sha256:.*, not sha256:"):
         fetch(plain(url))
     assert left(tmp_path) == []
 

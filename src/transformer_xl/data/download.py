@@ -16,7 +16,7 @@ from io import BufferedIOBase
 from pathlib import Path
 from typing import cast
 
-from transformer_xl.config.files import checksum, replace_file, write_atomically
+from transformer_xl.config.files import checksum, remove_temporary, replace_file, write_atomically
 from transformer_xl.data.catalogue import KnownCorpus, RemoteFile, Source
 from transformer_xl.data.locking import locked
 
@@ -46,6 +46,7 @@ def download(
     with locked(folder, progress, "another process is downloading the same"):
         if found := _present(remote, folder):
             return found
+        remove_temporary(folder)
         for source in remote.sources:
             try:
                 _fetch_from(source, remote, folder, progress)
@@ -138,14 +139,16 @@ def _retrieve(url: str, remote: RemoteFile, folder: Path, progress: Progress) ->
     """Download a file; it is put in its place when its checksum is right."""
     progress(f"downloading {url}")
     pooch, requests = importlib.import_module("pooch"), importlib.import_module("requests")
-    pooch.get_logger().setLevel("ERROR")
-    server = pooch.HTTPDownloader(chunk_size=_BLOCK_BYTES, headers=_AGENT, timeout=_TIMEOUT_SECONDS)
-    # A file that is there was found damaged; without a known checksum it would be kept.
-    (folder / remote.name).unlink(missing_ok=True)
-    try:
-        pooch.retrieve(url, remote.checksum or None, remote.name, folder, downloader=server)
-    except (requests.RequestException, ValueError) as error:
-        raise _SourceError(str(error)) from error
+    fetch = pooch.HTTPDownloader(chunk_size=_BLOCK_BYTES, headers=_AGENT, timeout=_TIMEOUT_SECONDS)
+
+    def write(temporary: Path) -> None:
+        try:
+            fetch(url, str(temporary), None)
+        except (requests.RequestException, ValueError) as error:
+            raise _SourceError(str(error)) from error
+        _check(temporary, remote, "it")
+
+    write_atomically(folder / remote.name, write)
 
 
 def _extract(stream: BufferedIOBase, target: Path, remote: RemoteFile, where: str) -> None:
@@ -157,10 +160,14 @@ def _extract(stream: BufferedIOBase, target: Path, remote: RemoteFile, where: st
                 if file.tell() + len(block) > _LARGEST:
                     raise _SourceError(f"{where} has more than {_LARGEST:,} bytes")
                 file.write(block)
-        if remote.checksum and (found := differs(temporary, remote.checksum)):
-            raise _SourceError(f"{where} has the checksum {found}, not {remote.checksum}")
+        _check(temporary, remote, where)
 
     write_atomically(target, write)
+
+
+def _check(path: Path, remote: RemoteFile, what: str) -> None:
+    if remote.checksum and (found := differs(path, remote.checksum)):
+        raise _SourceError(f"{what} has the checksum {found}, not {remote.checksum}")
 
 
 def _note_checksum(target: Path, remote: RemoteFile, progress: Progress) -> None:
