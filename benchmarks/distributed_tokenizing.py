@@ -33,8 +33,7 @@ from transformer_xl.config import DataConfig
 from transformer_xl.data import prepare
 text, cache, vocab, size = sys.argv[1:]
 given = {"path": text, "cache_dir": cache, "vocab": vocab, "vocab_size": int(size), "workers": 1}
-shares = {"split_by": "fraction", "valid_fraction": 0.01, "test_fraction": 0.01}
-prepare(DataConfig(**given, **shares))
+prepare(DataConfig(**given))
 """
 
 
@@ -45,8 +44,8 @@ def corpus(cache: Path) -> Path:
 
 
 def completed(cache: Path) -> int:
-    """Return how many parts of the training split have been tokenized."""
-    return len(list(cache.glob(".building-*/parts/train/*.json")))
+    """Return how many parts have been tokenized."""
+    return len(list(cache.glob(".building-*/parts/*/*.json")))
 
 
 def run_one(text: Path, cache: Path, vocab: list[str]) -> float:
@@ -77,7 +76,7 @@ def run_datatrove(text: Path, folder: Path, vocab: list[str], kill_after: int | 
             if kill_after is not None and completed(cache) >= kill_after:
                 os.killpg(process.pid, signal.SIGKILL)
             time.sleep(0.1)
-    if process.returncode and kill_after is None:
+    if process.returncode != (0 if kill_after is None else -signal.SIGKILL):
         raise SystemExit(f"failed with code {process.returncode}: see {folder / 'output.txt'}")
     return time.perf_counter() - began
 

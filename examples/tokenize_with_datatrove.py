@@ -7,9 +7,9 @@
 `prepare` divides its work into tasks, each of which reads a part of the text and writes one file.
 Here they are performed by an executor of datatrove: processes of this machine, or jobs of a Slurm
 partition. The result is the corpus that `txl prepare` makes, byte for byte, in the cache where
-`txl train` finds it. After a kill, the same command resumes: tasks whose file exists are not
-repeated. On a cluster, the text, the cache (`--cache`) and the logs are on a disk that all machines
-share.
+`txl train` with the same path, vocabulary and cache finds it. After a kill, the same command
+resumes: tasks whose file exists are not repeated. On a cluster, the text, the cache (`--cache`) and
+the logs are on a disk that all machines share.
 """
 
 import argparse
@@ -74,30 +74,38 @@ def with_datatrove(
             env_command=settings.env_command,
         )
         executor.run()
-        wait_for_slurm(executor, tasks)
+        wait_for_slurm(executor, tasks, settings.absent_seconds)
     else:
         LocalPipelineExecutor(**common, workers=min(n_workers, len(tasks))).run()
     yield from tasks
 
 
-def wait_for_slurm(executor: SlurmPipelineExecutor, tasks: Sequence[Task]) -> None:
+def wait_for_slurm(
+    executor: SlurmPipelineExecutor, tasks: Sequence[Task], absent_seconds: float
+) -> None:
     """Wait until each task has written its file.
+
+    Args:
+        executor: Its job performs the tasks.
+        tasks: The tasks.
+        absent_seconds: The job has ended if the queue does not show it for so long. An answer may
+            fail, and a shared disk may show new files late.
 
     Raises:
         RuntimeError: The job has ended before.
     """
-    is_queued = True
+    queue = ["squeue", "--noheader", "--jobs", str(executor.job_id)]
+    seen = time.monotonic()
     while left := [task for task in tasks if not task.target.is_file()]:
-        if not is_queued:
+        if subprocess.run(queue, capture_output=True, check=False).stdout.strip():
+            seen = time.monotonic()
+        elif time.monotonic() - seen > absent_seconds:
             raise RuntimeError(
                 f"{len(left)} of {len(tasks)} tasks were not completed, the first is "
                 f"{left[0].target}: see {executor.logging_dir.path}, and run the same command "
                 "again to resume"
             )
-        time.sleep(SECONDS_BETWEEN_LOOKS)
-        queue = ["squeue", "--noheader", "--jobs", str(executor.job_id)]
-        # A job that has ended for some time is an error to squeue.
-        is_queued = bool(subprocess.run(queue, capture_output=True, check=False).stdout.strip())
+        time.sleep(min(SECONDS_BETWEEN_LOOKS, absent_seconds))
 
 
 def main() -> None:
@@ -112,6 +120,12 @@ def main() -> None:
     parser.add_argument("--logs", type=Path, default=Path("datatrove_logs"))
     parser.add_argument("--slurm", metavar="PARTITION", help="jobs of Slurm instead of processes")
     parser.add_argument("--time", default="01:00:00", help="time limit of a job of Slurm")
+    parser.add_argument(
+        "--absent-seconds",
+        type=float,
+        default=90,
+        help="a job of Slurm has ended if squeue does not show it for so long",
+    )
     parser.add_argument("--env-command", help="what a job of Slurm does first: source FILE")
     given = parser.parse_args()
     config = DataConfig(
@@ -121,9 +135,6 @@ def main() -> None:
         vocab_size=given.vocab_size,
         tokenizer=given.tokenizer,
         workers=given.workers,
-        split_by="fraction",
-        valid_fraction=0.01,
-        test_fraction=0.01,
     )
     corpus = prepare(config, print, partial(with_datatrove, given))
     print(f"{corpus.folder}: {corpus.n_tokens('train'):,} tokens for training")

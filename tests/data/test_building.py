@@ -3,6 +3,7 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,10 @@ from hypothesis import strategies as st
 from transformer_xl.config import DataConfig
 from transformer_xl.data import preparing
 from transformer_xl.data.corpus import VERIFIED
+from transformer_xl.data.locking import LOCK
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.preparing import prepare
-from transformer_xl.data.tasks import Task, encode_part, perform_all
+from transformer_xl.data.tasks import Task, encode_part, perform, perform_all
 from transformer_xl.data.text import SPLITS, Span
 
 KINDS = ("bytes", "authors-bytes", "chars", "words", "bpe", "integers")
@@ -26,8 +28,8 @@ def files_of(folder):
     return {
         path.name: path.read_bytes()
         for path in sorted(folder.iterdir())
-        # It tells when.
-        if path.name != VERIFIED
+        # It tells when. A killed process leaves its lock file and a temporary folder.
+        if path.name not in (VERIFIED, LOCK) and path.is_file()
     }
 
 
@@ -135,12 +137,58 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(tmp_path, kind):
         ended = subprocess.run([sys.executable, "-c", KILLED, *words], check=False)
         codes.append(ended.returncode)
         assert len(codes) < 40
-        folders = [x for x in cache.iterdir() if x.name != "downloads"]
-        assert all(x.name.startswith(".building-") == (codes[-1] != 0) for x in folders)
+        (folder,) = (x for x in cache.iterdir() if x.name != "downloads")
+        if not folder.name.startswith(".building-"):
+            # It gets its name when it is whole.
+            assert whole.items() <= files_of(folder).items()
+        else:
+            assert codes[-1] != 0
     assert codes[:-1] == [-signal.SIGKILL] * (len(codes) - 1)
     assert len(codes) > 3
-    (folder,) = (x for x in cache.iterdir() if x.name != "downloads")
     assert files_of(folder) == whole
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_any_executor_makes_the_same_corpus(tmp_path):
+    path, numbers = text_for("words", tmp_path), []
+
+    def backwards(tasks, n_workers):
+        numbers.append(n_workers)
+        for task in reversed(tasks):
+            perform(task)
+            yield task
+
+    config = replace(config_for("words", path, tmp_path / "executor"), workers=7)
+    made = files_of(prepare(config, executor=backwards).folder)
+    assert set(numbers) == {7}
+    assert made == files_of(prepare(config_for("words", path, tmp_path / "none")).folder)
+
+
+@pytest.mark.usefixtures("small_parts")
+@pytest.mark.parametrize("error", [RuntimeError, ValueError])
+def test_an_executor_that_fails_keeps_what_is_done(tmp_path, error):
+    path = text_for("words", tmp_path)
+
+    def failing(tasks, n_workers):
+        perform(tasks[0])
+        raise error("a worker was lost")
+
+    def tasks_for(folder):
+        performed = []
+        config = config_for("words", path, folder)
+        prepare(config, executor=lambda tasks, n: performed.extend(tasks) or perform_all(tasks, n))
+        return len(performed)
+
+    with pytest.raises(error, match="a worker was lost"):
+        prepare(config_for("words", path, tmp_path / "failed"), executor=failing)
+    assert tasks_for(tmp_path / "failed") == tasks_for(tmp_path / "whole") - 1
+
+
+@pytest.mark.usefixtures("small_parts")
+def test_an_executor_that_leaves_no_file_is_an_error(tmp_path):
+    config = config_for("words", text_for("words", tmp_path), tmp_path / "cache")
+    with pytest.raises(RuntimeError, match=r"(\d+) of \1 tasks left no file, the first is "):
+        prepare(config, executor=lambda tasks, n_workers: tasks)
 
 
 @pytest.mark.usefixtures("small_parts")

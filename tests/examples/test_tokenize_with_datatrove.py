@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,10 @@ done
 echo "Submitted batch job 7"
 """,
     "srun": 'while [[ "$1" == -* ]]; do [ "$1" != -n ] || shift; shift; done; exec "$@"\n',
-    "squeue": "",
+    # Its first answer fails, and the job is still running. Then it has ended.
+    "squeue": """
+[ -e "$0.asked" ] || { touch "$0.asked"; echo "Unable to contact slurm controller" >&2; exit 1; }
+""",
     "scontrol": "echo here\n",
 }
 
@@ -70,8 +74,8 @@ def files(folder):
 @pytest.mark.parametrize("arguments", [(), ("--slurm", "cpu")], ids=["local", "slurm"])
 def test_the_corpus_is_that_of_prepare(text, environment, arguments, monkeypatch, tmp_path):
     monkeypatch.setattr(preparing_module, "PART_BYTES", 10_000)
-    shares = {"split_by": "fraction", "valid_fraction": 0.01, "test_fraction": 0.01}
-    prepare(DataConfig(path=str(text), cache_dir=str(tmp_path / "one"), vocab="words", **shares))
+    config = DataConfig(path=str(text), cache_dir=str(tmp_path / "one"), vocab="words")
+    prepare(config)
     done = run(text, environment, *arguments)
     assert done.returncode == 0, done.stderr
     expected, found = files(tmp_path / "one"), files(tmp_path / "cache")
@@ -79,6 +83,9 @@ def test_the_corpus_is_that_of_prepare(text, environment, arguments, monkeypatch
     assert {name: found.get(name) for name in expected if name != "verified.json"} == {
         name: content for name, content in expected.items() if name != "verified.json"
     }
+    said = []
+    prepare(replace(config, cache_dir=str(tmp_path / "cache")), said.append)
+    assert not [line for line in said if line.startswith("writing")]
 
 
 def test_a_job_that_ends_without_its_files_is_an_error_and_a_repeated_call_resumes(
@@ -87,7 +94,7 @@ def test_a_job_that_ends_without_its_files_is_an_error_and_a_repeated_call_resum
     failing = tmp_path / "bin" / "srun"
     working = failing.read_text()
     failing.write_text('#!/bin/bash\n[ "$SLURM_ARRAY_TASK_ID" != 2 ] || exit 1\n' + working)
-    first = run(text, environment, "--slurm", "cpu")
+    first = run(text, environment, "--slurm", "cpu", "--absent-seconds", "1")
     assert first.returncode != 0
     assert "tasks were not completed" in first.stderr
     assert "resume" in first.stderr

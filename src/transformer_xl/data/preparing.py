@@ -123,8 +123,9 @@ def prepare(
             try:
                 build(config, fetch_text(config, files, say), settings, building, say, executor)
             except ValueError:
-                # A text that does not fit will not fit later.
-                shutil.rmtree(building, ignore_errors=True)
+                # A text that does not fit will not fit later. An executor may raise for any reason.
+                if executor is None:
+                    shutil.rmtree(building, ignore_errors=True)
                 raise
             # The lock file moves with the folder, so that waiting processes notice.
             building.rename(folder)
