@@ -110,6 +110,18 @@ def test_what_killed_writers_left_is_removed_when_nobody_can_be_writing_it(tmp_p
     assert {*tmp_path.iterdir()} == {tmp_path / "a.txt", *others}
 
 
+def test_a_file_that_is_written_for_more_than_a_day_is_kept(tmp_path):
+    folder = tmp_path / ".a.txt.0123456789abcdef.tmp"
+    folder.mkdir()
+    (folder / "a.txt").write_text("half")
+    os.utime(folder, (0, 0))
+    replace_file(tmp_path / "a.txt", b"x")
+    assert (folder / "a.txt").exists()
+    os.utime(folder / "a.txt", (0, 0))
+    replace_file(tmp_path / "a.txt", b"x")
+    assert not folder.exists()
+
+
 def test_a_writer_that_is_killed_leaves_nothing_but_a_temporary_folder(tmp_path):
     # safetensors writes a temporary file of its own beside the file.
     path = tmp_path / "a.safetensors"
@@ -121,8 +133,11 @@ def test_a_writer_that_is_killed_leaves_nothing_but_a_temporary_folder(tmp_path)
             temporary.write_bytes(b"half")
             os._exit(1)
 
-        write_atomically(path, write)
-        os._exit(0)
+        try:
+            write_atomically(path, write)
+        finally:
+            # A failure must not run the tests a second time, in the child.
+            os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
     assert len([*tmp_path.iterdir()]) == 1
     remove_temporary(tmp_path, "b.safetensors")
@@ -188,6 +203,7 @@ def test_what_killed_makers_of_a_folder_left_is_removed(tmp_path):
     left = tmp_path / ".folder.0123456789abcdef.tmp"
     left.mkdir()
     (left / "a").write_text("half")
+    os.utime(left / "a", (0, 0))
     os.utime(left, (0, 0))
     with new_folder(tmp_path / "folder"):
         pass

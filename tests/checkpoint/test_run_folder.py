@@ -43,7 +43,8 @@ def test_what_a_killed_program_left_is_removed(run, toy_recipe):
     left = run.path / "checkpoints" / ".unfinished-123"
     left.mkdir(parents=True)
     (left / "state.json").write_bytes(b"half")
-    files = ["recipe.toml", "environment.json", "metrics.jsonl", "model/best/model.safetensors"]
+    files = ["recipe.toml", "environment.json", "metrics.jsonl", "results.json", "sample.json"]
+    files.append("model/best/model.safetensors")
     temporary = [(run.path / file).with_name(f".{Path(file).name}.0a1b.tmp") for file in files]
     # Of a report that another process may be writing.
     report = run.path / ".report.html.0a1b.tmp"

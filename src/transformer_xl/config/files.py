@@ -185,5 +185,7 @@ def _remove_leftovers(path: Path) -> None:
         if re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]+\.tmp", left.name):
             # Other processes clean up, too.
             with suppress(OSError):
-                if time.time() - left.stat().st_mtime > _LEFT_SECONDS:
+                # A file may be written for longer than a day.
+                changed = max(x.stat().st_mtime for x in (left, *left.glob("*")))
+                if time.time() - changed > _LEFT_SECONDS:
                     _remove(left)

@@ -16,11 +16,10 @@ from transformer_xl.inference.evaluate import Dynamic, Result, cost_of, evaluate
 from transformer_xl.inference.generate import generate, text_pieces
 from transformer_xl.model import LanguageModel, load_model
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.train.checkpoint import RunFolder
+from transformer_xl.train.checkpoint import RESULTS_FILE, SAMPLE_FILE, RunFolder
 from transformer_xl.train.metrics import reading
 from transformer_xl.train.seen import MEMORY_FILE, READINGS, TOKENS, see_memory
 
-RESULTS_FILE = "results.json"
 REPORT_FILE = "report.html"
 COMPARED_BYTES = 10_000
 """Least bytes of a text on which gzip and xz are compared with the model: for fewer, much of what
@@ -104,7 +103,7 @@ def finish(
     say("looking at what the memory does")
     folder.write_json(MEMORY_FILE, memory_figures(config, corpus, model, quiet=quiet))
     sample = _sample(config, corpus, model)
-    folder.write_json("sample.json", sample)
+    folder.write_json(SAMPLE_FILE, sample)
     say(f"what it writes after {sample['prompt']!r}:\n\n{sample['prompt']}{sample['text']}\n")
     # Only here: what trains without a report, as a benchmark does, needs less to be installed.
     from transformer_xl.train.report import write_report

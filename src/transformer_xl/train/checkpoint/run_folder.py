@@ -36,6 +36,8 @@ from transformer_xl.model.pretrained import write_model
 RECIPE_FILE = "recipe.toml"
 ENVIRONMENT_FILE = "environment.json"
 METRICS_FILE = "metrics.jsonl"
+RESULTS_FILE = "results.json"
+SAMPLE_FILE = "sample.json"
 CHECKPOINTS = "checkpoints"
 _LOCK_FILE = ".lock"
 
@@ -122,8 +124,8 @@ class RunFolder:
             ) from error
         for left in self.path.glob(f"{CHECKPOINTS}/{UNFINISHED}*"):
             shutil.rmtree(left)
-        # Not of reports, which another process may be writing.
-        for name in (RECIPE_FILE, ENVIRONMENT_FILE, METRICS_FILE):
+        # Not of memory.json and reports, which another process may be writing.
+        for name in (RECIPE_FILE, ENVIRONMENT_FILE, METRICS_FILE, RESULTS_FILE, SAMPLE_FILE):
             remove_temporary(self.path, name)
         for folder in self.path.glob("model/*/"):
             remove_temporary(folder)
