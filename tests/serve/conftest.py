@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 import torch
 
-from transformer_xl.apps.serve.engine import Engine
+from transformer_xl.apps.serve.engine import Engine, tell
+from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.texts import Drawn, Ended, Event, Text, make_writer
 from transformer_xl.config import GenerateConfig, ModelConfig
 from transformer_xl.data import Vocab, train_vocab
@@ -142,8 +143,10 @@ def start(made: Made) -> Iterator[Callable[..., Engine]]:
     """Starts engines, and ends them: `start(max_batch=2)`."""
     engines: list[Engine] = []
 
-    def begin(model: TransformerXL | None = None, **settings: Any) -> Engine:
-        engines.append(Engine(model or made.model, **settings))
+    def begin(
+        model: TransformerXL | None = None, deliver: Callable = tell, **settings: Any
+    ) -> Engine:
+        engines.append(Engine(model or made.model, ServeSettings(**settings), deliver))
         engines[-1].start()
         return engines[-1]
 
@@ -176,7 +179,6 @@ class Running:
 def _running(
     made: Made, generation: GenerateConfig | None = None, **settings: Any
 ) -> Iterator[Running]:
-    from transformer_xl.apps.serve.serve_settings import ServeSettings
     from transformer_xl.apps.serve.server import Server, address_of, listen
     from transformer_xl.apps.serve.service import Service
 

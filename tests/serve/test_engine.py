@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from transformer_xl.apps.serve.engine import QueueFullError
+from transformer_xl.apps.serve.errors import QueueFullError
 from transformer_xl.apps.serve.prompt_reading import scored, shares
 from transformer_xl.apps.serve.texts import Drawn, PromptRead
 from transformer_xl.inference.generate import generate
@@ -213,7 +213,7 @@ def test_what_a_token_was_predicted_from_adds_up_to_one(make_model, start, ask, 
         assert sum(share for _, share in event.attended) == pytest.approx(1, abs=1e-5)
     first = next(e for e in asked.events if isinstance(e, Drawn))
     mems = made.model(torch.tensor([[1, 2, 3]])).mems
-    expected = shares(made.model, [4], mems)[0].flip(0)
+    expected = shares(made.model, 4, mems).flip(0)
     assert dict(first.attended) == pytest.approx(dict(enumerate(expected.tolist())), abs=1e-5)
 
 
@@ -230,7 +230,7 @@ def test_what_follows_from_the_weights_alone_is_computed_once(made, start, monke
     found = [
         engine.ask(lambda m=m: engine.attention_shares(4, m)).result(SECONDS) for m in (one, two)
     ]
-    torch.testing.assert_close(found, [shares(made.model, [4], mems)[0]] * 2)
+    torch.testing.assert_close(found, [shares(made.model, 4, mems)] * 2)
     assert len(calls) == len(made.model.layers)
 
 

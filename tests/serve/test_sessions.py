@@ -2,21 +2,22 @@
 
 import contextlib
 import shutil
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
 from transformer_xl.apps.serve import sessions
-from transformer_xl.apps.serve.sessions import (
+from transformer_xl.apps.serve.errors import (
     SessionBusyError,
     SessionError,
     SessionMissingError,
-    Sessions,
     StorageFullError,
     TooManySessionsError,
-    is_name,
 )
+from transformer_xl.apps.serve.serve_settings import ServeSettings
+from transformer_xl.apps.serve.sessions import Sessions, is_name
 from transformer_xl.inference.generate import State, generate, load_state
 
 
@@ -26,6 +27,11 @@ def state(made):
     list(writing)
     read = torch.arange(12)
     return State(writing.mems, writing.last_token, writing.random_state, read=read)
+
+
+def sessions_in(made_weights, folder=None, *, largest=0, clock=time.time, **limits):
+    settings = ServeSettings(sessions=folder, **limits)
+    return Sessions(settings, made_weights, largest=largest, clock=clock)
 
 
 def put(kept, name, state):
@@ -43,7 +49,7 @@ def same(one, two):
 
 
 def test_what_was_used_least_leaves_the_memory_and_comes_back(made, state, tmp_path):
-    kept = Sessions(made.weights, tmp_path, in_memory=3)
+    kept = sessions_in(made.weights, tmp_path, sessions_in_memory=3)
     for number in range(10):
         put(kept, f"s{number}", state._replace(last_token=number))
         assert kept.n_in_memory <= 3
@@ -60,9 +66,9 @@ def test_what_was_used_least_leaves_the_memory_and_comes_back(made, state, tmp_p
     assert len(kept) == 10
 
 
-@pytest.mark.parametrize("saves_each", [True, False])
-def test_bytes_in_memory_are_bounded(made, state, tmp_path, saves_each):
-    kept = Sessions(made.weights, tmp_path, memory_bytes=50_000, saves_each=saves_each)
+@pytest.mark.parametrize("save", ["answer", "later"])
+def test_bytes_in_memory_are_bounded(made, state, tmp_path, save):
+    kept = sessions_in(made.weights, tmp_path, session_bytes=50_000, save=save)
     sizes = set()
     for number in range(30):
         put(kept, f"s{number}", state)
@@ -70,13 +76,13 @@ def test_bytes_in_memory_are_bounded(made, state, tmp_path, saves_each):
         assert kept.nbytes <= 50_000
     assert max(sizes) > 25_000
     assert kept.save_all() == 0
-    again = Sessions(made.weights, tmp_path)
+    again = sessions_in(made.weights, tmp_path)
     assert {s.name for s in again.all()} == {f"s{n}" for n in range(30)}
     assert same(again.open("s3").state, state)
 
 
 def test_a_session_grows_until_its_memory_is_full(made, tmp_path):
-    kept, sizes, files = Sessions(made.weights, tmp_path), [], []
+    kept, sizes, files = sessions_in(made.weights, tmp_path), [], []
     for length in (3, made.model.config.mem_len, 40):
         writing = generate(made.model, [1], length=length, seed=1)
         list(writing)
@@ -89,7 +95,7 @@ def test_a_session_grows_until_its_memory_is_full(made, tmp_path):
 
 
 def test_a_session_has_one_user_at_a_time(made, state, tmp_path):
-    kept = Sessions(made.weights, tmp_path)
+    kept = sessions_in(made.weights, tmp_path)
     put(kept, "a", state)
     session = kept.open("a")
     for use in (kept.open, kept.save, kept.delete):
@@ -106,26 +112,26 @@ def test_a_session_has_one_user_at_a_time(made, state, tmp_path):
 
 
 def test_a_session_that_never_began_is_none(made, tmp_path):
-    kept = Sessions(made.weights, tmp_path)
+    kept = sessions_in(made.weights, tmp_path)
     kept.close(kept.open("a"))
     assert len(kept) == 0
 
 
 def test_there_is_an_end_to_how_many_there_are(made, state, tmp_path):
-    kept = Sessions(made.weights, tmp_path, most=2)
+    kept = sessions_in(made.weights, tmp_path, max_sessions=2)
     put(kept, "a", state)
     put(kept, "b", state)
     with pytest.raises(TooManySessionsError, match="there are 2 sessions"):
         kept.open("c")
     put(kept, "a", state)
-    without_disk = Sessions(made.weights, memory_bytes=1)
+    without_disk = sessions_in(made.weights, session_bytes=1)
     put(without_disk, "a", state)
     with pytest.raises(TooManySessionsError, match=r"the sessions have \d+ bytes"):
         without_disk.open("b")
     with pytest.raises(SessionError, match="--sessions DIR"):
         without_disk.save("a")
     # Small yet, they will grow; and there is nowhere to go from the memory.
-    growing = Sessions(made.weights, memory_bytes=2_000_000, largest=1_000_000)
+    growing = sessions_in(made.weights, session_bytes=2_000_000, largest=1_000_000)
     put(growing, "a", state)
     put(growing, "b", state)
     with pytest.raises(TooManySessionsError, match="have 2000000 bytes when they are full"):
@@ -135,7 +141,7 @@ def test_there_is_an_end_to_how_many_there_are(made, state, tmp_path):
 
 def test_what_nobody_uses_is_deleted(made, state, tmp_path):
     now = [1000.0]
-    kept = Sessions(made.weights, tmp_path, idle=60, clock=lambda: now[0])
+    kept = sessions_in(made.weights, tmp_path, session_idle=60, clock=lambda: now[0])
     put(kept, "old", state)
     now[0] += 50
     put(kept, "new", state)
@@ -147,7 +153,7 @@ def test_what_nobody_uses_is_deleted(made, state, tmp_path):
 
 def test_what_is_used_again_while_others_are_deleted_stays(made, state, tmp_path, monkeypatch):
     now = [1000.0]
-    kept = Sessions(made.weights, tmp_path, idle=60, clock=lambda: now[0])
+    kept = sessions_in(made.weights, tmp_path, session_idle=60, clock=lambda: now[0])
     for name in "abc":
         put(kept, name, state)
     now[0] += 100
@@ -170,34 +176,34 @@ def test_sessions_belong_to_the_weights_that_were_loaded(made, make_model, state
     folder = tmp_path / "run"
     shutil.copytree(made.folder, folder)
     weights = folder / made.weights.name
-    kept = Sessions(weights, tmp_path / "sessions", in_memory=1)
+    kept = sessions_in(weights, tmp_path / "sessions", sessions_in_memory=1)
     put(kept, "a", state)
     # A training run puts a better model there, while this one is served.
     shutil.copy(make_model(init_std=0.3).weights, weights)
     put(kept, "b", state)
     assert same(kept.peek("a"), state)
-    again = Sessions(weights, tmp_path / "sessions")
+    again = sessions_in(weights, tmp_path / "sessions")
     for name in "ab":
         with pytest.raises(ValueError, match="made by another model"):
             again.open(name)
 
 
 def test_files_are_those_of_txl_generate(made, state, tmp_path):
-    kept = Sessions(made.weights, tmp_path)
+    kept = sessions_in(made.weights, tmp_path)
     put(kept, "tale", state)
     (file,) = tmp_path.rglob("*.safetensors")
     assert same(load_state(file, made.weights), state)
 
 
 def test_a_damaged_file_and_one_of_another_model_are_told_apart(made, make_model, state, tmp_path):
-    kept = Sessions(made.weights, tmp_path)
+    kept = sessions_in(made.weights, tmp_path)
     put(kept, "a", state)
-    other = Sessions(make_model(init_std=0.3).weights, tmp_path)
+    other = sessions_in(make_model(init_std=0.3).weights, tmp_path)
     with pytest.raises(ValueError, match="made by another model"):
         other.open("a")
     (file,) = tmp_path.rglob("*.safetensors")
     file.write_bytes(file.read_bytes()[:-7])
-    again = Sessions(made.weights, tmp_path)
+    again = sessions_in(made.weights, tmp_path)
     for _ in range(2):
         with pytest.raises(RuntimeError, match="damaged"):
             again.open("a")
@@ -209,7 +215,7 @@ def test_a_disk_that_fails_loses_nothing_that_is_in_memory(made, state, tmp_path
     def fails(path, state, weights):
         raise OSError("the disk is full")
 
-    kept = Sessions(made.weights, tmp_path, in_memory=1, saves_each=False)
+    kept = sessions_in(made.weights, tmp_path, sessions_in_memory=1, save="later")
     monkeypatch.setattr(sessions, "write_state", fails)
     put(kept, "a", state)
     put(kept, "b", state)
@@ -228,7 +234,7 @@ def test_names_are_no_paths(tmp_path):
 
 
 def test_names_that_differ_in_case_are_two_sessions_on_any_file_system(made, state, tmp_path):
-    kept = Sessions(made.weights, tmp_path)
+    kept = sessions_in(made.weights, tmp_path)
     put(kept, "tale", state)
     put(kept, "TALE", state._replace(last_token=9))
     names = [file.name.lower() for file in tmp_path.rglob("*.safetensors")]
@@ -236,37 +242,37 @@ def test_names_that_differ_in_case_are_two_sessions_on_any_file_system(made, sta
 
 
 def test_foreign_files_are_left_alone(made, state, tmp_path):
-    kept = Sessions(made.weights, tmp_path)
+    kept = sessions_in(made.weights, tmp_path)
     put(kept, "a", state)
     (file,) = tmp_path.rglob("*.safetensors")
     (file.parent / "notes.txt").write_text("mine")
     (file.parent / f"b.{'0' * 12}.safetensors").write_bytes(b"x")
-    assert [s.name for s in Sessions(made.weights, tmp_path).all()] == ["a"]
+    assert [s.name for s in sessions_in(made.weights, tmp_path).all()] == ["a"]
 
 
 def test_a_file_whose_name_has_no_digest_is_foreign(made, state, tmp_path):
-    kept = Sessions(made.weights, tmp_path)
+    kept = sessions_in(made.weights, tmp_path)
     put(kept, "a", state)
     (file,) = tmp_path.rglob("*.safetensors")
     for name in ("b..safetensors", "b.safetensors", f"a.{file.name[2:5]}.safetensors"):
         file.with_name(name).write_bytes(file.read_bytes())
-    assert [s.name for s in Sessions(made.weights, tmp_path).all()] == ["a"]
+    assert [s.name for s in sessions_in(made.weights, tmp_path).all()] == ["a"]
 
 
-@pytest.mark.parametrize("saves_each", [True, False])
+@pytest.mark.parametrize("save", ["answer", "later"])
 def test_a_full_disk_does_not_let_sessions_fill_the_memory(
-    made, state, tmp_path, monkeypatch, saves_each
+    made, state, tmp_path, monkeypatch, save
 ):
     def fails(path, state, weights):
         raise OSError("the disk is full")
 
-    kept = Sessions(made.weights, tmp_path, in_memory=3, saves_each=saves_each)
+    kept = sessions_in(made.weights, tmp_path, sessions_in_memory=3, save=save)
     put(kept, "saved", state)
     kept.save("saved")
     monkeypatch.setattr(sessions, "write_state", fails)
     for number in range(4):
         session = kept.open(f"s{number}")
-        with pytest.raises(OSError, match="full") if saves_each else contextlib.nullcontext():
+        with pytest.raises(OSError, match="full") if save == "answer" else contextlib.nullcontext():
             kept.close(session, state)
     for number in range(4, 20):
         with pytest.raises(StorageFullError, match="the disk is full"):
@@ -289,7 +295,7 @@ def test_sessions_that_come_at_once_do_not_fill_the_memory_either(
         raise OSError("the disk is full")
 
     monkeypatch.setattr(sessions, "write_state", fails)
-    kept = Sessions(made.weights, tmp_path, in_memory=3, saves_each=False)
+    kept = sessions_in(made.weights, tmp_path, sessions_in_memory=3, save="later")
     put(kept, "first", state)
     begun = [kept.open(f"s{n}") for n in range(3)]
     with pytest.raises(StorageFullError):
@@ -301,7 +307,7 @@ def test_sessions_that_come_at_once_do_not_fill_the_memory_either(
 
 def test_what_cannot_be_deleted_does_not_keep_others_from_it(made, state, tmp_path, monkeypatch):
     now = [1000.0]
-    kept = Sessions(made.weights, tmp_path, idle=60, clock=lambda: now[0])
+    kept = sessions_in(made.weights, tmp_path, session_idle=60, clock=lambda: now[0])
     for name in "abc":
         put(kept, name, state)
     now[0] += 100
@@ -321,7 +327,7 @@ def test_what_cannot_be_deleted_does_not_keep_others_from_it(made, state, tmp_pa
 
 
 def test_whether_the_disk_is_needed_is_known_before(made, state, tmp_path):
-    kept = Sessions(made.weights, tmp_path, in_memory=1)
+    kept = sessions_in(made.weights, tmp_path, sessions_in_memory=1)
     assert kept.is_at_hand("a")
     put(kept, "a", state)
     assert kept.is_at_hand("a")

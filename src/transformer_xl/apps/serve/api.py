@@ -15,14 +15,17 @@ from starlette.responses import Response
 from transformer_xl import __version__
 from transformer_xl.apps.serve import schemas
 from transformer_xl.apps.serve.completions import complete
-from transformer_xl.apps.serve.errors import ApiError, JsonResponse, add_handlers
+from transformer_xl.apps.serve.errors import ApiError
 from transformer_xl.apps.serve.guard import Guard
+from transformer_xl.apps.serve.responses import JsonResponse, add_handlers
 from transformer_xl.apps.serve.schemas import errors
 from transformer_xl.apps.serve.service import Service
-from transformer_xl.apps.serve.sessions import Session
+from transformer_xl.apps.serve.sessions import NAME, Session
+from transformer_xl.inference.generate import State
 
-Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+Name = Annotated[str, Path(pattern=NAME)]
 _STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+_PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 _NO_STORE = {"Cache-Control": "no-store"}
 
 
@@ -39,6 +42,7 @@ def create_app(service: Service) -> FastAPI:
         title="Transformer-XL",
         version=__version__,
         description="OpenAI-compatible completions, and sessions that keep their memory.",
+        default_response_class=JsonResponse,
         lifespan=lifespan,
         # These pages load scripts from other hosts.
         docs_url=None,
@@ -81,48 +85,42 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
-    def described() -> dict[str, Any]:
-        config, n = service.model.config, service.n_weights
-        about = f"{service.name}: {n:,} weights, {len(service.vocab):,} {service.vocab.kind}"
-        has_attention = service.model.has_attention
-        if has_attention:
-            about += f", {config.n_layer} layers that remember {config.mem_len} tokens each"
-        return schemas.Model(
-            id=service.name, created=service.created, about=about, attention=has_attention
-        ).model_dump()
-
-    @app.get("/v1/models", response_model=schemas.ModelList, responses=errors())
-    async def models() -> Response:
+    @app.get("/v1/models", responses=errors())
+    async def models() -> schemas.ModelList:
         """List the models, of which there is one."""
-        return JsonResponse({"object": "list", "data": [described()]})
+        return schemas.ModelList(data=[await one_model(service.name)])
 
-    @app.get("/v1/models/{name}", response_model=schemas.Model, responses=errors(404))
-    async def one_model(name: str) -> Response:
+    @app.get("/v1/models/{name}", responses=errors(404))
+    async def one_model(name: str) -> schemas.Model:
         """Describe a model."""
         if name != service.name:
             raise ApiError(404, f"there is no model {name!r}", "model_not_found", "model")
-        return JsonResponse(described())
+        model, vocab = service.model, service.vocab
+        n_weights = sum(x.numel() for x in model.parameters())
+        about = f"{name}: {n_weights:,} weights, {len(vocab):,} {vocab.kind}"
+        if model.has_attention:
+            n_layer, mem_len = model.config.n_layer, model.config.mem_len
+            about += f", {n_layer} layers that remember {mem_len} tokens each"
+        return schemas.Model(
+            id=name, created=service.created, about=about, attention=model.has_attention
+        )
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
-    @app.get("/health/live", response_model=schemas.Health, responses=errors())
-    async def live() -> Response:
+    @app.get("/health/live", responses=errors())
+    async def live() -> schemas.Health:
         """Liveness: whether the server responds."""
-        return JsonResponse({"status": "ok"})
+        return schemas.Health(status="ok")
 
-    @app.get("/health", response_model=schemas.Health, responses=errors(503))
-    @app.get("/health/ready", response_model=schemas.Health, responses=errors(503))
-    async def ready() -> Response:
+    @app.get("/health", responses=errors(503))
+    @app.get("/health/ready", responses=errors(503))
+    async def ready() -> schemas.Health:
         """Readiness: whether requests are accepted."""
         if not service.is_ready:
             raise ApiError(503, "the server is stopping, or its engine has ended", "not_ready")
-        return JsonResponse({"status": "ok"})
+        return schemas.Health(status="ok")
 
-    @app.get(
-        "/metrics",
-        response_class=Response,
-        responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}, **errors()},
-    )
+    @app.get("/metrics", response_class=Response, responses={200: {"content": _PLAIN}, **errors()})
     async def metrics() -> Response:
         """Return the metrics for Prometheus."""
         return Response(service.metrics.page(), media_type="text/plain; version=0.0.4")
@@ -141,9 +139,8 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
     async def one_session(name: Name) -> Response:
         """Describe a session and the content of its memory."""
         state = await service.with_session(service.sessions.peek, name)
-        tokens = [*_remembered(state.read, len(state.mems)), state.last_token]
-        about = {"remembered": len(state.mems), "tokens": tokens, "texts": texts(tokens)}
-        return JsonResponse({**info(name), **about}, headers=_NO_STORE)
+        info = _info(service.sessions.find(name)) | {"remembered": len(state.mems)}
+        return JsonResponse(info | remembered(state, len(state.mems)), headers=_NO_STORE)
 
     @app.post(
         "/v1/sessions/{name}/save",
@@ -153,13 +150,13 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
     async def save(name: Name) -> Response:
         """Save a session now."""
         await service.with_session(service.sessions.save, name)
-        return JsonResponse(info(name))
+        return JsonResponse(_info(service.sessions.find(name)))
 
-    @app.delete("/v1/sessions/{name}", response_model=schemas.Deleted, responses=errors(404, 409))
-    async def delete(name: Name) -> Response:
+    @app.delete("/v1/sessions/{name}", responses=errors(404, 409))
+    async def delete(name: Name) -> schemas.Deleted:
         """Delete a session."""
         await service.with_session(service.sessions.delete, name)
-        return JsonResponse(schemas.Deleted(id=name).model_dump())
+        return schemas.Deleted(id=name)
 
     @app.get(
         "/v1/sessions/{name}/attention",
@@ -171,27 +168,15 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
         if not service.model.has_attention:
             raise ApiError(400, "this model has no attention to return", "unsupported")
         state = await service.with_session(service.sessions.peek, name)
-        seen = await service.ask(
-            lambda: service.engine.attention_shares(state.last_token, state.mems).tolist()
-        )
-        tokens = [*_remembered(state.read, len(seen) - 1), state.last_token]
-        about = {"session": name, "shares": seen, "tokens": tokens, "texts": texts(tokens)}
-        return JsonResponse(about, headers=_NO_STORE)
+        shares = await service.attention_shares(state)
+        about = {"session": name, "shares": shares}
+        return JsonResponse(about | remembered(state, len(shares) - 1), headers=_NO_STORE)
 
-    def info(name: str) -> dict[str, Any]:
-        session = service.sessions.find(name)
-        if session is None:
-            raise ApiError(404, f"there is no session {name!r}", "session_not_found", "session")
-        return _info(session)
-
-    def texts(tokens: list[int]) -> list[str]:
-        return [service.token_text(token) for token in tokens]
-
-
-def _remembered(read: Any, most: int) -> list[int]:
-    """Return at most so many of the last tokens that were read, as far as they are known."""
-    known = [] if read is None else read.tolist()
-    return known[-most:] if most else []
+    def remembered(state: State, most: int) -> dict[str, Any]:
+        """Describe the last token and at most so many before it, as far as they are known."""
+        read = [] if state.read is None or not most else state.read.tolist()
+        tokens = [*read[-most:], state.last_token]
+        return {"tokens": tokens, "texts": [service.token_text(token) for token in tokens]}
 
 
 def _info(session: Session) -> dict[str, Any]:

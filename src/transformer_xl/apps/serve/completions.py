@@ -5,16 +5,21 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from transformer_xl.apps.serve.errors import ApiError, JsonResponse, content, encoded, response
+from transformer_xl.apps.serve.errors import ApiError
+from transformer_xl.apps.serve.responses import (
+    JsonResponse,
+    encoded,
+    error_content,
+    error_response,
+)
 from transformer_xl.apps.serve.schemas import CompletionRequest
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.sessions import Session
@@ -24,151 +29,12 @@ from transformer_xl.apps.serve.texts import (
     Event,
     PromptRead,
     Scored,
+    Shares,
     Text,
     make_writer,
 )
 from transformer_xl.data.vocab import unknown_warning
 from transformer_xl.inference.generate import random_numbers, seed_of
-
-
-def read_prompts(
-    service: Service, body: CompletionRequest
-) -> tuple[list[tuple[str, list[int]]], list[str]]:
-    """Tokenize the prompts of a request.
-
-    Returns:
-        For each, its echo (empty if none is requested) and its tokens; then warnings about
-        characters and words that are read as ``<unk>``.
-
-    Raises:
-        ApiError: One cannot be tokenized or is too long, or there is none.
-    """
-    vocab, limit = service.vocab, service.settings.max_prompt
-    given = body.prompt
-    one = isinstance(given, str) or (given and isinstance(given[0], int))
-    prompts: list[Any] = [given] if one else list(given)
-    found, warnings = [], []
-    for prompt in prompts:
-        if isinstance(prompt, str):
-            try:
-                ids = vocab.encode(prompt)
-            except ValueError as error:
-                raise ApiError(400, f"prompt: {error}", "unknown_symbol", "prompt") from error
-            if warning := unknown_warning(vocab, prompt, ids):
-                warnings.append(f"prompt: {warning}")
-        else:
-            ids = prompt
-            wrong = next((token for token in ids if token >= len(vocab)), None)
-            if wrong is not None:
-                message = f"token {wrong} is outside the vocabulary of {len(vocab)}"
-                raise ApiError(400, message, "unknown_token", "prompt")
-        if len(ids) > limit:
-            message = f"the prompt has {len(ids)} tokens; at most {limit} are read at once"
-            raise ApiError(400, message, "too_long", "prompt")
-        begin = ""
-        if body.echo:
-            begin = prompt if isinstance(prompt, str) else vocab.decode(ids)
-        found.append((begin, ids))
-    if not found:
-        raise ApiError(400, "the list of prompts is empty: give one", "empty_prompt", "prompt")
-    return found, warnings
-
-
-@dataclass(eq=False)
-class _Output:
-    """The output of a text since the last response event. Parts are joined once, at the end."""
-
-    texts: list[str] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    scored: list[Scored] = field(default_factory=list)
-    attention: list[Any] = field(default_factory=list)
-    reason: str | None = None
-
-
-class Choices:
-    """The choices of a response.
-
-    Args:
-        begins: The echo of the prompt of each.
-        goes_on: Whether the first token of the prompt is the last token of the session.
-    """
-
-    def __init__(
-        self,
-        body: CompletionRequest,
-        texts: Sequence[Text],
-        begins: Sequence[str],
-        goes_on: bool,
-        token_text: Callable[[int], str],
-    ) -> None:
-        self._body, self._texts, self._begins = body, texts, begins
-        self._goes_on, self._token_text = goes_on, token_text
-        self._offsets = [0] * len(texts)
-        self._pieces: dict[int, _Output] = {}
-
-    def add(self, number: int, event: Event) -> None:
-        """Add an event of a text."""
-        if isinstance(event, PromptRead) and not self._body.echo:
-            return
-        piece = self._pieces.get(number)
-        if piece is None:
-            piece = self._pieces[number] = _Output()
-        if isinstance(event, Drawn):
-            piece.texts.append(event.text)
-            piece.tokens.append(event.token)
-            if event.scored:
-                piece.scored.append(event.scored)
-            if event.attended is not None:
-                piece.attention.append(event.attended)
-        elif isinstance(event, PromptRead):
-            piece.texts.append(self._begins[number])
-            if self._body.logprobs is not None:
-                if not self._goes_on:
-                    piece.scored.append(Scored(self._texts[number].prompt[0], None))
-                piece.scored += event.scored
-        else:
-            piece.texts.append(event.text)
-            piece.reason = "stop" if event.reason == "stop" else "length"
-
-    def take(self) -> list[dict[str, Any]]:
-        """Return the new output of each text that has any."""
-        pieces, self._pieces = self._pieces, {}
-        return [self._json(number, piece) for number, piece in pieces.items()]
-
-    def take_all(self) -> list[dict[str, Any]]:
-        """Return the output of every text."""
-        none = _Output()
-        return [self._json(n, self._pieces.get(n, none)) for n in range(len(self._texts))]
-
-    def _json(self, number: int, piece: _Output) -> dict[str, Any]:
-        choice: dict[str, Any] = {
-            "index": number,
-            "text": "".join(piece.texts),
-            "logprobs": self._scores(number, piece.scored) if piece.scored else None,
-            "finish_reason": piece.reason,
-            "token_ids": piece.tokens,
-        }
-        if piece.attention:
-            choice["attention"] = piece.attention
-        return choice
-
-    def _scores(self, number: int, scored: Sequence[Scored]) -> dict[str, Any]:
-        texts = self._token_text
-        tokens = [texts(each.token) for each in scored]
-        offsets = []
-        for token in tokens:
-            offsets.append(self._offsets[number])
-            self._offsets[number] += len(token)
-        return {
-            "tokens": tokens,
-            "token_logprobs": [each.log_prob for each in scored],
-            "top_logprobs": [
-                None if each.log_prob is None else {texts(token): x for token, x in each.top}
-                for each in scored
-            ],
-            "text_offset": offsets,
-        }
-
 
 log = logging.getLogger("transformer_xl.serve")
 
@@ -180,57 +46,131 @@ _EVENT_SECONDS = 0.002
 """Least time between two events, of all streamed responses together."""
 
 
+class Choice:
+    """A text of a response, and its output since the last response event.
+
+    Args:
+        index: Its index in the response.
+        echo: The text of the prompt, if it is returned.
+        unscored: The first token of the prompt, if it is returned with scores, but nothing
+            predicts it.
+        token_text: Returns the text of a token.
+
+    Attributes:
+        is_new: Whether there is any output.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        echo: str | None,
+        unscored: Sequence[Scored],
+        token_text: Callable[[int], str],
+    ) -> None:
+        self._index, self._echo, self._unscored = index, echo, unscored
+        self._token_text, self._offset = token_text, 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.is_new = False
+        # Joined once, at the end.
+        self._parts: list[str] = []
+        self._tokens: list[int] = []
+        self._scored: list[Scored] = []
+        self._attention: list[Shares] = []
+        self._reason: str | None = None
+
+    def add(self, event: Event) -> None:
+        """Add an event of the text."""
+        if isinstance(event, Drawn):
+            self._parts.append(event.text)
+            self._tokens.append(event.token)
+            if event.scored:
+                self._scored.append(event.scored)
+            if event.attended is not None:
+                self._attention.append(event.attended)
+        elif isinstance(event, Ended):
+            self._parts.append(event.text)
+            self._reason = "stop" if event.reason == "stop" else "length"
+        elif self._echo is None:
+            return
+        else:
+            self._parts.append(self._echo)
+            self._scored += [*self._unscored, *event.scored]
+        self.is_new = True
+
+    def take(self) -> dict[str, Any]:
+        """Return the new output, as the response has it."""
+        choice: dict[str, Any] = {
+            "index": self._index,
+            "text": "".join(self._parts),
+            "logprobs": self._scores() if self._scored else None,
+            "finish_reason": self._reason,
+            "token_ids": self._tokens,
+        }
+        if self._attention:
+            choice["attention"] = self._attention
+        self._clear()
+        return choice
+
+    def _scores(self) -> dict[str, Any]:
+        tokens = [self._token_text(each.token) for each in self._scored]
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offset)
+            self._offset += len(token)
+        return {
+            "tokens": tokens,
+            "token_logprobs": [each.log_prob for each in self._scored],
+            "top_logprobs": [
+                None
+                if each.log_prob is None
+                else {self._token_text(token): log_prob for token, log_prob in each.top}
+                for each in self._scored
+            ],
+            "text_offset": offsets,
+        }
+
+
 async def complete(service: Service, body: CompletionRequest, request: Request) -> Response:
     """Handle a request for completions."""
-    started = time.monotonic()
-    session = await service.open_session(body.session) if body.session else None
-    answer = Answer(service, body, session, started)
-    try:
+    answer = Answer(service, body, request)
+    with ExitStack() as ending:
+        ending.callback(answer.end)
         await answer.begin()
-    except BaseException:
-        if session:
-            await service.close_session(session, None)
-        raise
-    gone = asyncio.ensure_future(_disconnected(request))
-    answer.watch(gone)
-    is_streamed = False
-    try:
         # Before the headers are sent: an early failure is still returned as a status.
         await answer.first()
         if not body.stream:
             await answer.rest()
-        if gone.done():
-            return response(ApiError(499, "the client has left", "client_closed_request"))
+        if answer.is_abandoned:
+            return error_response(ApiError(499, "the client has left", "client_closed_request"))
         if not body.stream:
-            return answer.whole(request)
-        is_streamed = True
-        return _EventStream(answer, request, gone)
-    finally:
-        if not is_streamed:
-            # No effect on texts that have ended.
-            answer.cancel()
-            gone.cancel()
+            return answer.whole()
+        ending.pop_all()
+        return _EventStream(answer)
 
 
 class Answer:
     """The texts of one request, or the one text that continues a session."""
 
-    def __init__(
-        self, service: Service, body: CompletionRequest, session: Session | None, started: float
-    ) -> None:
-        self.id = f"cmpl-{uuid.uuid4().hex}"
-        self.created = int(time.time())
-        self._service, self._body, self._session = service, body, session
-        self._started = started
-        self._texts: list[Text] = []
-        self._begins: list[str] = []
+    def __init__(self, service: Service, body: CompletionRequest, request: Request) -> None:
+        self._service, self._body, self._request = service, body, request
+        self._started = time.monotonic()
+        self._head = {
+            "id": f"cmpl-{uuid.uuid4().hex}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": service.name,
+        }
         self._about: dict[str, Any] = {}
         """Settings of sampling, and warnings about the prompts."""
+        self._session: Session | None = None
+        self._texts: list[Text] = []
+        self._choices: list[Choice] = []
         self._n_prompt = self._n_going = 0
-        self._events: list[tuple[int, Event]] = []
-        self._disconnected: asyncio.Future | None = None
-        self._waiter: asyncio.Future | None = None
-        self._is_woken = False
+        self._gone = asyncio.ensure_future(_disconnected(request))
+        self._woken = asyncio.Event()
+        self._gone.add_done_callback(lambda _: self._woken.set())
         self._error: ApiError | None = None
         self._due = 0.0
         """When the next event may be sent."""
@@ -239,16 +179,27 @@ class Answer:
         """Validate the request and submit its texts to the engine.
 
         Raises:
-            ApiError: The request is invalid.
-            QueueFullError: The queue is full.
+            ApiError: The request is invalid, its session is not available, or the queue is full.
         """
-        body, limits = self._body, self._service.settings
+        if self._body.session:
+            sessions, name = self._service.sessions, self._body.session
+            blocks = not sessions.is_at_hand(name)
+            self._session = await self._service.with_session(sessions.open, name, blocks=blocks)
+        try:
+            await self._submit()
+        except BaseException:
+            if self._session:
+                await self._service.close_session(self._session, None)
+            raise
+
+    async def _submit(self) -> None:
+        body, most = self._body, self._service.settings.max_tokens
         if body.model not in (None, self._service.name):
             message = f"there is no model {body.model!r}: this server has {self._service.name!r}"
             raise ApiError(404, message, "model_not_found", "model")
         max_tokens = 16 if body.max_tokens is None else body.max_tokens
-        if max_tokens > limits.max_tokens:
-            message = f"max_tokens={max_tokens} must be at most {limits.max_tokens}"
+        if max_tokens > most:
+            message = f"max_tokens={max_tokens} must be at most {most}"
             raise ApiError(400, message, "too_long", "max_tokens")
         n = body.n or 1
         if body.best_of not in (None, n):
@@ -256,94 +207,96 @@ class Answer:
         if body.attention and not self._service.model.has_attention:
             message = "this model has no attention to return: leave attention out"
             raise ApiError(400, message, "unsupported", "attention")
-        make = partial(self._make_texts, n, max_tokens)
         if n * _size(body.prompt) > _MAX_INLINE:
-            await asyncio.to_thread(make)
+            await asyncio.to_thread(self._make_texts, n, max_tokens)
         else:
-            make()
+            self._make_texts(n, max_tokens)
         self._service.engine.submit(self._texts)
         self._n_going = len(self._texts)
-        self._choices = Choices(
-            body,
-            self._texts,
-            self._begins,
-            bool(self._session and self._session.state),
-            self._service.token_text,
-        )
 
     def _make_texts(self, n: int, max_tokens: int) -> None:
-        body, limits = self._body, self._service.settings
-        prompts, warnings = read_prompts(self._service, body)
-        n_texts = n * len(prompts)
-        if n_texts > limits.max_texts:
-            message = f"{len(prompts)} prompts times n={n} must be at most {limits.max_texts}"
+        body, service = self._body, self._service
+        prompts: Any = body.prompt
+        if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
+            prompts = [prompts]
+        most = service.settings.max_texts
+        if not prompts:
+            raise ApiError(400, "the list of prompts is empty: give one", "empty_prompt", "prompt")
+        if n * len(prompts) > most:
+            message = f"{len(prompts)} prompts times n={n} must be at most {most}"
             raise ApiError(400, message, "too_many", "n")
-        if self._session and n_texts > 1:
+        if self._session and n * len(prompts) > 1:
             message = "a session is continued by one text: give one prompt, and n=1"
             raise ApiError(400, message, "too_many", "session")
-        sampler = self._service.sampler(body.temperature, body.top_k, body.top_p)
+        sampler = service.sampler(body.temperature, body.top_k, body.top_p)
         stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
         state = self._session.state if self._session else None
         last = () if state is None else (state.last_token,)
-        before: tuple[int, ...] = ()
-        if state is not None and state.read is not None:
-            before = tuple(state.read.tolist())
+        before = () if state is None or state.read is None else tuple(state.read.tolist())
         seed: Any = body.seed
         if seed is None:
             # A session continues its random numbers; else the response returns a new seed.
             seed = secrets.randbits(_SEED_BITS) if state is None else state.random
         shown = seed if isinstance(seed, int) else None
         settings = {**sampler.settings, "seed": shown, "max_tokens": max_tokens}
-        self._about = {"settings": settings, **({"warnings": warnings} if warnings else {})}
-        for begin, ids in prompts:
+        self._about = {"settings": settings}
+        for given in prompts:
+            ids, warning = read_prompt(service, given)
+            if warning:
+                self._about.setdefault("warnings", []).append(warning)
             prompt = (*last, *ids)
             if not prompt:
                 message = "the prompt is empty: give at least one token to continue"
                 raise ApiError(400, message, "empty_prompt", "prompt")
             self._n_prompt += len(ids)
+            echo, unscored = None, []
+            if body.echo:
+                echo = given if isinstance(given, str) else service.vocab.decode(ids)
+                if body.logprobs is not None and state is None:
+                    unscored = [Scored(prompt[0], None)]
             for _ in range(n):
                 number = len(self._texts)
+                choice = Choice(number, echo, unscored, service.token_text)
                 own = seed_of(seed, number) if isinstance(seed, int) else seed
                 text = Text(
                     prompt=prompt,
                     mems=None if state is None else state.mems,
                     before=before,
-                    writer=make_writer(self._service.vocab, stop, before, prompt),
+                    writer=make_writer(service.vocab, stop, before, prompt),
                     generator=random_numbers(own),
                     sampler=sampler,
                     max_tokens=max_tokens,
-                    sink=partial(self._receive, number),
+                    sink=partial(self._receive, choice),
                     logprobs=body.logprobs,
                     scores_prompt=bool(body.echo) and body.logprobs is not None,
                     attention=body.attention or 0,
                     keeps_state=self._session is not None,
-                    deadline=self._started + self._service.settings.max_seconds,
+                    deadline=self._started + service.settings.max_seconds,
                 )
                 self._texts.append(text)
-                self._begins.append(begin)
+                self._choices.append(choice)
 
-    def _receive(self, number: int, event: Event) -> None:
+    def _receive(self, choice: Choice, event: Event) -> None:
         """Handle an event of the engine, in the thread of the event loop."""
         if isinstance(event, Ended) and self._session:
             # The session is saved before the end is reported.
-            self._service.keep(self._close(number, event, self._session))
+            self._service.keep(self._close(choice, event, self._session))
         else:
-            self._add_event(number, event)
+            self._add_event(choice, event)
 
-    async def _close(self, number: int, event: Ended, session: Session) -> None:
+    async def _close(self, choice: Choice, event: Ended, session: Session) -> None:
         try:
             await self._service.close_session(session, event.state)
-        except ApiError as error:
-            event = Ended("failed", event.text, None, error.message)
-        except Exception:
+        except Exception as error:
             # Whatever failed, the request still waits for the end.
-            log.exception("session %s could not be released", session.name)
-            message = "the session could not be saved: see the log"
-            event = Ended("failed", event.text, None, message)
-        self._add_event(number, event)
+            is_unexpected = not isinstance(error, OSError)
+            log.error("session %s: %s", session.name, error, exc_info=is_unexpected)
+            message = f"session {session.name!r} could not be saved: see the log"
+            event = Ended("failed", error=message)
+        self._add_event(choice, event)
 
-    def _add_event(self, number: int, event: Event) -> None:
-        self._events.append((number, event))
+    def _add_event(self, choice: Choice, event: Event) -> None:
+        choice.add(event)
         if isinstance(event, Ended):
             self._n_going -= 1
             if event.reason == "failed":
@@ -354,33 +307,26 @@ class Answer:
         elif isinstance(event, PromptRead) or time.monotonic() < self._due:
             # It is sent together with the next event.
             return
-        self._wake()
-
-    def _wake(self, *_: Any) -> None:
-        # Remembered for the next wait: an event may be being sent now.
-        self._is_woken = True
-        if self._waiter and not self._waiter.done():
-            self._waiter.set_result(None)
+        self._woken.set()
 
     async def _wait(self) -> None:
-        if not self._is_woken:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        self._is_woken = False
+        await self._woken.wait()
+        self._woken.clear()
 
-    def watch(self, gone: asyncio.Future) -> None:
-        """Stop waiting when the client disconnects."""
-        self._disconnected = gone
-        gone.add_done_callback(self._wake)
+    def _check(self) -> None:
+        if self._error:
+            raise self._error
 
     @property
-    def _is_watched(self) -> bool:
-        return not (self._disconnected and self._disconnected.done())
+    def is_abandoned(self) -> bool:
+        """Whether the client has disconnected."""
+        return self._gone.done()
 
-    def cancel(self) -> None:
-        """Cancel all texts."""
+    def end(self) -> None:
+        """Cancel all texts; no effect on those that have ended."""
         for text in self._texts:
             text.is_cancelled = True
+        self._gone.cancel()
 
     async def first(self) -> None:
         """Wait for the first token, or until the client disconnects.
@@ -388,10 +334,9 @@ class Answer:
         Raises:
             ApiError: There will be none.
         """
-        while self._is_watched and all(isinstance(e, PromptRead) for _, e in self._events):
-            await self._wait()
+        await self._woken.wait()
         self._check()
-        if self._is_watched:
+        if not self.is_abandoned:
             self._service.metrics.first_token.observe(time.monotonic() - self._started)
 
     async def rest(self) -> None:
@@ -402,21 +347,17 @@ class Answer:
         """
         # Tokens do not wake the waiting task.
         self._due = float("inf")
-        while self._n_going and self._is_watched:
+        while self._n_going and not self.is_abandoned:
             await self._wait()
             self._check()
 
-    def whole(self, request: Request) -> Response:
+    def whole(self) -> Response:
         """Return the complete response, after :meth:`rest`."""
-        self._record_usage(request)
-        for number, event in self._events:
-            self._choices.add(number, event)
-        chunk = self._chunk(self._choices.take_all())
-        return JsonResponse(chunk | {"usage": self.usage} | self._about)
+        self._record_usage()
+        choices = [choice.take() for choice in self._choices]
+        return JsonResponse(self._head | {"choices": choices, "usage": self.usage} | self._about)
 
-    async def stream(
-        self, request: Request, send: Callable[[bytes, bool], Awaitable[None]]
-    ) -> None:
+    async def stream(self) -> AsyncIterator[bytes]:
         """Stream the response as events, as long as the client is connected.
 
         An event has all output since the last one. An event costs the server much more than a
@@ -424,35 +365,31 @@ class Answer:
         for longer than until the next one.
         """
         options = self._body.stream_options
+        empty = self._head | {"choices": []}
         usage = {"usage": None} if options and options.include_usage else {}
-        written, chunk = b"", self._chunk([]) | usage
         # Only in the first event; at its start, as the JSON is split at the empty choices.
-        first, later = (encoded(x | chunk).rpartition(b"[]") for x in (self._about, {}))
+        first, later = (encoded(x | empty | usage).rpartition(b"[]") for x in (self._about, {}))
+        written = b""
         try:
-            while self._is_watched:
-                events, self._events = self._events, []
+            while not self.is_abandoned:
                 is_over = not self._n_going
                 self._check()
-                for number, event in events:
-                    self._choices.add(number, event)
-                if choices := self._choices.take():
+                if choices := [choice.take() for choice in self._choices if choice.is_new]:
                     written = b"data: " + first[0] + encoded(choices) + first[2] + b"\n\n"
                     first = later
                 if is_over:
                     break
                 if written:
-                    await send(written, True)
+                    yield written
                     written = b""
-                    pause = _EVENT_SECONDS * self._service.n_streams
-                    self._due = time.monotonic() + pause
-                if self._n_going:
-                    await self._wait()
+                    self._due = time.monotonic() + _EVENT_SECONDS * self._service.n_streams
+                await self._wait()
             if usage:
-                written += _event(self._chunk([]) | {"usage": self.usage})
+                written += _event(empty | {"usage": self.usage})
         except ApiError as error:
-            written += _event(content(error))
-        await send(written + b"data: [DONE]\n\n", False)
-        self._record_usage(request)
+            written += _event(error_content(error))
+        self._record_usage()
+        yield written + b"data: [DONE]\n\n"
 
     @property
     def usage(self) -> dict[str, int]:
@@ -466,60 +403,63 @@ class Answer:
 
     @contextmanager
     def streaming(self) -> Iterator[None]:
-        """Count this response as streaming inside a ``with`` block."""
+        """Count this response as streaming inside a ``with`` block; end it behind."""
         self._service.n_streams += 1
         try:
             yield
         finally:
             self._service.n_streams -= 1
+            self.end()
 
-    def _check(self) -> None:
-        if self._error:
-            self.cancel()
-            raise self._error
-
-    def _record_usage(self, request: Request) -> None:
+    def _record_usage(self) -> None:
         usage, metrics = self.usage, self._service.metrics
         metrics.prompt_tokens.inc(usage["prompt_tokens"])
         metrics.completion_tokens.inc(usage["completion_tokens"])
         note = f"{usage['prompt_tokens']}+{usage['completion_tokens']} tokens"
-        request.scope["note"] = note + (f", session {self._session.name}" if self._session else "")
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": "text_completion",
-            "created": self.created,
-            "model": self._service.name,
-            "choices": choices,
-        }
+        session = f", session {self._session.name}" if self._session else ""
+        self._request.scope["note"] = note + session
 
 
 class _EventStream(StreamingResponse):
     """A streamed response; it ends if the client disconnects."""
 
-    def __init__(self, answer: Answer, request: Request, gone: asyncio.Future) -> None:
-        super().__init__(
-            (),
-            media_type="text/event-stream",
-            headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"},
-        )
-        self._answer, self._request, self._disconnected = answer, request, gone
+    def __init__(self, answer: Answer) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(answer.stream(), media_type="text/event-stream", headers=headers)
+        self._answer = answer
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Send it in this task: starlette's implementation would start two more."""
+        with self._answer.streaming():
+            await self.stream_response(send)
 
-        async def write(body: bytes, more: bool) -> None:
-            await send({"type": "http.response.body", "body": body, "more_body": more})
 
+def read_prompt(service: Service, prompt: str | list[int]) -> tuple[list[int], str]:
+    """Tokenize a prompt.
+
+    Returns:
+        Its tokens, and a warning about characters or words that are read as ``<unk>``, or "".
+
+    Raises:
+        ApiError: It cannot be tokenized or is too long.
+    """
+    vocab, limit, warning = service.vocab, service.settings.max_prompt, ""
+    if isinstance(prompt, str):
         try:
-            with self._answer.streaming():
-                headers = self.raw_headers
-                await send({"type": "http.response.start", "status": 200, "headers": headers})
-                await self._answer.stream(self._request, write)
-        finally:
-            self._answer.cancel()
-            self._disconnected.cancel()
+            ids = vocab.encode(prompt)
+        except ValueError as error:
+            raise ApiError(400, f"prompt: {error}", "unknown_symbol", "prompt") from error
+        if unknown := unknown_warning(vocab, prompt, ids):
+            warning = f"prompt: {unknown}"
+    else:
+        ids = prompt
+        if ids and max(ids) >= len(vocab):
+            message = f"token {max(ids)} is outside the vocabulary of {len(vocab)}"
+            raise ApiError(400, message, "unknown_token", "prompt")
+    if len(ids) > limit:
+        message = f"the prompt has {len(ids)} tokens; at most {limit} are read at once"
+        raise ApiError(400, message, "too_long", "prompt")
+    return ids, warning
 
 
 def _event(value: dict[str, Any]) -> bytes:

@@ -8,13 +8,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from transformer_xl.apps.serve.errors import QueueFullError
 from transformer_xl.apps.serve.prompt_reading import (
     PromptReader,
     Reading,
@@ -22,77 +22,11 @@ from transformer_xl.apps.serve.prompt_reading import (
     scored,
     shares,
 )
-from transformer_xl.apps.serve.texts import Drawn, Ended, Event, PromptRead, Scored, Text
+from transformer_xl.apps.serve.serve_settings import ServeSettings
+from transformer_xl.apps.serve.texts import Drawn, Ended, Event, PromptRead, Scored, Shares, Text
 from transformer_xl.inference.generate import Sampler
 from transformer_xl.model import LanguageModel, Memory, Stepper
 from transformer_xl.model.lengths import Lengths
-
-
-class Streams:
-    """The batch of streams of the stepper; every step reads one token of each.
-
-    A free row is still computed, with an empty memory, until another stream takes it: compacting
-    the batch whenever a stream ends would copy all memories. The batch shrinks only when most rows
-    are free, and grows when none is.
-    """
-
-    def __init__(self, model: LanguageModel, mem_len: int, most: int) -> None:
-        self._model, self._most = model, most
-        self._lengths = Lengths.of(model.config, segment_len=1, mem_len=mem_len, ext_len=0)
-        self._stepper: Stepper | None = None
-        self._is_free: list[bool] = []
-
-    def __len__(self) -> int:
-        return self._is_free.count(False)
-
-    def add(self, memory: Memory) -> int:
-        """Add a stream with a copy of an unmasked memory; return its row."""
-        size = len(self._is_free)
-        if self._stepper is None:
-            self._stepper, self._is_free = Stepper.of(self._model, self._lengths, memory), [True]
-        elif not any(self._is_free):
-            more = min(size, self._most - size)
-            self._stepper = self._stepper.select([*range(size), *[0] * more])
-            self._is_free += [True] * more
-        row = self._is_free.index(True)
-        # Before a longer memory is added: free rows must not keep stale positions.
-        self._stepper.reset(self._free_rows())
-        self._stepper.put(row, memory)
-        self._is_free[row] = False
-        return row
-
-    def copy(self, row: int) -> Memory:
-        """Return a copy of the memory of one stream."""
-        assert self._stepper is not None
-        return self._stepper.memory([row]).seen()
-
-    def drop(self, row: int) -> None:
-        """Free the row of a stream."""
-        self._is_free[row] = True
-
-    def settle(self) -> dict[int, int]:
-        """Shrink the batch if most rows are free; map the old rows to the new ones."""
-        n, size = len(self), len(self._is_free)
-        # Below one half, else one stream that starts and ends would resize it each time.
-        few = n * 2 <= size if size <= 4 else n * 8 < size * 3
-        if not few or not n or self._stepper is None:
-            return {}
-        rows = [row for row, is_free in enumerate(self._is_free) if not is_free]
-        free = max(n, size // 2) - n
-        self._stepper = self._stepper.select(rows + [rows[0]] * free)
-        self._is_free = [False] * n + [True] * free
-        return {old: row for row, old in enumerate(rows)}
-
-    def read(self, tokens: dict[int, int]) -> Float[Tensor, "B D"]:
-        """Read a token of each stream, by its row; return the hidden states in that order."""
-        assert self._stepper is not None
-        self._stepper.reset(self._free_rows())
-        given = torch.tensor([tokens.get(row, 0) for row in range(len(self._is_free))])
-        return self._stepper(given)[list(tokens)]
-
-    def _free_rows(self) -> list[int]:
-        return [row for row, is_free in enumerate(self._is_free) if is_free]
-
 
 log = logging.getLogger("transformer_xl.serve")
 
@@ -100,17 +34,76 @@ Events = list[tuple[Text, Event]]
 
 _MAX_PARTS = 4
 """A group larger than the free rows is split into at most so many parts."""
-_FAILED = Ended("failed", "", None, "the model failed")
+
+
+class Batch:
+    """The running texts, in rows of a stepper; every step reads one token of each.
+
+    A free row is still computed, with an empty memory, until another text takes it: compacting
+    the batch whenever a text ends would copy all memories. The batch shrinks only when most rows
+    are free, and grows when none is.
+
+    Attributes:
+        rows: The text of each row; None: free.
+    """
+
+    def __init__(self, model: LanguageModel, max_batch: int) -> None:
+        self._model, self._max_batch = model, max_batch
+        self._lengths = Lengths.of(model.config, segment_len=1, ext_len=0)
+        self._stepper: Stepper | None = None
+        self.rows: list[Text | None] = []
+
+    @property
+    def texts(self) -> dict[int, Text]:
+        """The running texts, by row."""
+        return {row: text for row, text in enumerate(self.rows) if text is not None}
+
+    def add(self, text: Text, memory: Memory) -> None:
+        """Add a text with a copy of an unmasked memory."""
+        size = len(self.rows)
+        if self._stepper is None:
+            self._stepper, self.rows = Stepper.of(self._model, self._lengths, memory), [None]
+        elif None not in self.rows:
+            more = min(size, self._max_batch - size)
+            self._stepper = self._stepper.select([*range(size), *[0] * more])
+            self.rows += [None] * more
+        row = self.rows.index(None)
+        # Before a longer memory is added: free rows must not keep stale positions.
+        self._stepper.reset(self._free_rows())
+        self._stepper.put(row, memory)
+        self.rows[row] = text
+
+    def memory(self, row: int) -> Memory:
+        """Return a copy of the memory of one text."""
+        assert self._stepper is not None
+        return self._stepper.memory([row]).seen()
+
+    def shrink(self) -> None:
+        """Shrink the batch if most rows are free."""
+        rows, size = [*self.texts], len(self.rows)
+        n = len(rows)
+        # Below one half, else one text that starts and ends would resize it each time.
+        few = n * 2 <= size if size <= 4 else n * 8 < size * 3
+        if few and n and self._stepper is not None:
+            free = max(n, size // 2) - n
+            self._stepper = self._stepper.select(rows + [rows[0]] * free)
+            self.rows = [self.rows[row] for row in rows] + [None] * free
+
+    def step(self) -> Float[Tensor, "B D"]:
+        """Read the last token of each running text; return the hidden states in their order."""
+        assert self._stepper is not None
+        self._stepper.reset(self._free_rows())
+        tokens = torch.tensor([0 if text is None else text.last_token for text in self.rows])
+        return self._stepper(tokens)[[*self.texts]]
+
+    def _free_rows(self) -> list[int]:
+        return [row for row, text in enumerate(self.rows) if text is None]
 
 
 def tell(events: Events) -> None:
     """Pass each event to the ``sink`` of its text."""
     for text, event in events:
         text.sink(event)
-
-
-class QueueFullError(Exception):
-    """The queue is full."""
 
 
 class Engine:
@@ -121,9 +114,7 @@ class Engine:
 
     Args:
         model: The model, in evaluation mode; only the engine may use it while it runs.
-        max_batch: Largest number of texts at once, including those whose prompt is being read.
-        max_queue: Largest number of waiting texts.
-        piece: Largest number of tokens of a prompt that are read between two steps.
+        settings: The limits; texts whose prompt is being read count for ``max_batch``, too.
         deliver: Called once a step with the events of all texts; by default calls their ``sink``.
         stepped: Called with the number of texts of each step, in the engine's thread.
     """
@@ -131,20 +122,16 @@ class Engine:
     def __init__(
         self,
         model: LanguageModel,
-        *,
-        max_batch: int = 64,
-        max_queue: int = 256,
-        piece: int = 128,
+        settings: ServeSettings,
         deliver: Callable[[Events], object] = tell,
         stepped: Callable[[int], object] = lambda _: None,
     ) -> None:
-        self.model = model
-        self._mem_len = model.config.mem_len
-        self._max_batch, self._max_queue, self._piece = max_batch, max_queue, piece
+        self.model, self._mem_len = model, model.config.mem_len
+        self._settings, self._max_batch = settings, settings.max_batch
         self._deliver, self._stepped = deliver, stepped
         self._wake = threading.Condition()
         self._waiting: deque[list[Text]] = deque()
-        self._asked: deque[tuple[Callable[[], Any], Future]] = deque()
+        self._asked: list[tuple[Callable[[], Any], Future]] = []
         self._events: Events = []
         self._is_stopping = False
         self._reset()
@@ -167,7 +154,8 @@ class Engine:
     @property
     def n_running(self) -> int:
         """Number of texts whose prompt is being read or that are being generated."""
-        return len(self._running) + sum(len(each.texts) for each in tuple(self._readings))
+        rows, readings = self._batch.rows, tuple(self._readings)
+        return len(rows) - rows.count(None) + sum(len(each.texts) for each in readings)
 
     def submit(self, texts: Sequence[Text]) -> None:
         """Queue texts; those with the same prompt and without a memory share its reading.
@@ -179,7 +167,7 @@ class Engine:
         for text in texts:
             groups.setdefault(text if text.mems else (text.prompt, text.to_read), []).append(text)
         with self._wake:
-            if self._is_stopping or self.n_waiting + len(texts) > self._max_queue:
+            if self._is_stopping or self.n_waiting + len(texts) > self._settings.max_queue:
                 raise QueueFullError
             # A group is admitted as a whole, so it must not be larger than the batch.
             for group in groups.values():
@@ -199,7 +187,7 @@ class Engine:
 
     def attention_shares(self, token: int, mems: Memory) -> Float[Tensor, " S"]:
         """Return the attention of a token to the memory; to be called through :meth:`ask`."""
-        return shares(self.model, [token], self._reader.prepared(mems))[0]
+        return shares(self.model, token, self._reader.prepared(mems))
 
     def cut(self) -> None:
         """Truncate all texts, accept no more, and let the thread end."""
@@ -215,26 +203,26 @@ class Engine:
 
     def _reset(self) -> None:
         self._readings: list[Reading] = []
-        self._running: dict[int, Text] = {}
-        self._streams = Streams(self.model, self._mem_len, self._max_batch)
-        self._reader = PromptReader(self.model, self._mem_len, self._piece)
+        self._batch = Batch(self.model, self._max_batch)
+        self._reader = PromptReader(self.model, self._settings.piece)
+
+    def _has_work(self) -> bool:
+        return bool(self._asked or self._waiting or self.n_running or self._is_stopping)
 
     @torch.no_grad()
     def _run(self) -> None:
-        while True:
+        is_stopping = False
+        while not is_stopping:
             with self._wake:
-                while not (
-                    self._waiting or self._readings or self._running or self._asked
-                    or self._is_stopping
-                ):  # fmt: skip
-                    self._wake.wait()
-                asked, self._asked = self._asked, deque()
+                self._wake.wait_for(self._has_work)
+                asked, self._asked = self._asked, []
                 came = self._dequeue()
                 is_stopping = self._is_stopping
             for function, future in asked:
                 _call(function, future)
             try:
-                self._readings += [self._reader.begin(texts) for texts in came]
+                for texts in came:
+                    self._readings.append(Reading(texts, self._reader.prepared(texts[0].mems)))
                 self._end_early(is_stopping)
                 self._read()
                 self._write()
@@ -245,8 +233,6 @@ class Engine:
             if self._events:
                 events, self._events = self._events, []
                 self._deliver(events)
-            if is_stopping:
-                return
 
     def _dequeue(self) -> list[list[Text]]:
         """Dequeue as many groups as there are free rows, and a part of a large one."""
@@ -257,15 +243,14 @@ class Engine:
             if len(first) > free and not self._is_stopping:
                 # Neither in many small parts, each of which reads the prompt again, nor only as a
                 # whole: the queue would be blocked until the longest running text has ended.
-                if free < self._max_batch / _MAX_PARTS:
-                    break
-                came.append(first[:free])
-                self._waiting[0] = first[free:]
+                if free >= self._max_batch / _MAX_PARTS:
+                    came.append(first[:free])
+                    self._waiting[0] = first[free:]
                 break
             free -= len(first)
             came.append(self._waiting.popleft())
         # Cancelled and late texts need no row to end.
-        gone = [texts for texts in self._waiting if all(t.is_cancelled or t.is_late for t in texts)]
+        gone = [texts for texts in self._waiting if all(text.is_over for text in texts)]
         for texts in gone:
             self._waiting.remove(texts)
         return came + gone
@@ -274,29 +259,23 @@ class Engine:
         """End texts that were cancelled or whose deadline has passed."""
         for reading in [*self._readings]:
             for text in [*reading.texts]:
-                if is_stopping or text.is_cancelled or text.is_late:
+                if is_stopping or text.is_over:
                     reading.texts.remove(text)
                     reason = "cancelled" if text.is_cancelled else "late"
-                    self._events.append((text, Ended(reason, "", None)))
+                    self._events.append((text, Ended(reason)))
             if not reading.texts:
                 self._readings.remove(reading)
-        for place, text in [*self._running.items()]:
-            if is_stopping or text.is_cancelled or text.is_late:
-                state = None
-                if text.keeps_state:
-                    state = text.state(self._streams.copy(place), self._mem_len)
-                self._free_row(place)
-                reason = "cancelled" if text.is_cancelled else "length"
-                self._events.append((text, Ended(reason, text.writer.flush(), state)))
+        for row, text in self._batch.texts.items():
+            if is_stopping or text.is_over:
+                self._end_row(row, "cancelled" if text.is_cancelled else "length")
 
     def _read(self) -> None:
         """Read a chunk of the oldest prompts; begin to generate where a prompt is complete."""
-        unread = [reading for reading in self._readings if not reading.is_done]
-        if unread:
+        if unread := [reading for reading in self._readings if not reading.is_done]:
             self._reader.read(unread)
         for reading in [each for each in self._readings if each.is_done]:
             for text in reading.texts:
-                self._events.append((text, PromptRead(tuple(reading.scored))))
+                self._events.append((text, PromptRead(reading.scored)))
             self._begin(reading)
             # Not before: if that fails, its texts must still be found to be given up.
             self._readings.remove(reading)
@@ -309,42 +288,34 @@ class Engine:
                 self._events.append((text, Ended("length", "", state)))
             return
         seen = [reading.attended] * len(texts)
-        goes_on = self._draw(texts, reading.hidden.expand(len(texts), -1), seen)
-        for text, reason in zip(texts, goes_on, strict=True):
+        reasons = self._draw(texts, reading.hidden.expand(len(texts), -1), seen)
+        for text, reason in zip(texts, reasons, strict=True):
             if reason:
                 self._end(text, reason, reading.mems)
             else:
-                self._running[self._streams.add(reading.mems)] = text
+                self._batch.add(text, reading.mems)
 
     def _write(self) -> None:
         """Sample a token for each running text."""
-        if not self._running:
+        self._batch.shrink()
+        running = self._batch.texts
+        if not running:
             return
-        if moved := self._streams.settle():
-            self._running = {moved[place]: text for place, text in self._running.items()}
-        self._stepped(len(self._running))
-        places, texts = [*self._running], [*self._running.values()]
-        seen = [self._attention_of(place, text) for place, text in self._running.items()]
-        hidden = self._streams.read(
-            {place: text.last_token for place, text in self._running.items()}
-        )
-        for place, text, reason in zip(places, texts, self._draw(texts, hidden, seen), strict=True):
+        self._stepped(len(running))
+        seen = [self._attention_of(row, text) for row, text in running.items()]
+        reasons = self._draw([*running.values()], self._batch.step(), seen)
+        for row, reason in zip(running, reasons, strict=True):
             if reason:
-                mems = self._streams.copy(place) if text.keeps_state else None
-                self._free_row(place)
-                self._end(text, reason, mems)
+                self._end_row(row, reason)
 
-    def _attention_of(self, place: int, text: Text) -> tuple[tuple[int, float], ...] | None:
+    def _attention_of(self, row: int, text: Text) -> Shares | None:
         if not text.attention:
             return None
-        past = self._streams.copy(place)
-        return most_seen(shares(self.model, [text.last_token], past)[0], text.attention)
+        past = self._batch.memory(row)
+        return most_seen(shares(self.model, text.last_token, past), text.attention)
 
     def _draw(
-        self,
-        texts: Sequence[Text],
-        hidden: Float[Tensor, "B D"],
-        seen: Sequence[tuple[tuple[int, float], ...] | None],
+        self, texts: Sequence[Text], hidden: Float[Tensor, "B D"], seen: Sequence[Shares | None]
     ) -> list[str]:
         """Sample a token for each text; return why it ends, or an empty string if it continues."""
         # Drawn on the CPU: the same seed gives the same numbers on every device.
@@ -353,8 +324,7 @@ class Engine:
         )
         kinds: dict[tuple[object, ...], list[int]] = {}
         for row, text in enumerate(texts):
-            sampler = text.sampler
-            kinds.setdefault((sampler.temperature, sampler.top_k, sampler.top_p), []).append(row)
+            kinds.setdefault(tuple(text.sampler.settings.values()), []).append(row)
         tokens: list[int | None] = [None] * len(texts)
         for rows in kinds.values():
             drawn = self._sample(texts[rows[0]].sampler, hidden[rows], numbers[rows])
@@ -384,10 +354,8 @@ class Engine:
                 log.exception("a token cannot be drawn; its text is given up")
                 return [None]
         # One row may be the cause: sampled one by one, the others do not fail with it.
-        return [
-            self._sample(sampler, hidden[row : row + 1], numbers[row : row + 1])[0]
-            for row in range(len(hidden))
-        ]
+        rows = zip(hidden.split(1), numbers.split(1), strict=True)
+        return [self._sample(sampler, *row)[0] for row in rows]
 
     def _scores(
         self, texts: Sequence[Text], hidden: Float[Tensor, "B D"], tokens: Sequence[int | None]
@@ -403,28 +371,31 @@ class Engine:
         rows, drawn, most = (list(x) for x in zip(*asked, strict=True))
         found = scored(self.model, hidden[rows], drawn, max(most))
         return {
-            row: replace(each, top=each.top[:n])
+            row: each._replace(top=each.top[:n])
             for row, n, each in zip(rows, most, found, strict=True)
         }
 
+    def _end_row(self, row: int, reason: Any) -> None:
+        """End a running text and free its row."""
+        text = self._batch.rows[row]
+        assert text is not None
+        self._end(text, reason, self._batch.memory(row) if text.keeps_state else None)
+        # Not before: if that fails, the text must still be found to be given up.
+        self._batch.rows[row] = None
+
     def _end(self, text: Text, reason: Any, mems: Memory | None) -> None:
         if reason == "failed":
-            self._events.append((text, _FAILED))
+            self._events.append((text, Ended("failed")))
             return
         state = None if mems is None else text.state(mems, self._mem_len)
         self._events.append((text, Ended(reason, text.writer.flush(), state)))
 
-    def _free_row(self, place: int) -> None:
-        self._streams.drop(place)
-        del self._running[place]
-
     def _give_up(self, came: list[list[Text]]) -> None:
         ended = {text for text, event in self._events if isinstance(event, Ended)}
-        texts = [*self._running.values(), *(t for each in self._readings for t in each.texts)]
-        texts += [text for group in came for text in group]
-        for text in dict.fromkeys(texts):
+        groups = [[*self._batch.texts.values()], *(each.texts for each in self._readings), *came]
+        for text in dict.fromkeys(text for group in groups for text in group):
             if text not in ended:
-                self._events.append((text, _FAILED))
+                self._events.append((text, Ended("failed")))
         self._reset()
 
 

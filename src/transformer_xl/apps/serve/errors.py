@@ -1,43 +1,4 @@
-"""Errors in OpenAI's format: JSON for every status."""
-
-import json
-from collections.abc import Mapping
-from http import HTTPStatus
-from typing import Any
-
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
-
-from transformer_xl.apps.serve.engine import QueueFullError
-from transformer_xl.apps.serve.sessions import (
-    SessionBusyError,
-    SessionError,
-    SessionMissingError,
-    StorageFullError,
-    TooManySessionsError,
-)
-
-_TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    409: "conflict_error",
-    429: "rate_limit_error",
-}
-_OF_SESSION = {
-    SessionMissingError: (404, "", "session_not_found"),
-    SessionBusyError: (409, ": wait until it has ended", "session_busy"),
-    TooManySessionsError: (429, ": delete one", "too_many_sessions"),
-    StorageFullError: (
-        507,
-        ": free space on the disk of the server, or delete sessions",
-        "no_room",
-    ),
-    SessionError: (409, "", "session_not_saved"),
-}
-RETRY_SECONDS = 1
-"""Value of the header Retry-After."""
+"""Errors of the server, each with the status and the code that a client is told."""
 
 
 class ApiError(Exception):
@@ -47,6 +8,9 @@ class ApiError(Exception):
     invalid field.
     """
 
+    status: int
+    code: str | None
+
     def __init__(
         self, status: int, message: str, code: str | None = None, param: str | None = None
     ) -> None:
@@ -54,52 +18,48 @@ class ApiError(Exception):
         self.status, self.message, self.code, self.param = status, message, code, param
 
 
-# Created once: json.dumps with options creates an encoder for each call.
-_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+class QueueFullError(ApiError):
+    """The queue is full, or the engine is stopping."""
+
+    def __init__(self) -> None:
+        super().__init__(429, "too many requests wait: try again later", "queue_full")
 
 
-def encoded(value: Any) -> bytes:
-    """Return JSON in ASCII, which can also hold lone surrogates."""
-    return _ENCODER.encode(value).encode()
+class SessionError(ApiError):
+    """A session is not available."""
+
+    status, code = 409, "session_not_saved"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(self.status, message, self.code, "session")
 
 
-class JsonResponse(Response):
-    """JSON, as :func:`encoded` writes it."""
+class SessionMissingError(SessionError):
+    """There is no such session."""
 
-    media_type = "application/json"
-
-    def render(self, content: Any) -> bytes:
-        """Encode a value."""
-        return encoded(content)
+    status, code = 404, "session_not_found"
 
 
-def content(error: ApiError) -> dict[str, Any]:
-    """Return the JSON of an error."""
-    fallback = "invalid_request_error" if error.status < 500 else "server_error"
-    about = {
-        "message": error.message,
-        "type": _TYPES.get(error.status, fallback),
-        "param": error.param,
-        "code": error.code,
-    }
-    return {"error": about}
+class SessionBusyError(SessionError):
+    """Another request uses the session."""
+
+    status, code = 409, "session_busy"
 
 
-def response(error: ApiError, headers: Mapping[str, str] | None = None) -> JsonResponse:
-    """Return the response to a request that failed."""
-    headers = dict(headers or {})
-    if error.status in (429, 503):
-        headers["Retry-After"] = str(RETRY_SECONDS)
-    if error.status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    return JsonResponse(content(error), error.status, headers)
+class TooManySessionsError(SessionError):
+    """The largest number of sessions is reached."""
+
+    status, code = 429, "too_many_sessions"
 
 
-def of_session(error: Exception, name: str) -> ApiError:
-    """Return the response for an error of a session."""
-    if isinstance(error, SessionError):
-        status, remedy, code = _OF_SESSION[type(error)]
-        return ApiError(status, f"{error}{remedy}", code, "session")
+class StorageFullError(SessionError):
+    """The memory is full of sessions that cannot be saved."""
+
+    status, code = 507, "no_room"
+
+
+def file_error(error: Exception, name: str) -> ApiError:
+    """Return the error response where the file of a session cannot be used."""
     if isinstance(error, ValueError):
         message = f"session {name!r} was made with another model: delete it, or take another name"
         return ApiError(409, message, "session_of_another_model", "session")
@@ -107,43 +67,3 @@ def of_session(error: Exception, name: str) -> ApiError:
         message = f"the file of session {name!r} is damaged: delete it, or restore it from a copy"
         return ApiError(500, message, "session_damaged", "session")
     return ApiError(500, f"session {name!r} cannot be read or written: see the log", "disk")
-
-
-def add_handlers(app: FastAPI) -> None:
-    """Return every error in the same format."""
-
-    @app.exception_handler(ApiError)
-    async def _known(request: Request, error: ApiError) -> Response:
-        return response(error)
-
-    @app.exception_handler(QueueFullError)
-    async def _full(request: Request, error: QueueFullError) -> Response:
-        return response(ApiError(429, "too many requests wait: try again later", "queue_full"))
-
-    @app.exception_handler(RequestValidationError)
-    async def _invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"][1:])
-        where = place or str(first["loc"][0])
-        message = f"{where}: {first['msg']}"
-        status = 422
-        if first["type"] == "json_invalid":
-            # Its location is a character of the body instead of a field.
-            message = f"the body is not valid JSON: {first['ctx']['error']}, character {place}"
-            status, place = 400, ""
-        return response(ApiError(status, message, first["type"], place or None))
-
-    @app.exception_handler(HTTPException)
-    async def _http(request: Request, error: HTTPException) -> Response:
-        phrase = HTTPStatus(error.status_code).phrase
-        message = f"{request.method} {request.url.path}: {phrase}"
-        if error.detail and error.detail != phrase:
-            message += f": {error.detail}"
-        if error.status_code in (404, 405):
-            message += "; GET /openapi.json lists the endpoints"
-        code = phrase.lower().replace(" ", "_")
-        return response(ApiError(error.status_code, message, code), error.headers)
-
-    @app.exception_handler(Exception)
-    async def _fault(request: Request, error: Exception) -> Response:
-        return response(ApiError(500, "the server failed: see its log", "internal_error"))

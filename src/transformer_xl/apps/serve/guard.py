@@ -4,12 +4,12 @@ import asyncio
 import hmac
 import logging
 import time
-from collections.abc import Iterator
 
-from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from transformer_xl.apps.serve.errors import ApiError, response
+from transformer_xl.apps.serve.errors import ApiError
+from transformer_xl.apps.serve.responses import error_response
 from transformer_xl.apps.serve.service import Service
 
 log = logging.getLogger("transformer_xl.serve")
@@ -35,12 +35,11 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
-        self._app, self._service = app, service
-        host = service.settings.host
-        names = {name.lower() for name in service.settings.names}
-        self._hosts = {*_LOOPBACK_HOSTS, *names} if host in _LOOPBACK_HOSTS else None
-        key = service.settings.api_key
-        self._key = None if key is None else f"Bearer {key}".encode()
+        self._app, self._service, settings = app, service, service.settings
+        names = {name.lower() for name in settings.names}
+        is_local = settings.host in _LOOPBACK_HOSTS
+        self._hosts = {*_LOOPBACK_HOSTS, *names} if is_local else None
+        self._key = None if settings.api_key is None else settings.api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or respond with an error."""
@@ -57,36 +56,30 @@ class Guard:
             await send(message)
 
         try:
-            try:
-                body = await self._checked(scope, receive)
-            except ApiError as error:
-                # The unread rest of the body would be parsed as the next request.
-                close = {"Connection": "close"} if error.status in (408, 413) else None
-                await response(error, close)(scope, receive, sending)
-            else:
-                await self._app(scope, _replayed(body, receive), sending)
+            body = await self._checked(Request(scope, receive))
+            await self._app(scope, _replayed(body, receive), sending)
+        except ApiError as error:
+            await error_response(error)(scope, receive, sending)
         finally:
             self._record(scope, status, time.perf_counter() - started)
 
-    async def _checked(self, scope: Scope, receive: Receive) -> bytes:
+    async def _checked(self, request: Request) -> bytes:
         """Check a request and return its body.
 
         Raises:
             ApiError: It is refused.
         """
-        headers = Headers(scope=scope)
+        headers = request.headers
         if self._hosts is not None and _host(headers.get("host", "")) not in self._hosts:
-            raise ApiError(
-                421, "this server accepts only the host localhost: see --names", "misdirected"
-            )
-        given = headers.get("authorization", "").encode("latin-1")
-        if self._key is not None and scope["path"] not in _PUBLIC_PATHS:
-            scheme, _, rest = given.partition(b" ")
-            given = scheme.lower().capitalize() + b" " + rest
-            if not hmac.compare_digest(given, self._key):
+            message = "this server accepts only the host localhost: see --names"
+            raise ApiError(421, message, "misdirected")
+        if self._key is not None and request.scope["path"] not in _PUBLIC_PATHS:
+            scheme, _, given = headers.get("authorization", "").partition(" ")
+            is_key = hmac.compare_digest(given.encode("latin-1"), self._key)
+            if scheme.lower() != "bearer" or not is_key:
                 message = "the API key is missing or wrong: send Authorization: Bearer KEY"
                 raise ApiError(401, message, "invalid_api_key")
-        body = await self._body(headers, receive)
+        body = await self._body(request)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if body and kind != "application/json":
             # A page of another origin cannot send this type without a preflight request.
@@ -94,28 +87,25 @@ class Guard:
             raise ApiError(415, message, "unsupported_media_type")
         return body
 
-    async def _body(self, headers: Headers, receive: Receive) -> bytes:
+    async def _body(self, request: Request) -> bytes:
         limit = self._service.settings.max_body
         too_large = ApiError(413, f"a request has at most {limit} bytes", "too_large")
-        length = headers.get("content-length", "")
+        length = request.headers.get("content-length", "")
         if length.isdecimal() and int(length[:20]) > limit:
             raise too_large
-        parts, size = [], 0
+        body = bytearray()
         try:
             async with asyncio.timeout(_BODY_SECONDS):
-                while True:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        raise ApiError(400, "the client disconnected", "client_closed_request")
-                    parts.append(message.get("body", b""))
-                    size += len(parts[-1])
-                    if size > limit:
+                async for part in request.stream():
+                    body += part
+                    if len(body) > limit:
                         raise too_large
-                    if not message.get("more_body", False):
-                        return b"".join(parts)
+        except ClientDisconnect:
+            raise ApiError(400, "the client disconnected", "client_closed_request") from None
         except TimeoutError:
             message = f"the request was not complete after {_BODY_SECONDS:g} seconds"
             raise ApiError(408, message, "timeout") from None
+        return bytes(body)
 
     def _record(self, scope: Scope, status: int, seconds: float) -> None:
         # The route instead of the path: each invented path would become a metric of its own.
@@ -141,9 +131,9 @@ def _host(value: str) -> str:
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
     """Return a ``receive`` that first returns the body that was read already."""
-    given: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
-        return next(given, None) or await receive()
+        return messages.pop() if messages else await receive()
 
     return again

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.apps.serve.texts import Scored, Text
+from transformer_xl.apps.serve.texts import Scored, Shares, Text
 from transformer_xl.inference.generate.batch import PROMPT_SEGMENT
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.lengths import Lengths
@@ -35,7 +35,7 @@ class Reading:
     hidden: Float[Tensor, "1 D"] | None = None
     """Of the last token that was read."""
     scored: list[Scored] = field(default_factory=list)
-    attended: tuple[tuple[int, float], ...] | None = None
+    attended: Shares | None = None
     """The attention with which the first new token is predicted."""
 
     @property
@@ -50,31 +50,22 @@ class Reading:
 
     @property
     def attention(self) -> int:
-        """How many positions of the largest attention the texts request."""
-        return max(text.attention for text in self.texts)
-
-    @property
-    def is_looked_at(self) -> bool:
-        """Whether the attention of the first new token is to be computed."""
-        return bool(self.is_done and self.attention and self.texts[0].max_tokens)
+        """How many positions of the first new token's attention are asked for."""
+        return max(text.attention if text.max_tokens else 0 for text in self.texts)
 
 
 class PromptReader:
     """Reads prompts, at most ``piece`` tokens of each at once."""
 
-    def __init__(self, model: LanguageModel, mem_len: int, piece: int) -> None:
-        self._model, self._mem_len = model, mem_len
+    def __init__(self, model: LanguageModel, piece: int) -> None:
+        self._model, self._mem_len = model, model.config.mem_len
         # Everything read enters the memory, so no extended context is read again.
         self._lengths = Lengths.of(model.config, segment_len=PROMPT_SEGMENT, ext_len=0)
-        start = model.keep(model.start_memory(1, mem_len))
-        self._start, self._is_kept = start, start.has_keys
+        self._start = model.keep(model.start_memory(1, self._mem_len))
+        self._is_kept = self._start.has_keys
         # Where results depend on the bounds of segments, a segment is read as a whole.
         can_cut = self._is_kept and not model.depends_on_segments
         self._piece = min(piece, PROMPT_SEGMENT) if can_cut else PROMPT_SEGMENT
-
-    def begin(self, texts: list[Text]) -> Reading:
-        """Begin to read the prompt that the texts share."""
-        return Reading(texts, self.prepared(texts[0].mems))
 
     def prepared(self, mems: Memory | None) -> Memory:
         """Return a memory in the form that is read here; None: that of the start of a text."""
@@ -84,72 +75,64 @@ class PromptReader:
         """Read a chunk of the first prompt, batched with chunks of others."""
         group = [readings[0]]
         longest = self._length(readings[0])
-        if self._is_kept:
-            for reading in readings[1:]:
-                wider = max(longest, self._length(reading))
-                if wider * (len(group) + 1) <= _CHUNKS_PER_BATCH * self._piece:
-                    group.append(reading)
-                    longest = wider
-        self._read_batch(group, longest)
+        for reading in readings[1:] if self._is_kept else ():
+            wider = max(longest, self._length(reading))
+            if wider * (len(group) + 1) <= _CHUNKS_PER_BATCH * self._piece:
+                group.append(reading)
+                longest = wider
+        tokens = torch.zeros(len(group), longest, dtype=torch.int64)
+        for row, reading in enumerate(group):
+            piece = reading.ids[reading.place : reading.place + self._length(reading)]
+            # Padded on the right: no token sees the tokens after it.
+            tokens[row, : len(piece)] = torch.tensor(piece, dtype=torch.int64)
+        before = group[0].mems if len(group) == 1 else join([each.mems for each in group])
+        # The memory is truncated only at the end of a segment.
+        mem_len = len(before) + longest if self._is_kept else self._mem_len
+        (piece,) = read(self._model, tokens, self._lengths._replace(mem_len=mem_len), before)
+        for row, reading in enumerate(group):
+            length = self._length(reading)
+            hidden = piece.hidden[row, :length]
+            self._score(reading, hidden)
+            reading.place += length
+            reading.hidden = hidden[-1:]
+            if self._is_kept:
+                self._keep(reading, piece.mems, row, length, len(before) + length)
+                continue
+            if reading.is_done and reading.attention:
+                # Read again up to the last token, whose attention is computed alone.
+                whole = self._lengths._replace(mem_len=len(before) + length)
+                past = read_all(self._model, tokens[:1, : length - 1], whole, before)
+                self._set_attention(reading, past)
+            reading.mems = piece.mems
 
     def _length(self, reading: Reading) -> int:
         """Return the length of the next chunk, which ends at most at the end of a segment."""
         left = len(reading.ids) - reading.place
         return min(left, self._piece, PROMPT_SEGMENT - reading.place % PROMPT_SEGMENT)
 
-    def _read_batch(self, group: Sequence[Reading], longest: int) -> None:
-        lengths = [self._length(reading) for reading in group]
-        tokens = torch.zeros(len(group), longest, dtype=torch.int64)
-        for row, (reading, length) in enumerate(zip(group, lengths, strict=True)):
-            piece = reading.ids[reading.place : reading.place + length]
-            # Padded on the right: no token sees the tokens after it.
-            tokens[row, :length] = torch.tensor(piece, dtype=torch.int64)
-        before = group[0].mems if len(group) == 1 else join([each.mems for each in group])
-        # The memory is truncated only at the end of a segment.
-        mem_len = len(before) + longest if self._is_kept else self._mem_len
-        (read_piece,) = read(self._model, tokens, self._lengths._replace(mem_len=mem_len), before)
-        hidden, after = read_piece.hidden, read_piece.mems
-        for row, (reading, length) in enumerate(zip(group, lengths, strict=True)):
-            self._score(reading, hidden[row, :length])
-            reading.place += length
-            reading.hidden = hidden[row : row + 1, length - 1]
-            if self._is_kept:
-                stop = len(after) - longest + length
-                first = self._first_seen(reading, length, stop)
-                if reading.is_looked_at:
-                    self._set_attention(reading, _row(after, row, first, stop - 1))
-                is_end = reading.is_done or reading.place % PROMPT_SEGMENT == 0
-                first = max(first, stop - self._mem_len) if is_end else first
-                reading.mems = _row(after, row, first, stop)
-            else:
-                if reading.is_looked_at:
-                    # Read again up to the last token, whose attention is computed alone.
-                    whole = self._lengths._replace(mem_len=len(before) + length)
-                    self._set_attention(
-                        reading, read_all(self._model, tokens[:1, : length - 1], whole, before)
-                    )
-                reading.mems = after
-
-    def _first_seen(self, reading: Reading, length: int, stop: int) -> int:
-        """Return the oldest position that is visible after a chunk that ends at ``stop``."""
+    def _keep(self, reading: Reading, after: Memory, row: int, length: int, stop: int) -> None:
+        """Set the memory of a prompt after a chunk, whose last position is before ``stop``."""
+        first = stop - length - len(reading.mems)
         ids = reading.ids[reading.place - length : reading.place]
         if (reset_at := self._model.config.reset_at) in ids:
-            return stop - 1 - ids[::-1].index(reset_at)
-        return stop - length - len(reading.mems)
+            first = stop - 1 - ids[::-1].index(reset_at)
+        if reading.is_done and reading.attention:
+            self._set_attention(reading, _row(after, row, first, stop - 1))
+        if reading.is_done or reading.place % PROMPT_SEGMENT == 0:
+            first = max(first, stop - self._mem_len)
+        reading.mems = _row(after, row, first, stop)
 
     def _set_attention(self, reading: Reading, past: Memory) -> None:
-        seen = shares(self._model, [reading.ids[-1]], past)
-        reading.attended = most_seen(seen[0], reading.attention)
+        seen = shares(self._model, reading.ids[-1], past)
+        reading.attended = most_seen(seen, reading.attention)
 
     def _score(self, reading: Reading, hidden: Float[Tensor, "T D"]) -> None:
         """Score the tokens of the prompt that a chunk predicts."""
         first = reading.texts[0]
-        if not first.scores_prompt:
-            return
         following = first.prompt[reading.place + 1 : reading.place + 1 + len(hidden)]
-        if following:
-            found = scored(self._model, hidden[: len(following)], following, first.logprobs or 0)
-            reading.scored += found
+        if first.scores_prompt and following:
+            hidden = hidden[: len(following)]
+            reading.scored += scored(self._model, hidden, following, first.logprobs or 0)
 
 
 def scored(
@@ -160,25 +143,24 @@ def scored(
     log_probs = model.head.log_probs(hidden).clamp(min=_MIN_LOG_PROB)
     values, likeliest = log_probs.topk(min(most, log_probs.shape[-1]))
     own = log_probs[torch.arange(len(tokens)), torch.tensor(tokens)].tolist()
+    near = zip(likeliest.tolist(), values.tolist(), strict=True)
     return [
-        Scored(token, log_prob, tuple(zip(row, near, strict=True)))
-        for token, log_prob, row, near in zip(
-            tokens, own, likeliest.tolist(), values.tolist(), strict=True
-        )
+        Scored(token, log_prob, tuple(zip(*top, strict=True)))
+        for token, log_prob, top in zip(tokens, own, near, strict=True)
     ]
 
 
-def shares(model: LanguageModel, tokens: Sequence[int], mems: Memory) -> Float[Tensor, "B S"]:
-    """Return, for the token of each stream, its shares of attention, oldest position first.
+def shares(model: LanguageModel, token: int, mems: Memory) -> Float[Tensor, " S"]:
+    """Return the shares of attention of a token, oldest position first.
 
     They are the mean over heads and layers and add up to one; the last is the token's own.
     """
-    newest = torch.tensor(tokens, device=model.device)[:, None]
+    newest = torch.tensor([[token]], device=model.device)
     weights = torch.stack(model.attention_weights(newest, mems)).float()
-    return weights[..., -1, :].mean((0, 2)).cpu()
+    return weights[..., -1, :].mean((0, 2))[0].cpu()
 
 
-def most_seen(seen: Float[Tensor, " S"], most: int) -> tuple[tuple[int, float], ...]:
+def most_seen(seen: Float[Tensor, " S"], most: int) -> Shares:
     """Return distances (0: the newest position) and shares of the largest ones, descending."""
     values, places = seen.topk(min(most, len(seen)))
     last = len(seen) - 1

@@ -4,8 +4,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from transformer_xl.apps.serve.sessions import NAME
+
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
-SessionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+SessionName = Annotated[str, Field(pattern=NAME)]
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -22,32 +24,38 @@ class CompletionRequest(BaseModel):
 
     model: str | None = None
     prompt: str | list[str] | list[Token] | list[list[Token]] = ""
-    max_tokens: Annotated[int, Field(ge=0)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(
-        None, description="None, as for top_p and top_k: the default of the model folder."
+    max_tokens: int | None = Field(None, ge=0)
+    temperature: float | None = Field(
+        None,
+        ge=0,
+        le=100,
+        description="None, as for top_p and top_k: the default of the model folder.",
     )
-    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(None, description="1: all tokens.")
-    top_k: Annotated[int, Field(ge=1)] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
+    top_p: float | None = Field(None, gt=0, le=1, description="1: all tokens.")
+    top_k: int | None = Field(None, ge=1)
+    n: int | None = Field(None, ge=1)
     stop: _Stop | Annotated[list[_Stop], Field(max_length=16)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     echo: bool | None = None
-    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    logprobs: int | None = Field(None, ge=0, le=20)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     session: SessionName | None = Field(
         None, description="Name of a session: its text is continued, and its memory is kept."
     )
-    attention: Annotated[int, Field(ge=0, le=64)] | None = Field(
-        None, description="For each token, how many positions of the largest attention to return."
+    attention: int | None = Field(
+        None,
+        ge=0,
+        le=64,
+        description="For each token, how many positions of the largest attention to return.",
     )
     # OpenAI's other fields are accepted if their values have no effect.
     user: str | None = None
     suffix: None = None
-    best_of: Annotated[int, Field(ge=1)] | None = None
-    frequency_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-    presence_penalty: Annotated[float, Field(ge=0, le=0)] | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    best_of: int | None = Field(None, ge=1)
+    frequency_penalty: float | None = Field(None, ge=0, le=0)
+    presence_penalty: float | None = Field(None, ge=0, le=0)
+    logit_bias: dict[str, float] | None = Field(None, max_length=0)
 
 
 class Logprobs(BaseModel):

@@ -6,10 +6,10 @@ import logging
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import uvicorn
@@ -23,8 +23,14 @@ from transformer_xl.config import GenerateConfig
 from transformer_xl.data import Vocab
 from transformer_xl.model import LanguageModel
 
+log = logging.getLogger("transformer_xl.serve")
+
 SECONDS = 20.0
 """How long a client may take to send the headers of a request, or to receive a response."""
+_SWITCH_SECONDS = 0.001
+"""Interval after which a thread releases the interpreter lock to a waiting one."""
+_MARGIN = 2.0
+"""Seconds to send truncated texts."""
 
 
 class PatientProtocol(H11Protocol):
@@ -35,31 +41,27 @@ class PatientProtocol(H11Protocol):
     uvicorn's ``timeout_keep_alive``), and when the client receives nothing for as long.
     """
 
-    _header_timeout: asyncio.TimerHandle | None = None
-    _write_timeout: asyncio.TimerHandle | None = None
-
     def connection_made(self, transport: Any) -> None:
         """Start the timeout of the first request."""
         super().connection_made(transport)
-        self._start_timeout()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._start("headers")
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all timeouts."""
-        self._header_timeout, self._write_timeout = (
-            _cancelled(self._header_timeout),
-            _cancelled(self._write_timeout),
-        )
+        self._cancel("headers")
+        self._cancel("writing")
         super().connection_lost(exc)
 
     def handle_events(self) -> None:
         """Parse what was received; cancel the timeout once the headers are complete."""
         super().handle_events()
         if self.cycle is not None and not self.cycle.response_complete:
-            self._header_timeout = _cancelled(self._header_timeout)
+            self._cancel("headers")
 
     def on_response_complete(self) -> None:
         """Start the timeout of the next request."""
-        self._start_timeout()
+        self._start("headers")
         super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -70,29 +72,20 @@ class PatientProtocol(H11Protocol):
     def pause_writing(self) -> None:
         """Start the timeout of a client that does not receive."""
         super().pause_writing()
-        self._write_timeout = self.loop.call_later(SECONDS, self.transport.abort)
+        self._start("writing")
 
     def resume_writing(self) -> None:
         """Cancel the timeout: the client receives again."""
-        self._write_timeout = _cancelled(self._write_timeout)
+        self._cancel("writing")
         super().resume_writing()
 
-    def _start_timeout(self) -> None:
-        _cancelled(self._header_timeout)
-        self._header_timeout = self.loop.call_later(SECONDS, self.transport.abort)
+    def _start(self, what: str) -> None:
+        self._cancel(what)
+        self._timers[what] = self.loop.call_later(SECONDS, self.transport.abort)
 
-
-def _cancelled(timer: asyncio.TimerHandle | None) -> None:
-    if timer:
-        timer.cancel()
-
-
-log = logging.getLogger("transformer_xl.serve")
-
-_SWITCH_SECONDS = 0.001
-"""Interval after which a thread releases the interpreter lock to a waiting one."""
-_MARGIN = 2.0
-"""Seconds to send truncated texts."""
+    def _cancel(self, what: str) -> None:
+        if timer := self._timers.pop(what, None):
+            timer.cancel()
 
 
 class Server(uvicorn.Server):
@@ -120,19 +113,10 @@ class Server(uvicorn.Server):
         )
         super().__init__(config)
 
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Stop the server on signals; restore the previous handlers afterwards."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Stop; uvicorn would raise the signal again at the end."""
+        self.force_exit |= self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting, finish or truncate running texts, save the sessions."""

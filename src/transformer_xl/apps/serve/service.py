@@ -3,9 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from transformer_xl.apps.serve.engine import Engine, Events, tell
-from transformer_xl.apps.serve.errors import of_session
+from transformer_xl.apps.serve.errors import file_error
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.apps.serve.sessions import Session, SessionError, Sessions
+from transformer_xl.apps.serve.sessions import Session, Sessions
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.device import total_memory
 from transformer_xl.data import Vocab
@@ -31,42 +30,43 @@ log = logging.getLogger("transformer_xl.serve")
 _DISK_THREADS = 4
 _MAX_EXPIRY_INTERVAL = 60.0
 """Seconds between two checks for expired sessions, at most."""
-
-
 _SECONDS_BUCKETS = (
     *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
 )
+_BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """Metrics for Prometheus; ``gauges``, a help text and a function each, are read on request."""
+    """Metrics for Prometheus."""
 
-    def __init__(self, gauges: dict[str, tuple[str, Callable[[], float]]]) -> None:
+    def __init__(self, engine: Engine, sessions: Sessions) -> None:
         self._registry = registry = CollectorRegistry()
         counter = partial(Counter, registry=registry)
-        seconds = partial(Histogram, buckets=_SECONDS_BUCKETS, registry=registry)
+        histogram = partial(Histogram, registry=registry, buckets=_SECONDS_BUCKETS)
+        gauge = partial(Gauge, registry=registry)
         self.requests = counter("txl_requests", "Requests.", ["method", "path", "status"])
-        self.seconds = seconds(
+        self.seconds = histogram(
             "txl_request_seconds", "Seconds from a request to the end of its answer.", ["path"]
         )
-        self.first_token = seconds(
+        self.first_token = histogram(
             "txl_first_token_seconds", "Seconds from a request to its first token."
         )
         self.prompt_tokens = counter("txl_prompt_tokens", "Tokens read.")
         self.completion_tokens = counter("txl_drawn_tokens", "Tokens drawn.")
-        self.batch = Histogram(
-            "txl_batch_texts",
-            "Texts batched in a step.",
-            buckets=(1, 2, 4, 8, 16, 32, 64, 128, 256),
-            registry=registry,
+        self.batch = histogram(
+            "txl_batch_texts", "Texts batched in a step.", buckets=_BATCH_BUCKETS
         )
-        self.save_seconds = seconds("txl_session_save_seconds", "Seconds to save a session.")
-        self.engine_seconds = Gauge(
-            "txl_engine_seconds", "Processor time of the engine's thread.", registry=registry
-        )
-        for name, (about, value) in gauges.items():
-            Gauge(name, about, registry=registry).set_function(value)
+        self.save_seconds = histogram("txl_session_save_seconds", "Seconds to save a session.")
+        self.engine_seconds = gauge("txl_engine_seconds", "Processor time of the engine's thread.")
+        for name, about, value in (
+            ("txl_queued_texts", "Texts that wait.", lambda: engine.n_waiting),
+            ("txl_running_texts", "Texts in work.", lambda: engine.n_running),
+            ("txl_sessions", "Sessions.", lambda: len(sessions)),
+            ("txl_sessions_in_memory", "Sessions in memory.", lambda: sessions.n_in_memory),
+            ("txl_session_bytes", "Bytes of these.", lambda: sessions.nbytes),
+        ):
+            gauge(name, about).set_function(value)
 
     def stepped(self, batch: int) -> None:
         """Record a step and its batch size; to be called in the engine's thread."""
@@ -103,40 +103,12 @@ class Service:
         self.generation = generation or GenerateConfig()
         self.model, self.vocab, self.settings, self.name = model, vocab, settings, name
         self.created = int(time.time())
-        self.n_weights = sum(x.numel() for x in model.parameters())
         self.is_closing = False
         self.n_streams = 0
-        self.sessions = Sessions(
-            weights,
-            settings.sessions,
-            most=settings.max_sessions,
-            in_memory=settings.sessions_in_memory,
-            memory_bytes=settings.session_bytes,
-            largest=full_memory(model, model.config.mem_len),
-            idle=settings.session_idle,
-            saves_each=settings.save == "answer",
-            model=model,
-        )
-        self.metrics = Metrics(
-            {
-                "txl_queued_texts": ("Texts that wait.", lambda: self.engine.n_waiting),
-                "txl_running_texts": ("Texts in work.", lambda: self.engine.n_running),
-                "txl_sessions": ("Sessions.", lambda: len(self.sessions)),
-                "txl_sessions_in_memory": (
-                    "Sessions in memory.",
-                    lambda: self.sessions.n_in_memory,
-                ),
-                "txl_session_bytes": ("Bytes of these.", lambda: self.sessions.nbytes),
-            }
-        )
-        self.engine = Engine(
-            model,
-            max_batch=settings.max_batch,
-            max_queue=settings.max_queue,
-            piece=settings.piece,
-            deliver=self._deliver,
-            stepped=self.metrics.stepped,
-        )
+        largest = full_memory(model, model.config.mem_len)
+        self.sessions = Sessions(settings, weights, model, largest=largest)
+        self.engine = Engine(model, settings, self._deliver, lambda n: self.metrics.stepped(n))
+        self.metrics = Metrics(self.engine, self.sessions)
         self.token_text = lru_cache(maxsize=65_536)(self._token_text)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._disk = ThreadPoolExecutor(_DISK_THREADS, "disk")
@@ -180,38 +152,37 @@ class Service:
         """Call a function that may block on the disk, in a thread of its own."""
         return await asyncio.get_running_loop().run_in_executor(self._disk, function, *given)
 
-    async def open_session(self, name: str) -> Session:
-        """Acquire a session for a request.
-
-        Raises:
-            ApiError: It is not available.
-        """
-        if self.sessions.is_at_hand(name):
-            with _session_errors(name):
-                return self.sessions.open(name)
-        return await self.with_session(self.sessions.open, name)
-
-    async def with_session(self, function: Callable[[str], Any], name: str) -> Any:
-        """Call a function that may block on the disk with the name of a session.
+    async def with_session(
+        self, function: Callable[[str], Any], name: str, *, blocks: bool = True
+    ) -> Any:
+        """Call a function with the name of a session, in a thread if it may block on the disk.
 
         Raises:
             ApiError: The session is not available.
         """
-        with _session_errors(name):
-            return await self.on_disk(function, name)
+        try:
+            return await self.on_disk(function, name) if blocks else function(name)
+        except (ValueError, RuntimeError, OSError) as error:
+            log.error("session %s: %s", name, error)
+            raise file_error(error, name) from error
+
+    async def attention_shares(self, state: State) -> list[float]:
+        """Return the attention of the last token of a session to the memory, oldest first.
+
+        Raises:
+            QueueFullError: The server is stopping.
+        """
+        asked = self.engine.ask(partial(self.engine.attention_shares, state.last_token, state.mems))
+        return (await asyncio.wrap_future(asked)).tolist()
 
     async def close_session(self, session: Session, state: State | None) -> None:
         """Release a session; save it if it has a new state and the settings ask for it.
 
         Raises:
-            ApiError: It cannot be saved.
+            OSError: It cannot be saved.
         """
         started = time.perf_counter()
-        try:
-            await self.on_disk(self.sessions.close, session, state)
-        except OSError as error:
-            log.error("session %s: %s", session.name, error)
-            raise of_session(error, session.name) from error
+        await self.on_disk(self.sessions.close, session, state)
         if state is not None:
             self.metrics.save_seconds.observe(time.perf_counter() - started)
 
@@ -220,14 +191,6 @@ class Service:
         task = asyncio.ensure_future(work)
         self._kept.add(task)
         task.add_done_callback(self._kept.discard)
-
-    async def ask(self, function: Callable[[], Any]) -> Any:
-        """Call a function of the model in the engine's thread.
-
-        Raises:
-            QueueFullError: The server is stopping.
-        """
-        return await asyncio.wrap_future(self.engine.ask(function))
 
     def _deliver(self, events: Events) -> None:
         """Pass the events of the engine to the thread of the event loop."""
@@ -252,7 +215,7 @@ class Service:
             try:
                 if gone := await self.on_disk(self.sessions.expire):
                     log.info("%d sessions expired", gone)
-            except (OSError, SessionError) as error:
+            except OSError as error:
                 log.error("a session cannot be deleted: %s", error)
 
 
@@ -278,14 +241,3 @@ def _require_working(model: LanguageModel, max_batch: int) -> None:
         raise RuntimeError(f"the model cannot run: it failed to read a token: {error}") from error
     if not works:
         raise RuntimeError("the model cannot run: its predictions are NaN; restore its weights")
-
-
-@contextmanager
-def _session_errors(name: str) -> Iterator[None]:
-    """Turn errors of sessions into an :class:`ApiError`."""
-    try:
-        yield
-    except (SessionError, ValueError, RuntimeError, OSError) as error:
-        if not isinstance(error, SessionError):
-            log.error("session %s: %s", name, error)
-        raise of_session(error, name) from error

@@ -14,60 +14,45 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from transformer_xl.apps.serve.errors import (
+    SessionBusyError,
+    SessionError,
+    SessionMissingError,
+    StorageFullError,
+    TooManySessionsError,
+)
+from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.inference.generate import State, load_state, write_state
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.pretrained import weights_checksum
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+"""The pattern of a name."""
 _SUFFIX = ".safetensors"
-
-
-class SessionError(Exception):
-    """A session is not available."""
-
-
-class SessionMissingError(SessionError):
-    """There is no such session."""
-
-
-class SessionBusyError(SessionError):
-    """Another request uses the session."""
-
-
-class TooManySessionsError(SessionError):
-    """The largest number of sessions is reached."""
-
-
-class StorageFullError(SessionError):
-    """The memory is full of sessions that cannot be saved."""
 
 
 @dataclass(eq=False)
 class Session:
-    """A text that is continued by one request after another.
-
-    Attributes:
-        name: Its name.
-        used: When it was last used, in seconds since 1970.
-        state: The state to continue from; None: it is on the disk, or has not begun.
-        nbytes: Size of the state.
-        is_saved: Whether the file holds the state.
-        is_busy: Whether a request has acquired it.
-        is_moving: Whether it is being loaded or saved.
-    """
+    """A text that is continued by one request after another."""
 
     name: str
     used: float
+    """When it was last used, in seconds since 1970."""
     state: State | None = None
+    """The state to continue from; None: it is on the disk, or has not begun."""
     nbytes: int = 0
+    """Size of the state."""
     is_saved: bool = False
+    """Whether the file holds the state."""
     is_busy: bool = False
+    """Whether a request has acquired it."""
     is_moving: bool = False
+    """Whether it is being loaded or saved."""
 
 
 def is_name(name: str) -> bool:
     """Whether a session can have this name."""
-    return bool(_NAME.fullmatch(name))
+    return bool(re.fullmatch(NAME, name))
 
 
 def size_of(state: State) -> int:
@@ -84,27 +69,25 @@ def path_of(folder: Path, name: str) -> Path:
     return folder / digest[:2] / f"{name}.{digest[:12]}{_SUFFIX}"
 
 
-def saved_sessions(folder: Path) -> Iterator[tuple[str, float]]:
-    """Find the names of saved sessions and when they were used."""
+def saved_sessions(folder: Path) -> Iterator[Session]:
+    """Find the sessions that are saved in a folder."""
     for path in folder.glob(f"??/*{_SUFFIX}"):
         name = path.name.removesuffix(_SUFFIX).rpartition(".")[0]
         if is_name(name) and path == path_of(folder, name):
-            yield name, path.stat().st_mtime
+            yield Session(name, path.stat().st_mtime, is_saved=True)
 
 
 class Sessions:
     """All sessions of a model. Methods may block on the disk; they are thread-safe.
 
+    Attributes:
+        nbytes: Bytes of the sessions in memory.
+
     Args:
+        settings: The folder, and the limits.
         weights: The weights file of the model, to which memories belong.
-        folder: Where they are saved. None: in memory only.
-        most: Largest number in all.
-        in_memory: Largest number in memory.
-        memory_bytes: Largest number of bytes in memory.
-        largest: Bytes that one may grow to; without a folder, each counts as many.
-        idle: Seconds after which an unused one is deleted.
-        saves_each: Whether each is saved after every request.
         model: The model that reads them. None: files are not checked against one.
+        largest: Bytes that one may grow to; without a folder, each counts as many.
         clock: Returns the time.
 
     Raises:
@@ -113,34 +96,28 @@ class Sessions:
 
     def __init__(
         self,
+        settings: ServeSettings,
         weights: Path,
-        folder: Path | None = None,
-        *,
-        most: int = 10_000,
-        in_memory: int = 1_000,
-        memory_bytes: int = 1 << 30,
-        largest: int = 0,
-        idle: float = 604_800.0,
-        saves_each: bool = True,
         model: LanguageModel | None = None,
+        *,
+        largest: int = 0,
         clock: Callable[[], float] = time.time,
     ) -> None:
         # At the start: while the server runs, another model may be written to this folder.
-        self._weights, self._folder = weights_checksum(weights), folder
-        self._most = most if folder else min(most, in_memory)
-        self._in_memory, self._memory_bytes, self._largest = in_memory, memory_bytes, largest
-        self._idle, self._saves_each = idle, saves_each
-        self._model, self._clock = model, clock
+        self._weights, self._model = weights_checksum(weights), model
+        self._settings, self._folder = settings, settings.sessions
+        self._largest, self._clock = largest, clock
         self._lock = threading.Condition()
         # Both in the order of last use; the second has those in memory.
         self._all: dict[str, Session] = {}
         self._held: dict[str, Session] = {}
-        # Bytes of those in memory; number of acquired sessions whose state is not in memory yet.
-        self._nbytes = self._n_coming = 0
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            found = sorted(saved_sessions(folder), key=lambda pair: pair[1])
-            self._all = {name: Session(name, used, is_saved=True) for name, used in found}
+        # Counted: sums over all sessions would delay every request. The second is the number of
+        # acquired sessions whose state is not in memory yet.
+        self.nbytes = self._n_coming = 0
+        if self._folder:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            found = sorted(saved_sessions(self._folder), key=lambda session: session.used)
+            self._all = {session.name: session for session in found}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -150,38 +127,23 @@ class Sessions:
         """Number of sessions in memory."""
         return len(self._held)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the sessions in memory."""
-        return self._nbytes
-
     def open(self, name: str) -> Session:
         """Acquire a session for a request, or create it; :meth:`close` releases it.
 
         Raises:
-            SessionBusyError: Another request has acquired it.
-            TooManySessionsError: The largest number of sessions is reached.
-            StorageFullError: The memory is full, and the disk cannot be written.
-            RuntimeError: Its file is damaged.
-            ValueError: Its file belongs to another model.
-            OSError: Its file cannot be read.
+            SessionError: It is in use, or there is no capacity for another one.
+            RuntimeError, ValueError, OSError: As :func:`load_state`.
         """
-        self._evict_for(name)
+        session = self._all.get(name)
+        will_load = session is None or (session.state is None and not session.is_busy)
+        if will_load and (error := self._evict()):
+            raise StorageFullError(
+                f"{len(self._held)} sessions in memory, as many as may be, and not all of them can "
+                f"be saved ({error}): free space on the disk of the server, or delete sessions"
+            )
         with self._lock:
-            session = self._after_move(name)
-            if session is None:
-                if len(self._all) >= self._most:
-                    raise TooManySessionsError(
-                        f"there are {len(self._all)} sessions, as many as may be"
-                    )
-                nbytes = max(self._nbytes, len(self._all) * self._largest)
-                if not self._folder and nbytes >= self._memory_bytes:
-                    raise TooManySessionsError(
-                        f"the sessions have {nbytes} bytes when they are full, as many as may be"
-                    )
-                session = self._all[name] = Session(name, self._clock())
-            if session.is_busy:
-                raise SessionBusyError(f"session {name!r} is in use by another request")
+            session = self._after_move(name) or self._created(name)
+            _require_free(session)
             session.is_busy = True
             self._n_coming += session.state is None
             # Keep the order of last use.
@@ -202,11 +164,7 @@ class Sessions:
         return not session.is_moving and (session.state is not None or session.is_busy)
 
     def close(self, session: Session, state: State | None = None) -> None:
-        """Release a session.
-
-        Args:
-            session: The session.
-            state: Its new state. None: the state is unchanged.
+        """Release a session, with its new state; None: unchanged.
 
         Raises:
             OSError: It cannot be saved; it stays in memory.
@@ -215,7 +173,7 @@ class Sessions:
             if state is not None:
                 self._set_state(session, state)
                 session.is_saved = False
-                if self._folder and self._saves_each:
+                if self._folder and self._settings.save == "answer":
                     self._save(session)
         finally:
             self._release(session)
@@ -226,9 +184,7 @@ class Sessions:
 
         Raises:
             SessionError: It does not exist, or has not begun.
-            RuntimeError: Its file is damaged.
-            ValueError: Its file belongs to another model.
-            OSError: Its file cannot be read.
+            RuntimeError, ValueError, OSError: As :func:`load_state`.
         """
         with self._lock:
             session = self._existing(name)
@@ -236,13 +192,10 @@ class Sessions:
                 return session.state
             if not session.is_saved:
                 raise SessionMissingError(f"session {name!r} has just begun and has no state yet")
-            if session.is_busy:
-                raise SessionBusyError(f"session {name!r} is in use by another request")
+            _require_free(session)
             session.is_moving = True
         with self._moving(session):
-            self._load(session)
-            state = session.state
-        assert state is not None
+            state = self._load(session)
         self._evict()
         return state
 
@@ -251,9 +204,15 @@ class Sessions:
         with self._lock:
             return [*reversed(self._all.values())]
 
-    def find(self, name: str) -> Session | None:
-        """Return a session without loading it, or None."""
-        return self._all.get(name)
+    def find(self, name: str) -> Session:
+        """Return a session without loading it.
+
+        Raises:
+            SessionMissingError: It does not exist.
+        """
+        if name not in self._all:
+            raise SessionMissingError(f"there is no session {name!r}")
+        return self._all[name]
 
     def save(self, name: str) -> None:
         """Save a session now.
@@ -265,7 +224,8 @@ class Sessions:
         if not self._folder:
             raise SessionError("sessions are in memory only: start the server with --sessions DIR")
         with self._lock:
-            session = self._existing(name, is_free=True)
+            session = self._existing(name)
+            _require_free(session)
             session.is_moving = True
         with self._moving(session):
             if not session.is_saved:
@@ -278,10 +238,9 @@ class Sessions:
         """
         failed = 0
         for session in self.all() if self._folder else []:
-            if session.is_saved or session.state is None:
-                continue
             try:
-                self.save(session.name)
+                if session.state is not None and not session.is_saved:
+                    self.save(session.name)
             except Exception:  # noqa: BLE001  (the others are saved)
                 failed += 1
         return failed
@@ -294,7 +253,9 @@ class Sessions:
             OSError: The file cannot be deleted.
         """
         with self._lock:
-            self._remove(self._existing(name, is_free=True))
+            session = self._existing(name)
+            _require_free(session)
+            self._remove(session)
 
     def expire(self) -> int:
         """Delete those that were not used for ``idle`` seconds; return how many.
@@ -302,7 +263,7 @@ class Sessions:
         Raises:
             OSError: Some cannot be deleted; the others are.
         """
-        before, gone = self._clock() - self._idle, 0
+        before, gone = self._clock() - self._settings.session_idle, 0
         failed: list[OSError] = []
         for name in [s.name for s in self.all() if s.used < before]:
             with self._lock:
@@ -318,29 +279,28 @@ class Sessions:
             raise OSError(f"{gone} sessions were deleted, {len(failed)} not: {failed[0]}")
         return gone
 
+    def _created(self, name: str) -> Session:
+        n, limits = len(self._all), self._settings
+        most, nbytes = limits.max_sessions, 0
+        if not self._folder:
+            # There is nowhere to evict them to, and young ones will grow.
+            most, nbytes = min(most, limits.sessions_in_memory), max(self.nbytes, n * self._largest)
+        if n >= most or nbytes >= limits.session_bytes:
+            full = f"the sessions have {nbytes} bytes when they are full"
+            reached = f"there are {n} sessions" if n >= most else full
+            raise TooManySessionsError(f"{reached}, as many as may be: delete one")
+        self._all[name] = Session(name, self._clock())
+        return self._all[name]
+
     def _remove(self, session: Session) -> None:
         if self._folder:
             path_of(self._folder, session.name).unlink(missing_ok=True)
         self._set_state(session, None)
         del self._all[session.name]
 
-    def _existing(self, name: str, *, is_free: bool = False) -> Session:
-        session = self._after_move(name)
-        if session is None:
-            raise SessionMissingError(f"there is no session {name!r}")
-        if is_free and session.is_busy:
-            raise SessionBusyError(f"session {name!r} is in use by another request")
-        return session
-
-    @contextmanager
-    def _moving(self, session: Session) -> Iterator[None]:
-        """Block other callers while a session is loaded or saved."""
-        try:
-            yield
-        finally:
-            with self._lock:
-                session.is_moving = False
-                self._lock.notify_all()
+    def _existing(self, name: str) -> Session:
+        self._after_move(name)
+        return self.find(name)
 
     def _after_move(self, name: str) -> Session | None:
         """Find a session; wait while it moves."""
@@ -348,15 +308,25 @@ class Sessions:
             self._lock.wait()
         return session
 
+    @contextmanager
+    def _moving(self, session: Session) -> Iterator[None]:
+        """Let other callers go on once a session is loaded or saved."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                session.is_moving = False
+                self._lock.notify_all()
+
     def _set_state(self, session: Session, state: State | None) -> None:
         """Set the state in memory, or drop it; update the byte counts."""
         with self._lock:
             self._held.pop(session.name, None)
             if session.is_busy:
                 self._n_coming += (state is None) - (session.state is None)
-            self._nbytes -= session.nbytes
+            self.nbytes -= session.nbytes
             session.state, session.nbytes = state, 0 if state is None else size_of(state)
-            self._nbytes += session.nbytes
+            self.nbytes += session.nbytes
             if state is not None:
                 self._held[session.name] = session
 
@@ -369,27 +339,13 @@ class Sessions:
             if session.state is not None or session.is_saved:
                 self._all[session.name] = session
 
-    def _evict_for(self, name: str) -> None:
-        """Evict others before a session is loaded.
-
-        Raises:
-            StorageFullError: They cannot be saved.
-        """
-        session = self._all.get(name)
-        if session and (session.state is not None or session.is_busy):
-            return
-        if error := self._evict():
-            raise StorageFullError(
-                f"{len(self._held)} sessions in memory, as many as may be, and not all of them "
-                f"can be saved ({error})"
-            )
-
     def _exceeds_limits(self) -> bool:
         """Whether the sessions in memory and those being loaded exceed a limit."""
         with self._lock:
             n = len(self._held) + self._n_coming
-            nbytes = self._nbytes + self._n_coming * self._largest
-            return n > self._in_memory or nbytes > self._memory_bytes
+            nbytes = self.nbytes + self._n_coming * self._largest
+            limits = self._settings
+            return n > limits.sessions_in_memory or nbytes > limits.session_bytes
 
     def _evict(self) -> OSError | None:
         """Evict the least recently used to the disk, if there is one, until the limits hold.
@@ -422,7 +378,15 @@ class Sessions:
         write_state(path_of(self._folder, session.name), session.state, self._weights)
         session.is_saved = True
 
-    def _load(self, session: Session) -> None:
+    def _load(self, session: Session) -> State:
         assert self._folder is not None
         state = load_state(path_of(self._folder, session.name), self._weights, self._model)
         self._set_state(session, state)
+        return state
+
+
+def _require_free(session: Session) -> None:
+    if session.is_busy:
+        raise SessionBusyError(
+            f"session {session.name!r} is in use by another request: wait until it has ended"
+        )

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -16,9 +16,11 @@ _CONTEXT = 16
 _PROMPT_CONTEXT = 1024
 """The same of a prompt, where more is available: it may have an open quotation."""
 
+Shares = tuple[tuple[int, float], ...]
+"""Distances in tokens, 0 the token before, and shares of attention."""
 
-@dataclass(frozen=True)
-class Scored:
+
+class Scored(NamedTuple):
     """A token with its log-probability, and the most probable tokens at its position."""
 
     token: int
@@ -27,36 +29,32 @@ class Scored:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class PromptRead:
+class PromptRead(NamedTuple):
     """A prompt was read; its tokens are scored if the request asks for it."""
 
-    scored: tuple[Scored, ...]
+    scored: Sequence[Scored]
 
 
-@dataclass(frozen=True)
-class Drawn:
+class Drawn(NamedTuple):
     """A token was sampled."""
 
     token: int
     text: str
     """The text that is final with it."""
     scored: Scored | None
-    attended: tuple[tuple[int, float], ...] | None
-    """Distances in tokens, 0 the token before, and shares of attention. None: not requested."""
+    attended: Shares | None
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(NamedTuple):
     """A text has ended."""
 
     reason: Literal["stop", "length", "cancelled", "late", "failed"]
     """late: the deadline passed before it began. failed: an internal error of the server."""
-    text: str
+    text: str = ""
     """The remaining text that was held back."""
-    state: State | None
+    state: State | None = None
     """The new state of the session. None: unchanged."""
-    error: str = ""
+    error: str = "the model failed"
 
 
 Event = PromptRead | Drawn | Ended
@@ -64,39 +62,30 @@ Event = PromptRead | Drawn | Ended
 
 @dataclass(eq=False)
 class Text:
-    """One text: the request and its progress. Only the engine's thread changes it.
-
-    Attributes:
-        prompt: Tokens to read; of a session first its last token, which was sampled and not read.
-        mems: The initial memory; None: as at the start of a text.
-        before: The tokens in that memory, as far as they are known.
-        writer: Decodes tokens to text.
-        generator: Its random number generator.
-        sampler: Samples its tokens.
-        max_tokens: Largest number of tokens.
-        sink: Called with each event in the engine's thread, so it must not block.
-        logprobs: How many of the most probable tokens are returned for each; None: no scores.
-        scores_prompt: Whether the tokens of the prompt are scored, too.
-        attention: How many positions of the largest attention are returned for each token.
-        keeps_state: Whether the state at the end is returned.
-        deadline: When it ends at the latest, by ``time.monotonic``.
-        is_cancelled: Set by any thread to end it.
-    """
+    """One text: the request and its progress. Only the engine's thread changes it."""
 
     prompt: tuple[int, ...]
+    """Tokens to read; of a session first its last token, which was sampled and not read."""
     mems: Memory | None
+    """The initial memory; None: as at the start of a text."""
     before: tuple[int, ...]
+    """The tokens in that memory, as far as they are known."""
     writer: TextWriter
     generator: torch.Generator
     sampler: Sampler
     max_tokens: int
     sink: Callable[[Event], None]
+    """Called with each event in the thread of the engine's ``deliver``; it must not block."""
     logprobs: int | None = None
+    """How many of the most probable tokens are returned for each; None: no scores."""
     scores_prompt: bool = False
     attention: int = 0
+    """How many positions of the largest attention are returned for each token."""
     keeps_state: bool = False
     deadline: float = float("inf")
+    """When it ends at the latest, by ``time.monotonic``."""
     is_cancelled: bool = False
+    """Set by any thread to end it."""
     written: list[int] = field(default_factory=list)
 
     @property
@@ -110,9 +99,9 @@ class Text:
         return self.written[-1] if self.written else self.prompt[-1]
 
     @property
-    def is_late(self) -> bool:
-        """Whether the deadline has passed."""
-        return time.monotonic() > self.deadline
+    def is_over(self) -> bool:
+        """Whether it was cancelled or its deadline has passed."""
+        return self.is_cancelled or time.monotonic() > self.deadline
 
     def state(self, mems: Memory, mem_len: int) -> State | None:
         """Return the state for the session, if it is kept."""
@@ -120,13 +109,8 @@ class Text:
             return None
         read = (*self.before, *self.prompt, *self.written)[:-1]
         # As many as it can remember; at least a few, which the decoder needs to continue the text.
-        read = read[-max(mem_len, _CONTEXT) :]
-        return State(
-            mems,
-            self.last_token,
-            self.generator.get_state(),
-            read=torch.tensor(read, dtype=torch.int64),
-        )
+        known = torch.tensor(read[-max(mem_len, _CONTEXT) :], dtype=torch.int64)
+        return State(mems, self.last_token, self.generator.get_state(), read=known)
 
 
 def make_writer(

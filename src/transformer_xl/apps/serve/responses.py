@@ -1,0 +1,91 @@
+"""Responses in JSON; errors of every kind in OpenAI's format."""
+
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from transformer_xl.apps.serve.errors import ApiError
+
+_TYPES = {
+    401: "authentication_error",
+    404: "not_found_error",
+    409: "conflict_error",
+    429: "rate_limit_error",
+}
+_HEADERS = {
+    401: {"WWW-Authenticate": "Bearer"},
+    # The unread rest of the body would be parsed as the next request.
+    408: {"Connection": "close"},
+    413: {"Connection": "close"},
+    429: {"Retry-After": "1"},
+    503: {"Retry-After": "1"},
+}
+# Created once: json.dumps with options creates an encoder for each call.
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
+
+def encoded(value: Any) -> bytes:
+    """Return JSON in ASCII, which can also hold lone surrogates."""
+    return _ENCODER.encode(value).encode()
+
+
+class JsonResponse(JSONResponse):
+    """JSON, as :func:`encoded` writes it."""
+
+    def render(self, content: Any) -> bytes:
+        """Encode a value."""
+        return encoded(content)
+
+
+def error_content(error: ApiError) -> dict[str, Any]:
+    """Return the JSON of an error."""
+    fallback = "invalid_request_error" if error.status < 500 else "server_error"
+    kind = _TYPES.get(error.status, fallback)
+    about = {"message": error.message, "type": kind, "param": error.param, "code": error.code}
+    return {"error": about}
+
+
+def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JsonResponse:
+    """Return the response to a request that failed."""
+    headers = {**(headers or {}), **_HEADERS.get(error.status, {})}
+    return JsonResponse(error_content(error), error.status, headers)
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Return every error in the same format."""
+
+    @app.exception_handler(ApiError)
+    async def _known(request: Request, error: ApiError) -> Response:
+        return error_response(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> Response:
+        first = error.errors()[0]
+        place = ".".join(str(part) for part in first["loc"][1:])
+        if first["type"] == "json_invalid":
+            # Its location is a character of the body instead of a field.
+            message = f"the body is not valid JSON: {first['ctx']['error']}, character {place}"
+            return error_response(ApiError(400, message, first["type"]))
+        message = f"{place or first['loc'][0]}: {first['msg']}"
+        return error_response(ApiError(422, message, first["type"], place or None))
+
+    @app.exception_handler(HTTPException)
+    async def _http(request: Request, error: HTTPException) -> Response:
+        phrase = HTTPStatus(error.status_code).phrase
+        message = f"{request.method} {request.url.path}: {phrase}"
+        if error.detail and error.detail != phrase:
+            message += f": {error.detail}"
+        if error.status_code in (404, 405):
+            message += "; GET /openapi.json lists the endpoints"
+        code = phrase.lower().replace(" ", "_")
+        return error_response(ApiError(error.status_code, message, code), error.headers)
+
+    @app.exception_handler(Exception)
+    async def _fault(request: Request, error: Exception) -> Response:
+        return error_response(ApiError(500, "the server failed: see its log", "internal_error"))
