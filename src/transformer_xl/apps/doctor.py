@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,40 +29,40 @@ from transformer_xl.ops import choose_backend
 from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, first_damaged
 from transformer_xl.train.checkpoint.run_folder import CHECKPOINTS
 
-_PACKAGES = (
+_NEEDED = (
     "transformer-xl", "torch", "numpy", "safetensors", "tokenizers", "tyro", "msgspec", "rich",
-    "matplotlib", "tensorboard", "transformers", "lm-eval", "fastapi", "constriction",
-    "onnxruntime", "datasets",
 )  # fmt: skip
+_OPTIONAL = {
+    "matplotlib": ("figures in report.html", "plot"),
+    "tensorboard": ("logs for TensorBoard", "track"),
+    "transformers": ("import transformer_xl.interop.hf", "hf"),
+    "lm-eval": ("lm-evaluation-harness", "eval"),
+    "fastapi": ("txl serve", "serve"),
+    "constriction": ("txl compress", "compress"),
+    "onnxruntime": ("txl export", "onnx"),
+    "datasets": ("hf:... as a corpus", "data"),
+}
+"""Packages by what they are for, and the extra that installs them."""
 _VERIFIED, _DAMAGED, _UNREADABLE = "verified", "damaged", "not readable"
 _NO_CHECKSUM = "not verified (no checksum); types, shapes and values are valid"
-_OPTIONAL = {
-    "matplotlib": "figures in report.html: pip install 'transformer-xl[plot]'",
-    "tensorboard": "logs for TensorBoard: pip install 'transformer-xl[track]'",
-    "transformers": "import transformer_xl.interop.hf: pip install 'transformer-xl[hf]'",
-    "lm-eval": "lm-evaluation-harness: pip install 'transformer-xl[eval]'",
-    "fastapi": "txl serve: pip install 'transformer-xl[serve]'",
-    "constriction": "txl compress: pip install 'transformer-xl[compress]'",
-    "onnxruntime": "txl export: pip install 'transformer-xl[onnx]'",
-    "datasets": "hf:... as a corpus: pip install 'transformer-xl[data]'",
-}
 
 
 def diagnose() -> dict[str, Any]:
     """Return versions, hardware, and the choices that depend on them, with their reasons."""
     device = pick_device()
     precision = pick_precision("auto", device)
-    has_bfloat16 = precision == "bfloat16"
+    has = "has" if precision == "bfloat16" else "has no"
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    devices = [torch.device("cpu"), *(torch.device("cuda", n) for n in range(n_gpus))]
     machine = describe_machine()
     gpu = machine.pop("gpu")
     return {
         **machine,
         "device": gpu or "cpu",
-        "precision": f"{precision}: the {device.type} "
-        f"{'has' if has_bfloat16 else 'has no'} bfloat16 arithmetic",
-        **{f"attention on {each}": _attention(each) for each in _devices()},
+        "precision": f"{precision}: the {device.type} {has} bfloat16 arithmetic",
+        **{f"attention on {each}": _attention(each) for each in devices},
         "cache": str(cache_folder(DataConfig())),
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {name: _version(name) for name in (*_NEEDED, *_OPTIONAL)},
     }
 
 
@@ -82,29 +81,26 @@ def verify(path: Path) -> dict[str, str]:
         FileNotFoundError: The folder has nothing to verify.
     """
     require_model_place(path)
-    found: dict[str, str] = {}
-
-    def note(place: Path, check: Callable[[], str]) -> None:
-        try:
-            found[str(place)] = check()
-        except OSError as error:
-            found[str(place)] = f"{_UNREADABLE}: {error}"
-        except (RuntimeError, ValueError) as error:
-            found[str(place)] = f"{_DAMAGED}: {error}"
-
+    checks: dict[Path, Callable[[Path], str]] = {}
     if path.is_file():
-        note(path, lambda: _verified(path))
-        return found
-    for folder in model_folders(path):
-        if (folder / CONFIG_FILE).is_file():
-            note(folder, partial(_verified_model, folder))
-    for checkpoint in checkpoints_in(path / CHECKPOINTS):
-        note(checkpoint, partial(_verified_checkpoint, checkpoint))
-    if not found:
+        checks[path] = _verified_file
+    else:
+        models = [each for each in model_folders(path) if (each / CONFIG_FILE).is_file()]
+        checks |= dict.fromkeys(models, _verified_model)
+        checks |= dict.fromkeys(checkpoints_in(path / CHECKPOINTS), _verified_checkpoint)
+    if not checks:
         raise FileNotFoundError(
             f"{path} has neither {CONFIG_FILE} nor a model or a checkpoint of a run: give a model "
             "folder, a run folder or a file"
         )
+    found: dict[str, str] = {}
+    for place, check in checks.items():
+        try:
+            found[str(place)] = check(place)
+        except OSError as error:
+            found[str(place)] = f"{_UNREADABLE}: {error}"
+        except (RuntimeError, ValueError) as error:
+            found[str(place)] = f"{_DAMAGED}: {error}"
     return found
 
 
@@ -116,7 +112,7 @@ def _verified_model(folder: Path) -> str:
     return f"{_VERIFIED if has_all else _NO_CHECKSUM} ({len(weights)} tensors)"
 
 
-def _verified(path: Path) -> str:
+def _verified_file(path: Path) -> str:
     files = list(weights_files(path))
     # Only weights have an entry "format"; the states of sessions hold integers, too.
     is_state = path.suffix != ".json" and "format" not in verified_tensors(path)[1]
@@ -130,11 +126,6 @@ def _verified_checkpoint(folder: Path) -> str:
     return _VERIFIED if damaged is None else f"{_DAMAGED}: {damaged}"
 
 
-def _devices() -> list[torch.device]:
-    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return [torch.device("cpu"), *(torch.device("cuda", n) for n in range(n_gpus))]
-
-
 def _attention(device: torch.device) -> str:
     """Name the backend of relative attention on a device, for heads of width 64, and why."""
     dtype = getattr(torch, pick_precision("auto", device))
@@ -146,4 +137,7 @@ def _version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
-        return f"not installed ({_OPTIONAL.get(name, 'pip install ' + name)})"
+        if name in _NEEDED:
+            return f"not installed (pip install {name})"
+        purpose, extra = _OPTIONAL[name]
+        return f"not installed ({purpose}: pip install 'transformer-xl[{extra}]')"

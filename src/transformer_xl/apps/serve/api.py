@@ -1,10 +1,12 @@
 """The endpoints of the server."""
 
+import asyncio
 import base64
 import hashlib
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from importlib.resources import files
 from typing import Annotated, Any
 
@@ -43,6 +45,7 @@ def create_app(service: Service) -> FastAPI:
         version=__version__,
         description="OpenAI-compatible completions, and sessions that keep their memory.",
         default_response_class=JsonResponse,
+        responses=errors(400, 401, 408, 413, 415, 421, 422, 500),
         lifespan=lifespan,
         # These pages load scripts from other hosts.
         docs_url=None,
@@ -85,7 +88,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/models", responses=errors())
+    @app.get("/v1/models")
     async def models() -> schemas.ModelList:
         """List the models, of which there is one."""
         return schemas.ModelList(data=[await one_model(service.name)])
@@ -107,7 +110,7 @@ def _add_models(app: FastAPI, service: Service) -> None:
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
-    @app.get("/health/live", responses=errors())
+    @app.get("/health/live")
     async def live() -> schemas.Health:
         """Liveness: whether the server responds."""
         return schemas.Health(status="ok")
@@ -120,14 +123,14 @@ def _add_health(app: FastAPI, service: Service) -> None:
             raise ApiError(503, "the server is stopping, or its engine has ended", "not_ready")
         return schemas.Health(status="ok")
 
-    @app.get("/metrics", response_class=Response, responses={200: {"content": _PLAIN}, **errors()})
+    @app.get("/metrics", response_class=Response, responses={200: {"content": _PLAIN}})
     async def metrics() -> Response:
         """Return the metrics for Prometheus."""
         return Response(service.metrics.page(), media_type="text/plain; version=0.0.4")
 
 
 def _add_sessions(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/sessions", response_model=schemas.SessionList, responses=errors())
+    @app.get("/v1/sessions", response_model=schemas.SessionList)
     async def sessions(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> Response:
         """List sessions, the most recently used first."""
         data = [_info(session) for session in service.sessions.all()[:limit]]
@@ -168,7 +171,8 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
         if not service.model.has_attention:
             raise ApiError(400, "this model has no attention to return", "unsupported")
         state = await service.with_session(service.sessions.peek, name)
-        shares = await service.attention_shares(state)
+        ask = partial(service.engine.attention_shares, state.last_token, state.mems)
+        shares = (await asyncio.wrap_future(service.engine.ask(ask))).tolist()
         about = {"session": name, "shares": shares}
         return JsonResponse(about | remembered(state, len(shares) - 1), headers=_NO_STORE)
 

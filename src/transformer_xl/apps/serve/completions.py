@@ -353,9 +353,9 @@ class Answer:
 
     def whole(self) -> Response:
         """Return the complete response, after :meth:`rest`."""
-        self._record_usage()
         choices = [choice.take() for choice in self._choices]
-        return JsonResponse(self._head | {"choices": choices, "usage": self.usage} | self._about)
+        about = {"choices": choices, "usage": self._record_usage()}
+        return JsonResponse(self._head | about | self._about)
 
     async def stream(self) -> AsyncIterator[bytes]:
         """Stream the response as events, as long as the client is connected.
@@ -364,8 +364,7 @@ class Answer:
         token, so the interval between events grows with the number of streams, and no token waits
         for longer than until the next one.
         """
-        options = self._body.stream_options
-        empty = self._head | {"choices": []}
+        options, empty = self._body.stream_options, self._head | {"choices": []}
         usage = {"usage": None} if options and options.include_usage else {}
         # Only in the first event; at its start, as the JSON is split at the empty choices.
         first, later = (encoded(x | empty | usage).rpartition(b"[]") for x in (self._about, {}))
@@ -385,21 +384,11 @@ class Answer:
                     self._due = time.monotonic() + _EVENT_SECONDS * self._service.n_streams
                 await self._wait()
             if usage:
-                written += _event(empty | {"usage": self.usage})
+                written += _event(empty | {"usage": self._usage()})
         except ApiError as error:
             written += _event(error_content(error))
         self._record_usage()
         yield written + b"data: [DONE]\n\n"
-
-    @property
-    def usage(self) -> dict[str, int]:
-        """Number of tokens read and sampled."""
-        drawn = sum(len(text.written) for text in self._texts)
-        return {
-            "prompt_tokens": self._n_prompt,
-            "completion_tokens": drawn,
-            "total_tokens": self._n_prompt + drawn,
-        }
 
     @contextmanager
     def streaming(self) -> Iterator[None]:
@@ -411,13 +400,19 @@ class Answer:
             self._service.n_streams -= 1
             self.end()
 
-    def _record_usage(self) -> None:
-        usage, metrics = self.usage, self._service.metrics
+    def _usage(self) -> dict[str, int]:
+        """Return the number of tokens read and sampled."""
+        read, drawn = self._n_prompt, sum(len(text.written) for text in self._texts)
+        return {"prompt_tokens": read, "completion_tokens": drawn, "total_tokens": read + drawn}
+
+    def _record_usage(self) -> dict[str, int]:
+        usage, metrics = self._usage(), self._service.metrics
         metrics.prompt_tokens.inc(usage["prompt_tokens"])
         metrics.completion_tokens.inc(usage["completion_tokens"])
         note = f"{usage['prompt_tokens']}+{usage['completion_tokens']} tokens"
         session = f", session {self._session.name}" if self._session else ""
         self._request.scope["note"] = note + session
+        return usage
 
 
 class _EventStream(StreamingResponse):

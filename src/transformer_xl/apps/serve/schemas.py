@@ -25,11 +25,8 @@ class CompletionRequest(BaseModel):
     model: str | None = None
     prompt: str | list[str] | list[Token] | list[list[Token]] = ""
     max_tokens: int | None = Field(None, ge=0)
-    temperature: float | None = Field(
-        None,
-        ge=0,
-        le=100,
-        description="None, as for top_p and top_k: the default of the model folder.",
+    temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(
+        None, description="None, as for top_p and top_k: the default of the model folder."
     )
     top_p: float | None = Field(None, gt=0, le=1, description="1: all tokens.")
     top_k: int | None = Field(None, ge=1)
@@ -43,11 +40,8 @@ class CompletionRequest(BaseModel):
     session: SessionName | None = Field(
         None, description="Name of a session: its text is continued, and its memory is kept."
     )
-    attention: int | None = Field(
-        None,
-        ge=0,
-        le=64,
-        description="For each token, how many positions of the largest attention to return.",
+    attention: Annotated[int, Field(ge=0, le=64)] | None = Field(
+        None, description="For each token, how many positions of the largest attention to return."
     )
     # OpenAI's other fields are accepted if their values have no effect.
     user: str | None = None
@@ -204,9 +198,5 @@ class ErrorBody(BaseModel):
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the error responses of an endpoint for the OpenAPI description."""
-    always = (400, 401, 408, 413, 415, 421, 422, 500)
-    return {
-        status: {"model": ErrorBody, "description": "An error"}
-        for status in sorted({*always, *statuses})
-    }
+    """Return error responses for the OpenAPI description."""
+    return {status: {"model": ErrorBody, "description": "An error"} for status in statuses}

@@ -46,12 +46,10 @@ class Metrics:
         histogram = partial(Histogram, registry=registry, buckets=_SECONDS_BUCKETS)
         gauge = partial(Gauge, registry=registry)
         self.requests = counter("txl_requests", "Requests.", ["method", "path", "status"])
-        self.seconds = histogram(
-            "txl_request_seconds", "Seconds from a request to the end of its answer.", ["path"]
-        )
-        self.first_token = histogram(
-            "txl_first_token_seconds", "Seconds from a request to its first token."
-        )
+        until_end = "Seconds from a request to the end of its answer."
+        self.seconds = histogram("txl_request_seconds", until_end, ["path"])
+        until_first = "Seconds from a request to its first token."
+        self.first_token = histogram("txl_first_token_seconds", until_first)
         self.prompt_tokens = counter("txl_prompt_tokens", "Tokens read.")
         self.completion_tokens = counter("txl_drawn_tokens", "Tokens drawn.")
         self.batch = histogram(
@@ -165,15 +163,6 @@ class Service:
         except (ValueError, RuntimeError, OSError) as error:
             log.error("session %s: %s", name, error)
             raise file_error(error, name) from error
-
-    async def attention_shares(self, state: State) -> list[float]:
-        """Return the attention of the last token of a session to the memory, oldest first.
-
-        Raises:
-            QueueFullError: The server is stopping.
-        """
-        asked = self.engine.ask(partial(self.engine.attention_shares, state.last_token, state.mems))
-        return (await asyncio.wrap_future(asked)).tolist()
 
     async def close_session(self, session: Session, state: State | None) -> None:
         """Release a session; save it if it has a new state and the settings ask for it.

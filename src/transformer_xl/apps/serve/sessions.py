@@ -55,13 +55,6 @@ def is_name(name: str) -> bool:
     return bool(re.fullmatch(NAME, name))
 
 
-def size_of(state: State) -> int:
-    """Return the bytes of a state."""
-    # Views: state_dict() would copy all.
-    found = *state.mems.tensors, state.mems.forgotten, state.random, state.read
-    return sum(x.nbytes for x in found if x is not None)
-
-
 def path_of(folder: Path, name: str) -> Path:
     """Return the file of a session."""
     # Some file systems ignore case; subfolders keep each folder small.
@@ -265,16 +258,17 @@ class Sessions:
         """
         before, gone = self._clock() - self._settings.session_idle, 0
         failed: list[OSError] = []
-        for name in [s.name for s in self.all() if s.used < before]:
+        for session in [each for each in self.all() if each.used < before]:
             with self._lock:
-                session = self._after_move(name)
                 # It may have been deleted or used meanwhile.
-                if session and session.used < before and not session.is_busy:
-                    try:
-                        self._remove(session)
-                        gone += 1
-                    except OSError as error:
-                        failed.append(error)
+                is_there = self._after_move(session.name) is session
+                if not is_there or session.used >= before or session.is_busy:
+                    continue
+                try:
+                    self._remove(session)
+                    gone += 1
+                except OSError as error:
+                    failed.append(error)
         if failed:
             raise OSError(f"{gone} sessions were deleted, {len(failed)} not: {failed[0]}")
         return gone
@@ -320,13 +314,17 @@ class Sessions:
 
     def _set_state(self, session: Session, state: State | None) -> None:
         """Set the state in memory, or drop it; update the byte counts."""
+        tensors = ()
+        if state is not None:
+            # Views: state_dict() would copy all.
+            tensors = *state.mems.tensors, state.mems.forgotten, state.random, state.read
+        nbytes = sum(x.nbytes for x in tensors if x is not None)
         with self._lock:
-            self._held.pop(session.name, None)
             if session.is_busy:
                 self._n_coming += (state is None) - (session.state is None)
-            self.nbytes -= session.nbytes
-            session.state, session.nbytes = state, 0 if state is None else size_of(state)
-            self.nbytes += session.nbytes
+            self.nbytes += nbytes - session.nbytes
+            session.state, session.nbytes = state, nbytes
+            self._held.pop(session.name, None)
             if state is not None:
                 self._held[session.name] = session
 
