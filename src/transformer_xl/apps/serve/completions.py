@@ -5,9 +5,10 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 from starlette.requests import Request
@@ -46,26 +47,15 @@ _EVENT_SECONDS = 0.002
 """Least time between two events, of all streamed responses together."""
 
 
-class Choice:
-    """A text of a response, and its output since the last response event.
+class Output:
+    """What a text of a response has written since the last event of the response.
 
-    Args:
-        index: Its index in the response.
-        echo: The text of the prompt, if it is returned.
-        unscored: The first token of the prompt, if it is returned with scores, but nothing
-            predicts it.
-        token_text: Returns the text of a token.
-
-    Attributes:
-        is_new: Whether there is any output.
+    ``echo`` is the text of its prompt, if it is returned; ``unscored`` the first token of the
+    prompt, if it is returned with scores, as nothing predicts it.
     """
 
     def __init__(
-        self,
-        index: int,
-        echo: str | None,
-        unscored: Sequence[Scored],
-        token_text: Callable[[int], str],
+        self, index: int, echo: str | None, unscored: list[Scored], token_text: Callable[[int], str]
     ) -> None:
         self._index, self._echo, self._unscored = index, echo, unscored
         self._token_text, self._offset = token_text, 0
@@ -115,10 +105,7 @@ class Choice:
 
     def _scores(self) -> dict[str, Any]:
         tokens = [self._token_text(each.token) for each in self._scored]
-        offsets = []
-        for token in tokens:
-            offsets.append(self._offset)
-            self._offset += len(token)
+        *offsets, self._offset = accumulate(map(len, tokens), initial=self._offset)
         return {
             "tokens": tokens,
             "token_logprobs": [each.log_prob for each in self._scored],
@@ -166,7 +153,7 @@ class Answer:
         """Settings of sampling, and warnings about the prompts."""
         self._session: Session | None = None
         self._texts: list[Text] = []
-        self._choices: list[Choice] = []
+        self._outputs: list[Output] = []
         self._n_prompt = self._n_going = 0
         self._gone = asyncio.ensure_future(_disconnected(request))
         self._woken = asyncio.Event()
@@ -215,7 +202,7 @@ class Answer:
         self._n_going = len(self._texts)
 
     def _make_texts(self, n: int, max_tokens: int) -> None:
-        body, service = self._body, self._service
+        body, service, session = self._body, self._service, self._session
         prompts: Any = body.prompt
         if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
             prompts = [prompts]
@@ -225,12 +212,12 @@ class Answer:
         if n * len(prompts) > most:
             message = f"{len(prompts)} prompts times n={n} must be at most {most}"
             raise ApiError(400, message, "too_many", "n")
-        if self._session and n * len(prompts) > 1:
+        if session and n * len(prompts) > 1:
             message = "a session is continued by one text: give one prompt, and n=1"
             raise ApiError(400, message, "too_many", "session")
         sampler = service.sampler(body.temperature, body.top_k, body.top_p)
         stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-        state = self._session.state if self._session else None
+        state = session.state if session else None
         last = () if state is None else (state.last_token,)
         before = () if state is None or state.read is None else tuple(state.read.tolist())
         seed: Any = body.seed
@@ -256,7 +243,7 @@ class Answer:
                     unscored = [Scored(prompt[0], None)]
             for _ in range(n):
                 number = len(self._texts)
-                choice = Choice(number, echo, unscored, service.token_text)
+                output = Output(number, echo, unscored, service.token_text)
                 own = seed_of(seed, number) if isinstance(seed, int) else seed
                 text = Text(
                     prompt=prompt,
@@ -266,25 +253,25 @@ class Answer:
                     generator=random_numbers(own),
                     sampler=sampler,
                     max_tokens=max_tokens,
-                    sink=partial(self._receive, choice),
+                    sink=partial(self._receive, output),
                     logprobs=body.logprobs,
                     scores_prompt=bool(body.echo) and body.logprobs is not None,
                     attention=body.attention or 0,
-                    keeps_state=self._session is not None,
+                    keeps_state=session is not None,
                     deadline=self._started + service.settings.max_seconds,
                 )
                 self._texts.append(text)
-                self._choices.append(choice)
+                self._outputs.append(output)
 
-    def _receive(self, choice: Choice, event: Event) -> None:
+    def _receive(self, output: Output, event: Event) -> None:
         """Handle an event of the engine, in the thread of the event loop."""
         if isinstance(event, Ended) and self._session:
             # The session is saved before the end is reported.
-            self._service.keep(self._close(choice, event, self._session))
+            self._service.keep(self._close(output, event, self._session))
         else:
-            self._add_event(choice, event)
+            self._add_event(output, event)
 
-    async def _close(self, choice: Choice, event: Ended, session: Session) -> None:
+    async def _close(self, output: Output, event: Ended, session: Session) -> None:
         try:
             await self._service.close_session(session, event.state)
         except Exception as error:
@@ -293,10 +280,10 @@ class Answer:
             log.error("session %s: %s", session.name, error, exc_info=is_unexpected)
             message = f"session {session.name!r} could not be saved: see the log"
             event = Ended("failed", error=message)
-        self._add_event(choice, event)
+        self._add_event(output, event)
 
-    def _add_event(self, choice: Choice, event: Event) -> None:
-        choice.add(event)
+    def _add_event(self, output: Output, event: Event) -> None:
+        output.add(event)
         if isinstance(event, Ended):
             self._n_going -= 1
             if event.reason == "failed":
@@ -353,7 +340,7 @@ class Answer:
 
     def whole(self) -> Response:
         """Return the complete response, after :meth:`rest`."""
-        choices = [choice.take() for choice in self._choices]
+        choices = [output.take() for output in self._outputs]
         about = {"choices": choices, "usage": self._record_usage()}
         return JsonResponse(self._head | about | self._about)
 
@@ -373,7 +360,7 @@ class Answer:
             while not self.is_abandoned:
                 is_over = not self._n_going
                 self._check()
-                if choices := [choice.take() for choice in self._choices if choice.is_new]:
+                if choices := [output.take() for output in self._outputs if output.is_new]:
                     written = b"data: " + first[0] + encoded(choices) + first[2] + b"\n\n"
                     first = later
                 if is_over:

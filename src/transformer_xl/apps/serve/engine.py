@@ -50,7 +50,7 @@ class Batch:
     def __init__(self, model: LanguageModel, max_batch: int) -> None:
         self._model, self._max_batch = model, max_batch
         self._lengths = Lengths.of(model.config, segment_len=1, ext_len=0)
-        self._stepper: Stepper | None = None
+        self._stepper: Stepper
         self.rows: list[Text | None] = []
 
     @property
@@ -61,7 +61,7 @@ class Batch:
     def add(self, text: Text, memory: Memory) -> None:
         """Add a text with a copy of an unmasked memory."""
         size = len(self.rows)
-        if self._stepper is None:
+        if not self.rows:
             self._stepper, self.rows = Stepper.of(self._model, self._lengths, memory), [None]
         elif None not in self.rows:
             more = min(size, self._max_batch - size)
@@ -75,7 +75,6 @@ class Batch:
 
     def memory(self, row: int) -> Memory:
         """Return a copy of the memory of one text."""
-        assert self._stepper is not None
         return self._stepper.memory([row]).seen()
 
     def shrink(self) -> None:
@@ -84,14 +83,13 @@ class Batch:
         n = len(rows)
         # Below one half, else one text that starts and ends would resize it each time.
         few = n * 2 <= size if size <= 4 else n * 8 < size * 3
-        if few and n and self._stepper is not None:
+        if few and n:
             free = max(n, size // 2) - n
             self._stepper = self._stepper.select(rows + [rows[0]] * free)
             self.rows = [self.rows[row] for row in rows] + [None] * free
 
     def step(self) -> Float[Tensor, "B D"]:
         """Read the last token of each running text; return the hidden states in their order."""
-        assert self._stepper is not None
         self._stepper.reset(self._free_rows())
         tokens = torch.tensor([0 if text is None else text.last_token for text in self.rows])
         return self._stepper(tokens)[[*self.texts]]
@@ -258,11 +256,10 @@ class Engine:
     def _end_early(self, is_stopping: bool) -> None:
         """End texts that were cancelled or whose deadline has passed."""
         for reading in [*self._readings]:
-            for text in [*reading.texts]:
-                if is_stopping or text.is_over:
-                    reading.texts.remove(text)
-                    reason = "cancelled" if text.is_cancelled else "late"
-                    self._events.append((text, Ended(reason)))
+            for text in [each for each in reading.texts if is_stopping or each.is_over]:
+                reading.texts.remove(text)
+                reason = "cancelled" if text.is_cancelled else "late"
+                self._events.append((text, Ended(reason)))
             if not reading.texts:
                 self._readings.remove(reading)
         for row, text in self._batch.texts.items():
@@ -361,18 +358,14 @@ class Engine:
         self, texts: Sequence[Text], hidden: Float[Tensor, "B D"], tokens: Sequence[int | None]
     ) -> dict[int, Scored]:
         """Score the tokens of the texts that ask for it, batched; return the scores by row."""
-        asked = [
-            (row, token, text.logprobs)
-            for row, (text, token) in enumerate(zip(texts, tokens, strict=True))
-            if text.logprobs is not None and token is not None
-        ]
-        if not asked:
+        most = {row: text.logprobs for row, text in enumerate(texts) if text.logprobs is not None}
+        drawn = {row: token for row in most if (token := tokens[row]) is not None}
+        if not drawn:
             return {}
-        rows, drawn, most = (list(x) for x in zip(*asked, strict=True))
-        found = scored(self.model, hidden[rows], drawn, max(most))
+        found = scored(self.model, hidden[[*drawn]], [*drawn.values()], max(most.values()))
         return {
-            row: each._replace(top=each.top[:n])
-            for row, n, each in zip(rows, most, found, strict=True)
+            row: each._replace(top=each.top[: most[row]])
+            for row, each in zip(drawn, found, strict=True)
         }
 
     def _end_row(self, row: int, reason: Any) -> None:

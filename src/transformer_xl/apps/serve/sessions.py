@@ -336,6 +336,8 @@ class Sessions:
             # A session that never got a state is not kept.
             if session.state is not None or session.is_saved:
                 self._all[session.name] = session
+            if session.state is not None:
+                self._held[session.name] = self._held.pop(session.name)
 
     def _exceeds_limits(self) -> bool:
         """Whether the sessions in memory and those being loaded exceed a limit."""
