@@ -4,8 +4,6 @@ import asyncio
 import base64
 import hashlib
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import partial
 from importlib.resources import files
 from typing import Annotated, Any
@@ -33,20 +31,13 @@ _NO_STORE = {"Cache-Control": "no-store"}
 
 def create_app(service: Service) -> FastAPI:
     """Return the web application of a server."""
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await service.start()
-        yield
-        await service.stop()
-
     app = FastAPI(
         title="Transformer-XL",
         version=__version__,
         description="OpenAI-compatible completions, and sessions that keep their memory.",
         default_response_class=JsonResponse,
         responses=errors(400, 401, 408, 413, 415, 421, 422, 500),
-        lifespan=lifespan,
+        lifespan=service.running,
         # These pages load scripts from other hosts.
         docs_url=None,
         redoc_url=None,

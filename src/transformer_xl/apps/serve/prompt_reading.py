@@ -82,9 +82,9 @@ class PromptReader:
                 longest = wider
         tokens = torch.zeros(len(group), longest, dtype=torch.int64)
         for row, reading in enumerate(group):
-            piece = reading.ids[reading.place : reading.place + self._length(reading)]
+            chunk = reading.ids[reading.place : reading.place + self._length(reading)]
             # Padded on the right: no token sees the tokens after it.
-            tokens[row, : len(piece)] = torch.tensor(piece, dtype=torch.int64)
+            tokens[row, : len(chunk)] = torch.tensor(chunk, dtype=torch.int64)
         before = group[0].mems if len(group) == 1 else join([each.mems for each in group])
         # The memory is truncated only at the end of a segment.
         mem_len = len(before) + longest if self._is_kept else self._mem_len

@@ -3,8 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,6 @@ class Service:
         self.token_text = lru_cache(maxsize=65_536)(self._token_text)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._disk = ThreadPoolExecutor(_DISK_THREADS, "disk")
-        self._expiring: asyncio.Task | None = None
         self._kept: set[asyncio.Task] = set()
 
     def sampler(self, temperature: float | None, top_k: int | None, top_p: float | None) -> Sampler:
@@ -128,17 +128,18 @@ class Service:
         """Whether requests are accepted."""
         return self.engine.is_alive and not self.is_closing
 
-    async def start(self) -> None:
-        """Start the engine and the expiry of sessions."""
+    @asynccontextmanager
+    async def running(self, _: object) -> AsyncIterator[None]:
+        """Run the engine and the expiry of sessions; at the end truncate all texts and save them.
+
+        This is the lifespan of the web application.
+        """
         self._loop = asyncio.get_running_loop()
         self.engine.start()
-        self._expiring = asyncio.create_task(self._expire())
-
-    async def stop(self) -> None:
-        """Truncate all texts and save the sessions."""
+        expiring = asyncio.create_task(self._expire())
+        yield
         self.is_closing = True
-        if self._expiring:
-            self._expiring.cancel()
+        expiring.cancel()
         await asyncio.to_thread(self.engine.stop)
         # Run the callbacks of the last events: they submit their saves to the disk threads.
         await asyncio.sleep(0)
