@@ -66,6 +66,15 @@ def test_what_was_used_least_leaves_the_memory_and_comes_back(made, state, tmp_p
     assert len(kept) == 10
 
 
+def test_a_request_that_leaves_a_session_as_it_was_counts_as_a_use(made, state, tmp_path):
+    kept = sessions_in(made.weights, tmp_path, sessions_in_memory=2)
+    put(kept, "a", state)
+    put(kept, "b", state)
+    put(kept, "a", None)
+    put(kept, "c", state)
+    assert [s.name for s in kept.all() if s.state] == ["c", "a"]
+
+
 @pytest.mark.parametrize("save", ["answer", "later"])
 def test_bytes_in_memory_are_bounded(made, state, tmp_path, save):
     kept = sessions_in(made.weights, tmp_path, session_bytes=50_000, save=save)
