@@ -8,6 +8,7 @@ are validated alike, and then :func:`require` for constraints between settings.
 import dataclasses
 import difflib
 import math
+import operator
 import types
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -24,6 +25,13 @@ from typing import (
     get_origin,
     get_type_hints,
 )
+
+_LIMITS = {
+    "ge": (operator.ge, "at least"),
+    "gt": (operator.gt, "above"),
+    "le": (operator.le, "at most"),
+    "lt": (operator.lt, "below"),
+}
 
 
 class Range(NamedTuple):
@@ -42,14 +50,17 @@ class Range(NamedTuple):
 
     def holds(self, value: Any) -> bool:
         """Whether a value is within the limits."""
-        if isinstance(value, tuple):
-            return self.items is None or len(value) <= self.items
-        return (
-            (self.ge is None or value >= self.ge)
-            and (self.gt is None or value > self.gt)
-            and (self.le is None or value <= self.le)
-            and (self.lt is None or value < self.lt)
-        )
+        if self.items is not None:
+            return not isinstance(value, tuple) or len(value) <= self.items
+        limits = zip(_LIMITS.values(), self, strict=False)
+        return all(limit is None or compare(value, limit) for (compare, _), limit in limits)
+
+    def described(self) -> str:
+        """Return the limits of a number in words."""
+        if self.ge is not None and self.le is not None:
+            return f"between {self.ge} and {self.le}"
+        limits = zip(_LIMITS.values(), self, strict=False)
+        return " and ".join(f"{words} {x}" for (_, words), x in limits if x is not None)
 
 
 Count = Annotated[int, Range(gt=0)]
@@ -72,8 +83,6 @@ _NAMES = {
     Path: "a path",
     types.NoneType: "None",
 }
-_PLAIN = {*_NAMES}
-_LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 _BITS = 64
 """Maximum bits of an integer setting."""
 _ITEMS = 1_000
@@ -98,17 +107,10 @@ def require(holds: bool, message: str) -> None:
 
 
 def check(settings: Any, section: str = "") -> None:
-    """Validate each field of a dataclass by its annotation, and convert it.
-
-    Lists become tuples, integers become floats where a float is declared, and NumPy and torch
-    numbers become Python numbers.
-
-    Args:
-        settings: An instance, in its ``__post_init__``.
-        section: Prefix of the names of settings in errors.
+    """Validate and convert each field of a dataclass, in its ``__post_init__``.
 
     Raises:
-        ValueError: A value is of a wrong type, out of range or unknown.
+        ValueError: As :func:`checked` does.
     """
     given = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     for name, value in checked(type(settings), given, section).items():
@@ -116,34 +118,16 @@ def check(settings: Any, section: str = "") -> None:
             object.__setattr__(settings, name, value)
 
 
-def check_word(name: str, word: str, kind: type, key: str) -> None:
-    """Validate a command line argument before it is parsed.
-
-    Lists and None are left to the parser.
-
-    Args:
-        name: Name of the option.
-        word: The argument.
-        kind: The settings class.
-        key: Name of the setting in the class.
-
-    Raises:
-        ValueError: The argument is none of the choices, or no number where one is required.
-    """
-    rule = _rules(kind).get(key, (str,))[0]
-    kinds = [get_args(x)[0] if get_origin(x) is Annotated else x for x in _alternatives(rule)]
-    is_open = any(get_origin(x) is tuple or x in (str, Path) for x in kinds)
-    if not (is_open or word == "None" or word in map(str, _words(rule))):
-        check_value(name, _number(word), rule)
-
-
 def checked(kind: type, values: Mapping[str, Any], section: str = "") -> dict[str, Any]:
-    """Return values as the settings of a class that have their names would be.
+    """Validate values by the annotations of the settings of these names, and convert them.
+
+    Lists become tuples, integers become floats where a float is declared, and NumPy and torch
+    numbers become Python numbers.
 
     Args:
-        kind: The class.
+        kind: The class of the settings.
         values: Values of some of its settings.
-        section: What stands before their names in errors.
+        section: Prefix of the names of settings in errors.
 
     Raises:
         ValueError: A value is of a wrong type, out of range or unknown.
@@ -151,32 +135,17 @@ def checked(kind: type, values: Mapping[str, Any], section: str = "") -> dict[st
     rules, found = _rules(kind), {}
     for name, value in values.items():
         rule, is_hidden = rules[name]
-        full = f"{section}.{name}" if section else name
-        found[name] = check_value(full, value, rule, is_hidden=is_hidden)
+        plain = _plain(value)
+        try:
+            found[name] = _converted(plain, rule)
+        except _UnfitError:
+            full = f"{section}.{name}" if section else name
+            if is_hidden:
+                raise ValueError(f"{full} must be {_described(rule)}") from None
+            # The beginning of a list that is too long is enough for the error.
+            shown = plain[:_ITEMS] if isinstance(plain, tuple) else plain
+            raise ValueError(f"{full}={_shown(shown)} {_wrong(shown, rule)}") from None
     return found
-
-
-def check_value(name: str, value: Any, rule: Any, *, is_hidden: bool = False) -> Any:
-    """Convert a value to the type of an annotation.
-
-    Args:
-        name: Name of the setting.
-        value: The value.
-        rule: The annotation.
-        is_hidden: Whether the value is omitted from errors.
-
-    Raises:
-        ValueError: It is of a wrong type, out of range or unknown.
-    """
-    plain = _plain(value)
-    with suppress(_UnfitError):
-        return _taken(plain, rule)
-    if isinstance(plain, tuple):
-        # The beginning of a list that is too long is enough for the error.
-        plain = plain[:_ITEMS]
-    if is_hidden:
-        raise ValueError(f"{name} must be {_described(rule)}")
-    raise ValueError(f"{name}={_shown(plain)} {_wrong(plain, rule)}")
 
 
 def read_settings(kind: type[_Settings], values: Any, source: str, section: str = "") -> _Settings:
@@ -204,8 +173,7 @@ def read_settings(kind: type[_Settings], values: Any, source: str, section: str 
         is_section = dataclasses.is_dataclass(fields[key].type)
         given[key] = read_settings(fields[key].type, value, source, name) if is_section else value
     for name, field in fields.items():
-        missing = dataclasses.MISSING
-        if name not in given and field.default is missing and field.default_factory is missing:
+        if name not in given and field.default is field.default_factory is dataclasses.MISSING:
             raise ValueError(f"{source}: the section [{name}] is missing")
     try:
         return kind(**given)
@@ -221,30 +189,34 @@ def near(word: str, known: Iterable[str]) -> str | None:
 
 @lru_cache(maxsize=64)
 def _rules(kind: type) -> dict[str, tuple[Any, bool]]:
+    """Return the annotation of each setting, and whether its value is hidden."""
     hints = get_type_hints(kind, include_extras=True)
-    return {
-        field.name: (hints[field.name], "is_hidden" in field.metadata)
-        for field in dataclasses.fields(kind)
-    }
+    fields = dataclasses.fields(kind)
+    return {field.name: (hints[field.name], "is_hidden" in field.metadata) for field in fields}
 
 
 class _UnfitError(Exception):
     """A value does not satisfy a rule."""
 
 
-def _taken(value: Any, rule: Any) -> Any:
-    """Convert a value to the type of a rule."""
+def _converted(value: Any, rule: Any) -> Any:
+    """Convert a value to the type of a rule.
+
+    Raises:
+        _UnfitError: The value does not satisfy the rule.
+    """
     origin, parts = get_origin(rule), get_args(rule)
     if origin in (Union, types.UnionType):
         for part in parts:
             with suppress(_UnfitError):
-                return _taken(value, part)
+                return _converted(value, part)
     elif origin is Annotated:
+        base, limits = parts
         # A list that is too long is refused without converting its items.
-        is_long = isinstance(value, tuple) and not parts[1].holds(value)
-        found = None if is_long else _taken(value, parts[0])
-        if not is_long and parts[1].holds(found):
-            return found
+        if limits.items is None or limits.holds(value):
+            found = _converted(value, base)
+            if limits.holds(found):
+                return found
     elif origin is Literal:
         for word in parts:
             # In Python, True == 1.0 == 1.
@@ -255,7 +227,7 @@ def _taken(value: Any, rule: Any) -> Any:
         if isinstance(value, tuple):
             kinds = parts[:1] * len(value) if parts[1:] == (...,) else parts
             if len(kinds) == len(value):
-                return tuple(map(_taken, value, kinds))
+                return tuple(map(_converted, value, kinds))
     elif rule is Path:
         if isinstance(value, str | Path):
             return Path(value)
@@ -275,26 +247,13 @@ def _plain(value: Any) -> Any:
         value = value.tolist()
     if not isinstance(value, list | tuple):
         return value
-    return tuple(value) if {*map(type, value)} <= _PLAIN else tuple(map(_plain, value))
+    # Most lists hold plain values only.
+    return tuple(value) if {*map(type, value)} <= _NAMES.keys() else tuple(map(_plain, value))
 
 
-def _number(word: str) -> Any:
-    """Parse a command line argument as a number or bool; return it unchanged if it is neither."""
-    for kind in (int, float):
-        with suppress(ValueError):
-            return kind(word)
-    return {"True": True, "False": False}.get(word, word)
-
-
-def _leaves(value: Any) -> Iterable[Any]:
-    return (leaf for each in value for leaf in _leaves(each)) if type(value) is tuple else (value,)
-
-
-def _is_countable(value: Any) -> bool:
+def _is_countable(value: float) -> bool:
     """Whether a float is finite, or an integer has at most 64 bits."""
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return not isinstance(value, int) or value.bit_length() <= _BITS
+    return math.isfinite(value) if isinstance(value, float) else value.bit_length() <= _BITS
 
 
 def _shown(value: Any) -> str:
@@ -308,34 +267,37 @@ def _shown(value: Any) -> str:
 
 def _wrong(value: Any, rule: Any) -> str:
     """Describe the rule that a value violates, with the most similar choice."""
-    leaves, kinds = [*_leaves(value)], _alternatives(rule)
-    if any(isinstance(leaf, int) and leaf.bit_length() > _BITS for leaf in leaves):
+    leaves, kinds, choices = [*_leaves(value)], _alternatives(rule), _choices(rule)
+    if any(isinstance(leaf, int) and not _is_countable(leaf) for leaf in leaves):
         return f"must be below 2**{_BITS}"
-    words = [str(word) for word in _words(rule)]
-    strange = next((x for x in leaves if isinstance(x, str) and x not in words), "")
-    nearest = near(strange, words)
+    words = [*map(str, choices)]
+    unknown = next((x for x in leaves if isinstance(x, str) and x not in words), "")
+    nearest = near(unknown, words)
     hint = "" if nearest is None else f"; did you mean {nearest!r}?"
+    may_be_none = types.NoneType in kinds
     if any(get_origin(kind) is Literal for kind in kinds):
-        more = ["None"] if types.NoneType in kinds else []
-        return f"is unknown; choose from {', '.join([*map(repr, _words(rule)), *more])}{hint}"
-    for kind in kinds:
+        more = ["None"] if may_be_none else []
+        return f"is unknown; choose from {', '.join([*map(repr, choices), *more])}{hint}"
+    for base, limits in (get_args(kind) for kind in kinds if get_origin(kind) is Annotated):
         # If only the range is wrong, the type is omitted.
-        base = get_args(kind)[0] if get_origin(kind) is Annotated else None
-        is_one = type(value) is base or (base is float and type(value) is int)
-        if base in (int, float) and is_one and _is_countable(value):
-            return f"must be {_range(kind)}{', or None' if types.NoneType in kinds else ''}"
+        if base in (int, float) and type(value) in (int, base) and _is_countable(value):
+            return f"must be {limits.described()}{', or None' if may_be_none else ''}"
     return f"must be {_described(rule)}{hint}"
+
+
+def _leaves(value: Any) -> Iterable[Any]:
+    return (leaf for each in value for leaf in _leaves(each)) if type(value) is tuple else (value,)
 
 
 def _alternatives(rule: Any) -> tuple[Any, ...]:
     return get_args(rule) if get_origin(rule) in (Union, types.UnionType) else (rule,)
 
 
-def _words(rule: Any) -> list[Any]:
+def _choices(rule: Any) -> list[Any]:
     """Return all choices of a rule, also nested ones."""
     if get_origin(rule) is Literal:
         return [*get_args(rule)]
-    return [word for part in get_args(rule) for word in _words(part)]
+    return [word for part in get_args(rule) for word in _choices(part)]
 
 
 def _described(rule: Any) -> str:
@@ -343,11 +305,11 @@ def _described(rule: Any) -> str:
     if len(kinds) > 1:
         return " or ".join(map(_described, kinds))
     origin, parts = get_origin(rule), get_args(rule)
-    if origin is Annotated and get_origin(parts[0]) is tuple:
-        item = _described(get_args(parts[0])[0])
-        return f"a list of at most {parts[1].items:,} items, each {item}"
     if origin is Annotated:
-        return f"{_described(parts[0])} {_range(rule)}"
+        base, limits = parts
+        if limits.items is None:
+            return f"{_described(base)} {limits.described()}"
+        return f"a list of at most {limits.items:,} items, each {_described(get_args(base)[0])}"
     if origin is Literal:
         return f"one of {', '.join(map(repr, parts))}"
     if origin is tuple:
@@ -355,12 +317,3 @@ def _described(rule: Any) -> str:
             return f"a list with each item {_described(parts[0])}"
         return f"a list of {', '.join(map(_described, parts))}"
     return _NAMES.get(rule, getattr(rule, "__name__", str(rule)))
-
-
-def _range(rule: Any) -> str:
-    """Describe the limits of an annotation."""
-    meta = get_args(rule)[1]
-    found = {key: x for key in _LIMITS if (x := getattr(meta, key)) is not None}
-    if found.keys() == {"ge", "le"}:
-        return f"between {found['ge']} and {found['le']}"
-    return " and ".join(f"{_LIMITS[key]} {x}" for key, x in found.items())

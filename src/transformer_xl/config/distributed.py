@@ -28,7 +28,6 @@ _T = TypeVar("_T")
 LONGEST_WORK = timedelta(days=7)
 """Timeout for work that only the first process does."""
 
-
 _times = count()
 _met: list[tuple[Store, int]] = []
 
@@ -61,11 +60,7 @@ class World:
         return self.rank == 0
 
     def rows(self, n_streams: int) -> range:
-        """Return the streams that this process owns.
-
-        Raises:
-            ValueError: They cannot be divided evenly.
-        """
+        """Return the streams that this process owns."""
         if n_streams % self.size:
             raise ValueError(
                 f"train.batch_size={n_streams} streams cannot be divided evenly over "
@@ -130,13 +125,12 @@ class World:
             return list(values)
         before = [0.0] * len(values)
         if self._said is not None:
-            work, told = self._said
+            work, largest = self._said
             with _named():
                 work.wait()
-            before = told.tolist()
-        told = torch.tensor(values, dtype=torch.float64)
-        work = dist.all_reduce(told, dist.ReduceOp.MAX, async_op=True)
-        self._said = work, told
+            before = largest.tolist()
+        largest = torch.tensor(values, dtype=torch.float64)
+        self._said = dist.all_reduce(largest, dist.ReduceOp.MAX, async_op=True), largest
         return before
 
     def seed_apart(self, step: int = 0) -> None:
@@ -165,9 +159,7 @@ def is_first_process() -> bool:
 def joined(device: torch.device, minutes: float) -> Iterator[World]:
     """Initialize the process group of torchrun, if any; destroy it at the end.
 
-    Args:
-        device: The device of this process.
-        minutes: Timeout of collective operations.
+    Collective operations of the block fail after ``minutes``.
 
     Raises:
         Stalled: Not all processes joined within the timeout.
@@ -216,18 +208,13 @@ def _named() -> Iterator[None]:
     """Convert network errors of gloo and NCCL to :class:`Stalled`."""
     try:
         yield
-    except Stalled:
-        raise
-    except (RuntimeError, dist.DistError) as error:
-        if not _is_of_network(error):
+    except RuntimeError as error:
+        # Gloo's errors contain the path of its source file.
+        words = ("third_party/gloo", "Gloo ", "NCCL", "ProcessGroup")
+        is_of_network = isinstance(error, dist.DistError) or any(x in str(error) for x in words)
+        if isinstance(error, Stalled) or not is_of_network:
             raise
         raise Stalled(
             f"process {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')} lost another one, "
             f"which stopped or did not answer within the time limit (train.hang_minutes): {error}"
         ) from error
-
-
-def _is_of_network(error: BaseException) -> bool:
-    # Gloo's errors contain the path of its source file.
-    words = ("third_party/gloo", "Gloo ", "NCCL", "ProcessGroup")
-    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)

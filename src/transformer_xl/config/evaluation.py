@@ -65,38 +65,28 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         check(self, "eval")
-        self._check_dynamic()
-        self._check_together()
-
-    def _check_dynamic(self) -> None:
         require(
             self.window is None or self.dynamic is None,
             f"window={self.window} and dynamic={self.dynamic!r} are two ways to evaluate: "
             "choose one",
         )
-
-    def _check_together(self) -> None:
-        """Refuse settings that others would make ineffective."""
-        if self.window is not None:
-            for name in ("mem_lens", "mem_len", "ext_len"):
-                value = getattr(self, name)
-                require(
-                    not value,
-                    f"{name}={value} with window={self.window}: each token is predicted from a "
-                    "window read anew, without any memory; leave out one of them",
-                )
-        if self.dynamic is not None:
-            require(
-                not self.ext_len,
-                f"ext_len={self.ext_len} with dynamic={self.dynamic!r}: what is read again would "
-                "be learned from twice; leave out one of them",
-            )
-        only_for = {"dynamic_lr": ("rms", "sgd"), "dynamic_decay": ("rms", "sgd")}
-        only_for |= {"dynamic_eps": ("rms",), "dynamic_tokens": ("rms",)}
-        for name, rules in only_for.items():
+        for name in ("mem_lens", "mem_len", "ext_len"):
             value = getattr(self, name)
             require(
-                self.dynamic in rules or value == _DYNAMIC_DEFAULTS[name],
+                self.window is None or not value,
+                f"{name}={value} with window={self.window}: each token is predicted from a "
+                "window read anew, without any memory; leave out one of them",
+            )
+        require(
+            self.dynamic is None or not self.ext_len,
+            f"ext_len={self.ext_len} with dynamic={self.dynamic!r}: what is read again would "
+            "be learned from twice; leave out one of them",
+        )
+        defaults = {field.name: field.default for field in fields(self)}
+        for name, rules in _DYNAMIC_RULES.items():
+            value = getattr(self, name)
+            require(
+                self.dynamic in rules or value == defaults[name],
                 f"{name}={value} is for dynamic = {' or '.join(map(repr, rules))}, not "
                 f"{self.dynamic!r}: set that, or leave it out",
             )
@@ -108,17 +98,17 @@ class EvalConfig:
         return {name: getattr(self, name) for name in names}
 
     def lengths_after(self, segment_len: int) -> dict[str, Any]:
-        """Return the lengths including ``segment_len``.
-
-        Args:
-            segment_len: Default segment length, that of training.
-        """
+        """Return the lengths with ``segment_len``, whose default is that of training."""
         return {"segment_len": self.segment_len or segment_len, **self.lengths}
 
 
-_DYNAMIC_DEFAULTS = {
-    field.name: field.default for field in fields(EvalConfig) if field.name.startswith("dynamic_")
+_DYNAMIC_RULES = {
+    "dynamic_lr": ("rms", "sgd"),
+    "dynamic_decay": ("rms", "sgd"),
+    "dynamic_eps": ("rms",),
+    "dynamic_tokens": ("rms",),
 }
+"""The values of ``dynamic`` with which a setting has an effect."""
 
 
 @no_type_check

@@ -28,28 +28,22 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     Raises:
         OSError: The file cannot be written; an existing one is intact.
     """
-    # In a folder, as safetensors writes a temporary file of its own beside the file.
-    folder = _temporary(path)
-    temporary = folder / path.name
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(path)
-        folder.mkdir()
-        with default_mode(temporary):
-            write(temporary)
-        sync(temporary)
-        temporary.replace(path)
+        # In a folder, as safetensors writes a temporary file of its own beside the file.
+        with _temporary_folder(path) as folder:
+            temporary = folder / path.name
+            with default_mode(temporary):
+                write(temporary)
+            sync(temporary)
+            temporary.replace(path)
     except Exception as error:
         if is_disk_full(error):
             raise OSError(f"the disk is full: {path} was not written") from error
         # By name, as importing safetensors would slow down the command line.
         if isinstance(error, OSError) or type(error).__name__ == "SafetensorError":
-            raise OSError(
-                f"cannot write {path}: {getattr(error, 'strerror', None) or error}"
-            ) from error
+            reason = getattr(error, "strerror", None) or error
+            raise OSError(f"cannot write {path}: {reason}") from error
         raise
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -71,21 +65,13 @@ def replace_file(path: Path, content: bytes) -> None:
 
 
 def require_model_place(path: Path) -> None:
-    """Require that the path of a model exists, before anything is loaded.
-
-    Raises:
-        FileNotFoundError: It does not exist.
-    """
+    """Require that the path of a model exists, before anything is loaded."""
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist: give a model folder or a run folder")
 
 
 def require_new(folder: Path) -> None:
-    """Require that a folder does not exist, or is empty.
-
-    Raises:
-        FileExistsError: It is not empty, or is a file.
-    """
+    """Require that a folder does not exist, or is empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists and is not empty: choose another folder")
 
@@ -94,27 +80,38 @@ def require_new(folder: Path) -> None:
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to ``folder`` if the block succeeds.
 
-    Several processes may do this for the same path; the first one wins. Temporary folders of killed
-    processes are removed after a day.
-
-    Args:
-        folder: An absolute path, so that it has a name.
+    ``folder`` is an absolute path, so that it has a name. Several processes may do this for the
+    same path; the first one wins. Temporary folders of killed processes are removed after a day.
 
     Raises:
         FileExistsError: At the end, ``folder`` exists and is not empty.
         OSError: It cannot be written.
     """
-    temporary = _temporary(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    _remove_leftovers(folder)
-    temporary.mkdir()
-    try:
+    with _temporary_folder(folder) as temporary:
         yield temporary
         for path in (*temporary.rglob("*"), temporary):
             sync(path)
         require_new(folder)
         temporary.replace(folder)
         sync(folder.parent)
+
+
+@contextmanager
+def _temporary_folder(path: Path) -> Iterator[Path]:
+    """Yield a new folder beside ``path``; remove it at the end, and what killed processes left."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for left in path.parent.iterdir():
+        if re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]+\.tmp", left.name):
+            # Other processes clean up, too.
+            with suppress(OSError):
+                # A file may be written for longer than a day.
+                changed = max(x.stat().st_mtime for x in (left, *left.glob("*")))
+                if time.time() - changed > _LEFT_SECONDS:
+                    _remove(left)
+    temporary.mkdir()
+    try:
+        yield temporary
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -147,11 +144,7 @@ def checksum(path: Path) -> str:
 
 
 def require_space(folder: Path, n_bytes: int, what: str) -> None:
-    """Require free space on the disk of an existing folder.
-
-    Raises:
-        OSError: Less than ``n_bytes`` are free.
-    """
+    """Require free space on the disk of an existing folder."""
     free = shutil.disk_usage(folder).free
     if free < n_bytes:
         raise OSError(
@@ -163,9 +156,7 @@ def require_space(folder: Path, n_bytes: int, what: str) -> None:
 def remove_temporary(folder: Path, name: str = "*") -> None:
     """Remove what killed processes left in a folder that no other process is writing.
 
-    Args:
-        folder: The folder; it need not exist.
-        name: The name of the file or folder that was being written, or a pattern.
+    ``name`` is the name of the file or folder that was being written, or a pattern.
     """
     for left in folder.glob(f".{name}.*.tmp"):
         _remove(left)
@@ -174,18 +165,3 @@ def remove_temporary(folder: Path, name: str = "*") -> None:
 def _remove(left: Path) -> None:
     # Earlier versions wrote temporary files.
     shutil.rmtree(left, ignore_errors=True) if left.is_dir() else left.unlink(missing_ok=True)
-
-
-def _temporary(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-
-
-def _remove_leftovers(path: Path) -> None:
-    for left in path.parent.iterdir():
-        if re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]+\.tmp", left.name):
-            # Other processes clean up, too.
-            with suppress(OSError):
-                # A file may be written for longer than a day.
-                changed = max(x.stat().st_mtime for x in (left, *left.glob("*")))
-                if time.time() - changed > _LEFT_SECONDS:
-                    _remove(left)

@@ -33,7 +33,7 @@ class Cluster(NamedTuple):
 
 
 class Dropouts(NamedTuple):
-    """Resolved dropout probabilities that default to ``dropout``."""
+    """Dropout probabilities of which each has ``dropout`` as its default."""
 
     input: float
     """Of the input of the first layer: embeddings and positions."""
@@ -240,19 +240,17 @@ class ModelConfig:
         """The clusters of the vocabulary; a single one without ``cutoffs``."""
         ties = self.tie_projections
         ties = (ties,) * (len(self.cutoffs) + 1) if isinstance(ties, bool) else ties
-        ends = (0, *self.cutoffs, self.vocab_size)
         found = []
-        for i, (start, stop) in enumerate(pairwise(ends)):
+        for i, (start, stop) in enumerate(pairwise((0, *self.cutoffs, self.vocab_size))):
             width = self.embed_width // self.div_val**i
-            same = width == self.d_model
             # With one table for all clusters, there is no projection to the same width.
-            has_proj = not same or (self.div_val > 1 and self.proj_same_dim)
+            has_proj = width != self.d_model or (self.div_val > 1 and self.proj_same_dim)
             found.append(Cluster(start, stop, width, has_proj, has_proj and ties[i]))
         return tuple(found)
 
     @property
     def dropouts(self) -> Dropouts:
-        """The dropout probabilities, with ``dropout`` as their default."""
+        """The resolved dropout probabilities."""
         own = (self.input_dropout, self.ff_dropout, self.output_dropout)
         return Dropouts(*(self.dropout if share is None else share for share in own))
 

@@ -5,15 +5,16 @@ from typing import NamedTuple
 from transformer_xl.config import EvalConfig, ModelConfig
 from transformer_xl.config.checks import near
 
+NO_LIMIT = 1 << 30
+"""A ``clamp_len`` that limits nothing; None would leave the limit of the model in place."""
+
 
 class Preset(NamedTuple):
     """Lengths of an evaluation, and the sizes by which a model is recognized."""
 
     segment_len: int
     mem_len: int
-    clamp_len: int | None
-    same_length: bool
-    """Whether every token sees the same number of keys."""
+    clamp_len: int
     n_layer: int
     d_model: int
     d_inner: int
@@ -25,15 +26,15 @@ _ENWIK8, _TEXT8 = range(204, 206), range(27, 29)
 _WIKITEXT_103, _LM1B = range(267_735, 267_745), range(790_000, 800_000)
 
 PRESETS = {
-    "enwik8-base": Preset(80, 2100, 820, True, 12, 512, 2048, _ENWIK8),
-    "enwik8-large": Preset(128, 3800, 1000, True, 24, 1024, 3072, _ENWIK8),
-    "text8-base": Preset(80, 2100, 820, True, 12, 512, 2048, _TEXT8),
-    "text8-large": Preset(128, 3800, 1000, True, 24, 1024, 3072, _TEXT8),
-    "wt103-base": Preset(64, 640, 400, True, 16, 410, 2100, _WIKITEXT_103),
-    "wt103-base-nvidia": Preset(64, 640, 400, True, 16, 512, 2048, _WIKITEXT_103),
-    "wt103-large": Preset(128, 1600, 1000, True, 18, 1024, 4096, _WIKITEXT_103),
-    "lm1b-base": Preset(32, 128, None, True, 18, 1024, 4096, _LM1B),
-    "lm1b-large": Preset(32, 128, None, True, 24, 1280, 8192, _LM1B),
+    "enwik8-base": Preset(80, 2100, 820, 12, 512, 2048, _ENWIK8),
+    "enwik8-large": Preset(128, 3800, 1000, 24, 1024, 3072, _ENWIK8),
+    "text8-base": Preset(80, 2100, 820, 12, 512, 2048, _TEXT8),
+    "text8-large": Preset(128, 3800, 1000, 24, 1024, 3072, _TEXT8),
+    "wt103-base": Preset(64, 640, 400, 16, 410, 2100, _WIKITEXT_103),
+    "wt103-base-nvidia": Preset(64, 640, 400, 16, 512, 2048, _WIKITEXT_103),
+    "wt103-large": Preset(128, 1600, 1000, 18, 1024, 4096, _WIKITEXT_103),
+    "lm1b-base": Preset(32, 128, NO_LIMIT, 18, 1024, 4096, _LM1B),
+    "lm1b-large": Preset(32, 128, NO_LIMIT, 24, 1280, 8192, _LM1B),
 }
 
 
@@ -48,7 +49,7 @@ def recognize(config: ModelConfig) -> str | None:
 
 
 def preset_eval(name: str, *, keys_beyond_memory: int = 0) -> EvalConfig:
-    """Return the settings of a published evaluation.
+    """Return the settings of a published evaluation, in which all tokens see as many keys.
 
     Args:
         name: The name of the preset.
@@ -62,16 +63,11 @@ def preset_eval(name: str, *, keys_beyond_memory: int = 0) -> EvalConfig:
         nearest = near(name, PRESETS)
         hint = f"; did you mean {nearest!r}?" if nearest else ""
         raise ValueError(f"{name!r} is no preset; there are {', '.join(PRESETS)}{hint}")
-    preset = PRESETS[name]
-    # None would leave the limit of the model in place, so a very large length stands for no limit.
+    segment_len, mem_len, clamp_len, *_ = PRESETS[name]
     return EvalConfig(
         split="test",
-        segment_len=preset.segment_len,
-        mem_len=preset.mem_len,
-        attn_len=preset.mem_len + keys_beyond_memory if preset.same_length else NO_LIMIT,
-        clamp_len=NO_LIMIT if preset.clamp_len is None else preset.clamp_len,
+        segment_len=segment_len,
+        mem_len=mem_len,
+        attn_len=mem_len + keys_beyond_memory,
+        clamp_len=clamp_len,
     )
-
-
-NO_LIMIT = 1 << 30
-"""An ``attn_len`` or ``clamp_len`` that limits nothing."""

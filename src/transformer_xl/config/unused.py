@@ -60,6 +60,16 @@ def unused_in_model(model: Any) -> Iterator[Unused]:
         yield Unused("proj_same_dim", f"{about}: no projection is left out")
 
 
+def unused_in_data(data: Any) -> Iterator[Unused]:
+    """Yield the data settings without effect."""
+    if data.tokenizer is None and data.vocab not in ("words", "bpe", "integers"):
+        yield Unused("vocab_size", f"vocab={data.vocab!r}")
+    if data.tokenizer is None and data.vocab not in ("words", "chars"):
+        yield Unused("vocab_from", f"vocab={data.vocab!r}: nothing is counted")
+    if data.name.startswith("hf:"):
+        yield Unused("path", f"name={data.name!r}, which says where the text is")
+
+
 def unused_in_training(train: Any) -> Iterator[Unused]:
     """Yield the training settings without effect."""
     if train.optimizer != "muon":
@@ -71,16 +81,6 @@ def unused_in_training(train: Any) -> Iterator[Unused]:
         yield Unused("average_start", "average='none'")
     if train.average != "ema":
         yield Unused("average_decay", f"average={train.average!r}")
-
-
-def unused_in_data(data: Any) -> Iterator[Unused]:
-    """Yield the data settings without effect."""
-    if data.tokenizer is None and data.vocab not in ("words", "bpe", "integers"):
-        yield Unused("vocab_size", f"vocab={data.vocab!r}")
-    if data.tokenizer is None and data.vocab not in ("words", "chars"):
-        yield Unused("vocab_from", f"vocab={data.vocab!r}: nothing is counted")
-    if data.name.startswith("hf:"):
-        yield Unused("path", f"name={data.name!r}, which says where the text is")
 
 
 def unused_with_model(model: Any) -> Iterator[Unused]:
@@ -115,23 +115,22 @@ def refuse_unused(settings: Any, found: Iterator[Unused]) -> None:
 def without_unused(
     kind: type, values: Mapping[str, Any], find: Callable[[Any], Iterator[Unused]]
 ) -> dict[str, Any]:
-    """Return stored settings of a section without those that have no effect.
+    """Return stored settings of a section, not validated yet, without those that have no effect.
 
     Args:
         kind: The settings class.
-        values: The stored settings, not validated yet.
+        values: The stored settings.
         find: Yields the settings without effect.
     """
     kept = dict(values)
     defaults = {field.name: field.default for field in fields(kind)}
     try:
         for name, _, part in find(SimpleNamespace(**(defaults | kept))):
-            if part is None:
-                if name in kept:
-                    # A value that no version could have stored is invalid.
-                    checked(kind, {name: kept.pop(name)})
-            elif name in kept:
-                kept[name] = type(kept[name])(x for x in kept[name] if x != part)
+            if part is None and name in kept:
+                # A value that no version could have stored is invalid.
+                checked(kind, {name: kept.pop(name)})
+            elif isinstance(kept.get(name), list | tuple):
+                kept[name] = [x for x in kept[name] if x != part]
     except (TypeError, ValueError, AttributeError, ArithmeticError):
         # The validation that follows reports wrong types.
         return dict(values)

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import tomllib
+from collections.abc import Callable, Iterator
 from importlib import resources
 from itertools import chain
 from pathlib import Path
@@ -19,6 +20,7 @@ from transformer_xl.config import (
 )
 from transformer_xl.config.checks import near, read_settings
 from transformer_xl.config.unused import (
+    Unused,
     unused_in_data,
     unused_in_evaluation,
     unused_in_model,
@@ -40,8 +42,7 @@ def recipe_text(name: str) -> str:
     Raises:
         ValueError: The name is unknown.
     """
-    names = recipe_names()
-    if name not in names:
+    if name not in (names := recipe_names()):
         nearest = near(name, names)
         hint = f"did you mean {nearest}? " if nearest else ""
         raise ValueError(
@@ -51,11 +52,7 @@ def recipe_text(name: str) -> str:
 
 
 def recipe_copy(name: str) -> str:
-    """Return a shipped recipe as a template for other texts: ``vocab`` chars becomes bytes.
-
-    Raises:
-        ValueError: The name is unknown.
-    """
+    """Return a shipped recipe as a template for other texts: ``vocab`` chars becomes bytes."""
     of_bytes = (
         '# Any text: the recipe has "chars", the characters of its corpus alone.\nvocab = "bytes"'
     )
@@ -90,16 +87,10 @@ def load_recipe(recipe: str | Path, *, is_stored: bool = False) -> Config:
 
 
 def recipe_of(folder: Path | str) -> Config | None:
-    """Return the recipe of a run folder, or of the run that contains a model folder.
-
-    Raises:
-        ValueError: The recipe is invalid.
-    """
+    """Return the recipe of a run folder, or of the run that contains a model folder."""
     folder = Path(folder).resolve()
-    folders = [folder]
-    if folder.parent.name == "model":
-        folders.append(folder.parent.parent)
-    recipes = (place / "recipe.toml" for place in folders)
+    run = [folder.parent.parent] if folder.parent.name == "model" else []
+    recipes = (place / "recipe.toml" for place in (folder, *run))
     return next((load_recipe(x, is_stored=True) for x in recipes if x.is_file()), None)
 
 
@@ -108,9 +99,6 @@ def generation_of(folder: Path | str) -> GenerateConfig:
 
     They are the section ``[generate]`` of the recipe of the run, or else the defaults of
     :class:`GenerateConfig`. `txl generate` and `txl serve` use them.
-
-    Raises:
-        ValueError: The recipe is invalid.
     """
     recipe = recipe_of(folder)
     return GenerateConfig() if recipe is None else recipe.generate
@@ -131,7 +119,10 @@ def dump_recipe(config: Config) -> str:
     """Format settings as a recipe, without those that are None, which TOML cannot express."""
     import tomli_w
 
-    return tomli_w.dumps(_without_none(dataclasses.asdict(config)))
+    def without_none(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {name: value for name, value in items if value is not None}
+
+    return tomli_w.dumps(dataclasses.asdict(config, dict_factory=without_none))
 
 
 def differences(one: Config, other: Config) -> list[str]:
@@ -148,26 +139,16 @@ def differences(one: Config, other: Config) -> list[str]:
 
 def _without_unused(values: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a run without those that have no effect."""
+    stored = {name: section for name, section in values.items() if isinstance(section, dict)}
     defaults = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
-    model = values.get("model")
-    network = SimpleNamespace(**(defaults | (model if isinstance(model, dict) else {})))
-    sections = {
+    model = SimpleNamespace(**(defaults | stored.get("model", {})))
+    sections: dict[str, tuple[type, Callable[[Any], Iterator[Unused]]]] = {
         "model": (ModelConfig, unused_in_model),
         "data": (DataConfig, unused_in_data),
-        "train": (TrainConfig, lambda x: chain(unused_in_training(x), unused_with_model(network))),
-        "eval": (EvalConfig, lambda _: unused_in_evaluation(network)),
+        "train": (TrainConfig, lambda x: chain(unused_in_training(x), unused_with_model(model))),
+        "eval": (EvalConfig, lambda _: unused_in_evaluation(model)),
     }
-    kept = {
-        name: without_unused(kind, values[name], find)
-        for name, (kind, find) in sections.items()
-        if isinstance(values.get(name), dict)
-    }
-    return values | kept
-
-
-def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: _without_none(value) if isinstance(value, dict) else value
-        for key, value in values.items()
-        if value is not None
-    }
+    for name in sections.keys() & stored.keys():
+        kind, find = sections[name]
+        stored[name] = without_unused(kind, stored[name], find)
+    return values | stored

@@ -8,20 +8,26 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from transformer_xl.config import FORMAT_VERSION, ModelConfig
-from transformer_xl.config.checks import Count, check_value, near, no_type_check
+from transformer_xl.config.checks import Count, checked, near, no_type_check
 from transformer_xl.config.unused import unused_in_model, without_unused
 from transformer_xl.model.pretrained import MODEL_TYPE
 
-_SETTINGS = tuple(field.name for field in dataclasses.fields(ModelConfig))
-_SEGMENT_LEN = 512
 # Keys that transformers expects at the top level, and that our loader keeps.
 _TRANSFORMERS_KEYS = ("architectures", "auto_map", "origin", "eval")
-_RULES = {"segment_len": Count, "use_cache": bool}
-_DEFAULTS = {
-    "segment_len": _SEGMENT_LEN,
-    "use_cache": True,
-    **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
-}
+
+
+@no_type_check
+@dataclasses.dataclass
+class _Calls:
+    """Settings of calls, which only transformers has."""
+
+    segment_len: Count = 512
+    use_cache: bool = True
+
+
+_SETTINGS = tuple(field.name for field in dataclasses.fields(ModelConfig))
+_CALLS = dataclasses.asdict(_Calls())
+_DEFAULTS = {**_CALLS, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 
 @no_type_check
@@ -63,11 +69,14 @@ class TransformerXLConfig(PreTrainedConfig):
         if "num_labels" in settings and settings["num_labels"] != len(section.get("id2label", ())):
             for name in ("id2label", "label2id"):
                 section.pop(name, None)
-        settings = {**_DEFAULTS, **section, **settings}
-        for name, value in (("segment_len", segment_len), ("use_cache", use_cache)):
-            given = settings.pop(name)
-            value = given if value is None else value
-            setattr(self, name, check_value(name, value, _RULES[name]))
+        given = {"segment_len": segment_len, "use_cache": use_cache}
+        settings = {
+            **_DEFAULTS,
+            **section,
+            **settings,
+            **{name: value for name, value in given.items() if value is not None},
+        }
+        calls = checked(_Calls, {name: settings.pop(name) for name in _CALLS})
         for other, name in self.attribute_map.items():
             if other in settings:
                 settings[name] = settings.pop(other)
@@ -76,10 +85,13 @@ class TransformerXLConfig(PreTrainedConfig):
             # From a file: earlier versions wrote settings that others make irrelevant.
             own = without_unused(ModelConfig, own, unused_in_model)
         # Validated, and completed with defaults.
-        for name, value in dataclasses.asdict(ModelConfig(**own)).items():
+        for name, value in (calls | dataclasses.asdict(ModelConfig(**own))).items():
             setattr(self, name, value)
         settings.pop("model_type", None)
-        _refuse_misspelt(settings)
+        # Other unknown names are left to transformers, which keeps them.
+        for name in settings.keys() - _names_of_transformers():
+            if not name.startswith("_") and (nearest := near(name, (*_SETTINGS, *_CALLS))):
+                raise ValueError(f"{name}: no such setting; did you mean {nearest}?")
         super().__init__(**settings)
 
     def to_model_config(self) -> ModelConfig:
@@ -106,24 +118,12 @@ class TransformerXLConfig(PreTrainedConfig):
         content["transformers"] = {
             name: value
             for name, value in sorted(values.items())
-            if name not in content
-            and name not in _TRANSFORMERS_KEYS
+            if name not in (*content, *_TRANSFORMERS_KEYS)
             and not (name in _DEFAULTS and value == _DEFAULTS[name])
         }
         return json.dumps(content, indent=2) + "\n"
 
 
-def _refuse_misspelt(settings: dict[str, Any]) -> None:
-    """Refuse an unknown name that is similar to the name of a setting.
-
-    Other unknown names are left to transformers, which keeps them.
-    """
-    for name in settings.keys() - _known():
-        if not name.startswith("_") and (nearest := near(name, (*_SETTINGS, *_RULES))):
-            raise ValueError(f"{name}: no such setting; did you mean {nearest}?")
-
-
 @cache
-def _known() -> set[str]:
-    """Return the names of transformers' own settings."""
+def _names_of_transformers() -> set[str]:
     return {*vars(PreTrainedConfig()), *dir(PreTrainedConfig)}
