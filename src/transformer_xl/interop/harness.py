@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -19,7 +19,7 @@ try:
     from lm_eval.api.instance import Instance
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import register_model
-    from lm_eval.models.utils import normalize_gen_kwargs
+    from lm_eval.models.utils import chunks, normalize_gen_kwargs
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
         "transformer_xl.harness needs lm-evaluation-harness: pip install 'transformer-xl[eval]'"
@@ -47,7 +47,7 @@ class TransformerXLHarness(TemplateLM):
         batch_size: Batch size.
         max_batch_size: For other types; not used.
         segment_len: Segment length.
-        mem_len: Memory length. None: as the model is configured.
+        mem_len: Memory length. None: as configured.
         max_gen_toks: Number of generated tokens if a task does not set it.
         prefix: The text of one symbol before every document, which is not scored. None: the symbol
             that ends a line, or a line break.
@@ -123,14 +123,13 @@ class TransformerXLHarness(TemplateLM):
     ) -> list[float]:
         """Return the log-probability of each document, read once from its first token on."""
         found = []
-        documents = [request.args[0] for request in requests]
-        for batch in _batches(documents, self.batch_size):
+        for batch in chunks([request.args[0] for request in requests], self.batch_size):
             ids = [self.tok_encode(text) for text in batch]
-            given = [[self._prefix, *tokens[:-1]] if tokens else [] for tokens in ids]
-            sums = [total for total, _ in self._score(self._initial_memory(len(batch)), given, ids)]
-            for text, total in zip(batch, sums, strict=True):
+            first = [self._prefix] * len(batch)
+            scores = self._score(self._initial_memory(len(batch)), first, ids)
+            for text, (total, _) in zip(batch, scores, strict=True):
                 self.cache_hook.add_partial("loglikelihood_rolling", (text,), total)
-            found.extend(sums)
+                found.append(total)
         return found
 
     @torch.no_grad()
@@ -145,92 +144,77 @@ class TransformerXLHarness(TemplateLM):
         for number, (_, context, _) in enumerate(requests):
             contexts.setdefault(tuple(context) or (self._prefix,), []).append(number)
         found: dict[int, tuple[float, bool]] = {}
-        by_length = sorted(contexts, key=len)
-        for batch in _batches(by_length, self.batch_size):
+        for batch in chunks(sorted(contexts, key=len), self.batch_size):
             mems = self._initial_memory(len(batch))
-            for piece, _ in self._pieces(mems, [context[:-1] for context in batch]):
+            for piece in self._read(mems, [context[:-1] for context in batch]):
                 mems = piece.mems
             asked = [(row, n) for row, context in enumerate(batch) for n in contexts[context]]
-            for part in _batches(asked, self.batch_size):
+            for part in chunks(asked, self.batch_size):
                 rows, numbers = zip(*part, strict=True)
-                targets = [list(requests[n][2]) for n in numbers]
-                given = [
-                    [batch[row][-1], *target[:-1]] if target else []
-                    for row, target in zip(rows, targets, strict=True)
-                ]
-                scores = self._score(mems.select(list(rows)), given, targets)
+                targets = [requests[n][2] for n in numbers]
+                last = [batch[row][-1] for row in rows]
+                scores = self._score(mems.select(list(rows)), last, targets)
                 found.update(zip(numbers, scores, strict=True))
-        for number, ((context, continuation), _, _) in enumerate(requests):
-            self.cache_hook.add_partial("loglikelihood", (context, continuation), found[number])
+        for number, (texts, _, _) in enumerate(requests):
+            self.cache_hook.add_partial("loglikelihood", texts, found[number])
         return [found[number] for number in range(len(requests))]
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
         """Continue contexts up to one of the stop strings of the task."""
         found = []
-        given: list[tuple[str, dict[str, Any]]] = [tuple(request.args) for request in requests]  # pyright: ignore[reportAssignmentType]
-        asked = [(text, self._sampling(settings)) for text, settings in given]
-        for settings, group in groupby(asked, key=lambda each: each[1]):
-            length, until, drawn = settings
-            for batch in _batches([text for text, _ in group], self.batch_size):
+        for settings, group in groupby(requests, key=self._settings):
+            until, arguments = settings
+            for batch in chunks([request.args[0] for request in group], self.batch_size):
                 prompts = [self.tok_encode(text) or [self._prefix] for text in batch]
-                drawing = generate_batch(
-                    self.model,
-                    prompts,
-                    length=length,
-                    seed=self._seed,
-                    mem_len=self.mem_len,
-                    **dict(drawn),
+                written = generate_batch(
+                    self.model, prompts, seed=self._seed, mem_len=self.mem_len, **arguments
                 )
-                found.extend(drawing.decode(self.vocab, until))
+                found.extend(written.decode(self.vocab, until))
         for request, text in zip(requests, found, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
         return found
 
-    def _sampling(self, given: dict[str, Any]) -> tuple[int, tuple[str, ...], tuple[Any, ...]]:
-        """Return the number of tokens, the stop strings and the sampler of a task's settings."""
+    def _settings(self, request: Instance) -> tuple[list[str], dict[str, Any]]:
+        """Return the stop strings of a request, and the arguments of ``generate_batch``."""
+        given: Any = request.args[1]
         settings: dict[str, Any] = dict(normalize_gen_kwargs(given, self._max_gen_toks))
-        drawn = {"temperature": 0.0}
+        arguments = {"length": settings["max_gen_toks"], "temperature": 0.0}
         if settings.get("do_sample"):
-            drawn |= {
-                name: settings[name]
-                for name in _SAMPLING_SETTINGS
-                if settings.get(name) is not None
-            }
-        until = tuple(text for text in settings["until"] if text)
-        return settings["max_gen_toks"], until, tuple(sorted(drawn.items()))
+            chosen = {name: settings.get(name) for name in _SAMPLING_SETTINGS}
+            arguments |= {name: x for name, x in chosen.items() if x is not None}
+        return [text for text in settings["until"] if text], arguments
 
     def _initial_memory(self, batch_size: int) -> Memory:
         return self.model.keep(self.model.start_memory(batch_size, self.lengths.mem_len))
 
-    def _pieces(
-        self, mems: Memory, texts: Sequence[Sequence[int]]
-    ) -> Iterator[tuple[Piece, Bool[Tensor, "B T"]]]:
-        """Read texts of any lengths, batched; yield each segment with its mask of real tokens."""
+    def _read(self, mems: Memory, texts: Sequence[Sequence[int]]) -> Iterator[Piece]:
+        """Read texts of any lengths, batched."""
         sizes = torch.tensor([len(text) for text in texts])
-        for piece in read(self.model, _padded(texts), self.lengths, mems, sizes=sizes):
-            column = piece.start + torch.arange(piece.hidden.shape[1])
-            yield piece, column < sizes[:, None]
+        return read(self.model, _padded(texts), self.lengths, mems, sizes=sizes)
 
     def _score(
-        self,
-        mems: Memory,
-        texts: Sequence[Sequence[int]],
-        targets: Sequence[Sequence[int]],
+        self, mems: Memory, first: Sequence[int], targets: Sequence[Sequence[int]]
     ) -> list[tuple[float, bool]]:
         """Return, for each row, the log-probability of its targets and whether greedy gives them.
 
         Log-probabilities are summed segment by segment, so those of a text are never all in memory.
+
+        Args:
+            mems: The memory of each row.
+            first: The token before the targets of each row, not read yet.
+            targets: The targets of each row.
         """
-        total = torch.zeros(len(texts), dtype=torch.float64)
-        is_greedy = torch.ones(len(texts), dtype=torch.bool)
-        head, asked = self.model.head, _padded(targets)
-        for piece, is_real in self._pieces(mems, texts):
-            hidden, start = piece.hidden, piece.start
-            expected = asked[:, start : start + hidden.shape[1]][is_real]
-            if not len(expected):
+        total = torch.zeros(len(targets), dtype=torch.float64)
+        is_greedy = torch.ones(len(targets), dtype=torch.bool)
+        head, asked = self.model.head, _padded(targets, -1)
+        texts = [[x, *row[:-1]] if row else [] for x, row in zip(first, targets, strict=True)]
+        for start, hidden, _, _ in self._read(mems, texts):
+            expected = asked[:, start : start + hidden.shape[1]]
+            is_real = expected >= 0
+            if not is_real.any():
                 continue
-            states = hidden[is_real.to(hidden.device)]
-            expected, row = expected.to(hidden.device), is_real.nonzero()[:, 0]
+            states, row = hidden[is_real.to(hidden.device)], is_real.nonzero()[:, 0]
+            expected = expected[is_real].to(hidden.device)
             nll = head.nll(states, expected).double().cpu()
             total.index_add_(0, row, -nll)
             missed = (head.top_k(states, 1)[1][:, 0] != expected).cpu()
@@ -238,15 +222,10 @@ class TransformerXLHarness(TemplateLM):
         return list(zip(total.tolist(), is_greedy.tolist(), strict=True))
 
 
-def _padded(texts: Sequence[Sequence[int]]) -> Int[Tensor, "B T"]:
-    """Return texts as rows, padded with zeros on the right."""
+def _padded(texts: Sequence[Sequence[int]], padding: int = 0) -> Int[Tensor, "B T"]:
+    """Return texts as rows, padded on the right."""
     rows = [torch.tensor(text, dtype=torch.int64) for text in texts]
-    return pad_sequence(rows, batch_first=True)
-
-
-def _batches(things: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
-    for start in range(0, len(things), size):
-        yield things[start : start + size]
+    return pad_sequence(rows, batch_first=True, padding_value=padding)
 
 
 def run() -> None:
