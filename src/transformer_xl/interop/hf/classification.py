@@ -66,21 +66,13 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
             TypeError: The cache is of another kind, or an argument is unknown.
             ValueError: Shapes do not fit each other or the memory, or a row is empty.
         """
-        cache = own_cache(past_key_values)
-        if (
-            attention_mask is None
-            and input_ids is not None
-            and self.config.pad_token_id is not None
-        ):
-            attention_mask = input_ids != self.config.pad_token_id
+        cache, padding = own_cache(past_key_values), self.config.pad_token_id
+        if attention_mask is None and input_ids is not None and padding is not None:
+            attention_mask = input_ids != padding
         count = kwargs.pop("num_items_in_batch", None)
         inputs = self._inputs(input_ids, attention_mask, inputs_embeds, kwargs)
-        hidden, mems = read_to_the_end(
-            self.transformer,
-            inputs,
-            None if cache is None else cache.mems,
-            self.config.segment_len,
-        )
+        mems = self._memory_before(cache, inputs)
+        hidden, mems = read_to_the_end(self.transformer, inputs, mems, self.config.segment_len)
         logits = self.score(hidden)
         loss = None
         if labels is not None:
@@ -90,9 +82,6 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
             if count is not None:
                 # Trainer counts the labels other than -100 in all batches of a step.
                 loss = loss * ((labels != IGNORED).sum().to(loss.device) / count)
-        out = SequenceClassifierOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=self._remembering(cache, mems, inputs, use_cache),
-        )
+        after = self._cache_after(cache, mems, inputs, use_cache)
+        out = SequenceClassifierOutputWithPast(loss=loss, logits=logits, past_key_values=after)
         return out if return_dict is not False else out.to_tuple()

@@ -5,8 +5,8 @@ our model takes rows that begin at the first position, and their lengths. An inp
 read segment by segment; the memory is passed as ``past_key_values``.
 """
 
-from collections.abc import Iterator
 from contextlib import nullcontext
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +17,6 @@ from transformers import Cache
 
 from transformer_xl.model import LanguageModel, Memory, Stepper
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.reading import Piece
 from transformer_xl.model.reading import read as read_segments
 from transformer_xl.model.segment import Segment
 
@@ -38,7 +37,6 @@ class TransformerXLCache(Cache):
         is_stepped: Whether the next call may advance the stepper, which invalidates this cache.
     """
 
-    is_compileable = False  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
     is_croppable = False  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
     is_initialized = True  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
 
@@ -58,15 +56,13 @@ class TransformerXLCache(Cache):
             return self._at
         return Stepper.of(model, Lengths.of(model.config, ext_len=0), self._at)
 
-    def after(
-        self, mems: Memory | Stepper, columns: int, tokens: Tensor | None
-    ) -> "TransformerXLCache":
-        """Return the cache after more columns were read."""
-        tail = None
+    def after(self, mems: Memory | Stepper, segment: Segment) -> "TransformerXLCache":
+        """Return the cache after a segment was read."""
+        tail, tokens = None, segment.tokens
         if tokens is not None and (self.tail is not None or not self.seen):
             before = [] if self.tail is None else [self.tail]
             tail = torch.cat([*before, tokens[:, -_TAIL:]], 1)[:, -_TAIL:]
-        return TransformerXLCache(mems, self.seen + columns, tail)
+        return TransformerXLCache(mems, self.seen + segment.shape[1], tail)
 
     def is_beginning_of(self, tokens: Tensor) -> bool:
         """Whether these tokens are the whole text, including those that were read already."""
@@ -153,10 +149,9 @@ IGNORED = -100
 
 
 class Inputs(NamedTuple):
-    """The validated inputs of a call."""
+    """The validated inputs of a call, of any length and padded on either side."""
 
     segment: Segment
-    """Tokens or vectors, and where documents start; of any length, and padded on either side."""
     is_real: Bool[Tensor, "B T"] | None = None
     """The mask of real tokens. None: all."""
 
@@ -210,66 +205,45 @@ class Inputs(NamedTuple):
         return real is not None and bool((real[:, 1:] & ~real[:, :-1]).any())
 
     def columns(self, order: Int[Tensor, "B n"]) -> "Inputs":
-        """Return the given columns of each row, without padding."""
+        """Return the given columns of each row."""
         tokens, vectors, _, starts = self.segment
-        return Inputs(
-            Segment(
-                None if tokens is None else tokens.gather(1, order),
-                None if vectors is None else _gathered(vectors, order),
-                starts=None if starts is None else starts.gather(1, order),
-            )
+        segment = Segment(
+            _gathered(tokens, order), _gathered(vectors, order), starts=_gathered(starts, order)
         )
+        return Inputs(segment, _gathered(self.is_real, order))
 
-
-class Targets(NamedTuple):
-    """The target of each position."""
-
-    tokens: Int[Tensor, "B T"]
-    is_asked: Bool[Tensor, "B T"]
-    """Positions with a target, which ``num_items_in_batch`` counts."""
-    is_counted: Bool[Tensor, "B T"]
-    """Those whose prediction has a context."""
-
-    @classmethod
-    def of(
-        cls, labels: Tensor | None, shift_labels: Tensor | None, inputs: Inputs
-    ) -> "Targets | None":
-        """Shift labels, unless they are shifted already.
+    def targets(
+        self, labels: Tensor | None, shift_labels: Tensor | None
+    ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]] | None:
+        """Return the target of each position, and which are predicted from a context.
 
         Raises:
-            ValueError: Their shape is not that of the input.
+            ValueError: The labels do not have the shape of the input.
         """
-        given = labels if shift_labels is None else shift_labels
-        if given is None:
+        targets = labels if shift_labels is None else shift_labels
+        if targets is None:
             return None
-        if given.shape != inputs.segment.shape:
+        if targets.shape != self.segment.shape:
             name = "labels" if shift_labels is None else "shift_labels"
             raise ValueError(
-                f"{name} of shape {tuple(given.shape)} must be {tuple(inputs.segment.shape)}, the "
+                f"{name} of shape {tuple(targets.shape)} must be {tuple(self.segment.shape)}, the "
                 f"shape of the input, with {IGNORED} where nothing is to be predicted"
             )
-        given = given.to(inputs.segment.device)
-        starts, is_real = inputs.segment.starts, inputs.is_real
-        tokens = given
+        targets = targets.to(self.segment.device)
+        is_real, starts = self.is_real, self.segment.starts
+        if is_real is None:
+            is_real = torch.ones_like(targets, dtype=torch.bool)
+        has_context = is_real
         if shift_labels is None:
-            tokens = pad(given[:, 1:], (0, 1), value=IGNORED)
-        is_counted = is_asked = tokens != IGNORED
-        if shift_labels is None and is_real is not None:
-            is_counted = is_counted & pad(is_real[:, 1:], (0, 1))
-        if shift_labels is None and starts is not None:
+            targets = pad(targets[:, 1:], (0, 1), value=IGNORED)
             # The last token of a document does not predict the first of the next one.
-            is_counted = is_counted & ~pad(starts[:, 1:], (0, 1))
-        if is_real is not None:
-            is_counted = is_counted & is_real
-        return cls(tokens, is_asked, is_counted)
+            follows = is_real if starts is None else is_real & ~starts
+            has_context = has_context & pad(follows[:, 1:], (0, 1))
+        return targets, has_context & (targets != IGNORED)
 
 
 def read(
-    model: LanguageModel,
-    inputs: Inputs,
-    mems: Memory | None,
-    segment_len: int,
-    last: int | None = None,
+    model: LanguageModel, inputs: Inputs, mems: Memory, segment_len: int, last: int | None = None
 ) -> tuple[Float[Tensor, "B n D"], Memory]:
     """Read inputs; return the hidden states of the last columns and the memory.
 
@@ -280,36 +254,35 @@ def read(
         segment_len: Segment length, beyond which there is no gradient.
         last: Number of last columns to return. None: all.
     """
-    B, T = inputs.segment.shape
+    T = inputs.segment.shape[1]
     n = T if last is None else min(last, T)
-    place = torch.arange(T - n, T, device=inputs.segment.device).expand(B, n)
-    lengths = None
+    segment_len = _segment_len(model, segment_len, T)
+    place = sizes = None
+    first = T - n
     if inputs.is_real is not None:
         # Real tokens first, in their order.
         order = (~inputs.is_real).long().argsort(dim=1, stable=True)
-        place, lengths = order.argsort(1)[:, T - n :], inputs.is_real.sum(1)
+        place, sizes = order.argsort(1)[:, T - n :], inputs.is_real.sum(1)
+        first = int(place.min()) if segment_len < T else 0
         inputs = inputs.columns(order)
-    mems, pieces, first = _initial_memory(model, mems, B), [], None
-    # Without a memory there is no context between segments.
-    segment_len = segment_len if _remembers(model) else T
-    least = int(place.min()) if segment_len < T and n else 0
-    for piece in _pieces(model, inputs.segment, segment_len, mems, lengths):
+    tokens, vectors, _, starts = inputs.segment
+    # Everything read enters the memory, so no extended context is read again.
+    lengths = Lengths.of(model.config, segment_len=segment_len, ext_len=0)
+    kept = []
+    for piece in read_segments(
+        model, tokens, lengths, mems, sizes=sizes, starts=starts, inputs_embeds=vectors
+    ):
         mems = piece.mems
-        if piece.start + piece.hidden.shape[1] > least:
-            first = piece.start if first is None else first
-            pieces.append(piece.hidden)
-    assert first is not None
-    found = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
-    if lengths is None:
-        return found[:, found.shape[1] - n :], mems
-    return _gathered(found, place - first), mems
+        if piece.start + piece.hidden.shape[1] > first:
+            kept.append(piece.hidden)
+    hidden = kept[0] if len(kept) == 1 else torch.cat(kept, 1)
+    if place is None:
+        return hidden[:, hidden.shape[1] - n :], mems
+    return _gathered(hidden, place - (T - hidden.shape[1])), mems
 
 
 def read_to_the_end(
-    model: LanguageModel,
-    inputs: Inputs,
-    mems: Memory | None,
-    segment_len: int,
+    model: LanguageModel, inputs: Inputs, mems: Memory, segment_len: int
 ) -> tuple[Float[Tensor, "B D"], Memory]:
     """Read inputs; return the hidden states of each row's last token, and the memory.
 
@@ -320,7 +293,6 @@ def read_to_the_end(
         ValueError: A row has no token.
     """
     B, T = inputs.segment.shape
-    lengths = None
     if inputs.is_real is not None:
         lengths = inputs.is_real.sum(1)
         if not bool(lengths.all()):
@@ -328,51 +300,25 @@ def read_to_the_end(
             raise ValueError(f"row {row} has no token: a text must have at least one")
         # Padding first, truncated to the longest row.
         order = inputs.is_real.long().argsort(dim=1, stable=True)
-        inputs, T = inputs.columns(order[:, T - int(lengths.max()) :]), int(lengths.max())
-    mems = _initial_memory(model, mems, B)
-    segment_len = segment_len if _remembers(model) else T
+        T = int(lengths.max())
+        inputs = inputs.columns(order[:, -T:])
+    segment_len = _segment_len(model, segment_len, T)
     begins = [0, *range(T % segment_len or segment_len, T, segment_len)]
-    hidden = own = None
-    for start, stop in zip(begins, [*begins[1:], T], strict=True):
-        n = stop - start
-        column = torch.arange(n, device=inputs.segment.device)[None]
-        if lengths is not None:
-            own = (lengths - (T - stop)).clamp(0, n)
-            column = (column + (n - own)[:, None]) % n
-        segment = inputs.columns((column + start).expand(B, n)).segment
+    for start, stop in pairwise((*begins, T)):
+        columns = torch.arange(start, stop, device=inputs.segment.device).expand(B, -1)
         with nullcontext() if stop == T else torch.no_grad():
-            ((_, hidden, _, mems),) = _pieces(model, segment, n, mems, own)
-    assert hidden is not None
-    if own is None:
-        return hidden[:, -1], mems
-    return _gathered(hidden, (own - 1)[:, None])[:, 0], mems
+            hidden, mems = read(model, inputs.columns(columns), mems, segment_len, last=1)
+    return hidden[:, 0], mems
 
 
-def _initial_memory(model: LanguageModel, mems: Memory | None, batch_size: int) -> Memory:
-    """Return the initial memory; with keys and values if the weights are fixed."""
-    mems = model.start_memory(batch_size) if mems is None else mems
-    is_fixed = not torch.is_grad_enabled() and not model.training
-    return model.keep(mems) if is_fixed else mems
+def _segment_len(model: LanguageModel, segment_len: int, T: int) -> int:
+    """Return the segment length: T without a memory, as there is no context between segments."""
+    has_memory = not model.remembers_positions or model.config.mem_len > 0
+    return segment_len if has_memory else T
 
 
-def _remembers(model: LanguageModel) -> bool:
-    return not model.remembers_positions or model.config.mem_len > 0
-
-
-def _pieces(
-    model: LanguageModel,
-    segment: Segment,
-    segment_len: int,
-    mems: Memory,
-    sizes: Int[Tensor, " B"] | None,
-) -> Iterator[Piece]:
-    # Everything read enters the memory, so no extended context is read again.
-    lengths = Lengths.of(model.config, segment_len=segment_len, ext_len=0)
-    tokens, vectors, _, starts = segment
-    return read_segments(
-        model, tokens, lengths, mems, sizes=sizes, starts=starts, inputs_embeds=vectors
-    )
-
-
-def _gathered(x: Float[Tensor, "B T D"], place: Int[Tensor, "B n"]) -> Float[Tensor, "B n D"]:
-    return x.gather(1, place[..., None].expand(-1, -1, x.shape[2]))
+def _gathered(x: Any, place: Int[Tensor, "B n"]) -> Any:
+    """Return the given columns of each row; None of None."""
+    if x is None:
+        return None
+    return x.take_along_dim(place[..., None] if x.ndim == 3 else place, 1)

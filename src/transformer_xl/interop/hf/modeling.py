@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -18,7 +18,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 from transformer_xl.interop.hf.configuration import TransformerXLConfig
-from transformer_xl.interop.hf.inputs import Inputs, Targets, TransformerXLCache, own_cache, read
+from transformer_xl.interop.hf.inputs import IGNORED, Inputs, TransformerXLCache, own_cache, read
 from transformer_xl.model import AdaptiveSoftmax, Memory, Stepper, build_model
 from transformer_xl.model.language_model import require_own_weights
 from transformer_xl.model.pretrained import (
@@ -30,7 +30,6 @@ from transformer_xl.model.pretrained import (
 from transformer_xl.model.wrapping import unwrapped
 
 _LOGGER = logging.get_logger(__name__)
-_COUNT = "num_items_in_batch"
 _PADDED_BEFORE = (
     "num_items_in_batch counts the first token of each row that is padded on the left, which "
     "nothing predicts, so that a loss over several batches is off by their share: for training set "
@@ -87,11 +86,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
     ) -> nn.Module:
-        """Return the embeddings; refuse another number of tokens.
-
-        Raises:
-            NotImplementedError: It is not the vocabulary size.
-        """
+        """Return the embeddings; refuse another number of tokens."""
         if new_num_tokens not in (None, self.config.vocab_size):
             raise NotImplementedError(
                 f"the vocabulary has {self.config.vocab_size} tokens and cannot grow or shrink to "
@@ -113,14 +108,13 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         Raises:
             RuntimeError: A file is damaged, or lacks weights of the network.
         """
-        if (folder := pretrained_model_name_or_path) is not None:
-            folder = Path(folder, kwargs.get("subfolder") or "")
+        name = pretrained_model_name_or_path
+        if name is not None:
+            folder = Path(name, kwargs.get("subfolder") or "")
             if (path := weights_path(folder, kwargs.get("variant"))).is_file():
                 verify_weights(path)
         wants_info = kwargs.pop("output_loading_info", False)
-        loaded: Any = super().from_pretrained(
-            pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
-        )
+        loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         model, info = loaded
         own = f"{cls.base_model_prefix}."
         lacking = {name for name in info["missing_keys"] if name.startswith(own)}
@@ -159,21 +153,19 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         require_own_weights(own_names, self.config.to_model_config())
         given = self.state_dict() if state_dict is None else state_dict
         prefix, second = f"{self.base_model_prefix}.", self._tied_weights_keys or {}
-        names = [name for name in given if name not in second]
-        own = {name.removeprefix(prefix): given[name] for name in names}
-        whole = weights_path(Path(save_directory), kwargs.get("variant"))
-        before = whole.stat() if is_main_process and whole.is_file() else None
+        own = {name.removeprefix(prefix): x for name, x in given.items() if name not in second}
+        folder, variant = Path(save_directory), kwargs.get("variant")
+        weights = weights_path(folder, variant)
+        before = _version(weights)
         if is_main_process:
             require_storable(own)
-        super().save_pretrained(
-            save_directory, is_main_process=is_main_process, state_dict=own, **kwargs
-        )
+        super().save_pretrained(save_directory, is_main_process, own, **kwargs)
         if not is_main_process:
             return
-        if before is not None and whole.suffix != ".json" and _is_same_file(whole, before):
+        if weights.suffix != ".json" and before is not None and _version(weights) == before:
             # Sharded weights were written; loaders would prefer the old single file.
-            whole.unlink()
-        add_checksums(weights_path(Path(save_directory), kwargs.get("variant")))
+            weights.unlink()
+        add_checksums(weights_path(folder, variant))
 
     def _inputs(
         self,
@@ -196,20 +188,27 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
                 "model.transformer.layers[n].attention.o_proj.weight"
             )
         position_ids = others.pop("position_ids", None)
-        # transformers passes None for unused arguments.
-        unknown = sorted(name for name, value in others.items() if value is not None)
-        if unknown:
-            raise TypeError(
-                f"{unknown[0]} is not an argument of {type(self).__name__} and would be ignored: "
-                "leave it out"
-            )
+        for name, value in sorted(others.items()):
+            # transformers passes None for unused arguments.
+            if value is not None:
+                raise TypeError(
+                    f"{name} is not an argument of {type(self).__name__} and would be ignored: "
+                    "leave it out"
+                )
         if inputs_embeds is not None:
             embedding = unwrapped(self.transformer.embedding, "widened")
             if inputs_embeds.shape[-1] == getattr(embedding, "embedding_dim", None):
                 inputs_embeds = embedding.widened(inputs_embeds)
         return Inputs.of(input_ids, inputs_embeds, attention_mask, position_ids)
 
-    def _remembering(
+    def _memory_before(self, cache: TransformerXLCache | None, inputs: Inputs) -> Memory:
+        """Return the memory before the inputs; with keys and values if the weights are fixed."""
+        model = self.transformer
+        mems = model.start_memory(inputs.segment.shape[0]) if cache is None else cache.mems
+        is_fixed = not torch.is_grad_enabled() and not model.training
+        return model.keep(mems) if is_fixed else mems
+
+    def _cache_after(
         self,
         cache: TransformerXLCache | None,
         mems: Memory | Stepper,
@@ -221,7 +220,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             return None
         # An empty cache: its memory is replaced.
         before = TransformerXLCache(mems) if cache is None else cache
-        return before.after(mems, inputs.segment.shape[1], inputs.segment.tokens)
+        return before.after(mems, inputs.segment)
 
 
 class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
@@ -279,9 +278,10 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         """
         cache = own_cache(past_key_values)
         # Not in the signature: Trainer requires every argument whose name has "label".
-        shift_labels, count = kwargs.pop("shift_labels", None), kwargs.pop(_COUNT, None)
+        shift_labels = kwargs.pop("shift_labels", None)
+        count = kwargs.pop("num_items_in_batch", None)
         inputs = self._inputs(input_ids, attention_mask, inputs_embeds, kwargs)
-        targets = Targets.of(labels, shift_labels, inputs)
+        targets = inputs.targets(labels, shift_labels)
         if targets is None and count is not None and inputs.has_padding_before():
             _LOGGER.warning_once(_PADDED_BEFORE)
         last = None
@@ -293,43 +293,36 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             mems = cache.stepper(self.transformer)
             hidden = mems(tokens[:, 0])[:, None]
         else:
-            hidden, mems = read(
-                self.transformer,
-                inputs,
-                None if cache is None else cache.mems,
-                self.config.segment_len,
-                last,
-            )
-        loss = None if targets is None else self._loss(hidden, targets, count)
+            mems = self._memory_before(cache, inputs)
+            hidden, mems = read(self.transformer, inputs, mems, self.config.segment_len, last)
+        loss = None if targets is None else self._loss(hidden, *targets, count)
         logits = None
         if skip_logits is None:
             skip_logits = labels is not None and self.training
         if not skip_logits:
-            kept = (
-                slice(-logits_to_keep, None)
-                if isinstance(logits_to_keep, int)
-                else (logits_to_keep.to(hidden.device))
-            )
+            kept: Any = logits_to_keep
+            kept = slice(-kept, None) if isinstance(kept, int) else kept.to(hidden.device)
             logits = self.transformer.head.log_probs(hidden[:, kept])
             if inputs.is_real is not None:
                 # A loss that the caller computes gets no gradient from padding.
                 known = inputs.is_real[:, -hidden.shape[1] :][:, kept, None]
                 logits = logits.masked_fill(~known, -math.log(logits.shape[-1]))
-        out = CausalLMOutputWithPast(
-            loss=loss,
-            logits=logits,
-            past_key_values=self._remembering(cache, mems, inputs, use_cache),
-        )
+        after = self._cache_after(cache, mems, inputs, use_cache)
+        out = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=after)
         return out if return_dict is not False else out.to_tuple()
 
     def _loss(
-        self, hidden: Float[Tensor, "B T D"], targets: Targets, count: Tensor | int | None
+        self,
+        hidden: Float[Tensor, "B T D"],
+        targets: Int[Tensor, "B T"],
+        has_context: Bool[Tensor, "B T"],
+        count: Tensor | int | None,
     ) -> Float[Tensor, ""]:
-        place = targets.is_counted.to(hidden.device)
-        nll = self.transformer.head.nll(hidden[place], targets.tokens.to(hidden.device)[place])
+        place = has_context.to(hidden.device)
+        nll = self.transformer.head.nll(hidden[place], targets.to(hidden.device)[place])
         if count is None:
             return nll.mean()
-        n_asked = int(targets.is_asked.sum())
+        n_asked = int((targets != IGNORED).sum())
         if n_asked > nll.numel():
             # Targets without a context are excluded only from a count of this batch.
             if bool((torch.as_tensor(count) == n_asked).all()):
@@ -346,16 +339,13 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         """
         cache = own_cache(kwargs.get("past_key_values"))
         tokens = kwargs.get("input_ids") if inputs is None else inputs
-        mask = kwargs.get("attention_mask")
-        if (
-            cache is not None
-            and tokens is not None
-            and (mask is None or mask.shape == tokens.shape)
-        ):
-            seen = 0 if cache.is_beginning_of(tokens) else cache.seen
+        if cache is not None and tokens is not None:
+            mask = kwargs.get("attention_mask")
             mask = torch.ones_like(tokens) if mask is None else mask
-            # transformers expects a mask that covers the past, too.
-            kwargs["attention_mask"] = torch.cat([mask.new_ones(len(mask), seen), mask], 1)
+            if mask.shape == tokens.shape and not cache.is_beginning_of(tokens):
+                # transformers expects a mask that covers the past, too.
+                mask = torch.cat([mask.new_ones(len(mask), cache.seen), mask], 1)
+            kwargs["attention_mask"] = mask
         return super().generate(inputs, *args, **kwargs)
 
     def _expand_inputs_for_generation(self, **kwargs: Any) -> tuple[Any, dict[str, Any]]:
@@ -430,13 +420,9 @@ def _with_names_of_files(
             state[prefix + second] = state[prefix + first]
 
 
-def _is_same_file(path: Path, before: os.stat_result) -> bool:
-    """Whether a file was not written since ``before``, its earlier status."""
+def _version(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes when a file is written; None if there is none."""
     if not path.is_file():
-        return False
+        return None
     now = path.stat()
-    return (now.st_ino, now.st_mtime_ns, now.st_size) == (
-        before.st_ino,
-        before.st_mtime_ns,
-        before.st_size,
-    )
+    return now.st_ino, now.st_mtime_ns, now.st_size

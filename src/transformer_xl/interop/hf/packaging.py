@@ -10,40 +10,32 @@ import ast
 import json
 import sys
 import textwrap
-from collections.abc import Iterator
 from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from transformer_xl.config.files import replace_file
-from transformer_xl.interop.hf.modeling import TransformerXLPreTrainedModel
+from transformer_xl.interop.hf.classification import TransformerXLForSequenceClassification
+from transformer_xl.interop.hf.configuration import TransformerXLConfig
+from transformer_xl.interop.hf.modeling import (
+    TransformerXLForCausalLM,
+    TransformerXLPreTrainedModel,
+)
 from transformer_xl.interop.hf.tokenization import TransformerXLTokenizer
 
 _PACKAGE = "transformer_xl"
 _ENTRY = "modeling_transformer_xl"
-_CLASSES = {
-    "AutoConfig": ("configuration", "TransformerXLConfig"),
-    "AutoModelForCausalLM": ("modeling", "TransformerXLForCausalLM"),
-    "AutoModelForSequenceClassification": (
-        "classification",
-        "TransformerXLForSequenceClassification",
-    ),
-    "AutoTokenizer": ("tokenization", "TransformerXLTokenizer"),
+_MODELS = {
+    "AutoConfig": TransformerXLConfig,
+    "AutoModelForCausalLM": TransformerXLForCausalLM,
+    "AutoModelForSequenceClassification": TransformerXLForSequenceClassification,
 }
 # Dependencies of transformers. Others are imported only when they are used.
-_AVAILABLE = {
-    *sys.stdlib_module_names,
-    "numpy",
-    "safetensors",
-    "tokenizers",
-    "torch",
-    "transformers",
-}
+_AVAILABLE = {"numpy", "safetensors", "tokenizers", "torch", "transformers"}
 # Shapes in annotations are checked only in tests: this module replaces jaxtyping.
-_SHAPES, _SHAPES_FILE = "jaxtyping", "transformer_xl_shapes"
+_SHAPES = "transformer_xl_shapes"
 _ANNOTATIONS = '''"""Annotations of arrays, without their shapes."""
 
 
@@ -52,6 +44,10 @@ class _Array:
         return item[0]
 
 
+def __getattr__(name):
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return _Array
 '''
 
 
@@ -69,73 +65,83 @@ def save_with_code(
     """
     folder = Path(folder)
     model.save_pretrained(folder)
-    written = [(folder / "config.json", [name for name in _CLASSES if name != "AutoTokenizer"])]
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
-        written.append((folder / "tokenizer_config.json", ["AutoTokenizer"]))
     for name, source in sources().items():
         replace_file(folder / name, source.encode())
-    for path, classes in written:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        places: dict[str, Any] = {name: f"{_ENTRY}.{_CLASSES[name][1]}" for name in classes}
-        if "AutoTokenizer" in places:
-            # Not the fast tokenizer, whose name is second.
-            places = {"AutoTokenizer": [places["AutoTokenizer"], None]}
-        content["auto_map"] = places
-        replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
+    places = {name: f"{_ENTRY}.{kind.__name__}" for name, kind in _MODELS.items()}
+    _add_auto_map(folder / "config.json", places)
+    if tokenizer is not None:
+        # Not the fast tokenizer, whose name is second.
+        place = [f"{_ENTRY}.{TransformerXLTokenizer.__name__}", None]
+        _add_auto_map(folder / "tokenizer_config.json", {"AutoTokenizer": place})
+
+
+def _add_auto_map(path: Path, places: dict[str, str] | dict[str, list[str | None]]) -> None:
+    content = json.loads(path.read_text(encoding="utf-8")) | {"auto_map": places}
+    replace_file(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def sources() -> dict[str, str]:
     """Return the contents of the files that a model needs, by their names in a model folder."""
-    entry = [
-        f"from {_PACKAGE}.interop.hf.{place} import {name}" for place, name in _CLASSES.values()
-    ]
-    listed = ", ".join(name for _, name in _CLASSES.values())
-    # When transformers saves the model again, it copies the file of the class's ``__module__``.
-    own = f"for _class in ({listed}):\n    _class.__module__ = __name__\n"
-    about = (
+    classes = (*_MODELS.values(), TransformerXLTokenizer)
+    imports = "".join(f"from {x.__module__} import {x.__name__}\n" for x in classes)
+    text = (
         '"""A Transformer-XL for transformers; it imports the other files of this folder."""\n\n'
+        f"{imports}\n"
+        # When transformers saves the model again, it copies the file of the class's ``__module__``.
+        f"for _class in ({', '.join(x.__name__ for x in classes)}):\n"
+        "    _class.__module__ = __name__\n"
     )
-    text = about + "\n".join(entry) + "\n\n" + own
-    found = {f"{_ENTRY}.py": _rewritten(text, _ENTRY)}
-    waiting, shapes = list(_modules(text)), set[str]()
+    entry, waiting = _rewritten(text, _ENTRY)
+    found = {f"{_ENTRY}.py": entry, f"{_SHAPES}.py": _ANNOTATIONS}
     while waiting:
         module = waiting.pop()
-        if _file_name(module) in found:
-            continue
-        text = _path(module).read_text(encoding="utf-8")
-        found[_file_name(module)] = _rewritten(text, module)
-        waiting.extend(_modules(text))
-        shapes |= {
-            alias.name
-            for node in _imports(text)
-            if isinstance(node, ast.ImportFrom) and node.module == _SHAPES
-            for alias in node.names
-        }
-    found[f"{_SHAPES_FILE}.py"] = _ANNOTATIONS + "".join(
-        f"{name} = _Array\n" for name in sorted(shapes)
-    )
+        name = module.replace(".", "_") + ".py"
+        if name not in found:
+            text = _path(module).read_text(encoding="utf-8")
+            found[name], needed = _rewritten(text, module)
+            waiting.extend(needed)
     return found
 
 
-def _imports(text: str) -> Iterator[ast.Import | ast.ImportFrom]:
-    """Yield the imports of a file, including those inside functions."""
+def _rewritten(text: str, module: str) -> tuple[str, list[str]]:
+    """Return a file with relative and deferred imports, and the modules that it needs."""
+    lines, needed = text.splitlines(keepends=True), []
+    available = _AVAILABLE | sys.stdlib_module_names
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node
+        match node:
+            case ast.ImportFrom(module=str(source), names=names) if _top(source) == _PACKAGE:
+                modules = [alias for alias in names if _is_module(source, alias.name)]
+                needed += [f"{source}.{alias.name}" for alias in modules]
+                flat, changed = source.replace(".", "_"), []
+                if others := [ast.unparse(alias) for alias in names if alias not in modules]:
+                    needed.append(source)
+                    changed.append(f"from .{flat} import {', '.join(others)}")
+                for alias in modules:
+                    # transformers detects the files only by statements of this form.
+                    changed.append(f"from .{flat}_{alias.name} import __name__ as _")
+                    other = alias.asname or alias.name
+                    changed.append(f"from . import {flat}_{alias.name} as {other}")
+            case ast.ImportFrom(module="jaxtyping"):
+                changed = [ast.unparse(node).replace("jaxtyping", f".{_SHAPES}", 1)]
+            case ast.Import(names=names) if {_top(x.name) for x in names} - available:
+                # transformers refuses a folder if a module of an import statement is missing.
+                changed = [f"{x.asname or x.name} = __import__({x.name!r})" for x in names]
+            case _:
+                continue
+        assert node.end_lineno is not None
+        start, stop = node.lineno - 1, node.end_lineno
+        statements = textwrap.indent("\n".join(changed) + "\n", " " * node.col_offset)
+        # The number of entries does not change, so line numbers stay valid.
+        lines[start:stop] = [statements] + [""] * (stop - start - 1)
+    release = version("transformer-xl")
+    origin = f"# From {module} of transformer-xl {release} (Apache-2.0), by save_with_code.\n"
+    return origin + "".join(lines), needed
 
 
-def _modules(text: str) -> Iterator[str]:
-    """Yield the modules of this package that a file imports."""
-    for node in _imports(text):
-        if isinstance(node, ast.ImportFrom) and _is_own(node.module):
-            module = str(node.module)
-            for name in (alias.name for alias in node.names):
-                yield f"{module}.{name}" if _is_module(module, name) else module
-
-
-def _is_own(module: str | None) -> bool:
-    return module is not None and module.split(".")[0] == _PACKAGE
+def _top(module: str) -> str:
+    return module.split(".")[0]
 
 
 def _is_module(module: str, name: str) -> bool:
@@ -154,53 +160,3 @@ def _path(module: str) -> Path:
     assert spec is not None
     assert spec.origin is not None
     return Path(spec.origin)
-
-
-def _file_name(module: str) -> str:
-    return module.replace(".", "_") + ".py"
-
-
-def _rewritten(text: str, module: str) -> str:
-    """Return a file with relative imports, and with optional imports deferred."""
-    lines = text.splitlines(keepends=True)
-    for node in _imports(text):
-        assert node.end_lineno is not None
-        changed = _changed(node)
-        if changed is None:
-            continue
-        start, stop = node.lineno - 1, node.end_lineno
-        changed = textwrap.indent(changed + "\n", " " * node.col_offset)
-        # The number of entries does not change, so line numbers stay valid.
-        lines[start:stop] = [changed] + [""] * (stop - start - 1)
-    release = version("transformer-xl")
-    origin = f"# From {module} of transformer-xl {release} (Apache-2.0), by save_with_code.\n"
-    return origin + "".join(lines)
-
-
-def _changed(node: ast.Import | ast.ImportFrom) -> str | None:
-    """Return the replacement of an import; None: unchanged."""
-    if isinstance(node, ast.ImportFrom):
-        module = str(node.module)
-        if _is_own(module):
-            return "\n".join(_changed_names(module, node.names))
-        if module == _SHAPES:
-            return ast.unparse(node).replace(_SHAPES, f".{_SHAPES_FILE}", 1)
-        return None
-    others = [alias for alias in node.names if alias.name.split(".")[0] not in _AVAILABLE]
-    if not others:
-        return None
-    # transformers refuses a folder if a module of an import statement is missing.
-    return "; ".join(
-        f"{alias.asname or alias.name} = __import__({alias.name!r})" for alias in node.names
-    )
-
-
-def _changed_names(module: str, names: list[ast.alias]) -> Iterator[str]:
-    flat = module.replace(".", "_")
-    modules = [alias for alias in names if _is_module(module, alias.name)]
-    if others := [ast.unparse(alias) for alias in names if alias not in modules]:
-        yield f"from .{flat} import {', '.join(others)}"
-    for alias in modules:
-        # transformers detects the files only by statements of this form.
-        yield f"from .{flat}_{alias.name} import __name__ as _"
-        yield f"from . import {flat}_{alias.name} as {alias.asname or alias.name}"

@@ -56,11 +56,8 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
             vocab = load_vocab(Path(vocab_file).parent)
         self._vocab = vocab
         self._ids = {symbol: number for number, symbol in enumerate(vocab.symbols)}
-        for name, number in (
-            ("eos_token", vocab.eos_id),
-            ("unk_token", vocab.unk_id),
-            ("pad_token", _pad_id(vocab)),
-        ):
+        roles = {"eos_token": vocab.eos_id, "unk_token": vocab.unk_id, "pad_token": self._pad_id()}
+        for name, number in roles.items():
             if kwargs.get(name) is None:
                 kwargs[name] = None if number is None else vocab.symbols[number]
         for name, token in kwargs.items():
@@ -70,6 +67,13 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
                     "to which none can be added: choose one of them"
                 )
         super().__init__(**kwargs)
+
+    def _pad_id(self) -> int:
+        """Return the symbol for padding; without one, the last without a special role."""
+        vocab = self._vocab
+        own = [self._ids[symbol] for symbol in _PADS if symbol in self._ids]
+        others = (n for n in range(len(vocab) - 1, -1, -1) if n not in (vocab.eos_id, vocab.unk_id))
+        return own[0] if own else next(others, 0)
 
     @property
     def vocab(self) -> Vocab:
@@ -89,11 +93,11 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         return dict(self._ids)
 
     def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
-        unknown = [str(token) for token in new_tokens or () if str(token) not in self._ids]
-        if unknown:
-            raise ValueError(
-                f"{unknown[0]!r} cannot be added: the model knows {len(self)} symbols and no more"
-            )
+        for token in map(str, new_tokens or ()):
+            if token not in self._ids:
+                raise ValueError(
+                    f"{token!r} cannot be added: the model knows {len(self)} symbols and no more"
+                )
         return 0
 
     def tokenize(self, text: str, **kwargs: Any) -> list[str]:
@@ -104,9 +108,6 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         """
         symbols = self._vocab.symbols
         return [symbols[number] for number in self._vocab.encode(text)]
-
-    def _tokenize(self, text: str, **kwargs: Any) -> list[str]:
-        return self.tokenize(text)
 
     def _convert_token_to_id(self, token: str) -> int | None:
         return self._ids.get(token, self._vocab.unk_id)
@@ -135,11 +136,3 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         folder = Path(save_directory)
         self._vocab.save(folder)
         return tuple(str(folder / name) for name in self.vocab_files_names.values())
-
-
-def _pad_id(vocab: Vocab) -> int:
-    """Return the symbol for padding; without one, the last without a special role."""
-    ids = {symbol: number for number, symbol in enumerate(vocab.symbols)}
-    own = [ids[symbol] for symbol in _PADS if symbol in ids]
-    others = (n for n in range(len(vocab) - 1, -1, -1) if n not in (vocab.eos_id, vocab.unk_id))
-    return own[0] if own else next(others, 0)
