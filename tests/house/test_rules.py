@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "transformer_xl"
 FOLDERS = ("src", "tests", "benchmarks", "scripts", "examples")
 LONGEST = 600
-SETTINGS = ("__init__", "checks", "data", "evaluation", "model", "training", "unused")
+SETTINGS = ("__init__", "checks", "data", "evaluation", "model", "training")
 DIMENSIONS = "BTMSHKDEFVN"
 SECTIONS = ("ModelConfig", "DataConfig", "TrainConfig", "EvalConfig", "GenerateConfig")
 

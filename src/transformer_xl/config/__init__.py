@@ -6,12 +6,11 @@ A recipe file is one :class:`Config`; the command line overrides single fields a
 
 from dataclasses import dataclass, field
 
-from transformer_xl.config.checks import check, no_type_check
+from transformer_xl.config.checks import Unused, check, no_type_check, refuse_unused
 from transformer_xl.config.data import DataConfig
 from transformer_xl.config.evaluation import EvalConfig, GenerateConfig
 from transformer_xl.config.model import Cluster, ModelConfig, Quirk
 from transformer_xl.config.training import TrainConfig
-from transformer_xl.config.unused import refuse_unused, unused_in_evaluation, unused_with_model
 
 __all__ = [
     "FORMAT_VERSION",
@@ -42,5 +41,11 @@ class Config:
 
     def __post_init__(self) -> None:
         check(self)
-        refuse_unused(self.train, unused_with_model(self.model))
-        refuse_unused(self.eval, unused_in_evaluation(self.model))
+        if not self.model.has_attention:
+            unused = (
+                Unused("recompute", "model.kind='lstm': its layers keep what they computed"),
+                Unused("compile", "model.kind='lstm': its layers are compiled already"),
+            )
+            refuse_unused(self.train, unused)
+        lengths = ("attn_len", "clamp_len", "ext_len")
+        refuse_unused(self.eval, (x for x in self.model.unused() if x.name in lengths))

@@ -106,6 +106,68 @@ def require(holds: bool, message: str) -> None:
         raise ValueError(message)
 
 
+class Unused(NamedTuple):
+    """A setting without effect in combination with others, which must be left at its default."""
+
+    name: str
+    """The setting."""
+    beside: str
+    """The settings that make it ineffective."""
+    part: str | None = None
+    """The item of a list that has no effect. None: the setting as a whole."""
+
+
+class UnusedError(ValueError):
+    """A setting is given that has no effect.
+
+    Attributes:
+        settings: The settings.
+        name: Name of the setting.
+        value: The value that it must have.
+    """
+
+    def __init__(self, message: str, settings: Any, name: str, value: Any) -> None:
+        super().__init__(message)
+        self.settings, self.name, self.value = settings, name, value
+
+
+def refuse_unused(settings: Any, found: Iterable[Unused]) -> None:
+    """Refuse settings without effect that are not at their defaults.
+
+    Raises:
+        UnusedError: There is one.
+    """
+    defaults = {field.name: field.default for field in dataclasses.fields(settings)}
+    for name, beside, part in found:
+        value, allowed = getattr(settings, name), defaults[name]
+        remedy = f"leave it at {allowed!r}"
+        if part is not None:
+            allowed, remedy = tuple(x for x in value if x != part), f"leave out {part!r}"
+        if value != allowed:
+            problem = f"{name}={value!r} has no effect with {beside}"
+            raise UnusedError(f"{problem}; {remedy}, or change the other", settings, name, allowed)
+
+
+def stored(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
+    """Create settings from stored values, without those that have no effect.
+
+    Earlier versions accepted and stored such settings.
+
+    Raises:
+        ValueError: A value is invalid.
+    """
+    given = dict(values)
+    while True:
+        try:
+            return kind(**given)
+        except UnusedError as error:
+            if type(error.settings) is kind:
+                given[error.name] = error.value
+            else:
+                section = next(name for name, x in given.items() if x is error.settings)
+                given[section] = dataclasses.replace(error.settings, **{error.name: error.value})
+
+
 def check(settings: Any, section: str = "") -> None:
     """Validate and convert each field of a dataclass, in its ``__post_init__``.
 
@@ -148,7 +210,9 @@ def checked(kind: type, values: Mapping[str, Any], section: str = "") -> dict[st
     return found
 
 
-def read_settings(kind: type[_Settings], values: Any, source: str, section: str = "") -> _Settings:
+def read_settings(
+    kind: type[_Settings], values: Any, source: str, section: str = "", *, is_stored: bool = False
+) -> _Settings:
     """Create settings from the parsed contents of a file.
 
     Args:
@@ -156,6 +220,7 @@ def read_settings(kind: type[_Settings], values: Any, source: str, section: str 
         values: The parsed contents.
         source: Name of the file in errors.
         section: Prefix of names in errors.
+        is_stored: Whether to drop settings without effect, as :func:`stored` does.
 
     Raises:
         ValueError: A name is unknown, a section is missing, or a value is invalid.
@@ -170,13 +235,14 @@ def read_settings(kind: type[_Settings], values: Any, source: str, section: str 
             nearest = near(str(key), fields)
             hint = f"did you mean {nearest}?" if nearest else f"there are {', '.join(fields)}"
             raise ValueError(f"{source}: {name}: no such setting; {hint}")
-        is_section = dataclasses.is_dataclass(fields[key].type)
-        given[key] = read_settings(fields[key].type, value, source, name) if is_section else value
+        if dataclasses.is_dataclass(fields[key].type):
+            value = read_settings(fields[key].type, value, source, name, is_stored=is_stored)
+        given[key] = value
     for name, field in fields.items():
         if name not in given and field.default is field.default_factory is dataclasses.MISSING:
             raise ValueError(f"{source}: the section [{name}] is missing")
     try:
-        return kind(**given)
+        return stored(kind, given) if is_stored else kind(**given)
     except ValueError as error:
         is_named = not section or str(error).startswith(f"{section}.")
         raise ValueError(f"{source}: {'' if is_named else f'{section}: '}{error}") from error

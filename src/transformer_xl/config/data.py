@@ -1,10 +1,18 @@
 """Settings of the text and its tokenization."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from transformer_xl.config.checks import Count, Fraction, check, no_type_check, require
-from transformer_xl.config.unused import refuse_unused, unused_in_data
+from transformer_xl.config.checks import (
+    Count,
+    Fraction,
+    Unused,
+    check,
+    no_type_check,
+    refuse_unused,
+    require,
+)
 
 
 @no_type_check
@@ -71,4 +79,13 @@ class DataConfig:
             held_out < 1,
             f"valid_fraction + test_fraction = {held_out} leaves no text to train on",
         )
-        refuse_unused(self, unused_in_data(self))
+        refuse_unused(self, self.unused())
+
+    def unused(self) -> Iterator[Unused]:
+        """Yield the settings without effect."""
+        if self.tokenizer is None and self.vocab not in ("words", "bpe", "integers"):
+            yield Unused("vocab_size", f"vocab={self.vocab!r}")
+        if self.tokenizer is None and self.vocab not in ("words", "chars"):
+            yield Unused("vocab_from", f"vocab={self.vocab!r}: nothing is counted")
+        if self.name.startswith("hf:"):
+            yield Unused("path", f"name={self.name!r}, which says where the text is")

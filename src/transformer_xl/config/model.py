@@ -1,5 +1,6 @@
 """Settings of the model."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Literal, NamedTuple
@@ -10,11 +11,12 @@ from transformer_xl.config.checks import (
     Length,
     Positive,
     Range,
+    Unused,
     check,
     no_type_check,
+    refuse_unused,
     require,
 )
-from transformer_xl.config.unused import refuse_unused, unused_in_model
 
 
 class Cluster(NamedTuple):
@@ -64,6 +66,13 @@ Quirk = Literal["stored_positions", "swapped_ext_len", "raw_queries", "exact_fre
   TensorFlow in float64.
 """
 
+
+_ATTENTION = (
+    *("n_head", "d_head", "d_inner", "activation", "attn_type", "n_positions", "attn_len"),
+    *("clamp_len", "start_memory", "norm_first", "gate", "norm", "qk_norm", "final_norm"),
+    *("enhanced_recurrence", "tie_biases", "attn_dropout", "qkv_dropout", "ff_dropout"),
+    *("norm_eps", "quirks", "ext_len"),
+)
 
 MOST_CUTOFFS = 1_000
 """Maximum number of cutoffs of an adaptive softmax; the paper has three."""
@@ -174,6 +183,8 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         check(self, "model")
+        # First, so that stored settings of parts that an LSTM lacks need not fit each other.
+        refuse_unused(self, self.unused())
         require(
             (self.n_positions is not None) == (self.attn_type in (1, 3)),
             f"attn_type={self.attn_type} with n_positions={self.n_positions}: attn_type 1 and 3 "
@@ -204,7 +215,6 @@ class ModelConfig:
             f"enhanced_recurrence=True with attn_type={self.attn_type}: absolute positions would "
             "be added to states that hold older ones; use attn_type 0 or 1",
         )
-        refuse_unused(self, unused_in_model(self))
 
     def _check_clusters(self) -> None:
         ends = (0, *self.cutoffs, *([self.vocab_size] if self.vocab_size else []))
@@ -229,6 +239,33 @@ class ModelConfig:
             f"sample_softmax={self.sample_softmax} and cutoffs={self.cutoffs} are two ways to the "
             "same end: choose one",
         )
+
+    def unused(self) -> Iterator[Unused]:
+        """Yield the settings without effect.
+
+        Settings of absent parts that the paper's own configurations contain are accepted:
+        ``variational_dropout`` without dropout, ``tie_projections`` and ``proj_init_std`` without
+        projections.
+        """
+        if not self.has_attention:
+            about = "kind='lstm', which has no attention, feed-forward layers or normalization"
+            yield from (Unused(name, about) for name in _ATTENTION)
+            return
+        about = f"attn_type={self.attn_type}"
+        if self.attn_type == 3:
+            yield Unused("clamp_len", f"{about}: distances end with the table, at n_positions")
+        if self.attn_type in (2, 3):
+            yield Unused("tie_biases", f"{about}, which has no attention biases")
+        if self.attn_type in (0, 1):
+            yield Unused("quirks", f"{about}: no positions are stored", "stored_positions")
+        if self.attn_type in (1, 3):
+            yield Unused("quirks", f"{about}, which has no sinusoids", "exact_frequencies")
+        if not self.norm_first:
+            yield Unused("quirks", "norm_first=False: no queries are normalized", "raw_queries")
+        widths = [self.embed_width // self.div_val**i for i in range(len(self.cutoffs) + 1)]
+        if self.div_val == 1 or self.d_model not in widths:
+            about = f"div_val={self.div_val} and clusters of the widths {widths}"
+            yield Unused("proj_same_dim", f"{about}: no projection is left out")
 
     @property
     def has_attention(self) -> bool:

@@ -1,5 +1,6 @@
 """Settings of training."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
@@ -11,11 +12,12 @@ from transformer_xl.config.checks import (
     NotNegative,
     Positive,
     Share,
+    Unused,
     check,
     no_type_check,
+    refuse_unused,
     require,
 )
-from transformer_xl.config.unused import refuse_unused, unused_in_training
 
 Stage = tuple[Fraction, Count, Length]
 """Where in the training it starts, its segment_len and its mem_len. No named tuple, as the command
@@ -157,7 +159,19 @@ class TrainConfig:
             f"seed={self.seed} with roll=true must be at least 0",
         )
         self._check_stages()
-        refuse_unused(self, unused_in_training(self))
+        refuse_unused(self, self.unused())
+
+    def unused(self) -> Iterator[Unused]:
+        """Yield the settings without effect."""
+        if self.optimizer != "muon":
+            yield Unused("muon_lr", f"optimizer={self.optimizer!r}")
+        starts_with_cooldown = self.average == "tail" and self.average_start is None
+        if self.schedule != "constant_cooldown" and not starts_with_cooldown:
+            yield Unused("cooldown_fraction", f"schedule={self.schedule!r}")
+        if self.average == "none":
+            yield Unused("average_start", "average='none'")
+        if self.average != "ema":
+            yield Unused("average_decay", f"average={self.average!r}")
 
     def _check_stages(self) -> None:
         if not self.stages:

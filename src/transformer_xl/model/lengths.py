@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.config.unused import unused_in_model
 from transformer_xl.model.arguments import whole
 
 SEGMENT_LEN = 128
@@ -104,6 +103,6 @@ def _require_effect(config: ModelConfig, *given: int | None) -> None:
     }
     if not changed:
         return
-    for name, beside, _ in unused_in_model(config):
+    for name, beside, _ in config.unused():
         if name in changed:
             raise ValueError(f"{name}={changed[name]} has no effect with {beside}; leave it out")

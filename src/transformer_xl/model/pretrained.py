@@ -33,7 +33,6 @@ from transformer_xl.config.files import (
     require_model_place,
     write_atomically,
 )
-from transformer_xl.config.unused import unused_in_model, without_unused
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -460,9 +459,7 @@ def load_config(path: Path) -> ModelConfig:
     values = read_config(path)
     for name in _ABOUT:
         values.pop(name, None)
-    # Earlier versions wrote settings that have no effect.
-    values = without_unused(ModelConfig, values, unused_in_model)
-    return read_settings(ModelConfig, values, str(path), "model")
+    return read_settings(ModelConfig, values, str(path), "model", is_stored=True)
 
 
 def load_eval_config(path: Path) -> EvalConfig | None:

@@ -3,31 +3,12 @@
 import dataclasses
 import re
 import tomllib
-from collections.abc import Callable, Iterator
 from importlib import resources
-from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-from transformer_xl.config import (
-    Config,
-    DataConfig,
-    EvalConfig,
-    GenerateConfig,
-    ModelConfig,
-    TrainConfig,
-)
+from transformer_xl.config import Config, GenerateConfig
 from transformer_xl.config.checks import near, read_settings
-from transformer_xl.config.unused import (
-    Unused,
-    unused_in_data,
-    unused_in_evaluation,
-    unused_in_model,
-    unused_in_training,
-    unused_with_model,
-    without_unused,
-)
 
 
 def recipe_names() -> list[str]:
@@ -110,9 +91,7 @@ def parse_recipe(text: str, source: str, *, is_stored: bool = False) -> Config:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{source} is not valid TOML: {error}") from error
-    if is_stored:
-        values = _without_unused(values)
-    return read_settings(Config, values, source)
+    return read_settings(Config, values, source, is_stored=is_stored)
 
 
 def dump_recipe(config: Config) -> str:
@@ -135,20 +114,3 @@ def differences(one: Config, other: Config) -> list[str]:
             if a != b:
                 found.append(f"{section.name}.{field.name}: {a!r}, {b!r}")
     return found
-
-
-def _without_unused(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a run without those that have no effect."""
-    stored = {name: section for name, section in values.items() if isinstance(section, dict)}
-    defaults = {field.name: field.default for field in dataclasses.fields(ModelConfig)}
-    model = SimpleNamespace(**(defaults | stored.get("model", {})))
-    sections: dict[str, tuple[type, Callable[[Any], Iterator[Unused]]]] = {
-        "model": (ModelConfig, unused_in_model),
-        "data": (DataConfig, unused_in_data),
-        "train": (TrainConfig, lambda x: chain(unused_in_training(x), unused_with_model(model))),
-        "eval": (EvalConfig, lambda _: unused_in_evaluation(model)),
-    }
-    for name in sections.keys() & stored.keys():
-        kind, find = sections[name]
-        stored[name] = without_unused(kind, stored[name], find)
-    return values | stored

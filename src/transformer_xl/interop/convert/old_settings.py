@@ -11,7 +11,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig, Quirk
-from transformer_xl.config.unused import unused_in_model, without_unused
+from transformer_xl.config.checks import stored
 
 _LARGEST = 1 << 24
 _MOST_LAYERS = 1000
@@ -102,7 +102,7 @@ def model_config(
     found.agree({"n_token": config["vocab_size"]})
     found.agree({name: config[name] for name in (*names, "attn_type")})
     # Such as shared biases with absolute positions, which have no biases.
-    return ModelConfig(**without_unused(ModelConfig, config, unused_in_model))
+    return stored(ModelConfig, config)
 
 
 class _SourceSettings:

@@ -8,8 +8,7 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from transformer_xl.config import FORMAT_VERSION, ModelConfig
-from transformer_xl.config.checks import Count, checked, near, no_type_check
-from transformer_xl.config.unused import unused_in_model, without_unused
+from transformer_xl.config.checks import Count, checked, near, no_type_check, stored
 from transformer_xl.model.pretrained import MODEL_TYPE
 
 # Keys that transformers expects at the top level, and that our loader keeps.
@@ -81,11 +80,10 @@ class TransformerXLConfig(PreTrainedConfig):
             if other in settings:
                 settings[name] = settings.pop(other)
         own = {name: settings.pop(name) for name in _SETTINGS if name in settings}
-        if settings.pop("format_version", None) is not None:
-            # From a file: earlier versions wrote settings that others make irrelevant.
-            own = without_unused(ModelConfig, own, unused_in_model)
         # Validated, and completed with defaults.
-        for name, value in (calls | dataclasses.asdict(ModelConfig(**own))).items():
+        is_stored = settings.pop("format_version", None) is not None
+        model = stored(ModelConfig, own) if is_stored else ModelConfig(**own)
+        for name, value in (calls | dataclasses.asdict(model)).items():
             setattr(self, name, value)
         settings.pop("model_type", None)
         # Other unknown names are left to transformers, which keeps them.
