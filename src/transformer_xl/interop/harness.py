@@ -176,8 +176,8 @@ class TransformerXLHarness(TemplateLM):
 
     def _settings(self, request: Instance) -> tuple[list[str], dict[str, Any]]:
         """Return the stop strings of a request, and the arguments of ``generate_batch``."""
-        given: Any = request.args[1]
-        settings: dict[str, Any] = dict(normalize_gen_kwargs(given, self._max_gen_toks))
+        asked: Any = request.args
+        settings: dict[str, Any] = dict(normalize_gen_kwargs(asked[1], self._max_gen_toks))
         arguments = {"length": settings["max_gen_toks"], "temperature": 0.0}
         if settings.get("do_sample"):
             chosen = {name: settings.get(name) for name in _SAMPLING_SETTINGS}

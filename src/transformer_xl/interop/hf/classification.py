@@ -29,11 +29,9 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
 
     def _freeze(self) -> None:
         """Freeze parameters that only the softmax uses: the classes do not depend on them."""
-        softmax = {id(parameter) for parameter in self.transformer.softmax.parameters()}
-        inside = "transformer.softmax."
-        used = {id(x) for name, x in self.named_parameters() if not name.startswith(inside)}
-        for parameter in self.parameters():
-            if id(parameter) in softmax - used:
+        # A tied weight has only its first name here, which is not that of the softmax.
+        for name, parameter in self.named_parameters():
+            if name.startswith("transformer.softmax."):
                 parameter.requires_grad_(False)
 
     def forward(
@@ -53,7 +51,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
             input_ids: The documents, or their continuations.
             attention_mask: 0 where a row is padded, on either side. None: the tokens that are
                 ``config.pad_token_id`` are padding, if there is one.
-            past_key_values: The memory of the tokens before, as returned by the last call.
+            past_key_values: As returned by the last call.
             inputs_embeds: Vectors in place of tokens, read without embedding.
             labels: The classes; numbers if there is one label; a 0 or 1 for each of several.
             use_cache: Whether to return the memory. None: as configured.
@@ -62,9 +60,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
                 the sum of losses is divided; and ``position_ids``, in which a 0 starts a document.
 
         Raises:
-            NotImplementedError: Attentions or hidden states are requested.
-            TypeError: The cache is of another kind, or an argument is unknown.
-            ValueError: Shapes do not fit each other or the memory, or a row is empty.
+            ValueError: A row is empty.
         """
         cache, padding = own_cache(past_key_values), self.config.pad_token_id
         if attention_mask is None and input_ids is not None and padding is not None:

@@ -5,7 +5,6 @@ our model takes rows that begin at the first position, and their lengths. An inp
 read segment by segment; the memory is passed as ``past_key_values``.
 """
 
-from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -212,6 +211,11 @@ class Inputs(NamedTuple):
         )
         return Inputs(segment, _gathered(self.is_real, order))
 
+    def between(self, start: int, stop: int) -> "Inputs":
+        """Return the columns from ``start`` to before ``stop``."""
+        columns = torch.arange(start, stop, device=self.segment.device)
+        return self.columns(columns.expand(self.segment.shape[0], -1))
+
     def targets(
         self, labels: Tensor | None, shift_labels: Tensor | None
     ) -> tuple[Int[Tensor, "B T"], Bool[Tensor, "B T"]] | None:
@@ -292,7 +296,7 @@ def read_to_the_end(
     Raises:
         ValueError: A row has no token.
     """
-    B, T = inputs.segment.shape
+    T = inputs.segment.shape[1]
     if inputs.is_real is not None:
         lengths = inputs.is_real.sum(1)
         if not bool(lengths.all()):
@@ -303,11 +307,12 @@ def read_to_the_end(
         T = int(lengths.max())
         inputs = inputs.columns(order[:, -T:])
     segment_len = _segment_len(model, segment_len, T)
-    begins = [0, *range(T % segment_len or segment_len, T, segment_len)]
-    for start, stop in pairwise((*begins, T)):
-        columns = torch.arange(start, stop, device=inputs.segment.device).expand(B, -1)
-        with nullcontext() if stop == T else torch.no_grad():
-            hidden, mems = read(model, inputs.columns(columns), mems, segment_len, last=1)
+    borders = (0, *range(T % segment_len or segment_len, T, segment_len), T)
+    *earlier, (start, stop) = pairwise(borders)
+    with torch.no_grad():
+        for begin, end in earlier:
+            _, mems = read(model, inputs.between(begin, end), mems, segment_len, last=1)
+    hidden, mems = read(model, inputs.between(start, stop), mems, segment_len, last=1)
     return hidden[:, 0], mems
 
 
