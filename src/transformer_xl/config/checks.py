@@ -118,17 +118,14 @@ class Unused(NamedTuple):
 
 
 class UnusedError(ValueError):
-    """A setting is given that has no effect.
+    """A setting is given that has no effect."""
 
-    Attributes:
-        settings: The settings.
-        name: Name of the setting.
-        value: The value that it must have.
-    """
-
-    def __init__(self, message: str, settings: Any, name: str, value: Any) -> None:
-        super().__init__(message)
-        self.settings, self.name, self.value = settings, name, value
+    settings: Any
+    """The settings."""
+    name: str
+    """Name of the setting."""
+    value: Any
+    """The value that it must have."""
 
 
 def refuse_unused(settings: Any, found: Iterable[Unused]) -> None:
@@ -144,8 +141,11 @@ def refuse_unused(settings: Any, found: Iterable[Unused]) -> None:
         if part is not None:
             allowed, remedy = tuple(x for x in value if x != part), f"leave out {part!r}"
         if value != allowed:
-            problem = f"{name}={value!r} has no effect with {beside}"
-            raise UnusedError(f"{problem}; {remedy}, or change the other", settings, name, allowed)
+            error = UnusedError(
+                f"{name}={value!r} has no effect with {beside}; {remedy}, or change the other"
+            )
+            error.settings, error.name, error.value = settings, name, allowed
+            raise error
 
 
 def stored(kind: type[_Settings], values: Mapping[str, Any]) -> _Settings:
