@@ -17,12 +17,12 @@ except ModuleNotFoundError as error:
         "transformer_xl.hf needs transformers 5: pip install 'transformer-xl[hf]'"
     ) from error
 
-from transformer_xl.interop.hf.classification import (
-    TransformerXLForSequenceClassification as TransformerXLForSequenceClassification,
-)
 from transformer_xl.interop.hf.configuration import TransformerXLConfig as TransformerXLConfig
 from transformer_xl.interop.hf.inputs import TransformerXLCache as TransformerXLCache
 from transformer_xl.interop.hf.modeling import TransformerXLForCausalLM as TransformerXLForCausalLM
+from transformer_xl.interop.hf.modeling import (
+    TransformerXLForSequenceClassification as TransformerXLForSequenceClassification,
+)
 from transformer_xl.interop.hf.packaging import save_with_code as save_with_code
 from transformer_xl.interop.hf.tokenization import TransformerXLTokenizer as TransformerXLTokenizer
 

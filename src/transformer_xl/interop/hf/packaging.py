@@ -17,10 +17,10 @@ from pathlib import Path
 from types import ModuleType
 
 from transformer_xl.config.files import replace_file
-from transformer_xl.interop.hf.classification import TransformerXLForSequenceClassification
 from transformer_xl.interop.hf.configuration import TransformerXLConfig
 from transformer_xl.interop.hf.modeling import (
     TransformerXLForCausalLM,
+    TransformerXLForSequenceClassification,
     TransformerXLPreTrainedModel,
 )
 from transformer_xl.interop.hf.tokenization import TransformerXLTokenizer
