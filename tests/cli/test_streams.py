@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
@@ -123,8 +124,8 @@ def test_a_text_without_a_known_symbol_is_not_called_empty(txl, trained, stdin):
 class Failing(io.BytesIO):
     """A disk that fails behind what it has."""
 
-    def read(self, size=-1):
-        if block := super().read(size):
+    def read1(self, size=-1):
+        if block := super().read1(size):
             return block
         raise OSError(5, "Input/output error")
 
@@ -150,7 +151,7 @@ def test_a_file_that_cannot_be_opened_has_no_sums(txl, trained, tmp_path, monkey
     path = tmp_path / "text"
     path.write_text("the cat")
     # It goes after it was looked for.
-    monkeypatch.setattr(streams, "require_text", lambda path: path.unlink())
+    monkeypatch.setattr(streams, "require_readable", lambda path: path.unlink())
     code, out, err = txl("score", trained, path, "--json")
     assert (code, out) == (1, "")
     assert f"cannot read {path}: No such file" in err
@@ -213,15 +214,15 @@ def test_bytes_that_an_imported_vocabulary_leaves_out_are_not_called_unknown_wor
 def test_an_empty_block_says_that_nothing_more_has_come(monkeypatch):
     monkeypatch.setattr(streams, "_IDLE_SECONDS", 0.05)
     reader, writer = os.pipe()
-    blocks = streams._blocks_by_thread(lambda: os.read(reader, 100))
-    for _ in range(3):
-        os.write(writer, b"abc")
-        assert next(blocks) == b"abc"
-        assert next(blocks) == b""
-    os.write(writer, b"end")
-    os.close(writer)
-    assert list(blocks) == [b"end"]
-    os.close(reader)
+    with os.fdopen(reader, "rb") as file:
+        blocks = streams._blocks(file, Path("-"))
+        for _ in range(3):
+            os.write(writer, b"abc")
+            assert next(blocks) == b"abc"
+            assert next(blocks) == b""
+        os.write(writer, b"end")
+        os.close(writer)
+        assert list(blocks) == [b"end"]
 
 
 @pytest.mark.parametrize("words", [["missing.txt"], ["."]], ids=str)

@@ -201,6 +201,6 @@ def test_how_a_model_is_evaluated_comes_with_it(shared, tmp_path):
 
 
 def test_the_command_line_offers_what_a_checkpoint_may_not_say():
-    from transformer_xl.cli.runs import Convert
+    from transformer_xl.cli.models import Convert
 
     assert set(SETTABLE) <= set(Convert.__annotations__)

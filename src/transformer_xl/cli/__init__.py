@@ -5,8 +5,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import make_dataclass
+from collections.abc import Sequence
 from typing import Annotated, Any, Protocol, Union, runtime_checkable
 
 from transformer_xl.cli.printing import say
@@ -37,7 +36,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     if argv is None:
         argv = sys.argv[1:]
         _write_anything()
-    return _guarded(lambda: _run(list(argv)))
+    command = None
+    try:
+        if [*argv] == ["--version"]:
+            from transformer_xl import __version__
+
+            print(__version__)
+            code = 0
+        else:
+            command = _checked([*argv])
+            code = command if isinstance(command, int) else command.run() or 0
+        # At exit, a broken pipe or a full disk could no longer be reported.
+        sys.stdout.flush()
+    except (Exception, KeyboardInterrupt) as error:
+        if (code := _explain(error, command)) is None:
+            raise
+    return code
 
 
 def parse(argv: list[str]) -> Command:
@@ -53,20 +67,14 @@ def parse(argv: list[str]) -> Command:
         Annotated[kind, tyro.conf.subcommand(name, description=_Description(kind))]
         for name, kind in commands().items()
     )
-    # The parser wraps a union in such a class itself; here with a help text, without which it
-    # would search the source code of typing at each start.
-    nothing: Any = lambda: None  # noqa: E731
-    argument = tyro.conf.arg(name="", help=nothing)
-    choice = Annotated[Union[kinds], argument]  # noqa: UP007  (of a tuple)
-    line: Any = make_dataclass("CommandLine", [("__tyro_dummy_inner__", choice)])
     return tyro.cli(
-        line,
+        Union[kinds],  # noqa: UP007  (of a tuple)
         prog="txl",
         description=_DESCRIPTION,
         args=argv,
         use_underscores=True,
         config=(tyro.conf.FlagCreatePairsOff,),
-    ).__tyro_dummy_inner__
+    )
 
 
 def commands() -> dict[str, Any]:
@@ -75,18 +83,15 @@ def commands() -> dict[str, Any]:
     from transformer_xl.cli.compressing import Compress, Decompress
     from transformer_xl.cli.estimating import Estimate
     from transformer_xl.cli.evaluating import Eval, Report
-    from transformer_xl.cli.exporting import Export
     from transformer_xl.cli.generating import Generate
-    from transformer_xl.cli.runs import Convert, Doctor, Prepare, Recipes, Train
+    from transformer_xl.cli.models import Convert, Doctor, Export, Serve
+    from transformer_xl.cli.runs import Prepare, Recipes, Train
     from transformer_xl.cli.science import Ablate, Recl
     from transformer_xl.cli.scoring import Score
-    from transformer_xl.cli.serving import Serve
 
     kinds = (
         *(Recipes, Prepare, Train, Eval, Report, Score, Generate, Convert, Export),
-        *(Compress, Decompress),
-        Serve,
-        *(Recl, Ablate, Bench, Estimate, Doctor),
+        *(Compress, Decompress, Serve, Recl, Ablate, Bench, Estimate, Doctor),
     )
     return {kind.__name__.lower(): kind for kind in kinds}
 
@@ -107,55 +112,45 @@ class _Description(str):
         return f"{inspect.getdoc(self._kind)}\n\nExamples:{examples}"
 
 
-def _run(argv: list[str]) -> int:
-    if argv == ["--version"]:
-        from transformer_xl import __version__
-
-        print(__version__)
-        return 0
-    from transformer_xl.cli.given import check_given
-
+def _checked(argv: list[str]) -> Command | int:
+    """Parse and validate a command line; return an exit code if the parser has answered it."""
     try:
         command = parse(argv or ["--help"])
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
         return code if argv else 2
+    from transformer_xl.cli.given import check_given
+
     check_given(command)
     if (folder := getattr(command, "dir", None)) is not None:
         require_model_place(folder)
-    try:
-        return command.run() or 0
-    except KeyboardInterrupt:
+    return command
+
+
+def _explain(error: BaseException, command: Any) -> int | None:
+    """Print why a command failed; return the exit code, None for an error in the program."""
+    if isinstance(error, KeyboardInterrupt):
         has_saved = getattr(command, "has_saved", lambda: False)
-        raise KeyboardInterrupt("; what was saved before is intact" * has_saved()) from None
-
-
-def _guarded(run: Callable[[], int]) -> int:
-    try:
-        code = run()
-        # At exit, a broken pipe or a full disk could no longer be reported.
-        sys.stdout.flush()
-    except KeyboardInterrupt as stop:
-        say(f"\ninterrupted{stop}")
+        say(f"\ninterrupted{'; what was saved before is intact' * has_saved()}")
         return 130
-    except BrokenPipeError:
-        _drop_output()
-        return 1
-    except (ValueError, OSError, RuntimeError) as error:
-        if os.environ.get("TXL_TRACEBACK"):
-            raise
-        _drop_output()
-        is_unexplained = is_disk_full(error) and "disk is full" not in str(error)
-        say(f"txl: {'the disk is full: ' * is_unexplained}{error}")
-        return 2 if isinstance(error, ValueError) else 1
-    except Exception as error:
-        # A training stopped by a signal; its class cannot be imported without torch.
-        number = getattr(error, "signal_number", None)
-        if number is None:
-            raise
+    # A training stopped by a signal; its class cannot be imported without torch.
+    if (number := getattr(error, "signal_number", None)) is not None:
         say(str(error))
         return 130 if number == signal.SIGINT else 0
-    return code
+    is_broken_pipe = isinstance(error, BrokenPipeError)
+    if not isinstance(error, (ValueError, OSError, RuntimeError)) or (
+        os.environ.get("TXL_TRACEBACK") and not is_broken_pipe
+    ):
+        return None
+    # Unwritten output is discarded; Python would report the same error again at exit.
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if not is_broken_pipe:
+        is_unexplained = is_disk_full(error) and "disk is full" not in str(error)
+        say(f"txl: {'the disk is full: ' * is_unexplained}{error}")
+    return 2 if isinstance(error, ValueError) else 1
 
 
 def _write_anything() -> None:
@@ -164,11 +159,3 @@ def _write_anything() -> None:
         if isinstance(stream, io.TextIOWrapper):
             is_utf8 = stream.encoding.lower().replace("-", "") == "utf8"
             stream.reconfigure(errors="surrogateescape" if is_utf8 else "backslashreplace")
-
-
-def _drop_output() -> None:
-    """Discard unwritten output; Python would report the same error again at exit."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 
 import tyro
 
-from transformer_xl.cli.loading import load
+from transformer_xl.cli.loading import load, name_of, read_bytes, require_readable
 from transformer_xl.cli.printing import say, show
+from transformer_xl.config.checks import require
 from transformer_xl.config.files import replace_file, require_model_place
 
 if TYPE_CHECKING:
@@ -71,15 +72,11 @@ class Compress:
 
     def run(self) -> None:
         """Compress."""
-        _check_input(self.file)
-        out = _out(self.file, self.out, self.file.with_name(self.file.name + _SUFFIX), self.force)
-        _check_json(self.json, out)
-        if self.model is None and not self.learn:
-            raise ValueError(
-                "give a model with --model DIR, or train one while coding with --learn"
+        out = _checked_out(self, self.file.with_name(self.file.name + _SUFFIX))
+        if self.model is None:
+            require(
+                self.learn, "give a model with --model DIR, or train one while coding with --learn"
             )
-        if self.model is not None:
-            require_model_place(self.model)
         # Slow imports come after all checks of the arguments.
         from transformer_xl.apps.compress import (
             Settings,
@@ -88,30 +85,23 @@ class Compress:
             compress,
         )
 
-        settings = Settings(
-            streams=self.streams,
-            segment_len=self.segment_len,
-            mem_len=self.mem_len,
-            learn=self.learn,
-            lr=self.lr,
-            seed=self.seed,
-            ram=self.ram,
-        )
+        names = ("streams", "segment_len", "mem_len", "learn", "lr", "seed", "ram")
+        settings = Settings(**{name: getattr(self, name) for name in names})
         check_installed()
         if self.learn:
             say(
                 "--learn: the archive can be decompressed only on this kind of processor with this "
                 "version of PyTorch; without --learn, on any"
             )
-        model, vocab = _load(self.model)
-        data = _read(self.file)
+        model, vocab = load(self.model) if self.model else (None, None)
+        data = read_bytes(self.file)
         try:
             found = compress(data, model, vocab, settings, _progress())
         except UnrestorableError as error:
-            raise ValueError(f"{_name(self.file)}: {error}") from error
+            raise ValueError(f"{name_of(self.file)}: {error}") from error
         if self.learn and found.made_for is None:
             say(
-                f"{_name(self.file)} is incompressible and stored unchanged: it can be "
+                f"{name_of(self.file)} is incompressible and stored unchanged: it can be "
                 "restored on any machine"
             )
         if self.verify:
@@ -127,25 +117,20 @@ class Compress:
     def _verify(
         self, data: bytes, content: bytes, model: "LanguageModel | None", vocab: "Vocab | None"
     ) -> None:
-        """Decompress the archive before it is written, and compare.
-
-        Raises:
-            RuntimeError: The contents differ or cannot be restored.
-        """
+        """Decompress the archive before it is written, and compare."""
         from transformer_xl.apps.compress import decompress, needs_model
 
         given = (model, vocab) if needs_model(content) else (None, None)
         say("verifying: restoring what was compressed")
+        name = name_of(self.file)
         try:
             restored = decompress(content, *given, _progress(), self.ram)
         except RuntimeError as error:
             raise RuntimeError(
-                f"{_name(self.file)} cannot be restored; no archive was written: {error}"
+                f"{name} cannot be restored; no archive was written: {error}"
             ) from error
         if restored != data:
-            raise RuntimeError(
-                f"{_name(self.file)}: restored contents differ; no archive was written"
-            )
+            raise RuntimeError(f"{name}: restored contents differ; no archive was written")
         say(f"verified: the {len(data):,} bytes are restored")
 
 
@@ -177,29 +162,23 @@ class Decompress:
 
     def run(self) -> None:
         """Decompress."""
-        _check_input(self.file)
-        default = self.file.with_suffix("") if self.file.suffix == _SUFFIX else None
-        out = _out(self.file, self.out, default, self.force)
-        _check_json(self.json, out)
-        if self.model is not None:
-            require_model_place(self.model)
+        out = _checked_out(self, self.file.with_suffix("") if self.file.suffix == _SUFFIX else None)
         from transformer_xl.apps.compress import check_installed, decompress, needs_model
 
         check_installed()
-        content = _read(self.file)
-
+        content = read_bytes(self.file)
         started = time.perf_counter()
-        with _named(self.file, None):
+        with _archive(self.file, None):
             needed = needs_model(content)
-            if needed and self.model is None:
-                raise ValueError(
-                    "it was compressed with a model: give the same one with --model DIR"
-                )
+            require(
+                self.model is not None or not needed,
+                "it was compressed with a model: give the same one with --model DIR",
+            )
         if self.model is not None and not needed:
-            say(f"{_name(self.file)} needs no model: --model {self.model} is ignored")
+            say(f"{name_of(self.file)} needs no model: --model {self.model} is ignored")
         # Outside the block: an error of the model is not one of the archive.
-        model, vocab = _load(self.model) if needed else (None, None)
-        with _named(self.file, self.model):
+        model, vocab = load(self.model) if self.model and needed else (None, None)
+        with _archive(self.file, self.model):
             data = decompress(content, model, vocab, _progress(), self.ram)
         seconds = time.perf_counter() - started
         _write(out, data)
@@ -208,76 +187,48 @@ class Decompress:
             show(about | {"seconds": seconds}, as_json=self.json)
 
 
-def _out(file: Path, out: Path | None, default: Path | None, force: bool) -> Path | None:
-    """Return the path of the output; None: the standard output."""
+def _checked_out(command: Compress | Decompress, default: Path | None) -> Path | None:
+    """Check files and model before anything is loaded; return the output, None: standard output."""
+    require_readable(command.file, is_text=False)
+    is_piped = str(command.file) == "-"
+    out = command.out or (Path("-") if is_piped else default)
     if out is None:
-        out = Path("-") if str(file) == "-" else default
-    if out is None:
-        raise ValueError(f"{file} does not end in {_SUFFIX}: give the output file")
+        raise ValueError(f"{command.file} does not end in {_SUFFIX}: give the output file")
     if str(out) == "-":
-        return None
-    if out.is_dir():
-        raise IsADirectoryError(f"{out} is a folder: give a file in it")
-    if not _is_stdin(file) and out.exists() and out.samefile(file):
-        raise FileExistsError(f"{out} is the input file: give the output another name")
-    if out.exists() and not force:
-        raise FileExistsError(f"{out} exists; --force overwrites it")
-    # Checked now, not after hours of computing.
-    place = next(x for x in (out.absolute().parent, *out.absolute().parents) if x.exists())
-    if not place.is_dir():
-        raise NotADirectoryError(f"cannot write {out}: {place} is a file, not a folder")
-    if not os.access(place, os.W_OK):
-        raise PermissionError(f"cannot write {out}: no permission for the folder {place}")
-    return out
-
-
-def _check_json(as_json: bool, out: Path | None) -> None:
-    if as_json and out is None:
-        raise ValueError(
-            "--json and the output cannot both go to the standard output: give an output file"
+        require(
+            not command.json,
+            "--json and the output cannot both go to the standard output: give an output file",
         )
-
-
-def _check_input(path: Path) -> None:
-    """Check that the file can be read, before the options are checked.
-
-    Raises:
-        OSError: It cannot be read.
-    """
-    if not _is_stdin(path) and (path.is_file() or path.is_dir() or not path.exists()):
-        try:
-            path.open("rb").close()
-        except OSError as error:
-            raise OSError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return sys.stdin.buffer.read() if _is_stdin(path) else path.read_bytes()
-    except OSError as error:
-        raise OSError(f"cannot read {_name(path)}: {error.strerror}") from error
-
-
-def _is_stdin(path: Path) -> bool:
-    return str(path) == "-"
-
-
-def _name(path: Path) -> str:
-    return "the standard input" if _is_stdin(path) else str(path)
+    else:
+        if out.is_dir():
+            raise IsADirectoryError(f"{out} is a folder: give a file in it")
+        if not is_piped and out.exists() and out.samefile(command.file):
+            raise FileExistsError(f"{out} is the input file: give the output another name")
+        if out.exists() and not command.force:
+            raise FileExistsError(f"{out} exists; --force overwrites it")
+        # Checked now, not after hours of computing.
+        place = next(x for x in out.absolute().parents if x.exists())
+        if not place.is_dir():
+            raise NotADirectoryError(f"cannot write {out}: {place} is a file, not a folder")
+        if not os.access(place, os.W_OK):
+            raise PermissionError(f"cannot write {out}: no permission for the folder {place}")
+    if command.model is not None:
+        require_model_place(command.model)
+    return None if str(out) == "-" else out
 
 
 @contextmanager
-def _named(file: Path, model: Path | None) -> Iterator[None]:
+def _archive(file: Path, model: Path | None) -> Iterator[None]:
     """Add the names of the archive and of the given model to errors about them."""
     from transformer_xl.apps.compress import ArchiveError
 
     try:
         yield
     except ArchiveError as error:
-        raise ArchiveError(f"{_name(file)}: {error}") from error
+        raise ArchiveError(f"{name_of(file)}: {error}") from error
     except ValueError as error:
         given = "" if model is None else f" (given: --model {model})"
-        raise ValueError(f"{_name(file)}: {error}{given}") from error
+        raise ValueError(f"{name_of(file)}: {error}{given}") from error
 
 
 def _write(out: Path | None, content: bytes) -> None:
@@ -286,12 +237,6 @@ def _write(out: Path | None, content: bytes) -> None:
         sys.stdout.buffer.flush()
     else:
         replace_file(out, content)
-
-
-def _load(folder: Path | None) -> tuple["LanguageModel | None", "Vocab | None"]:
-    from transformer_xl.config.device import pick_device
-
-    return (None, None) if folder is None else load(folder, pick_device(), "float32")
 
 
 def _progress() -> Callable[[int, int], None]:

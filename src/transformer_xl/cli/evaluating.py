@@ -1,7 +1,7 @@
 """The commands eval and report."""
 
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,18 +15,21 @@ from transformer_xl.cli.given import (
 )
 from transformer_xl.cli.loading import (
     Weights,
-    encoded_text,
+    corpus_of,
+    encoded,
     evaluation_of,
     load,
+    name_of,
     read_text,
-    require_text,
+    require_readable,
 )
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config import Config, DataConfig, EvalConfig
+from transformer_xl.config.checks import require
 from transformer_xl.config.recipes import recipe_of
 
 if TYPE_CHECKING:
-    from transformer_xl.data import Vocab
+    from transformer_xl.data import Corpus, Vocab
     from transformer_xl.model import LanguageModel
 
 
@@ -104,22 +107,21 @@ class Eval:
         """Evaluate and print."""
         settings, recipe = self.settings, self.recipe
         self._check()
-        from transformer_xl.config.device import autocast, pick_device
+        from transformer_xl.config.device import autocast
         from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
         from transformer_xl.train.finish import memory_line
 
-        device = pick_device()
-        model, vocab = load(self.dir, device, self.weights)
+        model, vocab = load(self.dir, self.weights)
         segment_len = recipe.train.segment_len if recipe else SEGMENT_LEN
         # Quantized weights determine the precision of the computation.
         precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
-        text = self._tokens(vocab)
+        ids, n_bytes = self._tokens(vocab)
         lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
         chosen = None if settings.window else lengths.mem_len
         mem_lens = [None] if chosen is None else sorted({*settings.mem_lens, chosen})
-        with autocast(precision, device):
-            rows = {x: self._measure(model, vocab, text, segment_len, x) for x in mem_lens}
-            places = self._by_position(model, text[0], segment_len) if self.by_position else {}
+        with autocast(precision, model.device):
+            rows = {x: self._measure(model, vocab, ids, n_bytes, segment_len, x) for x in mem_lens}
+            places = self._by_position(model, ids, segment_len) if self.by_position else {}
         found, curve = rows[chosen], list(rows.values()) if settings.mem_lens else []
         if self.json:
             show(found | ({"memory_curve": curve} if curve else {}) | places, as_json=True)
@@ -133,7 +135,8 @@ class Eval:
         self,
         model: "LanguageModel",
         vocab: "Vocab",
-        text: tuple[Any, int],
+        ids: Any,
+        n_bytes: int,
         segment_len: int,
         mem_len: int | None,
     ) -> dict[str, Any]:
@@ -142,8 +145,9 @@ class Eval:
         from transformer_xl.train.finish import describe
         from transformer_xl.train.metrics import reading
 
-        settings = self.settings if mem_len is None else replace(self.settings, mem_len=mem_len)
-        (ids, n_bytes), n = text, len(text[0]) - 1
+        settings, n = self.settings, len(ids) - 1
+        if mem_len is not None:
+            settings = replace(settings, mem_len=mem_len)
         if cost := cost_of(settings, n):
             say(f"--eval.{cost}")
         dynamic = plan_dynamic(
@@ -165,44 +169,45 @@ class Eval:
     def _check(self) -> None:
         """Refuse contradicting options before any work is done."""
         settings = self.settings
-        if self.file and "split" in self.eval:
-            raise ValueError(
-                "--eval.split names a part of the corpus of the run, and --file another text: "
-                "leave out one of them"
-            )
-        if settings.window and settings.segment_len:
-            raise ValueError(
-                f"--eval.segment_len {settings.segment_len} with --eval.window {settings.window}: "
-                "windows are not divided into segments; leave out one of them"
-            )
-        if settings.dynamic and settings.batch_size != 1:
-            raise ValueError(
-                f"--eval.batch_size {settings.batch_size} with --eval.dynamic {settings.dynamic}: "
-                "dynamic evaluation reads one stream; leave out one of them"
-            )
-        if self.by_position and (settings.window or settings.dynamic):
-            which = "window" if settings.window else "dynamic"
-            raise ValueError(
-                f"--by_position measures segments with a memory and fixed weights: leave out "
-                f"--eval.{which} {getattr(settings, which)} (None turns that of a recipe off)"
-            )
+        window, dynamic = settings.window, settings.dynamic
+        require(
+            not (self.file and "split" in self.eval),
+            "--eval.split names a part of the corpus of the run, and --file another text: "
+            "leave out one of them",
+        )
+        require(
+            not (window and settings.segment_len),
+            f"--eval.segment_len {settings.segment_len} with --eval.window {window}: "
+            "windows are not divided into segments; leave out one of them",
+        )
+        require(
+            not dynamic or settings.batch_size == 1,
+            f"--eval.batch_size {settings.batch_size} with --eval.dynamic {dynamic}: "
+            "dynamic evaluation reads one stream; leave out one of them",
+        )
+        other = f"window {window}" if window else f"dynamic {dynamic}"
+        require(
+            not (self.by_position and (window or dynamic)),
+            "--by_position measures segments with a memory and fixed weights: leave out "
+            f"--eval.{other} (None turns that of a recipe off)",
+        )
         if self.file:
-            require_text(self.file)
-        elif self.prepared:
-            raise ValueError(
-                "--prepared describes the text of --file: give --file, too, or leave it out"
-            )
-        if settings.dynamic and self.weights != "float32":
-            raise ValueError(
-                f"--eval.dynamic {settings.dynamic} with --weights {self.weights}: quantized "
-                "weights cannot be trained; leave out one of them"
-            )
-        if settings.dynamic == "rms" and not self.text.is_given:
-            raise ValueError(
-                f"--eval.dynamic rms estimates the size of gradients on the training text, and "
-                f"{self.dir} is a model folder without a recipe: give the text with "
-                "--data.path, or use --eval.dynamic sgd"
-            )
+            require_readable(self.file)
+        require(
+            bool(self.file) or not self.prepared,
+            "--prepared describes the text of --file: give --file, too, or leave it out",
+        )
+        require(
+            not dynamic or self.weights == "float32",
+            f"--eval.dynamic {dynamic} with --weights {self.weights}: quantized "
+            "weights cannot be trained; leave out one of them",
+        )
+        require(
+            dynamic != "rms" or self.text.is_given,
+            "--eval.dynamic rms estimates the size of gradients on the training text, and "
+            f"{self.dir} is a model folder without a recipe: give the text with "
+            "--data.path, or use --eval.dynamic sgd",
+        )
 
     def _by_position(self, model: "LanguageModel", ids: Any, segment_len: int) -> dict[str, Any]:
         from transformer_xl.train.metrics import reading
@@ -216,27 +221,20 @@ class Eval:
         """Return the tokens of the text and its number of bytes."""
         if self.file:
             text = read_text(self.file, vocab)
-            prepared = self.prepared or bool(self.preset)
-            ids = encoded_text(self.file, text, vocab, prepared=prepared)
+            encode = partial(vocab.encode_lines, prepared=self.prepared or bool(self.preset))
+            ids = encoded(name_of(self.file), text, vocab, encode)
             return ids, len(text.encode("utf-8", "surrogateescape"))
-        if not self.text.is_given:
-            raise ValueError(
-                f"{self.dir} is a model folder without a recipe, so its corpus is unknown: "
-                "give a text with --file, or the run folder instead"
-            )
+        require(
+            self.text.is_given,
+            f"{self.dir} is a model folder without a recipe, so its corpus is unknown: "
+            "give a text with --file, or the run folder instead",
+        )
         corpus, split = self._corpus(vocab), self.settings.split
         return corpus.split(split), corpus.n_bytes(split)
 
-    def _corpus(self, vocab: "Vocab") -> Any:
-        from transformer_xl.data import prepare
-
-        corpus = prepare(self.text, say)
-        if corpus.vocab.hash != vocab.hash:
-            raise ValueError(
-                f"the vocabulary of the corpus is not the one of the model in {self.dir}: give "
-                "the text the model was trained on with --data.path, or any text with --file"
-            )
-        return corpus
+    def _corpus(self, vocab: "Vocab") -> "Corpus":
+        remedy = "the text the model was trained on with --data.path, or any text with --file"
+        return corpus_of(self.text, vocab, self.dir, remedy)
 
 
 def _show_places(found: dict[str, Any]) -> None:
@@ -275,26 +273,21 @@ class Report:
         if recipe is None:
             raise ValueError(f"{self.dir} is not a run folder: it has no recipe.toml")
         is_there = (self.dir / MEMORY_FILE).exists() and not self.measure
-        refuse_others(
-            self.eval,
-            "eval.",
-            () if is_there else READ_BY_SEGMENTS,
-            "the memory has been measured already; add --measure"
-            if is_there
-            else "the memory is measured segment by segment on the held-out text",
-        )
-        if self.measure:
-            self._look(recipe)
-        elif not is_there:
+        if is_there:
+            why = "the memory has been measured already; add --measure"
+            refuse_others(self.eval, "eval.", (), why)
+        else:
+            why = "the memory is measured segment by segment on the held-out text"
+            refuse_others(self.eval, "eval.", READ_BY_SEGMENTS, why)
             try:
                 self._look(recipe)
             except (OSError, ValueError, RuntimeError) as error:
+                if self.measure:
+                    raise
                 say(f"the memory was not measured: {error}")
         print(write_report(self.dir))
 
     def _look(self, recipe: Config) -> None:
-        from transformer_xl.config.device import pick_device
-        from transformer_xl.data import prepare
         from transformer_xl.train.checkpoint import RunFolder
         from transformer_xl.train.finish import memory_figures
         from transformer_xl.train.seen import MEMORY_FILE
@@ -302,11 +295,7 @@ class Report:
         say("measuring the memory")
         evaluation, data = replace(recipe.eval, **self.eval), replace(recipe.data, **self.data)
         config = replace(recipe, eval=evaluation, data=data)
-        model, vocab = load(self.dir, pick_device(), "float32")
-        corpus = prepare(config.data, say)
-        if corpus.vocab.hash != vocab.hash:
-            raise ValueError(
-                f"the vocabulary of the corpus is not the one of the model in {self.dir}: give "
-                "the text the model was trained on with --data.path"
-            )
+        model, vocab = load(self.dir)
+        remedy = "the text the model was trained on with --data.path"
+        corpus = corpus_of(data, vocab, self.dir, remedy)
         RunFolder(self.dir).write_json(MEMORY_FILE, memory_figures(config, corpus, model))

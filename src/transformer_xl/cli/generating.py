@@ -1,8 +1,7 @@
 """The command generate."""
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -10,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import tyro
 
 from transformer_xl.cli.given import Folder, Given, nothing
-from transformer_xl.cli.loading import Weights, encoded_prompt, ended_by_signals, load
+from transformer_xl.cli.loading import Weights, encoded_prompt, load_with_state, saved_at_end
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config import GenerateConfig
+from transformer_xl.config.checks import require
 from transformer_xl.config.recipes import generation_of
 
 if TYPE_CHECKING:
@@ -63,81 +63,66 @@ class Generate:
 
     def run(self) -> None:
         """Write text to the standard output."""
-        from transformer_xl.config.device import pick_device
-
         self._check()
-        loaded = self._weights_checksum()
-        model, vocab = load(self.dir, pick_device(), self.weights)
+        from transformer_xl.inference.generate import generate, save_state, text_pieces
+
+        model, vocab, state, checksum = load_with_state(self.dir, self.weights, self.state)
         if self.prompts or self.samples > 1:
             self._write_several(model, vocab)
-        else:
-            self._write_one(model, vocab, loaded)
-
-    def _check(self) -> None:
-        if self.mem_len is not None and self.mem_len < 0:
-            raise ValueError(f"mem_len={self.mem_len} must be at least 0")
-        if self.samples < 1:
-            raise ValueError(f"samples={self.samples} must be at least 1")
-        if not all(self.stop):
-            raise ValueError(
-                "--stop: a stop string is empty, so every text would be empty; leave it out"
-            )
-        is_several = bool(self.prompts) or self.samples > 1
-        if not self.settings.length and (self.json or is_several):
-            what = "--json" if self.json else "several texts"
-            needs = "needs" if self.json else "need"
-            raise ValueError(f"length=0 generates without end: {what} {needs} a --length above 0")
-        if is_several and self.state:
-            raise ValueError(
-                "--state saves the memory of one text: leave out --prompts and --samples"
-            )
-        if self.prompts and "prompt" in self.given:
-            raise ValueError("--prompt and --prompts: give one of them")
-
-    def _weights_checksum(self) -> str:
-        """Return the checksum of the weights; a running training may replace the file later."""
-        from transformer_xl.model.pretrained import (
-            find_model_folder,
-            weights_checksum,
-            weights_path,
-        )
-
-        return weights_checksum(weights_path(find_model_folder(self.dir))) if self.state else ""
-
-    def _write_one(self, model: "LanguageModel", vocab: "Vocab", weights: str) -> None:
-        from transformer_xl.inference.generate import generate, load_state, save_state, text_pieces
-
-        text, prompt, mems = self.settings.prompt, [], None
-        seed: Any = self.settings.seed
-        if self.state and self.state.exists():
-            state = load_state(self.state, weights, model)
-            mems = state.mems
+            return
+        text, seed, last_token = self.settings.prompt, self.settings.seed, []
+        if state is not None:
             # The recipe's prompt and seed are for the start of a text, not for one that resumes.
             text = text if "prompt" in self.given else ""
             if state.random is not None and "seed" not in self.given:
                 seed = state.random
-            prompt = [state.last_token]
-        prompt += encoded_prompt(text, vocab)
-        settings = self._settings(model, seed if isinstance(seed, int) else None)
+            last_token = [state.last_token]
+        prompt = [*last_token, *encoded_prompt(text, vocab)]
+        settings = self._announced(model, seed if isinstance(seed, int) else None)
+        mems = None if state is None else state.mems
         drawn = generate(model, prompt, mems=mems, seed=seed, **self._drawing())
-        with ended_by_signals():
-            try:
-                self._write(text, text_pieces(drawn, vocab, self.stop, prompt), settings)
-            finally:
-                if self.state:
-                    save_state(self.state, drawn, weights)
-                    say(f"saved the memory to {self.state}; the same command resumes from it")
 
-    def _write(self, prompt: str, pieces: Iterator[str], settings: dict[str, Any]) -> None:
-        if self.json:
-            found = {"prompt": prompt, "text": "".join(pieces), "settings": settings}
-            show(found, as_json=True)
-            return
-        sys.stdout.write(prompt)
-        for piece in pieces:
-            sys.stdout.write(piece)
-            sys.stdout.flush()
-        sys.stdout.write("\n")
+        def save() -> None:
+            if self.state:
+                save_state(self.state, drawn, checksum)
+                say(f"saved the memory to {self.state}; the same command resumes from it")
+
+        with saved_at_end(save):
+            pieces = text_pieces(drawn, vocab, self.stop, prompt)
+            if self.json:
+                found = {"prompt": text, "text": "".join(pieces), "settings": settings}
+                show(found, as_json=True)
+                return
+            sys.stdout.write(text)
+            for piece in pieces:
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+            sys.stdout.write("\n")
+
+    def _check(self) -> None:
+        """Refuse contradicting options before anything is loaded."""
+        is_several = bool(self.prompts) or self.samples > 1
+        endless = "--json needs" if self.json else "several texts need"
+        require(
+            self.mem_len is None or self.mem_len >= 0, f"mem_len={self.mem_len} must be at least 0"
+        )
+        require(self.samples >= 1, f"samples={self.samples} must be at least 1")
+        require(
+            all(self.stop),
+            "--stop: a stop string is empty, so every text would be empty; leave it out",
+        )
+        require(
+            self.settings.length > 0 or not (self.json or is_several),
+            f"length=0 generates without end: {endless} a --length above 0",
+        )
+        require(
+            not (is_several and self.state),
+            "--state saves the memory of one text: leave out --prompts and --samples",
+        )
+        require(
+            not (self.prompts and "prompt" in self.given),
+            "--prompt and --prompts: give one of them",
+        )
 
     def _write_several(self, model: "LanguageModel", vocab: "Vocab") -> None:
         from transformer_xl.inference.generate import generate_batch, seed_of
@@ -146,7 +131,7 @@ class Generate:
         prompts = [ids for text in begins for ids in [encoded_prompt(text, vocab)] * self.samples]
         begins = [text for text in begins for _ in range(self.samples)]
         seed = self.settings.seed
-        settings = self._settings(model, seed)
+        settings = self._announced(model, seed)
         batch = generate_batch(model, prompts, seed=seed, **self._drawing())
         texts = batch.decode(vocab, self.stop)
         found = [
@@ -160,7 +145,7 @@ class Generate:
             sys.stdout.write(f"--- {n} of {len(found)}, seed {each['seed']}\n")
             sys.stdout.write(f"{each['prompt']}{each['text']}\n")
 
-    def _settings(self, model: "LanguageModel", seed: int | None) -> dict[str, Any]:
+    def _announced(self, model: "LanguageModel", seed: int | None) -> dict[str, Any]:
         """Return and print the sampling settings; seed None: a saved random state is used."""
         from transformer_xl.inference.generate import Sampler
         from transformer_xl.model.lengths import Lengths
@@ -175,11 +160,6 @@ class Generate:
         return {**found, "length": given.length or None}
 
     def _drawing(self) -> dict[str, Any]:
-        settings = self.settings
-        return {
-            "length": settings.length or None,
-            "temperature": settings.temperature,
-            "top_k": settings.top_k,
-            "top_p": settings.top_p,
-            "mem_len": self.mem_len,
-        }
+        drawing = asdict(self.settings) | {"mem_len": self.mem_len}
+        del drawing["prompt"], drawing["seed"]
+        return drawing | {"length": self.settings.length or None}

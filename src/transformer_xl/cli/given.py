@@ -25,7 +25,42 @@ Recipe = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
 Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 
 
-def _about(section: type, field: Field, short: tuple[str, ...]) -> Any:
+class Given(dict[str, Any], Generic[_Section]):
+    """The settings of a section that are given, by name.
+
+    The parser sees a dictionary in which every key is optional, so a command knows which settings
+    were given; the others come from the recipe when the command runs.
+    """
+
+    _short: tuple[str, ...] = ()
+
+    if not TYPE_CHECKING:
+
+        @classmethod
+        @cache
+        def __class_getitem__(cls, section: type) -> Any:
+            """Return the type of such a dictionary for a section."""
+            hints = get_type_hints(section, include_extras=True)
+            keys = {
+                x.name: Annotated[hints[x.name], _argument(section, x, x.name in cls._short)]
+                for x in fields(section)
+            }
+            return Annotated[TypedDict(section.__name__, keys, total=False), Value, section]
+
+
+class GivenWithLengths(Given[_Section] if TYPE_CHECKING else Given):
+    """The same, with lengths that can be given without the name of the section."""
+
+    _short = READ_BY_SEGMENTS
+
+
+def nothing() -> Any:
+    """Return the default of a section: no settings given."""
+    return {}
+
+
+def _argument(section: type, field: Field, has_short_name: bool) -> Any:
+    """Describe a setting to the parser."""
     # A callable: the source code is parsed only when the help is printed.
     text: Any = lambda: _docstrings(section).get(field.name, "")  # noqa: E731
     origin = ["from the recipe"] if "config" in section.__module__ else []
@@ -33,7 +68,7 @@ def _about(section: type, field: Field, short: tuple[str, ...]) -> Any:
     return tyro.conf.arg(
         help=text,
         help_behavior_hint=f"({'; '.join(origin + default)})",
-        aliases=(f"--{field.name}",) if field.name in short else None,
+        aliases=(f"--{field.name}",) if has_short_name else None,
     )
 
 
@@ -51,58 +86,25 @@ def _docstrings(section: type) -> dict[str, str]:
     return found
 
 
-if TYPE_CHECKING:
-
-    class Given(dict[str, Any], Generic[_Section]):
-        """The settings of a section that are given, by name."""
-
-    class GivenWithLengths(Given[_Section]):
-        """The same, with lengths that can be given without the name of the section."""
-else:
-
-    class Given:
-        """The type of a dictionary of the settings of a section that are given.
-
-        The parser sees a dictionary in which every key is optional, so a command knows which
-        settings were given; the others come from the recipe when the command runs.
-        """
-
-        _short = ()
-
-        @classmethod
-        @cache
-        def __class_getitem__(cls, section: type) -> Any:
-            """Return the type for a section."""
-            hints = get_type_hints(section, include_extras=True)
-            keys = {
-                x.name: Annotated[hints[x.name], _about(section, x, cls._short)]
-                for x in fields(section)
-            }
-            return Annotated[TypedDict(section.__name__, keys, total=False), Value, section]
-
-    class GivenWithLengths(Given):
-        """The same, with lengths that can be given without the name of the section."""
-
-        _short = READ_BY_SEGMENTS
-
-
 def check_given(command: Any) -> None:
     """Validate each given setting by the rules of its section.
 
     Raises:
         ValueError: A setting has a wrong type, is out of range, or is unknown.
     """
-    hints = get_type_hints(type(command), include_extras=True)
-    for name, hint in hints.items():
+    for name, hint in get_type_hints(type(command), include_extras=True).items():
         about = getattr(hint, "__metadata__", ())
-        if sections := [x for x in about if isinstance(x, type) and is_dataclass(x)]:
-            is_plain = tyro.conf.OmitArgPrefixes in about
-            checked(sections[0], getattr(command, name), "" if is_plain else name)
+        for section in about:
+            if isinstance(section, type) and is_dataclass(section):
+                is_plain = tyro.conf.OmitArgPrefixes in about
+                checked(section, getattr(command, name), "" if is_plain else name)
 
 
-def nothing() -> Any:
-    """Return the default of a section: no settings given."""
-    return {}
+def refuse_others(given: Mapping[str, Any], section: str, names: tuple[str, ...], why: str) -> None:
+    """Refuse given settings that would have no effect: those that are not in ``names``."""
+    for name, value in given.items():
+        if name not in names:
+            raise ValueError(f"--{section}{name} {value} has no effect here: {why}")
 
 
 @dataclass(kw_only=True)
@@ -118,32 +120,12 @@ class RecipeCommand:
     train: Given[TrainConfig] = field(default_factory=nothing)
 
     def config(self) -> Config:
-        """Return the recipe with the given settings.
-
-        Raises:
-            FileNotFoundError: The recipe does not exist.
-            ValueError: A setting is invalid.
-        """
+        """Return the recipe with the given settings."""
         return self.changed(load_recipe(self.recipe))
 
     def changed(self, config: Config) -> Config:
-        """Return a configuration with the given settings.
-
-        Raises:
-            ValueError: A setting is invalid.
-        """
+        """Return a configuration with the given settings."""
         sections = (x.name for x in fields(Config) if hasattr(self, x.name))
         return replace(
             config, **{x: replace(getattr(config, x), **getattr(self, x)) for x in sections}
         )
-
-
-def refuse_others(given: Mapping[str, Any], section: str, names: tuple[str, ...], why: str) -> None:
-    """Refuse given settings that would have no effect.
-
-    Raises:
-        ValueError: A setting is given that is not in ``names``.
-    """
-    for name, value in given.items():
-        if name not in names:
-            raise ValueError(f"--{section}{name} {value} has no effect here: {why}")

@@ -14,12 +14,10 @@ from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
 from transformer_xl.config.recipes import recipe_of
 
 if TYPE_CHECKING:
-    import torch
-
-    from transformer_xl.data import Vocab
+    from transformer_xl.data import Corpus, Vocab
+    from transformer_xl.inference.generate import State
     from transformer_xl.model import LanguageModel
 
-_KNOWN = {"imported": "its own tokens"}
 # Defined here, so that help does not import torch.
 Weights = Literal["float32", "bfloat16", "int8"]
 
@@ -28,11 +26,6 @@ def fine_tuning_of(folder: Path) -> Config:
     """Return a recipe that fine-tunes a model: its architecture, vocabulary and weights.
 
     Settings of training, evaluation and generation come from the recipe of its run, if any.
-
-    Raises:
-        FileNotFoundError: There is no model.
-        RuntimeError: Its settings file is damaged.
-        ValueError: A setting is wrong.
     """
     from transformer_xl.data import load_vocab
     from transformer_xl.data.vocab_files import is_vocabulary
@@ -66,13 +59,11 @@ def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> Ev
     """Return evaluation settings: of the preset, else the recipe, else the settings file.
 
     Raises:
+        FileNotFoundError: There is no model.
         ValueError: The preset is unknown, or the settings file is invalid.
     """
-    if not preset and recipe:
+    if recipe and not preset:
         return recipe.eval
-    if not preset and not folder.exists():
-        # Reported before the command runs.
-        return EvalConfig()
     from transformer_xl.config.presets import preset_eval
     from transformer_xl.model.pretrained import (
         CONFIG_FILE,
@@ -81,32 +72,15 @@ def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> Ev
         read_config,
     )
 
-    try:
-        config = find_model_folder(folder) / CONFIG_FILE
-    except FileNotFoundError:
-        # Reported when the model is loaded.
-        config = None
+    config = find_model_folder(folder) / CONFIG_FILE
     if not preset:
-        return (config and load_eval_config(config)) or EvalConfig()
-    origin = read_config(config).get("origin") if config else None
+        return load_eval_config(config) or EvalConfig()
+    origin = read_config(config).get("origin")
     written_by = origin.get("format") if isinstance(origin, dict) else None
     return preset_eval(preset, keys_beyond_memory=int(written_by in ("tensorflow", "nvidia")))
 
 
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Handle SIGTERM like Ctrl-C in a ``with`` block, so that its ``finally`` clauses run."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
-
-
-def load(folder: Path, device: "torch.device", weights: Weights) -> tuple["LanguageModel", "Vocab"]:
+def load(folder: Path, weights: Weights = "float32") -> tuple["LanguageModel", "Vocab"]:
     """Load the model of a folder, or the best one of a run, with its vocabulary.
 
     Raises:
@@ -114,15 +88,68 @@ def load(folder: Path, device: "torch.device", weights: Weights) -> tuple["Langu
         RuntimeError: A file is damaged.
         ValueError: The settings are invalid, or model and vocabulary do not match.
     """
-    from transformer_xl.config.device import keep_freed_memory
+    from transformer_xl.config.device import keep_freed_memory, pick_device
     from transformer_xl.inference.generate import open_folder
 
     keep_freed_memory()
-    return open_folder(folder, device, weights)
+    return open_folder(folder, pick_device(), weights)
 
 
-def require_text(path: Path) -> None:
-    """Check, before anything is loaded, that a file can be read and is not empty.
+def load_with_state(
+    folder: Path, weights: Weights, path: Path | None
+) -> tuple["LanguageModel", "Vocab", "State | None", str]:
+    """Load a model, the state of a text if its file exists, and the checksum of the weights."""
+    from transformer_xl.inference.generate import load_state
+    from transformer_xl.model.pretrained import find_model_folder, weights_checksum, weights_path
+
+    # Computed first: a running training may replace the weights later.
+    checksum = weights_checksum(weights_path(find_model_folder(folder))) if path else ""
+    model, vocab = load(folder, weights)
+    state = load_state(path, checksum, model) if path and path.exists() else None
+    return model, vocab, state, checksum
+
+
+@contextmanager
+def saved_at_end(save: Callable[[], None]) -> Iterator[None]:
+    """Call ``save`` at the end of a ``with`` block, also when Ctrl-C or SIGTERM ends it."""
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler) if is_main else None
+    try:
+        yield
+    finally:
+        save()
+        if is_main:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+
+
+def corpus_of(data: DataConfig, vocab: "Vocab", folder: Path, remedy: str) -> "Corpus":
+    """Prepare the corpus of a run; require that its vocabulary is that of the model."""
+    from transformer_xl.data import prepare
+
+    corpus = prepare(data, say)
+    if corpus.vocab.hash != vocab.hash:
+        raise ValueError(
+            f"the vocabulary of the corpus is not the one of the model in {folder}: give {remedy}"
+        )
+    return corpus
+
+
+def name_of(path: Path) -> str:
+    """Name a file in messages; - is the standard input."""
+    return "the standard input" if str(path) == "-" else str(path)
+
+
+@contextmanager
+def named(path: Path, part: str = "") -> Iterator[None]:
+    """Name a file in errors of reading it."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"cannot read {name_of(path)}{part}: {error.strerror}") from error
+
+
+def require_readable(path: Path, *, is_text: bool = True) -> None:
+    """Check, before anything is loaded, that a file can be read and, if a text, is not empty.
 
     Raises:
         OSError: It cannot be read.
@@ -131,13 +158,16 @@ def require_text(path: Path) -> None:
     # A named pipe can be opened only once.
     if str(path) == "-" or (path.exists() and not (path.is_file() or path.is_dir())):
         return
-    try:
-        with path.open("rb") as file:
-            is_empty = not file.read(1)
-    except OSError as error:
-        raise OSError(f"cannot read {path}: {error.strerror}") from error
+    with named(path), path.open("rb") as file:
+        is_empty = is_text and not file.read(1)
     if is_empty:
         raise ValueError(f"{path} is empty (0 tokens): at least 2 tokens are needed to predict one")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Read a file; - is the standard input."""
+    with named(path):
+        return sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
 
 
 def read_text(path: Path, vocab: "Vocab") -> str:
@@ -147,31 +177,15 @@ def read_text(path: Path, vocab: "Vocab") -> str:
         OSError: It cannot be read.
         ValueError: It is not UTF-8, and the vocabulary is not one of bytes.
     """
-    is_stdin = str(path) == "-"
-    try:
-        raw = sys.stdin.buffer.read() if is_stdin else path.read_bytes()
-    except OSError as error:
-        raise OSError(f"cannot read {path}: {error.strerror}") from error
-    name = "the standard input" if is_stdin else str(path)
-    return _checked(raw.decode("utf-8", "surrogateescape"), vocab, name)
+    return _decodable(read_bytes(path).decode("utf-8", "surrogateescape"), vocab, name_of(path))
 
 
-def encoded_text(path: Path, text: str, vocab: "Vocab", *, prepared: bool = False) -> list[int]:
-    """Tokenize the text of a file, with a warning if parts are outside the vocabulary.
+def encoded(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[int]]) -> list[int]:
+    """Tokenize a text, with a warning if parts are outside the vocabulary.
 
     Raises:
         ValueError: The vocabulary cannot encode it.
     """
-    name = "the standard input" if str(path) == "-" else str(path)
-    return _encoded(name, text, vocab, lambda text: vocab.encode_lines(text, prepared=prepared))
-
-
-def encoded_prompt(prompt: str, vocab: "Vocab") -> list[int]:
-    """Tokenize a prompt, with a warning if parts are outside the vocabulary."""
-    return _encoded("the prompt", _checked(prompt, vocab, "the prompt"), vocab, vocab.encode)
-
-
-def _encoded(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[int]]) -> list[int]:
     from transformer_xl.data.vocab import unknown_warning
 
     try:
@@ -183,16 +197,22 @@ def _encoded(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[
     return ids
 
 
-def _checked(text: str, vocab: "Vocab", name: str) -> str:
+def encoded_prompt(prompt: str, vocab: "Vocab") -> list[int]:
+    """Tokenize a prompt, with a warning if parts are outside the vocabulary."""
+    return encoded("the prompt", _decodable(prompt, vocab, "the prompt"), vocab, vocab.encode)
+
+
+def _decodable(text: str, vocab: "Vocab", name: str) -> str:
     """Return the text; refuse bytes that are not UTF-8 unless the vocabulary is of bytes."""
     if vocab.kind != "bytes":
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             byte = ord(text[error.start]) - 0xDC00
+            kind = "its own tokens" if vocab.kind == "imported" else vocab.kind
             raise ValueError(
                 f"{name} is not UTF-8 text: character {error.start:,} is the byte 0x{byte:02x}, "
-                f"and the vocabulary has only {_KNOWN.get(vocab.kind, vocab.kind)}: convert the "
-                "text to UTF-8, or use a model of bytes"
+                f"and the vocabulary has only {kind}: convert the text to UTF-8, or use a model of "
+                "bytes"
             ) from None
     return text

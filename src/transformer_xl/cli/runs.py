@@ -1,32 +1,20 @@
-"""The commands recipes, prepare, train, convert and doctor."""
+"""The commands recipes, prepare and train."""
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
-from json import loads
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 import tyro
 
 from transformer_xl.cli.given import Given, Recipe, RecipeCommand, nothing
 from transformer_xl.cli.loading import fine_tuning_of
 from transformer_xl.cli.printing import say, show
-from transformer_xl.config import (
-    Config,
-    DataConfig,
-    EvalConfig,
-    GenerateConfig,
-)
+from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
 from transformer_xl.config.recipes import load_recipe, recipe_copy, recipe_names, recipe_text
 
-# Groups of recipes; each takes those that the groups before it left.
-_MACHINES: dict[str, Callable[[str], bool]] = {
-    "for two CPU cores": lambda name: name == "demo" or name.endswith("-cpu"),
-    "for a GPU": lambda name: not name.startswith("paper-"),
-    "the paper's": lambda name: True,
-}
+_MACHINES = ("for two CPU cores", "for a GPU", "the paper's")
 
 
 @dataclass(kw_only=True)
@@ -60,10 +48,10 @@ class Recipes:
             if self.json:
                 show(summaries, as_json=True)
                 return
-            for title, is_one in _MACHINES.items():
-                print(title)
-                names = [name for name in summaries if is_one(name)]
-                show({f"  {name}": summaries.pop(name) for name in names}, as_json=False)
+            for machine in _MACHINES:
+                print(machine)
+                group = {f"  {x}": y for x, y in summaries.items() if _machine_of(x) == machine}
+                show(group, as_json=False)
 
     def _copy(self, path: Path) -> None:
         text = recipe_copy(self.name)
@@ -84,6 +72,12 @@ class Recipes:
         say(f"wrote {path}; train it with: txl train {path} --out runs/mine")
         if self.json:
             show({"file": str(path)}, as_json=True)
+
+
+def _machine_of(recipe: str) -> str:
+    if recipe.startswith("paper-"):
+        return "the paper's"
+    return "for two CPU cores" if recipe == "demo" or recipe.endswith("-cpu") else "for a GPU"
 
 
 @dataclass(kw_only=True)
@@ -110,25 +104,20 @@ class Prepare:
     """Print the result as one JSON object on the last line."""
     data: Given[DataConfig] = field(default_factory=nothing)
 
-    @property
-    def settings(self) -> DataConfig:
-        """The data settings of the recipe, or the usual ones of a known corpus."""
-        from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
-
-        name = self.recipe
-        is_corpus = name in KNOWN_CORPORA or name.startswith("hf:")
-        is_recipe = name in recipe_names() or not is_corpus
-        return replace(load_recipe(name).data if is_recipe else common_settings(name), **self.data)
-
     def has_saved(self) -> bool:
         """Return True: downloads and counts are kept for the next run."""
         return True
 
     def run(self) -> None:
-        """Build the corpus."""
+        """Build the corpus of the recipe, or a known one with its usual settings."""
         from transformer_xl.data import prepare
+        from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
 
-        corpus = prepare(self.settings, say)
+        name = self.recipe
+        is_corpus = name in KNOWN_CORPORA or name.startswith("hf:")
+        is_recipe = name in recipe_names() or not is_corpus
+        settings = load_recipe(name).data if is_recipe else common_settings(name)
+        corpus = prepare(replace(settings, **self.data), say)
         splits = {name: corpus.n_tokens(name) for name in ("train", "valid", "test")}
         about = {"folder": str(corpus.folder), "vocab": len(corpus.vocab), **splits}
         show(about, as_json=self.json)
@@ -193,92 +182,3 @@ class Train(RecipeCommand):
             say(f"next: txl generate {self.out} --prompt 'some text to continue'")
         # Last, so that the result is the last line where stdout and stderr go to one file.
         show(flat, as_json=self.json)
-
-
-@dataclass(kw_only=True)
-class Convert:
-    """Convert an old checkpoint to a model folder, or a model to an old checkpoint.
-
-    SOURCE is a model.pt or state dict of the authors' code, a TensorFlow checkpoint, an NVIDIA
-    checkpoint, a Hugging Face folder, or a model folder. No code in it is executed.
-    """
-
-    examples: ClassVar = (
-        "txl convert LM-TFM-wt103/model.pt models/wt103",
-        "txl convert transfo-xl-wt103 models/wt103",
-        "txl convert tf_wt103/model models/wt103 --mem_len 384 --same_length True",
-        "txl convert models/wt103 wt103-hf --to huggingface",
-    )
-
-    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """The checkpoint or folder to convert."""
-    folder: Annotated[Path, tyro.conf.Positional]
-    """The output: a new folder."""
-    to: Literal["txl", "authors", "huggingface"] = "txl"
-    """Output format: a model folder, a state dict for the authors' code, or a folder for
-    transformers up to 4.37."""
-    vocab: Path | None = None
-    """The vocabulary file, if it is not beside the checkpoint."""
-    n_head: int | None = None
-    """Number of attention heads. This and the next settings: if the checkpoint lacks them."""
-    mem_len: int | None = None
-    """Memory length."""
-    tgt_len: int | None = None
-    """Segment length."""
-    ext_len: int | None = None
-    """Extended context length: tokens before each segment that are read again with it."""
-    clamp_len: int | None = None
-    """Relative distances above it count as it; 0 or less: no limit."""
-    same_length: bool | None = None
-    """Whether every token attends to the same number of tokens."""
-    pre_lnorm: bool | None = None
-    """Whether layer normalization comes before each sublayer (pre-norm) instead of after it."""
-    cutoffs: tuple[int, ...] | None = None
-    """First token ID of each further cluster of the adaptive softmax."""
-    layer_norm_epsilon: float | None = None
-    """Epsilon of the layer normalization."""
-    json: bool = False
-    """Print the settings of the converted model as one JSON object."""
-
-    def run(self) -> None:
-        """Convert."""
-        from transformer_xl.interop.convert import SETTABLE, convert
-
-        settings = {name: getattr(self, name) for name in SETTABLE}
-        folder = convert(
-            self.source,
-            self.folder,
-            to=self.to,
-            settings={name: x for name, x in settings.items() if x is not None},
-            vocab=self.vocab,
-            say=say,
-        )
-        if self.json:
-            show(loads((folder / "config.json").read_text(encoding="utf-8")), as_json=True)
-
-
-@dataclass(kw_only=True)
-class Doctor:
-    """Show what this machine offers and which implementations are used on it; or verify files.
-
-    For a model folder, run folder, weights file or state file, verifies checksums, shapes, dtypes
-    and values; the exit code is 1 if anything is damaged or cannot be read.
-    """
-
-    examples: ClassVar = ("txl doctor", "txl doctor runs/demo", "txl doctor --json")
-
-    path: Annotated[Path | None, tyro.conf.Positional] = None
-    """A folder or a file to verify."""
-    json: bool = False
-    """Print one JSON object."""
-
-    def run(self) -> int:
-        """Print the diagnosis."""
-        from transformer_xl.apps.doctor import diagnose, verify
-
-        if self.path is None:
-            show(diagnose(), as_json=self.json)
-            return 0
-        found = verify(self.path)
-        show(found, as_json=self.json)
-        return int(any(each.startswith(("damaged", "not readable")) for each in found.values()))

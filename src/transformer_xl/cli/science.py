@@ -2,6 +2,7 @@
 
 import sys
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -9,21 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import tyro
 
 from transformer_xl.cli.given import Given, RecipeCommand, Value, nothing, refuse_others
-from transformer_xl.cli.loading import evaluation_of, read_text
+from transformer_xl.cli.loading import corpus_of, evaluation_of, read_text
 from transformer_xl.cli.printing import say, show
-from transformer_xl.config import (
-    Config,
-    EvalConfig,
-    GenerateConfig,
-)
-from transformer_xl.config.checks import Count, Positive, Range, check, no_type_check
+from transformer_xl.config import Config, EvalConfig, GenerateConfig
+from transformer_xl.config.checks import Count, Positive, Range, check, no_type_check, require
 from transformer_xl.config.recipes import load_recipe, recipe_of
 
 if TYPE_CHECKING:
     import numpy as np
 
     from transformer_xl.data import Vocab
-    from transformer_xl.model import LanguageModel
     from transformer_xl.studies.recl import Recl as LengthFound
 
 
@@ -53,11 +49,11 @@ class ReclConfig:
 
     def __post_init__(self) -> None:
         check(self, "recl")
-        if len(self.contexts) < 2:
-            raise ValueError(
-                f"recl.longest={self.longest} must be at least a step={self.step} above the "
-                f"shortest context, {self.contexts.start}"
-            )
+        require(
+            len(self.contexts) > 1,
+            f"recl.longest={self.longest} must be at least a step={self.step} above the shortest "
+            f"context, {self.contexts.start}",
+        )
 
     @property
     def contexts(self) -> range:
@@ -91,10 +87,18 @@ class Recl:
 
     def run(self) -> None:
         """Measure and print."""
-        if not self.dirs:
-            raise ValueError("give at least one run folder or model folder: txl recl DIR [DIR ...]")
+        require(
+            bool(self.dirs), "give at least one run folder or model folder: txl recl DIR [DIR ...]"
+        )
         if self.plot:
-            _require_matplotlib(self.plot)
+            if not find_spec("matplotlib"):
+                raise RuntimeError(
+                    f"plotting to {self.plot} requires matplotlib: "
+                    "pip install 'transformer-xl[plot]'"
+                )
+            require(
+                self.plot.suffix in (".png", ".svg"), f"--plot {self.plot} must end in .png or .svg"
+            )
         import numpy as np
 
         from transformer_xl.studies.recl import (
@@ -103,61 +107,42 @@ class Recl:
             target_places,
         )
 
-        settings, names = self.recl, _names(self.dirs)
+        settings, contexts, names = self.recl, self.recl.contexts, _names(self.dirs)
         ids = self._tokens(_shared_vocabulary(self.dirs))
-        contexts = settings.contexts
         places = target_places(len(ids), contexts, settings.tokens)
         losses = np.stack([self._losses(folder, ids, places) for folder in self.dirs])
-        found = {
-            top: dict(
-                zip(
-                    names,
-                    relative_effective_context_length(
-                        losses, contexts, top=top, threshold=settings.threshold
-                    ),
-                    strict=True,
-                )
+        found = {}
+        for top in settings.top:
+            results = relative_effective_context_length(
+                losses, contexts, top=top, threshold=settings.threshold
             )
-            for top in settings.top
-        }
+            found[top] = dict(zip(names, results, strict=True))
         (say if self.json else print)(_recl_table(found))
         if self.plot:
             draw_gains(self.plot, contexts, found, settings.threshold)
             say(f"wrote {self.plot}")
-        mean = losses.mean(2).tolist()
-        result = {
-            **_environment(),
-            "settings": asdict(settings),
-            "contexts": list(contexts),
-            "models": [
+        if self.json:
+            models = [
                 {
                     "name": name,
                     "nll": nll,
-                    "recl": {f"{top:g}": asdict(models[name]) for top, models in found.items()},
+                    "recl": {f"{top:g}": asdict(results[name]) for top, results in found.items()},
                 }
-                for name, nll in zip(names, mean, strict=True)
-            ],
-        }
-        if self.json:
-            show(result, as_json=True)
+                for name, nll in zip(names, losses.mean(2).tolist(), strict=True)
+            ]
+            about = {"settings": asdict(settings), "contexts": list(contexts), "models": models}
+            show(_environment() | about, as_json=True)
 
     def _tokens(self, vocab: "Vocab") -> Any:
         if self.file:
             return vocab.encode_lines(read_text(self.file, vocab))
-        from transformer_xl.data import prepare
-
         recipe = recipe_of(self.dirs[0])
         if recipe is None:
             raise ValueError(
                 f"{self.dirs[0]} is a model folder without a recipe, so its corpus is unknown: "
                 "give a text with --file"
             )
-        corpus = prepare(recipe.data, say)
-        if corpus.vocab.hash != vocab.hash:
-            raise ValueError(
-                f"the vocabulary of the corpus is not that of the model in {self.dirs[0]}: give a "
-                "text with --file"
-            )
+        corpus = corpus_of(recipe.data, vocab, self.dirs[0], "a text with --file")
         has_split = corpus.n_tokens(self.recl.split) > 1
         return corpus.split(self.recl.split if has_split else "valid")
 
@@ -167,16 +152,21 @@ class Recl:
         from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
         from transformer_xl.studies.recl import context_losses
 
-        model = load_model(folder).to(pick_device())
-        recipe = recipe_of(folder)
+        model, recipe = load_model(folder).to(pick_device()), recipe_of(folder)
         evaluation = evaluation_of(folder, recipe, None)
         trained = recipe.train.segment_len if recipe else SEGMENT_LEN
         lengths = Lengths.of(model.config, **evaluation.lengths_after(trained))
+        window = None
         if evaluation.window:
             lengths = lengths._replace(mem_len=0)
             window = self.recl.window or evaluation.window
-        else:
-            window = self._window(model, lengths.mem_len, trained, recipe is not None)
+        elif not lengths.mem_len and model.remembers_positions:
+            require(
+                self.recl.window is not None or recipe is not None,
+                "a model folder without memory and without a recipe: the longest input is not "
+                "known, give --recl.window",
+            )
+            window = self.recl.window or trained
         if lengths.ext_len:
             say(f"{folder}: ext_len={lengths.ext_len} is ignored; no token is read twice")
         say(f"measuring {folder}" + f", which reads at most {window} tokens" * bool(window))
@@ -193,18 +183,6 @@ class Recl:
             window=window,
             batch_tokens=self.recl.batch_tokens,
         )
-
-    def _window(
-        self, model: "LanguageModel", mem_len: int, trained: int, is_known: bool
-    ) -> int | None:
-        if mem_len or not model.remembers_positions:
-            return None
-        if self.recl.window is None and not is_known:
-            raise ValueError(
-                "a model folder without memory and without a recipe: the longest input is not "
-                "known, give --recl.window"
-            )
-        return self.recl.window or trained
 
 
 @dataclass(kw_only=True)
@@ -258,12 +236,8 @@ class Ablate(RecipeCommand):
 
     def run(self) -> None:
         """Train, measure, print."""
-        refuse_others(
-            self.eval,
-            "eval.",
-            ("batch_size",),
-            "an ablation searches for the best lengths; see --attn_lens, --split, --tokens",
-        )
+        why = "an ablation searches for the best lengths; see --attn_lens, --split, --tokens"
+        refuse_others(self.eval, "eval.", ("batch_size",), why)
         from transformer_xl.config.device import keep_freed_memory
         from transformer_xl.config.files import replace_file
         from transformer_xl.studies.ablate import (
@@ -276,23 +250,17 @@ class Ablate(RecipeCommand):
         )
 
         keep_freed_memory()
-        plan = Plan(
-            recipe=self.config(),
-            rows=tuple(rows_of(self.table, self.rows)),
-            seeds=self.seeds,
-            steps=self.steps,
-            minutes=self.minutes,
-            attn_lens=self.attn_lens,
-            split=self.split,
-            tokens=self.tokens,
-        )
+        names = ("seeds", "steps", "minutes", "attn_lens", "split", "tokens")
+        given = {name: getattr(self, name) for name in names}
+        rows = tuple(rows_of(self.table, self.rows))
+        plan = Plan(recipe=self.config(), rows=rows, **given)
         measured = ablate(plan, self.out, say)
         rows = summary(measured, self.table)
         result = {"table": self.table, "rows": rows, "runs": measured}
         replace_file(self.out / "ablation.json", (dumps(result, indent=2) + "\n").encode())
         replace_file(self.out / "ablation.md", markdown(rows).encode())
         (say if self.json else print)(markdown(rows))
-        if _has_matplotlib():
+        if find_spec("matplotlib"):
             draw_ablation(self.out / "ablation.svg", rows)
             say(f"wrote {self.out / 'ablation.svg'}")
         else:
@@ -319,8 +287,7 @@ def _names(folders: tuple[Path, ...]) -> list[str]:
     if len({*paths}) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise ValueError(f"{twice} is given twice")
-    pairs = zip(names, paths, strict=True)
-    return [name if names.count(name) == 1 else path for name, path in pairs]
+    return [x if names.count(x) == 1 else path for x, path in zip(names, paths, strict=True)]
 
 
 def _shared_vocabulary(folders: tuple[Path, ...]) -> "Vocab":
@@ -344,23 +311,5 @@ def _environment() -> dict[str, Any]:
     from transformer_xl.config.device import describe_machine
 
     machine = describe_machine()
-    return {
-        "command": " ".join(("txl", *sys.argv[1:])),
-        **{name: machine[name] for name in ("processor", "gpu", "threads")},
-        "torch": torch.__version__,
-    }
-
-
-def _has_matplotlib() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("matplotlib") is not None
-
-
-def _require_matplotlib(path: Path) -> None:
-    if not _has_matplotlib():
-        raise RuntimeError(
-            f"plotting to {path} requires matplotlib: pip install 'transformer-xl[plot]'"
-        )
-    if path.suffix not in (".png", ".svg"):
-        raise ValueError(f"--plot {path} must end in .png or .svg")
+    about = {name: machine[name] for name in ("processor", "gpu", "threads")}
+    return {"command": " ".join(("txl", *sys.argv[1:])), **about, "torch": torch.__version__}

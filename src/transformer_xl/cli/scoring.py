@@ -1,31 +1,32 @@
 """The command score: log-probabilities of a text, streamed."""
 
-import stat
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from io import UnsupportedOperation
-from os import fstat, read
 from pathlib import Path
-from queue import Empty, Queue
-from threading import Thread
+from select import select
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
 from transformer_xl.cli.given import Folder
-from transformer_xl.cli.loading import Weights, ended_by_signals, load, require_text
+from transformer_xl.cli.loading import (
+    Weights,
+    load_with_state,
+    named,
+    require_readable,
+    saved_at_end,
+)
 from transformer_xl.cli.printing import say, show
+from transformer_xl.config.checks import require
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from transformer_xl.data import Vocab
-    from transformer_xl.inference.evaluate.flow import Cutter, Flow, Piece
-    from transformer_xl.model.reading import Reader
+    from transformer_xl.inference.evaluate.flow import Flow, Piece, Scored
 
 _BLOCK = 1 << 16
 _IDLE_SECONDS = 0.02
@@ -70,126 +71,76 @@ class Score:
 
     def run(self) -> None:
         """Score and print."""
-        require_text(self.file)
-        for name, value, least in (
-            ("segment_len", self.segment_len, 1),
-            ("mem_len", self.mem_len, 0),
-        ):
-            if value is not None and value < least:
-                raise ValueError(f"{name}={value} must be at least {least}")
+        require_readable(self.file)
+        require(self.segment_len >= 1, f"segment_len={self.segment_len} must be at least 1")
+        is_length = self.mem_len is None or self.mem_len >= 0
+        require(is_length, f"mem_len={self.mem_len} must be at least 0")
         # Slow imports come after all checks of the arguments.
-        from transformer_xl.config.device import pick_device
-        from transformer_xl.inference.evaluate.flow import Cutter, Flow
+        from transformer_xl.inference.evaluate.flow import Flow
+        from transformer_xl.inference.generate import State, write_state
         from transformer_xl.model.lengths import Lengths
         from transformer_xl.model.limits import require_mem_len
-        from transformer_xl.model.pretrained import (
-            find_model_folder,
-            weights_checksum,
-            weights_path,
-        )
-        from transformer_xl.model.reading import Reader
+        from transformer_xl.model.reading import Reader, ReaderState
 
-        weights, loaded = weights_path(find_model_folder(self.dir)), ""
-        if self.state:
-            # Before the weights are read: a running training may replace them later.
-            loaded = weights_checksum(weights)
-        model, vocab = load(self.dir, pick_device(), self.weights)
-        state, random = None, None
-        if self.state and self.state.exists():
-            from transformer_xl.inference.generate import load_state
-            from transformer_xl.model.reading import ReaderState
-
-            found = load_state(self.state, weights, model)
-            state, random = ReaderState(found.mems, found.last_token, found.offset), found.random
+        model, vocab, found, checksum = load_with_state(self.dir, self.weights, self.state)
         require_mem_len(model, self.mem_len)
         lengths = Lengths.of(model.config, segment_len=self.segment_len, mem_len=self.mem_len)
-        reader = Reader(model, lengths, state)
-        unknown = _Unknown(vocab)
-        with ended_by_signals(), _opened(self.file) as file:
-            try:
-                show_all = self._show_lines if self.by == "line" else self._show_tokens
-                blocks = _blocks(file, self.file)
-                show_all(blocks, Cutter(vocab, self.by), Flow(reader), vocab, unknown)
-                if reader.state.last_token is None:
-                    why = (
-                        "no part of the text is in the vocabulary"
-                        if unknown.n
-                        else "the text has 0 tokens"
-                    )
-                    say(f"no token was scored: {why}")
-            finally:
-                if self.state:
-                    self._save(self.state, reader, random, loaded)
+        begun = None if found is None else ReaderState(found.mems, found.last_token, found.offset)
+        reader = Reader(model, lengths, begun)
 
-    def _save(self, path: Path, reader: "Reader", random: "Tensor | None", weights: str) -> None:
-        from transformer_xl.inference.generate import State, write_state
+        def save() -> None:
+            mems, last_token, offset = reader.state
+            if self.state and last_token is not None:
+                state = State(mems, last_token, None if found is None else found.random, offset)
+                write_state(self.state, state, checksum, positions=reader.most_positions)
+                say(f"saved the memory to {self.state}; the same command resumes from it")
 
-        mems, last_token, offset = reader.state
-        if last_token is None:
-            return
-        state = State(mems, last_token, random, offset)
-        write_state(path, state, weights, positions=reader.most_positions)
-        say(f"saved the memory to {path}; the same command resumes from it")
+        with _opened(self.file) as file, saved_at_end(save):
+            n_unknown = self._show(Flow(reader), _blocks(file, self.file), vocab)
+            if reader.state.last_token is None:
+                empty = "the text has 0 tokens"
+                why = "no part of the text is in the vocabulary" if n_unknown else empty
+                say(f"no token was scored: {why}")
 
-    def _show_tokens(
-        self,
-        blocks: Iterable[bytes],
-        cutter: "Cutter",
-        flow: "Flow",
-        vocab: "Vocab",
-        unknown: "_Unknown",
-    ) -> None:
-        from transformer_xl.inference.evaluate.flow import Sums
+    def _show(self, flow: "Flow", blocks: Iterable[bytes], vocab: "Vocab") -> int:
+        """Print scores as they come, and the sums even if reading fails; count unknown symbols."""
+        from transformer_xl.inference.evaluate.flow import Cutter, LineSums, Sums
 
+        unknown, lines, total = _Unknown(vocab), LineSums(vocab), Sums()
         ids: list[int] = []
-        found: list[float | None] = []
-        total = Sums()
-        try:
-            for scored in flow.scores(blocks, cutter, unknown.see):
-                for token, log_prob in scored:
-                    total.add(log_prob, 0)
-                    if self.json:
-                        ids.append(token)
-                        found.append(log_prob)
-                    else:
-                        text = vocab.decode([token])
-                        show({"id": token, "text": text, "log_prob": log_prob}, as_json=True)
-                sys.stdout.flush()
-        finally:
-            # For what was scored, even if the rest could not be read.
-            unknown.print_total()
-            if self.json:
-                figures = {"tokens": total.n_predicted, "nll": total.nll, "nll_sum": total.nll_sum}
-                about = {"unknown": unknown.n, "ids": ids, "log_probs": found}
-                show(figures | about, as_json=True)
-
-    def _show_lines(
-        self,
-        blocks: Iterable[bytes],
-        cutter: "Cutter",
-        flow: "Flow",
-        vocab: "Vocab",
-        unknown: "_Unknown",
-    ) -> None:
-        from transformer_xl.inference.evaluate.flow import LineSums
-
-        lines = LineSums(vocab)
+        log_probs: list[float | None] = []
 
         def see(piece: "Piece") -> None:
-            lines.push(piece)
             unknown.see(piece)
+            if self.by == "line":
+                lines.push(piece)
 
+        def tokens(scored: "Iterable[Scored]") -> Iterator[dict[str, Any]]:
+            for token, log_prob in scored:
+                total.add(log_prob, 0)
+                if self.json:
+                    ids.append(token)
+                    log_probs.append(log_prob)
+                else:
+                    yield {"id": token, "text": vocab.decode([token]), "log_prob": log_prob}
+
+        records = lines.add if self.by == "line" else tokens
         try:
-            for scored in flow.scores(blocks, cutter, see):
-                for line in lines.add(scored):
+            for scored in flow.scores(blocks, Cutter(vocab, self.by), see):
+                for record in records(scored):
                     if not self.json:
-                        show(line, as_json=True)
+                        show(record, as_json=True)
                 sys.stdout.flush()
         finally:
             unknown.print_total()
-            if self.json:
+            if self.json and self.by == "line":
                 figures = {"lines": lines.n_lines, **lines.total.figures(), "unknown": unknown.n}
                 show(figures, as_json=True)
+            elif self.json:
+                figures = {"tokens": total.n_predicted, "nll": total.nll, "nll_sum": total.nll_sum}
+                about = {"unknown": unknown.n, "ids": ids, "log_probs": log_probs}
+                show(figures | about, as_json=True)
+        return unknown.n
 
 
 class _Unknown:
@@ -230,58 +181,32 @@ def _describe_treatment(treated: Counter[str]) -> str:
     return ", ".join(f"{n:,} {how}" for how, n in sorted(treated.items(), reverse=True))
 
 
-def _opened(path: Path) -> AbstractContextManager[Any]:
-    try:
+def _opened(path: Path) -> Any:
+    with named(path):
         return nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb")
-    except OSError as error:
-        raise OSError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _blocks(file: Any, path: Path) -> Iterator[bytes]:
     """Yield a text in blocks as they arrive; an empty block: no more has arrived yet."""
-    try:
-        descriptor = file.fileno()
-        is_waited_for = not stat.S_ISREG(fstat(descriptor).st_mode)
-    except UnsupportedOperation:
-        descriptor, is_waited_for = -1, False
-    try:
-        if is_waited_for:
-            # Not through the file object: a blocked read holds its lock, also at exit.
-            yield from _blocks_by_thread(lambda: read(descriptor, _BLOCK))
-        while block := b"" if is_waited_for else file.read(_BLOCK):
-            yield block
-    except OSError as error:
-        name = "the standard input" if str(path) == "-" else path
-        raise OSError(f"cannot read {name} to its end: {error.strerror}") from error
-
-
-def _blocks_by_thread(read_block: Callable[[], bytes]) -> Iterator[bytes]:
-    """Read in a thread; yield an empty block when no more arrives for a moment."""
-    # Short, so that a fast writer is slowed down by the pipe.
-    blocks: Queue[bytes | OSError] = Queue(maxsize=4)
-
-    def fill() -> None:
-        try:
-            while block := read_block():
-                blocks.put(block)
-            blocks.put(b"")
-        except OSError as error:
-            blocks.put(error)
-
-    Thread(target=fill, daemon=True).start()
     # When an incomplete segment is scored, too; None: nothing is pending.
     deadline: float | None = None
-    while True:
-        try:
+    with named(path, " to its end"):
+        while True:
             left = None if deadline is None else max(deadline - monotonic(), 0.0)
-            block = blocks.get(timeout=left)
-        except Empty:
-            deadline = None
-            yield b""
-            continue
-        if isinstance(block, OSError):
-            raise block
-        if not block:
-            return
-        deadline = deadline or monotonic() + _IDLE_SECONDS
-        yield block
+            if not _is_ready(file, left):
+                deadline = None
+                yield b""
+            elif block := file.read1(_BLOCK):
+                deadline = deadline or monotonic() + _IDLE_SECONDS
+                yield block
+            else:
+                return
+
+
+def _is_ready(file: Any, seconds: float | None) -> bool:
+    """Wait until a file can be read, as a regular file always can; None: without end."""
+    try:
+        return bool(select([file], [], [], seconds)[0])
+    except UnsupportedOperation:
+        # A file in memory.
+        return True

@@ -1,0 +1,211 @@
+"""The commands convert, export, serve and doctor: what is done with a trained model."""
+
+import logging
+import os
+from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
+from json import loads
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
+
+import tyro
+
+from transformer_xl.apps.serve.serve_settings import ServeSettings
+from transformer_xl.cli.given import Folder
+from transformer_xl.cli.loading import Weights, load
+from transformer_xl.cli.printing import say, show
+from transformer_xl.config.files import require_new
+
+
+@dataclass(kw_only=True)
+class Convert:
+    """Convert an old checkpoint to a model folder, or a model to an old checkpoint.
+
+    SOURCE is a model.pt or state dict of the authors' code, a TensorFlow checkpoint, an NVIDIA
+    checkpoint, a Hugging Face folder, or a model folder. No code in it is executed.
+    """
+
+    examples: ClassVar = (
+        "txl convert LM-TFM-wt103/model.pt models/wt103",
+        "txl convert transfo-xl-wt103 models/wt103",
+        "txl convert tf_wt103/model models/wt103 --mem_len 384 --same_length True",
+        "txl convert models/wt103 wt103-hf --to huggingface",
+    )
+
+    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+    """The checkpoint or folder to convert."""
+    folder: Annotated[Path, tyro.conf.Positional]
+    """The output: a new folder."""
+    to: Literal["txl", "authors", "huggingface"] = "txl"
+    """Output format: a model folder, a state dict for the authors' code, or a folder for
+    transformers up to 4.37."""
+    vocab: Path | None = None
+    """The vocabulary file, if it is not beside the checkpoint."""
+    n_head: int | None = None
+    """Number of attention heads. This and the next settings: if the checkpoint lacks them."""
+    mem_len: int | None = None
+    """Memory length."""
+    tgt_len: int | None = None
+    """Segment length."""
+    ext_len: int | None = None
+    """Extended context length: tokens before each segment that are read again with it."""
+    clamp_len: int | None = None
+    """Relative distances above it count as it; 0 or less: no limit."""
+    same_length: bool | None = None
+    """Whether every token attends to the same number of tokens."""
+    pre_lnorm: bool | None = None
+    """Whether layer normalization comes before each sublayer (pre-norm) instead of after it."""
+    cutoffs: tuple[int, ...] | None = None
+    """First token ID of each further cluster of the adaptive softmax."""
+    layer_norm_epsilon: float | None = None
+    """Epsilon of the layer normalization."""
+    json: bool = False
+    """Print the settings of the converted model as one JSON object."""
+
+    def run(self) -> None:
+        """Convert."""
+        from transformer_xl.interop.convert import SETTABLE, convert
+
+        given = {name: getattr(self, name) for name in SETTABLE}
+        settings = {name: x for name, x in given.items() if x is not None}
+        folder = convert(
+            self.source, self.folder, to=self.to, settings=settings, vocab=self.vocab, say=say
+        )
+        if self.json:
+            show(loads((folder / "config.json").read_text(encoding="utf-8")), as_json=True)
+
+
+@dataclass(kw_only=True)
+class Export:
+    """Export one step of a model to ONNX or torch.export, with the memory as input and output.
+
+    Writes a new folder with the program, a manifest (step.json) with the names and shapes of its
+    inputs and outputs, and the vocabulary. The program is compared with the model first.
+    """
+
+    examples: ClassVar = (
+        "txl export runs/demo demo-onnx",
+        "txl export runs/demo demo-onnx --mem_len 256 --tokens 16",
+        "txl export runs/demo demo-torch --format torch",
+    )
+
+    dir: Folder
+    """A model folder or run folder."""
+    out: Annotated[Path, tyro.conf.Positional]
+    """A new folder."""
+    format: Literal["onnx", "torch"] = "onnx"
+    """ONNX (requires the extra onnx), or a torch.export program."""
+    mem_len: int | None = None
+    """Memory length, fixed in the program; None: as configured in the model."""
+    tokens: int = 1
+    """Tokens per step, fixed in the program."""
+    json: bool = False
+    """Print the manifest as one JSON object, with the largest difference from the model."""
+
+    def run(self) -> None:
+        """Export, and print how the program compares with the model."""
+        require_new(self.out)
+        # Slow imports come after all checks of the arguments.
+        from transformer_xl.interop.export import export
+        from transformer_xl.interop.export.writing import EQUAL, MANIFEST_FILE
+
+        folder, errors = export(
+            self.dir, self.out, format=self.format, mem_len=self.mem_len, n_tokens=self.tokens
+        )
+        if errors is None:
+            say(
+                f"wrote {self.out} without comparing it with the model, which requires "
+                "pip install 'transformer-xl[onnx]'"
+            )
+        else:
+            say(
+                f"wrote {self.out}; its log-probabilities equal the model's up to "
+                f"{errors.difference:.1e}"
+            )
+            if errors.difference > EQUAL:
+                say(
+                    f"this model amplifies rounding errors: its own are {errors.model:.1e}, the "
+                    f"program's {errors.program:.1e}"
+                )
+        if self.json:
+            manifest = loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+            difference = None if errors is None else errors.difference
+            show(manifest | {"difference": difference}, as_json=True)
+
+
+@dataclass(kw_only=True)
+class Serve:
+    """Serve a model over an OpenAI-compatible HTTP API, with sessions that keep their memory.
+
+    The printed address has a page to try it. SIGTERM or Ctrl-C shuts down gracefully: running
+    requests are completed or truncated, sessions are saved.
+
+    The server listens on 127.0.0.1, for this machine only. With --host 0.0.0.0, or an address of
+    the machine, everyone who reaches the port can use the model, and read and delete all sessions:
+    set an API key (in TXL_API_KEY; other users of the machine can see a command line), and put a
+    proxy with TLS in front, as the server speaks plain HTTP.
+    """
+
+    examples: ClassVar = (
+        "txl serve runs/demo --sessions sessions",
+        "TXL_API_KEY=... txl serve runs/demo --host 0.0.0.0 --port 80 --sessions sessions",
+        "txl serve models/wt103 --weights bfloat16 --max_batch 16",
+    )
+
+    dir: Folder
+    """A model folder or run folder."""
+    weights: Weights = "float32"
+    """Precision of the weights: quantized ones are faster; txl eval measures the loss."""
+    serving: Annotated[ServeSettings, tyro.conf.OmitArgPrefixes] = field(
+        default_factory=ServeSettings
+    )
+
+    def run(self) -> None:
+        """Serve until a signal arrives."""
+        needed = ("fastapi", "uvicorn", "prometheus_client")
+        if missing := [name for name in needed if find_spec(name) is None]:
+            raise RuntimeError(
+                f"txl serve needs {', '.join(missing)}: pip install 'transformer-xl[serve]'"
+            )
+        settings = self.serving
+        if settings.api_key is None and (key := os.environ.get("TXL_API_KEY")):
+            settings = replace(settings, api_key=key)
+        from transformer_xl.apps.serve.server import serve
+        from transformer_xl.config.recipes import generation_of
+        from transformer_xl.model.pretrained import find_model_folder, weights_path
+
+        logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+        logging.getLogger("transformer_xl.serve").setLevel(logging.INFO)
+        generation = generation_of(self.dir)
+        model, vocab = load(self.dir, self.weights)
+        # Not resolved: a symbolic link keeps its own name.
+        folder = Path(os.path.abspath(self.dir)).name or "transformer-xl"  # noqa: PTH100
+        weights = weights_path(find_model_folder(self.dir))
+        serve(model, vocab, weights, settings, settings.name or folder, generation)
+
+
+@dataclass(kw_only=True)
+class Doctor:
+    """Show what this machine offers and which implementations are used on it; or verify files.
+
+    For a model folder, run folder, weights file or state file, verifies checksums, shapes, dtypes
+    and values; the exit code is 1 if anything is damaged or cannot be read.
+    """
+
+    examples: ClassVar = ("txl doctor", "txl doctor runs/demo", "txl doctor --json")
+
+    path: Annotated[Path | None, tyro.conf.Positional] = None
+    """A folder or a file to verify."""
+    json: bool = False
+    """Print one JSON object."""
+
+    def run(self) -> int:
+        """Print the diagnosis."""
+        from transformer_xl.apps.doctor import diagnose, verify
+
+        if self.path is None:
+            show(diagnose(), as_json=self.json)
+            return 0
+        found = verify(self.path)
+        show(found, as_json=self.json)
+        return int(any(each.startswith(("damaged", "not readable")) for each in found.values()))
