@@ -4,7 +4,7 @@
     python benchmarks/recl.py --out /tmp/tiny --steps 20 --pairs 3000 --tokens 100
 
 A program writes the text: each letter is the one 8, 16, ... or 64 characters before it, as the
-mark in front of it says (`transformer_xl.studies.recl.synthetic`). Four models are trained on it,
+mark in front of it says (`benchmarks/dependency_text.py`). Four models are trained on it,
 one after the other, for the same time or steps: ours with recurrence; the same without; a
 Transformer with learned absolute positions that reads one window (Al-Rfou); and an LSTM. Then the
 relative effective context length of each is measured by the paper's definition (Appendix C), beside
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+from dependency_text import dependency_text, oracle_losses
 from turns import circumstances
 
 from transformer_xl.config import (
@@ -41,7 +42,6 @@ from transformer_xl.studies.recl import (
     relative_effective_context_length,
     target_places,
 )
-from transformer_xl.studies.recl.synthetic import dependency_text, oracle_losses
 from transformer_xl.train import train
 
 TOPS = (0.1, 0.5, 1.0)

@@ -35,7 +35,7 @@ import torch
 
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.model.pretrained import WEIGHTS_FILE, find_model_folder
-from transformer_xl.studies.ablate.running import MEASURED_FILE
+from transformer_xl.studies.ablate import MEASURED_FILE
 from transformer_xl.train.checkpoint.checkpoints import read_about
 from transformer_xl.train.figures import series, smoothed, thinned
 

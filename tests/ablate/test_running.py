@@ -8,8 +8,7 @@ import torch
 
 from transformer_xl.config import Config, ModelConfig
 from transformer_xl.model import TransformerXL
-from transformer_xl.studies.ablate import Plan, ablate, rows_of
-from transformer_xl.studies.ablate.running import attention_length_nll
+from transformer_xl.studies.ablate import Plan, ablate, attention_length_nll, rows_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,10 +1,18 @@
+"""RECL of texts whose dependency length is known, as `benchmarks/recl.py` measures it."""
+
+from importlib import import_module
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from transformer_xl.studies.recl import relative_effective_context_length, target_places
-from transformer_xl.studies.recl.synthetic import dependency_text, oracle_losses
 
 STEP, MARKS = 8, 6
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    synthetic = import_module("dependency_text")
+dependency_text, oracle_losses = synthetic.dependency_text, synthetic.oracle_losses
 
 
 @pytest.fixture(scope="module")

@@ -1,1 +1,20 @@
 """Studies of the paper: ablations and relative effective context length."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transformer_xl.config.files import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Save a figure in the format of the suffix, .png or .svg; the same figure, the same bytes."""
+    form = path.suffix.removeprefix(".") or "png"
+    metadata = {"Date": None} if form == "svg" else {}
+
+    def save(temporary: Path) -> None:
+        figure.savefig(temporary, format=form, dpi=150, metadata=metadata)
+
+    write_atomically(path, save)

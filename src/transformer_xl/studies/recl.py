@@ -1,9 +1,9 @@
-"""Relative effective context length (RECL, section 4.3): definition, measurement and figure.
+"""Relative effective context length (RECL), section 4.3 and Appendix C of the paper.
 
 It compares the losses of the same tokens given exactly c tokens of context, for many c.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,13 +12,14 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.config.files import write_atomically
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import Text, as_tokens
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.reading import read
 from transformer_xl.model.wrapping import evaluating
+from transformer_xl.studies import save_figure
 
+_ROWS = 16
 THRESHOLD = 0.01
 """Relative gain below which a longer context does not count (Appendix C)."""
 
@@ -83,27 +84,22 @@ def relative_effective_context_length(
         raise ValueError("some losses are not finite: a model gives a token no probability at all")
     n_tokens = max(1, round(top * losses.shape[2]))
     baseline = losses.min(0)
-    found = [([], []) for _ in losses]
+    gains = np.empty((len(losses), len(contexts) - 1))
+    falls = np.empty_like(gains)
     for n in range(len(contexts) - 1):
         # Stable, for deterministic ties.
         hardest = np.argsort(-baseline[n], kind="stable")[:n_tokens]
         floor = baseline[n][hardest]
         before = np.exp(floor.mean())
-        for (gains, falls), longer in zip(found, losses[:, n + 1], strict=True):
-            after = np.exp(np.minimum(floor, longer[hardest]).mean())
-            gains.append(float((before - after) / before))
-            falls.append(float(before - after))
-    return [_result(contexts, gains, falls, threshold) for gains, falls in found]
-
-
-def _result(
-    contexts: Sequence[int], gains: list[float], falls: list[float], threshold: float
-) -> Recl:
-    enough = [gain >= threshold for gain in gains]
-    n = len(enough) if all(enough) else enough.index(False)
-    return Recl(
-        length=int(contexts[n]), is_bound=all(enough), gains=tuple(gains), falls=tuple(falls)
-    )
+        for i, longer in enumerate(losses[:, n + 1]):
+            falls[i, n] = before - np.exp(np.minimum(floor, longer[hardest]).mean())
+            gains[i, n] = falls[i, n] / before
+    found = []
+    for each, fall in zip(gains.tolist(), falls.tolist(), strict=True):
+        small = [c for c, gain in zip(contexts, each, strict=False) if gain < threshold]
+        length = int(small[0] if small else contexts[-1])
+        found.append(Recl(length=length, is_bound=not small, gains=tuple(each), falls=tuple(fall)))
+    return found
 
 
 def draw_gains(
@@ -139,15 +135,7 @@ def draw_gains(
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("perplexity gained by a step more, %")
     panels[0].legend(frameon=False)
-    form = path.suffix.removeprefix(".") or "png"
-    metadata = {"Date": None} if form == "svg" else {}
-    write_atomically(
-        path,
-        lambda temporary: figure.savefig(temporary, format=form, dpi=150, metadata=metadata),
-    )
-
-
-_ROWS = 16
+    save_figure(figure, path)
 
 
 def target_places(n_tokens: int, contexts: range, n_targets: int) -> list[int]:
@@ -209,9 +197,9 @@ def context_losses(
         places: Indices of the target tokens, from :func:`target_places`.
         contexts: The context lengths.
         segment_len: Segment length.
-        mem_len: Memory length. None: as configured.
-        attn_len: Keys a query sees, counting its own. None: as configured.
-        clamp_len: Distances above it count as it. None: as configured.
+        mem_len: Memory length. None: as configured, like ``attn_len`` and ``clamp_len``.
+        attn_len: Keys a query sees, counting its own.
+        clamp_len: Distances above it count as it.
         window: Limit of the context, read as one segment, for a model without memory. None: no
             limit.
         batch_tokens: Approximate number of tokens in a batch.
@@ -256,44 +244,29 @@ def _window_losses(
 ) -> dict[tuple[int, int], float]:
     """Return the loss of token s + c in the window that begins at s, for each pair (s, c)."""
     found: dict[tuple[int, int], float] = {}
-    if not pairs:
-        return found
     farthest: dict[int, int] = {}
     for start, c in pairs:
         farthest[start] = max(c, farthest.get(start, 0))
     # Sorted by length, so that batches have little padding.
     starts = sorted(farthest, key=lambda start: (farthest[start], start))
-    n_windows = max(1, batch_tokens // min(lengths.segment_len, max(farthest.values())))
+    longest = max(farthest.values(), default=1)
+    n_windows = max(1, batch_tokens // min(lengths.segment_len, longest))
     contexts = sorted({c for _, c in pairs})
     for first in range(0, len(starts), n_windows):
         batch = starts[first : first + n_windows]
-        longest = max(farthest[start] for start in batch)
         # Always a full window, as absolute positions are counted from its end.
-        length = window or longest
-        for c, losses in _losses_behind(model, text, batch, length, contexts, lengths):
-            for start, loss in zip(batch, losses, strict=True):
-                if (start, c) in pairs:
-                    found[start, c] = loss
+        length = window or max(farthest[start] for start in batch)
+        # Tokens beyond the end of the text are clamped; they are no targets.
+        places = torch.tensor(batch)[:, None] + torch.arange(length + 1)
+        tokens = text[places.clamp(max=len(text) - 1)]
+        mems = model.keep(model.start_memory(len(batch), lengths.mem_len))
+        for piece in read(model, tokens[:, :-1], lengths, mems):
+            first_c, last_c = piece.start + 1, piece.start + piece.hidden.shape[1]
+            asked = [c for c in contexts if first_c <= c <= last_c]
+            if not asked:
+                continue
+            states = piece.hidden[:, torch.tensor(asked, device=model.device) - first_c]
+            nll = model.head.nll(states, tokens[:, asked].to(model.device)).double().tolist()
+            for start, losses in zip(batch, nll, strict=True):
+                found |= {(start, c): loss for c, loss in zip(asked, losses, strict=True)}
     return found
-
-
-def _losses_behind(
-    model: LanguageModel,
-    text: Tensor,
-    starts: list[int],
-    length: int,
-    contexts: list[int],
-    lengths: Lengths,
-) -> Iterator[tuple[int, list[float]]]:
-    """Read windows from an initial memory; yield the losses of their next tokens by context."""
-    # Tokens beyond the end of the text are clamped; they are no targets.
-    places = (torch.tensor(starts)[:, None] + torch.arange(length + 1)).clamp(max=len(text) - 1)
-    tokens = text[places]
-    mems = model.keep(model.start_memory(len(starts), lengths.mem_len))
-    for piece in read(model, tokens[:, :-1], lengths, mems):
-        first, last = piece.start + 1, piece.start + piece.hidden.shape[1]
-        asked = [c for c in contexts if first <= c <= last]
-        if asked:
-            states = piece.hidden[:, torch.tensor(asked, device=model.device) - first]
-            nll = model.head.nll(states, tokens[:, asked].to(model.device))
-            yield from zip(asked, nll.double().T.tolist(), strict=True)

@@ -1,0 +1,404 @@
+"""The ablations of the paper (Tables 6, 7 and 10) at any size: recurrence, encodings and loss.
+
+Each row is trained with several seeds; for each, the best attention length is searched.
+"""
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Integer
+from torch import Tensor
+
+from transformer_xl.config import Config, EvalConfig
+from transformer_xl.config.device import autocast, pick_device
+from transformer_xl.config.files import replace_file
+from transformer_xl.data import prepare
+from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.model import LanguageModel, TransformerXL
+from transformer_xl.studies import save_figure
+from transformer_xl.train import train
+from transformer_xl.train.checkpoint import ENVIRONMENT_FILE, METRICS_FILE, RunFolder
+from transformer_xl.train.metrics import read_metrics
+
+TABLES = (6, 7, 10)
+"""Tables of the paper that hold ablations."""
+MEASURED_FILE = "ablation.json"
+_ATTN_TYPES = {"ours": 0, "shaw": 1, "sinusoids": 2, "learned": 3}
+_AUTHORS = {"ours": "ours", "shaw": "Shaw et al.", "sinusoids": "Vaswani et al.",
+            "learned": "Al-Rfou et al."}  # fmt: skip
+_FACTORS = (0.5, 0.75, 1, 1.5, 2, 3)
+_AS_GOOD = 1e-3
+"""Tolerance, in nats, within which the shortest attention length counts as the best."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One setting of the ablation."""
+
+    name: str
+    """Name of the row and of its folder."""
+    recurrence: bool
+    """Whether the model has a memory."""
+    encoding: Literal["ours", "shaw", "sinusoids", "learned"]
+    """ours: relative; shaw: learned relative; sinusoids: Vaswani's; learned: Al-Rfou's."""
+    loss: Literal["full", "half"]
+    """Loss on all tokens of a segment, or on its second half."""
+    paper: dict[int, tuple[float | None, float, int | None]] = field(default_factory=dict)
+    """By table: perplexity at the training length, best perplexity, and its attention length."""
+    longer: float = 1.0
+    """Factor of the segment length, for the same GPU memory as with recurrence."""
+
+
+ROWS = (
+    Row("recurrence-ours-full", True, "ours", "full",
+        {6: (27.02, 26.77, 500), 7: (None, 25.2, None), 10: (27.02, 26.77, 500)}),
+    Row("recurrence-shaw-full", True, "shaw", "full",
+        {6: (27.94, 27.94, 256), 7: (None, 25.7, None)}),
+    Row("recurrence-ours-half", True, "ours", "half",
+        {6: (28.69, 28.33, 460), 10: (28.69, 28.33, 460)}),
+    Row("none-ours-full", False, "ours", "full",
+        {6: (29.59, 29.02, 260), 7: (None, 27.1, None)}),
+    Row("none-ours-half", False, "ours", "half", {6: (30.10, 30.10, 120)}),
+    Row("none-shaw-full", False, "shaw", "full", {6: (29.75, 29.75, 120)}),
+    Row("none-shaw-half", False, "shaw", "half", {6: (30.50, 30.50, 120)}),
+    Row("none-sinusoids-half", False, "sinusoids", "half", {6: (30.97, 30.97, 120)}),
+    Row("none-learned-half", False, "learned", "half", {6: (31.16, 31.16, 120)}),
+    # 176 and 172 tokens instead of 128, in the same memory.
+    Row("longer-ours-full", False, "ours", "full", {10: (28.43, 27.98, 400)}, 176 / 128),
+    Row("longer-ours-half", False, "ours", "half", {10: (28.83, 28.83, 120)}, 172 / 128),
+)  # fmt: skip
+"""All rows, in the order of the paper."""
+
+
+def rows_of(table: int, names: Sequence[str] = ()) -> list[Row]:
+    """Return the rows of a table, or those of these names.
+
+    Raises:
+        ValueError: There is no such table or row.
+    """
+    by_name = {row.name: row for row in ROWS}
+    if unknown := [name for name in names if name not in by_name]:
+        raise ValueError(f"{unknown[0]!r} is no row; there are {', '.join(by_name)}")
+    if names:
+        return [by_name[name] for name in dict.fromkeys(names)]
+    if table not in TABLES:
+        raise ValueError(
+            f"table={table} has no ablations; choose from {', '.join(map(str, TABLES))}"
+        )
+    return [row for row in ROWS if table in row.paper]
+
+
+def recipe_of(
+    row: Row,
+    recipe: Config,
+    seed: int,
+    *,
+    steps: int | None = None,
+    minutes: float | None = None,
+) -> Config:
+    """Return the recipe of a row and seed.
+
+    Args:
+        row: The row.
+        recipe: The recipe that all rows share, with recurrence.
+        seed: Seed of the weights and of dropout.
+        steps: Steps of every run, in place of the time limit of the recipe. None: as it says.
+        minutes: Time limit of every run. None: as in the recipe.
+
+    Raises:
+        ValueError: The recipe has no attention or no memory, or the settings are inconsistent.
+    """
+    model = recipe.model
+    if not model.has_attention:
+        raise ValueError(f"model.kind={model.kind!r} has no recurrence or encoding to take away")
+    if not model.mem_len:
+        raise ValueError(
+            "model.mem_len=0: the recipe has no recurrence to take away; give it a memory, as long "
+            "as the segment in the paper"
+        )
+    segment_len = round(recipe.train.segment_len * row.longer)
+    mem_len = model.mem_len if row.recurrence else 0
+    has_table = row.encoding in ("shaw", "learned")
+    limits = {} if minutes is None else {"minutes": minutes}
+    if steps is not None:
+        limits = {"steps": steps, "minutes": minutes}
+    return replace(
+        recipe,
+        model=replace(
+            model,
+            attn_type=_ATTN_TYPES[row.encoding],
+            n_positions=segment_len + mem_len if has_table else None,
+            mem_len=mem_len,
+            enhanced_recurrence=model.enhanced_recurrence and row.recurrence,
+            ext_len=0,
+            attn_len=None,
+            clamp_len=None,
+        ),
+        # Without a curriculum, as rows differ in their lengths.
+        train=replace(
+            recipe.train, segment_len=segment_len, loss=row.loss, seed=seed, stages=(), **limits
+        ),
+        # Attention lengths are searched after training.
+        eval=EvalConfig(batch_size=recipe.eval.batch_size),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """The runs and measurements of an ablation."""
+
+    recipe: Config
+    """The recipe that all rows share."""
+    rows: tuple[Row, ...]
+    seeds: tuple[int, ...] = (1,)
+    """Each row is trained once with each."""
+    steps: int | None = None
+    """Steps of every run; None: as in the recipe. Likewise ``minutes``."""
+    minutes: float | None = None
+    attn_lens: tuple[int, ...] = ()
+    """Attention lengths to evaluate; empty: 0.5 to 3 times that of training."""
+    split: str = "valid"
+    tokens: int | None = None
+    """Evaluate on this many tokens from the start of the split; None: on all."""
+
+    def __post_init__(self) -> None:
+        if len({*self.seeds}) < len(self.seeds) or not self.seeds:
+            raise ValueError(f"seeds={self.seeds} must be different, and at least one")
+        if any(length < 1 for length in self.attn_lens):
+            raise ValueError(f"attn_lens={self.attn_lens} must be at least 1")
+        if self.tokens is not None and self.tokens < 2:
+            raise ValueError(f"tokens={self.tokens} must be at least 2")
+
+
+def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list[dict[str, Any]]:
+    """Train and evaluate every row with every seed, seed by seed; finished runs are skipped.
+
+    Each run has a run folder, ``ROW/seed_N``. The same call resumes interrupted runs.
+
+    Args:
+        plan: The ablation.
+        folder: Parent of the run folders.
+        say: Called with progress messages.
+
+    Returns:
+        The measurements of each run, as in its ``ablation.json``.
+
+    Raises:
+        ValueError: A row does not fit the recipe; a folder holds a run of another recipe.
+        OSError: A folder holds something else, or cannot be written.
+    """
+    limits = {"steps": plan.steps, "minutes": plan.minutes}
+    runs = [
+        (row, seed, recipe_of(row, plan.recipe, seed, **limits), folder / row.name / f"seed_{seed}")
+        for seed in plan.seeds
+        for row in plan.rows
+    ]
+    for _, _, config, place in runs:
+        # Before the first run starts.
+        RunFolder(place).check(config)
+    found = []
+    for n, (row, seed, config, place) in enumerate(runs, 1):
+        trained = config.train.segment_len + config.model.mem_len
+        lengths = plan.attn_lens or [max(1, round(factor * trained)) for factor in _FACTORS]
+        settings = {
+            "trained_attn_len": trained,
+            "attn_lens": sorted({*lengths, trained}),
+            "split": plan.split,
+            "tokens": plan.tokens,
+        }
+        measured = _read_measured(place, settings)
+        state = "was measured before" if measured else "begins"
+        say(f"run {n} of {len(runs)}: {row.name}, seed {seed} {state}")
+        if measured is None:
+            train(config, place, quiet=True)
+            about = {"row": row.name, "seed": seed, "settings": settings}
+            text = json.dumps(about | _measure(place, config, settings), indent=2) + "\n"
+            replace_file(place / MEASURED_FILE, text.encode())
+            # As loaded from the file, with lists instead of tuples.
+            measured = json.loads(text)
+        say("   " + ", ".join(f"{x['attn_len']}: {x['nll']:.4f}" for x in measured["lengths"]))
+        found.append(measured)
+    return found
+
+
+def _read_measured(place: Path, settings: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        measured = json.loads((place / MEASURED_FILE).read_text(encoding="utf-8"))
+        return measured if measured["settings"] == settings else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _measure(place: Path, config: Config, settings: dict[str, Any]) -> dict[str, Any]:
+    device = pick_device()
+    corpus = prepare(config.data, lambda _: None)
+    ids = corpus.split(settings["split"])[: settings["tokens"]]
+    model = TransformerXL.from_pretrained(place).to(device)
+    sizes = config.train.segment_len, config.eval.batch_size
+    with autocast(config.train.precision, device):
+        lengths = [
+            {"attn_len": attn_len, "nll": attention_length_nll(model, ids, attn_len, *sizes)}
+            for attn_len in settings["attn_lens"]
+        ]
+    records = read_metrics(place / METRICS_FILE)
+    return {
+        "lengths": lengths,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": max((record.get("step", 0) for record in records), default=0),
+        "unit": "bits per token" if corpus.vocab.kind in ("chars", "bytes") else "perplexity",
+        "model": asdict(model.config),
+        "train": asdict(config.train),
+        "environment": json.loads((place / ENVIRONMENT_FILE).read_text(encoding="utf-8")),
+    }
+
+
+def attention_length_nll(
+    model: LanguageModel,
+    ids: Sequence[int] | Integer[np.ndarray | Tensor, " length"],
+    attn_len: int,
+    segment_len: int,
+    batch_size: int = 1,
+) -> float:
+    """Return the loss at an attention length, in nats per token.
+
+    With recurrence, each token sees exactly ``attn_len`` keys, counting its own, with a memory of
+    that length. Without recurrence, cached states would extend the context beyond that of training;
+    instead, the text is read in windows of ``attn_len`` tokens, of which the last quarter is
+    predicted, so that each token sees at least three quarters of ``attn_len``.
+    """
+    if model.config.mem_len:
+        lengths = {"segment_len": segment_len, "mem_len": attn_len, "attn_len": attn_len}
+    else:
+        stride = max(1, attn_len // 4)
+        lengths = {"segment_len": stride, "mem_len": 0, "ext_len": attn_len - stride}
+    return evaluate(model, ids, batch_size=batch_size, **lengths).nll
+
+
+def summary(measured: Sequence[Mapping[str, Any]], table: int = 6) -> list[dict[str, Any]]:
+    """Aggregate the runs of each row over seeds.
+
+    Args:
+        measured: From :func:`ablate`.
+        table: The table of the paper to compare with.
+
+    Returns:
+        For each row: ``init`` and ``best`` as mean and standard deviation over seeds (None for a
+        single one), in ``unit``, perplexity or bits per token; the shortest ``attn_len`` within
+        0.001 nats of the best; the mean loss by length; the numbers of the paper.
+    """
+    found = []
+    for row in ROWS:
+        runs = [run for run in measured if run["row"] == row.name]
+        if not runs:
+            continue
+        first, unit = runs[0], runs[0]["unit"]
+        trained = first["settings"]["trained_attn_len"]
+        lengths = [x["attn_len"] for x in first["lengths"]]
+        nll = np.array([[x["nll"] for x in run["lengths"]] for run in runs])
+        mean = nll.mean(0)
+        best = int(np.flatnonzero(mean <= mean.min() + _AS_GOOD)[0])
+        curve = zip(lengths, mean.tolist(), strict=True)
+        paper = row.paper.get(table, (None, None, None))
+        found.append(
+            {
+                "row": row.name,
+                "recurrence": row.recurrence,
+                "encoding": row.encoding,
+                "loss": row.loss,
+                "segment_len": first["train"]["segment_len"],
+                "parameters": first["parameters"],
+                "seeds": [run["seed"] for run in runs],
+                "steps": [run["steps"] for run in runs],
+                "unit": unit,
+                "init": _spread(_in_unit(nll[:, lengths.index(trained)], unit)),
+                "init_attn_len": trained,
+                "best": _spread(_in_unit(nll[:, best], unit)),
+                "attn_len": lengths[best],
+                "curve": [{"attn_len": length, "nll": x} for length, x in curve],
+                "paper": dict(zip(("init", "best", "attn_len"), paper, strict=True)),
+            }
+        )
+    return found
+
+
+def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Format a summary as a Markdown table with the columns of the paper."""
+    if not rows:
+        return ""
+    lines = [
+        f"| recurrence | encoding | loss | segment | {rows[0]['unit']}, init | best "
+        "| attention length | paper: init | best | attention length |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        paper = row["paper"]
+        cells = [
+            "yes" if row["recurrence"] else "no",
+            _AUTHORS[row["encoding"]],
+            row["loss"],
+            f"{row['segment_len']:,}",
+            _with_spread(row["init"]),
+            _with_spread(row["best"]),
+            f"{row['attn_len']:,}",
+            *("" if paper[x] is None else f"{paper[x]:.2f}" for x in ("init", "best")),
+            "" if paper["attn_len"] is None else str(paper["attn_len"]),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def draw_ablation(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Plot the results of each row with error bars, and its loss by attention length.
+
+    Args:
+        path: The file; its suffix sets the format, ``.png`` or ``.svg``.
+        rows: A summary.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        OSError: The file cannot be written.
+    """
+    # Without pyplot, which has global state and may need a display.
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 1.6 + 0.34 * max(len(rows), 6)), layout="constrained")
+    bars, curves = figure.subplots(1, 2, width_ratios=(3, 2))
+    names, unit = [row["row"] for row in rows], rows[0]["unit"]
+    labels = {"init": ("o", "at the length of training"), "best": ("D", "at the best length")}
+    for kind, (marker, label) in labels.items():
+        values = [row[kind]["mean"] for row in rows]
+        errors = [row[kind]["std"] or 0.0 for row in rows]
+        bars.errorbar(values, names, xerr=errors, fmt=marker, capsize=3, label=label, alpha=0.8)
+    bars.invert_yaxis()
+    bars.set_xlabel(f"{unit}, with the standard deviation over seeds")
+    bars.legend(frameon=False)
+    for row in rows:
+        lengths = [x["attn_len"] for x in row["curve"]]
+        values = _in_unit(np.array([x["nll"] for x in row["curve"]]), unit)
+        curves.plot(lengths, values, marker=".", label=row["row"])
+    curves.set_xlabel("attention length")
+    curves.legend(frameon=False, fontsize=6)
+    for axes in (bars, curves):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.3)
+    save_figure(figure, path)
+
+
+def _in_unit(nll: np.ndarray, unit: str) -> np.ndarray:
+    return nll / math.log(2) if unit == "bits per token" else np.exp(np.minimum(nll, 700))
+
+
+def _spread(values: np.ndarray) -> dict[str, float | None]:
+    std = float(values.std(ddof=1)) if len(values) > 1 else None
+    return {"mean": float(values.mean()), "std": std}
+
+
+def _with_spread(value: Mapping[str, Any]) -> str:
+    mean, std = value["mean"], value["std"]
+    digits = 4 if mean < 10 else 2
+    return f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
