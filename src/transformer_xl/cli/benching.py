@@ -1,7 +1,8 @@
 """The command bench."""
 
 from collections import Counter
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from json import dumps
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -17,22 +18,15 @@ from transformer_xl.cli.given import (
     refuse_others,
 )
 from transformer_xl.cli.printing import say, show
-from transformer_xl.config import (
-    Config,
-    EvalConfig,
-    GenerateConfig,
-    ModelConfig,
-)
-from transformer_xl.config.checks import Count, check, no_type_check
+from transformer_xl.config import Config, EvalConfig, GenerateConfig, ModelConfig
+from transformer_xl.config.checks import Count, no_type_check, require
 from transformer_xl.config.recipes import load_recipe
 
 _ENWIK8 = ModelConfig(vocab_size=204, clamp_len=820)
 """The paper's model of 12 layers for enwik8."""
 _TABLE_9 = "evaluation-speed"
-_TOP = 20
-"""Operators shown."""
-_WHERE = 4
-"""Parts of the model shown for each operator."""
+_TOP, _WHERE = 20, 4
+"""Operators shown, and parts of the model for each."""
 _TEXTS = ("", "shape", "dtype", "part", "operator", "mostly in")
 """Columns of text."""
 
@@ -56,9 +50,6 @@ class EvaluationSpeed:
     """Precision of the matrix products."""
     out: Path | None = None
     """Also write the result to this JSON file."""
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(kw_only=True)
@@ -99,68 +90,56 @@ class Bench(RecipeCommand):
         default_factory=nothing
     )
 
-    def run(self) -> None:
-        """Measure and print."""
-        from transformer_xl.config.device import keep_freed_memory
-
-        self._check()
-        keep_freed_memory()
-        if self.recipe == _TABLE_9:
-            self._measure_windows()
-        else:
-            self._measure()
-
-    def _check(self) -> None:
-        """Refuse options that have no effect on this measurement."""
-        if self.recipe != _TABLE_9:
-            refuse_others(self.windows, "", (), f"it is an option of txl bench {_TABLE_9}")
-            refuse_others(
-                self.eval,
-                "eval.",
-                READ_BY_SEGMENTS,
-                "evaluation is measured with segments and one memory length; for windows use "
-                f"txl bench {_TABLE_9}",
-            )
-            return
-        given: dict[str, Any] = {
-            f"{section}.{name}": value
-            for section in ("data", "train", "eval")
-            for name, value in getattr(self, section).items()
-        }
-        for name in ("steps", "profile"):
-            if (value := getattr(self, name)) is not None:
-                given[name] = value
-        refuse_others(given, "", (), f"{_TABLE_9} takes no recipe")
-
-    def _measure_windows(self) -> None:
-        from transformer_xl.apps.bench import evaluation_speed
-        from transformer_xl.config.files import replace_file
-
-        settings = EvaluationSpeed(**self.windows)
-        words = {x.name: getattr(settings, x.name) for x in fields(settings)}
-        out, attn_lens = words.pop("out"), words.pop("attn_lens")
-        result = evaluation_speed(replace(_ENWIK8, **self.model), attn_lens, say=say, **words)
-        _show_slowdowns(result)
-        if out:
-            replace_file(out, (dumps(result, indent=2) + "\n").encode())
-            say(f"wrote {out}")
-        if self.json:
-            show(result, as_json=True)
-
     def config(self) -> Config:
         """Return the recipe with the given settings, without those that are not measured."""
         recipe = load_recipe(self.recipe)
         evaluation = EvalConfig(**{name: getattr(recipe.eval, name) for name in READ_BY_SEGMENTS})
         return self.changed(replace(recipe, eval=evaluation, generate=GenerateConfig()))
 
-    def _measure(self) -> None:
-        from transformer_xl.apps.bench import measure, profile, with_vocabulary
+    def run(self) -> None:
+        """Measure and print."""
+        from transformer_xl.config.device import keep_freed_memory
         from transformer_xl.config.files import replace_file
 
-        files, steps = self.profile or (), 7 if self.steps is None else self.steps
-        if len(files) > 1:
-            raise ValueError(f"--profile takes one file, not {len(files)}")
-        config = self.config()
+        self._check()
+        keep_freed_memory()
+        if self.recipe == _TABLE_9:
+            result, file = self._measure_windows(), self.windows.get("out")
+        else:
+            result, file = self._measure(), next(iter(self.profile or ()), None)
+        if file:
+            replace_file(file, (dumps(result, indent=2) + "\n").encode())
+            say(f"wrote {file}")
+        if self.json:
+            show(result, as_json=True)
+
+    def _check(self) -> None:
+        """Refuse options that have no effect on this measurement."""
+        if self.recipe != _TABLE_9:
+            refuse_others(self.windows, "", (), f"it is an option of txl bench {_TABLE_9}")
+            why = "evaluation is measured with segments and one memory length; for windows use "
+            refuse_others(self.eval, "eval.", READ_BY_SEGMENTS, f"{why}txl bench {_TABLE_9}")
+            n_files = len(self.profile or ())
+            require(n_files < 2, f"--profile takes one file, not {n_files}")
+            return
+        options = {"steps": self.steps, "profile": self.profile}
+        for section in ("data", "train", "eval"):
+            refuse_others(getattr(self, section), f"{section}.", (), f"{_TABLE_9} takes no recipe")
+        given = {name: value for name, value in options.items() if value is not None}
+        refuse_others(given, "", (), f"{_TABLE_9} takes no recipe")
+
+    def _measure_windows(self) -> dict[str, Any]:
+        from transformer_xl.apps.bench import evaluation_speed
+
+        options = {name: value for name, value in self.windows.items() if name != "out"}
+        result = evaluation_speed(replace(_ENWIK8, **self.model), say=say, **options)
+        _show_slowdowns(result)
+        return result
+
+    def _measure(self) -> dict[str, Any]:
+        from transformer_xl.apps.bench import measure, profile, with_vocabulary
+
+        steps, config = 7 if self.steps is None else self.steps, self.config()
         if not config.model.vocab_size:
             config = with_vocabulary(config)
             say(
@@ -173,40 +152,29 @@ class Bench(RecipeCommand):
         else:
             result = profile(config, steps)
             _show_profile(result)
-        for file in files:
-            replace_file(file, (dumps(result, indent=2) + "\n").encode())
-            say(f"wrote {file}")
-        if self.json:
-            show(result, as_json=True)
+        return result
 
 
 def _show_speed(result: dict[str, Any]) -> None:
-    limit = result["ceiling"]
+    limit, trained = result["ceiling"], result["training"]
     rows = []
     for name in ("training", "evaluation", "generation"):
         part = result[name]
-        low, high = part["seconds_range"]
+        ms, low, high = (1e3 * x for x in (part["seconds"], *part["seconds_range"]))
+        speed = f"{part['tokens_per_second']:,.0f}"
         if "share_of_ceiling" in part:
             share = f"{part['share_of_ceiling']:.0%} of peak matmul FLOP/s"
         else:
             share = f"{part['share_of_reading']:.0%} of memory bandwidth"
-        rows.append(
-            (
-                name,
-                _shape(part),
-                part["dtype"],
-                f"{1e3 * part['seconds']:,.1f} ({1e3 * low:,.1f} to {1e3 * high:,.1f})",
-                f"{part['tokens_per_second']:,.0f}",
-                share,
-            )
-        )
+        taken = f"{ms:,.1f} ({low:,.1f} to {high:,.1f})"
+        rows.append((name, _shape(part), part["dtype"], taken, speed, share))
     columns = ("", "shape", "dtype", "ms (range)", "tokens/s", "share of peak")
     _table(_title(result), columns, rows)
     say(
         f"measured peak: {limit['gflop_per_s']:,.0f} GFLOP/s for {limit['dtype']} matmul, "
         f"{limit['reading_gb_per_s']:.1f} GB/s memory bandwidth\n"
-        f"peak memory: {result['training']['peak_mb']:,.0f} MB while training, "
-        f"{result['training']['mb_at_first']:,.0f} MB before"
+        f"peak memory: {trained['peak_mb']:,.0f} MB while training, "
+        f"{trained['mb_at_first']:,.0f} MB before"
     )
 
 
@@ -227,39 +195,35 @@ def _show_slowdowns(result: dict[str, Any]) -> None:
 
 
 def _show_profile(result: dict[str, Any]) -> None:
-    parts = [
-        (
-            row["part"],
-            f"{row['ms']:,.1f}",
-            f"{row['share']:.1%}",
-            f"{row['forward_ms']:,.1f}",
-            f"{row['backward_ms']:,.1f}",
-        )
-        for row in result["parts"]
-    ]
     plain, profiled = 1e3 * result["seconds"], 1e3 * result["seconds_profiled"]
     title = (
         f"{_title(result)}\n"
         f"training {_shape(result)} in {result['dtype']}: {plain:,.1f} ms a step, "
         f"under the profiler {profiled:,.1f} ms"
     )
+    parts = [
+        (x["part"], *_time(x), f"{x['forward_ms']:,.1f}", f"{x['backward_ms']:,.1f}")
+        for x in result["parts"]
+    ]
     _table(title, ("part", "ms", "share", "forward", "backward"), parts)
-    by_operator: dict[str, list[dict[str, Any]]] = {}
+    # An operator in all parts, and the parts in which it takes most of the time.
+    sums: dict[str, Counter[str]] = {}
+    where: dict[str, Counter[str]] = {}
     for row in result["operators"]:
-        by_operator.setdefault(row["operator"], []).append(row)
+        name = row["operator"]
+        sums.setdefault(name, Counter()).update({x: row[x] for x in ("ms", "share", "calls")})
+        where.setdefault(name, Counter()).update({row["part"]: row["ms"]})
     operators = []
-    for operator, rows in by_operator.items():
-        ms = sum(row["ms"] for row in rows)
-        share = sum(row["share"] for row in rows)
-        calls = sum(row["calls"] for row in rows)
-        where = Counter[str]()
-        for row in rows:
-            where[row["part"]] += row["ms"]
-        most = ", ".join(f"{part} {x:,.1f}" for part, x in where.most_common(_WHERE) if x >= 0.05)
-        operators.append((ms, operator, f"{ms:,.1f}", f"{share:.1%}", f"{calls:,.0f}", most))
-    operators.sort(reverse=True)
+    for name in sorted(sums, key=lambda name: (sums[name]["ms"], name), reverse=True)[:_TOP]:
+        most = (f"{part} {x:,.1f}" for part, x in where[name].most_common(_WHERE) if x >= 0.05)
+        calls = f"{sums[name]['calls']:,.0f}"
+        operators.append((name, *_time(sums[name]), calls, ", ".join(most)))
     columns = ("operator", "ms", "share", "calls", "mostly in")
-    _table("operators (self time)", columns, [x[1:] for x in operators[:_TOP]])
+    _table("operators (self time)", columns, operators)
+
+
+def _time(row: Mapping[str, Any]) -> tuple[str, str]:
+    return f"{row['ms']:,.1f}", f"{row['share']:.1%}"
 
 
 def _title(result: dict[str, Any]) -> str:

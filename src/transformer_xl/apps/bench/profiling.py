@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from torch.profiler import profile as torch_profile
 
 from transformer_xl.apps.bench.speed import circumstances, timed, training, training_size
 from transformer_xl.config import Config
+from transformer_xl.config.checks import require
 from transformer_xl.config.device import pick_device, pick_precision
 from transformer_xl.model import (
     AdaptiveEmbedding,
@@ -71,6 +72,8 @@ _KINDS = (
     (r"softmax", "attention: softmax"),
     (r"", "attention: shift, masks, copies"),
 )
+_Row = tuple[str, str, str]
+"""An operator, the part of the model in which it ran, and forward or backward."""
 _SCOPE = "transformer_xl: "
 _STEP = f"{_SCOPE}other"
 _BACKWARD = "autograd::engine::evaluate_function: "
@@ -90,30 +93,22 @@ def profile(config: Config, steps: int) -> dict[str, Any]:
         ValueError: ``steps`` is below 1, it is another kind of model, or it would be compiled, in
             which case the parts cannot be told apart.
     """
-    if steps < 1:
-        raise ValueError(f"steps={steps} must be at least 1")
-    if config.train.compile:
-        raise ValueError(
-            "train.compile=True fuses the parts that a profile tells apart; "
-            "profile with --train.compile False"
-        )
+    require(steps >= 1, f"steps={steps} must be at least 1")
+    require(
+        not config.train.compile,
+        "train.compile=True fuses the parts that a profile tells apart; "
+        "profile with --train.compile False",
+    )
     device = pick_device()
     _, step = training(config, device)
     plain = timed(step, steps, device)
     # Otherwise torch logs the start and the end of the profile.
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")
-    activities = [ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(ProfilerActivity.CUDA)
-
-    def noted() -> None:
-        with record_function(_STEP):
-            step()
-
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] * (device.type == "cuda"))]
     with _scopes(), torch_profile(activities=activities) as taken:
         # The first step includes the set-up of the profiler; without a scope it is not counted.
         step()
-        profiled = timed(noted, steps, device, warm_up=0)
+        profiled = timed(_scoped(step, _STEP), steps, device, warm_up=0)
     sums = _sums([*(taken.events() or [])], device)
     return {
         **circumstances(config, device),
@@ -147,21 +142,6 @@ def _scoped(function: Callable[..., Any], scope: str) -> Callable[..., Any]:
     return noted
 
 
-class _Row(NamedTuple):
-    """An operator and the scope in which it ran."""
-
-    scope: str
-    is_backward: bool
-    operator: str
-
-    @property
-    def part(self) -> str:
-        """The part of the model to which it belongs."""
-        if self.scope != "attention":
-            return self.scope
-        return next(part for pattern, part in _KINDS if re.search(pattern, self.operator))
-
-
 def _sums(events: list[FunctionEvent], device: torch.device) -> dict[_Row, tuple[float, int]]:
     """Sum the self times in microseconds and the calls of each operator in the measured steps."""
     began = min(event.time_range.start for event in events if event.name == _STEP)
@@ -169,29 +149,31 @@ def _sums(events: list[FunctionEvent], device: torch.device) -> dict[_Row, tuple
     # Scope by the sequence number of a node of the autograd graph.
     makers: dict[int, str] = {}
 
-    def visit(event: FunctionEvent, scope: str, is_backward: bool) -> None:
+    def visit(event: FunctionEvent, scope: str, pass_: str) -> None:
         operator = event.name
         if operator.startswith(_SCOPE):
             scope, operator = operator.removeprefix(_SCOPE), "(Python)"
         elif operator.startswith(_BACKWARD):
             is_adding = operator.endswith("AccumulateGrad")
             scope = "adding up gradients" if is_adding else makers.get(event.sequence_nr, "other")
-            is_backward, operator = True, "(autograd)"
-        elif event.sequence_nr >= 0 and not is_backward:
+            pass_, operator = "backward", "(autograd)"
+        elif event.sequence_nr >= 0 and pass_ == "forward":
             # Several operators can have the same number; the last one created the node.
             makers[event.sequence_nr] = scope
-        row = _Row(scope, is_backward, operator)
+        part = scope
+        if scope == "attention":
+            part = next(part for pattern, part in _KINDS if re.search(pattern, operator))
         is_cpu = device.type == "cpu"
         own = event.self_cpu_time_total if is_cpu else event.self_device_time_total
-        microseconds, calls = sums.get(row, (0.0, 0))
-        sums[row] = (microseconds + own, calls + 1)
+        microseconds, calls = sums.get((operator, part, pass_), (0.0, 0))
+        sums[operator, part, pass_] = (microseconds + own, calls + 1)
         for child in event.cpu_children:
-            visit(child, scope, is_backward)
+            visit(child, scope, pass_)
 
     for event in sorted(events, key=lambda event: event.time_range.start):
         is_outermost = event.cpu_parent is None and event.device_type.name == "CPU"
         if is_outermost and event.time_range.start >= began:
-            visit(event, "other", False)
+            visit(event, "other", "forward")
     return sums
 
 
@@ -200,9 +182,7 @@ def _tables(sums: dict[_Row, tuple[float, int]], steps: int) -> dict[str, list[d
     total = sum(microseconds for microseconds, _ in sums.values())
     operators = [
         {
-            "operator": row.operator,
-            "part": row.part,
-            "pass": "backward" if row.is_backward else "forward",
+            **dict(zip(("operator", "part", "pass"), row, strict=True)),
             "ms": microseconds / steps / 1e3,
             "share": microseconds / total,
             "calls": calls / steps,
@@ -212,17 +192,9 @@ def _tables(sums: dict[_Row, tuple[float, int]], steps: int) -> dict[str, list[d
     parts = []
     for part in PARTS:
         rows = [row for row in operators if row["part"] == part]
-        forward, backward = (
-            sum(row["ms"] for row in rows if row["pass"] == name)
-            for name in ("forward", "backward")
-        )
-        parts.append(
-            {
-                "part": part,
-                "ms": forward + backward,
-                "share": sum(row["share"] for row in rows),
-                "forward_ms": forward,
-                "backward_ms": backward,
-            }
-        )
+        forward = sum(row["ms"] for row in rows if row["pass"] == "forward")
+        backward = sum(row["ms"] for row in rows if row["pass"] == "backward")
+        share = sum(row["share"] for row in rows)
+        times = {"forward_ms": forward, "backward_ms": backward}
+        parts.append({"part": part, "ms": forward + backward, "share": share, **times})
     return {"parts": parts, "operators": operators}

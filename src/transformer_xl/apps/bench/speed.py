@@ -18,6 +18,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from transformer_xl.config import Config, ModelConfig
+from transformer_xl.config.checks import require
 from transformer_xl.config.device import autocast, describe_machine, pick_device, pick_precision
 from transformer_xl.data import Segments
 from transformer_xl.data.catalogue import known_vocab_size
@@ -66,10 +67,9 @@ def token_bytes(config: ModelConfig, M: int, bytes_per_number: int) -> int:
 
     Of an adaptive softmax only the head counts, which suffices for most tokens.
     """
-    D, width, head = config.d_model, config.n_head * config.head_width, config.clusters[0]
-    layer = 4 * D * width + (2 + config.is_gated) * D * config.d_inner + 2 * M * width
-    layer += _gates(config)
-    softmax = head.width * (head.stop + head.has_proj * D)
+    head = config.clusters[0]
+    layer = _maps(config) + 2 * M * config.n_head * config.head_width
+    softmax = head.width * (head.stop + head.has_proj * config.d_model)
     return bytes_per_number * (config.n_layer * layer + softmax)
 
 
@@ -83,13 +83,14 @@ def _layer(config: ModelConfig, B: int, T: int, M: int, n_parts: int) -> tuple[i
     # Relative positions are a third product besides those with keys and values.
     attention = (3 if config.attn_type in (0, 1) else 2) * width * n_pairs
     positions = n_parts * (M + T) * D * width if config.attn_type == 0 else 0
-    maps = 4 * D * width + (2 + config.is_gated) * D * config.d_inner + _gates(config)
-    return B * (T * maps + attention), B * 2 * M * D * width + positions
+    return B * (T * _maps(config) + attention), B * 2 * M * D * width + positions
 
 
-def _gates(config: ModelConfig) -> int:
-    """Multiplications of a token in the two gates of a layer, six matrices each."""
-    return 12 * config.d_model**2 if config.gate == "gru" else 0
+def _maps(config: ModelConfig) -> int:
+    """Weights of a layer by which each token is multiplied; of two gates six matrices each."""
+    D, width = config.d_model, config.n_head * config.head_width
+    gates = 12 * D**2 if config.gate == "gru" else 0
+    return 4 * D * width + (2 + config.is_gated) * D * config.d_inner + gates
 
 
 def _embedding(config: ModelConfig) -> float:
@@ -147,17 +148,15 @@ def training(config: Config, device: torch.device) -> tuple[TrainState, Callable
     torch.manual_seed(settings.seed)
     model = TransformerXL(config.model).to(device).train()
     model.recompute = settings.recompute
-    streams = settings.batch_size // settings.accumulate
-    n_tokens = 8 * settings.batch_size * settings.segment_len + 1
-    tokens = np.random.default_rng(settings.seed).integers(config.model.vocab_size, size=n_tokens)
-    ext_len = config.model.ext_len
+    B, T, M = settings.batch_size, settings.segment_len, config.model.mem_len
+    numbers = np.random.default_rng(settings.seed)
+    tokens = numbers.integers(config.model.vocab_size, size=8 * B * T + 1)
+    n_parts = settings.accumulate
     state = TrainState(
         model=model,
         optimizer=Optimizer(model, settings),
-        segments=Segments(tokens, settings.batch_size, settings.segment_len, ext_len),
-        mems=[
-            full_memory(model, streams, config.model.mem_len) for _ in range(settings.accumulate)
-        ],
+        segments=Segments(tokens, B, T, config.model.ext_len),
+        mems=[full_memory(model, B // n_parts, M) for _ in range(n_parts)],
         total_steps=settings.steps,
         corpus={},
         average=new_average(model, settings),
@@ -179,8 +178,7 @@ def measure(config: Config, steps: int) -> dict[str, Any]:
     Raises:
         ValueError: ``steps`` is below 1, or it is another kind of model.
     """
-    if steps < 1:
-        raise ValueError(f"steps={steps} must be at least 1")
+    require(steps >= 1, f"steps={steps} must be at least 1")
     device = pick_device()
     mb_at_first = peak_mb(device)
     state, step = training(config, device)
@@ -235,8 +233,12 @@ def timed(
         if device.type == "cuda":
             torch.cuda.synchronize(device)
         seconds.append(time.perf_counter() - began)
-    seconds = sorted(seconds[warm_up:])
-    return {"seconds": statistics.median(seconds), "seconds_range": [seconds[0], seconds[-1]]}
+    return median_and_range(seconds[warm_up:])
+
+
+def median_and_range(seconds: list[float]) -> dict[str, Any]:
+    """Return the median of measured seconds, and the least and the most."""
+    return {"seconds": statistics.median(seconds), "seconds_range": [min(seconds), max(seconds)]}
 
 
 def ceiling(dtype: str, device: torch.device) -> float:
@@ -312,15 +314,11 @@ def _generate(
 
 
 def require_transformer_xl(model: ModelConfig) -> None:
-    """Require a Transformer-XL, whose FLOPs and memory are known here.
-
-    Raises:
-        ValueError: It is another kind of model.
-    """
-    if not model.has_attention:
-        raise ValueError(
-            f"model.kind={model.kind!r}: only a model of kind 'transformer_xl' can be measured"
-        )
+    """Require a Transformer-XL, whose FLOPs and memory are known here."""
+    require(
+        model.has_attention,
+        f"model.kind={model.kind!r}: only a model of kind 'transformer_xl' can be measured",
+    )
 
 
 def reading_step(

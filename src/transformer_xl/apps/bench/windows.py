@@ -15,6 +15,7 @@ import torch
 from transformer_xl.apps.bench.speed import (
     circumstances,
     full_memory,
+    median_and_range,
     reading_step,
     require_transformer_xl,
     timed,
@@ -31,7 +32,7 @@ SLOWDOWNS = {800: 363, 1800: 773, 2800: 1409, 3800: 1874}
 
 def evaluation_speed(
     model: ModelConfig,
-    attn_lens: tuple[int, ...],
+    attn_lens: tuple[int, ...] = tuple(SLOWDOWNS),
     *,
     segment_len: int = 128,
     batch_size: int = 1,
@@ -60,71 +61,54 @@ def evaluation_speed(
         ValueError: A number is below 1, or it is another kind of model.
     """
     require_transformer_xl(model)
-    for name, values in (
-        ("attn_lens", attn_lens),
-        ("windows", windows),
-        ("segment_len", (segment_len,)),
-        ("batch_size", (batch_size,)),
-        ("rounds", (rounds,)),
-    ):
+    numbers = {"segment_len": (segment_len,), "batch_size": (batch_size,), "rounds": (rounds,)}
+    for name, values in {"attn_lens": attn_lens, "windows": windows, **numbers}.items():
         if not values or min(values) < 1:
             raise ValueError(f"{name}={values} must be at least 1 each")
     device = pick_device()
     config = Config(model=model, data=DataConfig(), train=TrainConfig(precision=precision))
+    sizes = {"segment_len": segment_len, "batch_size": batch_size, "rounds": rounds}
     rows = []
     with torch.no_grad(), autocast(precision, device):
         for attn_len in attn_lens:
-            ways = {
-                B: _window_step(_with_positions(model, attn_len, device), attn_len, B)
-                for B in windows
-            }
-            step = _memory_step(_with_memory(model, attn_len, device), segment_len, batch_size)
-            row = _row(attn_len, ways, step, segment_len * batch_size, rounds, device)
-            rows.append(row)
-            say(f"{attn_len:,} keys: {row['slowdown']:,.0f} times slower")
-            # Free the weights and the memory of this length before those of the next are created.
-            del ways, step
-    return {
-        **circumstances(config, device),
-        "dtype": pick_precision(precision, device),
-        "segment_len": segment_len,
-        "batch_size": batch_size,
-        "rounds": rounds,
-        "rows": rows,
-    }
+            rows.append(_row(model, attn_len, windows, device, **sizes))
+            say(f"{attn_len:,} keys: {rows[-1]['slowdown']:,.0f} times slower")
+    dtype = pick_precision(precision, device)
+    return {**circumstances(config, device), "dtype": dtype, **sizes, "rows": rows}
 
 
 def _row(
+    model: ModelConfig,
     attn_len: int,
-    ways: dict[int, Callable[[], object]],
-    step: Callable[[], object],
-    tokens: int,
-    rounds: int,
+    windows: tuple[int, ...],
     device: torch.device,
+    *,
+    segment_len: int,
+    batch_size: int,
+    rounds: int,
 ) -> dict[str, Any]:
     """Measure one length; alternating, so that changes of the machine's speed affect all alike."""
+    ways = {B: _window_step(_with_positions(model, attn_len, device), attn_len, B) for B in windows}
+    step = _memory_step(_with_memory(model, attn_len, device), segment_len, batch_size)
     window: dict[int, list[float]] = {B: [] for B in ways}
     memory: list[float] = []
     for turn in range(rounds + 1):
         # A step of ours is short compared with a window, so several are measured.
-        ours = timed(step, 5, device, warm_up=2 if turn == 0 else 0)["seconds"] / tokens
+        ours = timed(step, 5, device, warm_up=2 if turn == 0 else 0)["seconds"]
         theirs = {B: timed(way, 1, device, warm_up=0)["seconds"] / B for B, way in ways.items()}
         if turn:
-            memory.append(ours)
+            memory.append(ours / (segment_len * batch_size))
             for B, seconds in theirs.items():
                 window[B].append(seconds)
     best = min(window, key=lambda B: statistics.median(window[B]))
-    row = {
+    by_window, by_memory = median_and_range(window[best]), median_and_range(memory)
+    return {
         "attn_len": attn_len,
-        "window": _summary(window[best]) | {"batch_size": best},
-        "memory": _summary(memory),
+        "window": by_window | {"batch_size": best},
+        "memory": by_memory,
+        "slowdown": by_window["seconds"] / by_memory["seconds"],
+        "paper": SLOWDOWNS.get(attn_len),
     }
-    row["slowdown"] = row["window"]["seconds"] / row["memory"]["seconds"]
-    return row | {"paper": SLOWDOWNS.get(attn_len)}
-
-
-def _summary(seconds: list[float]) -> dict[str, Any]:
-    return {"seconds": statistics.median(seconds), "seconds_range": [min(seconds), max(seconds)]}
 
 
 def _with_positions(model: ModelConfig, window: int, device: torch.device) -> TransformerXL:
