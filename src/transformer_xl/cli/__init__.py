@@ -108,8 +108,7 @@ class _Description(str):
 
     def __call__(self) -> str:
         # The parser calls it only when it prints the help of the command.
-        examples = "".join(f"\n  {example}" for example in self._kind.examples)
-        return f"{inspect.getdoc(self._kind)}\n\nExamples:{examples}"
+        return inspect.getdoc(self._kind) or ""
 
 
 def _checked(argv: list[str]) -> Command | int:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from json import dumps
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -65,16 +65,15 @@ class Bench(RecipeCommand):
     token (Al-Rfou et al., 2018); Transformer-XL reads each token once. Both attend to the same
     number of keys, have the same shape and random weights, and are timed alternately. The shape is
     the paper's 12-layer enwik8 model; --model changes it.
-    """
 
-    examples: ClassVar = (
-        "txl bench demo",
-        "txl bench mine.toml --train.precision float32 --model.mem_len 1024 --json",
-        "txl bench demo --profile",
-        "txl bench evaluation-speed",
-        "txl bench evaluation-speed --attn_lens 200 400 --model.n_layer 4 --model.d_model 128",
-        "txl bench evaluation-speed --out table-9.json --precision bfloat16",
-    )
+    Examples:
+      txl bench demo
+      txl bench mine.toml --train.precision float32 --model.mem_len 1024 --json
+      txl bench demo --profile
+      txl bench evaluation-speed
+      txl bench evaluation-speed --attn_lens 200 400 --model.n_layer 4 --model.d_model 128
+      txl bench evaluation-speed --out table-9.json --precision bfloat16
+    """
 
     recipe: Recipe
     """A recipe by its name or file, or evaluation-speed."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -32,14 +32,13 @@ class Compress:
     trained on what was coded; with --learn and without --model it starts randomly initialized, and
     decompression needs only the file, on the same kind of processor with the same PyTorch. Without
     --learn, any machine with the model can decompress. Incompressible data are stored unchanged.
-    """
 
-    examples: ClassVar = (
-        "txl compress notes.txt --model runs/enwik8-cpu",
-        "txl compress notes.txt --learn --verify",
-        "txl compress enwik8 enwik8.txl --model runs/enwik8-cpu --learn --lr 0.0003",
-        "cat notes.txt | txl compress - --model runs/demo > notes.txl",
-    )
+    Examples:
+      txl compress notes.txt --model runs/enwik8-cpu
+      txl compress notes.txt --learn --verify
+      txl compress enwik8 enwik8.txl --model runs/enwik8-cpu --learn --lr 0.0003
+      cat notes.txt | txl compress - --model runs/demo > notes.txl
+    """
 
     file: Annotated[Path, tyro.conf.Positional]
     """The file; - reads the standard input."""
@@ -139,13 +138,12 @@ class Decompress:
     """Restore a file that was compressed with txl compress, with the same model.
 
     The output is written only after all of it is restored and its checksum verified.
-    """
 
-    examples: ClassVar = (
-        "txl decompress notes.txt.txl --model runs/enwik8-cpu",
-        "txl decompress notes.txt.txl restored.txt",
-        "txl decompress notes.txl - --model runs/demo | less",
-    )
+    Examples:
+      txl decompress notes.txt.txl --model runs/enwik8-cpu
+      txl decompress notes.txt.txl restored.txt
+      txl decompress notes.txl - --model runs/demo | less
+    """
 
     file: Annotated[Path, tyro.conf.Positional]
     """The file; - reads the standard input."""

@@ -1,7 +1,7 @@
 """The command that estimates memory, compute and communication of a run: estimate."""
 
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from transformer_xl.cli.given import RecipeCommand, Value
 from transformer_xl.cli.printing import say, show
@@ -37,13 +37,12 @@ class Estimate(RecipeCommand):
 
     Memory and bytes are computed from the settings, seconds from a data sheet and assumed shares of
     it: estimates, not measurements. docs/scale.md has the formulas and how they were checked.
-    """
 
-    examples: ClassVar = (
-        "txl estimate paper-wt103-large --gpus 64",
-        "txl estimate paper-wt103-large --gpus 64 --train.parallel fsdp --gpu a100 --json",
-        "txl estimate mine.toml --gpus 8 --model.vocab_size 30000 --train.accumulate 4",
-    )
+    Examples:
+      txl estimate paper-wt103-large --gpus 64
+      txl estimate paper-wt103-large --gpus 64 --train.parallel fsdp --gpu a100 --json
+      txl estimate mine.toml --gpus 8 --model.vocab_size 30000 --train.accumulate 4
+    """
 
     gpus: int = 1
     """Processes, each with a GPU; the streams of the recipe are divided over them."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from transformer_xl.cli.given import (
     READ_BY_SEGMENTS,
@@ -41,18 +41,17 @@ class Eval:
     stored model does not change. --eval.window evaluates with a sliding window and no memory.
     --eval.mem_lens evaluates with each of these memory lengths as well; those of the recipe apply
     to the end of its training only.
-    """
 
-    examples: ClassVar = (
-        "txl eval runs/demo --eval.split test",
-        "txl eval runs/demo --mem_len 1024 --json",
-        "txl eval runs/demo --eval.mem_lens 0 64 256 1024",
-        "txl eval runs/demo --file notes.txt",
-        "txl eval models/wt103 --preset wt103-large --file wiki.test.tokens",
-        "txl eval runs/demo --weights int8",
-        "txl eval runs/demo --eval.dynamic rms --eval.dynamic_lr 1e-4 --eval.dynamic_decay 0.001",
-        "txl eval runs/demo --file notes.txt --eval.window 128 --batch_size 16",
-    )
+    Examples:
+      txl eval runs/demo --eval.split test
+      txl eval runs/demo --mem_len 1024 --json
+      txl eval runs/demo --eval.mem_lens 0 64 256 1024
+      txl eval runs/demo --file notes.txt
+      txl eval models/wt103 --preset wt103-large --file wiki.test.tokens
+      txl eval runs/demo --weights int8
+      txl eval runs/demo --eval.dynamic rms --eval.dynamic_lr 1e-4 --eval.dynamic_decay 0.001
+      txl eval runs/demo --file notes.txt --eval.window 128 --batch_size 16
+    """
 
     dir: Folder
     """A model folder or run folder."""
@@ -253,9 +252,12 @@ def _show_places(found: dict[str, Any]) -> None:
 
 @dataclass(kw_only=True)
 class Report:
-    """Write the report of a run again, with measurements of its memory if they are missing."""
+    """Write the report of a run again, with measurements of its memory if they are missing.
 
-    examples: ClassVar = ("txl report runs/demo", "txl report runs/old --measure")
+    Examples:
+      txl report runs/demo
+      txl report runs/old --measure
+    """
 
     dir: Folder
     """A run folder."""

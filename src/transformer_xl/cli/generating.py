@@ -4,7 +4,7 @@ import sys
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -27,14 +27,13 @@ class Generate:
     Sampling settings that are not given come from [generate] of the run's recipe, else from the
     defaults; those used are printed before the text. The same settings and seed give the same
     text here, with `txl serve` and in Python.
-    """
 
-    examples: ClassVar = (
-        "txl generate runs/demo --prompt 'def main' --length 200",
-        "txl generate runs/demo --length 0 --temperature 0.8 --top_p 0.95",
-        "txl generate runs/demo --state session.safetensors --prompt 'class A'",
-        "txl generate runs/demo --samples 8 --weights bfloat16 --json",
-    )
+    Examples:
+      txl generate runs/demo --prompt 'def main' --length 200
+      txl generate runs/demo --length 0 --temperature 0.8 --top_p 0.95
+      txl generate runs/demo --state session.safetensors --prompt 'class A'
+      txl generate runs/demo --samples 8 --weights bfloat16 --json
+    """
 
     dir: Folder
     """A model folder or run folder."""

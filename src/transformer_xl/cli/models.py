@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from json import loads
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -23,14 +23,13 @@ class Convert:
 
     SOURCE is a model.pt or state dict of the authors' code, a TensorFlow checkpoint, an NVIDIA
     checkpoint, a Hugging Face folder, or a model folder. No code in it is executed.
-    """
 
-    examples: ClassVar = (
-        "txl convert LM-TFM-wt103/model.pt models/wt103",
-        "txl convert transfo-xl-wt103 models/wt103",
-        "txl convert tf_wt103/model models/wt103 --mem_len 384 --same_length True",
-        "txl convert models/wt103 wt103-hf --to huggingface",
-    )
+    Examples:
+      txl convert LM-TFM-wt103/model.pt models/wt103
+      txl convert transfo-xl-wt103 models/wt103
+      txl convert tf_wt103/model models/wt103 --mem_len 384 --same_length True
+      txl convert models/wt103 wt103-hf --to huggingface
+    """
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """The checkpoint or folder to convert."""
@@ -81,13 +80,12 @@ class Export:
 
     Writes a new folder with the program, a manifest (step.json) with the names and shapes of its
     inputs and outputs, and the vocabulary. The program is compared with the model first.
-    """
 
-    examples: ClassVar = (
-        "txl export runs/demo demo-onnx",
-        "txl export runs/demo demo-onnx --mem_len 256 --tokens 16",
-        "txl export runs/demo demo-torch --format torch",
-    )
+    Examples:
+      txl export runs/demo demo-onnx
+      txl export runs/demo demo-onnx --mem_len 256 --tokens 16
+      txl export runs/demo demo-torch --format torch
+    """
 
     dir: Folder
     """A model folder or run folder."""
@@ -144,13 +142,12 @@ class Serve:
     the machine, everyone who reaches the port can use the model, and read and delete all sessions:
     set an API key (in TXL_API_KEY; other users of the machine can see a command line), and put a
     proxy with TLS in front, as the server speaks plain HTTP.
-    """
 
-    examples: ClassVar = (
-        "txl serve runs/demo --sessions sessions",
-        "TXL_API_KEY=... txl serve runs/demo --host 0.0.0.0 --port 80 --sessions sessions",
-        "txl serve models/wt103 --weights bfloat16 --max_batch 16",
-    )
+    Examples:
+      txl serve runs/demo --sessions sessions
+      TXL_API_KEY=... txl serve runs/demo --host 0.0.0.0 --port 80 --sessions sessions
+      txl serve models/wt103 --weights bfloat16 --max_batch 16
+    """
 
     dir: Folder
     """A model folder or run folder."""
@@ -190,9 +187,12 @@ class Doctor:
 
     For a model folder, run folder, weights file or state file, verifies checksums, shapes, dtypes
     and values; the exit code is 1 if anything is damaged or cannot be read.
-    """
 
-    examples: ClassVar = ("txl doctor", "txl doctor runs/demo", "txl doctor --json")
+    Examples:
+      txl doctor
+      txl doctor runs/demo
+      txl doctor --json
+    """
 
     path: Annotated[Path | None, tyro.conf.Positional] = None
     """A folder or a file to verify."""

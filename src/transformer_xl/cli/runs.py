@@ -4,7 +4,7 @@ import os
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import tyro
 
@@ -19,9 +19,13 @@ _MACHINES = ("for two CPU cores", "for a GPU", "the paper's")
 
 @dataclass(kw_only=True)
 class Recipes:
-    """List the recipes that come with the package, show one, or copy one to change it."""
+    """List the recipes that come with the package, show one, or copy one to change it.
 
-    examples: ClassVar = ("txl recipes", "txl recipes demo", "txl recipes demo --copy mine.toml")
+    Examples:
+      txl recipes
+      txl recipes demo
+      txl recipes demo --copy mine.toml
+    """
 
     name: Annotated[str, tyro.conf.Positional] = ""
     """The recipe to show or copy."""
@@ -88,15 +92,14 @@ class Prepare:
     wikitext-2, ptb-word, ptb-char, lm1b, tiny-shakespeare, jsb-chorales, python-stdlib, or
     hf:ORG/NAME of Hugging Face datasets. A recipe comes before a corpus of the same name. An
     interrupted command resumes; any number of --data.workers gives the same bytes.
-    """
 
-    examples: ClassVar = (
-        "txl prepare demo",
-        "txl prepare wikitext-103",
-        "txl prepare enwik8 --data.vocab authors-bytes --data.path downloads/",
-        "txl prepare shakespeare-char-cpu --data.path input.txt",
-        "txl prepare my.toml --data.vocab bpe --data.path 'texts/*.jsonl.gz'",
-    )
+    Examples:
+      txl prepare demo
+      txl prepare wikitext-103
+      txl prepare enwik8 --data.vocab authors-bytes --data.path downloads/
+      txl prepare shakespeare-char-cpu --data.path input.txt
+      txl prepare my.toml --data.vocab bpe --data.path 'texts/*.jsonl.gz'
+    """
 
     recipe: Recipe
     """A recipe by its name or file, or a corpus."""
@@ -130,14 +133,13 @@ class Train(RecipeCommand):
     Any setting of the recipe can be changed here. Ctrl-C saves a checkpoint and stops. A model or
     run folder in place of a recipe is fine-tuned: its architecture, vocabulary and weights are
     used, and --data.path gives the text.
-    """
 
-    examples: ClassVar = (
-        "txl train demo --out runs/demo",
-        "txl train shakespeare-char-cpu --out runs/bard --train.seed 2",
-        "txl train mine.toml --out runs/mine --model.mem_len 256 --data.path corpus/",
-        "txl train models/wt103 --out runs/mine --data.path corpus/ --train.steps 2000",
-    )
+    Examples:
+      txl train demo --out runs/demo
+      txl train shakespeare-char-cpu --out runs/bard --train.seed 2
+      txl train mine.toml --out runs/mine --model.mem_len 256 --data.path corpus/
+      txl train models/wt103 --out runs/mine --data.path corpus/ --train.steps 2000
+    """
 
     recipe: Recipe
     """A recipe by its name or file, or a model or run folder."""

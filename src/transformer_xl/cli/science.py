@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -67,13 +67,12 @@ class Recl:
 
     All models predict the same tokens, each given exactly c tokens of context (Appendix C and
     Table 8 of the paper). They must share one vocabulary.
-    """
 
-    examples: ClassVar = (
-        "txl recl runs/xl runs/lstm --recl.step 100 --recl.tokens 2000",
-        "txl recl runs/xl runs/none runs/lstm --plot recl.svg --json",
-        "txl recl models/a models/b --file wiki.test.tokens --recl.longest 2000",
-    )
+    Examples:
+      txl recl runs/xl runs/lstm --recl.step 100 --recl.tokens 2000
+      txl recl runs/xl runs/none runs/lstm --plot recl.svg --json
+      txl recl models/a models/b --file wiki.test.tokens --recl.longest 2000
+    """
 
     dirs: Annotated[tuple[Path, ...], tyro.conf.Positional]
     """Run folders or model folders."""
@@ -192,13 +191,12 @@ class Ablate(RecipeCommand):
     Each row of Table 6 (or 7, or 10) is trained with each seed, for the same steps or minutes, as
     a separate run below --out; it is evaluated with the attention length of its training and with
     the best one. The same command resumes after an interruption.
-    """
 
-    examples: ClassVar = (
-        "txl ablate ptb-char --out runs/ablation --seeds 1 2 3 --minutes 5",
-        "txl ablate mine.toml --out runs/table10 --table 10 --steps 2000",
-        "txl ablate mine.toml --out runs/two --rows recurrence-ours-full none-ours-full",
-    )
+    Examples:
+      txl ablate ptb-char --out runs/ablation --seeds 1 2 3 --minutes 5
+      txl ablate mine.toml --out runs/table10 --table 10 --steps 2000
+      txl ablate mine.toml --out runs/two --rows recurrence-ours-full none-ours-full
+    """
 
     out: Path
     """Folder of the runs, ablation.json, ablation.md and ablation.svg."""

@@ -9,7 +9,7 @@ from io import UnsupportedOperation
 from pathlib import Path
 from select import select
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
@@ -42,14 +42,13 @@ class Score:
     line is tokenized separately and scored with its mean and sum; a line above 65,536 bytes is
     scored in parts. Text outside the vocabulary is read as <unk> if there is one, else skipped,
     with a warning, and counted as unknown.
-    """
 
-    examples: ClassVar = (
-        "txl score runs/demo notes.txt",
-        "cat notes.txt | txl score runs/demo -",
-        "tail -F app.log | txl score runs/demo - --by line --state app.state",
-        "txl score runs/demo notes.txt --by line --json",
-    )
+    Examples:
+      txl score runs/demo notes.txt
+      cat notes.txt | txl score runs/demo -
+      tail -F app.log | txl score runs/demo - --by line --state app.state
+      txl score runs/demo notes.txt --by line --json
+    """
 
     dir: Folder
     """A model folder or run folder."""

@@ -25,6 +25,7 @@ from transformer_xl.data.catalogue import known_vocab_size
 from transformer_xl.inference.generate import generate
 from transformer_xl.model import LanguageModel, Memory, TransformerXL
 from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.limits import layer_matrices
 from transformer_xl.model.reading import read
 from transformer_xl.ops import choose_backend
 from transformer_xl.train import Network, TrainState, train_step
@@ -87,10 +88,9 @@ def _layer(config: ModelConfig, B: int, T: int, M: int, n_parts: int) -> tuple[i
 
 
 def _maps(config: ModelConfig) -> int:
-    """Weights of a layer by which each token is multiplied; of two gates six matrices each."""
-    D, width = config.d_model, config.n_head * config.head_width
-    gates = 12 * D**2 if config.gate == "gru" else 0
-    return 4 * D * width + (2 + config.is_gated) * D * config.d_inner + gates
+    """Weights of a layer by which each token is multiplied, without those for positions."""
+    positions = config.d_model * config.n_head * config.head_width * (config.attn_type == 0)
+    return sum(rows * columns for rows, columns in layer_matrices(config)) - positions
 
 
 def _embedding(config: ModelConfig) -> float:
