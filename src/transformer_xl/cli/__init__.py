@@ -6,7 +6,8 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Annotated, Any, Protocol, Union, runtime_checkable
+from dataclasses import make_dataclass
+from typing import Annotated, Any, Protocol, Union, cast, runtime_checkable
 
 from transformer_xl.cli.printing import say
 from transformer_xl.config.files import is_disk_full, require_model_place
@@ -67,14 +68,19 @@ def parse(argv: list[str]) -> Command:
         Annotated[kind, tyro.conf.subcommand(name, description=_Description(kind))]
         for name, kind in commands().items()
     )
+    # The parser wraps a union in such a class itself; here with a help text, without which it
+    # would search the source code of typing at each start.
+    argument = tyro.conf.arg(name="", help=cast(Any, lambda: None))
+    choice = Annotated[Union[kinds], argument]  # noqa: UP007  (of a tuple)
+    line: Any = make_dataclass("CommandLine", [("__tyro_dummy_inner__", choice)])
     return tyro.cli(
-        Union[kinds],  # noqa: UP007  (of a tuple)
+        line,
         prog="txl",
         description=_DESCRIPTION,
         args=argv,
         use_underscores=True,
         config=(tyro.conf.FlagCreatePairsOff,),
-    )
+    ).__tyro_dummy_inner__
 
 
 def commands() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import tyro
 
@@ -15,10 +15,6 @@ from transformer_xl.cli.loading import load, name_of, read_bytes, require_readab
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config.checks import require
 from transformer_xl.config.files import replace_file, require_model_place
-
-if TYPE_CHECKING:
-    from transformer_xl.data import Vocab
-    from transformer_xl.model import LanguageModel
 
 _SUFFIX = ".txl"
 _SECONDS_BETWEEN_REPORTS = 10.0
@@ -77,34 +73,35 @@ class Compress:
                 self.learn, "give a model with --model DIR, or train one while coding with --learn"
             )
         # Slow imports come after all checks of the arguments.
-        from transformer_xl.apps.compress import (
-            Settings,
-            UnrestorableError,
-            check_installed,
-            compress,
-        )
+        from transformer_xl.apps import compress as compression
 
         names = ("streams", "segment_len", "mem_len", "learn", "lr", "seed", "ram")
-        settings = Settings(**{name: getattr(self, name) for name in names})
-        check_installed()
+        settings = compression.Settings(**{name: getattr(self, name) for name in names})
+        compression.check_installed()
         if self.learn:
             say(
                 "--learn: the archive can be decompressed only on this kind of processor with this "
                 "version of PyTorch; without --learn, on any"
             )
         model, vocab = load(self.model) if self.model else (None, None)
-        data = read_bytes(self.file)
+        data, name = read_bytes(self.file), name_of(self.file)
         try:
-            found = compress(data, model, vocab, settings, _progress())
-        except UnrestorableError as error:
-            raise ValueError(f"{name_of(self.file)}: {error}") from error
+            found = compression.compress(data, model, vocab, settings, _progress())
+        except compression.UnrestorableError as error:
+            raise ValueError(f"{name}: {error}") from error
         if self.learn and found.made_for is None:
-            say(
-                f"{name_of(self.file)} is incompressible and stored unchanged: it can be "
-                "restored on any machine"
-            )
+            say(f"{name} is incompressible and stored unchanged: it can be restored on any machine")
         if self.verify:
-            self._verify(data, found.content, model, vocab)
+            say("verifying: restoring what was compressed")
+            given = (model, vocab) if compression.needs_model(found.content) else (None, None)
+            try:
+                restored = compression.decompress(found.content, *given, _progress(), self.ram)
+            except RuntimeError as error:
+                why = f"{name} cannot be restored; no archive was written: {error}"
+                raise RuntimeError(why) from error
+            if restored != data:
+                raise RuntimeError(f"{name}: restored contents differ; no archive was written")
+            say(f"verified: the {len(data):,} bytes are restored")
         _write(out, found.content)
         report = found.report() | ({"verified": True} if self.verify else {})
         if out is None:
@@ -112,25 +109,6 @@ class Compress:
         else:
             known = {name: x for name, x in report.items() if self.json or x is not None}
             show({"file": str(out), **known}, as_json=self.json)
-
-    def _verify(
-        self, data: bytes, content: bytes, model: "LanguageModel | None", vocab: "Vocab | None"
-    ) -> None:
-        """Decompress the archive before it is written, and compare."""
-        from transformer_xl.apps.compress import decompress, needs_model
-
-        given = (model, vocab) if needs_model(content) else (None, None)
-        say("verifying: restoring what was compressed")
-        name = name_of(self.file)
-        try:
-            restored = decompress(content, *given, _progress(), self.ram)
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"{name} cannot be restored; no archive was written: {error}"
-            ) from error
-        if restored != data:
-            raise RuntimeError(f"{name}: restored contents differ; no archive was written")
-        say(f"verified: the {len(data):,} bytes are restored")
 
 
 @dataclass(kw_only=True)
@@ -169,10 +147,10 @@ class Decompress:
         with _archive(self.file, None):
             needed = needs_model(content)
             require(
-                self.model is not None or not needed,
+                bool(self.model) or not needed,
                 "it was compressed with a model: give the same one with --model DIR",
             )
-        if self.model is not None and not needed:
+        if self.model and not needed:
             say(f"{name_of(self.file)} needs no model: --model {self.model} is ignored")
         # Outside the block: an error of the model is not one of the archive.
         model, vocab = load(self.model) if self.model and needed else (None, None)

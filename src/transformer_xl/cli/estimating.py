@@ -57,30 +57,22 @@ class Estimate(RecipeCommand):
 
     def run(self) -> None:
         """Compute the estimate and print it."""
-        from transformer_xl.apps.estimate import (
-            HARDWARE,
-            Assumed,
-            Plan,
-            summary,
-            with_known_vocabulary,
-        )
+        from transformer_xl.apps import estimate
 
         config = self.config()
         if not config.model.vocab_size:
-            config = with_known_vocabulary(config)
+            config = estimate.with_known_vocabulary(config)
             say(
                 f"vocab_size={config.model.vocab_size} is that of the recipe's corpus; "
                 "--model.vocab_size gives another"
             )
         settings = config.train
-        plan = Plan(
-            config=config,
-            ranks=self.gpus,
-            parallel=settings.parallel,
-            precision="bfloat16" if settings.precision == "auto" else settings.precision,
+        precision = "bfloat16" if settings.precision == "auto" else settings.precision
+        plan = estimate.Plan(
+            config=config, ranks=self.gpus, parallel=settings.parallel, precision=precision
         )
-        hardware, assumed = HARDWARE[self.gpu], Assumed(**asdict(self.assume))
-        result = summary(plan, hardware, assumed)
+        assumed = estimate.Assumed(**asdict(self.assume))
+        result = estimate.summary(plan, estimate.HARDWARE[self.gpu], assumed)
         if settings.compile:
             say("train.compile: the compiler decides what is kept; this is the estimate without it")
         if self.json:

@@ -65,17 +65,12 @@ def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> Ev
     if recipe and not preset:
         return recipe.eval
     from transformer_xl.config.presets import preset_eval
-    from transformer_xl.model.pretrained import (
-        CONFIG_FILE,
-        find_model_folder,
-        load_eval_config,
-        read_config,
-    )
+    from transformer_xl.model import pretrained
 
-    config = find_model_folder(folder) / CONFIG_FILE
+    config = pretrained.find_model_folder(folder) / pretrained.CONFIG_FILE
     if not preset:
-        return load_eval_config(config) or EvalConfig()
-    origin = read_config(config).get("origin")
+        return pretrained.load_eval_config(config) or EvalConfig()
+    origin = pretrained.read_config(config).get("origin")
     written_by = origin.get("format") if isinstance(origin, dict) else None
     return preset_eval(preset, keys_beyond_memory=int(written_by in ("tensorflow", "nvidia")))
 

@@ -100,25 +100,21 @@ class Recl:
             )
         import numpy as np
 
-        from transformer_xl.studies.recl import (
-            draw_gains,
-            relative_effective_context_length,
-            target_places,
-        )
+        from transformer_xl.studies import recl
 
         settings, contexts, names = self.recl, self.recl.contexts, _names(self.dirs)
         ids = self._tokens(_shared_vocabulary(self.dirs))
-        places = target_places(len(ids), contexts, settings.tokens)
+        places = recl.target_places(len(ids), contexts, settings.tokens)
         losses = np.stack([self._losses(folder, ids, places) for folder in self.dirs])
         found = {}
         for top in settings.top:
-            results = relative_effective_context_length(
+            results = recl.relative_effective_context_length(
                 losses, contexts, top=top, threshold=settings.threshold
             )
             found[top] = dict(zip(names, results, strict=True))
         (say if self.json else print)(_recl_table(found))
         if self.plot:
-            draw_gains(self.plot, contexts, found, settings.threshold)
+            recl.draw_gains(self.plot, contexts, found, settings.threshold)
             say(f"wrote {self.plot}")
         if self.json:
             models = [
@@ -238,33 +234,27 @@ class Ablate(RecipeCommand):
         refuse_others(self.eval, "eval.", ("batch_size",), why)
         from transformer_xl.config.device import keep_freed_memory
         from transformer_xl.config.files import replace_file
-        from transformer_xl.studies.ablate import (
-            Plan,
-            ablate,
-            draw_ablation,
-            markdown,
-            rows_of,
-            summary,
-        )
+        from transformer_xl.studies import ablate as study
 
         keep_freed_memory()
         names = ("seeds", "steps", "minutes", "attn_lens", "split", "tokens")
         given = {name: getattr(self, name) for name in names}
-        rows = tuple(rows_of(self.table, self.rows))
-        plan = Plan(recipe=self.config(), rows=rows, **given)
-        measured = ablate(plan, self.out, say)
-        rows = summary(measured, self.table)
-        result = {"table": self.table, "rows": rows, "runs": measured}
-        replace_file(self.out / "ablation.json", (dumps(result, indent=2) + "\n").encode())
-        replace_file(self.out / "ablation.md", markdown(rows).encode())
-        (say if self.json else print)(markdown(rows))
+        chosen = tuple(study.rows_of(self.table, self.rows))
+        plan = study.Plan(recipe=self.config(), rows=chosen, **given)
+        measured = study.ablate(plan, self.out, say)
+        result = {"table": self.table, "rows": study.summary(measured, self.table)}
+        content = dumps(result | {"runs": measured}, indent=2) + "\n"
+        replace_file(self.out / "ablation.json", content.encode())
+        table = study.markdown(result["rows"])
+        replace_file(self.out / "ablation.md", table.encode())
+        (say if self.json else print)(table)
         if find_spec("matplotlib"):
-            draw_ablation(self.out / "ablation.svg", rows)
+            study.draw_ablation(self.out / "ablation.svg", result["rows"])
             say(f"wrote {self.out / 'ablation.svg'}")
         else:
             say("no plot: it requires pip install 'transformer-xl[plot]'")
         if self.json:
-            show({"table": self.table, "rows": rows}, as_json=True)
+            show(result, as_json=True)
 
 
 def _recl_table(found: "dict[float, dict[str, LengthFound]]") -> str:
@@ -292,14 +282,15 @@ def _shared_vocabulary(folders: tuple[Path, ...]) -> "Vocab":
     from transformer_xl.data import load_vocab
     from transformer_xl.model.pretrained import find_model_folder
 
-    first, *others = (load_vocab(find_model_folder(folder)) for folder in folders)
-    for folder, vocab in zip(folders[1:], others, strict=True):
-        if vocab.hash != first.hash:
-            raise ValueError(
-                f"{folders[0]} and {folder} have different vocabularies ({len(first):,} "
-                f"{first.kind}, {len(vocab):,} {vocab.kind}): losses can only be compared token by "
-                "token, so train both on the same corpus"
-            )
+    first = load_vocab(find_model_folder(folders[0]))
+    for folder in folders[1:]:
+        vocab = load_vocab(find_model_folder(folder))
+        require(
+            vocab.hash == first.hash,
+            f"{folders[0]} and {folder} have different vocabularies ({len(first):,} {first.kind}, "
+            f"{len(vocab):,} {vocab.kind}): losses can only be compared token by token, so train "
+            "both on the same corpus",
+        )
     return first
 
 

@@ -271,6 +271,7 @@ def attention_length_nll(
     instead, the text is read in windows of ``attn_len`` tokens, of which the last quarter is
     predicted, so that each token sees at least three quarters of ``attn_len``.
     """
+    lengths: dict[str, Any]
     if model.config.mem_len:
         lengths = {"segment_len": segment_len, "mem_len": attn_len, "attn_len": attn_len}
     else:
