@@ -7,7 +7,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import make_dataclass
-from typing import Annotated, Any, Protocol, Union, cast, runtime_checkable
+from typing import Annotated, Any, Union, cast
 
 from transformer_xl.cli.printing import say
 from transformer_xl.config.files import is_disk_full, require_model_place
@@ -21,15 +21,6 @@ exit codes: 0 success, 1 failure, 2 usage error, 130 interrupted by Ctrl-C
 
 shell completion: txl --tyro-print-completion bash (or zsh, tcsh)
 """
-
-
-@runtime_checkable
-class Command(Protocol):
-    """A parsed command line."""
-
-    def run(self) -> int | None:
-        """Run the command; return the exit code, None for 0."""
-        ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,8 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def parse(argv: list[str]) -> Command:
-    """Parse a command line.
+def parse(argv: list[str]) -> Any:
+    """Parse a command line to a command, whose ``run()`` returns the exit code, or None for 0.
 
     Raises:
         SystemExit: With 0 if help was requested, with 2 for a usage error.
@@ -117,7 +108,7 @@ class _Description(str):
         return inspect.getdoc(self._kind) or ""
 
 
-def _checked(argv: list[str]) -> Command | int:
+def _checked(argv: list[str]) -> Any:
     """Parse and validate a command line; return an exit code if the parser has answered it."""
     try:
         command = parse(argv or ["--help"])

@@ -30,7 +30,6 @@ from transformer_xl.config.recipes import recipe_of
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus, Vocab
-    from transformer_xl.model import LanguageModel
 
 
 @dataclass(kw_only=True)
@@ -84,16 +83,16 @@ class Eval:
         """
         settings = evaluation_of(self.dir, self.recipe, self.preset)
         window, dynamic = (self.eval.get(x, getattr(settings, x)) for x in ("window", "dynamic"))
-        drop = ["mem_lens"]
+        drop = {"mem_lens"}
         if window is not None:
-            drop += ["segment_len", "mem_len", "ext_len"]
+            drop |= {"segment_len", "mem_len", "ext_len"}
         if dynamic is not None:
-            drop += ["batch_size", "ext_len"]
+            drop |= {"batch_size", "ext_len"}
+        else:
+            drop |= {"dynamic_lr", "dynamic_decay"}
         if dynamic != "rms":
-            drop += ["dynamic_eps", "dynamic_tokens"]
-        if dynamic is None:
-            drop += ["dynamic_lr", "dynamic_decay"]
-        held = {each.name for each in fields(EvalConfig)} - {*drop}
+            drop |= {"dynamic_eps", "dynamic_tokens"}
+        held = {each.name for each in fields(EvalConfig)} - drop
         # In one call: settings of the recipe and given ones are validated together.
         return EvalConfig(**{name: getattr(settings, name) for name in held} | self.eval)
 
@@ -107,21 +106,44 @@ class Eval:
         settings, recipe = self.settings, self.recipe
         self._check()
         from transformer_xl.config.device import autocast
+        from transformer_xl.inference.evaluate import cost_of, evaluate_by, plan_dynamic
         from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
-        from transformer_xl.train.finish import memory_line
+        from transformer_xl.train import seen
+        from transformer_xl.train.finish import describe, memory_line
+        from transformer_xl.train.metrics import reading
 
         model, vocab = load(self.dir, self.weights)
         segment_len = recipe.train.segment_len if recipe else SEGMENT_LEN
         # Quantized weights determine the precision of the computation.
         precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
         ids, n_bytes = self._tokens(vocab)
+
+        def measure(mem_len: int | None) -> dict[str, Any]:
+            """Evaluate with one memory, or by windows."""
+            chosen = settings if mem_len is None else replace(settings, mem_len=mem_len)
+            sizes = {"n_bytes": n_bytes, "segment_len": segment_len}
+            n = len(ids) - 1
+            if cost := cost_of(chosen, n):
+                say(f"--eval.{cost}")
+            dynamic = plan_dynamic(
+                chosen, model, lambda: self._corpus(vocab).split("train"), segment_len=segment_len
+            )
+            name = "a window" if mem_len is None else f"memory {mem_len:,}"
+            with reading(model, n, f"evaluating, {name}"):
+                result = evaluate_by(chosen, model, ids, vocab=vocab, dynamic=dynamic, **sizes)
+            return describe(str(self.file or settings.split), result)
+
         lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
-        chosen = None if settings.window else lengths.mem_len
-        mem_lens = [None] if chosen is None else sorted({*settings.mem_lens, chosen})
+        configured = None if settings.window else lengths.mem_len
+        mem_lens = [None] if configured is None else sorted({*settings.mem_lens, configured})
+        places = {}
         with autocast(precision, model.device):
-            rows = {x: self._measure(model, vocab, ids, n_bytes, segment_len, x) for x in mem_lens}
-            places = self._by_position(model, ids, segment_len) if self.by_position else {}
-        found, curve = rows[chosen], list(rows.values()) if settings.mem_lens else []
+            rows = {x: measure(x) for x in mem_lens}
+            if self.by_position:
+                start = ids[: seen.TOKENS + 1]
+                with reading(model, seen.READINGS * (len(start) - 1), "by position"):
+                    places = seen.loss_by_position(model, start, settings, segment_len)
+        found, curve = rows[configured], list(rows.values()) if settings.mem_lens else []
         if self.json:
             show(found | ({"memory_curve": curve} if curve else {}) | places, as_json=True)
             return
@@ -129,41 +151,6 @@ class Eval:
         for row in curve:
             print(memory_line(row))
         _show_places(places)
-
-    def _measure(
-        self,
-        model: "LanguageModel",
-        vocab: "Vocab",
-        ids: Any,
-        n_bytes: int,
-        segment_len: int,
-        mem_len: int | None,
-    ) -> dict[str, Any]:
-        """Evaluate with one memory, or by windows."""
-        from transformer_xl.inference.evaluate import cost_of, evaluate_by, plan_dynamic
-        from transformer_xl.train.finish import describe
-        from transformer_xl.train.metrics import reading
-
-        settings, n = self.settings, len(ids) - 1
-        if mem_len is not None:
-            settings = replace(settings, mem_len=mem_len)
-        if cost := cost_of(settings, n):
-            say(f"--eval.{cost}")
-        dynamic = plan_dynamic(
-            settings, model, lambda: self._corpus(vocab).split("train"), segment_len=segment_len
-        )
-        name = "a window" if mem_len is None else f"memory {mem_len:,}"
-        with reading(model, n, f"evaluating, {name}"):
-            result = evaluate_by(
-                settings,
-                model,
-                ids,
-                vocab=vocab,
-                n_bytes=n_bytes,
-                segment_len=segment_len,
-                dynamic=dynamic,
-            )
-        return describe(str(self.file or settings.split), result)
 
     def _check(self) -> None:
         """Refuse contradicting options before any work is done."""
@@ -207,14 +194,6 @@ class Eval:
             f"{self.dir} is a model folder without a recipe: give the text with "
             "--data.path, or use --eval.dynamic sgd",
         )
-
-    def _by_position(self, model: "LanguageModel", ids: Any, segment_len: int) -> dict[str, Any]:
-        from transformer_xl.train.metrics import reading
-        from transformer_xl.train.seen import READINGS, TOKENS, loss_by_position
-
-        ids = ids[: TOKENS + 1]
-        with reading(model, READINGS * (len(ids) - 1), "by position"):
-            return loss_by_position(model, ids, self.settings, segment_len)
 
     def _tokens(self, vocab: "Vocab") -> tuple[Any, int]:
         """Return the tokens of the text and its number of bytes."""
@@ -282,14 +261,14 @@ class Report:
             why = "the memory is measured segment by segment on the held-out text"
             refuse_others(self.eval, "eval.", READ_BY_SEGMENTS, why)
             try:
-                self._look(recipe)
+                self._measure_memory(recipe)
             except (OSError, ValueError, RuntimeError) as error:
                 if self.measure:
                     raise
                 say(f"the memory was not measured: {error}")
         print(write_report(self.dir))
 
-    def _look(self, recipe: Config) -> None:
+    def _measure_memory(self, recipe: Config) -> None:
         from transformer_xl.train.checkpoint import RunFolder
         from transformer_xl.train.finish import memory_figures
         from transformer_xl.train.seen import MEMORY_FILE

@@ -56,12 +56,7 @@ def _prompt_for(vocab: "Vocab") -> str:
 
 
 def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> EvalConfig:
-    """Return evaluation settings: of the preset, else the recipe, else the settings file.
-
-    Raises:
-        FileNotFoundError: There is no model.
-        ValueError: The preset is unknown, or the settings file is invalid.
-    """
+    """Return evaluation settings: of the preset, else the recipe, else the settings file."""
     if recipe and not preset:
         return recipe.eval
     from transformer_xl.config.presets import preset_eval
@@ -76,13 +71,7 @@ def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> Ev
 
 
 def load(folder: Path, weights: Weights = "float32") -> tuple["LanguageModel", "Vocab"]:
-    """Load the model of a folder, or the best one of a run, with its vocabulary.
-
-    Raises:
-        FileNotFoundError: There is no model.
-        RuntimeError: A file is damaged.
-        ValueError: The settings are invalid, or model and vocabulary do not match.
-    """
+    """Load the model of a folder, or the best one of a run, with its vocabulary."""
     from transformer_xl.config.device import keep_freed_memory, pick_device
     from transformer_xl.inference.generate import open_folder
 
@@ -144,12 +133,7 @@ def named(path: Path, part: str = "") -> Iterator[None]:
 
 
 def require_readable(path: Path, *, is_text: bool = True) -> None:
-    """Check, before anything is loaded, that a file can be read and, if a text, is not empty.
-
-    Raises:
-        OSError: It cannot be read.
-        ValueError: It is empty.
-    """
+    """Require, before anything is loaded, that a file can be read and, if a text, is not empty."""
     # A named pipe can be opened only once.
     if str(path) == "-" or (path.exists() and not (path.is_file() or path.is_dir())):
         return
@@ -166,21 +150,12 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_text(path: Path, vocab: "Vocab") -> str:
-    """Read a text; - is the standard input.
-
-    Raises:
-        OSError: It cannot be read.
-        ValueError: It is not UTF-8, and the vocabulary is not one of bytes.
-    """
+    """Read a text; it must be UTF-8 unless the vocabulary is one of bytes."""
     return _decodable(read_bytes(path).decode("utf-8", "surrogateescape"), vocab, name_of(path))
 
 
 def encoded(name: str, text: str, vocab: "Vocab", encode: Callable[[str], list[int]]) -> list[int]:
-    """Tokenize a text, with a warning if parts are outside the vocabulary.
-
-    Raises:
-        ValueError: The vocabulary cannot encode it.
-    """
+    """Tokenize a text, with a warning if parts are outside the vocabulary."""
     from transformer_xl.data.vocab import unknown_warning
 
     try:

@@ -1,7 +1,6 @@
 """Output of the command line: results to stdout, everything else to stderr."""
 
 import json
-import math
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +14,12 @@ def say(text: str) -> None:
 def show(values: Mapping[str, Any], *, as_json: bool) -> None:
     """Print a result: a table, or one line of JSON."""
     if as_json:
-        print(json.dumps(_without_infinity(values), allow_nan=False))
+        try:
+            line = json.dumps(values, allow_nan=False)
+        except ValueError:
+            # JSON has no infinity, which a perplexity may be: null.
+            line = json.dumps(json.loads(json.dumps(values), parse_constant=lambda name: None))
+        print(line)
         return
     width = max([20, *map(len, values)])
     for key, value in values.items():
@@ -23,12 +27,3 @@ def show(values: Mapping[str, Any], *, as_json: bool) -> None:
         if isinstance(value, dict):
             shown = ", ".join(f"{name} {x}" for name, x in value.items())
         print(f"{key:{width}} {shown}")
-
-
-def _without_infinity(value: Any) -> Any:
-    # JSON has no infinity, which a perplexity may be.
-    if isinstance(value, Mapping):
-        return {key: _without_infinity(x) for key, x in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_infinity(x) for x in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -178,12 +178,7 @@ class Plan:
 def ablate(plan: Plan, folder: Path, say: Callable[[str], None] = print) -> list[dict[str, Any]]:
     """Train and evaluate every row with every seed, seed by seed; finished runs are skipped.
 
-    Each run has a run folder, ``ROW/seed_N``. The same call resumes interrupted runs.
-
-    Args:
-        plan: The ablation.
-        folder: Parent of the run folders.
-        say: Called with progress messages.
+    Each has a run folder, ``ROW/seed_N``, in ``folder``. The same call resumes interrupted runs.
 
     Returns:
         The measurements of each run, as in its ``ablation.json``.
@@ -281,11 +276,7 @@ def attention_length_nll(
 
 
 def summary(measured: Sequence[Mapping[str, Any]], table: int = 6) -> list[dict[str, Any]]:
-    """Aggregate the runs of each row over seeds.
-
-    Args:
-        measured: From :func:`ablate`.
-        table: The table of the paper to compare with.
+    """Aggregate the runs of :func:`ablate` over seeds, to compare with a table of the paper.
 
     Returns:
         For each row: ``init`` and ``best`` as mean and standard deviation over seeds (None for a
@@ -354,11 +345,7 @@ def markdown(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def draw_ablation(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Plot the results of each row with error bars, and its loss by attention length.
-
-    Args:
-        path: The file; its suffix sets the format, ``.png`` or ``.svg``.
-        rows: A summary.
+    """Plot a summary, .png or .svg: each row with error bars, and its loss by attention length.
 
     Raises:
         ImportError: matplotlib is missing.

@@ -108,10 +108,10 @@ def draw_gains(
     results: Mapping[float, Mapping[str, Recl]],
     threshold: float = THRESHOLD,
 ) -> None:
-    """Plot the relative gain by context length, with a panel for each r.
+    """Plot the relative gain by context length, .png or .svg, with a panel for each r.
 
     Args:
-        path: The file; its suffix sets the format, ``.png`` or ``.svg``.
+        path: The file.
         contexts: The context lengths.
         results: For each share r of the tokens, the results of the models by name.
         threshold: The smallest gain that counts.

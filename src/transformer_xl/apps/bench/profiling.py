@@ -80,11 +80,7 @@ _BACKWARD = "autograd::engine::evaluate_function: "
 
 
 def profile(config: Config, steps: int) -> dict[str, Any]:
-    """Profile training steps by a recipe.
-
-    Args:
-        config: The recipe, with the size of its vocabulary.
-        steps: Number of measured steps.
+    """Profile ``steps`` training steps by a recipe with the size of its vocabulary.
 
     Returns:
         Milliseconds of a step by part, and by operator within each part.

@@ -166,11 +166,7 @@ def training(config: Config, device: torch.device) -> tuple[TrainState, Callable
 
 
 def measure(config: Config, steps: int) -> dict[str, Any]:
-    """Measure training, evaluation and generation as a recipe has them.
-
-    Args:
-        config: The recipe, with the size of its vocabulary.
-        steps: Number of measured steps of each.
+    """Measure training, evaluation and generation, ``steps`` of each, by a complete recipe.
 
     Returns:
         For each of the three its seconds, tokens per second and utilization.
