@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from transformer_xl.train.memory_section import InSegment, Shares
+
 Records = Sequence[dict[str, Any]]
 """Records of ``metrics.jsonl`` or evaluation results, in order."""
 
@@ -29,6 +31,7 @@ _COLORS = {
     "gzip": "#8a5a00",
     "xz": "#7b3fa0",
 }
+_MEMORY_COLORS = ("valid", "memory")
 _STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "transformer_xl",
@@ -36,24 +39,20 @@ _STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "lines.linewidth": 1.6,
     "lines.markersize": 4.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.edgecolor": _COLORS["soft"],
-    "axes.labelcolor": _COLORS["ink"],
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), _COLORS["soft"]),
+    **dict.fromkeys(("axes.labelcolor", "text.color"), _COLORS["ink"]),
     "grid.color": _COLORS["line"],
     "grid.linewidth": 0.7,
-    "text.color": _COLORS["ink"],
-    "xtick.color": _COLORS["soft"],
-    "ytick.color": _COLORS["soft"],
 }
-_SIZE = (5.2, 3.5)
+SIZE = (5.2, 3.5)
+"""Width and height of a figure, in inches."""
 _POINTS = 800
 
 
 def number(record: dict[str, Any], name: str) -> float | None:
-    """A finite number of a record, or None.
+    """Return a finite number of a record, or None.
 
     Older runs call ``bits_per_token`` ``bits``, or ``bpc`` whatever their tokens are.
     """
@@ -70,19 +69,19 @@ def number(record: dict[str, Any], name: str) -> float | None:
 
 
 def has(records: Records, *names: str) -> bool:
-    """Whether one of the numbers is in one of the records."""
+    """Return whether one of the numbers is in one of the records."""
     return any(number(record, name) is not None for record in records for name in names)
 
 
 def series(records: Records, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """Steps and values of a number, where it is finite."""
+    """Return steps and values of a number, where it is finite."""
     pairs = [(record["step"], number(record, name)) for record in records]
     pairs = [(step, value) for step, value in pairs if value is not None]
     return np.array([step for step, _ in pairs]), np.array([value for _, value in pairs])
 
 
 def smoothed(values: np.ndarray) -> np.ndarray:
-    """Mean over the neighbors of each value: 4 % of the series, fewer towards its ends."""
+    """Return the mean over the neighbors of each value: 4 % of the series, fewer at its ends."""
     n = len(values)
     index = np.arange(n)
     # Both sides shrink at the start, where the loss is steep, but only one at the noisy end.
@@ -93,7 +92,7 @@ def smoothed(values: np.ndarray) -> np.ndarray:
 
 
 def thinned(n: int, most: int) -> np.ndarray:
-    """Indices of at most ``most`` of ``n`` things, evenly spread, the last one among them."""
+    """Return indices of at most ``most`` of ``n`` items, evenly spread, the last one included."""
     return np.unique(np.linspace(n - 1, 0, min(n, most)).round().astype(int))
 
 
@@ -102,17 +101,16 @@ def draw_loss(axes: "Axes", train: Records, valid: Records) -> None:
     steps, bits = series(train, "bits_per_token")
     shown: list[np.ndarray] = []
     if len(bits):
-        mean = smoothed(bits)
-        few = thinned(len(bits), _POINTS)
+        mean, few = smoothed(bits), thinned(len(bits), _POINTS)
         axes.plot(steps[few], bits[few], color=_COLORS["train"], alpha=0.3, linewidth=0.8)
         axes.plot(steps[few], mean[few], color=_COLORS["train"], label="training")
         # The first steps fall from so high that the rest would be a flat line below them.
         shown.append(mean[len(mean) // 40 :])
-    valid_steps, valid_bits = series(valid, "bits_per_token")
-    if len(valid_bits):
+    steps, bits = series(valid, "bits_per_token")
+    if len(bits):
         style = {"marker": "o", "linewidth": 1.0, "label": "validation"}
-        axes.plot(valid_steps, valid_bits, color=_COLORS["valid"], **style)
-        shown.append(valid_bits[len(valid_bits) // 10 :])
+        axes.plot(steps, bits, color=_COLORS["valid"], **style)
+        shown.append(bits[len(bits) // 10 :])
     if shown:
         values = np.concatenate(shown)
         low, high = values.min(), values.max()
@@ -120,7 +118,7 @@ def draw_loss(axes: "Axes", train: Records, valid: Records) -> None:
         axes.set_ylim(low - margin, high + margin)
         axes.legend(loc="upper right")
     axes.set_ylabel("bits per token")
-    _count_steps(axes)
+    _label_steps(axes)
 
 
 def draw_pace(figure: "Figure", train: Records) -> None:
@@ -134,10 +132,9 @@ def draw_pace(figure: "Figure", train: Records) -> None:
         axes.plot(steps[few], values[few], color=_COLORS["train"])
         axes.set_ylabel(names[name])
         axes.set_ylim(0, (values.max() * 1.08) or 1.0)
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+        axes.yaxis.set_major_formatter("{x:,.10g}")
         axes.locator_params(axis="y", nbins=5)
-    for axes in panels:
-        _count_steps(axes, last=axes is panels[-1])
+        _label_steps(axes, is_last=axes is panels[-1])
 
 
 def draw_memory(
@@ -156,116 +153,77 @@ def draw_memory(
     bits = np.array([number(row, unit) for row in curve], dtype=float)
     axes.plot(lengths, bits, color=_COLORS["memory"], marker="o", clip_on=False, zorder=3)
     ticks = sorted({*lengths, trained} if trained is not None else {*lengths})
-    positive = [length for length in ticks if length > 0]
-    if positive:
-        # Logarithmic, with room for no memory at all.
+    if positive := [length for length in ticks if length > 0]:
+        # Logarithmic, with space for no memory at all.
         axes.set_xscale("symlog", base=2, linthresh=positive[0], linscale=1)
     axes.set_xticks(ticks, [f"{tick:,.0f}" for tick in ticks], minor=False)
     axes.set_xticks([], minor=True)
     if len(ticks) > 6:
         axes.tick_params(axis="x", labelrotation=45)
+    beside: dict[str, Any] = {"textcoords": "offset points"}
     if trained is not None:
         axes.axvline(trained, color=_COLORS["soft"], linestyle=":", linewidth=1.2)
-        # Beside the line, on the side where there is room.
-        at_right = trained < ticks[len(ticks) // 2]
-        axes.annotate(
-            "memory in training",
-            (trained, 0.985),
-            xycoords=axes.get_xaxis_transform(),
-            xytext=(4 if at_right else -4, 0),
-            textcoords="offset points",
-            ha="left" if at_right else "right",
-            va="top",
-            color=_COLORS["soft"],
-        )
+        # Beside the line, on the side where there is space.
+        side, shift = ("left", 4) if trained < ticks[len(ticks) // 2] else ("right", -4)
+        beside |= {"xycoords": axes.get_xaxis_transform(), "xytext": (shift, 0), "ha": side}
+        place, color = (trained, 0.985), _COLORS["soft"]
+        axes.annotate("memory in training", place, va="top", color=color, **beside)
     if unit == "bits_per_byte":
+        beside |= {"xycoords": axes.get_yaxis_transform(), "xytext": (0, 2), "ha": "left"}
         for name, value in baselines.items():
             color = _COLORS[name.split()[0]]
             axes.axhline(value, color=color, linestyle="--", linewidth=1.2)
-            axes.annotate(
-                name,
-                (0.01, value),
-                xycoords=axes.get_yaxis_transform(),
-                xytext=(0, 2),
-                textcoords="offset points",
-                va="bottom",
-                color=color,
-            )
+            axes.annotate(name, (0.01, value), va="bottom", color=color, **beside)
     axes.margins(y=0.14)
     axes.set_xlabel("positions remembered at evaluation")
-    axes.set_ylabel("bits per byte" if unit == "bits_per_byte" else "bits per token")
+    axes.set_ylabel(unit.replace("_", " "))
 
 
-def draw_places(figure: "Figure", in_segment: Records, from_start: dict[str, Any]) -> None:
-    """Draw bits by place in the segment, and by how many tokens a text has already.
-
-    Args:
-        figure: Where to draw.
-        in_segment: For each memory length its ``spans``.
-        from_start: The ``spans`` of a text read with an empty memory at its start.
-    """
+def draw_places(
+    figure: "Figure", in_segment: "Sequence[InSegment]", from_start: "InSegment"
+) -> None:
+    """Draw bits by place in the segment, and by how many tokens a text has already."""
     left, right = figure.subplots(1, 2, sharey=True)
-    for row, color in zip(in_segment, ("valid", "memory"), strict=False):
-        label = f"memory {row['mem_len']:,}" if row["mem_len"] else "no memory"
-        _draw_spans(left, row["spans"], color, label)
+    # No memory, and that of the model.
+    curves = [(left, row, color) for row, color in zip(in_segment, _MEMORY_COLORS, strict=False)]
+    for axes, row, color in (*curves, (right, from_start, "memory")):
+        middles = [math.sqrt(span.first * span.last) for span in row.spans]
+        bits = [span.nll / math.log(2) for span in row.spans]
+        label = f"memory {row.mem_len:,}" if row.mem_len else "no memory"
+        axes.plot(middles, bits, color=_COLORS[color], marker="o", markersize=3, label=label)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
     left.legend(loc="upper right")
     left.set_xlabel("place in the segment")
     left.set_ylabel("bits per token")
-    _draw_spans(right, from_start["spans"], "memory", "")
     right.set_xlabel("tokens since the start of the text")
 
 
-def _draw_spans(axes: "Axes", spans: Records, color: str, label: str) -> None:
-    middles = [math.sqrt(span["first"] * span["last"]) for span in spans]
-    bits = [span["nll"] / math.log(2) for span in spans]
-    axes.plot(middles, bits, color=_COLORS[color], marker="o", markersize=3, label=label)
-    axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-
-
-def draw_attention(axes: "Axes", spans: Records, title: str) -> None:
-    """Draw how much of each layer's attention lies at which distance: the more, the darker.
-
-    Args:
-        axes: Where to draw.
-        spans: Of distances, each with the ``shares`` of all layers, the lowest layer first.
-        title: What is shown.
-    """
-    from matplotlib.patches import Rectangle
-
-    n_layer = len(spans[0]["shares"])
+def draw_attention(axes: "Axes", spans: "Sequence[Shares]", title: str) -> None:
+    """Draw how much of each layer's attention lies at which distance: the more, the darker."""
+    n_layer = len(spans[0].shares)
     for layer in range(n_layer):
         # Shares of one distance, or far ones would look large for being many.
-        density = [
-            span["shares"][layer] / math.log((span["last"] + 2) / (span["first"] + 1))
-            for span in spans
-        ]
-        most = max(density) or 1.0
-        for x, (span, value) in enumerate(zip(spans, density, strict=True)):
-            if span["shares"][layer] > 0:
-                alpha = round(max(value / most, 0.02), 3)
-                place = (x - 0.5, layer + 0.5)
-                look = {"color": _COLORS["memory"], "alpha": alpha, "antialiased": False}
-                axes.add_patch(Rectangle(place, 1, 1, linewidth=0, **look))
+        density = np.array(
+            [x.shares[layer] / math.log((x.last + 2) / (x.first + 1)) for x in spans]
+        )
+        alphas = np.maximum(density / (density.max() or 1.0), 0.02) * (density > 0)
+        colors = [(_COLORS["memory"], float(alpha)) for alpha in alphas.round(3)]
+        style = {"color": colors, "linewidth": 0, "antialiased": False}
+        axes.bar(range(len(spans)), 1, 1, layer + 0.5, **style)
     axes.set_xlim(-0.5, len(spans) - 0.5)
     axes.set_ylim(0.5, n_layer + 0.5)
     few = thinned(len(spans), 7)
-    axes.set_xticks(few, [f"{spans[x]['first']:,}" for x in few])
-    axes.yaxis.set_major_locator(_whole_numbers())
+    axes.set_xticks(few, [f"{spans[x].first:,}" for x in few])
+    axes.locator_params(axis="y", nbins=8, integer=True, min_n_ticks=1)
     axes.grid(visible=False)
     axes.set_title(title, fontsize=9, color=_COLORS["soft"])
     axes.set_xlabel("tokens back")
     axes.set_ylabel("layer")
 
 
-def _whole_numbers() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(nbins=8, integer=True, min_n_ticks=1)
-
-
 def memory_unit(curve: Records) -> str:
-    """``bits_per_byte`` where all results have it, else ``bits_per_token``."""
+    """Return ``bits_per_byte`` where all results have it, else ``bits_per_token``."""
     whole = all(number(row, "bits_per_byte") is not None for row in curve)
     return "bits_per_byte" if whole else "bits_per_token"
 
@@ -274,7 +232,7 @@ def as_svg(
     name: str,
     label: str,
     draw: Callable[["Figure"], object],
-    size: tuple[float, float] = _SIZE,
+    size: tuple[float, float] = SIZE,
 ) -> str:
     """Draw a figure for a page, to be put into its HTML.
 
@@ -287,7 +245,7 @@ def as_svg(
     Raises:
         ImportError: matplotlib is missing.
     """
-    svg = _rendered("svg", draw, size).decode()
+    svg = rendered("svg", draw, size).decode()
     svg = svg[svg.index("<svg") :]
     for color, value in _COLORS.items():
         svg = svg.replace(value, f"var(--{color})")
@@ -295,21 +253,14 @@ def as_svg(
     return svg.replace("<svg ", f'<svg role="img" aria-label="{label}" ', 1)
 
 
-def as_png(draws: Sequence[Callable[["Axes"], object]]) -> bytes:
-    """Draw figures side by side in one picture.
+def rendered(
+    form: str, draw: Callable[["Figure"], object], size: tuple[float, float] = SIZE
+) -> bytes:
+    """Draw a figure as ``svg`` or ``png``.
 
     Raises:
         ImportError: matplotlib is missing.
     """
-
-    def draw_all(figure: "Figure") -> None:
-        for axes, draw in zip(figure.subplots(1, len(draws), squeeze=False)[0], draws, strict=True):
-            draw(axes)
-
-    return _rendered("png", draw_all, (_SIZE[0] * len(draws), _SIZE[1]))
-
-
-def _rendered(form: str, draw: Callable[["Figure"], object], size: tuple[float, float]) -> bytes:
     # Without pyplot nothing here touches the display or another figure of the process.
     import matplotlib.style
     from matplotlib.figure import Figure
@@ -323,8 +274,8 @@ def _rendered(form: str, draw: Callable[["Figure"], object], size: tuple[float, 
     return picture.getvalue()
 
 
-def _count_steps(axes: "Axes", last: bool = True) -> None:
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+def _label_steps(axes: "Axes", is_last: bool = True) -> None:
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.locator_params(axis="x", integer=True, nbins=6)
-    if last:
+    if is_last:
         axes.set_xlabel("step")

@@ -5,7 +5,6 @@ but anybody may have changed it.
 """
 
 from collections.abc import Iterator
-from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -19,6 +18,7 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 _Place = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
 _Loss = Annotated[float, msgspec.Meta(ge=0, le=1e6)]
 _Share = Annotated[float, msgspec.Meta(ge=0, le=1.01)]
+_NOT_EMPTY = msgspec.Meta(min_length=1)
 _LEVELS = 9
 """Shades of a token, without none at all."""
 Row = tuple[list[str], bool]
@@ -33,22 +33,17 @@ class Span(msgspec.Struct):
     nll: _Loss
 
 
-_Spans = Annotated[list[Span], msgspec.Meta(min_length=1)]
-
-
 class InSegment(msgspec.Struct):
     """The loss by place in the segment, with one length of memory."""
 
     mem_len: _Count
-    spans: _Spans
+    spans: Annotated[list[Span], _NOT_EMPTY]
 
 
-class FromStart(msgspec.Struct):
+class FromStart(InSegment):
     """The loss by how many tokens a text has already."""
 
-    mem_len: _Count
     pieces: _Count
-    spans: _Spans
 
 
 class Shares(msgspec.Struct):
@@ -66,9 +61,9 @@ class Attention(msgspec.Struct):
     nll_without_memory: _Loss
     texts: list[str]
     predicted: str
-    shares: Annotated[list[_Share], msgspec.Meta(min_length=1)]
-    direct: Annotated[list[Shares], msgspec.Meta(min_length=1)]
-    through: Annotated[list[Shares], msgspec.Meta(min_length=1)]
+    shares: Annotated[list[_Share], _NOT_EMPTY]
+    direct: Annotated[list[Shares], _NOT_EMPTY]
+    through: Annotated[list[Shares], _NOT_EMPTY]
 
     def __post_init__(self) -> None:
         if len(self.texts) != len(self.shares):
@@ -80,8 +75,7 @@ class Attention(msgspec.Struct):
         """Yield the text with its shades; the root of a share, to tell small ones apart."""
         most = max(self.shares) or 1.0
         levels = (round(_LEVELS * (share / most) ** 0.5) for share in self.shares)
-        pairs = zip(levels, self.texts, strict=True)
-        for level, tokens in groupby(pairs, key=itemgetter(0)):
+        for level, tokens in groupby(zip(levels, self.texts, strict=True), key=itemgetter(0)):
             yield level, "".join(token for _, token in tokens)
 
 
@@ -92,7 +86,7 @@ class Seen(msgspec.Struct):
     tokens: _Count
     segment_len: _Place
     mem_len: _Count
-    in_segment: Annotated[list[InSegment], msgspec.Meta(min_length=1)]
+    in_segment: Annotated[list[InSegment], _NOT_EMPTY]
     from_start: FromStart
     attention: Attention | None
 
@@ -116,24 +110,27 @@ def figures_of(seen: Seen) -> dict[str, str]:
     Raises:
         ImportError: matplotlib is missing.
     """
-    built = msgspec.to_builtins(seen)
-    label = "Bits by place in the segment, and by tokens since the start of the text"
-    in_segment, from_start = built["in_segment"], built["from_start"]
-    draw = partial(figures.draw_places, in_segment=in_segment, from_start=from_start)
-    drawn = {"places": figures.as_svg("places", label, draw, (7.4, 3.2))}
-    for name, title in (
-        ("direct", "each layer's own attention, all predictions"),
-        ("through", "what comes out of each layer, this prediction"),
+    drawn = {
+        "places": figures.as_svg(
+            "places",
+            "Bits by place in the segment, and by tokens since the start of the text",
+            lambda figure: figures.draw_places(figure, seen.in_segment, seen.from_start),
+            (7.4, 3.2),
+        )
+    }
+    if seen.attention is None:
+        return drawn
+    for name, spans, title in (
+        ("direct", seen.attention.direct, "each layer's own attention, all predictions"),
+        ("through", seen.attention.through, "what comes out of each layer, this prediction"),
     ):
-        if seen.attention:
-            spans = built["attention"][name]
-            drawn[name] = figures.as_svg(
-                name,
-                f"Shares of distances by layer: {title}",
-                lambda figure, spans=spans, title=title: figures.draw_attention(
-                    figure.subplots(), spans, title
-                ),
-            )
+        drawn[name] = figures.as_svg(
+            name,
+            f"Shares of distances by layer: {title}",
+            lambda figure, spans=spans, title=title: figures.draw_attention(
+                figure.subplots(), spans, title
+            ),
+        )
     return drawn
 
 
@@ -145,8 +142,8 @@ def places(seen: Seen) -> tuple[list[str], list[Row]]:
     for name, spans in columns:
         for span in spans:
             by_place.setdefault((span.first, span.last), {})[name] = f"{span.nll:.4f}"
-    rows = []
+    names, rows = [name for name, _ in columns], []
     for (first, last), cells in sorted(by_place.items()):
         place = f"{first:,} to {last:,}" if last > first else f"{first:,}"
-        rows.append(([place, *(cells.get(name, "") for name, _ in columns)], False))
-    return ["place, nats per token", *(name for name, _ in columns)], rows
+        rows.append(([place, *(cells.get(name, "") for name in names)], False))
+    return ["place, nats per token", *names], rows

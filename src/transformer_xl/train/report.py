@@ -16,24 +16,22 @@
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined, Template
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from transformer_xl.config.files import replace_file
 from transformer_xl.train import figures, memory_section
-from transformer_xl.train.figures import Records, has, number
+from transformer_xl.train.figures import Records, has, number, series
 from transformer_xl.train.memory_section import Row, Seen
 from transformer_xl.train.metrics import read_metrics
 
 _INSTALL = "pip install 'transformer-xl[plot]'"
 _ROWS = 20
-_TRAINING_FORMS = {"bits_per_token": ".4f", "lr": ".3g", "tokens_per_second": ",.0f"}
 # HTML has no way to write these; a lone surrogate has no UTF-8 either.
 _UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -44,9 +42,6 @@ def write_report(run_dir: Path) -> Path:
     A part that cannot be read is named on the page. Figures need matplotlib; without it the page
     has the tables.
 
-    Args:
-        run_dir: The run folder.
-
     Returns:
         Path of the page.
 
@@ -54,24 +49,35 @@ def write_report(run_dir: Path) -> Path:
         FileNotFoundError: There is no such folder.
     """
     run = _read_run(run_dir)
+    drawn = {}
     try:
-        drawn = _figures(run)
+        for name, (label, draw) in _figures(run).items():
+            drawn[name] = figures.as_svg(name, label, draw)
+        if run.seen:
+            drawn |= memory_section.figures_of(run.seen)
     except ImportError:
-        drawn = {}
         run.notes.append(f"The figures need matplotlib: {_INSTALL}")
-    seen = run.seen
-    html = _template().render(
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        # What a macro has made is escaped already.
+        finalize=lambda x: x if hasattr(x, "__html__") else _UNWRITABLE.sub("\ufffd", str(x)),
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    html = environment.get_template("report_template.html").render(
         title=run_dir.resolve().name,
         run=run,
         drawn=drawn,
         facts=_facts(run),
         verdict=_verdict(run),
-        tiles=[*_tiles(run)],
+        tiles=_tiles(run),
         training=_training_rows(run),
         unit=figures.memory_unit(run.curve).replace("_", " "),
         memory=_memory_rows(run),
-        seen=seen,
-        places=memory_section.places(seen) if seen else None,
+        seen=run.seen,
+        places=memory_section.places(run.seen) if run.seen else None,
         settings=_part(run.sample, "settings"),
         environment=json.dumps(run.environment, indent=2, ensure_ascii=False),
     )
@@ -83,10 +89,6 @@ def write_report(run_dir: Path) -> Path:
 def plot_curves(run_dir: Path, png_path: Path) -> Path:
     """Save the loss and the memory curve of a run side by side as one PNG picture.
 
-    Args:
-        run_dir: The run folder.
-        png_path: Where the picture goes.
-
     Returns:
         Path of the picture.
 
@@ -94,36 +96,23 @@ def plot_curves(run_dir: Path, png_path: Path) -> Path:
         FileNotFoundError: The folder is missing, or what could be drawn.
         RuntimeError: matplotlib is missing.
     """
-    run = _read_run(run_dir)
-    draws: list[Callable[..., object]] = []
-    if has(run.train, "bits_per_token") or has(run.valid, "bits_per_token"):
-        draws.append(partial(figures.draw_loss, train=run.train, valid=run.valid))
-    if run.curve:
-        draws.append(partial(_draw_memory, run=run))
+    curves = {name: draw for name, (_, draw) in _figures(_read_run(run_dir)).items()}
+    draws = [curves[name] for name in ("loss", "memory") if name in curves]
     if not draws:
         raise FileNotFoundError(f"{run_dir} holds no metrics.jsonl or results.json to draw")
+
+    def draw_all(figure: Any) -> None:
+        parts = figure.subfigures(1, len(draws), squeeze=False)[0]
+        for part, draw in zip(parts, draws, strict=True):
+            draw(part)
+
     try:
-        picture = figures.as_png(draws)
+        picture = figures.rendered("png", draw_all, (figures.SIZE[0] * len(draws), figures.SIZE[1]))
     except ImportError as error:
         raise RuntimeError(f"pictures need matplotlib: {_INSTALL}") from error
     png_path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(png_path, picture)
     return png_path
-
-
-def _template() -> Template:
-    def written(value: object) -> object:
-        # What a macro has made is escaped already.
-        return value if hasattr(value, "__html__") else _UNWRITABLE.sub("\ufffd", str(value))
-
-    return Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=written,
-        trim_blocks=True,
-        keep_trailing_newline=True,
-    ).get_template("report_template.html")
 
 
 @dataclass
@@ -143,10 +132,6 @@ class _Run:
     recipe_text: str = ""
     notes: list[str] = field(default_factory=list)
 
-    def setting(self, section: str, name: str) -> Any:
-        """A setting of the recipe, or None."""
-        return _part(self.recipe, section).get(name)
-
     @property
     def trained_mem_len(self) -> float | None:
         return number(_part(self.recipe, "model"), "mem_len")
@@ -162,7 +147,7 @@ def _read_run(run_dir: Path) -> _Run:
         raise FileNotFoundError(f"there is no run folder {run_dir}")
     run = _Run()
 
-    def read(name: str, parse: Callable[[Path], Any], kind: type, missing: Any) -> Any:
+    def read(name: str, parse: Callable[[Path], Any], missing: Any, kind: type = dict) -> Any:
         path = run_dir / name
         if not path.exists():
             return missing
@@ -178,10 +163,10 @@ def _read_run(run_dir: Path) -> _Run:
     def parse_json(path: Path) -> Any:
         return json.loads(path.read_bytes())
 
-    records = read("metrics.jsonl", read_metrics, list, [])
+    records = read("metrics.jsonl", read_metrics, [], list)
     run.train = [record for record in records if record.get("kind") == "train"]
     run.valid = [record for record in records if record.get("kind") == "valid"]
-    results = read("results.json", parse_json, dict, {})
+    results = read("results.json", parse_json, {})
     run.test, run.dynamic = _part(results, "test"), _part(results, "dynamic")
     curve = results.get("memory_curve")
     curve = [row for row in curve if isinstance(row, dict)] if isinstance(curve, list) else []
@@ -190,61 +175,54 @@ def _read_run(run_dir: Path) -> _Run:
     for name, key in (("gzip -9", "gzip_bits_per_byte"), ("xz -9e", "xz_bits_per_byte")):
         if (value := number(results, key)) is not None:
             run.baselines[name] = value
-    run.seen = read("memory.json", memory_section.parse, Seen, None)
-    run.sample = read("sample.json", parse_json, dict, {})
-    run.environment = read("environment.json", parse_json, dict, {})
-    text = read("recipe.toml", lambda path: path.read_text("utf-8", "replace"), str, "")
-    run.recipe_text = text
-    run.recipe = read("recipe.toml", lambda path: tomllib.loads(path.read_text("utf-8")), dict, {})
+    run.seen = read("memory.json", memory_section.parse, None, Seen)
+    run.sample = read("sample.json", parse_json, {})
+    run.environment = read("environment.json", parse_json, {})
+    run.recipe_text = read("recipe.toml", lambda path: path.read_text("utf-8", "replace"), "", str)
+    run.recipe = read("recipe.toml", lambda path: tomllib.loads(path.read_text("utf-8")), {})
     return run
 
 
-def _figures(run: _Run) -> dict[str, str]:
-    drawn = {}
+def _figures(run: _Run) -> dict[str, tuple[str, Callable[[Any], object]]]:
+    """Return for each figure that can be drawn what a screen reader says, and what draws it."""
+    found: dict[str, tuple[str, Callable[[Any], object]]] = {}
     if has(run.train, "bits_per_token") or has(run.valid, "bits_per_token"):
-        drawn["loss"] = figures.as_svg(
-            "loss",
+        found["loss"] = (
             "Bits per token over the steps",
             lambda figure: figures.draw_loss(figure.subplots(), run.train, run.valid),
         )
     if has(run.train, "lr", "tokens_per_second"):
-        drawn["pace"] = figures.as_svg(
-            "pace",
+        found["pace"] = (
             "Learning rate and tokens per second over the steps",
-            partial(figures.draw_pace, train=run.train),
+            lambda figure: figures.draw_pace(figure, run.train),
         )
     if run.curve:
-        drawn["memory"] = figures.as_svg(
-            "memory",
+        found["memory"] = (
             "Bits over the memory length at evaluation",
-            lambda figure: _draw_memory(figure.subplots(), run),
+            lambda figure: figures.draw_memory(
+                figure.subplots(), run.curve, run.baselines, run.trained_mem_len
+            ),
         )
-    return drawn | memory_section.figures_of(run.seen) if run.seen else drawn
-
-
-def _draw_memory(axes: Any, run: _Run) -> None:
-    figures.draw_memory(axes, run.curve, run.baselines, run.trained_mem_len)
+    return found
 
 
 def _facts(run: _Run) -> list[str]:
-    """What was trained on what, in a few words each."""
-    corpus = run.setting("data", "name") or run.setting("data", "path")
-    return [str(corpus)] * bool(corpus) + [
-        words.format(value)
-        for section, name, words in (
-            ("data", "vocab", "{}"),
-            ("model", "n_layer", "{} layers"),
-            ("model", "d_model", "width {}"),
-            ("model", "mem_len", "memory {}"),
-            ("train", "segment_len", "segments of {}"),
-            ("train", "batch_size", "{} streams"),
-        )
-        if (value := run.setting(section, name)) is not None
-    ]
+    """Return what was trained on what, in a few words each."""
+    data, model, train = (_part(run.recipe, name) for name in ("data", "model", "train"))
+    facts = (
+        (data.get("name") or data.get("path") or None, "{}"),
+        (data.get("vocab"), "{}"),
+        (model.get("n_layer"), "{} layers"),
+        (model.get("d_model"), "width {}"),
+        (model.get("mem_len"), "memory {}"),
+        (train.get("segment_len"), "segments of {}"),
+        (train.get("batch_size"), "{} streams"),
+    )
+    return [words.format(value) for value, words in facts if value is not None]
 
 
 def _verdict(run: _Run) -> str:
-    """One sentence that says how good the model is, for one who knows gzip."""
+    """Say in a sentence how good the model is, for one who knows gzip."""
     bits = number(run.test, "bits_per_byte")
     if bits is None:
         return ""
@@ -258,52 +236,55 @@ def _verdict(run: _Run) -> str:
     return f"{verdict}: {' and '.join(compared)}." if compared else f"{verdict}."
 
 
-def _tiles(run: _Run) -> Iterable[tuple[str, str]]:
-    split = run.test.get("split", "test")
-    for name, words, form in (
-        ("bits_per_byte", "bits per byte", ".3f"),
-        ("bits_per_token", "bits per token", ".3f"),
-        ("ppl", "perplexity per token", ",.2f"),
-    ):
-        value = number(run.test, name)
-        if value is not None:
-            yield format(value, form), f"{words}, {split} text"
-    learned = number(run.dynamic, "bits_per_token")
-    if learned is not None:
-        yield f"{learned:.3f}", f"bits per token, {split} text, learning as it reads"
-    steps, bits = figures.series(run.valid, "bits_per_token")
-    if len(bits):
-        best = int(np.argmin(bits))
-        yield f"{bits[best]:.3f}", f"bits per token, best validation, step {steps[best]:,}"
+def _tiles(run: _Run) -> list[tuple[str, str]]:
+    """Return the main numbers, and what they are."""
+    split, (steps, bits) = run.test.get("split", "test"), series(run.valid, "bits_per_token")
+    _, speeds = series(run.train, "tokens_per_second")
+    best = int(np.argmin(bits)) if len(bits) else None
+    tiles = [
+        (number(run.test, "bits_per_byte"), ".3f", f"bits per byte, {split} text"),
+        (number(run.test, "bits_per_token"), ".3f", f"bits per token, {split} text"),
+        (number(run.test, "ppl"), ",.2f", f"perplexity per token, {split} text"),
+        (
+            number(run.dynamic, "bits_per_token"),
+            ".3f",
+            f"bits per token, {split} text, learning as it reads",
+        ),
+    ]
+    if best is not None:
+        tiles.append((bits[best], ".3f", f"bits per token, best validation, step {steps[best]:,}"))
     if run.train:
-        yield f"{run.train[-1]['step']:,}", "training steps"
-    _, speeds = figures.series(run.train, "tokens_per_second")
+        tiles.append((run.train[-1]["step"], ",", "training steps"))
     if len(speeds):
-        yield f"{np.median(speeds):,.0f}", "tokens per second in training"
+        tiles.append((float(np.median(speeds)), ",.0f", "tokens per second in training"))
+    return [(format(value, form), words) for value, form, words in tiles if value is not None]
 
 
 def _training_rows(run: _Run) -> list[Row]:
-    lines = {name: figures.series(run.train, name) for name in _TRAINING_FORMS}
-    valid_steps, valid_bits = figures.series(run.valid, "bits_per_token")
+    """Return the rows of the table of the training: at validations, or else at some records."""
+    valid_steps, valid_bits = series(run.valid, "bits_per_token")
     validated = dict(zip(valid_steps.tolist(), valid_bits.tolist(), strict=True))
     steps = sorted(validated) or sorted({record["step"] for record in run.train})
-    known_steps, bits = lines["bits_per_token"]
-    if len(bits):
-        lines["bits_per_token"] = known_steps, figures.smoothed(bits)
     best = min(validated, key=lambda step: validated[step]) if validated else None
+    steps = [steps[index] for index in figures.thinned(len(steps), _ROWS)]
 
-    def at(name: str, step: int) -> str:
-        known_steps, values = lines[name]
-        index = int(np.searchsorted(known_steps, step, side="right")) - 1
-        return format(values[index], _TRAINING_FORMS[name]) if index >= 0 else ""
+    def column(name: str, form: str) -> list[str]:
+        known_steps, values = series(run.train, name)
+        if name == "bits_per_token" and len(values):
+            values = figures.smoothed(values)
+        # The last record up to each step.
+        indices = np.searchsorted(known_steps, steps, side="right") - 1
+        return [format(values[index], form) if index >= 0 else "" for index in indices]
 
-    rows = []
-    for index in figures.thinned(len(steps), _ROWS):
-        step = steps[index]
-        valid = f"{validated[step]:.4f}" if step in validated else ""
-        bits, *others = (at(name, step) for name in lines)
-        rows.append(([f"{step:,}", bits, valid, *others], step == best))
-    return rows
+    columns = (
+        [f"{step:,}" for step in steps],
+        column("bits_per_token", ".4f"),
+        [f"{validated[step]:.4f}" if step in validated else "" for step in steps],
+        column("lr", ".3g"),
+        column("tokens_per_second", ",.0f"),
+    )
+    rows = zip(*columns, strict=True)
+    return [([*cells], step == best) for step, cells in zip(steps, rows, strict=True)]
 
 
 def _memory_rows(run: _Run) -> list[Row]:
