@@ -16,6 +16,7 @@ from transformer_xl.train.checkpoint import checkpoints as module
 from transformer_xl.train.checkpoint.checkpoints import (
     Checkpoints,
     read_about,
+    read_tensors,
     read_whole,
     stored,
 )
@@ -42,10 +43,9 @@ def save(folder, *steps, keep=10, **options):
 def loaded(folder):
     """The step of the newest intact checkpoint, by what is about it and by its tensors."""
     said = []
-    checkpoints = Checkpoints(folder, World())
-    found = checkpoints.newest(said.append)
+    found = Checkpoints(folder, World()).newest(said.append)
     rooms = {name: torch.zeros_like(x) for name, x in values(0).items()}
-    checkpoints.load(found, rooms)
+    read_tensors(found, rooms, World())
     step = read_about(found)["step"]
     assert all(torch.equal(rooms[name], x) for name, x in values(step).items())
     return step, said
@@ -203,7 +203,7 @@ def test_tensors_of_another_model_are_an_error(folder):
     save(folder, 1)
     for rooms in ({"c": torch.zeros(1)}, {"b": torch.zeros(5)}):
         with pytest.raises(RuntimeError, match=r"does not fit this run: .*Give the recipe"):
-            Checkpoints(folder, World()).load(folder / "step_00000001", rooms)
+            read_tensors(folder / "step_00000001", rooms, World())
 
 
 def failing(*about, **options):

@@ -57,7 +57,7 @@ def test_what_an_optimizer_keeps_is_counted(plan, name, changed):
     optimizer = Optimizer(model, config.train)
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step(0, 10)
+    optimizer.step(1.0)
     kept = [x.numel() for x in optimizer.tensors().values() if x.ndim]
     assert sum(kept) == optimizer_numbers(config)
     momenta = (x for key, x in optimizer.tensors().items() if key.endswith("momentum"))

@@ -54,7 +54,7 @@ def test_short_segments_stay_at_least_as_long_as_they_may(segment_len):
 @pytest.mark.parametrize("ext_len", [0, 2])
 def test_streams_of_varying_segments_never_break(ext_len):
     text = np.arange(50, dtype=np.uint16)
-    varying = VaryingSegments(text, batch_size=2, longest=9, ext_len=ext_len)
+    varying = VaryingSegments(text, batch_size=2, segment_len=9, ext_len=ext_len)
     read, following = [], []
     for length in (4, 9, 1, 7, 4):
         varying.length = length

@@ -25,7 +25,7 @@ from transformer_xl.config.recipes import dump_recipe, load_recipe
 from transformer_xl.data import prepare
 from transformer_xl.train import Interrupted, loop, train
 from transformer_xl.train.beginning import fit_to_corpus, new_state
-from transformer_xl.train.checkpoint.checkpoints import Checkpoints, read_about, read_whole
+from transformer_xl.train.checkpoint.checkpoints import read_about, read_whole
 from transformer_xl.train.metrics import read_metrics
 from transformer_xl.train.state import local
 
@@ -302,7 +302,7 @@ def main(folder, what):
     with joined(CPU, 1.0) as world:
         state = new_state(config, corpus, CPU, world)
         checkpoint = newest(folder / "switched-run")
-        state.load(Checkpoints(checkpoint.parent, world), checkpoint)
+        state.load(checkpoint)
         about["rows"] = list(rows := world.rows(config.train.batch_size))
         own = {name: local(x) for name, x in state.tensors().items() if "mems" in name}
         whole = read_whole(checkpoint, "")

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from transformer_xl.config import Config, ModelConfig
+from transformer_xl.config import Config
 from transformer_xl.config.distributed import World
 from transformer_xl.data import Corpus, Segments
 from transformer_xl.data.vocab_files import is_vocabulary, load_vocab
@@ -33,49 +32,21 @@ _FREE = {
 """Model settings that may change in fine-tuning."""
 
 
-def check_division(config: Config, world: World) -> None:
-    """Require that the batch can be divided among processes and ``train.accumulate``.
+def check_machine(config: Config, device: torch.device, world: World) -> None:
+    """Require that the processes can divide the batch, and enough memory, by a lower bound.
 
     Raises:
-        ValueError: It cannot.
+        ValueError: They cannot, or the device has less memory.
     """
-    own = len(world.rows(config.train.batch_size))
-    if own % config.train.accumulate:
+    settings = config.train
+    own = len(world.rows(settings.batch_size))
+    if own % settings.accumulate:
         raise ValueError(
-            f"train.accumulate={config.train.accumulate} does not divide the {own} streams that "
-            f"each of {world.size} processes has of train.batch_size={config.train.batch_size}"
+            f"train.accumulate={settings.accumulate} does not divide the {own} streams that "
+            f"each of {world.size} processes has of train.batch_size={settings.batch_size}"
         )
-
-
-def check_memory(config: Config, device: torch.device, world: World) -> None:
-    """Require enough memory for training, by a lower bound.
-
-    Raises:
-        ValueError: The device has less memory.
-    """
-    shards = world.size if config.train.parallel == "fsdp" else 1
-    n_streams = len(world.rows(config.train.batch_size))
-    require_training(config, device, n_streams=n_streams, shards=shards)
-
-
-def check_evaluations(config: Config, model: LanguageModel, n_tokens: int) -> None:
-    """Require enough memory for the evaluations and the sample of a run, by a lower bound.
-
-    Raises:
-        ValueError: The device has less memory.
-    """
-    settings = config.eval
-    # For the sample in the report.
-    require_capacity(model, config.model.mem_len, remedy="remember fewer positions (model.mem_len)")
-    lengths = Lengths.of(config.model, **settings.lengths_after(config.train.segment_len))
-    for mem_len in (lengths.mem_len, *settings.mem_lens):
-        require_reading(
-            model,
-            n_tokens,
-            batch_size=settings.batch_size,
-            segment_len=lengths.segment_len,
-            mem_len=mem_len,
-        )
+    shards = world.size if settings.parallel == "fsdp" else 1
+    require_training(config, device, n_streams=own, shards=shards)
 
 
 def initial_weights(config: Config) -> dict[str, Tensor] | None:
@@ -91,25 +62,25 @@ def initial_weights(config: Config) -> dict[str, Tensor] | None:
         return None
     folder = find_model_folder(init_from)
     given = load_config(folder / CONFIG_FILE)
-    mine, theirs = _written_out(config.model), _written_out(given)
+    mine, theirs = (
+        asdict(replace(x, d_head=x.head_width, d_embed=x.embed_width))
+        for x in (config.model, given)
+    )
+    if not config.model.vocab_size:
+        # It still depends on the corpus.
+        theirs["vocab_size"] = 0
     different = [
         f"{name}={mine[name]!r} and {theirs[name]!r}"
-        for name in mine.keys() - _FREE
+        for name in sorted(mine.keys() - _FREE)
         if mine[name] != theirs[name]
-        # It may still depend on the corpus.
-        and not (name == "vocab_size" and mine[name] == 0)
     ]
     if different:
         raise ValueError(
             f"train.init_from={init_from!r} has another network than the recipe: "
-            f"{', '.join(sorted(different))}. `txl train {init_from}` takes the network and the "
+            f"{', '.join(different)}. `txl train {init_from}` takes the network and the "
             "vocabulary that it has"
         )
     return read_model_weights(folder, given)
-
-
-def _written_out(config: ModelConfig) -> dict[str, Any]:
-    return asdict(replace(config, d_head=config.head_width, d_embed=config.embed_width))
 
 
 def require_vocabulary(config: Config, corpus: Corpus) -> None:
@@ -175,7 +146,7 @@ def new_state(
         weights: Initial weights; None: random initialization.
 
     Raises:
-        ValueError: The recipe does not fit the corpus.
+        ValueError: The recipe does not fit the corpus or the memory of the device.
     """
     settings = config.train
     kind = VaryingSegments if settings.stages or settings.random_segment_len else Segments
@@ -193,28 +164,19 @@ def new_state(
             f"{config.model.mem_len}: the last stage must have the lengths of the model. For one "
             "length from the beginning: --train.stages with nothing behind it"
         )
-    # Needed only at the end of the run, but validated before it.
-    if len(corpus.split("valid")) < 2:
-        raise ValueError("the validation text has one token; to predict one, at least 2 are needed")
-    try:
-        prompt = corpus.vocab.encode(config.generate.prompt)
-    except ValueError as error:
-        raise ValueError(f"generate.prompt={config.generate.prompt!r}: {error}") from error
-    if not prompt:
-        raise ValueError(
-            "generate.prompt is empty: the sample at the end needs a token to continue"
-        )
+    _check_evaluation(config, corpus)
     torch.manual_seed(settings.seed)
     model = build_model(config.model)
     if weights is not None:
         copy_weights(model, weights)
     model = model.to(device)
-    check_evaluations(config, model, len(corpus.split("valid")))
+    _check_evaluation_memory(config, model, len(corpus.split("valid")))
     model.recompute = settings.recompute
     average = new_average(model, settings)
     for each in (model, *([] if average is None else [average.module])):
         shard(each, settings, world, device)
     world.seed_apart()
+    splits = corpus.manifest["splits"]
     return TrainState(
         model=model,
         optimizer=Optimizer(model, settings),
@@ -226,6 +188,35 @@ def new_state(
         average=average,
         corpus={
             "vocab": corpus.vocab.hash,
-            **{name: corpus.manifest["splits"][name]["sha256"] for name in ("train", "valid")},
+            **{name: splits[name]["sha256"] for name in ("train", "valid")},
         },
     )
+
+
+def _check_evaluation(config: Config, corpus: Corpus) -> None:
+    """Require what is needed only at the end of the run: a text and a prompt."""
+    if len(corpus.split("valid")) < 2:
+        raise ValueError("the validation text has one token; to predict one, at least 2 are needed")
+    try:
+        prompt = corpus.vocab.encode(config.generate.prompt)
+    except ValueError as error:
+        raise ValueError(f"generate.prompt={config.generate.prompt!r}: {error}") from error
+    if not prompt:
+        raise ValueError(
+            "generate.prompt is empty: the sample at the end needs a token to continue"
+        )
+
+
+def _check_evaluation_memory(config: Config, model: LanguageModel, n_tokens: int) -> None:
+    """Require enough memory for the evaluations and the sample of a run, by a lower bound."""
+    settings = config.eval
+    require_capacity(model, config.model.mem_len, remedy="remember fewer positions (model.mem_len)")
+    lengths = Lengths.of(config.model, **settings.lengths_after(config.train.segment_len))
+    for mem_len in (lengths.mem_len, *settings.mem_lens):
+        require_reading(
+            model,
+            n_tokens,
+            batch_size=settings.batch_size,
+            segment_len=lengths.segment_len,
+            mem_len=mem_len,
+        )

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -17,18 +18,18 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from transformer_xl.config import Config
 from transformer_xl.config.device import autocast, pick_device, pick_precision
-from transformer_xl.config.distributed import World, joined
+from transformer_xl.config.distributed import joined
 from transformer_xl.data import Corpus, prepare
 from transformer_xl.inference.evaluate import Result, cost_of, evaluate_by
-from transformer_xl.model import LanguageModel, build_model
-from transformer_xl.model.pretrained import copy_weights, model_weights
+from transformer_xl.model import LanguageModel
+from transformer_xl.model.pretrained import model_weights
 from transformer_xl.ops import choose_backend
 from transformer_xl.train.beginning import (
-    check_division,
-    check_memory,
+    check_machine,
     fit_to_corpus,
     initial_weights,
     new_state,
@@ -45,7 +46,7 @@ from transformer_xl.train.step import (
     diverged,
     running_mean,
     train_step,
-    whole_weights,
+    whole_model,
 )
 
 
@@ -119,8 +120,7 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
         Progress(config.train.steps, quiet=quiet or not world.is_first) as progress,
         closing(RunFolder(run_dir)) as folder,
     ):
-        check_division(config, world)
-        check_memory(config, device, world)
+        check_machine(config, device, world)
         world.by_first(lambda: folder.check(config))
         checkpoints = Checkpoints(folder.path / CHECKPOINTS, world)
         # A resumed run does not need the model that it was initialized from.
@@ -129,12 +129,12 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
         if weights is not None:
             require_vocabulary(config, corpus)
         config = fit_to_corpus(config, corpus)
-        check_memory(config, device, world)
+        check_machine(config, device, world)
         world.wait()
         state = new_state(config, corpus, device, world, weights)
         del weights
         n_parameters = sum(p.numel() for p in state.model.parameters())
-        world.by_first(lambda: _begin(folder, config, n_parameters))
+        world.by_first(lambda: folder.begin(config, n_parameters))
         if not folder.holds_run:
             raise OSError(
                 f"process {world.rank} does not see the run folder {folder.path} that the first "
@@ -142,9 +142,9 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
             )
         with checkpoints:
             if newest := checkpoints.newest(progress.say):
-                state.load(checkpoints, newest)
+                state.load(newest)
             progress.expect(state.total_steps, state.step)
-            progress.say(_opening(config, corpus, device, n_parameters, world))
+            progress.say(_opening(config, corpus, state, n_parameters))
             if cost := cost_of(config.eval, corpus.n_tokens("valid") - 1):
                 progress.say(f"each validation, by eval.{cost}")
             if state.step:
@@ -162,101 +162,99 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
             raise Interrupted(signal.SIGINT, "before the report, with the training done") from None
 
 
-def _begin(folder: RunFolder, config: Config, n_parameters: int) -> None:
-    folder.check(config)
-    folder.begin(config, n_parameters)
-
-
-def _opening(
-    config: Config, corpus: Corpus, device: torch.device, n_parameters: int, world: World
-) -> str:
+def _opening(config: Config, corpus: Corpus, state: TrainState, n_parameters: int) -> str:
+    device, size = state.model.device, state.world.size
     precision = pick_precision(config.train.precision, device)
-    width, dtype = config.model.head_width, getattr(torch, precision)
-    attention = choose_backend(device, dtype, width).backend
-    where = device.type if world.size == 1 else f"{world.size} x {device.type}"
+    attention = choose_backend(device, getattr(torch, precision), config.model.head_width).backend
     return (
-        f"{n_parameters:,} parameters on {where} in {precision}, "
+        f"{n_parameters:,} parameters on "
+        f"{device.type if size == 1 else f'{size} x {device.type}'} in {precision}, "
         f"{'compiled' if config.train.compile else attention} attention; "
         f"{corpus.n_tokens('train'):,} tokens to train on"
     )
 
 
+@dataclass
 class _Run:
     """A run from its current step to its end or an interruption."""
 
-    def __init__(
-        self,
-        config: Config,
-        folder: RunFolder,
-        corpus: Corpus,
-        state: TrainState,
-        checkpoints: Checkpoints,
-        log: MetricsLog | None,
-        progress: Progress,
-    ) -> None:
-        self._config, self._folder, self._corpus = config, folder, corpus
-        self._state, self._checkpoints = state, checkpoints
-        self._log, self._progress = log, progress
-        self._network = Network(state.model, config.train, state.world)
-        self._logged_at = state.seconds
-        self._is_late = False
-        # End times of recent steps, to estimate the step time. The first step, which may compile,
-        # is excluded, as it ends before the first of these times.
-        self._ends: deque[float] = deque(maxlen=_LATEST_STEPS + 1)
+    config: Config
+    folder: RunFolder
+    corpus: Corpus
+    state: TrainState
+    checkpoints: Checkpoints
+    log: MetricsLog | None
+    """None in all processes but the first."""
+    progress: Progress
+    logged_at: float = 0.0
+    is_late: bool = False
+    ends: deque[float] = field(default_factory=lambda: deque(maxlen=_LATEST_STEPS + 1))
+    """End times of recent steps, to estimate the step time. The first step, which may compile, is
+    excluded, as it ends before the first of these times."""
 
     def go(self, interrupts: list[int]) -> None:
         """Train to the end, or until a signal was received."""
-        settings, state, world = self._config.train, self._state, self._state.world
+        config, settings, state, world = (
+            self.config,
+            self.config.train,
+            self.state,
+            self.state.world,
+        )
+        network = Network(state.model, settings, world)
         state.model.train()
-        own_seconds = state.seconds
+        self.logged_at = own_seconds = state.seconds
         while state.step < state.total_steps:
             began = time.perf_counter()
-            update = train_step(self._config, state, self._network)
-            self._note(update)
+            update = train_step(config, state, network)
+            if update.is_skipped:
+                self._report_skip(update)
+            else:
+                state.losses.append(update.loss)
+                state.offsets.append(update.offset)
             own_seconds += time.perf_counter() - began
-            # Read once: a later signal is handled after the next step. All processes get the same
-            # values, and so take the same branches.
-            number, seconds, has_failed = world.largest_before(
-                max(interrupts, default=0), own_seconds, self._checkpoints.has_failed
-            )
+            # Read once: a later signal is handled after the next step.
+            number, seconds = max(interrupts, default=0), own_seconds
+            has_failed = self.checkpoints.has_failed
+            if world.size > 1:
+                # All processes get the same values, and so take the same branches.
+                number, seconds, has_failed = world.largest_before(number, seconds, has_failed)
             # The first result is zeros.
             state.seconds = max(state.seconds, seconds)
             if seconds:
-                self._ends.append(state.seconds)
-            is_stopping = bool(number)
-            if is_stopping:
-                self._progress.say("stopping after this step and saving; Ctrl-C now stops at once")
+                self.ends.append(state.seconds)
+            if number:
+                self.progress.say("stopping after this step and saving; Ctrl-C now stops at once")
             if has_failed:
-                self._checkpoints.wait()
+                self.checkpoints.wait()
             is_last = state.step == state.total_steps
             is_logged = is_last or _every(settings.log_every, state.step)
             is_evaluated = is_last or _every(settings.eval_every, state.step)
-            is_saved = is_last or is_stopping or _every(settings.save_every, state.step)
-            if self._config.train.minutes is not None:
-                self._keep_time(60 * self._config.train.minutes)
+            is_saved = is_last or number or _every(settings.save_every, state.step)
+            if settings.minutes is not None:
+                self._keep_time(60 * settings.minutes)
             if is_logged:
-                self._write_log(update)
+                self._write_log(update.lr)
             else:
-                self._progress.update(state.step)
+                self.progress.update(state.step)
             if is_evaluated:
                 self._evaluate()
             if is_saved:
                 self._save()
-            if is_stopping:
+            if number:
                 self._stop(int(number), interrupts)
         # The other processes have not received a signal of the last step yet.
         if world.size > 1 and (number := max(world.gather(max(interrupts, default=0)))):
             self._stop(number, interrupts)
-        self._checkpoints.wait()
+        self.checkpoints.wait()
 
     def _keep_time(self, limit: float) -> None:
         """Update the last step of a run with a time limit, in seconds."""
-        state = self._state
+        state, settings = self.state, self.config.train
         if not state.end_is_fixed:
-            _fix_end(self._config, state)
+            self._fix_end(limit)
         left = state.total_steps - state.step
         # The median, as single steps may wait or compile.
-        taken = [end - begin for begin, end in pairwise(self._ends)]
+        taken = [end - begin for begin, end in pairwise(self.ends)]
         step_seconds = median(taken) if taken else 0.0
         if not state.end_is_fixed:
             if step_seconds:
@@ -264,151 +262,125 @@ class _Run:
         elif state.seconds > limit and len(taken) >= _STEPS_TO_JUDGE:
             possible = max(1, int((_LATEST_END * limit - state.seconds) / step_seconds))
             if possible < left:
-                self._shorten(left, possible)
-                left = possible
-        self._progress.expect(state.step + left, seconds=limit - state.seconds)
+                if not self.is_late:
+                    self.progress.say(
+                        f"train.minutes={settings.minutes:g} are over and the steps take longer "
+                        f"than before: {possible:,} of the {left:,} remaining steps are made"
+                    )
+                self.is_late = True
+                # The rest of the cooldown gets fewer steps.
+                before = state.cooldown_steps or settings.cooldown_fraction * state.total_steps
+                state.cooldown_steps = before * possible / left
+                state.total_steps, left = state.step + possible, possible
+        self.progress.expect(state.step + left, seconds=limit - state.seconds)
 
-    def _shorten(self, left: int, possible: int) -> None:
-        """Shorten the rest of the cooldown to fewer steps."""
-        state, settings = self._state, self._config.train
-        if not self._is_late:
-            self._is_late = True
-            self._progress.say(
-                f"train.minutes={settings.minutes:g} are over and the steps take longer than "
-                f"before: {possible:,} of the {left:,} remaining steps are made"
-            )
-        before = state.cooldown_steps or settings.cooldown_fraction * state.total_steps
-        state.cooldown_steps = before * possible / left
-        state.total_steps = state.step + possible
+    def _fix_end(self, limit: float) -> None:
+        """Fix the last step of a run with a time limit when its cooldown has to start."""
+        state, settings = self.state, self.config.train
+        before_cooldown = 1 - settings.cooldown_fraction
+        if state.step >= before_cooldown * settings.steps:
+            state.end_is_fixed = True
+        elif state.seconds >= before_cooldown * limit:
+            state.end_is_fixed = True
+            # Extrapolates the speed of the current stage.
+            seconds = max(state.seconds - state.stage_seconds, 1e-9)
+            pace = (state.step - state.stage_step) / seconds
+            left = max(1, round((limit - state.seconds) * pace))
+            state.cooldown_steps = min(left, settings.steps - state.step)
+            state.total_steps = state.step + state.cooldown_steps
 
     def _stop(self, number: int, interrupts: list[int]) -> None:
         """Wait for the checkpoint and raise the interruption."""
-        self._checkpoints.wait()
-        stopped = Interrupted(number, f"at step {self._state.step}")
+        self.checkpoints.wait()
+        stopped = Interrupted(number, f"at step {self.state.step}")
         if not interrupts:
             # The signal was on another machine; this launcher may restart with the remaining ones.
             raise RuntimeError(f"another process of this run was asked to end; {stopped}")
         raise stopped
 
     def _record(self, kind: str, step: int, **values: float) -> None:
-        if self._log is not None:
-            self._log.log(kind, step, **values)
+        if self.log is not None:
+            self.log.log(kind, step, **values)
 
-    def _note(self, update: Update) -> None:
-        state = self._state
-        if not update.is_skipped:
-            state.losses.append(update.loss)
-            state.offsets.append(update.offset)
-            return
+    def _report_skip(self, update: Update) -> None:
+        state = self.state
         (loss,) = state.world.mean([float(update.loss)])
         self._record("skip", state.step, nll=loss, norm=update.norm, offset=update.offset)
-        self._progress.say(
+        self.progress.say(
             f"step {state.step}: the norm of the gradient is {update.norm:g}, the loss {loss:g}; "
             f"the update is left out ({state.skipped} so far). Its segments begin "
             f"{update.offset:,} tokens into each stream"
         )
 
-    def _write_log(self, update: Update) -> None:
-        state, settings = self._state, self._config.train
+    def _write_log(self, lr: float) -> None:
+        state = self.state
         losses = state.read_losses()
         first = state.step - len(losses) + 1
         for step, (loss, offset) in enumerate(zip(losses, state.offsets, strict=True), first):
             usual = state.usual_loss
-            if usual is not None and loss > usual + settings.spike:
+            if usual is not None and loss > usual + self.config.train.spike:
                 self._record("spike", step, nll=loss, usual=usual, offset=offset)
-                self._progress.say(
+                self.progress.say(
                     f"about step {step}: a loss of {loss:.3f} nats where {usual:.3f} is usual. Its "
                     f"segments begin {offset:,} tokens into each stream"
                 )
             state.usual_loss = running_mean(usual, loss)
         bits = sum(losses) / len(losses) / math.log(2) if losses else math.nan
         # With several processes, the time of the last step is known after the next one.
-        seconds = state.seconds - self._logged_at
+        seconds = state.seconds - self.logged_at
         speed = state.tokens / seconds if seconds > 0 else 0.0
         state.losses.clear()
         state.offsets.clear()
-        state.tokens, self._logged_at = 0, state.seconds
-        self._record(
-            "train", state.step, bits_per_token=bits, lr=update.lr, tokens_per_second=speed
-        )
-        self._progress.update(state.step, bits, speed)
+        state.tokens, self.logged_at = 0, state.seconds
+        self._record("train", state.step, bits_per_token=bits, lr=lr, tokens_per_second=speed)
+        self.progress.update(state.step, bits, speed)
 
     def _evaluate(self) -> None:
-        state = self._state
-        _require_finite_weights(state)
-        model = _whole(state.shown, self._config, state.world)
+        state, config = self.state, self.config
+        self._require_finite_weights()
+        model = whole_model(state.shown, config, state.world)
 
         def judge() -> Result:
-            result = _validate(self._config, self._corpus, model)
+            result = _validate(config, self.corpus, model)
             if result.nll < state.best:
-                weights = model_weights(model)
-                self._folder.save_model("best", self._config.model, weights, self._corpus.vocab)
+                self._save_model("best", model_weights(model))
             return result
 
         result = state.world.by_first(judge)
-        self._record("valid", state.step, bits_per_token=result.bits_per_token, nll=result.nll)
-        self._progress.say(_validation_line(state.step, result))
+        bits, per_byte = result.bits_per_token, result.bits_per_byte
+        self._record("valid", state.step, bits_per_token=bits, nll=result.nll)
+        line = f"step {state.step}: validation {result.nll:.4f} nats, {bits:.4f} bits per token"
+        if per_byte is not None and not math.isclose(per_byte, bits):
+            line += f", {per_byte:.4f} bits per byte"
+        self.progress.say(line)
         state.best = min(state.best, result.nll)
 
     def _save(self) -> None:
-        state = self._state
-        _require_finite_weights(state)
-        if self._log is not None:
-            self._log.sync()
-        # The checkpoint comes last: a run that goes on from it finds the rest as it should be.
-        self._checkpoints.save(
-            state.step,
-            state.tensors(),
-            about := state.about(),
-            self._config.train.keep_checkpoints,
-            before=lambda checkpoint: self._save_last(checkpoint, f"{about['shown']}."),
-        )
+        state = self.state
+        self._require_finite_weights()
+        if self.log is not None:
+            self.log.sync()
+        about = state.about()
 
-    def _save_last(self, checkpoint: Path, prefix: str) -> None:
-        weights = read_whole(checkpoint, prefix)
-        self._folder.save_model("last", self._config.model, weights, self._corpus.vocab)
+        # The checkpoint comes last: a run that goes on from it finds the rest as it should be.
+        def save_last(checkpoint: Path) -> None:
+            self._save_model("last", read_whole(checkpoint, f"{about['shown']}."))
+
+        keep = self.config.train.keep_checkpoints
+        self.checkpoints.save(state.step, state.tensors(), about, keep, before=save_last)
+
+    def _save_model(self, name: str, weights: dict[str, Tensor]) -> None:
+        self.folder.save_model(name, self.config.model, weights, self.corpus.vocab)
+
+    def _require_finite_weights(self) -> None:
+        # Finite gradients may still lead to infinite weights.
+        own = all(bool(local(p).isfinite().all()) for p in self.state.model.parameters())
+        if not all(self.state.world.gather(own)):
+            raise diverged(self.state.step, "the weights are not finite")
 
 
 def _every(n: int, step: int) -> bool:
     return n > 0 and step % n == 0
-
-
-def _whole(model: LanguageModel, config: Config, world: World) -> LanguageModel:
-    """Return an unsharded model in the first process. Collective: call on every rank."""
-    if config.train.parallel != "fsdp" or world.size == 1:
-        return model
-    weights = whole_weights(model, world)
-    if not world.is_first:
-        return model
-    # Building the model draws initial weights, which must not advance the generator of training.
-    with torch.random.fork_rng(devices=[]):
-        whole = build_model(config.model)
-    copy_weights(whole, weights)
-    return whole.to(model.device)
-
-
-def _require_finite_weights(state: TrainState) -> None:
-    # Finite gradients may still lead to infinite weights.
-    own = all(bool(local(p).isfinite().all()) for p in state.model.parameters())
-    if not all(state.world.gather(own)):
-        raise diverged(state.step, "the weights are not finite")
-
-
-def _fix_end(config: Config, state: TrainState) -> None:
-    """Fix the last step of a run with a time limit when its cooldown has to start."""
-    settings = config.train
-    assert settings.minutes is not None
-    before_cooldown = 1 - settings.cooldown_fraction
-    if state.step >= before_cooldown * settings.steps:
-        state.end_is_fixed = True
-    elif state.seconds >= before_cooldown * settings.minutes * 60:
-        state.end_is_fixed = True
-        # Extrapolates the speed of the current stage.
-        seconds = max(state.seconds - state.stage_seconds, 1e-9)
-        pace = (state.step - state.stage_step) / seconds
-        left = max(1, round((settings.minutes * 60 - state.seconds) * pace))
-        state.cooldown_steps = min(left, settings.steps - state.step)
-        state.total_steps = state.step + state.cooldown_steps
 
 
 def _validate(config: Config, corpus: Corpus, model: LanguageModel) -> Result:
@@ -421,13 +393,3 @@ def _validate(config: Config, corpus: Corpus, model: LanguageModel) -> Result:
             n_bytes=corpus.n_bytes("valid"),
             segment_len=config.train.segment_len,
         )
-
-
-def _validation_line(step: int, result: Result) -> str:
-    line = (
-        f"step {step}: validation {result.nll:.4f} nats, {result.bits_per_token:.4f} bits per token"
-    )
-    per_byte = result.bits_per_byte
-    if per_byte is not None and not math.isclose(per_byte, result.bits_per_token):
-        line += f", {per_byte:.4f} bits per byte"
-    return line

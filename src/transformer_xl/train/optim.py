@@ -4,7 +4,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -54,33 +54,25 @@ class Muon(torch.optim.Optimizer):
         self._iterations, self._dtype = iterations, dtype
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update every matrix that has a gradient."""
-        loss = closure() if closure is not None else None
         alike: dict[tuple[torch.Size, float], list[tuple[Tensor, Tensor]]] = defaultdict(list)
-        shared: list[tuple[Tensor, Tensor]] = []
+        shared: list[tuple[DTensor, Tensor]] = []
         for group in self.param_groups:
-            parameters = [x for x in group["params"] if x.grad is not None]
-            grads = [x.grad for x in parameters]
-            for parameter in parameters:
-                if not self.state[parameter]:
-                    self.state[parameter]["momentum"] = torch.zeros_like(parameter)
-            means = [self.state[x]["momentum"] for x in parameters]
+            parameters, grads, (means,) = _with_gradients(self, group, "momentum")
             if parameters:
                 torch._foreach_lerp_(means, grads, 1 - group["momentum"])
                 torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
             for parameter, grad, mean in zip(parameters, grads, means, strict=True):
                 ahead = grad.lerp(mean, group["momentum"])
                 changed: Tensor = parameter
-                if isinstance(ahead, DTensor):
+                if isinstance(parameter, DTensor) and isinstance(ahead, DTensor):
                     # Orthogonalization needs the whole matrix.
                     ahead = ahead.full_tensor()
                     changed = torch.zeros_like(ahead)
                     shared.append((parameter, changed))
-                for matrix, update in zip(
-                    changed.chunk(group["parts"]), ahead.chunk(group["parts"]), strict=True
-                ):
-                    alike[matrix.shape, group["lr"]].append((matrix, update))
+                matrices, updates = (x.chunk(group["parts"]) for x in (changed, ahead))
+                alike[matrices[0].shape, group["lr"]].extend(zip(matrices, updates, strict=True))
         for ((rows, columns), lr), entries in alike.items():
             matrices, ahead = (list(each) for each in zip(*entries, strict=True))
             updates = orthogonalize(torch.stack(ahead).to(self._dtype), self._iterations)
@@ -89,12 +81,20 @@ class Muon(torch.optim.Optimizer):
             changes = updates.to(matrices[0].dtype).unbind()
             torch._foreach_add_(matrices, changes, alpha=-lr * scale)
         for parameter, change in shared:
-            assert isinstance(parameter, DTensor)
-            own = distribute_tensor(
-                change, parameter.device_mesh, parameter.placements, src_data_rank=None
-            )
-            parameter.add_(own)
-        return loss
+            mesh, placements = parameter.device_mesh, parameter.placements
+            parameter.add_(distribute_tensor(change, mesh, placements, src_data_rank=None))
+
+
+def _with_gradients(
+    optimizer: torch.optim.Optimizer, group: dict[str, Any], *names: str
+) -> tuple[list[Tensor], list[Tensor], list[list[Tensor]]]:
+    """Return the parameters of a group that have gradients, these, and the named states."""
+    parameters = [x for x in group["params"] if x.grad is not None]
+    for parameter in parameters:
+        if not optimizer.state[parameter]:
+            optimizer.state[parameter] = {name: torch.zeros_like(parameter) for name in names}
+    states = [[optimizer.state[x][name] for x in parameters] for name in names]
+    return parameters, [x.grad for x in parameters], states
 
 
 def orthogonalize(
@@ -144,30 +144,27 @@ class Lamb(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def step(self) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Update every parameter that has a gradient."""
-        loss = closure() if closure is not None else None
         for group in self.param_groups:
-            parameters = [x for x in group["params"] if x.grad is not None]
-            if not parameters:
-                continue
+            parameters, grads, states = _with_gradients(self, group, "mean", "mean_square")
             # One tensor at a time on a CPU, for its cache; all at once on a GPU, where launches
             # dominate.
-            if parameters[0].device.type == "cpu":
-                for parameter in parameters:
-                    self._move([parameter], group)
-            else:
-                self._move(parameters, group)
-        return loss
+            lists = (parameters, grads, *states)
+            if parameters and parameters[0].device.type == "cpu":
+                for tensors in zip(*lists, strict=True):
+                    self._move(group, *([x] for x in tensors))
+            elif parameters:
+                self._move(group, *lists)
 
-    def _move(self, parameters: list[Tensor], group: dict[str, Any]) -> None:
-        grads = [x.grad for x in parameters if x.grad is not None]
-        for parameter in parameters:
-            if not self.state[parameter]:
-                for name in ("mean", "mean_square"):
-                    self.state[parameter][name] = torch.zeros_like(parameter)
-        means = [self.state[x]["mean"] for x in parameters]
-        mean_squares = [self.state[x]["mean_square"] for x in parameters]
+    @staticmethod
+    def _move(
+        group: dict[str, Any],
+        parameters: list[Tensor],
+        grads: list[Tensor],
+        means: list[Tensor],
+        mean_squares: list[Tensor],
+    ) -> None:
         beta1, beta2 = group["betas"]
         torch._foreach_lerp_(means, grads, 1 - beta1)
         torch._foreach_mul_(mean_squares, beta2)
@@ -221,10 +218,12 @@ class Optimizer:
     Weight decay applies to matrices only, not to biases and norms. Muon updates the matrices inside
     the layers; AdamW the embeddings, the softmax and all vectors. Muon iterates in the precision of
     training; its momentum has that of the weights.
+
+    Attributes:
+        parts: The optimizers of PyTorch; the groups of each have their peak rate as ``initial_lr``.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
-        self._config = config
         parameters = dict(model.named_parameters())
         self._names: dict[Any, str] = {parameter: name for name, parameter in parameters.items()}
         muon = {}
@@ -235,74 +234,56 @@ class Optimizer:
         if config.embedding_lr != 1:
             tables = {n: p for n, p in others.items() if n.startswith(_EMBEDDINGS)}
         rest = [p for n, p in others.items() if n not in tables]
+        decay, lr = config.weight_decay, config.lr
+        # With the key that PyTorch's own schedulers use for the peak of the learning rate.
         groups: list[dict[str, Any]] = [
-            {"params": [p for p in rest if p.ndim == 2], "weight_decay": config.weight_decay},
-            {"params": [p for p in rest if p.ndim != 2], "weight_decay": 0.0},
+            {"params": [p for p in rest if p.ndim == 2], "weight_decay": decay, "initial_lr": lr},
+            {"params": [p for p in rest if p.ndim != 2], "weight_decay": 0.0, "initial_lr": lr},
         ]
-        peaks = [config.lr, config.lr]
         if tables:
-            groups.append({"params": [*tables.values()], "weight_decay": config.weight_decay})
-            peaks.append(config.lr * config.embedding_lr)
+            tables_lr = lr * config.embedding_lr
+            groups.append(
+                {"params": [*tables.values()], "weight_decay": decay, "initial_lr": tables_lr}
+            )
         betas = (config.beta1, config.beta2)
         if config.optimizer == "lamb":
-            optimizer = Lamb(groups, lr=config.lr, betas=betas, eps=config.eps)
+            optimizer = Lamb(groups, betas=betas, eps=config.eps)
         else:
-            optimizer = torch.optim.AdamW(
-                groups, lr=config.lr, betas=betas, eps=config.eps, fused=True
-            )
-        # Each with the peak learning rates of its groups.
-        self._parts: list[tuple[torch.optim.Optimizer, list[float]]] = [(optimizer, peaks)]
+            optimizer = torch.optim.AdamW(groups, betas=betas, eps=config.eps, fused=True)
+        self.parts: list[torch.optim.Optimizer] = [optimizer]
         if muon:
             stacked = [(_matrices_in(n, parameters), p) for n, p in muon.items()]
             # Queries, keys and values first, as in the checkpoints of earlier versions.
             groups = [
-                {"params": [p for parts, p in stacked if parts == each], "parts": each}
-                for each in sorted({parts for parts, _ in stacked} | {1}, key=(3, 1, 2, 4).index)
+                {
+                    "params": [p for n, p in stacked if n == parts],
+                    "parts": parts,
+                    "initial_lr": config.muon_lr,
+                }
+                for parts in sorted({n for n, _ in stacked} | {1}, key=(3, 1, 2, 4).index)
             ]
             device = next(model.parameters()).device
             dtype = getattr(torch, pick_precision(config.precision, device))
-            optimizer = Muon(
-                groups, lr=config.muon_lr, weight_decay=config.weight_decay, dtype=dtype
-            )
-            self._parts.append((optimizer, [config.muon_lr] * len(groups)))
+            self.parts.append(Muon(groups, weight_decay=decay, dtype=dtype))
 
     def skip(self) -> None:
         """Clear the gradients without an update."""
-        for optimizer, _ in self._parts:
+        for optimizer in self.parts:
             optimizer.zero_grad()
 
-    def step(
-        self,
-        step: int,
-        total_steps: int,
-        *,
-        share: float = 1.0,
-        cooldown_steps: float | None = None,
-    ) -> float:
-        """Update the weights and clear the gradients.
-
-        Args:
-            step: The step, from 0.
-            total_steps: Steps of the whole run.
-            share: Factor of the learning rates, for segments of unusual length.
-            cooldown_steps: Steps of the cooldown; None: as configured.
-
-        Returns:
-            The learning rate of AdamW or LAMB.
-        """
-        scale = share * lr_scale(self._config, step, total_steps, cooldown_steps)
-        for optimizer, peaks in self._parts:
-            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
-                group["lr"] = peak * scale
+    def step(self, scale: float) -> None:
+        """Update the weights at this share of their peak learning rates; clear the gradients."""
+        for optimizer in self.parts:
+            for group in optimizer.param_groups:
+                group["lr"] = group["initial_lr"] * scale
             optimizer.step()
             optimizer.zero_grad()
-        return self._config.lr * scale
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the optimizer state of each weight, as ``optimizer.{weight}.{what}``."""
         return {
             f"optimizer.{self._names[parameter]}.{what}": tensor
-            for optimizer, _ in self._parts
+            for optimizer in self.parts
             for parameter, known in optimizer.state.items()
             for what, tensor in known.items()
         }
@@ -310,22 +291,19 @@ class Optimizer:
     def allocate(self, stored: Iterable[str]) -> None:
         """Allocate the state that a checkpoint holds, given the names of its tensors."""
         states = {
-            self._names[parameter]: (parameter, optimizer.state[parameter])
-            for optimizer, _ in self._parts
+            f"optimizer.{self._names[parameter]}": (parameter, optimizer.state[parameter])
+            for optimizer in self.parts
             for group in optimizer.param_groups
             for parameter in group["params"]
         }
         for full_name in stored:
-            kind, _, rest = full_name.partition(".")
-            name, _, what = rest.rpartition(".")
-            if kind == "optimizer" and name in states:
+            name, _, what = full_name.rpartition(".")
+            if name in states:
                 parameter, state = states[name]
                 # AdamW has a step counter for each weight.
-                state[what] = (
-                    torch.zeros((), device=parameter.device)
-                    if what == "step"
-                    else torch.zeros_like(parameter, requires_grad=False)
-                )
+                state[what] = torch.zeros_like(parameter, requires_grad=False)
+                if what == "step":
+                    state[what] = torch.zeros((), device=parameter.device)
 
 
 def _matrices_in(name: str, parameters: Mapping[str, Tensor]) -> int:
@@ -341,17 +319,6 @@ def _matrices_in(name: str, parameters: Mapping[str, Tensor]) -> int:
         return len(parameters[name]) // outer.shape[1]
     # The four gates of an LSTM.
     return 4 if name.startswith("lstm.") else 1
-
-
-def new_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None:
-    """Return the average of the weights that settings ask for; None without one.
-
-    ``tail`` is Polyak averaging (Polyak and Juditsky, 1992) over the last part of a run, like ASGD
-    in Merity et al. (arXiv 1708.02182) with a fixed trigger.
-    """
-    if config.average == "none":
-        return None
-    return _Average(model, config.average_decay if config.average == "ema" else None)
 
 
 class _Average(AveragedModel):
@@ -370,17 +337,25 @@ class _Average(AveragedModel):
     def update_parameters(self, model: nn.Module) -> None:
         """Add the current weights to the average."""
         n = int(self.n_averaged)
+        # The first weights are taken as they are.
+        share = 1 / (n + 1) if self._decay is None or n == 0 else 1 - self._decay
         averaged: list[Tensor] = [*self.module.parameters()]
         present: list[Tensor] = [*model.parameters()]
-        if n == 0:
-            for mean, weight in zip(averaged, present, strict=True):
-                mean.copy_(weight)
-        else:
-            share = 1 / (n + 1) if self._decay is None else 1 - self._decay
-            torch._foreach_lerp_(averaged, present, share)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_lerp_(averaged, present, share)
         for kept, own in zip(self.module.buffers(), model.buffers(), strict=True):
             kept.copy_(own)
         self.n_averaged += 1
+
+
+def new_average(model: nn.Module, config: TrainConfig) -> AveragedModel | None:
+    """Return the average of the weights that settings ask for; None without one.
+
+    ``tail`` is Polyak averaging (Polyak and Juditsky, 1992) over the last part of a run, like ASGD
+    in Merity et al. (arXiv 1708.02182) with a fixed trigger.
+    """
+    if config.average == "none":
+        return None
+    return _Average(model, config.average_decay if config.average == "ema" else None)
 
 
 def average_start(config: TrainConfig) -> float:

@@ -18,9 +18,8 @@ from transformer_xl.config.distributed import World
 from transformer_xl.config.training import Stage
 from transformer_xl.data import Segments
 from transformer_xl.data.segments import SegmentsState
-from transformer_xl.data.tokens import Tokens
-from transformer_xl.model import LanguageModel, Memory, TransformerXL
-from transformer_xl.train.checkpoint.checkpoints import Checkpoints, empty, read_about, stored
+from transformer_xl.model import LanguageModel, Memory
+from transformer_xl.train.checkpoint.checkpoints import empty, read_about, read_tensors, stored
 from transformer_xl.train.optim import Optimizer, average_start
 
 DEVIATION = 5
@@ -59,28 +58,15 @@ class VaryingSegmentsState(SegmentsState):
 class VaryingSegments(Segments):
     """Segments of varying length, without gaps in the streams.
 
-    The length of the next one is :attr:`length`; the other arguments are those of
-    :class:`~transformer_xl.data.Segments`.
-
-    Args:
-        longest: The maximum length.
+    ``segment_len`` is the maximum, and :attr:`length` the length of the next one.
     """
 
-    def __init__(
-        self,
-        tokens: Tokens,
-        batch_size: int,
-        longest: int,
-        ext_len: int = 0,
-        rows: range | None = None,
-        roll_seed: int | None = None,
-    ) -> None:
-        super().__init__(tokens, batch_size, longest, ext_len, rows, roll_seed)
-        self.position = 0
+    position = 0
+    """Number of tokens read from each stream."""
 
     @property
     def tokens_read(self) -> int:
-        """Number of tokens read from each stream."""
+        """The position."""
         return self.position
 
     def next_segment(self) -> tuple[Int64[Tensor, "B T"], Int64[Tensor, "B predicted"]]:
@@ -94,13 +80,17 @@ class VaryingSegments(Segments):
         return {**super().state_dict(), "position": self.position}
 
     def load_state_dict(self, state: VaryingSegmentsState) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Restore a saved position.
-
-        Raises:
-            ValueError: The state is of other batch sizes or another text.
-        """
+        """Restore a saved position."""
         super().load_state_dict(state)
         self.position = state["position"]
+
+
+_NUMBERS = (
+    *("best", "cooldown_steps", "end_is_fixed", "losses", "offsets", "seconds", "skipped"),
+    *("skipped_in_a_row", "stage", "stage_seconds", "stage_step", "step", "total_steps"),
+    *("usual_loss", "usual_norm"),
+)
+"""Attributes of the state that are saved as JSON."""
 
 
 @dataclass
@@ -116,7 +106,6 @@ class TrainState:
     corpus: dict[str, str]
     """Checksums of the vocabulary and the tokens."""
     world: World = field(default_factory=World)
-    """The processes of the run."""
     step: int = 0
     """Number of steps so far, including skipped updates."""
     seconds: float = 0.0
@@ -155,9 +144,8 @@ class TrainState:
         """The model to evaluate and keep: the average once averaging has started."""
         if self.average is None or not self.average.n_averaged:
             return self.model
-        # For the type checker.
-        assert isinstance(self.average.module, TransformerXL)
-        return self.average.module
+        averaged: Any = self.average.module
+        return averaged
 
     def progress(self, config: TrainConfig) -> float:
         """Return the progress of training, between 0 and 1: of the steps, or of the time limit."""
@@ -166,8 +154,13 @@ class TrainState:
             return done
         return max(done, self.seconds / (60 * config.minutes))
 
-    def next_lengths(self, config: Config) -> tuple[int, int]:
-        """Return the segment length and the memory length of the next step."""
+    def next_lengths(self, config: Config) -> tuple[int, float]:
+        """Set the length of the next segment, which varies.
+
+        Returns:
+            The memory length, and a factor of the learning rates: otherwise tokens of short
+            segments would have more weight than those of long ones.
+        """
         settings = config.train
         segment_len, mem_len = settings.segment_len, config.model.mem_len
         if settings.stages:
@@ -175,11 +168,10 @@ class TrainState:
             if stage > self.stage:
                 self.stage, self.stage_step, self.stage_seconds = stage, self.step, self.seconds
             _, segment_len, mem_len = settings.stages[self.stage]
+        self.segments.length = segment_len
         if settings.random_segment_len:
-            segment_len = random_segment_len(segment_len, settings.seed, self.step)
-        if isinstance(self.segments, VaryingSegments):
-            self.segments.length = segment_len
-        return segment_len, mem_len
+            self.segments.length = random_segment_len(segment_len, settings.seed, self.step)
+        return mem_len, self.segments.length / segment_len
 
     def add_to_average(self, config: TrainConfig) -> None:
         """Update the average of the weights, if averaging has started."""
@@ -209,7 +201,7 @@ class TrainState:
             averaged = self.average.module.named_parameters()
             found |= {f"average.{name}": x for name, x in averaged}
         found |= self.optimizer.tensors()
-        mems = [m for m in self.mems if isinstance(m, Memory)]
+        mems = [m for m in self.mems if m is not None]
         if mems:
             for n, parts in enumerate(zip(*(m.states for m in mems), strict=True)):
                 found[f"mems.{n}"] = self._of_streams(torch.cat(parts))
@@ -230,11 +222,11 @@ class TrainState:
             "corpus": self.corpus,
             "averaged": 0 if self.average is None else int(self.average.n_averaged),
             "shown": "model" if self.shown is self.model else "average",
-            **{name: getattr(self, name) for name in sorted(self._NUMBERS)},
+            **{name: getattr(self, name) for name in _NUMBERS},
         }
 
-    def load(self, checkpoints: Checkpoints, checkpoint: Path) -> None:
-        """Resume from a checkpoint, written by any number of processes.
+    def load(self, checkpoint: Path) -> None:
+        """Resume from a checkpoint, written by any number of processes. Collective.
 
         With another number of processes, the random numbers of dropout differ.
 
@@ -249,38 +241,37 @@ class TrainState:
                 "checksum. Give that text, or another --out"
             )
         self.segments.load_state_dict(about["segments"])
-        for name in self._NUMBERS:
+        for name in _NUMBERS:
             setattr(self, name, about[name])
         if self.average is not None:
             self.average.n_averaged.fill_(about["averaged"])
         self.mems = [None] * len(self.mems)
         self.optimizer.allocate(found)
         # Loaded in place.
-        buffers = {name: x for name, x in self.tensors().items() if not name.startswith("random")}
-        kinds = ("random", "random_cuda") if self.model.device.type == "cuda" else ("random",)
-        own = [f"{kind}.{self.world.rank}" for kind in kinds]
-        is_same_world = about["processes"] == self.world.size and set(own) <= found.keys()
-        if is_same_world:
-            buffers |= {name: empty(name, found) for name in own}
-        device = self.model.device
-        remembered = [name for name in found if name.startswith("mems.")]
-        for name in remembered:
-            whole = empty(name, found)
-            n_own = len(self.world.rows(len(whole)))
-            buffers[name] = self._of_streams(
-                whole.new_empty(n_own, *whole.shape[1:], device=device)
-            )
-        checkpoints.load(checkpoint, buffers)
-        if remembered:
-            self._remember(
-                {name.removeprefix("mems."): local(buffers[name]) for name in remembered}
-            )
-        if is_same_world:
-            torch.set_rng_state(buffers[own[0]])
-            if device.type == "cuda":
-                torch.cuda.set_rng_state(buffers[own[1]], device)
-        else:
+        buffers = self.tensors()
+        generators = [name for name in buffers if name.startswith("random")]
+        is_same_world = about["processes"] == self.world.size and set(generators) <= found.keys()
+        if not is_same_world:
+            for name in generators:
+                del buffers[name]
+        for name in found:
+            if name.startswith("mems."):
+                whole = empty(name, found)
+                own = whole.new_empty(
+                    len(self.world.rows(len(whole))), *whole.shape[1:], device=self.model.device
+                )
+                buffers[name] = self._of_streams(own)
+        read_tensors(checkpoint, buffers, self.world)
+        self._remember(
+            {name[5:]: local(x) for name, x in buffers.items() if name.startswith("mems.")}
+        )
+        if not is_same_world:
             self.world.seed_apart(self.step)
+            return
+        torch.set_rng_state(buffers[f"random.{self.world.rank}"])
+        if self.model.device.type == "cuda":
+            state = buffers[f"random_cuda.{self.world.rank}"]
+            torch.cuda.set_rng_state(state, self.model.device)
 
     def _of_streams(self, own: Tensor) -> Tensor:
         """Return a tensor of the streams of this process as a shard of that of all streams."""
@@ -294,20 +285,13 @@ class TrainState:
         )
 
     def _remember(self, found: dict[str, Tensor]) -> None:
-        forgotten = found.pop("forgotten", None)
-        states = [found[str(n)] for n in range(len(found))]
+        if not found:
+            return
         parts = len(self.mems)
-        of_parts = zip(*(x.chunk(parts) for x in states), strict=True)
+        forgotten = found.pop("forgotten", None)
         unseen = [None] * parts if forgotten is None else forgotten.chunk(parts)
+        of_parts = zip(*(found[str(n)].chunk(parts) for n in range(len(found))), strict=True)
         self.mems = [Memory(own, hidden) for own, hidden in zip(of_parts, unseen, strict=True)]
-
-    _NUMBERS = frozenset(
-        {
-            *("total_steps", "step", "seconds", "end_is_fixed", "best", "losses", "offsets"),
-            *("stage", "stage_step", "stage_seconds", "cooldown_steps"),
-            *("usual_loss", "usual_norm", "skipped", "skipped_in_a_row"),
-        }
-    )
 
 
 def local(x: Tensor) -> Tensor:

@@ -1,11 +1,10 @@
 """A training step: forward and backward pass on a segment of each stream, and the update.
 
-Also the wrapper of the model for training: DDP, FSDP and ``torch.compile``.
+Also the wrapper of the model for training: DDP, FSDP, autocast and ``torch.compile``.
 """
 
 import math
 import warnings
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -17,10 +16,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from transformer_xl.config import Config, TrainConfig
-from transformer_xl.config.device import autocast, pick_precision
+from transformer_xl.config.device import pick_precision
 from transformer_xl.config.distributed import World
-from transformer_xl.model import Output
-from transformer_xl.train.state import TrainState
+from transformer_xl.model import LanguageModel, Output, build_model
+from transformer_xl.model.pretrained import copy_weights
+from transformer_xl.train.optim import lr_scale
+from transformer_xl.train.state import TrainState, VaryingSegments
 
 
 class Network:
@@ -40,9 +41,11 @@ class Network:
         world: The processes.
     """
 
-    def __init__(self, model: nn.Module, settings: TrainConfig, world: World) -> None:
-        self._module: nn.Module = model
+    def __init__(self, model: LanguageModel, settings: TrainConfig, world: World) -> None:
+        self._module: Any = model
         self._has_compiler = settings.compile
+        precision = pick_precision(settings.precision, model.device)
+        self._device, self._is_rounded = model.device.type, precision == "bfloat16"
         if settings.compile and isinstance(model, FSDPModule):
             # Gathering and resharding stay outside of the compiled code.
             for layer in _layers(model):
@@ -50,17 +53,18 @@ class Network:
         elif settings.compile:
             # With static shapes, a resumed run compiles the same code and gives the same bits. Only
             # full memories are passed to it, so there is one shape.
-            self._module = _compiled(model)
+            self._module = torch.compile(model, dynamic=False)
         if world.size > 1 and not isinstance(model, FSDPModule):
             self._module = DistributedDataParallel(self._module, gradient_as_bucket_view=True)
 
     def __call__(self, *arguments: Any, is_compiled: bool, **options: Any) -> Output:
         """Call the model; with ``is_compiled`` False, eagerly even if it is compiled."""
-        if is_compiled or not self._has_compiler:
-            return self._module(*arguments, **options)
-        # Only here, as it imports the compiler, which takes seconds.
-        with torch.compiler.set_stance("force_eager"):
-            return self._module(*arguments, **options)
+        with torch.autocast(self._device, torch.bfloat16, enabled=self._is_rounded):
+            if is_compiled or not self._has_compiler:
+                return self._module(*arguments, **options)
+            # Only here, as it imports the compiler, which takes seconds.
+            with torch.compiler.set_stance("force_eager"):
+                return self._module(*arguments, **options)
 
     def shares_gradients(self, is_last: bool) -> AbstractContextManager:
         """Return a context for a forward and backward pass; the last of a step syncs gradients."""
@@ -91,33 +95,32 @@ def shard(model: nn.Module, settings: TrainConfig, world: World, device: torch.d
     # Positions are projected for all layers before the first one is called.
     if projections := [x.attention.r_proj for x in layers if hasattr(x.attention, "r_proj")]:
         fully_shard(projections, **how, reshard_after_forward=False)
-    for layer in layers:
-        fully_shard(layer, **how)
-    fully_shard(model, **how)
+    for each in (*layers, model):
+        fully_shard(each, **how)
 
 
-def whole_weights(model: nn.Module, world: World) -> dict[str, Tensor]:
-    """Gather the weights of a model, one by one, on the CPU of the first process.
-
-    Collective: call on every rank.
-    """
-    found = {}
+def whole_model(model: LanguageModel, config: Config, world: World) -> LanguageModel:
+    """Return an unsharded model in the first process. Collective: call on every rank."""
+    if not isinstance(model, FSDPModule):
+        return model
+    weights = {}
+    # Gathered one by one on the CPU.
     for name, parameter in model.named_parameters():
         weight = parameter.detach()
-        whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        weight = weight.full_tensor() if isinstance(weight, DTensor) else weight
         if world.is_first:
-            found[name] = whole.cpu()
-    return found
+            weights[name] = weight.cpu()
+    if not world.is_first:
+        return model
+    # Building the model draws initial weights, which must not advance the generator of training.
+    with torch.random.fork_rng(devices=[]):
+        whole = build_model(config.model)
+    copy_weights(whole, weights)
+    return whole.to(model.device)
 
 
 def _layers(model: nn.Module) -> list[Any]:
     return list(getattr(model, "layers", ()))
-
-
-def _compiled(model: nn.Module) -> nn.Module:
-    compiled: Callable[..., Any] = torch.compile(model, dynamic=False)
-    assert isinstance(compiled, nn.Module)
-    return compiled
 
 
 def activation_penalty(config: TrainConfig, out: Output, predicted: int) -> Tensor | float:
@@ -127,12 +130,8 @@ def activation_penalty(config: TrainConfig, out: Output, predicted: int) -> Tens
 
     with the last layer's outputs $h$ and the dropout mask $m$. Means are over streams, positions
     and dimensions, as in the code of that paper, so that the penalty of a batch is the mean of
-    those of equal parts.
-
-    Args:
-        config: The coefficients.
-        out: The output of the model.
-        predicted: How many of the last positions have a target; the others are context.
+    those of equal parts. Only the last ``predicted`` positions have a target; the others are
+    context.
     """
     penalty = 0.0
     if config.activation_reg:
@@ -161,7 +160,6 @@ class Update(NamedTuple):
     norm: float
     """Norm of the gradient before clipping."""
     is_skipped: bool
-    """Whether the update was skipped."""
 
 
 def train_step(config: Config, state: TrainState, network: Network) -> Update:
@@ -173,15 +171,16 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     Raises:
         RuntimeError: More than ``max_skips`` updates in a row were skipped.
     """
-    settings, device = config.train, state.model.device
-    segment_len, mem_len = state.next_lengths(config)
+    settings, device, parts = config.train, state.model.device, config.train.accumulate
+    mem_len, scale = config.model.mem_len, 1.0
+    if isinstance(state.segments, VaryingSegments):
+        mem_len, scale = state.next_lengths(config)
     offset = state.segments.offset
     tokens, targets = (_moved(x, device) for x in state.segments.next_segment())
     state.tokens += targets.numel() * state.world.size
     if settings.loss == "half":
         targets = targets[:, targets.shape[1] // 2 :]
-    context = tokens.shape[1] - targets.shape[1]
-    parts = settings.accumulate
+    lengths = {"mem_len": mem_len, "context": tokens.shape[1] - targets.shape[1]}
     loss, mems = torch.zeros((), device=device), []
     for i, (part, part_targets) in enumerate(
         zip(tokens.chunk(parts), targets.chunk(parts), strict=True)
@@ -189,23 +188,26 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
         # Each length of a memory that is filling up would be compiled separately.
         memory = state.mems[i]
         is_full = memory is not None and len(memory) == mem_len
-        lengths = {"mem_len": mem_len, "context": context}
         with network.shares_gradients(i == parts - 1):
-            with autocast(settings.precision, device):
-                out = network(part, memory, part_targets, is_compiled=is_full, **lengths)
-                assert out.nll is not None
-                part_loss = out.nll.mean() / parts
+            out = network(part, memory, part_targets, is_compiled=is_full, **lengths)
+            assert out.nll is not None
+            objective = part_loss = out.nll.mean() / parts
+            if settings.activation_reg or settings.temporal_activation_reg:
                 penalty = activation_penalty(settings, out, part_targets.shape[1])
-            (part_loss + penalty / parts).backward()
+                objective = part_loss + penalty / parts
+            objective.backward()
         mems.append(out.mems)
         loss += part_loss.detach()
 
     weights = [p for p in state.model.parameters() if p.grad is not None]
     length = get_total_norm([p.grad for p in weights if p.grad is not None])
     length = length.full_tensor() if isinstance(length, DTensor) else length
-    # Synchronizes the device, which is cheaper than corrupting the weights.
-    norm = float(length)
-    if not _is_usual(norm, settings, state):
+    # Synchronizes the device, which is cheaper than corrupting the weights. The norm is that over
+    # all processes, so all of them decide alike.
+    norm, limit = float(length), math.inf
+    if settings.skip_norm and state.step - state.skipped >= KNOWN_AFTER:
+        limit = settings.skip_norm * (state.usual_norm or 0.0)
+    if not math.isfinite(norm) or norm > limit:
         _skip(norm, loss, offset, settings, state)
         return Update(loss, 0.0, offset, norm, is_skipped=True)
     state.skipped_in_a_row = 0
@@ -213,33 +215,16 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     state.mems = mems
     if settings.clip_norm:
         clip_grads_with_norm_(weights, settings.clip_norm, length)
-    usual_len = settings.segment_len
-    if settings.stages:
-        usual_len = settings.stages[state.stage][1]
-    # Otherwise tokens of short segments would have more weight than those of long ones.
-    share = segment_len / usual_len if settings.random_segment_len else 1.0
-    lr = state.optimizer.step(
-        state.step, state.total_steps, share=share, cooldown_steps=state.cooldown_steps
-    )
+    scale *= lr_scale(settings, state.step, state.total_steps, state.cooldown_steps)
+    state.optimizer.step(scale)
     state.step += 1
     state.add_to_average(settings)
-    return Update(loss, lr, offset, norm, is_skipped=False)
+    return Update(loss, settings.lr * scale, offset, norm, is_skipped=False)
 
 
 def running_mean(before: float | None, value: float) -> float:
     """Return the updated exponential moving average; None before the first value."""
     return value if before is None else _KEPT * before + (1 - _KEPT) * value
-
-
-def _is_usual(norm: float, settings: TrainConfig, state: TrainState) -> bool:
-    # The norm over all processes, so that all decide alike.
-    if not math.isfinite(norm):
-        return False
-    is_known = state.usual_norm is not None and state.step - state.skipped >= KNOWN_AFTER
-    if not (settings.skip_norm and is_known):
-        return True
-    assert state.usual_norm is not None
-    return norm <= settings.skip_norm * state.usual_norm
 
 
 def _skip(norm: float, loss: Tensor, offset: int, settings: TrainConfig, state: TrainState) -> None:

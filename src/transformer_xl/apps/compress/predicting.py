@@ -24,7 +24,7 @@ from transformer_xl.model import LanguageModel, Memory, build_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.pretrained import model_weights
 from transformer_xl.model.reading import read
-from transformer_xl.train.optim import Optimizer
+from transformer_xl.train.optim import Optimizer, lr_scale
 
 FRESH = ModelConfig(
     vocab_size=256,
@@ -58,8 +58,8 @@ class Learner:
         self.mems = self.model.start_memory(streams, mem_len)
         # A round is one segment, as in the predictor.
         self._lengths = lengths(model, mem_len)._replace(segment_len=AT_ONCE)
-        self._n_rounds, self._step = n_rounds, 0
-        settings = TrainConfig(
+        self._step = 0
+        settings = self._settings = TrainConfig(
             steps=max(n_rounds, 1),
             optimizer="muon",
             lr=lr,
@@ -80,7 +80,7 @@ class Learner:
         assert piece.nll is not None
         piece.nll.mean().backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-        self._optimizer.step(self._step, max(self._n_rounds, 1))
+        self._optimizer.step(lr_scale(self._settings, self._step, self._settings.steps))
         self._step += 1
         self.mems = piece.mems
 

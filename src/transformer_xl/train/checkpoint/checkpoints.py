@@ -11,6 +11,8 @@ It is written under a temporary name, synced to disk and renamed. Training conti
 tensors are copied first. An error is raised by the next call.
 """
 
+# pyright: reportPrivateImportUsage=false
+
 import json
 import re
 import shutil
@@ -21,26 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.distributed.checkpoint._hf_utils import (
-    CUSTOM_METADATA_KEY,
-    DCP_VERSION_KEY,
-    FORMAT_KEY,
-    FORMAT_VALUE,
-    HF_DCP_VERSION,
-    SAVED_OFFSETS_KEY,
-    _gen_file_name,
-)
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import (
-    HuggingFaceStorageReader,
-    HuggingFaceStorageWriter,
-)
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
-from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint import _hf_utils as hf_format
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future as TorchFuture
 
@@ -116,10 +102,9 @@ class Checkpoints:
         self.wait()
         # Serialized now, as training changes it.
         state = json.dumps({"format_version": FORMAT_VERSION, **about}).encode()
-        writer = _Writer(self.folder, step, state, keep, before)
-        future = async_save(
+        future = dcp.async_save(
             {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
-            storage_writer=writer,
+            storage_writer=_Writer(self.folder, step, state, keep, before),
             process_group=self._world.background,
             no_dist=self._world.size == 1,
         )
@@ -153,14 +138,13 @@ class Checkpoints:
             return
         if self._world.is_first:
             shutil.rmtree(self.folder / f"{UNFINISHED}{_name(step)}", ignore_errors=True)
-        causes = _causes(error)
-        is_full = any(is_disk_full(cause) for cause in causes)
-        reason = "the disk is full" if is_full else _said(causes)
-        remedy = "make room" if is_full else "see to that"
+        reason, remedy = _said(error), "see to that"
+        if any(map(is_disk_full, _causes(error))):
+            reason, remedy = "the disk is full", "make room"
         raise OSError(
             f"the checkpoint of step {step} could not be written to {self.folder}: {reason}. "
             f"The ones before it are intact; {remedy} and start the same command again"
-        ) from causes[0]
+        ) from _causes(error)[0]
 
     def exist(self) -> bool:
         """Return whether any checkpoint exists, intact or not. Collective: call on every rank."""
@@ -177,12 +161,18 @@ class Checkpoints:
         world = self._world
         names = world.by_first(lambda: [path.name for path in checkpoints_in(self.folder)])
         for name in names:
-            found = world.gather(first_damaged(self.folder / name, world), is_long=True)
-            damaged = next(filter(None, found), None)
-            if damaged is None:
-                _check_version(self.folder / name)
-                return self.folder / name
-            say(f"{damaged} is damaged; trying the checkpoint before it")
+            folder = self.folder / name
+            found = world.gather(first_damaged(folder, world), is_long=True)
+            if any(found):
+                damaged = next(filter(None, found))
+                say(f"{damaged} is damaged; trying the checkpoint before it")
+                continue
+            if (version := read_about(folder)["format_version"]) > FORMAT_VERSION:
+                raise RuntimeError(
+                    f"{folder} has format {version}; this version reads up to {FORMAT_VERSION}: "
+                    "update transformer_xl"
+                )
+            return folder
         if names:
             raise RuntimeError(
                 f"every checkpoint in {self.folder} is damaged: restore one from a copy, or "
@@ -190,28 +180,20 @@ class Checkpoints:
             )
         return None
 
-    def load(self, checkpoint: Path, tensors: Mapping[str, Tensor]) -> None:
-        """Load tensors of a checkpoint in place, each process its shards. Collective.
-
-        Raises:
-            RuntimeError: The checkpoint has no such tensors.
-        """
-        read_tensors(checkpoint, tensors, self._world)
-
 
 def read_about(checkpoint: Path) -> dict[str, Any]:
     """Return the contents of ``state.json``."""
     return json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
 
 
-def stored(checkpoint: Path) -> dict[str, TensorStorageMetadata]:
+def stored(checkpoint: Path) -> dict[str, dcp.TensorStorageMetadata]:
     """Return the metadata of the tensors in a checkpoint, by name."""
-    metadata = HuggingFaceStorageReader(str(checkpoint)).read_metadata()
+    metadata = dcp.HuggingFaceStorageReader(str(checkpoint)).read_metadata()
     # Other entries are bytes, which a safetensors file cannot contain.
     return {
         name: about
         for name, about in metadata.state_dict_metadata.items()
-        if isinstance(about, TensorStorageMetadata)
+        if isinstance(about, dcp.TensorStorageMetadata)
     }
 
 
@@ -221,17 +203,16 @@ def read_tensors(checkpoint: Path, tensors: Mapping[str, Tensor], world: World) 
     Raises:
         RuntimeError: The checkpoint has no such tensors.
     """
-    reader = HuggingFaceStorageReader(str(checkpoint))
     try:
-        load(
+        dcp.load(
             {name: tensor.detach() for name, tensor in tensors.items()},
-            storage_reader=reader,
+            storage_reader=dcp.HuggingFaceStorageReader(str(checkpoint)),
             no_dist=world.size == 1,
         )
-    except (CheckpointException, RuntimeError, ValueError) as error:
+    except (dcp.CheckpointException, RuntimeError, ValueError) as error:
         raise RuntimeError(
-            f"{checkpoint} does not fit this run: {_said(_causes(error))} Give the recipe that it "
-            "was begun with"
+            f"{checkpoint} does not fit this run: {_said(error)} Give the recipe that it was begun "
+            "with"
         ) from error
 
 
@@ -243,13 +224,12 @@ def read_whole(checkpoint: Path, prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items()}
 
 
-def empty(name: str, found: Mapping[str, TensorStorageMetadata]) -> Tensor:
+def empty(name: str, found: Mapping[str, dcp.TensorStorageMetadata]) -> Tensor:
     """Allocate a whole tensor of a checkpoint, given the result of :func:`stored`."""
-    about = found[name]
-    return torch.empty(about.size, dtype=about.properties.dtype)
+    return torch.empty(found[name].size, dtype=found[name].properties.dtype)
 
 
-class _Writer(HuggingFaceStorageWriter):
+class _Writer(dcp.HuggingFaceStorageWriter):
     """Writes to a temporary folder, which is renamed when all processes are done."""
 
     def __init__(
@@ -265,7 +245,9 @@ class _Writer(HuggingFaceStorageWriter):
         self._state, self._keep, self._before = state, keep, before
         super().__init__(str(self._temporary), save_distributed=True)
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
+    def write_data(
+        self, plan: dcp.SavePlan, planner: dcp.SavePlanner
+    ) -> TorchFuture[list[WriteResult]]:
         """Write the shards of this process.
 
         As the base class, but without its two copies of all tensors, which would block training.
@@ -276,20 +258,25 @@ class _Writer(HuggingFaceStorageWriter):
             tensor = planner.resolve_data(item)
             assert isinstance(tensor, Tensor)
             tensors[item.index.fqn] = tensor.detach().contiguous()
-            places[item.index.fqn] = {SAVED_OFFSETS_KEY: item.tensor_data.chunk.offsets}
-        done: TorchFuture[list[WriteResult]] = TorchFuture()
+            places[item.index.fqn] = {hf_format.SAVED_OFFSETS_KEY: item.tensor_data.chunk.offsets}
         if tensors:
-            path = self._temporary / _gen_file_name(1, 1, plan.storage_data["shard_index"])
-            about = {CUSTOM_METADATA_KEY: json.dumps(places), FORMAT_KEY: FORMAT_VALUE}
+            shard = plan.storage_data["shard_index"]
+            path = self._temporary / hf_format._gen_file_name(1, 1, shard)
+            about = {
+                hf_format.CUSTOM_METADATA_KEY: json.dumps(places),
+                hf_format.FORMAT_KEY: hf_format.FORMAT_VALUE,
+                hf_format.DCP_VERSION_KEY: str(hf_format.HF_DCP_VERSION),
+            }
             with default_mode(path):
-                save_file(tensors, path, about | {DCP_VERSION_KEY: str(HF_DCP_VERSION)})
+                save_file(tensors, path, about)
             sync(path)
+        done: TorchFuture[list[WriteResult]] = TorchFuture()
         done.set_result(
             [WriteResult(item.index, tensors[item.index.fqn].nbytes, None) for item in plan.items]
         )
         return done
 
-    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+    def finish(self, metadata: dcp.Metadata, results: list[list[WriteResult]]) -> None:
         """Complete the checkpoint; called in the first process when all have written."""
         folder = self._temporary
         replace_file(folder / STATE_FILE, self._state)
@@ -311,13 +298,13 @@ class _Writer(HuggingFaceStorageWriter):
 
 def _causes(error: BaseException) -> list[BaseException]:
     """Return the errors of all processes."""
-    if isinstance(error, CheckpointException):
+    if isinstance(error, dcp.CheckpointException):
         return [cause for cause, _ in error.failures.values()]
     return [error]
 
 
-def _said(causes: list[BaseException]) -> str:
-    return "; ".join(dict.fromkeys(map(str, causes)))
+def _said(error: BaseException) -> str:
+    return "; ".join(dict.fromkeys(map(str, _causes(error))))
 
 
 def _name(step: int) -> str:
@@ -325,16 +312,14 @@ def _name(step: int) -> str:
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, the newest first."""
-    # Other files in the folder are ignored.
+    """Return the checkpoints in a folder, the newest first; other files are ignored."""
     ours = (x for x in folder.glob("step_*") if re.fullmatch(r"step_\d{8,}", x.name))
     return sorted(ours, reverse=True)
 
 
 def _remove(folder: Path) -> None:
     # Renamed first, so that a half-removed checkpoint is not taken for a damaged one.
-    doomed = folder.rename(folder.with_name(f"{UNFINISHED}old-{folder.name}"))
-    shutil.rmtree(doomed)
+    shutil.rmtree(folder.rename(folder.with_name(f"{UNFINISHED}old-{folder.name}")))
 
 
 def first_damaged(folder: Path, world: World) -> str | None:
@@ -374,12 +359,3 @@ def first_damaged(folder: Path, world: World) -> str | None:
         if not is_intact:
             return str(folder / name)
     return None
-
-
-def _check_version(folder: Path) -> None:
-    version = read_about(folder)["format_version"]
-    if version > FORMAT_VERSION:
-        raise RuntimeError(
-            f"{folder} has format {version}; this version reads up to {FORMAT_VERSION}: update "
-            "transformer_xl"
-        )

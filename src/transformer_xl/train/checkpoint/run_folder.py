@@ -53,18 +53,15 @@ _MAY_DIFFER = (
     *("data.path", "data.valid_path", "data.test_path", "data.cache_dir", "data.workers"),
     *("data.corpus", "data.verify"),
 )
+# Compared with the prepared corpus, whose checksums are compared with those of the run.
 _SAID_BY_CORPUS = (
-    *("name", "json_field", "split_by", "valid_fraction", "test_fraction"),
-    *("vocab", "vocab_size", "vocab_from"),
+    *("data.name", "data.json_field", "data.split_by", "data.valid_fraction"),
+    *("data.test_fraction", "data.vocab", "data.vocab_size", "data.vocab_from"),
 )
 
 
 class RunFolder:
-    """The folder of one training run.
-
-    Args:
-        path: The path; :meth:`begin` creates it.
-    """
+    """The folder of one training run; :meth:`begin` creates it."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -83,7 +80,11 @@ class RunFolder:
             ValueError: The folder holds the run of another recipe.
         """
         if not self.holds_run:
-            if self.path.exists() and (not self.path.is_dir() or self._holds_something()):
+            # But for files that a process killed in begin() leaves.
+            ours = (_LOCK_FILE, f".{RECIPE_FILE}.")
+            if self.path.exists() and not (
+                self.path.is_dir() and all(x.name.startswith(ours) for x in self.path.iterdir())
+            ):
                 raise FileExistsError(
                     f"{self.path} exists and is no run folder: nothing in it was touched; "
                     "give another --out"
@@ -95,10 +96,7 @@ class RunFolder:
             other = replace(other, model=replace(other.model, vocab_size=0))
         if config.data.reset_at is not None and config.model.reset_at is None:
             other = replace(other, model=replace(other.model, reset_at=None))
-        free = _MAY_DIFFER
-        if config.data.corpus is not None:
-            # Compared with the corpus, whose checksums are compared with those of the run.
-            free += tuple(f"data.{name}" for name in _SAID_BY_CORPUS)
+        free = _MAY_DIFFER if config.data.corpus is None else _MAY_DIFFER + _SAID_BY_CORPUS
         wrong = [line for line in differences(other, config) if not line.startswith(free)]
         if wrong:
             raise ValueError(
@@ -114,7 +112,9 @@ class RunFolder:
         Raises:
             OSError: The folder cannot be written, or its disk has too little space.
             RuntimeError: Another process is training in it.
+            ValueError: The folder holds the run of another recipe.
         """
+        self.check(config)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._hold_lock()
@@ -138,7 +138,14 @@ class RunFolder:
             # The recipe makes it a run folder, so it comes first.
             replace_file(self.path / RECIPE_FILE, dump_recipe(config).encode())
         if not (self.path / ENVIRONMENT_FILE).exists():
-            self.write_json(ENVIRONMENT_FILE, _environment())
+            # The package need not be installed, and is not imported here, as it is in a higher
+            # layer.
+            packages = {"transformer-xl": sys.modules["transformer_xl"].__version__}
+            for name in ("torch", "numpy", "safetensors", "tokenizers"):
+                packages[name] = version(name)
+            about = {"format_version": FORMAT_VERSION, **describe_machine()}
+            about |= {"command": " ".join(sys.argv), "packages": packages}
+            self.write_json(ENVIRONMENT_FILE, about)
 
     def close(self) -> None:
         """Release the lock."""
@@ -162,11 +169,6 @@ class RunFolder:
         else:
             self._lock = lock
 
-    def _holds_something(self) -> bool:
-        # Files that a process killed in begin() leaves.
-        ours = (_LOCK_FILE, f".{RECIPE_FILE}.")
-        return any(not path.name.startswith(ours) for path in self.path.iterdir())
-
     def save_model(
         self, name: str, config: ModelConfig, weights: Mapping[str, Tensor], vocab: Vocab
     ) -> None:
@@ -176,7 +178,14 @@ class RunFolder:
         # Written last, so that it marks a complete vocabulary.
         if not (folder / VOCAB_FILE).exists():
             vocab.save(folder)
-        replace_file(folder / "README.md", _model_card(config, weights, vocab, name).encode())
+        card = _MODEL_CARD.format(
+            name=name,
+            n_parameters=sum(x.numel() for x in weights.values()),
+            config=config,
+            n_symbols=len(vocab),
+            kind=vocab.kind,
+        )
+        replace_file(folder / "README.md", card.encode())
         write_model(config, weights, folder)
 
     def write_json(self, name: str, values: dict[str, Any]) -> None:
@@ -185,23 +194,7 @@ class RunFolder:
         replace_file(self.path / name, content.encode("utf-8", "surrogateescape"))
 
 
-def _environment() -> dict[str, Any]:
-    packages = ("torch", "numpy", "safetensors", "tokenizers")
-    return {
-        "format_version": FORMAT_VERSION,
-        **describe_machine(),
-        "command": " ".join(sys.argv),
-        "packages": {
-            # It need not be installed, and is not imported here, as it is in a higher layer.
-            "transformer-xl": sys.modules["transformer_xl"].__version__,
-            **{name: version(name) for name in packages},
-        },
-    }
-
-
-def _model_card(config: ModelConfig, weights: Mapping[str, Tensor], vocab: Vocab, name: str) -> str:
-    n_parameters = sum(x.numel() for x in weights.values())
-    return f"""---
+_MODEL_CARD = """---
 library_name: transformer-xl
 pipeline_tag: text-generation
 ---
@@ -210,7 +203,7 @@ pipeline_tag: text-generation
 
 {n_parameters:,} parameters: {config.n_layer} layers, d_model {config.d_model},
 {config.n_head} heads of {config.head_width}, d_inner {config.d_inner}, memory {config.mem_len}.
-Vocabulary: {len(vocab):,} {vocab.kind}.
+Vocabulary: {n_symbols:,} {kind}.
 
 ```
 txl eval FOLDER
