@@ -33,19 +33,16 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.utils.tensorboard import SummaryWriter
 
-_NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _LINE_SECONDS = 10.0
 _REFRESH_SECONDS = 0.1
 _PRESENT_SECONDS = 60.0
-# Columns of a terminal below which the numbers leave no room for a bar.
+# Columns of a terminal below which the numbers leave no space for a bar.
 _BAR_WIDTH = 72
 
 
 class MetricsLog:
-    """Appends records to ``metrics.jsonl`` and mirrors their numbers to TensorBoard.
-
-    TensorBoard gets them in ``folder/tensorboard`` where its package is installed; nothing is
-    missing from the JSON lines where it is not.
+    """Appends records to ``metrics.jsonl`` and mirrors their numbers to TensorBoard, if installed.
 
     Args:
         folder: The run folder; made when it does not exist.
@@ -59,11 +56,14 @@ class MetricsLog:
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / "metrics.jsonl"
-        resumes = path.exists()
-        if resumes:
-            _cut(path, step)
+        purge_step = None
+        if path.exists():
+            purge_step = step + 1
+            kept = [line + b"\n" for line, record in _lines(path) if record["step"] <= step]
+            if b"".join(kept) != path.read_bytes():
+                replace_file(path, b"".join(kept))
         self._file = path.open("ab")
-        self._tensorboard = _tensorboard(folder / "tensorboard", step + 1 if resumes else None)
+        self._tensorboard = _tensorboard(folder / "tensorboard", purge_step)
 
     def log(self, kind: str, step: int, **values: SupportsFloat | str | None) -> None:
         """Write one record; it is in the file when this returns.
@@ -73,18 +73,17 @@ class MetricsLog:
             step: The step after which it was measured.
             values: Numbers, or anything ``float`` takes; text and None go to the JSON lines only.
         """
-        plain = {
-            name: value if value is None or isinstance(value, int | str) else float(value)
-            for name, value in values.items()
-        }
-        record = {"kind": kind, "step": step}
-        record |= {name: _spelled(value) for name, value in plain.items()}
+        record: dict[str, Any] = {"kind": kind, "step": step}
+        for name, value in values.items():
+            if value is not None and not isinstance(value, int | str):
+                value = float(value)
+            if self._tensorboard and isinstance(value, int | float):
+                self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
+            if isinstance(value, float) and not math.isfinite(value):
+                value = json.dumps(value)
+            record[name] = value
         self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         self._file.flush()
-        if self._tensorboard:
-            for name, value in plain.items():
-                if isinstance(value, int | float):
-                    self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
 
     def sync(self) -> None:
         """Wait until all lines are on the disk."""
@@ -115,44 +114,20 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [record for _, record in _lines(path)]
 
 
-def _spelled(value: float | str | None) -> float | str | None:
-    if not isinstance(value, float) or math.isfinite(value):
-        return value
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
-
-
 def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     lines = path.read_bytes().rstrip().split(b"\n")
     for number, line in enumerate(lines, start=1):
-        record = _parsed(line)
-        if record is not None:
-            yield line, record
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if isinstance(record, dict) and isinstance(record.get("step"), int):
+            yield line, {k: float(x) if x in _NOT_FINITE else x for k, x in record.items()}
         elif line.strip() and number < len(lines):
             raise ValueError(
                 f"line {number} of {path} is not a record with a step: {line[:60]!r}; "
                 "delete this line to go on without it"
             )
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
-        return None
-    return {
-        name: _NOT_FINITE.get(value, value) if isinstance(value, str) else value
-        for name, value in record.items()
-    }
-
-
-def _cut(path: Path, step: int) -> None:
-    kept = b"".join(line + b"\n" for line, record in _lines(path) if record["step"] <= step)
-    if kept != path.read_bytes():
-        replace_file(path, kept)
 
 
 def _tensorboard(folder: Path, purge_step: int | None) -> "SummaryWriter | None":
@@ -170,7 +145,7 @@ def _tensorboard(folder: Path, purge_step: int | None) -> "SummaryWriter | None"
 class Progress:
     """Shows on stderr how far a run is: a live bar on a terminal, now and then a line elsewhere.
 
-    Use it as a context manager.
+    A context manager.
 
     Args:
         total_steps: The step at which the run ends.
@@ -189,48 +164,31 @@ class Progress:
         quiet: bool = False,
         passes: bool = False,
     ) -> None:
-        self._total = total_steps
-        self._description = description
-        self._console = Console(stderr=True, quiet=quiet)
-        # Rich calls a pipe a terminal when FORCE_COLOR is set, as many build servers do.
-        live = sys.stderr.isatty() and not self._console.is_dumb_terminal and not quiet
-        self._passes = passes
-        self._shown_at = monotonic() if passes else -math.inf
-        # Of the present speed: steps done, and when. It counts evaluations and checkpoints too.
-        self._marks: deque[tuple[float, int]] = deque([(monotonic(), step)])
+        self._total, self._step = total_steps, step
+        self._description, self._passes = description, passes
+        self._measured: tuple[float | None, float] | None = None
         # When it ends at the latest, whatever steps are left.
         self._deadline = math.inf
-        self._latest: dict[str, Any] = {
-            "steps": self._steps(step),
-            "bits": "",
-            "speed": "",
-            "left": "",
-        }
-        self._waiting: str | None = None
-        self._bar = self._new_bar() if live else None
-
-    def _new_bar(self) -> Bar:
-        drawn = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=None)]
-        bar = Bar(
-            *(drawn if self._console.width >= _BAR_WIDTH else []),
-            *(
-                TextColumn(f"{{task.fields[{name}]}}")
-                for name in ("steps", "bits", "speed", "left")
-            ),
-            console=self._console,
-            expand=True,
-            auto_refresh=False,
-            # Rich would swallow the results that go to stdout, also where that is a pipe.
-            redirect_stdout=False,
-            transient=self._passes,
-        )
-        bar.add_task(
-            self._description,
-            total=self._total,
-            completed=self._marks[0][1],
-            **self._latest,
-        )
-        return bar
+        self._shown_at, self._shown_step = monotonic() if passes else -math.inf, step
+        # Steps done, and when, in the last minute. The speed counts evaluations and checkpoints.
+        self._marks: deque[tuple[float, int]] = deque([(monotonic(), step)])
+        self._console = Console(stderr=True, quiet=quiet)
+        self._bar: Bar | None = None
+        # Rich calls a pipe a terminal when FORCE_COLOR is set, as many build servers do.
+        if sys.stderr.isatty() and not self._console.is_dumb_terminal and not quiet:
+            drawn = [TextColumn("{task.description}", markup=False), BarColumn(bar_width=None)]
+            self._bar = Bar(
+                *(drawn if self._console.width >= _BAR_WIDTH else []),
+                TextColumn("{task.fields[state]}", markup=False),
+                console=self._console,
+                expand=True,
+                auto_refresh=False,
+                # Rich would swallow the results that go to stdout, also where that is a pipe.
+                redirect_stdout=False,
+                transient=passes,
+            )
+            state = f"{step:,}/{total_steps:,}"
+            self._bar.add_task(description, total=total_steps, completed=step, state=state)
 
     def __enter__(self) -> "Progress":
         self._marks[0] = monotonic(), self._marks[0][1]
@@ -243,11 +201,10 @@ class Progress:
 
     def stop(self) -> None:
         """Show no more of it; what is said is still printed."""
+        if self._step != self._shown_step and not self._passes:
+            self._show()
         if self._bar:
             self._bar.stop()
-        elif self._waiting and not self._passes:
-            self.say(self._waiting)
-        self._waiting = None
 
     def expect(
         self, total_steps: int, first_step: int | None = None, *, seconds: float = math.inf
@@ -264,49 +221,51 @@ class Progress:
         self._deadline = monotonic() + seconds if seconds > 0 else math.inf
         if first_step is not None:
             self._marks = deque([(monotonic(), first_step)])
+            self._step = self._shown_step = first_step
         if self._bar:
             self._bar.update(self._bar.task_ids[0], total=total_steps, completed=first_step)
 
     def update(
         self, step: int, bits: float | None = None, tokens_per_second: float | None = None
     ) -> None:
-        """Show a new state; cheap, so that each step may call it.
+        """Set the step, and the loss in bits per token and the speed where they are new.
 
-        Args:
-            step: Steps done.
-            bits: Training loss in bits per token; None: as it was.
-            tokens_per_second: Speed; None: as it was.
+        Cheap, so that each step may call it: what is set is shown now and then.
         """
-        now = monotonic()
-        fields = self._latest
-        fields |= {"steps": self._steps(step), "left": self._left(step, now)}
-        if bits is not None:
-            fields["bits"] = f"{bits:.3f} bits/token"
+        self._step = step
         if tokens_per_second is not None:
-            fields["speed"] = f"{tokens_per_second:,.0f} tokens/s"
-        due = step >= self._total and not self._passes
-        if self._bar:
-            self._bar.update(self._bar.task_ids[0], completed=step, **fields)
-            if due or now - self._shown_at >= _REFRESH_SECONDS:
-                self._bar.refresh()
-                self._shown_at = now
-            return
-        self._waiting = f"{self._description}  " + "  ".join(filter(None, fields.values()))
-        if due or now - self._shown_at >= _LINE_SECONDS:
-            self.say(self._waiting)
-            self._waiting = None
-            self._shown_at = now
+            self._measured = bits, tokens_per_second
+        if self._is_due():
+            self._show()
 
     def say(self, text: str) -> None:
         """Print a line, above the bar where there is one."""
         self._console.print(text, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
-    def _steps(self, step: int) -> str:
-        return f"{step:,}/{self._total:,}"
+    def _is_due(self) -> bool:
+        interval = _REFRESH_SECONDS if self._bar else _LINE_SECONDS
+        is_last = self._step >= self._total and not self._passes
+        return is_last or monotonic() - self._shown_at >= interval
 
-    def _left(self, step: int, now: float) -> str:
+    def _show(self) -> None:
+        step, self._shown_step, self._shown_at = self._step, self._step, monotonic()
+        bits, speed = self._measured or (None, None)
+        parts = (
+            f"{step:,}/{self._total:,}",
+            "" if bits is None else f"{bits:.3f} bits/token",
+            "" if speed is None else f"{speed:,.0f} tokens/s",
+            self._left(),
+        )
+        state = "  ".join(filter(None, parts))
+        if self._bar:
+            self._bar.update(self._bar.task_ids[0], completed=step, state=state)
+            self._bar.refresh()
+        else:
+            self.say(f"{self._description}  {state}")
+
+    def _left(self) -> str:
         """Say how long what is left takes at the speed of the last minute."""
-        marks = self._marks
+        now, step, marks = self._shown_at, self._step, self._marks
         if step > marks[-1][1]:
             marks.append((now, step))
         while len(marks) > 2 and now - marks[1][0] >= _PRESENT_SECONDS:
@@ -314,8 +273,8 @@ class Progress:
         began, first_step = marks[0]
         if not first_step < step < self._total:
             return ""
-        step_seconds = (now - began) / (step - first_step)
-        seconds = min(step_seconds * (self._total - step), max(self._deadline - now, 0))
+        seconds = (now - began) / (step - first_step) * (self._total - step)
+        seconds = min(seconds, max(self._deadline - now, 0))
         return f"{timedelta(seconds=round(seconds))} left"
 
 
@@ -341,8 +300,7 @@ def reading(
                 return
             # Parts that are read side by side overlap by a token where they cannot be equal.
             done = min(done + given[2].numel(), n_tokens)
-            speed = done / max(monotonic() - began, 1e-9)
-            progress.update(done, tokens_per_second=speed)
+            progress.update(done, None, done / max(monotonic() - began, 1e-9))
 
         hook = model.register_forward_hook(count)
         try:
