@@ -12,7 +12,7 @@ from transformer_xl.model.limits import FLOAT, layer_matrices
 from transformer_xl.train.state import longest_segment
 
 Parallel = Literal["ddp", "fsdp"]
-STATES = {"adamw": 2, "lamb": 2, "muon": 1}
+_ADAM_STATES, _MUON_STATES = 2, 1
 """Numbers of optimizer state for each weight; Muon leaves all but its matrices to AdamW."""
 
 
@@ -23,14 +23,9 @@ class Weights(NamedTuple):
     """Weights of one layer, which is a unit of FSDP."""
     root: int
     """Weights outside the layers: embeddings, softmax, shared biases."""
-    n_layer: int
     largest: int
     """Weights of the largest parameter."""
-
-    @property
-    def total(self) -> int:
-        """All weights."""
-        return self.root + self.n_layer * self.layer
+    total: int
 
 
 @lru_cache(maxsize=64)
@@ -44,27 +39,22 @@ def count_weights(config: ModelConfig) -> Weights:
         raise ValueError(
             f"model.kind={config.kind!r}: only a model of kind 'transformer_xl' can be estimated"
         )
-    # All layers are alike: each adds as much as the second one.
-    one, two = (_sizes(replace(config, n_layer=n)) for n in (1, 2))
-    sizes = {name: n + (config.n_layer - 1) * (two[name] - n) for name, n in one.items()}
-    inside = sum(n for name, n in sizes.items() if name.startswith("layers."))
-    return Weights(
-        layer=inside,
-        root=sum(sizes.values()) - inside,
-        n_layer=config.n_layer,
-        largest=max(sizes.values()),
-    )
-
-
-def _sizes(config: ModelConfig) -> dict[str, int]:
-    """Return the number of weights of each parameter by name."""
     try:
         with torch.device("meta"):
-            return {name: x.numel() for name, x in build_model(config).named_parameters()}
+            one, two = (build_model(replace(config, n_layer=n)) for n in (1, 2))
     except RuntimeError as error:
         raise ValueError(
             f"the model is too large for 64-bit sizes: lower its widths ({error})"
         ) from error
+    deeper = dict(two.named_parameters())
+    # All layers are alike: each adds as much as the second one.
+    sizes = {
+        name: x.numel() + (config.n_layer - 1) * (deeper[name].numel() - x.numel())
+        for name, x in one.named_parameters()
+    }
+    layer = sum(n for name, n in sizes.items() if name.startswith("layers."))
+    root = sum(sizes.values()) - layer
+    return Weights(layer, root, max(sizes.values()), root + config.n_layer * layer)
 
 
 def muon_weights(config: Config) -> int:
@@ -78,8 +68,7 @@ def muon_weights(config: Config) -> int:
 def optimizer_numbers(config: Config) -> int:
     """Count the numbers of the optimizer state."""
     muon = muon_weights(config)
-    others = count_weights(config.model).total - muon
-    return STATES["muon"] * muon + STATES["adamw"] * others
+    return _MUON_STATES * muon + _ADAM_STATES * (count_weights(config.model).total - muon)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,16 +86,14 @@ class Plan:
     parallel: Parallel = "ddp"
     """Every process holds all weights (ddp), or a shard of them (fsdp)."""
     precision: Literal["float32", "bfloat16"] = "bfloat16"
-    """Precision of matrix products."""
     device: Literal["cuda", "cpu"] = "cuda"
     """Dropout stores its masks on a GPU; on the CPU it draws them again."""
 
     def __post_init__(self) -> None:
-        settings = self.config.train
+        settings, step = self.config.train, self.ranks * self.config.train.accumulate
         if self.ranks < 1:
             raise ValueError(f"gpus={self.ranks} must be at least 1")
-        if settings.batch_size % (self.ranks * settings.accumulate):
-            step = self.ranks * settings.accumulate
+        if settings.batch_size % step:
             raise ValueError(
                 f"train.batch_size={settings.batch_size} streams cannot be divided evenly over "
                 f"gpus={self.ranks} with train.accumulate={settings.accumulate}: give a multiple "
@@ -143,8 +130,3 @@ class Plan:
     def is_sharded(self) -> bool:
         """Whether weights are sharded over the processes."""
         return self.parallel == "fsdp" and self.ranks > 1
-
-    @property
-    def has_recompute(self) -> bool:
-        """Whether activation checkpointing is on."""
-        return self.config.train.recompute

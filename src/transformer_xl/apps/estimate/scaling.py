@@ -40,35 +40,27 @@ class Hardware:
     """GPUs in a machine."""
 
 
-HARDWARE: Mapping[str, Hardware] = {
-    "a100": Hardware(
-        name="NVIDIA A100 SXM 80 GB in a DGX A100 (8 cards of 200 Gb/s)",
-        bfloat16_tflops=312,
-        float32_tflops=19.5,
-        memory_gb=80,
-        memory_gb_per_s=2039,
-        nvlink_gb_per_s=300,
-        network_gb_per_s=25,
-    ),
-    "h100": Hardware(
-        name="NVIDIA H100 SXM in a DGX H100 (8 cards of 400 Gb/s)",
-        bfloat16_tflops=989,
-        float32_tflops=67,
-        memory_gb=80,
-        memory_gb_per_s=3350,
-        nvlink_gb_per_s=450,
-        network_gb_per_s=50,
-    ),
-    "h200": Hardware(
-        name="NVIDIA H200 SXM in a DGX H200 (8 cards of 400 Gb/s)",
-        bfloat16_tflops=989,
-        float32_tflops=67,
-        memory_gb=141,
-        memory_gb_per_s=4800,
-        nvlink_gb_per_s=450,
-        network_gb_per_s=50,
-    ),
-}
+_A100 = Hardware(
+    name="NVIDIA A100 SXM 80 GB in a DGX A100 (8 cards of 200 Gb/s)",
+    bfloat16_tflops=312,
+    float32_tflops=19.5,
+    memory_gb=80,
+    memory_gb_per_s=2039,
+    nvlink_gb_per_s=300,
+    network_gb_per_s=25,
+)
+_H100 = Hardware(
+    name="NVIDIA H100 SXM in a DGX H100 (8 cards of 400 Gb/s)",
+    bfloat16_tflops=989,
+    float32_tflops=67,
+    memory_gb=80,
+    memory_gb_per_s=3350,
+    nvlink_gb_per_s=450,
+    network_gb_per_s=50,
+)
+_H200_NAME = "NVIDIA H200 SXM in a DGX H200 (8 cards of 400 Gb/s)"
+_H200 = replace(_H100, name=_H200_NAME, memory_gb=141, memory_gb_per_s=4800)
+HARDWARE: Mapping[str, Hardware] = {"a100": _A100, "h100": _H100, "h200": _H200}
 """From the data sheets of NVIDIA, whose 600 and 900 GB/s of NVLink are bidirectional."""
 
 
@@ -88,8 +80,7 @@ class Assumed:
     """Usable share of the GPU's memory; the rest is for CUDA, NCCL and fragmentation."""
 
     def __post_init__(self) -> None:
-        for name in ("products", "links", "room"):
-            value = getattr(self, name)
+        for name, value in asdict(self).items():
             if not 0 < value <= 1:
                 raise ValueError(f"the share {name}={value} must be above 0 and at most 1")
 
@@ -129,19 +120,19 @@ def sent_bytes(plan: Plan) -> Mapping[str, int]:
     each part; it reduce-scatters the gradients once a step. Muon updates whole matrices, which FSDP
     all-gathers in float32.
     """
-    n, W = count_weights(plan.config.model).total, plan.ranks
+    model, weights = plan.config.model, count_weights(plan.config.model)
+    gradients = _ring(FLOAT * weights.total, plan.ranks)
     if not plan.is_sharded:
-        return {"gradients": 2 * _ring(FLOAT * n, W)}
-    weights, parts = count_weights(plan.config.model), plan.config.train.accumulate
-    model = plan.config.model
+        return {"gradients": 2 * gradients}
     positions = 0
     if model.attn_type == 0:
         positions = model.n_layer * model.n_head * model.head_width * model.d_model
-    layers = weights.n_layer * weights.layer - positions
+    layers = model.n_layer * weights.layer - positions
+    gathered = plan.config.train.accumulate * (weights.root + positions + 2 * layers)
     return {
-        "weights": _ring(plan.operand * parts * (weights.root + positions + 2 * layers), W),
-        "gradients": _ring(FLOAT * n, W),
-        "matrices of Muon": _ring(FLOAT * muon_weights(plan.config), W),
+        "weights": _ring(plan.operand * gathered, plan.ranks),
+        "gradients": gradients,
+        "matrices of Muon": _ring(FLOAT * muon_weights(plan.config), plan.ranks),
     }
 
 
@@ -157,7 +148,7 @@ def step_flops(plan: Plan) -> Mapping[str, float]:
     T += config.ext_len
     flops = training_flops(config, plan.streams, T, M, predicted, settings.accumulate)
     again = 0.0
-    if plan.has_recompute:
+    if settings.recompute:
         again = forward_flops(config, plan.streams, T, M, 0, is_kept=False)
     return {"model": flops, "computed again": again, "Muon": muon_flops(plan)}
 
@@ -221,13 +212,15 @@ def largest_batch(plan: Plan, hardware: Hardware, assumed: Assumed) -> int:
     """
     step = plan.ranks * plan.config.train.accumulate
 
-    def is_fitting(n: int) -> bool:
-        return fits(_with_batch(plan, n * step), hardware, assumed)
+    def is_too_large(n: int) -> bool:
+        train = replace(plan.config.train, batch_size=n * step)
+        larger = replace(plan, config=replace(plan.config, train=train))
+        return not fits(larger, hardware, assumed)
 
     high = 1
-    while is_fitting(high):
+    while not is_too_large(high):
         high *= 2
-    first = bisect_left(range(high), True, lo=high // 2, key=lambda n: n > 0 and not is_fitting(n))
+    first = bisect_left(range(high + 1), True, lo=max(high // 2, 1), key=is_too_large)
     return (first - 1) * step
 
 
@@ -242,22 +235,14 @@ def bound_by_sending_from(plan: Plan, hardware: Hardware, assumed: Assumed) -> i
     Only numbers of GPUs that divide the streams of the recipe are considered.
     """
     most = most_gpus(plan)
-    for ranks in range(2, most + 1):
-        if most % ranks:
-            continue
-        if times(replace(plan, ranks=ranks), hardware, assumed).is_bound_by_sending:
-            return ranks
-    return None
+    plans = (replace(plan, ranks=n) for n in range(2, most + 1) if most % n == 0)
+    bound = (x.ranks for x in plans if times(x, hardware, assumed).is_bound_by_sending)
+    return next(bound, None)
 
 
 def _ring(n_bytes: int, ranks: int) -> int:
     """Bytes that each process sends in a ring all-gather or reduce-scatter of ``n_bytes``."""
     return n_bytes * (ranks - 1) // ranks
-
-
-def _with_batch(plan: Plan, batch_size: int) -> Plan:
-    train = replace(plan.config.train, batch_size=batch_size)
-    return replace(plan, config=replace(plan.config, train=train))
 
 
 def with_known_vocabulary(config: Config) -> Config:

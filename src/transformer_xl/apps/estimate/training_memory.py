@@ -55,8 +55,6 @@ def moments(plan: Plan) -> Mapping[str, Moment]:
     """Return the memory of a process at the four moments of a step."""
     config, weights = plan.config, count_weights(plan.config.model)
     shards = plan.ranks if plan.is_sharded else 1
-    has_average = config.train.average != "none"
-    is_tied = config.model.tie_embeddings
     whole, share = FLOAT * weights.total, FLOAT * weights.total // shards
     outside = outside_activations(plan)
     # Buckets of DDP persist between steps. So do accumulated gradients: unsharded, also with FSDP.
@@ -66,40 +64,35 @@ def moments(plan: Plan) -> Mapping[str, Moment]:
     table = table_numbers(config.model)
     of_softmax = width * (table + config.model.vocab_size)
     # FSDP has the unsharded gradients of a unit, and a copy in float32 for the reduce-scatter.
-    unit = (width + FLOAT) * plan.is_sharded
-    fixed = {
-        "weights": share,
-        "optimizer": FLOAT * optimizer_numbers(config) // shards,
-        "average": has_average * share,
-    }
-    memory = memory_bytes(plan)
-    again = layer_activations(plan) if plan.has_recompute else 0
-    n_outputs = 1 + bool(config.model.dropouts.output)
+    of_layer = (width + FLOAT) * weights.layer * plan.is_sharded
+    again = layer_activations(plan) if config.train.recompute else 0
     loss = Moment(
-        **fixed,
-        memory=memory,
+        weights=share,
+        optimizer=FLOAT * optimizer_numbers(config) // shards,
+        average=(config.train.average != "none") * share,
+        memory=memory_bytes(plan),
         gathered=gathered_bytes(plan),
         gradients=held + of_softmax,
         activations=_layers_bytes(plan) + outside,
         temporary=loss_temporary(plan),
     )
-    of_layer = layer_temporary(plan) + again + unit * weights.layer
+    n_outputs = 1 + bool(config.model.dropouts.output)
     return {
         "loss": loss,
-        "backward": replace(loss, temporary=of_layer),
-        "embedding": Moment(
-            **fixed,
-            memory=memory,
+        "backward": replace(loss, temporary=layer_temporary(plan) + again + of_layer),
+        "embedding": replace(
+            loss,
             gathered=plan.operand * weights.root * plan.is_sharded,
             gradients=(held or share) + of_softmax * (is_split or plan.is_sharded),
             activations=outside,
-            temporary=width * table * is_tied + FLOAT * weights.root * plan.is_sharded,
+            temporary=width * table * config.model.tie_embeddings
+            + FLOAT * weights.root * plan.is_sharded,
         ),
-        "update": Moment(
-            **fixed,
-            gradients=share,
+        "update": replace(
+            loss,
             gathered=0,
             memory=state_bytes(config.model, plan.streams + plan.B, plan.M),
+            gradients=share,
             # The model's output, which is freed when the next segment is read.
             activations=FLOAT * plan.B * plan.T * config.model.d_model * n_outputs,
             temporary=update_temporary(plan),
@@ -109,26 +102,20 @@ def moments(plan: Plan) -> Mapping[str, Moment]:
 
 def peak(plan: Plan) -> tuple[str, Moment]:
     """Return the moment of the peak memory, and the memory at this moment."""
-    found = moments(plan)
-    name = max(found, key=lambda each: found[each].total)
-    return name, found[name]
+    return max(moments(plan).items(), key=lambda item: item[1].total)
 
 
 def memory_bytes(plan: Plan) -> int:
-    """Count the memories of all layers: 4 N M D for each stream, before and after the segment.
-
-    The old memory is freed only after the update.
-    """
+    """Count the memories of all layers, 4 N M D a stream; the old one is freed after the update."""
     return state_bytes(plan.config.model, 2 * plan.streams, plan.M)
 
 
 def gathered_bytes(plan: Plan) -> int:
     """Count gathered or rounded copies of weights, besides the weights themselves.
 
-    FSDP: the root unit and the projections of positions, which stay gathered, and three layers: the
-    current one, the prefetched next one, and the communication buffer. DDP in bfloat16 on a GPU:
-    autocast caches a rounded copy of every matrix, except those of queries, keys and values, until
-    the end of the backward pass.
+    FSDP: the root unit and the projections of positions, which stay gathered, and three layers
+    (current, prefetched, communication buffer). DDP in bfloat16 on a GPU: autocast caches a rounded
+    copy of every matrix, except those of queries, keys and values.
     """
     config, weights = plan.config.model, count_weights(plan.config.model)
     width = config.n_head * config.head_width
@@ -153,10 +140,8 @@ def layer_activations(plan: Plan) -> int:
     config, c = plan.config.model, plan.operand
     D, width = config.d_model, config.n_head * config.head_width
     tokens, past = plan.B * plan.T, plan.B * plan.M
-    total = tokens * D * 2 * (FLOAT + c)
-    total += c * width * (2 * tokens + 2 * (tokens + past))
-    total += tokens * _inner_bytes(plan)
-    total += _position_keys(plan)
+    total = 2 * tokens * D * (FLOAT + c) + c * width * (4 * tokens + 2 * past)
+    total += tokens * _inner_bytes(plan) + _position_keys(plan) + _masks(plan)
     if config.norm_first or c < FLOAT or config.attn_type == 3:
         total += past * D * c
     if config.qk_norm:
@@ -168,7 +153,7 @@ def layer_activations(plan: Plan) -> int:
         if config.attn_dropout:
             # torch has no fused kernel for it on the CPU: it saves scores, weights and the mask.
             total += 3 * plan.B * config.n_head * plan.T * (plan.M + plan.T) * FLOAT
-    return total + _masks(plan)
+    return total
 
 
 def outside_activations(plan: Plan) -> int:
@@ -280,32 +265,30 @@ def checkpoint_bytes(plan: Plan) -> int:
 
 
 def _inner_bytes(plan: Plan) -> int:
-    """Bytes saved of a token's inner units."""
+    """Count the bytes saved of a token's inner units."""
     config, c = plan.config.model, plan.operand
     F, drops = config.d_inner, config.dropouts.feed_forward > 0
     is_random = drops and not config.variational_dropout
     mask = F if is_random and plan.device == "cuda" else 0
-    if config.activation == "relu":
-        # A single tensor: fused with dropout on the CPU, and without dropout the output of ReLU.
-        is_one = not drops or (plan.device == "cpu" and is_random)
-        return F * c * (1 if is_one else 2) + mask
-    return F * c * (4 if config.is_gated else 2) + mask
+    copies = 4 if config.is_gated else 2
+    if config.activation == "relu" and (not drops or (plan.device == "cpu" and is_random)):
+        # Fused with dropout on the CPU, and without dropout the output of ReLU.
+        copies = 1
+    return F * c * copies + mask
 
 
 def _masks(plan: Plan) -> int:
-    """Bytes of the dropout masks of a layer, one for each number; none on the CPU."""
+    """Count the bytes of the dropout masks of a layer, one for each number; none on the CPU."""
     config = plan.config.model
     if plan.device == "cpu" or config.variational_dropout:
         return 0
     tokens, past = plan.B * plan.T, plan.B * plan.M
-    width = config.n_head * config.head_width
-    return 2 * tokens * config.d_model * bool(config.dropout) + (
-        3 * tokens + 2 * past
-    ) * width * bool(config.qkv_dropout)
+    of_qkv = (3 * tokens + 2 * past) * config.n_head * config.head_width
+    return 2 * tokens * config.d_model * bool(config.dropout) + of_qkv * bool(config.qkv_dropout)
 
 
 def _position_keys(plan: Plan) -> int:
-    """Bytes of the projected positions of a layer, and of rounded copies of their encodings."""
+    """Count the bytes of a layer's projected positions, and of their rounded encodings."""
     config, c = plan.config.model, plan.operand
     if config.attn_type in (2, 3):
         return 0
@@ -314,33 +297,28 @@ def _position_keys(plan: Plan) -> int:
 
 
 def _score_bytes(plan: Plan) -> int:
-    """Bytes of the attention scores that are computed at once."""
-    config, c = plan.config.model, plan.operand
-    T, S = min(plan.T, QUERY_BLOCK), plan.M + plan.T
-    head = c * plan.B * T * (S + 1)
-    if plan.device == "cuda":
-        return config.n_head * head
-    return max(head, min(config.n_head * head, GROUP_BYTES))
+    """Count the bytes of the attention scores that are computed at once."""
+    n_head = plan.config.model.n_head
+    head = plan.operand * plan.B * min(plan.T, QUERY_BLOCK) * (plan.M + plan.T + 1)
+    return n_head * head if plan.device == "cuda" else max(head, min(n_head * head, GROUP_BYTES))
 
 
 def _layers_bytes(plan: Plan) -> int:
-    """Bytes saved inside all layers, without tensors that the new memory shares.
+    """Count the bytes saved inside all layers, without tensors that the new memory shares.
 
     A segment as long as the memory becomes the new memory as a whole; if the layers save its states
     anyway, they are allocated only once.
     """
-    config = plan.config.model
+    config, recompute = plan.config.model, plan.config.train.recompute
     states = FLOAT * plan.B * plan.T * config.d_model
-    kept = layer_activations(plan)
-    if plan.has_recompute:
-        kept = states + _position_keys(plan)
+    kept = states + _position_keys(plan) if recompute else layer_activations(plan)
     is_whole = plan.T == plan.M and not config.ext_len and config.attn_type in (0, 1)
-    is_kept = plan.has_recompute or plan.operand == FLOAT or config.norm_first
+    is_kept = recompute or plan.operand == FLOAT or config.norm_first
     if is_whole and is_kept and not config.enhanced_recurrence:
         kept -= states
     return config.n_layer * kept
 
 
 def _share(config: ModelConfig, cluster: tuple[int, int, int, bool, bool]) -> float:
-    """The fraction of the vocabulary in a cluster."""
+    """Return the fraction of the vocabulary in a cluster."""
     return (cluster[1] - cluster[0]) / config.vocab_size
