@@ -5,6 +5,7 @@ import json
 import lzma
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import torch
@@ -48,10 +49,10 @@ def finish(
             say(memory_line(row))
         return results
     model = load_model(folder.path / "model" / "best").to(device)
-    split = held_out(corpus)
+    split, settings, segment_len = held_out(corpus), config.eval, config.train.segment_len
     ids = corpus.split(split)
     say(f"evaluating the best model on all of the {split} text")
-    if cost := cost_of(config.eval, len(ids) - 1):
+    if cost := cost_of(settings, len(ids) - 1):
         say(f"eval.{cost}")
 
     def measure(mem_len: int | None, dynamic: Dynamic | None = None) -> dict[str, Any]:
@@ -61,40 +62,34 @@ def finish(
             reading(model, len(ids) - 1, f"evaluating, {name}", quiet=quiet),
         ):
             result = evaluate_by(
-                config.eval,
+                settings,
                 model,
                 ids,
                 vocab=corpus.vocab,
                 n_bytes=corpus.n_bytes(split),
-                segment_len=config.train.segment_len,
+                segment_len=segment_len,
                 mem_len=mem_len,
                 dynamic=dynamic,
             )
-        return describe(split, result)
+        row = describe(split, result)
+        say(memory_line(row))
+        return row
 
-    lengths = Lengths.of(config.model, **config.eval.lengths_after(config.train.segment_len))
-    chosen = None if config.eval.window else lengths.mem_len
-    others = {*config.eval.mem_lens, config.model.mem_len}
-    curve = []
-    for mem_len in [None] if chosen is None else sorted({*others, chosen}):
-        curve.append(measure(mem_len))
-        say(memory_line(curve[-1]))
+    lengths = Lengths.of(config.model, **settings.lengths_after(segment_len))
+    chosen = None if settings.window else lengths.mem_len
+    mem_lens = {*settings.mem_lens, config.model.mem_len, chosen} if chosen is not None else {None}
+    rows = {mem_len: measure(mem_len) for mem_len in sorted(mem_lens, key=lambda n: n or 0)}
     results = {
-        "settings": _settings(config),
-        "test": next(row for row in curve if row["mem_len"] == (chosen or 0)),
-        "memory_curve": curve,
+        "settings": _settings(config.eval, config.generate),
+        "test": rows[chosen],
+        "memory_curve": [*rows.values()],
     }
-    if config.eval.dynamic:
-        say(f"the same, learning from each segment after its score ({config.eval.dynamic})")
+    if settings.dynamic:
+        say(f"the same, learning from each segment after its score ({settings.dynamic})")
         with autocast(config.train.precision, device):
-            dynamic = plan_dynamic(
-                config.eval,
-                model,
-                lambda: corpus.split("train"),
-                segment_len=config.train.segment_len,
-            )
-        results["dynamic"] = measure(chosen, dynamic)
-        say(memory_line(results["dynamic"]))
+            train = partial(corpus.split, "train")
+            plan = plan_dynamic(settings, model, train, segment_len=segment_len)
+        results["dynamic"] = measure(chosen, plan)
     if corpus.vocab.token_bytes is not None:
         results |= _compressed(corpus, split, say)
     # The report is written last: where it is, the rest is, too.
@@ -132,17 +127,9 @@ def memory_figures(
     return {"split": split, **seen}
 
 
-def _settings(config: Config) -> dict[str, Any]:
+def _settings(evaluation: EvalConfig, generation: GenerateConfig) -> dict[str, Any]:
     # By way of JSON, to be compared with what was read from a file.
-    return json.loads(
-        json.dumps({"eval": asdict(config.eval), "generate": asdict(config.generate)})
-    )
-
-
-def _rename(row: dict[str, Any], is_character: bool) -> None:
-    """Name what older runs call bpc: bits per token, whatever the tokens are."""
-    if "bits_per_token" not in row and "bpc" in row:
-        row["bits_per_token"] = row["bpc"] if is_character else row.pop("bpc")
+    return json.loads(json.dumps({"eval": asdict(evaluation), "generate": asdict(generation)}))
 
 
 def _read_results(config: Config, folder: RunFolder, corpus: Corpus) -> dict[str, Any] | None:
@@ -152,15 +139,17 @@ def _read_results(config: Config, folder: RunFolder, corpus: Corpus) -> dict[str
     try:
         results = json.loads((folder.path / RESULTS_FILE).read_text(encoding="utf-8"))
         # A setting that came later has had its default before.
-        defaults = {"eval": asdict(EvalConfig()), "generate": asdict(GenerateConfig())}
-        settings = json.loads(json.dumps(defaults))
+        settings = _settings(EvalConfig(), GenerateConfig())
         for section, values in results["settings"].items():
             settings[section] |= values
-        if settings != _settings(config):
+        if settings != _settings(config.eval, config.generate):
             return None
-        is_character = corpus.vocab.kind == "chars"
         for row in (results["test"], results.get("dynamic", {}), *results["memory_curve"]):
-            _rename(row, is_character)
+            # What older runs call bpc is bits per token, whatever the tokens are.
+            if "bits_per_token" not in row and "bpc" in row:
+                row["bits_per_token"] = row["bpc"]
+                if corpus.vocab.kind != "chars":
+                    del row["bpc"]
         return results
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
@@ -168,25 +157,22 @@ def _read_results(config: Config, folder: RunFolder, corpus: Corpus) -> dict[str
 
 def _compressed(corpus: Corpus, split: str, say: Callable[[str], None]) -> dict[str, float]:
     """Return what general compressors make of the text; nothing where that would say nothing."""
-    n_bytes = corpus.n_bytes(split)
-    if n_bytes < COMPARED_BYTES:
-        say(
-            f"no comparison with gzip and xz: the {split} text has {n_bytes:,} bytes, and "
-            f"{COMPARED_BYTES:,} are needed for it to mean anything"
-        )
-        return {}
     try:
+        if (n_bytes := corpus.n_bytes(split)) < COMPARED_BYTES:
+            raise ValueError(
+                f"the {split} text has {n_bytes:,} bytes, and {COMPARED_BYTES:,} are needed for it "
+                "to mean anything"
+            )
         text = raw_split(corpus, split)
     except ValueError as error:
         say(f"no comparison with gzip and xz: {error}")
         return {}
-    sizes = {
-        "gzip": len(gzip.compress(text, 9)),
-        "xz": len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)),
+    bits = {
+        "gzip": 8 * len(gzip.compress(text, 9)) / len(text),
+        "xz": 8 * len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) / len(text),
     }
-    found = {f"{name}_bits_per_byte": 8 * size / len(text) for name, size in sizes.items()}
-    say("   ".join(f"{name.split('_')[0]}: {x:.4f} bits per byte" for name, x in found.items()))
-    return found
+    say("   ".join(f"{name}: {x:.4f} bits per byte" for name, x in bits.items()))
+    return {f"{name}_bits_per_byte": x for name, x in bits.items()}
 
 
 def describe(split: str, result: Result) -> dict[str, Any]:
@@ -210,8 +196,8 @@ def memory_line(row: dict[str, Any]) -> str:
 
 def _sample(config: Config, corpus: Corpus, model: LanguageModel) -> dict[str, Any]:
     settings = config.generate
-    draw = {"temperature": settings.temperature, "top_k": settings.top_k, "top_p": settings.top_p}
+    draw = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "seed")}
     prompt = corpus.vocab.encode(settings.prompt)
-    tokens = generate(model, prompt, length=settings.length, seed=settings.seed, **draw)
+    tokens = generate(model, prompt, length=settings.length, **draw)
     text = "".join(text_pieces(tokens, corpus.vocab, prompt=prompt))
-    return {"prompt": settings.prompt, "text": text, "settings": {**draw, "seed": settings.seed}}
+    return {"prompt": settings.prompt, "text": text, "settings": draw}

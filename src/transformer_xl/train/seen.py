@@ -52,12 +52,13 @@ def see_memory(
     """
     ids = ids[: TOKENS + 1]
     lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
-    found: dict[str, Any] = {"tokens": len(ids) - 1, "segment_len": lengths.segment_len}
-    found |= {"mem_len": lengths.mem_len, **loss_by_position(model, ids, settings, segment_len)}
-    if not model.has_attention:
-        return {**found, "attention": None}
-    few = ids[: ATTENDED + 1]
-    return {**found, "attention": _attention(model, few, vocab, lengths)}
+    return {
+        "tokens": len(ids) - 1,
+        "segment_len": lengths.segment_len,
+        "mem_len": lengths.mem_len,
+        **loss_by_position(model, ids, settings, segment_len),
+        "attention": _attention(model, ids, vocab, lengths) if model.has_attention else None,
+    }
 
 
 def loss_by_position(
@@ -65,16 +66,12 @@ def loss_by_position(
 ) -> dict[str, Any]:
     """Measure ``in_segment`` and ``from_start``; the arguments are those of :func:`see_memory`."""
     lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
-    segment_len, mem_len = lengths.segment_len, lengths.mem_len
+    segment_len, mem_len, n = lengths.segment_len, lengths.mem_len, len(ids) - 1
     reading = {"batch_size": settings.batch_size, **lengths._asdict()}
-    in_segment = [
-        {
-            "mem_len": each,
-            "spans": spans(loss_in_segment(model, ids, **{**reading, "mem_len": each})),
-        }
-        for each in sorted({0, mem_len})
-    ]
-    n = len(ids) - 1
+    in_segment = []
+    for each in sorted({0, mem_len}):
+        losses = loss_in_segment(model, ids, **{**reading, "mem_len": each})
+        in_segment.append({"mem_len": each, "spans": spans(losses)})
     # To where a full memory and a segment end, and as far again, if that leaves enough pieces.
     length = min(2 * (mem_len + segment_len), max(n // PIECES, min(n, segment_len)))
     losses = loss_from_start(model, ids, length=length, **reading)
@@ -82,20 +79,11 @@ def loss_by_position(
     return {"in_segment": in_segment, "from_start": from_start}
 
 
-def _attention(
-    model: LanguageModel,
-    ids: Text,
-    vocab: Vocab,
-    lengths: Lengths,
-) -> dict[str, Any]:
-    seen = attended(
-        model,
-        ids,
-        segment_len=lengths.segment_len,
-        mem_len=lengths.mem_len,
-        attn_len=lengths.attn_len,
-        clamp_len=lengths.clamp_len,
-    )
+def _attention(model: LanguageModel, ids: Text, vocab: Vocab, lengths: Lengths) -> dict[str, Any]:
+    options = lengths._asdict()
+    # Attention is looked at without it.
+    del options["ext_len"]
+    seen = attended(model, ids[: ATTENDED + 1], **options)
     decoder = vocab.stream_decoder()
     texts = [decoder.push(int(token)) for token in ids[: seen.place + 1]]
     shares = seen.through[-1]
@@ -116,15 +104,12 @@ def _attention(
 def _by_distance(weights: np.ndarray) -> list[dict[str, Any]]:
     """Add up weights of each layer over spans of distances, as far as there are any."""
     reach = 1 + int(np.flatnonzero(weights.any(0)).max(initial=0))
-    rows = [spans(layer) for layer in weights[:, :reach]]
-    return [
-        {
-            "first": each[0]["first"] - 1,
-            "last": each[0]["last"] - 1,
-            "shares": [_rounded(x["nll"] * (x["last"] - x["first"] + 1)) for x in each],
-        }
-        for each in zip(*rows, strict=True)
-    ]
+    found = []
+    for layers in zip(*(spans(layer) for layer in weights[:, :reach]), strict=True):
+        first, last = layers[0]["first"], layers[0]["last"]
+        shares = [_rounded(x["nll"] * (last - first + 1)) for x in layers]
+        found.append({"first": first - 1, "last": last - 1, "shares": shares})
+    return found
 
 
 def _rounded(value: float) -> float:
