@@ -11,12 +11,7 @@ from transformer_xl.config.distributed import World
 from transformer_xl.data import Segments, prepare
 from transformer_xl.train import Network, loop
 from transformer_xl.train.beginning import fit_to_corpus, new_state
-from transformer_xl.train.state import (
-    VaryingSegments,
-    longest_segment,
-    random_segment_len,
-    stage_at,
-)
+from transformer_xl.train.state import longest_segment, random_segment_len, stage_at
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 STAGES = ((0.0, 3, 5), (0.25, 6, 12), (0.6, 8, 8))
@@ -54,7 +49,7 @@ def test_short_segments_stay_at_least_as_long_as_they_may(segment_len):
 @pytest.mark.parametrize("ext_len", [0, 2])
 def test_streams_of_varying_segments_never_break(ext_len):
     text = np.arange(50, dtype=np.uint16)
-    varying = VaryingSegments(text, batch_size=2, segment_len=9, ext_len=ext_len)
+    varying = Segments(text, batch_size=2, segment_len=9, ext_len=ext_len)
     read, following = [], []
     for length in (4, 9, 1, 7, 4):
         varying.length = length
@@ -70,21 +65,9 @@ def test_streams_of_varying_segments_never_break(ext_len):
     assert torch.equal(torch.cat(following, 1), (expected + 1) % 50)
 
 
-@pytest.mark.parametrize("roll_seed", [None, 3])
-def test_of_one_length_they_are_plain_segments(roll_seed):
-    text = np.arange(23, dtype=np.uint16)
-    plain, varying = (
-        kind(text, 3, 4, 2, roll_seed=roll_seed) for kind in (Segments, VaryingSegments)
-    )
-    # More than once around.
-    for _ in range(12):
-        for one, other in zip(plain.next_segment(), varying.next_segment(), strict=True):
-            assert torch.equal(one, other)
-
-
 def test_a_saved_position_goes_on():
     text = np.arange(40, dtype=np.uint16)
-    one, other = VaryingSegments(text, 2, 5), VaryingSegments(text, 2, 5)
+    one, other = Segments(text, 2, 5), Segments(text, 2, 5)
     for length in (3, 5, 2):
         one.length = length
         one.next_segment()
@@ -95,7 +78,7 @@ def test_a_saved_position_goes_on():
 
 def test_a_position_counted_around_the_ring_goes_on_as_one_that_is_not():
     text = np.arange(40, dtype=np.uint16)
-    one, other = VaryingSegments(text, 2, 5), VaryingSegments(text, 2, 5)
+    one, other = Segments(text, 2, 5), Segments(text, 2, 5)
     one.load_state_dict(one.state_dict() | {"position": 33})
     other.load_state_dict(other.state_dict() | {"position": 73})
     assert torch.equal(one.next_segment()[0], other.next_segment()[0])

@@ -2,7 +2,7 @@
 
 The corpus is read circularly. Stream ``b`` begins at ``b * (length // B)`` and is contiguous, so
 that the memory of a stream always holds the text before the segment. The whole state is one
-number: how many segments were read.
+number: how many segments were read, or tokens, if the length of the segments varies.
 
 With ``roll_seed``, each stream stays in its own part of the corpus, which is rotated by a random
 offset in each epoch, so that segment boundaries and the composition of batches change. Each epoch
@@ -13,7 +13,7 @@ tokens belong to no part.
 Dimension key: B streams (those of this process), T tokens of a segment.
 """
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -24,12 +24,14 @@ from transformer_xl.data.tokens import Tokens
 
 
 class SegmentsState(TypedDict):
-    """What :meth:`Segments.state_dict` saves; only ``segments_read`` changes."""
+    """What :meth:`Segments.state_dict` saves; only ``segments_read`` and ``position`` change."""
 
     segments_read: int
     n_tokens: int
     batch_size: int
     segment_len: int
+    position: NotRequired[int]
+    """Tokens read of each stream, if not all segments had the same length."""
 
 
 class Segments:
@@ -38,13 +40,14 @@ class Segments:
     Args:
         tokens: The corpus; may be memory-mapped.
         batch_size: Number of streams.
-        segment_len: Tokens of each stream in a segment.
+        segment_len: Tokens of each stream in a segment; the most, if :attr:`length` varies.
         ext_len: Tokens before each segment that are repeated with it, as context.
         rows: The streams of this process, if several share them; None: all.
         roll_seed: Seed of the rotations, at least 0; None: no rotation.
 
     Attributes:
         length: Tokens of each stream in the next segment.
+        tokens_read: Number of tokens read of each stream.
 
     Raises:
         ValueError: The corpus is shorter than one segment per stream.
@@ -83,15 +86,11 @@ class Segments:
         self.ext_len = ext_len
         self.length = segment_len
         self.segments_read = 0
+        self.tokens_read = 0
         self._tokens = tokens
         self._roll_seed = roll_seed
         self._rows = np.array(range(batch_size) if rows is None else rows, dtype=np.int64)
         self._stream_len = len(tokens) // batch_size
-
-    @property
-    def tokens_read(self) -> int:
-        """Number of tokens read of each stream."""
-        return self.segments_read * self.segment_len
 
     @property
     def offset(self) -> int:
@@ -114,6 +113,7 @@ class Segments:
         places = (starts + self._turned(times)) % len(self._tokens)
         window = torch.from_numpy(self._tokens[places].astype(np.int64))
         self.segments_read += 1
+        self.tokens_read += self.length
         return window[:, :-1].contiguous(), window[:, self.ext_len + 1 :].contiguous()
 
     def _turned(self, times: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "_ n"]:
@@ -134,12 +134,15 @@ class Segments:
 
     def state_dict(self) -> SegmentsState:
         """Return the position and the sizes it refers to; the same for all rows."""
-        return {
+        state: SegmentsState = {
             "segments_read": self.segments_read,
             "n_tokens": len(self._tokens),
             "batch_size": self.batch_size,
             "segment_len": self.segment_len,
         }
+        if self.tokens_read != self.segments_read * self.segment_len:
+            state["position"] = self.tokens_read
+        return state
 
     def load_state_dict(self, state: SegmentsState) -> None:
         """Resume from a saved state.
@@ -155,3 +158,4 @@ class Segments:
                     "resume with the text and the settings that the run began with"
                 )
         self.segments_read = state["segments_read"]
+        self.tokens_read = state.get("position", self.segments_read * self.segment_len)

@@ -21,7 +21,7 @@ from transformer_xl.model.pretrained import (
     load_config,
 )
 from transformer_xl.train.optim import Optimizer, new_average
-from transformer_xl.train.state import TrainState, VaryingSegments, longest_segment
+from transformer_xl.train.state import TrainState, longest_segment
 from transformer_xl.train.step import shard
 
 _FREE = {
@@ -149,8 +149,7 @@ def new_state(
         ValueError: The recipe does not fit the corpus or the memory of the device.
     """
     settings = config.train
-    kind = VaryingSegments if settings.stages or settings.random_segment_len else Segments
-    segments = kind(
+    segments = Segments(
         corpus.tokens("train"),
         settings.batch_size,
         longest_segment(settings),
@@ -164,13 +163,24 @@ def new_state(
             f"{config.model.mem_len}: the last stage must have the lengths of the model. For one "
             "length from the beginning: --train.stages with nothing behind it"
         )
-    _check_evaluation(config, corpus)
+    # Needed only at the end of the run, but validated before it.
+    n_valid = len(corpus.split("valid"))
+    if n_valid < 2:
+        raise ValueError("the validation text has one token; to predict one, at least 2 are needed")
+    try:
+        prompt = corpus.vocab.encode(config.generate.prompt)
+    except ValueError as error:
+        raise ValueError(f"generate.prompt={config.generate.prompt!r}: {error}") from error
+    if not prompt:
+        raise ValueError(
+            "generate.prompt is empty: the sample at the end needs a token to continue"
+        )
     torch.manual_seed(settings.seed)
     model = build_model(config.model)
     if weights is not None:
         copy_weights(model, weights)
     model = model.to(device)
-    _check_evaluation_memory(config, model, len(corpus.split("valid")))
+    _check_evaluations(config, model, n_valid)
     model.recompute = settings.recompute
     average = new_average(model, settings)
     for each in (model, *([] if average is None else [average.module])):
@@ -186,6 +196,7 @@ def new_state(
         end_is_fixed=settings.minutes is None,
         world=world,
         average=average,
+        has_varying_lengths=bool(settings.stages or settings.random_segment_len),
         corpus={
             "vocab": corpus.vocab.hash,
             **{name: splits[name]["sha256"] for name in ("train", "valid")},
@@ -193,21 +204,7 @@ def new_state(
     )
 
 
-def _check_evaluation(config: Config, corpus: Corpus) -> None:
-    """Require what is needed only at the end of the run: a text and a prompt."""
-    if len(corpus.split("valid")) < 2:
-        raise ValueError("the validation text has one token; to predict one, at least 2 are needed")
-    try:
-        prompt = corpus.vocab.encode(config.generate.prompt)
-    except ValueError as error:
-        raise ValueError(f"generate.prompt={config.generate.prompt!r}: {error}") from error
-    if not prompt:
-        raise ValueError(
-            "generate.prompt is empty: the sample at the end needs a token to continue"
-        )
-
-
-def _check_evaluation_memory(config: Config, model: LanguageModel, n_tokens: int) -> None:
+def _check_evaluations(config: Config, model: LanguageModel, n_tokens: int) -> None:
     """Require enough memory for the evaluations and the sample of a run, by a lower bound."""
     settings = config.eval
     require_capacity(model, config.model.mem_len, remedy="remember fewer positions (model.mem_len)")

@@ -229,10 +229,7 @@ def memory_unit(curve: Records) -> str:
 
 
 def as_svg(
-    name: str,
-    label: str,
-    draw: Callable[["Figure"], object],
-    size: tuple[float, float] = SIZE,
+    name: str, label: str, draw: Callable[["Figure"], object], size: tuple[float, float] = SIZE
 ) -> str:
     """Draw a figure for a page, to be put into its HTML.
 

@@ -31,7 +31,6 @@ from transformer_xl.config.files import replace_file
 
 if TYPE_CHECKING:
     from torch import nn
-    from torch.utils.tensorboard import SummaryWriter
 
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _LINE_SECONDS = 10.0
@@ -44,13 +43,8 @@ _BAR_WIDTH = 72
 class MetricsLog:
     """Appends records to ``metrics.jsonl`` and mirrors their numbers to TensorBoard, if installed.
 
-    Args:
-        folder: The run folder; made when it does not exist.
-        step: The step the run goes on from. Later records of an earlier session are cut off, and
-            so is a line that a killed process left unfinished. 0: a new run.
-
-    Raises:
-        ValueError: A line before the last one is damaged.
+    Records after ``step``, from which the run goes on, are cut off, and so is a line that a killed
+    process left unfinished. A line before the last one that is damaged is a ValueError.
     """
 
     def __init__(self, folder: Path, step: int) -> None:
@@ -63,15 +57,21 @@ class MetricsLog:
             if b"".join(kept) != path.read_bytes():
                 replace_file(path, b"".join(kept))
         self._file = path.open("ab")
-        self._tensorboard = _tensorboard(folder / "tensorboard", purge_step)
+        self._tensorboard: Any = None
+        if find_spec("tensorboard") is not None:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+
+                self._tensorboard = SummaryWriter(f"{folder}/tensorboard", purge_step=purge_step)
+            # An old one beside a new numpy or protobuf fails on import in all of these ways.
+            except (ImportError, AttributeError, TypeError) as error:
+                logger = logging.getLogger(__name__)
+                logger.warning("TensorBoard is installed but broken: %s", error)
 
     def log(self, kind: str, step: int, **values: SupportsFloat | str | None) -> None:
         """Write one record; it is in the file when this returns.
 
-        Args:
-            kind: What was measured: "train", "valid" or another name.
-            step: The step after which it was measured.
-            values: Numbers, or anything ``float`` takes; text and None go to the JSON lines only.
+        Values are numbers, or anything ``float`` takes; text and None go to the JSON lines only.
         """
         record: dict[str, Any] = {"kind": kind, "step": step}
         for name, value in values.items():
@@ -105,11 +105,7 @@ class MetricsLog:
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Read the records of a ``metrics.jsonl``, also while a run is writing it.
 
-    A last line that is unfinished is left out.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: A line before the last one is damaged.
+    A last line that is unfinished is left out; another one that is damaged is a ValueError.
     """
     return [record for _, record in _lines(path)]
 
@@ -128,18 +124,6 @@ def _lines(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
                 f"line {number} of {path} is not a record with a step: {line[:60]!r}; "
                 "delete this line to go on without it"
             )
-
-
-def _tensorboard(folder: Path, purge_step: int | None) -> "SummaryWriter | None":
-    if find_spec("tensorboard") is None:
-        return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    # An old tensorboard beside a new numpy or protobuf fails on import in all of these ways.
-    except (ImportError, AttributeError, TypeError) as error:
-        logging.getLogger(__name__).warning("TensorBoard is installed but broken: %s", error)
-        return None
-    return SummaryWriter(str(folder), purge_step=purge_step)
 
 
 class Progress:
@@ -209,13 +193,9 @@ class Progress:
     def expect(
         self, total_steps: int, first_step: int | None = None, *, seconds: float = math.inf
     ) -> None:
-        """Correct what is expected.
+        """Correct the last step, and where a resumed run begins.
 
-        Args:
-            total_steps: The last step.
-            first_step: Where a resumed run begins.
-            seconds: The time that is left, where a limit may end the run before its last step; one
-                that is over ends nothing any more.
+        A limit may end the run after some ``seconds``; one that is over ends nothing any more.
         """
         self._total = total_steps
         self._deadline = monotonic() + seconds if seconds > 0 else math.inf
@@ -282,13 +262,9 @@ class Progress:
 def reading(
     model: "nn.Module", n_tokens: int, description: str, *, quiet: bool = False
 ) -> Iterator[None]:
-    """Show, within a ``with`` block, how far a model is with a text.
+    """Show, within a ``with`` block, how far a model is with a text of so many tokens to predict.
 
-    Args:
-        model: The model; calls with the tokens to predict as the third argument are counted.
-        n_tokens: How many of them there are.
-        description: What it reads the text for, in a few words.
-        quiet: Show nothing at all.
+    Calls of the model with tokens to predict as the third argument are counted.
     """
     done, began = 0, monotonic()
     with Progress(n_tokens, description=description, quiet=quiet, passes=True) as progress:

@@ -29,15 +29,9 @@ class Muon(torch.optim.Optimizer):
     only emulate; this implementation batches matrices of the same shape, in a given precision. With
     sharded weights, every process computes all updates and applies its shard.
 
-    Args:
-        params: Matrices, or parameter groups. ``parts`` of a group is the number of matrices that
-            are stacked in each parameter along its rows (3 for queries, keys and values); default
-            1.
-        lr: Learning rate: the largest singular value of an update, for a square matrix.
-        momentum: Decay of the mean gradient.
-        weight_decay: Decoupled weight decay, times ``lr`` in each step.
-        iterations: Newton-Schulz iterations.
-        dtype: Precision of the iterations.
+    ``parts`` of a parameter group is the number of matrices that are stacked in each parameter
+    along its rows (3 for queries, keys and values); ``lr`` the largest singular value of an update,
+    for a square matrix; ``dtype`` the precision of the iterations.
     """
 
     def __init__(
@@ -122,14 +116,8 @@ class Lamb(torch.optim.Optimizer):
 
     You et al., Large Batch Optimization for Deep Learning, 2020 (arXiv 1904.00962), algorithm 2, as
     in NVIDIA's training of Transformer-XL: without bias correction, as in the third version of that
-    paper, and with weight norms clamped to 10.
-
-    Args:
-        params: Parameters, or parameter groups.
-        lr: Learning rate, as a share of the norm of the tensor.
-        betas: Decay of the mean gradient and of the mean squared gradient.
-        eps: Added to the denominators.
-        weight_decay: Weight decay, added to the update before its norm is computed.
+    paper, and with weight norms clamped to 10. ``lr`` is a share of the norm of the tensor; the
+    weight decay is added to the update before its norm is computed.
     """
 
     def __init__(
@@ -182,11 +170,10 @@ class Lamb(torch.optim.Optimizer):
         torch._foreach_sub_(parameters, updates)
 
 
-# Prefix of the embedding tables, one or one for each cluster, without their projections.
 _EMBEDDINGS = "embedding.weight"
-
-# Prefixes of the parameters inside the layers of either kind of model.
+"""Prefix of the embedding tables, one or one for each cluster, without their projections."""
 _INSIDE = ("layers.", "lstm.")
+"""Prefixes of the parameters inside the layers of either kind of model."""
 
 
 def lr_scale(
@@ -194,9 +181,8 @@ def lr_scale(
 ) -> float:
     """Return the learning rate of a step (from 0), as a share of the peak.
 
-    Linear warmup, then the schedule. The first learning rate is not 0: with W warmup steps, step
-    s < W has (s + 1) / (W + 1). For constant_cooldown, the last ``cooldown_steps`` (None: as
-    configured) are a linear cooldown.
+    Linear warmup, (s + 1) / (W + 1) in step s of W, then the schedule. For constant_cooldown, the
+    last ``cooldown_steps`` (None: as configured) are a linear cooldown.
     """
     warmup = config.warmup_steps
     if step < warmup:
@@ -217,53 +203,44 @@ class Optimizer:
 
     Weight decay applies to matrices only, not to biases and norms. Muon updates the matrices inside
     the layers; AdamW the embeddings, the softmax and all vectors. Muon iterates in the precision of
-    training; its momentum has that of the weights.
-
-    Attributes:
-        parts: The optimizers of PyTorch; the groups of each have their peak rate as ``initial_lr``.
+    training; its momentum has that of the weights. ``parts`` are the optimizers of PyTorch.
     """
 
     def __init__(self, model: nn.Module, config: TrainConfig) -> None:
         parameters = dict(model.named_parameters())
         self._names: dict[Any, str] = {parameter: name for name, parameter in parameters.items()}
-        muon = {}
-        if config.optimizer == "muon":
-            muon = {n: p for n, p in parameters.items() if n.startswith(_INSIDE) and p.ndim == 2}
-        others = {n: p for n, p in parameters.items() if n not in muon}
-        tables = {}
-        if config.embedding_lr != 1:
-            tables = {n: p for n, p in others.items() if n.startswith(_EMBEDDINGS)}
-        rest = [p for n, p in others.items() if n not in tables]
-        decay, lr = config.weight_decay, config.lr
+        matrices, vectors, tables, of_muon = [], [], [], defaultdict(list)
+        for name, parameter in parameters.items():
+            is_matrix = parameter.ndim == 2
+            if config.optimizer == "muon" and is_matrix and name.startswith(_INSIDE):
+                of_muon[_matrices_in(name, parameters)].append(parameter)
+            elif config.embedding_lr != 1 and name.startswith(_EMBEDDINGS):
+                tables.append(parameter)
+            else:
+                (matrices if is_matrix else vectors).append(parameter)
         # With the key that PyTorch's own schedulers use for the peak of the learning rate.
-        groups: list[dict[str, Any]] = [
-            {"params": [p for p in rest if p.ndim == 2], "weight_decay": decay, "initial_lr": lr},
-            {"params": [p for p in rest if p.ndim != 2], "weight_decay": 0.0, "initial_lr": lr},
+        decay, lr = config.weight_decay, config.lr
+        groups = [
+            {"params": matrices, "weight_decay": decay, "initial_lr": lr},
+            {"params": vectors, "weight_decay": 0.0, "initial_lr": lr},
         ]
         if tables:
-            tables_lr = lr * config.embedding_lr
-            groups.append(
-                {"params": [*tables.values()], "weight_decay": decay, "initial_lr": tables_lr}
-            )
-        betas = (config.beta1, config.beta2)
-        if config.optimizer == "lamb":
-            optimizer = Lamb(groups, betas=betas, eps=config.eps)
-        else:
-            optimizer = torch.optim.AdamW(groups, betas=betas, eps=config.eps, fused=True)
-        self.parts: list[torch.optim.Optimizer] = [optimizer]
-        if muon:
-            stacked = [(_matrices_in(n, parameters), p) for n, p in muon.items()]
+            peak = lr * config.embedding_lr
+            groups.append({"params": tables, "weight_decay": decay, "initial_lr": peak})
+        options = {"betas": (config.beta1, config.beta2), "eps": config.eps}
+        self.parts: list[torch.optim.Optimizer] = [
+            Lamb(groups, **options)
+            if config.optimizer == "lamb"
+            else torch.optim.AdamW(groups, fused=True, **options)
+        ]
+        if of_muon:
             # Queries, keys and values first, as in the checkpoints of earlier versions.
             groups = [
-                {
-                    "params": [p for n, p in stacked if n == parts],
-                    "parts": parts,
-                    "initial_lr": config.muon_lr,
-                }
-                for parts in sorted({n for n, _ in stacked} | {1}, key=(3, 1, 2, 4).index)
+                {"params": of_muon[n], "parts": n, "initial_lr": config.muon_lr}
+                for n in sorted({*of_muon, 1}, key=(3, 1, 2, 4).index)
             ]
-            device = next(model.parameters()).device
-            dtype = getattr(torch, pick_precision(config.precision, device))
+            precision = pick_precision(config.precision, next(model.parameters()).device)
+            dtype = getattr(torch, precision)
             self.parts.append(Muon(groups, weight_decay=decay, dtype=dtype))
 
     def skip(self) -> None:
@@ -322,12 +299,7 @@ def _matrices_in(name: str, parameters: Mapping[str, Tensor]) -> int:
 
 
 class _Average(AveragedModel):
-    """PyTorch's average, without its synchronization of a GPU at each step.
-
-    Args:
-        model: The model to average.
-        decay: Decay of the exponential moving average. None: the mean.
-    """
+    """PyTorch's average, exponential or (decay None) the mean, without synchronizing a GPU."""
 
     def __init__(self, model: nn.Module, decay: float | None) -> None:
         super().__init__(model)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jaxtyping import Int64
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 from torch.optim.swa_utils import AveragedModel
@@ -17,7 +16,6 @@ from transformer_xl.config import Config, TrainConfig
 from transformer_xl.config.distributed import World
 from transformer_xl.config.training import Stage
 from transformer_xl.data import Segments
-from transformer_xl.data.segments import SegmentsState
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.train.checkpoint.checkpoints import empty, read_about, read_tensors, stored
 from transformer_xl.train.optim import Optimizer, average_start
@@ -40,49 +38,13 @@ def longest_segment(config: TrainConfig) -> int:
 def random_segment_len(segment_len: int, seed: int, step: int) -> int:
     """Draw a segment length around ``segment_len``, or with probability 0.05 around its half.
 
-    A function of the seed and the step, so that a resumed run draws the same lengths. Clamped to 5
-    and to three standard deviations above ``segment_len``.
+    A function of seed and step, so that a resumed run draws the same lengths. Clamped to 5 and to
+    three standard deviations above ``segment_len``.
     """
     draw = random.Random(f"{seed} {step}")
     middle = segment_len if draw.random() < 0.95 else segment_len / 2
     length = round(draw.gauss(middle, DEVIATION))
     return min(max(length, min(5, segment_len)), segment_len + 3 * DEVIATION)
-
-
-class VaryingSegmentsState(SegmentsState):
-    """The state dict of :class:`VaryingSegments`."""
-
-    position: int
-
-
-class VaryingSegments(Segments):
-    """Segments of varying length, without gaps in the streams.
-
-    ``segment_len`` is the maximum, and :attr:`length` the length of the next one.
-    """
-
-    position = 0
-    """Number of tokens read from each stream."""
-
-    @property
-    def tokens_read(self) -> int:
-        """The position."""
-        return self.position
-
-    def next_segment(self) -> tuple[Int64[Tensor, "B T"], Int64[Tensor, "B predicted"]]:
-        """Return the next ``length`` tokens of each stream and the token that follows each."""
-        found = super().next_segment()
-        self.position += self.length
-        return found
-
-    def state_dict(self) -> VaryingSegmentsState:
-        """Return the position, and the sizes that it depends on."""
-        return {**super().state_dict(), "position": self.position}
-
-    def load_state_dict(self, state: VaryingSegmentsState) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Restore a saved position."""
-        super().load_state_dict(state)
-        self.position = state["position"]
 
 
 _NUMBERS = (
@@ -109,7 +71,7 @@ class TrainState:
     step: int = 0
     """Number of steps so far, including skipped updates."""
     seconds: float = 0.0
-    """Time spent in steps, including those before a resumption."""
+    """Time spent in steps."""
     end_is_fixed: bool = True
     """False while a time limit may still change ``total_steps``."""
     cooldown_steps: float | None = None
@@ -121,23 +83,20 @@ class TrainState:
     offsets: list[int] = field(default_factory=list)
     """Start of the segments of these losses, in tokens from the beginning of each stream."""
     usual_loss: float | None = None
-    """Running mean of the loss."""
     usual_norm: float | None = None
-    """Running mean of the gradient norm."""
+    """Running means of the loss and of the gradient norm."""
     skipped: int = 0
-    """Number of skipped updates."""
     skipped_in_a_row: int = 0
-    """Number of consecutive skipped updates up to now."""
     tokens: int = 0
     """Tokens read since the last log record, or since the start or resumption."""
     stage: int = 0
     """Index of the current stage."""
     stage_step: int = 0
-    """Steps before the current stage."""
     stage_seconds: float = 0.0
-    """Time spent in steps before the current stage."""
+    """Steps, and time spent in them, before the current stage."""
     average: AveragedModel | None = None
-    """The average of the weights, if any."""
+    has_varying_lengths: bool = False
+    """Whether the segments or the memory change their length (stages, random lengths)."""
 
     @property
     def shown(self) -> LanguageModel:
@@ -182,10 +141,7 @@ class TrainState:
             self.average.update_parameters(self.model)
 
     def read_losses(self) -> list[float]:
-        """Return the losses, averaged over all processes. Collective: call on every rank.
-
-        Synchronizes the device.
-        """
+        """Return the losses, averaged over all processes; synchronizes the device. Collective."""
         numbers = self.world.mean([float(loss) for loss in self.losses])
         self.losses = [*numbers]
         return numbers

@@ -21,24 +21,19 @@ from transformer_xl.config.distributed import World
 from transformer_xl.model import LanguageModel, Output, build_model
 from transformer_xl.model.pretrained import copy_weights
 from transformer_xl.train.optim import lr_scale
-from transformer_xl.train.state import TrainState, VaryingSegments
+from transformer_xl.train.state import TrainState
 
 
 class Network:
     """The model wrapped for training with one or several processes.
 
-    Every process reads its own streams:
+    Every process reads its own streams. With ``ddp`` (Li et al., PyTorch Distributed, 2020), each
+    holds the whole model, and gradients are averaged during the backward pass. With ``fsdp`` (Zhao
+    et al., PyTorch FSDP, 2023), each holds a shard of every weight, gradient and optimizer state,
+    and a layer is gathered when needed; all other parameters are another unit, which is not
+    resharded between forward and backward pass.
 
-    * ``ddp``: each process holds the whole model; gradients are averaged during the backward pass
-      (Li et al., PyTorch Distributed, 2020).
-    * ``fsdp``: each process holds a shard of every weight, gradient and optimizer state; a layer is
-      gathered when needed (Zhao et al., PyTorch FSDP, 2023). Each layer is a unit; all other
-      parameters are another one, which is not resharded between forward and backward pass.
-
-    Args:
-        model: The model, after :func:`shard`.
-        settings: Training settings.
-        world: The processes.
+    The model comes from :func:`shard`.
     """
 
     def __init__(self, model: LanguageModel, settings: TrainConfig, world: World) -> None:
@@ -154,7 +149,6 @@ class Update(NamedTuple):
     loss: Tensor
     """Mean loss of the streams of this process, in nats per token."""
     lr: float
-    """Learning rate; 0 if the update was skipped."""
     offset: int
     """Start of its segments, in tokens from the beginning of each stream."""
     norm: float
@@ -173,7 +167,7 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     """
     settings, device, parts = config.train, state.model.device, config.train.accumulate
     mem_len, scale = config.model.mem_len, 1.0
-    if isinstance(state.segments, VaryingSegments):
+    if state.has_varying_lengths:
         mem_len, scale = state.next_lengths(config)
     offset = state.segments.offset
     tokens, targets = (_moved(x, device) for x in state.segments.next_segment())
@@ -223,7 +217,7 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
 
 
 def running_mean(before: float | None, value: float) -> float:
-    """Return the updated exponential moving average; None before the first value."""
+    """Update an exponential moving average, which is None before the first value."""
     return value if before is None else _KEPT * before + (1 - _KEPT) * value
 
 

@@ -4,28 +4,21 @@ Nothing here runs a model. Memory, FLOPs and bytes sent are formulas of the sett
 (docs/scale.md); seconds follow from the peak rates of a data sheet and assumed utilizations.
 """
 
-from transformer_xl.apps.estimate.plan import Parallel, Plan, Weights, count_weights
+from transformer_xl.apps.estimate.plan import Plan, count_weights
 from transformer_xl.apps.estimate.scaling import (
     HARDWARE,
     Assumed,
-    Hardware,
-    Times,
     sent_bytes,
     summary,
     times,
     with_known_vocabulary,
 )
-from transformer_xl.apps.estimate.training_memory import Moment, checkpoint_bytes, moments, peak
+from transformer_xl.apps.estimate.training_memory import checkpoint_bytes, moments, peak
 
 __all__ = [
     "HARDWARE",
     "Assumed",
-    "Hardware",
-    "Moment",
-    "Parallel",
     "Plan",
-    "Times",
-    "Weights",
     "checkpoint_bytes",
     "count_weights",
     "moments",

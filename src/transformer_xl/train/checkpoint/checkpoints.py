@@ -52,10 +52,6 @@ class Checkpoints:
     """The checkpoints of a run; to be created in every process.
 
     A context manager, which waits for pending writes.
-
-    Args:
-        folder: The folder of the checkpoints.
-        world: The processes of the run.
     """
 
     def __init__(self, folder: Path, world: World) -> None:
@@ -85,13 +81,13 @@ class Checkpoints:
     ) -> None:
         """Start writing a checkpoint. Collective: call on every rank in the same step.
 
-        The tensors are copied and may change when this returns. When it is written, older
-        checkpoints but the newest ``keep`` are removed, and so are those of later steps, which were
-        damaged.
+        The tensors are copied and may change when this returns; shards are written by their owners,
+        replicated tensors once. When it is written, older checkpoints but the newest ``keep`` are
+        removed, and so are those of later steps, which were damaged.
 
         Args:
             step: The step.
-            tensors: Tensors by name; shards are written by their owners, replicated tensors once.
+            tensors: Tensors by name.
             about: Values for ``state.json``.
             keep: How many checkpoints to keep.
             before: Called in the first process with the temporary folder, when it has all tensors.
@@ -102,9 +98,28 @@ class Checkpoints:
         self.wait()
         # Serialized now, as training changes it.
         state = json.dumps({"format_version": FORMAT_VERSION, **about}).encode()
+
+        def complete(folder: Path) -> None:
+            replace_file(folder / STATE_FILE, state)
+            if before is not None:
+                before(folder)
+            sums = {path.name: checksum(path) for path in sorted(folder.iterdir())}
+            replace_file(folder / CHECKSUMS_FILE, json.dumps(sums).encode())
+            sync(folder)
+            final = self.folder / _name(step)
+            if final.exists():
+                _remove(final)
+            folder.rename(final)
+            sync(self.folder)
+            checkpoints = checkpoints_in(self.folder)
+            kept = [path for path in checkpoints if path.name <= final.name][:keep]
+            for other in checkpoints:
+                if other not in kept:
+                    _remove(other)
+
         future = dcp.async_save(
             {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
-            storage_writer=_Writer(self.folder, step, state, keep, before),
+            storage_writer=_Writer(self._temporary(step), complete),
             process_group=self._world.background,
             no_dist=self._world.size == 1,
         )
@@ -137,7 +152,7 @@ class Checkpoints:
         if error is None:
             return
         if self._world.is_first:
-            shutil.rmtree(self.folder / f"{UNFINISHED}{_name(step)}", ignore_errors=True)
+            shutil.rmtree(self._temporary(step), ignore_errors=True)
         reason, remedy = _said(error), "see to that"
         if any(map(is_disk_full, _causes(error))):
             reason, remedy = "the disk is full", "make room"
@@ -145,6 +160,9 @@ class Checkpoints:
             f"the checkpoint of step {step} could not be written to {self.folder}: {reason}. "
             f"The ones before it are intact; {remedy} and start the same command again"
         ) from _causes(error)[0]
+
+    def _temporary(self, step: int) -> Path:
+        return self.folder / f"{UNFINISHED}{_name(step)}"
 
     def exist(self) -> bool:
         """Return whether any checkpoint exists, intact or not. Collective: call on every rank."""
@@ -230,20 +248,11 @@ def empty(name: str, found: Mapping[str, dcp.TensorStorageMetadata]) -> Tensor:
 
 
 class _Writer(dcp.HuggingFaceStorageWriter):
-    """Writes to a temporary folder, which is renamed when all processes are done."""
+    """Writes to a folder, which the first process completes when all have written."""
 
-    def __init__(
-        self,
-        folder: Path,
-        step: int,
-        state: bytes,
-        keep: int,
-        before: Callable[[Path], object] | None,
-    ) -> None:
-        self._final = folder / _name(step)
-        self._temporary = folder / f"{UNFINISHED}{_name(step)}"
-        self._state, self._keep, self._before = state, keep, before
-        super().__init__(str(self._temporary), save_distributed=True)
+    def __init__(self, folder: Path, complete: Callable[[Path], object]) -> None:
+        super().__init__(str(folder), save_distributed=True)
+        self._folder, self._complete = folder, complete
 
     def write_data(
         self, plan: dcp.SavePlan, planner: dcp.SavePlanner
@@ -261,7 +270,7 @@ class _Writer(dcp.HuggingFaceStorageWriter):
             places[item.index.fqn] = {hf_format.SAVED_OFFSETS_KEY: item.tensor_data.chunk.offsets}
         if tensors:
             shard = plan.storage_data["shard_index"]
-            path = self._temporary / hf_format._gen_file_name(1, 1, shard)
+            path = self._folder / hf_format._gen_file_name(1, 1, shard)
             about = {
                 hf_format.CUSTOM_METADATA_KEY: json.dumps(places),
                 hf_format.FORMAT_KEY: hf_format.FORMAT_VALUE,
@@ -278,22 +287,7 @@ class _Writer(dcp.HuggingFaceStorageWriter):
 
     def finish(self, metadata: dcp.Metadata, results: list[list[WriteResult]]) -> None:
         """Complete the checkpoint; called in the first process when all have written."""
-        folder = self._temporary
-        replace_file(folder / STATE_FILE, self._state)
-        if self._before is not None:
-            self._before(folder)
-        sums = {path.name: checksum(path) for path in sorted(folder.iterdir())}
-        replace_file(folder / CHECKSUMS_FILE, json.dumps(sums).encode())
-        sync(folder)
-        if self._final.exists():
-            _remove(self._final)
-        folder.rename(self._final)
-        sync(self._final.parent)
-        checkpoints = checkpoints_in(self._final.parent)
-        kept = [path for path in checkpoints if path.name <= self._final.name][: self._keep]
-        for other in checkpoints:
-            if other not in kept:
-                _remove(other)
+        self._complete(self._folder)
 
 
 def _causes(error: BaseException) -> list[BaseException]:
