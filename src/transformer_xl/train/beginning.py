@@ -164,8 +164,7 @@ def new_state(
             "length from the beginning: --train.stages with nothing behind it"
         )
     # Needed only at the end of the run, but validated before it.
-    n_valid = len(corpus.split("valid"))
-    if n_valid < 2:
+    if (n_valid := len(corpus.split("valid"))) < 2:
         raise ValueError("the validation text has one token; to predict one, at least 2 are needed")
     try:
         prompt = corpus.vocab.encode(config.generate.prompt)
@@ -183,8 +182,9 @@ def new_state(
     _check_evaluations(config, model, n_valid)
     model.recompute = settings.recompute
     average = new_average(model, settings)
-    for each in (model, *([] if average is None else [average.module])):
-        shard(each, settings, world, device)
+    shard(model, settings, world, device)
+    if average is not None:
+        shard(average.module, settings, world, device)
     world.seed_apart()
     splits = corpus.manifest["splits"]
     return TrainState(

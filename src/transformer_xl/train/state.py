@@ -158,12 +158,10 @@ class TrainState:
             found |= {f"average.{name}": x for name, x in averaged}
         found |= self.optimizer.tensors()
         mems = [m for m in self.mems if m is not None]
-        if mems:
-            for n, parts in enumerate(zip(*(m.states for m in mems), strict=True)):
-                found[f"mems.{n}"] = self._of_streams(torch.cat(parts))
-            forgotten = [m.forgotten for m in mems if m.forgotten is not None]
-            if forgotten:
-                found["mems.forgotten"] = self._of_streams(torch.cat(forgotten))
+        for n, parts in enumerate(zip(*(m.states for m in mems), strict=True)):
+            found[f"mems.{n}"] = self._of_streams(torch.cat(parts))
+        if forgotten := [m.forgotten for m in mems if m.forgotten is not None]:
+            found["mems.forgotten"] = self._of_streams(torch.cat(forgotten))
         found[f"random.{self.world.rank}"] = torch.get_rng_state()
         if (device := self.model.device).type == "cuda":
             found[f"random_cuda.{self.world.rank}"] = torch.cuda.get_rng_state(device)
@@ -204,30 +202,26 @@ class TrainState:
         self.mems = [None] * len(self.mems)
         self.optimizer.allocate(found)
         # Loaded in place.
-        buffers = self.tensors()
-        generators = [name for name in buffers if name.startswith("random")]
-        is_same_world = about["processes"] == self.world.size and set(generators) <= found.keys()
+        buffers, device = self.tensors(), self.model.device
+        generators = {name for name in buffers if name.startswith("random")}
+        is_same_world = about["processes"] == self.world.size and generators <= found.keys()
         if not is_same_world:
-            for name in generators:
-                del buffers[name]
-        for name in found:
-            if name.startswith("mems."):
-                whole = empty(name, found)
-                own = whole.new_empty(
-                    len(self.world.rows(len(whole))), *whole.shape[1:], device=self.model.device
-                )
-                buffers[name] = self._of_streams(own)
+            buffers = {name: x for name, x in buffers.items() if name not in generators}
+        remembered = [name for name in found if name.startswith("mems.")]
+        for name in remembered:
+            whole = empty(name, found)
+            n_own = len(self.world.rows(len(whole)))
+            own = whole.new_empty(n_own, *whole.shape[1:], device=device)
+            buffers[name] = self._of_streams(own)
         read_tensors(checkpoint, buffers, self.world)
-        self._remember(
-            {name[5:]: local(x) for name, x in buffers.items() if name.startswith("mems.")}
-        )
+        if remembered:
+            self._remember({name: local(buffers[name]) for name in remembered})
         if not is_same_world:
             self.world.seed_apart(self.step)
             return
         torch.set_rng_state(buffers[f"random.{self.world.rank}"])
-        if self.model.device.type == "cuda":
-            state = buffers[f"random_cuda.{self.world.rank}"]
-            torch.cuda.set_rng_state(state, self.model.device)
+        if device.type == "cuda":
+            torch.cuda.set_rng_state(buffers[f"random_cuda.{self.world.rank}"], device)
 
     def _of_streams(self, own: Tensor) -> Tensor:
         """Return a tensor of the streams of this process as a shard of that of all streams."""
@@ -241,12 +235,10 @@ class TrainState:
         )
 
     def _remember(self, found: dict[str, Tensor]) -> None:
-        if not found:
-            return
         parts = len(self.mems)
-        forgotten = found.pop("forgotten", None)
+        forgotten = found.pop("mems.forgotten", None)
         unseen = [None] * parts if forgotten is None else forgotten.chunk(parts)
-        of_parts = zip(*(found[str(n)].chunk(parts) for n in range(len(found))), strict=True)
+        of_parts = zip(*(found[f"mems.{n}"].chunk(parts) for n in range(len(found))), strict=True)
         self.mems = [Memory(own, hidden) for own, hidden in zip(of_parts, unseen, strict=True)]
 
 
