@@ -58,15 +58,16 @@ class MetricsLog:
                 replace_file(path, b"".join(kept))
         self._file = path.open("ab")
         self._tensorboard: Any = None
-        if find_spec("tensorboard") is not None:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-
-                self._tensorboard = SummaryWriter(f"{folder}/tensorboard", purge_step=purge_step)
-            # An old one beside a new numpy or protobuf fails on import in all of these ways.
-            except (ImportError, AttributeError, TypeError) as error:
-                logger = logging.getLogger(__name__)
-                logger.warning("TensorBoard is installed but broken: %s", error)
+        if find_spec("tensorboard") is None:
+            return
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        # An old tensorboard beside a new numpy or protobuf fails on import in all of these ways.
+        except (ImportError, AttributeError, TypeError) as error:
+            logger = logging.getLogger(__name__)
+            logger.warning("TensorBoard is installed but broken: %s", error)
+        else:
+            self._tensorboard = SummaryWriter(f"{folder}/tensorboard", purge_step=purge_step)
 
     def log(self, kind: str, step: int, **values: SupportsFloat | str | None) -> None:
         """Write one record; it is in the file when this returns.
