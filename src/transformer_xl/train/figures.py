@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,20 +33,7 @@ _COLORS = {
     "xz": "#7b3fa0",
 }
 _MEMORY_COLORS = ("valid", "memory")
-_STYLE: dict[str, Any] = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "transformer_xl",
-    "font.size": 9,
-    "legend.frameon": False,
-    "lines.linewidth": 1.6,
-    "lines.markersize": 4.5,
-    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
-    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
-    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), _COLORS["soft"]),
-    **dict.fromkeys(("axes.labelcolor", "text.color"), _COLORS["ink"]),
-    "grid.color": _COLORS["line"],
-    "grid.linewidth": 0.7,
-}
+_STYLE = Path(__file__).with_name("report.mplstyle")
 SIZE = (5.2, 3.5)
 """Width and height of a figure, in inches."""
 _POINTS = 800

@@ -5,9 +5,11 @@ sends (W - 1) / W n bytes and receives as many; in an all-reduce, twice that. La
 microseconds for each collective and growing with W, is not counted.
 """
 
+import tomllib
 from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from transformer_xl.apps.bench.speed import forward_flops, training_flops
@@ -23,7 +25,7 @@ MUON_ITERATIONS = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """Figures of the data sheet of a GPU and of its machine; GB are 10^9 bytes."""
+    """Figures of the data sheet of a GPU and of its machine, from ``hardware.toml``."""
 
     name: str
     bfloat16_tflops: float
@@ -40,28 +42,8 @@ class Hardware:
     """GPUs in a machine."""
 
 
-_A100 = Hardware(
-    name="NVIDIA A100 SXM 80 GB in a DGX A100 (8 cards of 200 Gb/s)",
-    bfloat16_tflops=312,
-    float32_tflops=19.5,
-    memory_gb=80,
-    memory_gb_per_s=2039,
-    nvlink_gb_per_s=300,
-    network_gb_per_s=25,
-)
-_H100 = Hardware(
-    name="NVIDIA H100 SXM in a DGX H100 (8 cards of 400 Gb/s)",
-    bfloat16_tflops=989,
-    float32_tflops=67,
-    memory_gb=80,
-    memory_gb_per_s=3350,
-    nvlink_gb_per_s=450,
-    network_gb_per_s=50,
-)
-_H200_NAME = "NVIDIA H200 SXM in a DGX H200 (8 cards of 400 Gb/s)"
-_H200 = replace(_H100, name=_H200_NAME, memory_gb=141, memory_gb_per_s=4800)
-HARDWARE: Mapping[str, Hardware] = {"a100": _A100, "h100": _H100, "h200": _H200}
-"""From the data sheets of NVIDIA, whose 600 and 900 GB/s of NVLink are bidirectional."""
+_LISTED = tomllib.loads(Path(__file__).with_name("hardware.toml").read_text(encoding="utf-8"))
+HARDWARE: Mapping[str, Hardware] = {name: Hardware(**given) for name, given in _LISTED.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
