@@ -6,6 +6,7 @@ import pickle
 import re
 import struct
 import time
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,9 @@ PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 
 
 def read(data: bytes) -> Any:
-    value, end = load_pickle(data)
-    assert end == len(data)
+    file = BytesIO(data)
+    value = load_pickle(file)
+    assert file.tell() == len(data)
     return value
 
 
@@ -90,42 +92,30 @@ def test_what_is_shared_stays_shared(protocol: int) -> None:
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.arange(12.0).reshape(3, 4),
-        np.asfortranarray(np.arange(12, dtype=np.int16).reshape(3, 4)),
-        np.array(7, dtype=np.uint8),
-        np.zeros((0, 3), np.float16),
-        np.array([True, False]),
-    ],
-    ids=lambda array: str(array.dtype),
-)
-def test_arrays_are_read_as_by_python(array: np.ndarray, protocol: int) -> None:
+@pytest.mark.parametrize("array", [np.arange(12.0).reshape(3, 4), np.array(7, dtype=np.uint8)])
+def test_arrays_become_records_without_their_numbers(array: np.ndarray, protocol: int) -> None:
     got = read(pickle.dumps([array, array], protocol))
     assert got[0] is got[1]
-    assert got[0].dtype == array.dtype
-    assert got[0].shape == array.shape
-    assert np.array_equal(got[0], array)
+    assert (got[0].kind, got[0].args, got[0].state) == ("numpy.ndarray", (), None)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_numbers_of_numpy_become_plain_ones(protocol: int) -> None:
-    got = read(pickle.dumps([np.float64(0.1), np.int64(-3)], protocol))
-    assert got == [0.1, -3]
-    assert list(map(type, got)) == [float, int]
+    big_endian = np.dtype(">i4").type(7)
+    got = read(pickle.dumps([np.float64(0.1), np.int64(-3), np.bool_(True), big_endian], protocol))
+    assert got == [0.1, -3, True, 7]
+    assert list(map(type, got)) == [float, int, bool, int]
 
 
 def test_texts_of_python_2_are_latin_1() -> None:
     assert read(b"\x80\x02U\x04caf\xe9.") == "café"
     assert read(b"S'caf\\xe9\\n\\'\\\\'\np0\n.") == "café\n'\\"
-    # As pickle.dumps(numpy.arange(2), 2) of Python 2.
-    array = (
-        b"\x80\x02cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
-        b"(K\x01K\x02\x85cnumpy\ndtype\nU\x02i8K\x00K\x01\x87R(K\x03U\x01<NNNJ\xff\xff\xff\xff"
-        b"J\xff\xff\xff\xffK\x00tb\x89U\x10" + struct.pack("<2q", 200, -1) + b"tb."
+    # As pickle.dumps(numpy.int64(200), 2) of Python 2.
+    number = (
+        b"\x80\x02cnumpy.core.multiarray\nscalar\ncnumpy\ndtype\nU\x02i8K\x00K\x01\x87R"
+        b"(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tbU\x08"
     )
-    assert read(array).tolist() == [200, -1]
+    assert read(number + struct.pack("<q", 200) + b"\x86R.") == 200
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -278,14 +268,14 @@ def test_lists_that_are_shared_over_and_over_cost_nothing() -> None:
     ],
 )
 def test_copies_of_what_is_shared_are_limited(made: bytes) -> None:
-    with pytest.raises(UnreadableFile, match="over and over"):
+    with pytest.raises(UnreadableFile, match="MB of memory"):
         read(b"\x80\x04(" + b"K\x01" * 20_000 + b"l\x940" + made * 1000 + b"N.")
 
 
 def test_encoding_a_shared_text_over_and_over_is_refused() -> None:
     text = b"X" + struct.pack("<I", 100_000) + b"x" * 100_000 + b"\x940"
     call = named("_codecs", "encode") + b"h\x00" + short("latin1") + b"\x86R0"
-    with pytest.raises(UnreadableFile, match="over and over"):
+    with pytest.raises(UnreadableFile, match="MB of memory"):
         read(text + call * 1000 + b"N.")
 
 
@@ -332,34 +322,15 @@ def test_damaged_pickles_are_refused(name: str) -> None:
     assert time.process_time() - began < 2
 
 
-def array_state(shape: bytes, code: str, data: bytes) -> bytes:
-    dtype = named("numpy", "dtype") + short(code) + b"\x89\x88\x87R"
-    reconstruct = named("numpy._core.multiarray", "_reconstruct") + named("numpy", "ndarray")
-    content = b"B" + struct.pack("<I", len(data)) + data
-    return (
-        b"\x80\x04" + reconstruct + b"K\x00\x85C\x01b\x87R(K\x01" + shape + dtype + b"\x89"
-        b"" + content + b"tb."
-    )
-
-
 @pytest.mark.parametrize(
-    ("shape", "code", "data"),
-    [
-        (b"K\x02\x85", "f4", b"x" * 9),
-        (b"J\xff\xff\xff\xff\x85", "f4", b""),
-        (b"\x8a\x08" + b"\xff" * 7 + b"\x7f\x85", "f4", b"x" * 8),
-        (b"\x8a\x08" + b"\xff" * 7 + b"\x7fK\x00\x86", "f4", b""),
-        (b"(" + b"K\x01" * 9 + b"t", "f4", b"x" * 4),
-        (b"K\x01\x85", "O", b"x" * 8),
-        (b"K\x01\x85", "O8", b"x" * 8),
-        (b"K\x01\x85", "S8", b"x" * 8),
-        (b"K\x01\x85", "f4,O", b"x" * 12),
-        (b"K\x01\x85", ">f4", b"x" * 4),
-    ],
+    ("code", "data"),
+    [("f4", b"xxx"), ("O", b"x" * 8), ("O8", b"x" * 8), ("S8", b"x" * 8), ("f4,O", b"x" * 12)],
 )
-def test_arrays_that_lie_are_refused(shape: bytes, code: str, data: bytes) -> None:
+def test_numbers_of_numpy_that_lie_are_refused(code: str, data: bytes) -> None:
+    dtype = named("numpy", "dtype") + short(code) + b"\x89\x88\x87R(K\x03" + short("<") + b"NNNtb"
+    number = named("numpy._core.multiarray", "scalar") + dtype + b"C" + bytes([len(data)]) + data
     with pytest.raises(UnreadableFile):
-        read(array_state(shape, code, data))
+        read(b"\x80\x04" + number + b"\x86R.")
 
 
 def test_every_beginning_of_a_pickle_is_refused() -> None:
@@ -368,12 +339,12 @@ def test_every_beginning_of_a_pickle_is_refused() -> None:
         data = pickle.dumps(value, protocol)
         for n in range(len(data)):
             with pytest.raises(UnreadableFile):
-                load_pickle(data[:n])
+                load_pickle(BytesIO(data[:n]))
 
 
 def test_many_tensors_and_arrays_of_few_bytes_are_refused() -> None:
     array = named("numpy._core.multiarray", "_reconstruct") + b"\x940"
-    with pytest.raises(UnreadableFile, match="over and over"):
+    with pytest.raises(UnreadableFile, match="MB of memory"):
         read(array + b"h\x00)R0" * 100_000 + b"N.")
 
 

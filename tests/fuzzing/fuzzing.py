@@ -112,7 +112,7 @@ def touch(value: Any) -> None:
         elif isinstance(x, np.ndarray):
             x.copy()
         elif isinstance(x, Instance):
-            waiting += [x.state, x.entries, x.elements, x.args]
+            waiting += [x.state, x.args]
         elif isinstance(x, dict):
             waiting += x.values()
         elif isinstance(x, list | tuple):

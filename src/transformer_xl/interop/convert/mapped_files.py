@@ -1,5 +1,6 @@
 """Files that may be damaged or hostile: their errors, and tensors on memory-mapped files."""
 
+import copy
 import json
 import math
 import mmap
@@ -15,6 +16,7 @@ from torch import Tensor
 _MAX_JSON_BYTES = 4 << 20
 _MAX_DIMS = 8
 
+# By the names of the types, and of the classes of storages.
 DTYPES = {
     name: getattr(torch, name)
     for name in (
@@ -22,12 +24,12 @@ DTYPES = {
         *("float16", "float32", "float64", "int8", "int16", "int32", "int64"),
     )
 }
-STORAGE_DTYPES = {
+DTYPES |= {
     f"{name.title()}Storage": DTYPES[name]
     for name in ("float", "double", "half", "long", "int", "short", "bool")
 }
-STORAGE_DTYPES |= {"BFloat16Storage": torch.bfloat16, "CharStorage": torch.int8}
-STORAGE_DTYPES |= {"ByteStorage": torch.uint8, "UntypedStorage": torch.uint8}
+DTYPES |= {"BFloat16Storage": torch.bfloat16, "CharStorage": torch.int8}
+DTYPES |= {"ByteStorage": torch.uint8, "UntypedStorage": torch.uint8}
 
 
 class UnreadableFile(RuntimeError):  # noqa: N818
@@ -92,13 +94,20 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 class Storage:
-    """The storage of any number of tensors in a file; its position is set by :meth:`place`."""
+    """Numbers in a file, of any number of tensors; they are set by :meth:`place`."""
 
     def __init__(self, dtype: torch.dtype, numel: int) -> None:
         self.dtype = dtype
         self.numel = numel
         self.n_bytes = numel * dtype.itemsize
+        self._first = 0
         self._tensors: list[tuple[Tensor, int, tuple, tuple]] = []
+
+    def part(self, first: int) -> "Storage":
+        """Return the storage from one of its numbers on."""
+        part = copy.copy(self)
+        part._first += first
+        return part
 
     def tensor(self, offset: object, size: object, stride: object, dtype: torch.dtype) -> Tensor:
         """Return a tensor on this storage; check that it is within its bounds."""
@@ -106,20 +115,21 @@ class Storage:
         size = checked_size(size, available)
         if not isinstance(stride, tuple | list) or len(stride) != len(size):
             raise UnreadableFile("a tensor has a stride that does not belong to its shape")
-        are_counts = all(type(n) is int and 0 <= n < 2**62 for n in stride)
-        if type(offset) is not int or offset < 0 or not are_counts:
+        if any(type(n) is not int or not 0 <= n < 2**62 for n in (offset, *stride)):
             raise UnreadableFile("a tensor has an offset or a stride that is not a count")
-        end = offset + sum((n - 1) * step for n, step in zip(size, stride, strict=True)) + 1
-        if (offset if 0 in size else end) > available:
+        start = self._first + offset  # pyright: ignore[reportOperatorIssue]
+        steps = [(n - 1) * step for n, step in zip(size, stride, strict=True)]
+        if (start if 0 in size else start + sum(steps) + 1) > available:
             raise UnreadableFile(f"a tensor reaches beyond the {available:,} numbers stored")
         if any(n > 1 and not step for n, step in zip(size, stride, strict=True)):
             raise UnreadableFile("a tensor repeats numbers instead of storing them")
         tensor = torch.empty(0, dtype=dtype)
-        self._tensors.append((tensor, offset, size, tuple(stride)))
+        self._tensors.append((tensor, start, size, tuple(stride)))
         return tensor
 
-    def place(self, numbers: Tensor) -> None:
-        """Set the bytes of the storage."""
+    def place(self, data: mmap.mmap, start: int) -> None:
+        """Set the numbers: those at a position of a mapped file."""
+        numbers = on_file(data, start, self.n_bytes, self.dtype)
         for tensor, offset, size, stride in self._tensors:
             whole = self.n_bytes // tensor.itemsize * tensor.itemsize
             flat = numbers[:whole].view(tensor.dtype)

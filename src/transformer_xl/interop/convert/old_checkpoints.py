@@ -191,9 +191,7 @@ def _module(path: Path, module: Instance, depth: int) -> Checkpoint:
 
 def _child(module: Instance, *names: str) -> Instance | None:
     for name in names:
-        modules = attributes(module).get("_modules")
-        modules = modules.entries if isinstance(modules, Instance) else attributes(modules)
-        child = modules.get(name)
+        child = attributes(attributes(module).get("_modules")).get(name)
         if not isinstance(child, Instance):
             return None
         module = child

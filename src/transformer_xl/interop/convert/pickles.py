@@ -1,17 +1,16 @@
 """Read pickles without executing anything, and within a bound on memory.
 
 Python's own unpickler, with other handlers for classes, calls and attributes: a name is looked up
-in the tables of this file, whose functions create containers, arrays and tensors; nothing is
-imported. The objects of a pickle take at most about 64 MB plus 20 times the bytes read so far,
-besides the contents of its strings; a vocabulary of the authors takes half of that. A file that
-would take more is refused.
+in the tables of this file, whose functions create containers and tensors; nothing is imported. The
+objects of a pickle take at most about 64 MB plus 20 times the bytes read so far, besides the
+contents of its strings; a vocabulary of the authors takes half of that. A file that would take more
+is refused. Arrays of NumPy, which hold corpora, are skipped.
 """
 
-import math
 import mmap
 import pickle
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -19,14 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from transformer_xl.interop.convert.mapped_files import (
-    DTYPES,
-    STORAGE_DTYPES,
-    Storage,
-    UnreadableFile,
-    checked_size,
-    printable,
-)
+from transformer_xl.interop.convert.mapped_files import DTYPES, Storage, UnreadableFile, printable
 
 _MAX_BITS = 4096
 _MAX_DEPTH = 200
@@ -40,14 +32,9 @@ _LONG_TEXT = 1 << 20
 class Global:
     """The name of a class or function in a file, not imported; ``make`` is called instead."""
 
-    module: str
-    name: str
+    kind: str
+    """The qualified name, such as ``torch.nn.functional.relu``."""
     make: Callable[..., object] | None = None
-
-    @property
-    def kind(self) -> str:
-        """The qualified name, such as ``torch.nn.functional.relu``."""
-        return f"{self.module}.{self.name}"
 
 
 @dataclass(eq=False, repr=False, slots=True)
@@ -64,18 +51,11 @@ class Instance:
     """Arguments of its constructor."""
     state: object = None
     """Its attributes, usually a dictionary; None if there are none."""
-    entries: dict = field(default_factory=dict)
-    """Its entries, if its class is a kind of dictionary."""
-    elements: list = field(default_factory=list)
-    """Its elements, if its class is a kind of list."""
-
-    def append(self, element: object) -> None:
-        """Append an element; called by the unpickler as for lists."""
-        self.elements.append(element)
 
     def extend(self, elements: list) -> None:
-        """Append elements; called by the unpickler as for lists."""
-        self.elements.extend(elements)
+        """Drop elements; called by the unpickler as for lists."""
+
+    append = extend
 
 
 def attributes(content: object) -> dict[Any, Any]:
@@ -89,20 +69,14 @@ def _refuse_reference(reference: object) -> object:
 
 
 def load_pickle(
-    data: bytes | mmap.mmap,
-    persistent_load: Callable[[object], object] = _refuse_reference,
-    start: int = 0,
-    end: int | None = None,
-) -> tuple[object, int]:
-    """Read the pickle between two positions without executing anything; return it and its end.
+    file: BytesIO | mmap.mmap, persistent_load: Callable[[object], object] = _refuse_reference
+) -> object:
+    """Read the pickle at the position of a file without executing anything.
 
     ``persistent_load`` returns the object for a reference to something outside of the pickle.
     """
-    file = BytesIO(data) if isinstance(data, bytes) else data
-    file.seek(start)
-    reader = _SafeUnpickler(file, persistent_load, len(data) if end is None else end)
     try:
-        return reader.load(), file.tell()
+        return _SafeUnpickler(file, persistent_load).load()
     except (UnreadableFile, MemoryError):
         raise
     except Exception as error:
@@ -110,6 +84,30 @@ def load_pickle(
             f"the pickle is damaged at byte {file.tell():,} ({type(error).__name__}: "
             f"{printable(str(error))}): get a fresh copy of the file"
         ) from error
+
+
+# Approximate bytes of an entry of a dictionary or of a set.
+_ENTRY = 80
+# Approximate bytes of an element of a value that is copied; dictionaries are not copied.
+_ELEMENTS = {str: 1, bytes: 1, bytearray: 1, list: 16, tuple: 16, set: 16, frozenset: 16}
+# Approximate bytes allocated by each opcode: by default a reference on the stack, and one in the
+# container of the value.
+_SIZES = [16] * 256
+for _codes, _size in (
+    (b"ILFJM\x8a\x8bG", 48),
+    (b"STUVX\x8c\x8dCB\x8e\x96", 80),
+    # Including the bytes that the check of the depth takes for each container.
+    (b"(t\x85\x86\x87]l}d", 200),
+    (b"\x8f\x91", 260),
+    (b"pqr\x94", 100),
+    (b"c\x93", 500),
+    (b"ioR\x81\x92Q", 800),
+    (b"\x80\x95ae01sub\x90.", 0),
+):
+    for _code in _codes:
+        _SIZES[_code] = _size
+
+_Python: Any = pickle._Unpickler  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _bounded(load: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -123,25 +121,19 @@ def _bounded(load: Callable[[Any], None]) -> Callable[[Any], None]:
     return load_number
 
 
-_Python: Any = pickle._Unpickler  # pyright: ignore[reportAttributeAccessIssue]
-
-
 class _SafeUnpickler(_Python):
     """Python's unpickler, with closed tables in place of imports and calls."""
 
     def __init__(
-        self, file: BytesIO | mmap.mmap, persistent_load: Callable[[object], object], end: int
+        self, file: BytesIO | mmap.mmap, persistent_load: Callable[[object], object]
     ) -> None:
         super().__init__(file)
         self._file = file
         self._start = file.tell()
-        self._end = end
+        self._size = len(file) if isinstance(file, mmap.mmap) else len(file.getbuffer())
         self.persistent_load = persistent_load
         self._names: dict[tuple[str, str], object] = {}
-        self._memory = 0
-        self._allowed = 0
-        # The budget for copies of values, in proportion to the size of the file.
-        self._budget = 2 * (end - self._start) + 1000
+        self._memory = self._allowed = 0
 
     def load(self) -> object:
         # Frames are ignored: the whole file is mapped already.
@@ -157,10 +149,11 @@ class _SafeUnpickler(_Python):
             if code == pickle.STOP:
                 break
             dispatch[key](self)
-        if not code or self._file.tell() > self._end:
+        if not code:
             raise UnreadableFile("the pickle is truncated: the file was not copied completely")
         (value,) = self.stack
-        _check_depth(value)
+        if type(value) in _CONTAINERS:
+            _depth(value, 1, {})
         return value
 
     def _check_memory(self) -> None:
@@ -172,19 +165,13 @@ class _SafeUnpickler(_Python):
                 f"{self._allowed >> 20:,} MB of memory, which no checkpoint needs"
             )
 
-    def _charge(self, values: Iterable[object], cost: int = 0) -> None:
-        """Charge copies of values to the budget."""
-        self._budget -= cost + sum(len(x) for x in values if type(x) in _SIZED)  # pyright: ignore[reportArgumentType]
-        if self._budget < 0:
-            raise UnreadableFile("refused: a small part of the file is copied over and over")
-
     # Plain values.
 
     load_int, load_long = _bounded(_Python.load_int), _bounded(_Python.load_long)
     load_long1, load_long4 = _bounded(_Python.load_long1), _bounded(_Python.load_long4)
 
     def load_frame(self) -> None:
-        if int.from_bytes(self.read(8), "little") > self._end - self._file.tell():
+        if int.from_bytes(self.read(8), "little") > self._size - self._file.tell():
             raise UnreadableFile("the pickle is truncated: a frame does not fit in")
 
     def _decode_string(self, value: bytes) -> bytes | str:
@@ -209,29 +196,25 @@ class _SafeUnpickler(_Python):
         self._set_items(self.pop_mark())
 
     def _set_items(self, items: list) -> None:
-        target = self.stack[-1]
-        entries = target.entries if isinstance(target, Instance) else target
-        if type(entries) is not dict or len(items) % 2:
+        keys, target = self._hashable(items[::2]), self.stack[-1]
+        if type(target) not in (dict, Instance) or len(items) % 2:
             raise UnreadableFile("the pickle sets entries of something that is not a dictionary")
-        self._memory += _ENTRY * (len(items) // 2)
-        _check_keys(items[::2])
-        entries.update(zip(items[::2], items[1::2], strict=True))
-
-    def _pop_members(self) -> list:
-        members = self.pop_mark()
-        self._memory += _ENTRY * len(members)
-        _check_keys(members)
-        return members
+        if type(target) is dict:
+            target.update(zip(keys, items[1::2], strict=True))
 
     def load_frozenset(self) -> None:
-        members = self._pop_members()
-        self.append(frozenset(members))
+        members = self.pop_mark()
+        self.append(frozenset(self._hashable(members)))
 
     def load_additems(self) -> None:
-        members = self._pop_members()
+        members = self._hashable(self.pop_mark())
         if type(self.stack[-1]) is not set:
             raise UnreadableFile("the pickle adds members to something that is not a set")
         self.stack[-1].update(members)
+
+    def _hashable(self, keys: list) -> list:
+        self._memory += _ENTRY * len(keys)
+        return _checked_keys(keys)
 
     # Names and objects.
 
@@ -249,8 +232,12 @@ class _SafeUnpickler(_Python):
             return Instance(function.kind, args)
         if len(args) > _MAX_ARGS:
             raise UnreadableFile(f"{function.kind} is called with {len(args):,} arguments")
-        self._charge(args, 40 * (function.make in _COSTLY))
-        return function.make(*args)
+        # A small part of the file could be copied over and over.
+        self._memory += sum(_ELEMENTS[type(x)] * len(x) for x in args if type(x) in _ELEMENTS)
+        made = function.make(*args)
+        if type(made) in (set, frozenset):
+            self._memory += _ENTRY * len(made)
+        return made
 
     def _instantiate(self, klass: object, args: list) -> None:
         self.append(self._call(klass, tuple(args)))
@@ -273,15 +260,10 @@ class _SafeUnpickler(_Python):
             # Attributes in slots are stored separately.
             if type(state) is tuple and len(state) == 2 and type(state[1]) is dict:
                 own, slots = state
-                self._charge((own, slots))
+                self._memory += _ENTRY * (len(own or ()) + len(slots))
                 state = {**(own or {}), **slots}
-            target.state = state
-        elif isinstance(target, np.ndarray):
-            self._charge(state if isinstance(state, tuple) else ())
-            _fill_array(target, state)
-        elif isinstance(target, np.dtype):
-            if isinstance(state, tuple) and len(state) > 1 and state[1] not in ("<", "|", "="):
-                raise UnreadableFile("an array was written by a big-endian machine")
+            if target.kind != _ARRAY:
+                target.state = state
         elif type(target) not in (dict, set) and not isinstance(target, Tensor):
             # Attributes of dictionaries and tensors are not needed.
             raise UnreadableFile("refused: the file changes something that is not its own object")
@@ -294,75 +276,51 @@ _SafeUnpickler.dispatch = {
     if code not in b"\x82\x83\x84\x97\x98"
 }
 
-# Approximate bytes of an entry of a dictionary or of a set.
-_ENTRY = 80
-_SIZED = {str, bytes, bytearray, list, tuple, dict, set, frozenset}
-
-
-# Approximate bytes allocated by each opcode: by default a reference on the stack, and one in the
-# container of the value.
-_SIZES = [16] * 256
-for _codes, _size in (
-    (b"ILFJM\x8a\x8bG", 48),
-    (b"STUVX\x8c\x8dCB\x8e\x96", 80),
-    # Including the bytes that the check of the depth takes for each container.
-    (b"(t\x85\x86\x87]l}d", 200),
-    (b"\x8f\x91", 260),
-    (b"pqr\x94", 100),
-    (b"c\x93", 500),
-    (b"ioR\x81\x92Q", 700),
-    (b"\x80\x95ae01sub\x90.", 0),
-):
-    for _code in _codes:
-        _SIZES[_code] = _size
-
-
-def _check_depth(value: object) -> None:
-    """Check that containers are not nested too deeply for recursion."""
-    too_deep = UnreadableFile(f"refused: values are nested more than {_MAX_DEPTH} deep")
-    # Depth of each container; 0 while it is being measured, which also ends cycles.
-    depths: dict[int, int] = {}
-
-    def measure(container: Any, level: int) -> int:
-        if level > _MAX_DEPTH:
-            raise too_deep
-        deepest = depths[id(container)] = 0
-        inside = container.values() if isinstance(container, dict) else container
-        if isinstance(container, Instance):
-            inside = container.args, container.state, container.entries, container.elements
-        for x in inside:
-            if type(x) in _CONTAINERS and x:
-                known = depths.get(id(x))
-                deepest = max(deepest, measure(x, level + 1) if known is None else known)
-        if deepest >= _MAX_DEPTH:
-            raise too_deep
-        depths[id(container)] = deepest + 1
-        return deepest + 1
-
-    if type(value) in _CONTAINERS:
-        measure(value, 1)
-
-
 _CONTAINERS = {list, tuple, dict, Instance}
 
-_PLAIN_KEYS = {str, bytes, float, bool, type(None), Global, torch.dtype}
+
+def _depth(container: Any, level: int, depths: dict[int, int]) -> int:
+    """Return how deeply containers are nested in one; require that recursion can follow them.
+
+    ``level`` is the number of containers around it, ``depths`` has those that were seen.
+    """
+    # Zero while it is being measured, which also ends cycles.
+    deepest = depths[id(container)] = 0
+    inside = container.values() if isinstance(container, dict) else container
+    if isinstance(container, Instance):
+        inside = container.args, container.state
+    for x in inside:
+        if type(x) in _CONTAINERS and x and deepest + level <= _MAX_DEPTH:
+            known = depths.get(id(x))
+            deepest = max(deepest, _depth(x, level + 1, depths) if known is None else known)
+    if max(deepest, level) >= _MAX_DEPTH:
+        raise UnreadableFile(f"refused: values are nested more than {_MAX_DEPTH} deep")
+    depths[id(container)] = deepest + 1
+    return deepest + 1
 
 
-def _check_keys(keys: list) -> None:
+_KEYS = {str, bytes, int, float, bool, type(None), Global, torch.dtype}
+
+
+def _checked_keys(keys: list) -> list:
     """Check that keys of a dictionary, or members of a set, are fast to hash.
 
     Nested and long tuples take long to hash, or crash Python; large integers, and tuples of
     integers, can be chosen so that all have the same hash.
     """
-    kinds = set(map(type, keys)) - _PLAIN_KEYS
-    if int in kinds and any(type(key) is int and not -(2**60) < key < 2**60 for key in keys):
-        raise UnreadableFile("a dictionary has a number of absurd size for a key")
-    if tuple in kinds:
-        for key in keys:
-            if type(key) is tuple and (len(key) > 8 or set(map(type, key)) - {str, bytes}):
-                raise UnreadableFile("a dictionary has a tuple for a key that is not of few words")
-    if kinds - {int, tuple}:
-        raise UnreadableFile(f"a dictionary has {printable(keys[0])} for a key")
+    if set(map(type, keys)) <= {str}:
+        return keys
+    for key in keys:
+        if type(key) is tuple:
+            is_fast = len(key) <= 8 and set(map(type, key)) <= {str, bytes}
+        else:
+            is_fast = type(key) in _KEYS and (type(key) is not int or abs(key) < 2**60)
+        if not is_fast:
+            raise UnreadableFile(
+                f"a dictionary has {printable(key)} for a key, not a text, a number of ordinary "
+                "size or a tuple of few words"
+            )
+    return keys
 
 
 # Modules of the authors, of NVIDIA and of Hugging Face, which forks have in other packages.
@@ -387,7 +345,7 @@ _PACKAGES = (
 _INERT = {
     *("argparse.Namespace", "types.SimpleNamespace", "re._compile", "torch.Tensor"),
     *("pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.Path", "pathlib._local.PosixPath"),
-    "builtins.object",
+    *("builtins.object", "numpy.dtype", "torch.device"),
 }
 # Python 2 and NumPy 1 have other names for some modules.
 _RENAMED = {
@@ -402,40 +360,34 @@ def _resolve(module: str, name: str) -> Global | torch.dtype:
     """Look up a name in the tables."""
     module = _RENAMED.get(module, module)
     kind = f"{module}.{name}"
-    if module == "torch" and name in DTYPES:
+    if module in ("torch", "torch.cuda", "torch.storage") and name in DTYPES:
         return DTYPES[name]
     if len(kind) <= _MAX_NAME and (
         kind in _CONSTRUCTORS
         or kind in _INERT
-        or (module in ("torch", "torch.cuda", "torch.storage") and name in STORAGE_DTYPES)
         or module.rpartition(".")[2] in _OLD_MODULES
         or (module == "__main__" and name in _OLD_CLASSES)
         or f"{module}.".startswith(tuple(f"{package}." for package in _PACKAGES))
     ):
-        return Global(module, name, _CONSTRUCTORS.get(kind))
+        return Global(kind, _CONSTRUCTORS.get(kind))
     raise UnreadableFile(
         f"refused: the file names {printable(kind)}, which no Transformer-XL checkpoint needs; "
         "nothing was executed"
     )
 
 
-# Replacements of the functions that a file can call: they create containers, arrays and tensors.
+# Replacements of the functions that a file can call.
 
 
 def _new_instance(cls: object, *args: object) -> object:
-    if not isinstance(cls, Global) or cls.module == "copyreg":
+    if not isinstance(cls, Global) or cls.kind.startswith("copyreg."):
         raise UnreadableFile("refused: an object is created from something other than a class")
     return cls.make(*args) if cls.make else Instance(cls.kind, args)
 
 
-def _reconstructor(cls: object, base: object, state: object) -> object:
+def _reconstructor(cls: object, base: object, state: object) -> Instance:
     made = _new_instance(cls)
-    kind = base.kind if isinstance(base, Global) else None
-    if isinstance(made, Instance) and kind == "builtins.dict" and type(state) is dict:
-        made.entries = state
-    elif isinstance(made, Instance) and kind == "builtins.list" and type(state) is list:
-        made.elements = state
-    elif kind != "builtins.object":
+    if not isinstance(made, Instance):
         raise UnreadableFile("an object is made of a class that is not supported")
     return made
 
@@ -446,7 +398,7 @@ def _dict(items: object = ()) -> dict:
     pairs = _list(items)
     if any(type(pair) not in (list, tuple) or len(pair) != 2 for pair in pairs):
         raise UnreadableFile("a dictionary is created from something other than pairs")
-    _check_keys([key for key, _ in pairs])
+    _checked_keys([key for key, _ in pairs])
     return dict(pairs)
 
 
@@ -457,9 +409,7 @@ def _list(items: object = ()) -> list:
 
 
 def _set(items: object = ()) -> set:
-    members = _list(items)
-    _check_keys(members)
-    return set(members)
+    return set(_checked_keys(_list(items)))
 
 
 def _plain(kind: Callable[[], object]) -> Callable[..., object]:
@@ -486,41 +436,22 @@ def _bytearray(content: object = b"", encoding: object = None) -> bytearray:
     return bytearray(content)
 
 
-_NUMBERS = {"?", "b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
+_ARRAY = "numpy.ndarray"
+_NUMBERS = {"b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"}
 
 
-def _dtype(code: object, *_: object) -> np.dtype:
-    if not isinstance(code, str) or code.lstrip("<|=") not in _NUMBERS:
-        raise UnreadableFile(f"an array holds {printable(code)} instead of numbers")
-    return np.dtype(code.lstrip("<|="))
+def _array(*_: object) -> Instance:
+    return Instance(_ARRAY)
 
 
-def _new_array(*_: object) -> np.ndarray:
-    """Create an array whose shape, type and numbers are set later."""
-    return np.empty(0, np.uint8)
-
-
-def _fill_array(array: np.ndarray, state: object) -> None:
-    """Set the shape, the type and the numbers of an array."""
-    if not isinstance(state, tuple) or len(state) not in (4, 5):
-        raise UnreadableFile("an array has a state of an unknown kind")
-    shape, dtype, is_fortran, data = state[-4:]
-    # Python 2 has one type for text and bytes.
-    data = data.encode("latin-1") if type(data) is str else data
-    if not isinstance(dtype, np.dtype) or not isinstance(data, bytes | bytearray):
-        raise UnreadableFile("an array has no type, or no numbers")
-    shape = checked_size(shape, len(data))
-    if math.prod(shape) * dtype.itemsize != len(data):
-        raise UnreadableFile(f"an array of another size has {len(data):,} bytes")
-    # NumPy accepts a Python bool here, unlike its annotation.
-    content = (1, shape, dtype, is_fortran == 1, bytes(data))
-    array.__setstate__(content)  # pyright: ignore[reportArgumentType]
-
-
-def _array_of_buffer(data: object, dtype: object, shape: object, order: object) -> np.ndarray:
-    array = _new_array()
-    _fill_array(array, (shape, dtype, order == "F", data))
-    return array
+def _number(dtype: object, data: object) -> object:
+    """Return a number of NumPy as one of Python."""
+    match dtype:
+        case Instance(kind="numpy.dtype", args=(code, *_), state=(_, order, *_)):
+            if type(code) is type(order) is str and code in _NUMBERS and order in "<|=>":
+                content = data.encode("latin-1") if isinstance(data, str) else data
+                return np.frombuffer(content, np.dtype(order + code), 1).item()  # pyright: ignore
+    raise UnreadableFile("a number of NumPy is of an unknown type")
 
 
 def _tensor(
@@ -545,12 +476,6 @@ def _parameter(data: object, *_: object) -> Tensor:
     return data
 
 
-def _device(*parts: object) -> str:
-    if not 1 <= len(parts) <= 2 or any(type(part) not in (str, int) for part in parts):
-        raise UnreadableFile("a device has no name")
-    return ":".join(map(str, parts))
-
-
 def _nested_file(*_: object) -> object:
     raise UnreadableFile(
         "refused: tensors were pickled without torch.save, which nests one file in another; load "
@@ -558,13 +483,9 @@ def _nested_file(*_: object) -> object:
     )
 
 
-# Objects that take more memory than their few bytes in a file.
-_COSTLY = (_new_array, _tensor, _tensor_of_type)
 _CONSTRUCTORS: dict[str, Callable[..., object]] = {
-    "collections.OrderedDict": _dict,
-    "collections.Counter": _dict,
+    **dict.fromkeys(("collections.OrderedDict", "collections.Counter", "builtins.dict"), _dict),
     "collections.defaultdict": lambda factory=None, items=(): _dict(items),
-    "builtins.dict": _dict,
     "builtins.list": _list,
     "builtins.tuple": lambda items=(): tuple(_list(items)),
     "builtins.set": _set,
@@ -577,13 +498,10 @@ _CONSTRUCTORS: dict[str, Callable[..., object]] = {
     "_codecs.encode": _encode,
     "copyreg._reconstructor": _reconstructor,
     "copyreg.__newobj__": _new_instance,
-    "numpy.ndarray": _new_array,
-    "numpy.dtype": _dtype,
-    "numpy._core.multiarray._reconstruct": _new_array,
-    "numpy._core.multiarray.scalar": lambda dtype, data: _array_of_buffer(
-        data, dtype, (1,), "C"
-    ).item(),
-    "numpy._core.numeric._frombuffer": _array_of_buffer,
+    _ARRAY: _array,
+    "numpy._core.multiarray._reconstruct": _array,
+    "numpy._core.numeric._frombuffer": _array,
+    "numpy._core.multiarray.scalar": _number,
     "torch._utils._rebuild_tensor": _tensor,
     "torch._utils._rebuild_tensor_v2": _tensor,
     "torch._utils._rebuild_tensor_v3": _tensor,
@@ -593,6 +511,5 @@ _CONSTRUCTORS: dict[str, Callable[..., object]] = {
     "torch.nn.parameter.Parameter": _parameter,
     "torch.nn.parameter.Buffer": _parameter,
     "torch.Size": lambda items=(): tuple(_list(items)),
-    "torch.device": _device,
     "torch.storage._load_from_bytes": _nested_file,
 }

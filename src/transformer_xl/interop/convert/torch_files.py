@@ -9,24 +9,27 @@ of its storages), followed by a count and the numbers of each storage.
 """
 
 import mmap
+import os
 import struct
 import zipfile
 import zlib
+from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from transformer_xl.interop.convert.mapped_files import (
-    STORAGE_DTYPES,
+    DTYPES,
     Storage,
     UnreadableFile,
     map_file,
-    on_file,
     printable,
     reading,
 )
-from transformer_xl.interop.convert.pickles import Global, Instance, load_pickle
+from transformer_xl.interop.convert.pickles import Instance, load_pickle
 
 _ZIP = b"PK\x03\x04"
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -71,11 +74,11 @@ def read_pickle(path: Path | str) -> object:
         data = map_file(path)
         if data[:4] == _ZIP or _MAGIC_BYTES in data[:64]:
             raise UnreadableFile(f"{path} is a file of torch.save: read_torch reads it")
-        value, end = load_pickle(data)
-        if end != len(data):
+        value = load_pickle(data)
+        if data.tell() != len(data):
             raise UnreadableFile(
-                f"{path} has data after its pickle, which ends at byte {end:,}: it is of another "
-                "kind or damaged"
+                f"{path} has data after its pickle, which ends at byte {data.tell():,}: it is of "
+                "another kind or damaged"
             )
         return value
 
@@ -86,7 +89,7 @@ def _read_zip(path: Path, data: mmap.mmap) -> object:
     if len(pickles) != 1:
         raise UnreadableFile(f"{path} is a zip archive that torch.save did not write")
     prefix = pickles[0].removesuffix("data.pkl")
-    if f"{prefix}constants.pkl" in entries or any(x.startswith(f"{prefix}code/") for x in entries):
+    if any(name.startswith((f"{prefix}constants.pkl", f"{prefix}code/")) for name in entries):
         raise UnreadableFile(
             f"{path} is a TorchScript archive, which is a program: give a file that torch.save "
             "wrote of the model or of its state dict"
@@ -94,7 +97,9 @@ def _read_zip(path: Path, data: mmap.mmap) -> object:
     if order := entries.get(f"{prefix}byteorder"):
         _require_little(data[slice(*order)] == b"little")
     storages: dict[str, Storage] = {}
-    value, _ = load_pickle(data, lambda x: _storage(x, storages)[0], *entries[pickles[0]])
+    value = load_pickle(
+        BytesIO(data[slice(*entries[pickles[0]])]), partial(_referred, storages=storages)
+    )
     for key, storage in storages.items():
         start, end = entries.get(f"{prefix}data/{key}", (0, -1))
         if end - start != storage.n_bytes:
@@ -102,7 +107,7 @@ def _read_zip(path: Path, data: mmap.mmap) -> object:
                 f"storage {printable(key)} does not have the {storage.n_bytes:,} bytes that its "
                 "tensors need"
             )
-        storage.place(on_file(data, start, storage.n_bytes, storage.dtype))
+        storage.place(data, start)
     return value
 
 
@@ -112,31 +117,29 @@ def _zip_entries(path: Path, data: mmap.mmap) -> dict[str, tuple[int, int]]:
     free = 0
     try:
         with zipfile.ZipFile(path) as archive:
-            limit: int = archive.start_dir  # pyright: ignore[reportAttributeAccessIssue]
             for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
                 name, offset = printable(info.filename), info.header_offset
                 if info.flag_bits & 1 or info.compress_type or info.file_size != info.compress_size:
                     raise UnreadableFile(
                         f"its entry {name} is compressed or encrypted: unpack it first"
                     )
-                if offset < free or offset + _HEADER_SIZE > limit:
-                    raise UnreadableFile(f"its entry {name} overlaps another or is out of bounds")
                 # Opening checks the local header of the entry against the directory.
                 archive.open(info).close()
                 start = offset + _HEADER_SIZE + sum(struct.unpack_from("<HH", data, offset + 26))
-                free = start + info.file_size
-                if free > limit:
-                    raise UnreadableFile(f"its entry {name} does not fit into the file")
+                end = start + info.file_size
+                if offset < free or end > len(data):
+                    raise UnreadableFile(f"its entry {name} overlaps another or is out of bounds")
                 if info.filename in entries:
                     raise UnreadableFile(f"its entry {name} occurs twice")
                 # Zero means no checksum (torch.serialization.set_crc32_options).
-                with memoryview(data) as whole, whole[start:free] as content:
+                with memoryview(data) as whole, whole[start:end] as content:
                     if info.CRC and zlib.crc32(content) != info.CRC:
                         raise UnreadableFile(
                             f"{path} is damaged: the checksum of its entry {name} is another; get "
                             "a fresh copy of it"
                         )
-                entries[info.filename] = start, free
+                entries[info.filename] = start, end
+                free = end
     except zipfile.BadZipFile as error:
         raise UnreadableFile(
             f"{path} is not a whole archive ({error}): it was not copied completely, or is damaged"
@@ -145,73 +148,47 @@ def _zip_entries(path: Path, data: mmap.mmap) -> dict[str, tuple[int, int]]:
 
 
 def _read_legacy(data: mmap.mmap) -> object:
-    magic, end = load_pickle(data)
-    version, end = load_pickle(data, start=end)
-    if magic != _MAGIC or version != _PROTOCOL:
+    if load_pickle(data) != _MAGIC or load_pickle(data) != _PROTOCOL:
         raise UnreadableFile("it is of an unknown version, or damaged")
-    machine, end = load_pickle(data, start=end)
+    machine = load_pickle(data)
     _require_little(isinstance(machine, dict) and machine.get("little_endian") is True)
     storages: dict[str, Storage] = {}
-    parts: dict[str, tuple[Storage, str, int]] = {}
-
-    def persistent_load(reference: object) -> object:
-        if isinstance(reference, tuple) and len(reference) == 4 and reference[0] == "module":
-            # For a module, the source code of its class is in the reference, too.
-            return reference[1]
-        storage, key, part = _storage(reference, storages)
-        if part is None:
-            return storage
-        name, first, numel = part
-        if type(name) is not str or type(first) is not int or type(numel) is not int:
-            raise UnreadableFile("a part of a storage is damaged")
-        if not 0 <= first <= first + numel <= storage.numel:
-            raise UnreadableFile("a view of a storage is out of its bounds")
-        return parts.setdefault(name, (Storage(storage.dtype, numel), key, first))[0]
-
-    value, end = load_pickle(data, persistent_load, start=end)
-    keys, end = load_pickle(data, start=end)
-    if not isinstance(keys, list) or any(type(key) is not str for key in keys):
-        raise UnreadableFile("the list of its storages is damaged")
-    if len(set(keys)) != len(keys) or set(keys) != storages.keys():
+    value = load_pickle(data, partial(_referred, storages=storages))
+    keys = load_pickle(data)
+    is_list = isinstance(keys, list) and all(type(key) is str for key in keys)
+    if not is_list or sorted(keys) != sorted(storages):
         raise UnreadableFile("the list of its storages is not that of its tensors")
-    numbers: dict[str, Tensor] = {}
     for key in keys:
         storage = storages[key]
-        if len(data) - end < 8:
-            raise UnreadableFile("it ends before its numbers: it was not copied completely")
-        if int.from_bytes(data[end : end + 8], "little", signed=True) != storage.numel:
+        if int.from_bytes(data.read(8), "little", signed=True) != storage.numel:
             raise UnreadableFile(f"storage {printable(key)} has another size than its tensors")
-        numbers[key] = on_file(data, end + 8, storage.n_bytes, storage.dtype)
-        storage.place(numbers[key])
-        end += 8 + storage.n_bytes
-    for part, key, first in parts.values():
-        part.place(numbers[key][first * part.dtype.itemsize :])
+        storage.place(data, data.tell())
+        data.seek(storage.n_bytes, os.SEEK_CUR)
     return value
 
 
-def _storage(reference: object, storages: dict[str, Storage]) -> tuple[Storage, str, tuple | None]:
-    """Return the storage that a pickle refers to, its key, and the view of it."""
-    if (
-        not isinstance(reference, tuple)
-        or len(reference) not in (5, 6)
-        or reference[0] != "storage"
-    ):
-        raise UnreadableFile("its pickle refers to something that is not a storage")
-    _, kind, key, _, numel, *rest = reference
-    # Some versions wrote the name of the type instead of the type.
-    name = kind.name if isinstance(kind, Global) else kind
-    dtype = STORAGE_DTYPES.get(name) if type(name) is str else None
-    if dtype is None:
-        raise UnreadableFile(f"its numbers are of the unsupported type {printable(name)}")
-    if type(key) is not str or type(numel) is not int or not 0 <= numel < 2**60:
-        raise UnreadableFile("its pickle refers to a storage of absurd size or without a name")
-    part = rest[0] if rest else None
-    if part is not None and (not isinstance(part, tuple) or len(part) != 3):
-        raise UnreadableFile("a part of a storage is damaged")
+def _referred(reference: object, storages: dict[str, Storage]) -> object:
+    """Return what a pickle refers to: a storage, a part of one, or a module."""
+    match reference:
+        case ("module", module, _, _):
+            # For a module, the source code of its class is in the reference, too.
+            return module
+        case ("storage", kind, str(key), _, int(numel), *view) if 0 <= numel < 2**60:
+            # Some versions wrote the name of the type instead of the type.
+            dtype = DTYPES.get(kind) if isinstance(kind, str) else kind
+        case _:
+            raise UnreadableFile("its pickle refers to something that is not a storage")
+    if not isinstance(dtype, torch.dtype):
+        raise UnreadableFile(f"its numbers are of the unsupported type {printable(kind)}")
     storage = storages.setdefault(key, Storage(dtype, numel))
     if (storage.dtype, storage.numel) != (dtype, numel):
         raise UnreadableFile("its pickle gives a storage two sizes or types")
-    return storage, key, part
+    match view:
+        case [] | [None]:
+            return storage
+        case [(str(), int(first), int(length))] if 0 <= first <= first + length <= numel:
+            return storage.part(first)
+    raise UnreadableFile("a part of a storage is damaged or out of its bounds")
 
 
 def _require_little(is_little: bool) -> None:
@@ -238,7 +215,11 @@ def module_tensors(module: Instance) -> dict[str, Tensor]:
         hidden = state.get("_non_persistent_buffers_set")
         # Parameter lists of torch 1.12 and later keep other values as attributes "0", "1", ...
         own = _named(state, "_parameters", Tensor)
-        own |= {x: y for x, y in state.items() if _is_index(x) and isinstance(y, Tensor)}
+        own |= {
+            name: x
+            for name, x in state.items()
+            if isinstance(x, Tensor) and isinstance(name, str) and name.isdigit()
+        }
         for name, buffer in _named(state, "_buffers", Tensor).items():
             if not isinstance(hidden, set) or name not in hidden:
                 own[name] = buffer
@@ -249,20 +230,15 @@ def module_tensors(module: Instance) -> dict[str, Tensor]:
     return tensors
 
 
-def _is_index(name: object) -> bool:
-    return isinstance(name, str) and len(name) < _MAX_NAME and name.isdigit()
-
-
 def _named(state: dict, key: str, kind: type[_T]) -> dict[str, _T]:
-    found = state.get(key)
-    found = found.entries if isinstance(found, Instance) else found
-    if found is not None and not isinstance(found, dict):
-        raise UnreadableFile(f"{key} of a module is {printable(found)}")
+    named = state.get(key, {})
+    if not isinstance(named, dict | None):
+        raise UnreadableFile(f"{key} of a module is {printable(named)}")
     # Registered names without a value are None.
-    found = {name: x for name, x in (found or {}).items() if x is not None}
-    for name, x in found.items():
+    named = {name: x for name, x in (named or {}).items() if x is not None}
+    for name, x in named.items():
         if not isinstance(name, str) or len(name) > _MAX_NAME:
             raise UnreadableFile(f"{key} of a module has no proper names")
         if not isinstance(x, kind):
             raise UnreadableFile(f"{key} of a module has {printable(x)} at {printable(name)}")
-    return found
+    return named
