@@ -79,7 +79,10 @@ def convert(
     if to not in ("txl", "authors", "huggingface"):
         raise ValueError(f"to={to!r} is unknown; choose txl, authors or huggingface")
     require_new(folder)
-    model = _open(source, dict(settings or {}), None if vocab is None else Path(vocab), say)
+    if vocab is not None and not Path(vocab).exists():
+        raise FileNotFoundError(f"{vocab} does not exist: give the file with the vocabulary")
+    opened = _open_ours if _is_ours(source) else _open_theirs
+    model = opened(source, dict(settings or {}), None if vocab is None else Path(vocab), say)
     with new_folder(folder) as unfinished:
         _write(model, unfinished, to, say)
     say(f"{folder} is written")
@@ -95,11 +98,30 @@ class _Model(NamedTuple):
     about: dict[str, Any]
 
 
-def _open(source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say) -> _Model:
-    if vocab is not None and not vocab.exists():
-        raise FileNotFoundError(f"{vocab} does not exist: give the file with the vocabulary")
-    if _is_ours(source):
-        return _open_ours(source, settings, vocab)
+def _is_ours(source: Path) -> bool:
+    try:
+        return read_json(find_model_folder(source) / CONFIG_FILE).get("model_type") == MODEL_TYPE
+    except (FileNotFoundError, UnreadableFile):
+        return False
+
+
+def _open_ours(source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say) -> _Model:
+    if settings:
+        raise ValueError(f"{next(iter(settings))}: a model folder has all settings; leave them out")
+    source = find_model_folder(source)
+    config, about = load_config(source / CONFIG_FILE), read_config(source / CONFIG_FILE)
+    weights = read_model_weights(source, config)
+    own = None
+    if vocab is not None:
+        own = _fitting(read_vocab(vocab, size=config.vocab_size), vocab, config.vocab_size)
+    else:
+        with suppress(FileNotFoundError):
+            own = load_vocab(source)
+    about = {name: about[name] for name in ("origin", "eval") if name in about}
+    return _Model(config, weights, own, about)
+
+
+def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say) -> _Model:
     if unknown := sorted(settings.keys() - set(SETTABLE)):
         raise ValueError(f"settings has {unknown[0]!r}; there are {', '.join(SETTABLE)}")
     checkpoint = open_checkpoint(source)
@@ -119,8 +141,28 @@ def _open(source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say)
     for name, default in DEFAULTS[checkpoint.origin].items():
         if checkpoint.settings.get(name) is None:
             say(f"the checkpoint does not say {name}; taken as {default}, the default there")
-    own = _vocabulary(checkpoint, source, vocab, config.vocab_size, say)
+    size, path = config.vocab_size, vocab or find_vocab(checkpoint.path.parent)
+    own = None
+    if path is not None:
+        own = read_vocab(path, size=size)
+    elif checkpoint.vocab is not None:
+        own = vocab_from_object(checkpoint.vocab, where=str(source), size=size)
+    else:
+        say("no vocabulary in its folder: give it as --vocab FILE to evaluate and to generate")
+    if own is not None:
+        own = _fitting(own, path or source, size, None if vocab else say)
     return _Model(config, weights, own, about)
+
+
+def _fitting(vocab: Vocab, path: Path, size: int, say: _Say | None = None) -> Vocab | None:
+    """Return a vocabulary if it has the size of the model; else report that, or raise an error."""
+    if len(vocab) == size:
+        return vocab
+    problem = f"the vocabulary in {path} has {len(vocab):,} symbols and the model {size:,}"
+    if say is None:
+        raise ValueError(f"{problem}: they do not belong together")
+    say(f"{problem}: left out")
+    return None
 
 
 _ORIGINS = {
@@ -147,14 +189,12 @@ def _weights(checkpoint: Checkpoint, config: ModelConfig) -> dict[str, Tensor]:
         raise UnreadableFile(
             f"{checkpoint.path} has {n_bytes:,} bytes and claims {needed:,} weights: it is damaged"
         )
-    weights = read_weights(checkpoint.tensors, table, shapes)
-    assert weights.keys() == shapes.keys()
-    found: dict[str, Tensor] = {}
-    for name, x in weights.items():
+    weights: dict[str, Tensor] = {}
+    for name, x in read_weights(checkpoint.tensors, table, shapes).items():
         # Tensors that are tied in the file but not by the settings are copied.
-        is_taken = any(x.data_ptr() == other.data_ptr() for other in found.values())
-        found[name] = x.clone() if is_taken and x.is_contiguous() else x.contiguous()
-    return found
+        is_taken = any(x.data_ptr() == other.data_ptr() for other in weights.values())
+        weights[name] = x.clone() if is_taken and x.is_contiguous() else x.contiguous()
+    return weights
 
 
 def _evaluation(checkpoint: Checkpoint, config: ModelConfig, say: _Say) -> EvalConfig:
@@ -166,57 +206,6 @@ def _evaluation(checkpoint: Checkpoint, config: ModelConfig, say: _Say) -> EvalC
     segment_len = checkpoint.settings.get("tgt_len")
     is_length = isinstance(segment_len, int) and segment_len > 0
     return EvalConfig(split="test", segment_len=segment_len if is_length else None)
-
-
-def _vocabulary(
-    checkpoint: Checkpoint, source: Path, path: Path | None, size: int, say: _Say
-) -> Vocab | None:
-    if path is not None:
-        return _named_vocabulary(path, size)
-    path = find_vocab(checkpoint.path.parent)
-    if path is not None:
-        vocab = read_vocab(path, size=size)
-    elif checkpoint.vocab is not None:
-        vocab = vocab_from_object(checkpoint.vocab, where=str(source), size=size)
-    else:
-        say("no vocabulary in its folder: give it as --vocab FILE to evaluate and to generate")
-        return None
-    if len(vocab) == size:
-        return vocab
-    say(f"{_size_mismatch(path or source, vocab, size)}: left out")
-    return None
-
-
-def _named_vocabulary(path: Path, size: int) -> Vocab:
-    vocab = read_vocab(path, size=size)
-    if len(vocab) != size:
-        raise ValueError(f"{_size_mismatch(path, vocab, size)}: they do not belong together")
-    return vocab
-
-
-def _size_mismatch(path: Path, vocab: Vocab, size: int) -> str:
-    return f"the vocabulary in {path} has {len(vocab):,} symbols and the model {size:,}"
-
-
-def _is_ours(source: Path) -> bool:
-    try:
-        return read_json(find_model_folder(source) / CONFIG_FILE).get("model_type") == MODEL_TYPE
-    except (FileNotFoundError, UnreadableFile):
-        return False
-
-
-def _open_ours(source: Path, settings: dict[str, Any], vocab: Path | None) -> _Model:
-    if settings:
-        raise ValueError(f"{next(iter(settings))}: a model folder has all settings; leave them out")
-    source = find_model_folder(source)
-    config, about = load_config(source / CONFIG_FILE), read_config(source / CONFIG_FILE)
-    weights = read_model_weights(source, config)
-    own = None if vocab is None else _named_vocabulary(vocab, config.vocab_size)
-    if own is None:
-        with suppress(FileNotFoundError):
-            own = load_vocab(source)
-    about = {name: about[name] for name in ("origin", "eval") if name in about}
-    return _Model(config, weights, own, about)
 
 
 def _write(model: _Model, folder: Path, to: Format, say: _Say) -> None:

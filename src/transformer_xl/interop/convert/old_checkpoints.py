@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from transformer_xl.interop.convert.layouts import INV_FREQ
@@ -28,12 +30,12 @@ _NAMES = (
 )
 # Optimizer state and counters.
 _NO_WEIGHT = re.compile(
-    r"/(Adam|Adam_1|Momentum|RMSProp|RMSProp_1|ExponentialMovingAverage)$"
-    r"|(^|/)(global_step|beta[12]_power|beta[12]_power_1)$"
+    r"/((Adam|RMSProp)(_1)?|Momentum|ExponentialMovingAverage)$"
+    r"|(^|/)(global_step|beta[12]_power(_1)?)$"
 )
 
 
-@dataclass(kw_only=True)
+@dataclass
 class Checkpoint:
     """An old checkpoint, translated to the authors' names."""
 
@@ -51,9 +53,6 @@ class Checkpoint:
 
 def open_checkpoint(source: Path) -> Checkpoint:
     """Open a checkpoint of any of the old implementations."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     path = _weights_file(source)
     if path.suffix == ".safetensors":
         try:
@@ -63,11 +62,9 @@ def open_checkpoint(source: Path) -> Checkpoint:
     elif not path.exists() or re.search(r"\.(index|meta|data-\d+-of-\d+)$", path.name):
         prefix = find_prefix(path)
         tensors, cutoffs = from_tensorflow(read_tensorflow(prefix))
+        path = prefix.with_name(f"{prefix.name}.index")
         checkpoint = Checkpoint(
-            path=prefix.with_name(f"{prefix.name}.index"),
-            origin="tensorflow",
-            tensors=tensors,
-            settings={"cutoffs": cutoffs} if cutoffs else {},
+            path, "tensorflow", tensors, {"cutoffs": cutoffs} if cutoffs else {}
         )
     else:
         checkpoint = _from_torch(path, read_torch(path))
@@ -75,23 +72,18 @@ def open_checkpoint(source: Path) -> Checkpoint:
     for name, x in checkpoint.tensors.items():
         if not x.is_floating_point():
             raise ValueError(f"{path}: {name} is of type {x.dtype}, and weights are real numbers")
-    _check_frequencies(path, checkpoint.tensors.pop(INV_FREQ, None))
+    theirs = checkpoint.tensors.pop(INV_FREQ, None)
+    if theirs is not None:
+        ours = frequencies(2 * len(theirs)).double() if theirs.ndim == 1 else torch.empty(0)
+        rounding = 4 * torch.finfo(theirs.dtype).eps
+        if ours.shape != theirs.shape or not torch.allclose(
+            theirs.double(), ours, rtol=rounding, atol=1e-6
+        ):
+            raise ValueError(
+                f"{path}: {INV_FREQ} are not the frequencies of the paper, 10000^(-2m / d_model): "
+                "the positions of this model are others"
+            )
     return checkpoint
-
-
-def _check_frequencies(path: Path, theirs: Tensor | None) -> None:
-    """Compare the stored frequencies with the computed ones."""
-    if theirs is None:
-        return
-    ours = frequencies(2 * len(theirs)).double() if theirs.ndim == 1 else torch.empty(0)
-    rounding = 4 * torch.finfo(theirs.dtype).eps
-    if ours.shape != theirs.shape or not torch.allclose(
-        theirs.double(), ours, rtol=rounding, atol=1e-6
-    ):
-        raise ValueError(
-            f"{path}: {INV_FREQ} are not the frequencies of the paper, 10000^(-2m / d_model): "
-            "the positions of this model are others"
-        )
 
 
 def _weights_file(source: Path) -> Path:
@@ -139,7 +131,7 @@ def _from_torch(path: Path, content: object, depth: int = 0) -> Checkpoint:
         tensors = _named_tensors(path, content)
         if any(name.startswith("transformer.layers.") for name in tensors):
             return _huggingface(path, tensors)
-        return Checkpoint(path=path, origin="authors", tensors=tensors)
+        return Checkpoint(path, "authors", tensors)
     raise ValueError(f"{path} holds a {type(content).__name__} and no model")
 
 
@@ -163,14 +155,12 @@ def _named_tensors(path: Path, content: Mapping[Any, Any]) -> dict[str, Tensor]:
 
 def _module(path: Path, module: Instance, depth: int) -> Checkpoint:
     """A whole pickled module, as the authors' train.py saves it."""
-    state = attributes(module)
     if (inner := _child(module, "module")) is not None:
         return _from_torch(path, inner, depth + 1)
+    state = attributes(module)
     if "n_layer" not in state:
         raise ValueError(f"{path} holds a {module.kind} and no Transformer-XL")
-    names = ("n_token", "n_layer", "n_head", "d_head", "d_model", "d_embed", "attn_type")
-    lengths = ("tgt_len", "mem_len", "ext_len", "clamp_len", "same_length")
-    settings = {name: state[name] for name in (*names, *lengths) if name in state}
+    settings = {name: state[name] for name in _MODULE_SETTINGS if name in state}
     attention = ("layers", "0", "dec_attn")
     for place, name, ours in (
         (("word_emb",), "cutoffs", "cutoffs"),
@@ -185,33 +175,34 @@ def _module(path: Path, module: Instance, depth: int) -> Checkpoint:
             settings[ours] = own[name]
     if isinstance(cutoffs := settings.get("cutoffs"), list):
         settings["cutoffs"] = [x for x in cutoffs if x != settings.get("n_token")]
-    tensors = module_tensors(module)
-    return Checkpoint(path=path, origin="authors", tensors=tensors, settings=_plain(settings))
+    return Checkpoint(path, "authors", module_tensors(module), _plain(settings))
+
+
+_MODULE_SETTINGS = (
+    *("n_token", "n_layer", "n_head", "d_head", "d_model", "d_embed", "attn_type"),
+    *("tgt_len", "mem_len", "ext_len", "clamp_len", "same_length"),
+)
 
 
 def _child(module: Instance, *names: str) -> Instance | None:
+    child: object = module
     for name in names:
-        child = attributes(attributes(module).get("_modules")).get(name)
-        if not isinstance(child, Instance):
-            return None
-        module = child
-    return module
+        child = attributes(attributes(child).get("_modules")).get(name)
+    return child if isinstance(child, Instance) else None
 
 
 def _nvidia(path: Path, content: dict[Any, Any]) -> Checkpoint:
     if not isinstance(content["model_state"], dict):
         raise ValueError(f"{path}: its model_state is not a state dict")
-    tensors = {}
-    for name, x in _named_tensors(path, content["model_state"]).items():
-        name = re.sub(r"^crit\.out_layers_biases\.(\d+)$", r"crit.out_layers.\1.bias", name)
-        name = re.sub(r"^crit\.out_layers_weights\.(\d+)$", r"crit.out_layers.\1.weight", name)
+    tensors = {
+        re.sub(r"^crit\.out_layers_(bias|weight)e?s\.(\d+)$", r"crit.out_layers.\2.\1", name): x
+        for name, x in _named_tensors(path, content["model_state"]).items()
         # A copy of the projections of the embeddings, whether the softmax uses it or not.
-        if not name.startswith("crit.shared_out_projs."):
-            tensors[name] = x
+        if not name.startswith("crit.shared_out_projs.")
+    }
     settings = content.get("model_config")
     settings = _plain(settings if isinstance(settings, dict) else attributes(content.get("args")))
-    vocab = content.get("vocab")
-    return Checkpoint(path=path, origin="nvidia", tensors=tensors, settings=settings, vocab=vocab)
+    return Checkpoint(path, "nvidia", tensors, settings, content.get("vocab"))
 
 
 def _huggingface(path: Path, tensors: Mapping[str, Tensor]) -> Checkpoint:
@@ -222,7 +213,7 @@ def _huggingface(path: Path, tensors: Mapping[str, Tensor]) -> Checkpoint:
         # safetensors keeps one arbitrary name of a bias that all layers share.
         if len(in_layers) == 1 and "layers.1.dec_attn.o_net.weight" in named:
             named.setdefault(bias, named.pop(in_layers[0]))
-    return Checkpoint(path=path, origin="huggingface", tensors=named)
+    return Checkpoint(path, "huggingface", named)
 
 
 def from_tensorflow(variables: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[int]]:
@@ -286,12 +277,11 @@ def _settings_beside(path: Path) -> dict[str, Any]:
         file = path.with_name(name)
         if file.is_file():
             content = read_json(file)
-            cutoffs = {x: content[x] for x in ("cutoffs",) if x in content}
             # The arguments of a model are at the top level, or in one of the objects.
-            for arguments in (content, *content.values(), cutoffs):
-                if arguments is cutoffs or {"n_layer", "d_model"} <= attributes(arguments).keys():
-                    found |= _plain(arguments)
-                    break
+            objects = [attributes(x) for x in (content, *content.values())]
+            models = [x for x in objects if {"n_layer", "d_model"} <= x.keys()]
+            cutoffs = {key: content[key] for key in ("cutoffs",) if key in content}
+            found |= _plain(models[0] if models else cutoffs)
     return found
 
 

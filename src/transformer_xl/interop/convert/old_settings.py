@@ -4,7 +4,7 @@ Names are those of the authors' constructor (``n_token``, ``pre_lnorm``, ``same_
 ``layer_norm_epsilon`` as Hugging Face calls it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -18,13 +18,11 @@ _MOST_LAYERS = 1000
 
 Origin = Literal["authors", "nvidia", "huggingface", "tensorflow"]
 
-
 SETTABLE = (
     *("n_head", "mem_len", "tgt_len", "ext_len", "clamp_len", "same_length", "pre_lnorm"),
     *("cutoffs", "layer_norm_epsilon"),
 )
 """Settings that a checkpoint can lack, by the authors' names."""
-
 
 _AUTHORS: dict[str, int] = {"clamp_len": -1, "same_length": False}
 DEFAULTS: dict[Origin, dict[str, int]] = {
@@ -33,34 +31,47 @@ DEFAULTS: dict[Origin, dict[str, int]] = {
 }
 """The defaults of each implementation."""
 
+# The settings of a checkpoint that are used, by what they must be.
+_KINDS = (
+    ("a whole number", int, ("n_head", "mem_len", "ext_len", "clamp_len", "div_val")),
+    (
+        *("a number", int | float),
+        ("dropout", "dropatt", "init_std", "proj_init_std", "layer_norm_epsilon"),
+    ),
+    ("true or false", bool, ("same_length", "pre_lnorm", "tie_weight", "tie_word_embeddings")),
+    ("a list", list | tuple, ("cutoffs", "tie_projs")),
+)
+
 
 def model_config(
     origin: Origin, tensors: Mapping[str, Tensor], settings: Mapping[str, Any]
 ) -> ModelConfig:
     """Return settings with which an old checkpoint has the same results as before."""
-    found = _SourceSettings(settings)
+    given = {name: value for name, value in settings.items() if value is not None}
     attn_type = _attn_type(tensors)
     tables = _tables(tensors)
     widths = [table.shape[1] for table in tables]
     name = "crit.cluster_weight"
     n_tails = len(_tensor(tensors, name, 2)) if name in tensors else 0
-    found.require(
+    _require(
+        given,
         {
             "mem_len": ("--mem_len NUMBER", True),
             "pre_lnorm": ("--pre_lnorm True or False", origin in ("authors", "nvidia")),
             "cutoffs": (f"--cutoffs with {n_tails} NUMBERS", len(tables) == 1 and n_tails > 0),
             "n_head": ("--n_head NUMBER", attn_type == 2),
-        }
+        },
     )
-    n_head, d_head = _heads(tensors, attn_type, found)
+    given = DEFAULTS[origin] | given
+    n_head, d_head = _heads(tensors, attn_type, given)
     if len(tables) > 1:
         cutoffs = tuple(accumulate(len(table) for table in tables[:-1]))
     else:
-        cutoffs = _cutoffs(found, n_tails, len(tables[0]))
+        cutoffs = _cutoffs(given.get("cutoffs", ()), n_tails, len(tables[0]))
     d_model = len(_tensor(tensors, "layers.0.dec_attn.layer_norm.weight", 1))
-    div_val = _div_val(tensors, widths, d_model, found)
-    mem_len, ext_len = found.count("mem_len"), found.count("ext_len") or 0
-    norm_first = bool(found.flag("pre_lnorm"))
+    div_val = _div_val(tensors, widths, d_model, given.get("div_val"))
+    mem_len, ext_len = given["mem_len"], given.get("ext_len", 0)
+    norm_first = bool(given.get("pre_lnorm"))
     quirks: dict[Quirk, bool] = {
         "stored_positions": attn_type in (2, 3) and mem_len != 0,
         # Unlike the authors' code, NVIDIA's passes the two lengths in the right order.
@@ -83,83 +94,60 @@ def model_config(
         "div_val": div_val,
         "mem_len": mem_len,
         "ext_len": ext_len,
-        "attn_len": _attn_len(origin, mem_len, found),
-        "clamp_len": _clamp_len(origin, attn_type, found),
+        "attn_len": _attn_len(origin, given),
+        "clamp_len": _clamp_len(attn_type, given["clamp_len"]),
         "start_memory": "zeros" if origin in ("tensorflow", "huggingface") else "empty",
         "norm_first": norm_first,
         "tie_biases": attn_type == 0 and "r_w_bias" in tensors,
-        "tie_embeddings": _ties_embeddings(origin, tensors, found),
+        "tie_embeddings": _ties_embeddings(origin, tensors, given),
         "proj_same_dim": div_val == 1 or has_all_projections,
-        "dropout": found.number("dropout", 0.0),
-        "attn_dropout": found.number("dropatt", 0.0),
-        "init_std": found.number("init_std", 0.02),
-        "proj_init_std": found.number("proj_init_std", 0.01),
-        "norm_eps": found.number("layer_norm_epsilon", 1e-12 if origin == "tensorflow" else 1e-5),
+        "dropout": float(given.get("dropout", 0.0)),
+        "attn_dropout": float(given.get("dropatt", 0.0)),
+        "init_std": float(given.get("init_std", 0.02)),
+        "proj_init_std": float(given.get("proj_init_std", 0.01)),
+        "norm_eps": float(
+            given.get("layer_norm_epsilon", 1e-12 if origin == "tensorflow" else 1e-5)
+        ),
         "quirks": tuple(quirk for quirk, is_theirs in quirks.items() if is_theirs),
-        "tie_projections": _ties_projections(tensors, len(cutoffs) + 1, found),
+        "tie_projections": _ties_projections(tensors, len(cutoffs) + 1, given.get("tie_projs", ())),
     }
+    facts = {"n_token": config["vocab_size"]}
     names = ("vocab_size", "n_layer", "n_head", "d_head", "d_model", "d_inner", "d_embed")
-    found.agree({"n_token": config["vocab_size"]})
-    found.agree({name: config[name] for name in (*names, "attn_type")})
+    facts |= {name: config[name] for name in (*names, "attn_type")}
+    for name, fact in facts.items():
+        if given.get(name, fact) != fact:
+            raise ValueError(
+                f"{name}={given[name]!r}, but the tensors of the checkpoint say {fact}: the "
+                "settings belong to another model"
+            )
     # Such as shared biases with absolute positions, which have no biases.
     return stored(ModelConfig, config)
 
 
-class _SourceSettings:
-    """The untrusted settings of a checkpoint."""
-
-    def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings = settings
-
-    def require(self, flags: dict[str, tuple[str, bool]]) -> None:
-        """Raise one error for all missing settings."""
-        missing = {
-            name: flag
-            for name, (flag, is_needed) in flags.items()
-            if is_needed and self._settings.get(name) is None
-        }
-        if missing:
-            python = ", ".join(f"{name!r}: ..." for name in missing)
-            raise ValueError(
-                f"the checkpoint does not say {', '.join(missing)}, on which the results depend: "
-                f"give {' '.join(missing.values())}, in Python settings={{{python}}}, or put it "
-                "into a config.json beside the checkpoint"
-            )
-
-    def _of_type(self, name: str, kind: type | tuple[type, ...], what: str) -> Any:
-        value = self._settings.get(name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, kind)):
-            raise ValueError(f"{name}={value!r} must be {what}")
-        return value
-
-    def count(self, name: str) -> Any:
-        value = self._of_type(name, int, "a whole number")
-        if value is not None and value > _LARGEST:
-            raise ValueError(f"{name}={value} is more than {_LARGEST:,}: it cannot be right")
-        return value
-
-    def number(self, name: str, default: float) -> float:
-        value = self._of_type(name, (int, float), "a number")
-        return default if value is None else float(value)
-
-    def flag(self, name: str) -> bool | None:
-        value = self._settings.get(name)
-        if value not in (None, True, False):
-            raise ValueError(f"{name}={value!r} must be true or false")
-        return None if value is None else bool(value)
-
-    def many(self, name: str) -> list[Any] | None:
-        value = self._of_type(name, (list, tuple), "a list")
-        return None if value is None else list(value)
-
-    def agree(self, facts: dict[str, Any]) -> None:
-        for name, fact in facts.items():
-            value = self._settings.get(name)
-            if value is not None and value != fact:
-                raise ValueError(
-                    f"{name}={value!r}, but the tensors of the checkpoint say {fact}: the "
-                    "settings belong to another model"
-                )
+def _require(given: Mapping[str, Any], flags: dict[str, tuple[str, bool]]) -> None:
+    """Raise one error for all missing settings, or for one of another type."""
+    missing = {
+        name: flag for name, (flag, is_needed) in flags.items() if is_needed and name not in given
+    }
+    if missing:
+        python = ", ".join(f"{name!r}: ..." for name in missing)
+        raise ValueError(
+            f"the checkpoint does not say {', '.join(missing)}, on which the results depend: "
+            f"give {' '.join(missing.values())}, in Python settings={{{python}}}, or put it "
+            "into a config.json beside the checkpoint"
+        )
+    for what, kind, names in _KINDS:
+        for name in names:
+            if (value := given.get(name)) is None:
+                continue
+            if kind is bool:
+                is_right = value in (False, True)
+            else:
+                is_right = isinstance(value, kind) and not isinstance(value, bool)
+            if not is_right:
+                raise ValueError(f"{name}={value!r} must be {what}")
+            if kind is int and value > _LARGEST:
+                raise ValueError(f"{name}={value} is more than {_LARGEST:,}: it cannot be right")
 
 
 def _attn_type(tensors: Mapping[str, Tensor]) -> int:
@@ -199,10 +187,10 @@ def _tables(tensors: Mapping[str, Tensor]) -> list[Tensor]:
 
 
 def _heads(
-    tensors: Mapping[str, Tensor], attn_type: int, found: _SourceSettings
+    tensors: Mapping[str, Tensor], attn_type: int, given: Mapping[str, Any]
 ) -> tuple[int, int]:
     if attn_type == 2:
-        n_head = found.count("n_head")
+        n_head = given["n_head"]
         width = len(_tensor(tensors, "layers.0.dec_attn.q_net.weight", 2))
         if n_head < 1 or width % n_head:
             raise ValueError(f"n_head={n_head} must divide the {width} rows of q_net")
@@ -213,24 +201,22 @@ def _heads(
     return n_head, d_head
 
 
-def _cutoffs(found: _SourceSettings, n_tails: int, vocab_size: int) -> tuple[int, ...]:
+def _cutoffs(given: Sequence[Any], n_tails: int, vocab_size: int) -> tuple[int, ...]:
     """Return the cutoffs of a single table, of which the tensors only determine the number."""
     if not n_tails:
         return ()
-    given = found.many("cutoffs") or []
     # Some lists include 0 and the vocabulary size.
     cutoffs = [x for x in given if x not in (0, vocab_size)]
     if len(cutoffs) != n_tails or not all(isinstance(x, int) for x in cutoffs):
         raise ValueError(
-            f"cutoffs={given} do not define the {n_tails + 1} clusters of the checkpoint"
+            f"cutoffs={list(given)} do not define the {n_tails + 1} clusters of the checkpoint"
         )
     return tuple(cutoffs)
 
 
 def _div_val(
-    tensors: Mapping[str, Tensor], widths: list[int], d_model: int, found: _SourceSettings
+    tensors: Mapping[str, Tensor], widths: list[int], d_model: int, given: int | None
 ) -> int:
-    given = found.count("div_val")
     if len(widths) == 1:
         # A projection to the same width exists only with div_val > 1, whatever its value.
         is_divided = widths[0] == d_model and "word_emb.emb_projs.0" in tensors
@@ -244,12 +230,11 @@ def _div_val(
     )
 
 
-def _attn_len(origin: Origin, mem_len: int, found: _SourceSettings) -> int | None:
-    same_length = found.flag("same_length")
-    if not (DEFAULTS[origin]["same_length"] if same_length is None else same_length):
+def _attn_len(origin: Origin, given: Mapping[str, Any]) -> int | None:
+    if not given["same_length"]:
         return None
     # The masks of the authors' PyTorch and of Hugging Face hide one more key (TF-3).
-    attn_len = mem_len + (origin in ("tensorflow", "nvidia"))
+    attn_len = given["mem_len"] + (origin in ("tensorflow", "nvidia"))
     if not attn_len:
         raise ValueError(
             "same_length with mem_len=0 hides every key in the authors' code: its losses are "
@@ -258,43 +243,36 @@ def _attn_len(origin: Origin, mem_len: int, found: _SourceSettings) -> int | Non
     return attn_len
 
 
-def _clamp_len(origin: Origin, attn_type: int, found: _SourceSettings) -> int | None:
-    clamp_len = found.count("clamp_len")
-    clamp_len = DEFAULTS[origin]["clamp_len"] if clamp_len is None else clamp_len
+def _clamp_len(attn_type: int, clamp_len: int) -> int | None:
     if clamp_len <= 0 or attn_type == 3:
         return None
     # The table of the authors has clamp_len rows: the largest distance is one less.
     return clamp_len - 1 if attn_type == 1 else clamp_len
 
 
-def _ties_embeddings(origin: Origin, tensors: Mapping[str, Tensor], found: _SourceSettings) -> bool:
+def _ties_embeddings(origin: Origin, tensors: Mapping[str, Tensor], given: Mapping) -> bool:
     # transformers has its own setting for tying.
-    given = found.flag("tie_word_embeddings" if origin == "huggingface" else "tie_weight")
-    if given is not None:
-        return given
+    name = "tie_word_embeddings" if origin == "huggingface" else "tie_weight"
     copy = tensors.get("crit.out_layers.0.weight")
-    return copy is None or _same(copy, tensors["word_emb.emb_layers.0.weight"])
+    if name in given or copy is None:
+        return bool(given.get(name, True))
+    return _same(copy, tensors["word_emb.emb_layers.0.weight"])
 
 
 def _ties_projections(
-    tensors: Mapping[str, Tensor], n_clusters: int, found: _SourceSettings
+    tensors: Mapping[str, Tensor], n_clusters: int, given: Sequence[Any]
 ) -> tuple[bool, ...]:
-    given = found.many("tie_projs")
-    if given is not None and not all(isinstance(x, bool | int) for x in given):
-        raise ValueError(f"tie_projs={given} must be a list of true and false")
+    if not all(isinstance(x, bool | int) for x in given):
+        raise ValueError(f"tie_projs={list(given)} must be a list of true and false")
     is_one = "word_emb.emb_layers.1.weight" not in tensors
     ties = []
     for i in range(n_clusters):
         copy = tensors.get(f"crit.out_projs.{i}")
         owner = tensors.get(f"word_emb.emb_projs.{0 if is_one else i}")
-        if owner is None:
-            ties.append(False)
-        elif copy is None:
-            ties.append(True)
-        elif given is not None and i < len(given):
-            ties.append(bool(given[i]))
+        if owner is None or copy is None:
+            ties.append(owner is not None)
         else:
-            ties.append(_same(copy, owner))
+            ties.append(bool(given[i]) if i < len(given) else _same(copy, owner))
     return tuple(ties)
 
 

@@ -70,7 +70,7 @@ def _refuse_reference(reference: object) -> object:
 
 def load_pickle(
     file: BytesIO | mmap.mmap, persistent_load: Callable[[object], object] = _refuse_reference
-) -> object:
+) -> Any:
     """Read the pickle at the position of a file without executing anything.
 
     ``persistent_load`` returns the object for a reference to something outside of the pickle.

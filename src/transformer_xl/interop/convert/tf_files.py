@@ -149,28 +149,21 @@ def _variables(index: Path) -> tuple[list[_Variable], int]:
 
 
 def _variable(name: str, entry: bytes, n_shards: int) -> _Variable | None:
-    numbers = {1: 0, 3: 0, 4: 0, 5: 0}
-    shape: list[int] = []
-    for field, value in fields(entry):
-        if field == 7:
-            raise UnreadableFile(
-                f"its variable {printable(name)} is stored in slices (a partitioner was used): "
-                "restore it with TensorFlow and save it without a partitioner"
-            )
-        if field == 2 and isinstance(value, bytes):
-            for part, dimension in fields(value):
-                if part == 2 and isinstance(dimension, bytes):
-                    # A dimension of size 0 is omitted.
-                    size = dict(fields(dimension)).get(1, 0)
-                    shape.append(size if isinstance(size, int) else -1)
-        elif field in numbers and isinstance(value, int):
-            numbers[field] = value
-    kind, shard, start, n_bytes = numbers.values()
+    values = dict(fields(entry))
+    if 7 in values:
+        raise UnreadableFile(
+            f"its variable {printable(name)} is stored in slices (a partitioner was used): "
+            "restore it with TensorFlow and save it without a partitioner"
+        )
+    kind, shard, start, n_bytes = (values.get(number, 0) for number in (1, 3, 4, 5))
     if kind not in _DTYPES:
         return None
     if shard >= n_shards:
         raise UnreadableFile(f"its variable {printable(name)} is in a file that does not exist")
-    return shard, start, n_bytes, name, _DTYPES[kind], tuple(shape)
+    dimensions = [value for number, value in fields(values.get(2, b"")) if number == 2]
+    # A dimension of size 0 is omitted.
+    shape = tuple(dict(fields(dimension)).get(1, 0) for dimension in dimensions)
+    return shard, start, n_bytes, name, _DTYPES[kind], shape
 
 
 def _block(content: bytes, start: int, size: int) -> bytes:
