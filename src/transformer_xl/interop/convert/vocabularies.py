@@ -16,10 +16,11 @@ Up to 1,048,576 symbols are read, and lists of words up to 32 MB.
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
@@ -36,6 +37,7 @@ _NAMES = (
 )
 _DATASETS = ("ptb", "wt2", "wt103", "lm1b", "enwik8", "text8")
 _LM1B_EOS = "<S>"
+_BYTES, _LETTERS = set(map(str, range(256))), set("abcdefghijklmnopqrstuvwxyz_")
 _ZIP, _TORCH, _PICKLE = b"PK\x03\x04", b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9", b"\x80"
 # The largest, lm1b, has 793,471 words; text files contain no corpora, unlike pickles.
 _MAX_TEXT_BYTES = 32 << 20
@@ -112,43 +114,36 @@ def _from_object(
         content = state["vocab"]
         state = attributes(content)
     kind = content.kind if isinstance(content, Instance) else ""
-    if "idx2sym" not in state and "sym2idx" not in state:
-        named = f" of {kind[:80]}" if kind else ""
-        raise ValueError(
-            f"{path} holds no vocabulary that can be read: its object{named} has no idx2sym, "
-            "the list of words"
-        )
-    symbols = _symbols(state, path, is_python2)
+    symbols = _symbols(state, kind, path, is_python2)
     unk_idx = state.get("unk_idx")
     if unk_idx is not None and (type(unk_idx) is not int or not 0 <= unk_idx < len(symbols)):
         raise ValueError(f"{path}: unk_idx is not the number of one of {len(symbols):,} symbols")
-    unk = None if unk_idx is None else symbols[cast(int, unk_idx)]
+    unk = None if unk_idx is None else symbols[unk_idx]
     if not kind or "tokenization_transfo_xl" in kind:
         return _huggingface(symbols, unk, state, path, options)
     return _authors(symbols, unk, state, path, options)
 
 
-def _symbols(state: Mapping[object, object], path: Path, is_python2: bool) -> list[str]:
-    listed, numbered = state.get("idx2sym"), state.get("sym2idx")
-    if not isinstance(numbered, dict | None):
-        raise ValueError(f"{path}: sym2idx must give the numbers of the symbols")
-    if numbered is not None and not all(type(number) is int for number in numbered.values()):
-        raise ValueError(f"{path}: the values of sym2idx must be numbers")
-    if listed is None and numbered is not None:
-        listed = sorted(numbered, key=numbered.__getitem__)
-        if [numbered[symbol] for symbol in listed] != list(range(len(listed))):
-            raise ValueError(f"{path}: sym2idx must number its symbols 0, 1, 2, ... without a gap")
-    if not isinstance(listed, list) or not all(type(symbol) is str for symbol in listed):
-        raise ValueError(f"{path}: idx2sym must be a list of words")
-    symbols = cast(list[str], listed)
+def _symbols(state: Mapping[Any, Any], kind: str, path: Path, is_python2: bool) -> list[str]:
+    symbols, numbered = state.get("idx2sym"), state.get("sym2idx")
+    if symbols is None and numbered is None:
+        named = f" of {kind[:80]}" if kind else ""
+        raise ValueError(
+            f"{path} holds no vocabulary that can be read: its object{named} has no idx2sym, "
+            "the list of words"
+        )
     if numbered is not None:
-        wrong = [i for i, symbol in enumerate(symbols) if numbered.get(symbol) != i]
-        if wrong or len(numbered) != len(symbols):
-            examples = [f": number {i} is {symbols[i][:80]!r} only in idx2sym" for i in wrong[:1]]
-            raise ValueError(
-                f"{path}: idx2sym has {len(symbols):,} symbols, sym2idx {len(numbered):,}, and "
-                f"they do not agree{''.join(examples)}"
-            )
+        if not isinstance(numbered, dict) or set(map(type, numbered.values())) - {int}:
+            raise ValueError(f"{path}: sym2idx must give the numbers of the symbols")
+        if symbols is None:
+            symbols = sorted(numbered, key=numbered.__getitem__)
+    if not isinstance(symbols, list) or set(map(type, symbols)) - {str}:
+        raise ValueError(f"{path}: idx2sym must be a list of words")
+    if numbered is not None and numbered != {symbol: i for i, symbol in enumerate(symbols)}:
+        raise ValueError(
+            f"{path}: idx2sym has {len(symbols):,} symbols, sym2idx {len(numbered):,}, and it does "
+            "not number them 0, 1, 2, ... without a gap"
+        )
     if is_python2:
         # Words of Python 2 are UTF-8 bytes, which were decoded as Latin-1.
         with suppress(UnicodeError):
@@ -164,13 +159,12 @@ def _checked(symbols: list[str], path: Path) -> list[str]:
             f"{path} is not a vocabulary: it has {len(symbols):,} symbols, and the largest that is "
             f"read has {_MAX_SYMBOLS:,}"
         )
-    seen: set[str] = set()
-    for number, symbol in enumerate(symbols):
-        if symbol in seen:
-            raise ValueError(f"{path}: symbol {number} is {symbol[:80]!r}, as one before it")
+    if len(set(symbols)) < len(symbols):
+        twin, count = Counter(symbols).most_common(1)[0]
+        raise ValueError(f"{path}: the symbol {twin[:80]!r} occurs {count} times")
+    for symbol in symbols:
         if any("\ud800" <= c <= "\udfff" for c in symbol):
-            raise ValueError(f"{path}: symbol {number}, {symbol[:80]!r}, is not valid text")
-        seen.add(symbol)
+            raise ValueError(f"{path}: the symbol {symbol[:80]!r} is not valid text")
     return symbols
 
 
@@ -219,12 +213,11 @@ def _authors(
         raise ValueError(f"dataset={dataset[:20]!r} is unknown; choose one of {_DATASETS}")
     join = _characters_or_words(state.get("delimiter"), path)
     eos = next((x for x in (EOS, _LM1B_EOS) if x in symbols), None)
-    rules = Rules(join=join, eos=eos, unk=unk)
     # Lines are stripped, and without a symbol for line ends joined to one line.
     dropped = rf"\A[{SPACE}]+|(?<![{SPACE}])(?=[{SPACE}]*(?:[\r\n]|\z))[{SPACE}]++"
     if join == "chars":
-        pass
-    elif dataset == "enwik8" and _are_bytes(symbols):
+        rules = Rules(join="chars", eos=eos, unk=unk)
+    elif dataset == "enwik8" and _BYTES.issuperset(symbols):
         dropped = "" if "10" in symbols else r"\n"
         characters = byte_characters()
         symbols = [characters[int(symbol)] for symbol in symbols]
@@ -247,16 +240,11 @@ def _authors(
 
 
 def _recognize(symbols: Sequence[str]) -> str | None:
-    if _are_bytes(symbols):
+    if _BYTES.issuperset(symbols):
         return "enwik8"
-    if set(symbols) <= set("abcdefghijklmnopqrstuvwxyz_"):
+    if _LETTERS.issuperset(symbols):
         return "text8"
     return "lm1b" if _LM1B_EOS in symbols and EOS not in symbols else None
-
-
-def _are_bytes(symbols: Iterable[str]) -> bool:
-    numbers = {str(byte) for byte in range(256)}
-    return all(symbol in numbers for symbol in symbols)
 
 
 def _huggingface(
@@ -289,15 +277,14 @@ def _huggingface(
     protected = settings.get("never_split")
     if protected is None:
         protected = special
-    elif not isinstance(protected, list) or not all(isinstance(x, str) for x in protected):
-        raise ValueError(f"{path}: never_split in its settings file must be a list of words")
-    else:
-        for word in protected:
-            if word not in known and not re.fullmatch(r"<\w+>", word):
-                raise ValueError(
-                    f"{path}: never_split has {word[:80]!r}; only words like '<name>' "
-                    "can be kept whole"
-                )
+    elif not isinstance(protected, list) or not all(
+        isinstance(word, str) and (word in known or re.fullmatch(r"<\w+>", word))
+        for word in protected
+    ):
+        raise ValueError(
+            f"{path}: never_split in its settings file must be a list of words like '<name>'; only "
+            "these can be kept whole"
+        )
     name = "clean_up_tokenization_spaces"
     cleans = _flag(settings.get(name, True), name, path)
     rules = Rules(
@@ -326,11 +313,11 @@ def _special(settings: dict[str, Any], path: Path) -> tuple[str, str, list[str]]
         raise ValueError(f"{path}: additional_special_tokens must be a list of words")
     words = []
     for token in (settings.get("eos_token", EOS), settings.get("unk_token", UNK), *additional):
-        words.append(token.get("content") if isinstance(token, dict) else token)
-        if not isinstance(words[-1], str) or not words[-1]:
+        word = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(word, str) or not word:
             raise ValueError(f"{path}: a special token in its settings file is not a word")
-    eos, unknown, *additional = words
-    return eos, unknown, additional
+        words.append(word)
+    return words[0], words[1], words[2:]
 
 
 def _added(

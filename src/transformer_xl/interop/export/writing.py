@@ -47,13 +47,21 @@ class Step(nn.Module, ABC):
         self.model, self.mem_len, self.n_tokens = model, mem_len, n_tokens
         self.lengths = Lengths.of(model.config, segment_len=n_tokens, mem_len=mem_len, ext_len=0)
 
+    @property
+    def names(self) -> list[tuple[str, str]]:
+        """Names of the tensors of the memory and of ``seen``: as input, and as output."""
+        return [(name, f"new_{name}") for name in (*self.memory_names, "seen")]
+
     @abstractmethod
+    def _memory_shape(self, batch_size: int) -> tuple[int, ...]:
+        """Return the shape of each tensor of the memory."""
+
     def start(self, batch_size: int) -> tuple[Tensor, ...]:
         """Return the memory at the start of a text, and how much of it is seen."""
-
-    def _start_seen(self, batch_size: int) -> Tensor:
+        shape = self._memory_shape(batch_size)
+        memory = [torch.zeros(shape, dtype=self.model.dtype) for _ in self.memory_names]
         seen = len(self.model.start_memory(1, self.mem_len))
-        return torch.full((batch_size,), seen, dtype=torch.int64)
+        return *memory, torch.full((batch_size,), seen, dtype=torch.int64)
 
     def _read(self, tokens: Tensor, mems: Memory) -> tuple[Tensor, ...]:
         """Return the distribution after each token, the new memory, and its visible positions."""
@@ -76,12 +84,9 @@ class KeptStep(Step):
         # Projected positions depend only on the weights: they are constants of the program.
         model.project_positions(mem_len + n_tokens, self.lengths.clamp_len)
 
-    def start(self, batch_size: int) -> tuple[Tensor, ...]:
-        """Return the memory at the start of a text, and how much of it is seen."""
+    def _memory_shape(self, batch_size: int) -> tuple[int, ...]:
         config = self.model.config
-        shape = (config.n_layer, config.n_head, batch_size, self.mem_len, config.head_width)
-        zeros = torch.zeros(shape, dtype=self.model.dtype)
-        return zeros, zeros.clone(), self._start_seen(batch_size)
+        return config.n_layer, config.n_head, batch_size, self.mem_len, config.head_width
 
     def forward(
         self,
@@ -106,11 +111,9 @@ class StateStep(Step):
     memory_names = ("states",)
     batch_dims = (1,)
 
-    def start(self, batch_size: int) -> tuple[Tensor, ...]:
-        """Return the memory at the start of a text, and how much of it is seen."""
+    def _memory_shape(self, batch_size: int) -> tuple[int, ...]:
         config = self.model.config
-        shape = (config.n_layer, batch_size, self.mem_len, config.d_model)
-        return torch.zeros(shape, dtype=self.model.dtype), self._start_seen(batch_size)
+        return config.n_layer, batch_size, self.mem_len, config.d_model
 
     def forward(
         self,
@@ -169,12 +172,6 @@ class _InputKeysAndValues(KeysAndValues):
         return self.keys[layer].permute(1, 2, 0, 3), self.values[layer].permute(1, 2, 0, 3)
 
 
-def names(step: Step) -> Iterator[tuple[str, str]]:
-    """Yield the names of the memory's tensors: as input, and as output."""
-    for name in (*step.memory_names, "seen"):
-        yield name, f"new_{name}"
-
-
 Run = Callable[..., Sequence[Tensor]]
 """A program from tokens and memory to log-probabilities and the new memory, as tensors."""
 
@@ -226,7 +223,9 @@ def compare(step: Step, run: Run) -> Errors:
         def some(n: int, streams: int = streams) -> Int[Tensor, "B n"]:
             return torch.randint(model.config.vocab_size, (streams, n), generator=draw)
 
-        mems = _memory_after(model, some(step.mem_len), lengths)
+        # In segments, to limit the peak memory.
+        mems = model.keep(model.start_memory(streams, step.mem_len))
+        mems = read_all(model, some(step.mem_len), lengths._replace(segment_len=_PIECE), mems)
         hidden = torch.linspace(0, step.mem_len, streams).long()
         if mems.forgotten is not None:
             hidden = hidden.maximum(mems.forgotten)
@@ -250,12 +249,6 @@ def _predicted(
 ) -> tuple[Float[Tensor, "B T V"], Memory]:
     ((_, hidden, _, after),) = read(model, tokens, lengths, mems)
     return model.head.log_probs(hidden), after
-
-
-def _memory_after(model: LanguageModel, tokens: Int[Tensor, "B n"], lengths: Lengths) -> Memory:
-    """Return the memory after a text, read in segments to limit the peak memory."""
-    mems = model.keep(model.start_memory(len(tokens), lengths.mem_len))
-    return read_all(model, tokens, lengths._replace(segment_len=_PIECE), mems)
 
 
 Format = Literal["onnx", "torch"]
@@ -309,7 +302,13 @@ def export(
         raise ValueError(f"format={format!r} is unknown; choose from {', '.join(get_args(Format))}")
     require_new(folder)
     if format == "onnx":
-        _require_onnx()
+        try:
+            import onnx  # noqa: F401
+            import onnxscript  # noqa: F401
+        except ImportError as error:
+            raise RuntimeError(
+                f"--format onnx needs {error.name}: pip install 'transformer-xl[onnx]'"
+            ) from error
     step = make_step(load_model(source).requires_grad_(False), mem_len=mem_len, n_tokens=n_tokens)
     with new_folder(folder) as unfinished:
         path = unfinished / PROGRAM_FILES[format]
@@ -337,15 +336,16 @@ def _about(step: Step, format: Format) -> dict[str, Any]:
     """Describe a program: its inputs, its outputs, its initial state."""
     vocab_size = step.model.config.vocab_size
     memory = step.start(1)
-    described = []
-    for (name, _), x, batch_dim in zip(names(step), memory, (*step.batch_dims, 0), strict=True):
-        shape: list[int | str] = list(x.shape)
-        shape[batch_dim] = "B"
-        described.append({"name": name, "dtype": str(x.dtype)[6:], "shape": shape})
-    tokens = {"name": "tokens", "dtype": "int64", "shape": ["B", step.n_tokens]}
-    shape = ["B", step.n_tokens, vocab_size]
-    log_probs = {"name": "log_probs", "dtype": "float32", "shape": shape}
-    pairs = list(names(step))
+
+    def described(name: str, dtype: str, *shape: int | str) -> dict[str, Any]:
+        return {"name": name, "dtype": dtype, "shape": list(shape)}
+
+    inputs = [described("tokens", "int64", "B", step.n_tokens)]
+    outputs = [described("log_probs", "float32", "B", step.n_tokens, vocab_size)]
+    for (name, after), x, batch_dim in zip(step.names, memory, (*step.batch_dims, 0), strict=True):
+        shape = (*x.shape[:batch_dim], "B", *x.shape[batch_dim + 1 :])
+        inputs.append(described(name, str(x.dtype)[6:], *shape))
+        outputs.append(described(after, str(x.dtype)[6:], *shape))
     return {
         "kind": "transformer-xl-step",
         "format_version": FORMAT_VERSION,
@@ -354,14 +354,11 @@ def _about(step: Step, format: Format) -> dict[str, Any]:
         "mem_len": step.mem_len,
         "n_tokens": step.n_tokens,
         "vocab_size": vocab_size,
-        "inputs": [tokens, *described],
-        "outputs": [
-            log_probs,
-            *(each | {"name": after} for each, (_, after) in zip(described, pairs, strict=True)),
-        ],
+        "inputs": inputs,
+        "outputs": outputs,
         # The outputs of a step are the inputs of the next; a text starts with zeros, of which so
         # many are visible.
-        "next": {after: name for name, after in pairs},
+        "next": {after: name for name, after in step.names},
         "start": {"seen": int(memory[-1][0])},
     }
 
@@ -382,15 +379,14 @@ def _write_torch(step: Step, path: Path) -> Run:
 
 
 def _write_onnx(step: Step, path: Path) -> Run | None:
-    pairs = list(names(step))
     traced = _traced(step)
     if step.model.config.reset_at is not None:
         traced = traced.run_decompositions({torch.ops.aten.cummax.default: _cummax})
     program = torch.onnx.export(
         traced,
         dynamo=True,
-        input_names=["tokens", *(name for name, _ in pairs)],
-        output_names=["log_probs", *(after for _, after in pairs)],
+        input_names=["tokens", *(name for name, _ in step.names)],
+        output_names=["log_probs", *(after for _, after in step.names)],
         verbose=False,
     )
     assert program is not None
@@ -420,16 +416,6 @@ def _cummax(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     later_TT = torch.ones(T, T, dtype=torch.bool).triu(1)
     values = x.unsqueeze(dim).masked_fill(later_TT, torch.iinfo(x.dtype).min).amax(-1)
     return values, torch.zeros_like(values)
-
-
-def _require_onnx() -> None:
-    try:
-        import onnx  # noqa: F401
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise RuntimeError(
-            f"--format onnx needs {error.name}: pip install 'transformer-xl[onnx]'"
-        ) from error
 
 
 @contextmanager
