@@ -276,6 +276,15 @@ def test_damaged_settings_are_refused(name, content, tmp_path):
         read_vocab(tmp_path)
 
 
+def test_a_delimiter_of_lists_that_are_shared_over_and_over_is_refused_at_once():
+    # Written out, it has 2**100 characters.
+    tower = []
+    for _ in range(100):
+        tower = [tower, tower]
+    with pytest.raises(ValueError, match="the delimiter a value of type list"):
+        vocab_from_object(old_vocab(["a"], delimiter=tower), where="x")
+
+
 def test_wishes_that_cannot_be_granted_are_refused():
     vocab = old_vocab(["a", "cat"])
     cases: list[tuple[dict[str, Any], str]] = [

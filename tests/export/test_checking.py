@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from transformer_xl.interop.export import Errors, make_step
-from transformer_xl.interop.export.writing import compare
+from transformer_xl.interop.export import Errors, compare, make_step
 
 
 @pytest.mark.parametrize(

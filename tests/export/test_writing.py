@@ -12,7 +12,8 @@ from transformer_xl import export
 from transformer_xl.data.making_vocab import train_vocab
 from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.inference.generate import generate
-from transformer_xl.interop.export import make_step, writing
+from transformer_xl.interop import export as writing
+from transformer_xl.interop.export import make_step
 from transformer_xl.model.pretrained import WEIGHTS_FILE, weights_checksum
 
 VOCAB = train_vocab("chars", ["abcdefghijklmnopqrstuvwxyz .,\n!"])

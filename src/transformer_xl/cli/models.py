@@ -104,8 +104,7 @@ class Export:
         """Export, and print how the program compares with the model."""
         require_new(self.out)
         # Slow imports come after all checks of the arguments.
-        from transformer_xl.interop.export import export
-        from transformer_xl.interop.export.writing import EQUAL, MANIFEST_FILE
+        from transformer_xl.interop.export import EQUAL, MANIFEST_FILE, export
 
         folder, errors = export(
             self.dir, self.out, format=self.format, mem_len=self.mem_len, n_tokens=self.tokens

@@ -16,7 +16,7 @@ from transformer_xl.inference.classify import LongDocumentClassifier
 from transformer_xl.inference.evaluate import evaluate
 from transformer_xl.inference.generate import generate
 from transformer_xl.interop.convert import convert
-from transformer_xl.interop.export.writing import make_step
+from transformer_xl.interop.export import make_step
 from transformer_xl.model import build_model
 from transformer_xl.model.compact import compact
 from transformer_xl.model.lengths import Lengths

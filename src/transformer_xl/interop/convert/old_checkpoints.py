@@ -173,9 +173,11 @@ def _module(path: Path, module: Instance, depth: int) -> Checkpoint:
         own = attributes(_child(module, *place))
         if name in own:
             settings[ours] = own[name]
+    # Before any are compared, which takes for ever if they are nested and shared.
+    settings = _plain(settings)
     if isinstance(cutoffs := settings.get("cutoffs"), list):
         settings["cutoffs"] = [x for x in cutoffs if x != settings.get("n_token")]
-    return Checkpoint(path, "authors", module_tensors(module), _plain(settings))
+    return Checkpoint(path, "authors", module_tensors(module), settings)
 
 
 _MODULE_SETTINGS = (

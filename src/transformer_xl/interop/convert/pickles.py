@@ -188,9 +188,7 @@ class _SafeUnpickler(_Python):
         self._set_items(items)
 
     def load_setitem(self) -> None:
-        items = self.stack[-2:]
-        del self.stack[-2:]
-        self._set_items(items)
+        self._set_items([self.stack.pop(-2), self.stack.pop()])
 
     def load_setitems(self) -> None:
         self._set_items(self.pop_mark())

@@ -27,7 +27,7 @@ import torch
 from transformer_xl.data.imported import SPACE, ImportedVocab, Join, LineEnds, Rules
 from transformer_xl.data.vocab import EOS, UNK, Vocab, byte_characters
 from transformer_xl.interop.convert.cutting import Added, VocabOptions, imported_vocab
-from transformer_xl.interop.convert.mapped_files import UnreadableFile, read_json
+from transformer_xl.interop.convert.mapped_files import UnreadableFile, printable, read_json
 from transformer_xl.interop.convert.pickles import Instance, attributes
 from transformer_xl.interop.convert.torch_files import read_pickle, read_torch
 
@@ -365,7 +365,7 @@ def _characters_or_words(delimiter: object, path: Path) -> Join:
     if delimiter == "":
         return "chars"
     raise ValueError(
-        f"{path}: text is split at the delimiter {str(delimiter)[:20]!r}; only None (spaces) and "
+        f"{path}: text is split at the delimiter {printable(delimiter)}; only None (spaces) and "
         "'' (characters) can be read"
     )
 
