@@ -58,12 +58,9 @@ def entries(
 ) -> list[Entry]:
     """List the tensors of a checkpoint, in the order in which the authors' model has them."""
     found = [] if biases_in_layers and not config.tie_biases else _biases(config)
-    for i, (weight, proj) in enumerate(_embedding_names(config)):
-        found.append(Entry(f"word_emb.emb_layers.{i}.weight", weight))
-        if proj:
-            found.append(Entry(f"word_emb.emb_projs.{i}", proj))
-    # The authors' model lists tables before projections.
-    found.sort(key=lambda entry: entry.theirs.startswith("word_emb.emb_projs"))
+    names = _embedding_names(config)
+    found += [Entry(f"word_emb.emb_layers.{i}.weight", x) for i, (x, _) in enumerate(names)]
+    found += [Entry(f"word_emb.emb_projs.{i}", x) for i, (_, x) in enumerate(names) if x]
     for n in range(config.n_layer):
         found += _layer(config, n, biases_in_layers)
     return found + _softmax(config, clusters)

@@ -22,7 +22,6 @@ from transformer_xl.interop.convert.mapped_files import DTYPES, Storage, Unreada
 
 _MAX_BITS = 4096
 _MAX_DEPTH = 200
-_MAX_ARGS = 8
 _MAX_NAME = 1000
 # A Python 2 text of this size is the content of an array.
 _LONG_TEXT = 1 << 20
@@ -228,10 +227,9 @@ class _SafeUnpickler(_Python):
             )
         if function.make is None:
             return Instance(function.kind, args)
-        if len(args) > _MAX_ARGS:
-            raise UnreadableFile(f"{function.kind} is called with {len(args):,} arguments")
         # A small part of the file could be copied over and over.
-        self._memory += sum(_ELEMENTS[type(x)] * len(x) for x in args if type(x) in _ELEMENTS)
+        copied = (args, *args)
+        self._memory += sum(_ELEMENTS[type(x)] * len(x) for x in copied if type(x) in _ELEMENTS)
         made = function.make(*args)
         if type(made) in (set, frozenset):
             self._memory += _ENTRY * len(made)
@@ -257,9 +255,8 @@ class _SafeUnpickler(_Python):
         if isinstance(target, Instance):
             # Attributes in slots are stored separately.
             if type(state) is tuple and len(state) == 2 and type(state[1]) is dict:
-                own, slots = state
-                self._memory += _ENTRY * (len(own or ()) + len(slots))
-                state = {**(own or {}), **slots}
+                state = {**(state[0] or {}), **state[1]}
+                self._memory += _ENTRY * len(state)
             if target.kind != _ARRAY:
                 target.state = state
         elif type(target) not in (dict, set) and not isinstance(target, Tensor):
