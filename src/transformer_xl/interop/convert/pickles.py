@@ -8,6 +8,7 @@ is refused. Arrays of NumPy, which hold corpora, are skipped.
 """
 
 import mmap
+import os
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -129,7 +130,9 @@ class _SafeUnpickler(_Python):
         super().__init__(file)
         self._file = file
         self._start = file.tell()
-        self._size = len(file) if isinstance(file, mmap.mmap) else len(file.getbuffer())
+        file.seek(0, os.SEEK_END)
+        self._size = file.tell()
+        file.seek(self._start)
         self.persistent_load = persistent_load
         self._names: dict[tuple[str, str], object] = {}
         self._memory = self._allowed = 0
@@ -255,8 +258,9 @@ class _SafeUnpickler(_Python):
         if isinstance(target, Instance):
             # Attributes in slots are stored separately.
             if type(state) is tuple and len(state) == 2 and type(state[1]) is dict:
-                state = {**(state[0] or {}), **state[1]}
-                self._memory += _ENTRY * len(state)
+                merged: dict = {**(state[0] or {}), **state[1]}
+                self._memory += _ENTRY * len(merged)
+                state = merged
             if target.kind != _ARRAY:
                 target.state = state
         elif type(target) not in (dict, set) and not isinstance(target, Tensor):

@@ -14,7 +14,6 @@ import struct
 import zipfile
 import zlib
 from functools import partial
-from io import BytesIO
 from pathlib import Path
 from typing import TypeVar
 
@@ -97,9 +96,11 @@ def _read_zip(path: Path, data: mmap.mmap) -> object:
     if order := entries.get(f"{prefix}byteorder"):
         _require_little(data[slice(*order)] == b"little")
     storages: dict[str, Storage] = {}
-    value = load_pickle(
-        BytesIO(data[slice(*entries[pickles[0]])]), partial(_referred, storages=storages)
-    )
+    start, end = entries[pickles[0]]
+    data.seek(start)
+    value = load_pickle(data, partial(_referred, storages=storages))
+    if data.tell() > end:
+        raise UnreadableFile("its pickle does not end in its entry: it was not copied completely")
     for key, storage in storages.items():
         start, end = entries.get(f"{prefix}data/{key}", (0, -1))
         if end - start != storage.n_bytes:

@@ -139,11 +139,14 @@ def _symbols(state: Mapping[Any, Any], kind: str, path: Path, is_python2: bool) 
             symbols = sorted(numbered, key=numbered.__getitem__)
     if not isinstance(symbols, list) or set(map(type, symbols)) - {str}:
         raise ValueError(f"{path}: idx2sym must be a list of words")
-    if numbered is not None and numbered != {symbol: i for i, symbol in enumerate(symbols)}:
-        raise ValueError(
-            f"{path}: idx2sym has {len(symbols):,} symbols, sym2idx {len(numbered):,}, and it does "
-            "not number them 0, 1, 2, ... without a gap"
-        )
+    if numbered is not None:
+        wrong = [symbol for i, symbol in enumerate(symbols) if numbered.get(symbol) != i]
+        if wrong or len(numbered) != len(symbols):
+            example = f": another number has {wrong[0][:80]!r}" if wrong else ""
+            raise ValueError(
+                f"{path}: idx2sym has {len(symbols):,} symbols, and the {len(numbered):,} of "
+                f"sym2idx are not numbered 0, 1, 2, ... in that order{example}"
+            )
     if is_python2:
         # Words of Python 2 are UTF-8 bytes, which were decoded as Latin-1.
         with suppress(UnicodeError):
@@ -275,16 +278,13 @@ def _huggingface(
         if (number >= len(symbols) if content in additional else content not in (eos, unknown))
     ]
     protected = settings.get("never_split")
-    if protected is None:
-        protected = special
-    elif not isinstance(protected, list) or not all(
-        isinstance(word, str) and (word in known or re.fullmatch(r"<\w+>", word))
-        for word in protected
-    ):
-        raise ValueError(
-            f"{path}: never_split in its settings file must be a list of words like '<name>'; only "
-            "these can be kept whole"
-        )
+    protected = special if protected is None else protected
+    for word in protected if isinstance(protected, list | tuple) else [None]:
+        if not isinstance(word, str) or not (word in known or re.fullmatch(r"<\w+>", word)):
+            raise ValueError(
+                f"{path}: never_split has {printable(word)}; only a list of words like '<name>' "
+                "can be kept whole"
+            )
     name = "clean_up_tokenization_spaces"
     cleans = _flag(settings.get(name, True), name, path)
     rules = Rules(
