@@ -231,10 +231,10 @@ class _SafeUnpickler(_Python):
         if function.make is None:
             return Instance(function.kind, args)
         # A small part of the file could be copied over and over.
-        copied = (args, *args)
+        copied: tuple[Any, ...] = (args, *args)
         self._memory += sum(_ELEMENTS[type(x)] * len(x) for x in copied if type(x) in _ELEMENTS)
         made = function.make(*args)
-        if type(made) in (set, frozenset):
+        if isinstance(made, set | frozenset):
             self._memory += _ENTRY * len(made)
         return made
 

@@ -27,7 +27,10 @@ from transformer_xl.model.memory import KeysAndValues
 from transformer_xl.model.pretrained import find_model_folder, weights_checksum, weights_path
 from transformer_xl.model.reading import read, read_all
 
-__all__ = ["Errors", "Exported", "Format", "KeptStep", "StateStep", "Step", "export", "make_step"]
+__all__ = [
+    "Errors", "Exported", "Format", "KeptStep", "StateStep", "Step", "compare", "export",
+    "make_step",
+]  # fmt: skip
 
 
 class Step(nn.Module, ABC):
