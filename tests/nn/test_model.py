@@ -255,9 +255,9 @@ def test_dropout_is_where_the_paper_has_it(tiny_config, monkeypatch):
         places.append((tuple(x.shape), p if training else 0.0))
         return x
 
-    for room in (nn.transformer_xl, nn.language_model, nn.layer):
+    for room in (nn.language_model, nn.layer):
         monkeypatch.setattr(room, "dropout", spy)
-    monkeypatch.setattr(nn.layer, "relu_dropout", spy)
+    monkeypatch.setitem(nn.layer._ACTIVATIONS, "relu", spy)
     model = TransformerXL(replace(tiny_config, n_layer=2, dropout=0.3))
     mems = model.start_memory(2).extend([torch.zeros(2, 5, 16)] * 2, 5)
     model(tokens(), mems)
@@ -275,10 +275,10 @@ def test_sinusoids_are_dropped_and_learned_positions_are_not(
     tiny_config, monkeypatch, settings, positions
 ):
     shapes = []
-    for name in ("dropout", "relu_dropout"):
-        for room in (nn.transformer_xl, nn.language_model, nn.layer):
-            spy = lambda x, *about: shapes.append(tuple(x.shape)) or x  # noqa: E731
-            monkeypatch.setattr(room, name, spy, raising=False)
+    spy = lambda x, *about: shapes.append(tuple(x.shape)) or x  # noqa: E731
+    for room in (nn.language_model, nn.layer):
+        monkeypatch.setattr(room, "dropout", spy)
+    monkeypatch.setitem(nn.layer._ACTIVATIONS, "relu", spy)
     model = TransformerXL(replace(tiny_config, **settings))
     model(tokens(), model.start_memory(2).extend([torch.zeros(2, 5, 16)] * 3, 5))
     assert shapes.count((9, 16)) == positions

@@ -1,18 +1,19 @@
-"""The base class of all models: embedding and softmax, forward pass, building and loading."""
+"""What all models share: the inputs and outputs of a call, embedding and softmax, loading."""
 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.arguments import shown
+from transformer_xl.model.arguments import require_tensor, shown, whole_tensor
 from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding, embedded
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import require_weights
@@ -29,18 +30,204 @@ from transformer_xl.model.pretrained import (
     weights_path,
     write_model,
 )
-from transformer_xl.model.segment import Output, Segment
 from transformer_xl.model.softmax import AdaptiveSoftmax, CalledSoftmax, Softmax
 from transformer_xl.ops import dropout
+from transformer_xl.ops.nll import IGNORED
 
-_KINDS: dict[str, type["LanguageModel"]] = {}
-"""The classes of models by the ``kind`` of the settings that describe them."""
+
+@dataclass(kw_only=True)
+class Output:
+    """The output of a forward pass."""
+
+    hidden: Float[Tensor, "B T D"]
+    """Output of the layers, after dropout while training."""
+    raw_hidden: Float[Tensor, "B T D"]
+    """Output of the layers before dropout; the same tensor as ``hidden`` without dropout."""
+    mems: Memory
+    """The memory after this segment, to be passed with the next one."""
+    nll: Float[Tensor, "B predicted"] | None = None
+    """-log p of each target in nats, in token order; 0 for padding and for targets of -100; None
+    without targets."""
+    is_real: Bool[Tensor, "B predicted"] | None = None
+    """Mask of the targets that are no padding; None: all, or no targets."""
+    targets: Int[Tensor, "B predicted"] | None = None
+    """The targets that were given."""
+    log_probs: Float[Tensor, "B T V"] | None = None
+    """Log-probabilities of the next token; None with targets, or with ``predicts=False``."""
+
+    @cached_property
+    def loss(self) -> Float[Tensor, ""] | None:
+        """The mean of ``nll`` over the targets that are neither padding nor -100.
+
+        Without any such target it is 0, and so are its gradients, where
+        ``torch.nn.functional.cross_entropy`` returns NaN. None where no targets were given.
+        """
+        if self.nll is None or self.targets is None:
+            return None
+        counted = self.targets != IGNORED
+        if self.is_real is not None:
+            return self.nll.sum() / (counted & self.is_real).sum().clamp(min=1)
+        # The factor is exactly 1 where no target is -100.
+        return self.nll.mean() * (counted.numel() / counted.sum().clamp(min=1))
+
+
+class Segment(NamedTuple):
+    """The tokens, or vectors in their place, of one forward pass.
+
+    Rows may be padded, and documents may begin within them.
+    """
+
+    tokens: Int[Tensor, "B T"] | None
+    vectors: Float[Tensor, "B T D"] | None
+    short: Int[Tensor, " B"] | None = None
+    """How many positions at the end of each row are padding. None: no padding."""
+    starts: Bool[Tensor, "B T"] | None = None
+    """Where documents begin. None: nowhere."""
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Tensor | None,
+        vectors: Tensor | None,
+        lengths: Tensor | None,
+        starts: Tensor | None,
+        config: ModelConfig,
+    ) -> "Segment":
+        """Validate and combine the arguments of a forward pass.
+
+        Raises:
+            ValueError: An argument is no tensor or has a wrong dtype; shapes are inconsistent; a
+                length is out of range.
+        """
+        _require_segment(tokens, vectors, starts, config)
+        segment = cls(None if tokens is None else tokens.long(), vectors)
+        if starts is not None or config.reset_at is not None:
+            segment = segment.with_starts(starts, config.reset_at)
+        return segment if lengths is None else segment.padded(lengths)
+
+    @property
+    def given(self) -> Tensor:
+        """The tokens or vectors."""
+        given = self.tokens if self.vectors is None else self.vectors
+        assert given is not None
+        return given
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Batch size and length (B, T)."""
+        return self.given.shape[0], self.given.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tokens or vectors."""
+        return self.given.device
+
+    def with_starts(self, starts: Tensor | None, reset_at: int | None) -> "Segment":
+        """Return the segment in which documents begin at ``starts`` and at tokens ``reset_at``."""
+        if starts is not None:
+            starts = starts.to(self.device)
+        if reset_at is not None and self.tokens is not None:
+            resets = self.tokens == reset_at
+            starts = resets if starts is None else resets | starts
+        return self._replace(starts=starts)
+
+    def padded(self, lengths: Tensor) -> "Segment":
+        """Return the segment with rows of these lengths.
+
+        Padding is overwritten, so it may hold anything: an index outside the vocabulary, or NaN.
+
+        Raises:
+            ValueError: A length is out of range.
+        """
+        B, T = self.shape
+        is_one_each = whole_tensor("lengths", lengths).shape == (B,)
+        if not is_one_each or not 0 <= int(lengths.min()) <= int(lengths.max()) <= T:
+            raise ValueError(
+                f"lengths={lengths.tolist()} must be one for each of the {B} rows, from 0 to {T}"
+            )
+        short = T - lengths.to(self.device, torch.int64)
+        if not short.any():
+            return self
+        segment = self._replace(short=short)
+        padding, (tokens, vectors, _, starts) = ~segment.is_real(T), self
+        return segment._replace(
+            tokens=None if tokens is None else tokens.masked_fill(padding, 0),
+            vectors=None if vectors is None else vectors.masked_fill(padding[..., None], 0.0),
+            starts=None if starts is None else starts & ~padding,
+        )
+
+    def is_real(self, n: int) -> Bool[Tensor, "B n"]:
+        """Mark the positions, of the last ``n``, that are no padding."""
+        B, T = self.shape
+        if self.short is None:
+            return torch.ones(B, n, dtype=torch.bool, device=self.device)
+        return torch.arange(T - n, T, device=self.device) < T - self.short[:, None]
+
+    def first_keys(
+        self, M: int, forgotten: Int[Tensor, " B"] | None
+    ) -> Int[Tensor, " B"] | Int[Tensor, "B T"] | None:
+        """Return the index of the first key that each stream sees, memory of length M included.
+
+        If documents begin in the segment, there is an index for each query.
+        """
+        if self.starts is None:
+            return forgotten
+        place = torch.arange(M, M + self.starts.shape[1], device=self.device)
+        before = 0 if forgotten is None else forgotten[:, None]
+        return torch.where(self.starts, place, before).cummax(1).values
+
+
+def _require_segment(tokens: Any, vectors: Any, starts: Any, config: ModelConfig) -> None:
+    """Require either tokens or vectors of right types and shapes, and fitting starts."""
+    if (tokens is None) == (vectors is None):
+        given = "both" if vectors is not None else "neither"
+        raise ValueError(f"a segment is tokens or inputs_embeds: {given} of them is given")
+    if tokens is not None:
+        whole_tensor("tokens", tokens)
+        if tokens.ndim != 2 or not all(tokens.shape):
+            raise ValueError(
+                f"tokens of shape {tuple(tokens.shape)} must be (streams, length) and not empty"
+            )
+    elif not (
+        require_tensor("inputs_embeds", vectors).is_floating_point()
+        and vectors.ndim == 3
+        and all(vectors.shape)
+        and vectors.shape[2] == config.d_model
+    ):
+        raise ValueError(
+            f"inputs_embeds of shape {tuple(vectors.shape)} must be (streams, length, "
+            f"{config.d_model}), as wide as the model, and not empty"
+        )
+    given: Any = vectors if tokens is None else tokens
+    shape = given.shape[:2]
+    if starts is not None and (
+        require_tensor("starts", starts).shape != shape or starts.dtype != torch.bool
+    ):
+        raise ValueError(
+            f"starts of shape {tuple(starts.shape)} and {starts.dtype} must say true or false for "
+            f"each place of a segment of shape {tuple(shape)}"
+        )
+
+
+def _require_targets(
+    targets: Any, shape: tuple[int, int], ext_len: int, context: int | None
+) -> None:
+    """Require targets for a segment; arguments as in :meth:`LanguageModel.forward`."""
+    whole_tensor("targets", targets)
+    least, most = (0, ext_len) if context is None else (context, context)
+    missing = shape[1] - targets.shape[-1] if targets.ndim == 2 else -1
+    is_pair = targets.ndim == 2 and len(targets) == shape[0]
+    if not (is_pair and least <= missing <= most and targets.shape[1]):
+        raise ValueError(
+            f"targets of shape {tuple(targets.shape)} must have the shape of the tokens, "
+            f"{shape}" + f", but for the first {most}" * (most > 0)
+        )
 
 
 class LanguageModel(nn.Module, ABC):
     """An embedding, a recurrent body that reads a segment with its memory, and a softmax.
 
-    A subclass implements the body: its layers, :meth:`_read` and :meth:`start_memory`.
+    A subclass implements the body: its layers and :meth:`_read`.
 
     Args:
         config: Widths, lengths and options. Its ``vocab_size`` must be set.
@@ -65,11 +252,6 @@ class LanguageModel(nn.Module, ABC):
     remembers_positions: ClassVar[bool] = True
     recompute = False
     left_out: Mapping[str, Any] = {}
-
-    def __init_subclass__(cls, **words: Any) -> None:
-        super().__init_subclass__(**words)
-        if "kind" in vars(cls):
-            _KINDS[cls.kind] = cls
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -98,13 +280,18 @@ class LanguageModel(nn.Module, ABC):
 
     @property
     @abstractmethod
-    def device(self) -> torch.device:
-        """Device on which the model computes."""
+    def _weight(self) -> Tensor:
+        """A weight that stands for all."""
 
     @property
-    @abstractmethod
+    def device(self) -> torch.device:
+        """Device on which the model computes."""
+        return self._weight.device
+
+    @property
     def dtype(self) -> torch.dtype:
         """Precision of the weights."""
+        return self._weight.dtype
 
     @abstractmethod
     def _read(
@@ -112,13 +299,23 @@ class LanguageModel(nn.Module, ABC):
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
         """Read a segment; return the output of the layers and the memory after it."""
 
+    @property
     @abstractmethod
-    def start_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
-        """Return the initial memory of a text; ``mem_len`` None: as configured."""
+    def _state_width(self) -> int:
+        """Width of the hidden states of a memory."""
 
-    @abstractmethod
+    def start_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
+        """Return the initial memory of a text, empty or zeros; ``mem_len`` None: as configured."""
+        mem_len = Lengths.of(self.config, mem_len=mem_len).mem_len
+        M = mem_len if self.config.start_memory == "zeros" else 0
+        shape = batch_size, M, self._state_width
+        zeros = torch.zeros(shape, device=self.device, dtype=self.dtype)
+        return Memory([zeros] * self.config.n_layer)
+
     def is_own(self, mems: Memory) -> bool:
         """Whether a memory has the number of layers and the widths of this model."""
+        widths = [self._state_width] * self.config.n_layer
+        return not mems.has_keys and [x.shape[2] for x in mems.states] == widths
 
     def keep(self, memory: Memory) -> Memory:
         """Convert a memory to the fastest form for fixed weights; by default, return it."""
@@ -184,9 +381,10 @@ class LanguageModel(nn.Module, ABC):
             requires_effect=False,
         )
         if targets is not None:
-            targets = segment.checked_targets(targets, resolved.ext_len, context)
+            _require_targets(targets, segment.shape, resolved.ext_len, context)
+            targets = targets.long()
         raw, mems = self._read(segment, mems, resolved)
-        hidden = self._drop_output(raw)
+        hidden = self._dropped(raw, self.config.dropouts.output)
         out = Output(hidden=hidden, raw_hidden=raw, mems=mems, targets=targets)
         if targets is None:
             if predicts:
@@ -202,50 +400,21 @@ class LanguageModel(nn.Module, ABC):
         return out
 
     def read(
-        self,
-        tokens: Integer[Tensor, "B T"] | None = None,
-        mems: Memory | None = None,
-        *,
-        lengths: Integer[Tensor, " B"] | None = None,
-        starts: Bool[Tensor, "B T"] | None = None,
-        inputs_embeds: Float[Tensor, "B T D"] | None = None,
-        mem_len: int | None = None,
-        attn_len: int | None = None,
-        clamp_len: int | None = None,
-        ext_len: int | None = None,
+        self, tokens: Tensor | None = None, mems: Memory | None = None, **options: Any
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
         """Return the hidden states of a segment and the memory, without computing the softmax.
 
         Arguments and errors are those of :meth:`forward`.
         """
         # Through __call__, so that hooks run.
-        out: Output = self(
-            tokens,
-            mems,
-            lengths=lengths,
-            starts=starts,
-            inputs_embeds=inputs_embeds,
-            mem_len=mem_len,
-            attn_len=attn_len,
-            clamp_len=clamp_len,
-            ext_len=ext_len,
-            predicts=False,
-        )
+        out: Output = self(tokens, mems, **options, predicts=False)
         return out.hidden, out.mems
 
-    def attention_weights(
-        self,
-        tokens: Integer[Tensor, "B T"],
-        mems: Memory | None = None,
-        *,
-        starts: Bool[Tensor, "B T"] | None = None,
-        attn_len: int | None = None,
-        clamp_len: int | None = None,
-    ) -> list[Float[Tensor, "B H T S"]]:
+    def attention_weights(self, *arguments: Any, **options: Any) -> list[Tensor]:
         """Return the attention weights of each layer.
 
         Raises:
-            ValueError: The model has no attention, or the memory does not fit the segment.
+            ValueError: The model has no attention.
         """
         raise ValueError(f"a model of kind={self.config.kind!r} has no attention to look at")
 
@@ -255,12 +424,16 @@ class LanguageModel(nn.Module, ABC):
         softmax = self.softmax
         return softmax if isinstance(softmax, Softmax | AdaptiveSoftmax) else CalledSoftmax(softmax)
 
-    def _embedded(self, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-        return embedded(self.embedding, tokens)
+    def _embedded(self, segment: Segment) -> Float[Tensor, "B T D"]:
+        """Return the input of the first layer."""
+        if segment.tokens is not None:
+            x = embedded(self.embedding, segment.tokens)
+        else:
+            x = segment.given.to(self.dtype)
+        return self._dropped(x, self.config.dropouts.input)
 
-    def _drop_output(self, x: Tensor) -> Tensor:
-        config = self.config
-        return dropout(x, config.dropouts.output, self.training, config.variational_dropout)
+    def _dropped(self, x: Tensor, p: float) -> Tensor:
+        return dropout(x, p, self.training, self.config.variational_dropout)
 
     def require_memory(self, mems: Any, batch_size: int | None = None) -> None:
         """Require a memory of this model, with ``batch_size`` streams unless None.
@@ -274,10 +447,9 @@ class LanguageModel(nn.Module, ABC):
                 "or None to begin anew"
             )
         if not self.is_own(mems):
-            width = self.start_memory(1, 0).states[0].shape[2]
             raise ValueError(
                 f"the memory is that of another model: this one has {self.config.n_layer} layers "
-                f"of width {width}; use mems=None to begin anew"
+                f"of width {self._state_width}; use mems=None to begin anew"
             )
         if batch_size is not None and mems.batch_size != batch_size:
             raise ValueError(
@@ -305,7 +477,8 @@ def build_model(config: ModelConfig) -> LanguageModel:
     Raises:
         ValueError: The size of the vocabulary is not set.
     """
-    return _KINDS[config.kind](config)
+    kinds = {model.kind: model for model in LanguageModel.__subclasses__()}
+    return kinds[config.kind](config)
 
 
 def load_model(folder: Path | str) -> LanguageModel:

@@ -4,6 +4,7 @@ Its parts, in this order: normalization, the gate of GTrXL, attention, feed-forw
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -132,10 +133,8 @@ class RelAttention(nn.Module):
         if positions is None:
             attended = attention(q, k, v, **seen)
         else:
-            r, content_bias, position_bias, bias = positions.to(q.dtype)
-            attended = rel_attention(
-                q, k, v, r, content_bias, position_bias, distance_bias=bias, **seen
-            )
+            *given, bias = positions.to(q.dtype)
+            attended = rel_attention(q, k, v, *given, distance_bias=bias, **seen)
         return projected(self.o_proj, attended.flatten(2))
 
     def weights(
@@ -147,34 +146,28 @@ class RelAttention(nn.Module):
         first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B H T S"]:
         """Return the attention weights of :meth:`forward`, without dropout."""
-        k = k.to(q.dtype)
         if positions is None:
             none = k.new_zeros(k.shape[1:])
             positions = Positions(none, none[0], none[0])
-        r, content_bias, position_bias, bias = positions.to(q.dtype)
-        return reference.attention_weights(
-            q,
-            k,
-            r,
-            content_bias,
-            position_bias,
-            distance_bias=bias,
-            attn_len=attn_len,
-            first_key=first_key,
-        )
+        *given, bias = positions.to(q.dtype)
+        seen = {"attn_len": attn_len, "first_key": first_key}
+        return reference.attention_weights(q, k.to(q.dtype), *given, distance_bias=bias, **seen)
 
     def project(
         self, x: Float[Tensor, "B T D"], memory: Float[Tensor, "B M D"] | None = None
     ) -> tuple[Float[Tensor, "B T H K"], Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
         """Project the segment to queries, and memory and segment to keys and values."""
-        qkv_proj = self.qkv_proj
-        if is_plain(qkv_proj):
-            q, k, v = project(x, memory, qkv_proj.weight, self.n_head)
+        if is_plain(self.qkv_proj):
+            q, k, v = project(x, memory, self.qkv_proj.weight, self.n_head)
         else:
-            read = x if memory is None else torch.cat([memory, x], 1)
-            q, k, v = (self._heads(y) for y in qkv_proj(read).chunk(3, -1))
-            q = q[:, read.shape[1] - x.shape[1] :]
+            q, k, v = self._called(x, memory)
         return self._finished(q, self.q_norm), self._finished(k, self.k_norm), self._finished(v)
+
+    def _called(self, x: Tensor, memory: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Project with a module that was wrapped, which must be called."""
+        read = x if memory is None else torch.cat([memory, x], 1)
+        q, k, v = (self._heads(y) for y in self.qkv_proj(read).chunk(3, -1))
+        return q[:, read.shape[1] - x.shape[1] :], k, v
 
     def queries(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T H K"]:
         """Project to queries only."""
@@ -211,7 +204,26 @@ class RelAttention(nn.Module):
         return dropout(x, self.qkv_dropout, self.training, self.is_locked).movedim(0, -2)
 
 
-_UNITS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "geglu": F.gelu, "swiglu": F.silu}
+def _dropped(unit: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    return lambda inner, *drops: dropout(unit(inner), *drops)
+
+
+def _gated(unit: Callable[[Tensor], Tensor]) -> Callable[..., Tensor]:
+    def activate(inner: Tensor, *drops: Any) -> Tensor:
+        gate, value = inner.chunk(2, -1)
+        return dropout(unit(gate) * value, *drops)
+
+    return activate
+
+
+_ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
+    "relu": relu_dropout,
+    "relu_squared": relu_squared_dropout,
+    "gelu": _dropped(F.gelu),
+    "geglu": _gated(F.gelu),
+    "swiglu": _gated(F.silu),
+}
+"""The activations, with the dropout behind them."""
 
 
 class FeedForward(nn.Module):
@@ -223,8 +235,8 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.is_gated, self.activation = config.is_gated, config.activation
-        self.inner = nn.Linear(config.d_model, (1 + self.is_gated) * config.d_inner)
+        self.activation = config.activation
+        self.inner = nn.Linear(config.d_model, (1 + config.is_gated) * config.d_inner)
         self.outer = nn.Linear(config.d_inner, config.d_model)
         self.dropout = config.dropouts.feed_forward
         self.is_locked = config.variational_dropout
@@ -232,19 +244,8 @@ class FeedForward(nn.Module):
     def forward(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Transform each position."""
         inner = projected(self.inner, x)
-        drops = self.dropout, self.training, self.is_locked
-        if self.activation == "relu":
-            inner = relu_dropout(inner, *drops)
-        elif self.activation == "relu_squared":
-            inner = relu_squared_dropout(inner, *drops)
-        else:
-            unit = _UNITS[self.activation]
-            if self.is_gated:
-                gate, value = inner.chunk(2, -1)
-                inner = unit(gate) * value
-            else:
-                inner = unit(inner)
-            inner = dropout(inner, *drops)
+        activate = _ACTIVATIONS[self.activation]
+        inner = activate(inner, self.dropout, self.training, self.is_locked)
         return projected(self.outer, inner)
 
 

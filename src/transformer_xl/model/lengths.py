@@ -10,7 +10,7 @@ from transformer_xl.model.arguments import whole
 SEGMENT_LEN = 128
 """Default segment length."""
 
-_NAMES = ("mem_len", "attn_len", "clamp_len", "ext_len")
+_LEAST = {"segment_len": 1, "attn_len": 1}
 
 
 class Lengths(NamedTuple):
@@ -32,55 +32,31 @@ class Lengths(NamedTuple):
     """Last tokens of a segment that are read again with the next one, and not remembered."""
 
     @classmethod
-    def of(
-        cls,
-        config: ModelConfig,
-        *,
-        segment_len: Any = SEGMENT_LEN,
-        mem_len: Any = None,
-        attn_len: Any = None,
-        clamp_len: Any = None,
-        ext_len: Any = None,
-        requires_effect: bool = True,
-    ) -> "Lengths":
-        """Resolve lengths against the settings of a model; None: as configured.
+    def of(cls, config: ModelConfig, *, requires_effect: bool = True, **given: Any) -> "Lengths":
+        """Resolve lengths, given by name, against the settings of a model; None: as configured.
 
         Args:
             config: The settings of the model.
-            segment_len: As the attribute.
-            mem_len: As the attribute.
-            attn_len: As the attribute.
-            clamp_len: As the attribute.
-            ext_len: As the attribute.
             requires_effect: Whether to refuse a length that has no effect in such a model.
+            given: Any of the attributes.
 
         Raises:
             ValueError: A length is no integer, out of range, or without effect.
         """
         # Lengths were validated in an eager call before tracing.
         if not torch.compiler.is_compiling():
-            segment_len = whole("segment_len", segment_len, 1)
-            mem_len, attn_len = whole("mem_len", mem_len), whole("attn_len", attn_len, 1)
-            clamp_len, ext_len = whole("clamp_len", clamp_len), whole("ext_len", ext_len)
+            given = {name: whole(name, x, _LEAST.get(name, 0)) for name, x in given.items()}
             if requires_effect:
-                _require_effect(config, mem_len, attn_len, clamp_len, ext_len)
-        return cls(
-            segment_len,
-            config.mem_len if mem_len is None else mem_len,
-            config.attn_len if attn_len is None else attn_len,
-            config.clamp_len if clamp_len is None else clamp_len,
-            config.ext_len if ext_len is None else ext_len,
-        )
+                _require_effect(config, given)
+        own = cls(SEGMENT_LEN, config.mem_len, config.attn_len, config.clamp_len, config.ext_len)
+        return own._replace(**{name: x for name, x in given.items() if x is not None})
 
     @property
     def arguments(self) -> dict[str, int | None]:
         """The lengths as keyword arguments of a forward pass: all but ``segment_len``."""
-        return {
-            "mem_len": self.mem_len,
-            "attn_len": self.attn_len,
-            "clamp_len": self.clamp_len,
-            "ext_len": self.ext_len,
-        }
+        arguments = self._asdict()
+        del arguments["segment_len"]
+        return arguments
 
     @property
     def is_windowed(self) -> bool:
@@ -89,20 +65,11 @@ class Lengths(NamedTuple):
 
     def windowed(self) -> "Lengths":
         """Return lengths with which every token sees ``mem_len`` positions and itself."""
-        window = self.mem_len + 1
-        return self._replace(
-            attn_len=window if self.attn_len is None else min(self.attn_len, window)
-        )
+        return self if self.is_windowed else self._replace(attn_len=self.mem_len + 1)
 
 
-def _require_effect(config: ModelConfig, *given: int | None) -> None:
-    changed = {
-        name: x
-        for name, x in zip(_NAMES, given, strict=True)
-        if x is not None and x != getattr(config, name)
-    }
-    if not changed:
-        return
+def _require_effect(config: ModelConfig, given: dict[str, int | None]) -> None:
     for name, beside, _ in config.unused():
-        if name in changed:
-            raise ValueError(f"{name}={changed[name]} has no effect with {beside}; leave it out")
+        x = given.get(name)
+        if x is not None and x != getattr(config, name):
+            raise ValueError(f"{name}={x} has no effect with {beside}; leave it out")

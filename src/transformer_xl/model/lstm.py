@@ -14,11 +14,9 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.language_model import LanguageModel, Segment
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import Memory
-from transformer_xl.model.segment import Segment
-from transformer_xl.ops import dropout
 
 
 class LSTMModel(LanguageModel):
@@ -72,25 +70,12 @@ class LSTMModel(LanguageModel):
                 parameter.normal_(0.0, std)
 
     @property
-    def device(self) -> torch.device:
-        """Device on which the model computes."""
-        return self._weight.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Precision of the weights."""
-        return self._weight.dtype
-
-    @property
     def _weight(self) -> Tensor:
         # Quantized layers may have no parameters of torch.
         return next(chain(self.lstm.parameters(), self.parameters()))
 
     def _read(
-        self,
-        segment: Segment,
-        mems: Memory | None,
-        lengths: Lengths,
+        self, segment: Segment, mems: Memory | None, lengths: Lengths
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
         if lengths.ext_len:
             raise ValueError(
@@ -100,8 +85,7 @@ class LSTMModel(LanguageModel):
         if mems is None:
             mems = self.start_memory(B)
         self.require_memory(mems, B)
-        drops = self.config.dropouts.input, self.training, self.config.variational_dropout
-        x = dropout(segment.embedded(self._embedded, self.dtype), *drops)
+        x = self._embedded(segment)
         state, parts, begins = self._state(mems), [], segment.starts
         cuts = [] if begins is None else begins[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()
         for start, stop in pairwise([0, *cuts, T]):
@@ -137,23 +121,15 @@ class LSTMModel(LanguageModel):
     def _state(self, mems: Memory) -> tuple[Tensor, Tensor]:
         """Return hidden and cell states; zeros for an empty or masked memory."""
         D = self.config.d_model
-        if not len(mems):
-            zeros = torch.zeros(
-                len(mems.states), mems.batch_size, D, device=self.device, dtype=self.dtype
-            )
-            return zeros, zeros
-        states = torch.stack([state[:, -1] for state in mems.states]).to(self.dtype)
+        if len(mems):
+            states = torch.stack([state[:, -1] for state in mems.states]).to(self.dtype)
+        else:
+            shape = len(mems.states), mems.batch_size, 2 * D
+            states = torch.zeros(shape, device=self.device, dtype=self.dtype)
         if mems.forgotten is not None:
             states = states.masked_fill((mems.forgotten >= len(mems))[:, None], 0.0)
         return states[..., :D].contiguous(), states[..., D:].contiguous()
 
-    def start_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
-        """Return the initial memory of a text, which is empty."""
-        width = 2 * self.config.d_model
-        empty = torch.zeros(batch_size, 0, width, device=self.device, dtype=self.dtype)
-        return Memory([empty] * self.config.n_layer)
-
-    def is_own(self, mems: Memory) -> bool:
-        """Whether a memory has the number of layers and the widths of this model."""
-        widths = [2 * self.config.d_model] * self.config.n_layer
-        return not mems.has_keys and [x.shape[2] for x in mems.states] == widths
+    @property
+    def _state_width(self) -> int:
+        return 2 * self.config.d_model

@@ -5,10 +5,9 @@ paper, or :class:`KeysAndValues`, projected from them while the weights are fixe
 immutable: every operation returns a new one.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,136 +29,96 @@ Present = Float[Tensor, "B T D"] | tuple[Float[Tensor, "B T H K"], Float[Tensor,
 """What a layer returns for the memory. None: its :data:`Join` has appended keys and values."""
 
 
-class Store(ABC):
-    """The tensors of a memory, without the mask of what each stream sees.
-
-    Attributes:
-        names: Names of its tensors in a state dict.
-        stream_dim: The batch dimension of each tensor; the last but one is the positions.
-    """
-
-    names: ClassVar[tuple[str, ...]]
-    stream_dim: ClassVar[int]
-
-    @abstractmethod
-    def tensors(self) -> tuple[Sequence[Tensor], ...]:
-        """Return, for each name, one tensor per layer; oldest position first."""
-
-    @abstractmethod
-    def with_capacity(self, T: int, mem_len: int) -> "Store":
-        """Return a store to which a segment of ``T`` positions can be appended."""
-
-    @abstractmethod
-    def past(self, layer: int) -> Past:
-        """Return the memory of one layer, as the layer takes it."""
-
-    @abstractmethod
-    def extended(self, present: Sequence[Any], kept: int, cut: int) -> "Store":
-        """Return the store after a segment.
-
-        Args:
-            present: What each layer returned for the memory.
-            kept: How many of the first positions of the segment are appended.
-            cut: How many of the oldest positions are dropped.
-        """
-
-    @abstractmethod
-    def between(self, start: int, stop: int) -> "Store":
-        """Return the positions from ``start`` to ``stop``."""
-
-    def stacked(self) -> dict[str, Float[Tensor, "N *shape"]]:
-        """Return the tensors by name, all layers stacked."""
-        tensors = zip(self.names, self.tensors(), strict=True)
-        return {name: torch.stack([*layers]) for name, layers in tensors}
-
-    def changed(self, change: Callable[[Tensor], Tensor]) -> "Store":
-        """Return a store with a function applied to each tensor."""
-        tensors: Any = ([change(x) for x in layers] for layers in self.tensors())
-        return type(self)(*tensors)
-
-
-class HiddenStates(Store):
+class HiddenStates:
     """The last hidden states that each layer has read, detached from the graph.
 
     Attributes:
         states: For each layer, (B, M, D), oldest first.
     """
 
-    names, stream_dim = ("states",), 0
+    names = ("states",)
 
     def __init__(self, states: Sequence[Float[Tensor, "B M D"]]) -> None:
         self.states = tuple(states)
 
+    def __len__(self) -> int:
+        return self.states[0].shape[1]
+
     def tensors(self) -> tuple[Sequence[Tensor], ...]:
-        """See :meth:`Store.tensors`."""
+        """Return, for each name, one tensor per layer; its last dimensions are B, M and D."""
         return (self.states,)
 
     def with_capacity(self, T: int, mem_len: int) -> "HiddenStates":
-        """See :meth:`Store.with_capacity`."""
-        return HiddenStates(
-            [x.detach().clone() if _cannot_be_saved(x) else x.detach() for x in self.states]
-        )
+        """Return the states as autograd can use them, detached."""
+        return self.changed(lambda x: _savable(x.detach()))
 
     def past(self, layer: int) -> Float[Tensor, "B M D"]:
-        """See :meth:`Store.past`."""
+        """Return the memory of one layer, as the layer takes it."""
         return self.states[layer]
 
     def extended(self, present: Sequence[Any], kept: int, cut: int) -> "HiddenStates":
-        """See :meth:`Store.extended`."""
-        M = self.states[0].shape[1]
-        new = [x.detach()[:, :kept] for x in present]
-        if cut < M:
-            joined = zip(self.states, new, strict=True)
-            return HiddenStates([torch.cat([old[:, cut:].to(x.dtype), x], 1) for old, x in joined])
+        """Return the states after a segment.
+
+        Args:
+            present: What each layer returned for the memory.
+            kept: How many of the first positions of the segment are appended.
+            cut: How many of the oldest positions are dropped.
+        """
+        M, new = len(self), [x.detach()[:, :kept] for x in present]
         if cut == M:
             # The backward pass needs the same tensors, so they are shared and not copied.
             return HiddenStates(new)
-        return HiddenStates([x[:, cut - M :].clone() for x in new])
+        joined = zip(self.states, new, strict=True)
+        return HiddenStates(
+            [torch.cat([old[:, cut:].to(x.dtype), x[:, max(cut - M, 0) :]], 1) for old, x in joined]
+        )
 
     def between(self, start: int, stop: int) -> "HiddenStates":
-        """See :meth:`Store.between`."""
-        return HiddenStates([x[:, start:stop] for x in self.states])
+        """Return the positions from ``start`` to ``stop``."""
+        return self.changed(lambda x: x[:, start:stop])
+
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "HiddenStates":
+        """Return the states with a function applied to each tensor."""
+        return HiddenStates([change(x) for x in self.states])
 
 
-class KeysAndValues(Store):
+class KeysAndValues:
     """Keys and values of the last positions (a KV cache); valid while the weights are fixed.
 
-    Buffers have spare capacity: most steps write behind the last keys and copy nothing; a full
-    buffer is replaced by a larger one. Stores that share a buffer stay valid, because no position
-    is overwritten.
+    Its methods are those of :class:`HiddenStates`. Buffers have spare capacity: most steps write
+    behind the last keys and copy nothing; a full buffer is replaced by a larger one. Stores that
+    share a buffer stay valid, because no position is overwritten.
 
     Attributes:
         keys: For each layer, (H, B, capacity, K).
         values: For each layer, (H, B, capacity, K).
-        start: Index of the oldest cached position in the buffers.
-        stop: Index behind the newest one.
         adapters: What :func:`~transformer_xl.model.wrapping.adapters` returned for the model that
             projected them. None: unknown, as after loading; set by the first model that uses them.
+        start: Index of the oldest cached position in the buffers.
+        stop: Index behind the newest one.
     """
 
-    names, stream_dim = ("keys", "values"), 1
+    names = ("keys", "values")
 
     def __init__(
         self,
         keys: Sequence[Float[Tensor, "H B capacity K"]],
         values: Sequence[Float[Tensor, "H B capacity K"]],
-        start: int = 0,
-        stop: int | None = None,
+        adapters: tuple[Any, ...] | None = None,
     ) -> None:
-        self.keys, self.values = list(keys), list(values)
-        self.start, self.stop = start, self.keys[0].shape[2] if stop is None else stop
-        self.adapters: tuple[Any, ...] | None = None
+        self.keys, self.values, self.adapters = list(keys), list(values), adapters
+        self.start, self.stop = 0, self.keys[0].shape[2]
         # Where the free part begins, shared by all stores of these buffers. Whoever pops it may
         # write there. torch.compile cannot trace a lock.
         self._free = {self.stop: True}
 
+    def __len__(self) -> int:
+        return self.stop - self.start
+
     def tensors(self) -> tuple[Sequence[Tensor], ...]:
-        """See :meth:`Store.tensors`."""
-        keys, values = (
-            [x[:, :, self.start : self.stop] for x in tensors]
-            for tensors in (self.keys, self.values)
-        )
-        return keys, values
+        """Return, for each name, one tensor per layer, (H, B, M, K)."""
+        cached = slice(self.start, self.stop)
+        return [x[:, :, cached] for x in self.keys], [x[:, :, cached] for x in self.values]
 
     def require(self, adapters: tuple[Any, ...]) -> None:
         """Require the adapters with which the keys and values were projected.
@@ -190,7 +149,7 @@ class KeysAndValues(Store):
             # A new object, because writing in another precision replaces its tensors.
             return self._in_same_buffers(self.start, self.stop)
         # Twice the memory: positions are copied once every mem_len tokens.
-        M = self.stop - self.start
+        M = len(self)
         capacity = M + T + max(M, mem_len)
 
         def moved(x: Tensor) -> Tensor:
@@ -199,11 +158,11 @@ class KeysAndValues(Store):
             return larger
 
         grown = self.changed(moved)
-        grown.stop, grown._free = M, {M: True}
-        return grown.with_capacity(T, mem_len)
+        grown.stop, grown._free = M, {M + T: True}
+        return grown
 
     def past(self, layer: int) -> Join:
-        """See :meth:`Store.past`."""
+        """Return a function that appends to one layer."""
         return partial(self.join, layer)
 
     def join(
@@ -222,7 +181,7 @@ class KeysAndValues(Store):
         return k, v
 
     def extended(self, present: Sequence[Any], kept: int, cut: int) -> "KeysAndValues":
-        """See :meth:`Store.extended`."""
+        """Return the store after a segment; layers have appended theirs, or return others."""
         for layer, new in enumerate(present):
             if new is not None:
                 # Overwrites those that the segment itself attended to.
@@ -230,20 +189,21 @@ class KeysAndValues(Store):
         return self._in_same_buffers(self.start + cut, self.stop + kept)
 
     def between(self, start: int, stop: int) -> "KeysAndValues":
-        """See :meth:`Store.between`."""
+        """Return the positions from ``start`` to ``stop``."""
         return self._in_same_buffers(self.start + start, self.start + stop)
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "KeysAndValues":
-        """See :meth:`Store.changed`."""
+        """Return a store with a function applied to each tensor."""
         keys, values = ([change(x) for x in layers] for layers in self.tensors())
-        store = KeysAndValues(keys, values)
-        store.adapters = self.adapters
-        return store
+        return KeysAndValues(keys, values, self.adapters)
 
     def _in_same_buffers(self, start: int, stop: int) -> "KeysAndValues":
-        store = KeysAndValues(self.keys, self.values, start, stop)
-        store.adapters, store._free = self.adapters, self._free
+        store = KeysAndValues(self.keys, self.values, self.adapters)
+        store.start, store.stop, store._free = start, stop, self._free
         return store
+
+
+Store = HiddenStates | KeysAndValues
 
 
 class Memory:
@@ -267,7 +227,8 @@ class Memory:
         store: Store | Sequence[Float[Tensor, "B M D"]],
         forgotten: Int[Tensor, " B"] | None = None,
     ) -> None:
-        self.store = store if isinstance(store, Store) else HiddenStates(store)
+        is_store = isinstance(store, HiddenStates | KeysAndValues)
+        self.store: Store = store if is_store else HiddenStates(store)
         self.forgotten = forgotten
 
     @property
@@ -292,20 +253,17 @@ class Memory:
         return isinstance(self.store, KeysAndValues)
 
     def __len__(self) -> int:
-        store = self.store
-        if isinstance(store, KeysAndValues):
-            return store.stop - store.start
-        return cast(HiddenStates, store).states[0].shape[1]
+        return len(self.store)
 
     @property
     def batch_size(self) -> int:
         """Number of streams."""
-        return self._first.shape[self.store.stream_dim]
+        return self._first.shape[-3]
 
     @property
     def _first(self) -> Tensor:
         store = self.store
-        return store.keys[0] if isinstance(store, KeysAndValues) else self.states[0]
+        return store.keys[0] if isinstance(store, KeysAndValues) else store.states[0]
 
     @property
     def nbytes(self) -> int:
@@ -326,20 +284,19 @@ class Memory:
 
     def with_capacity(self, T: int, mem_len: int) -> "Memory":
         """Return a memory, detached, to which a segment of ``T`` tokens can be appended."""
-        return Memory(self.store.with_capacity(T, mem_len), _savable(self.forgotten))
+        forgotten = None if self.forgotten is None else _savable(self.forgotten)
+        return Memory(self.store.with_capacity(T, mem_len), forgotten)
 
-    def extend(self, present: Sequence[Present], mem_len: int, kept: int | None = None) -> "Memory":
+    def extend(self, present: Sequence[Any], mem_len: int, kept: int | None = None) -> "Memory":
         """Return the memory after another segment: its newest ``mem_len`` positions.
 
         Args:
             present: What each layer returned for the memory.
             mem_len: Maximum number of positions to keep.
-            kept: How many of the first positions of the segment are appended. None: all.
+            kept: How many of the first positions of the segment are appended. None: all, of
+                hidden states.
         """
-        if kept is None:
-            first = present[0]
-            assert first is not None
-            kept = (first if isinstance(first, Tensor) else first[0]).shape[1]
+        kept = present[0].shape[1] if kept is None else kept
         cut = max(len(self) + kept - mem_len, 0)
         return Memory(self.store.extended(present, kept, cut), _shift(self.forgotten, cut))
 
@@ -388,16 +345,15 @@ class Memory:
         place = torch.arange(cut, len(self), device=short.device) - short[:, None]
         stream = torch.arange(self.batch_size, device=short.device)[:, None]
         # The gap holds finite values; they are multiplied by zero.
-        index = (*[slice(None)] * self.store.stream_dim, stream, place.clamp(min=0))
+        place = place.clamp(min=0)
         forgotten = (self._forgotten() + short - cut).clamp(min=0)
-        return Memory(self.store.changed(lambda x: x[index]), forgotten)
+        return Memory(self.store.changed(lambda x: x[..., stream, place, :]), forgotten)
 
     def select(self, rows: Rows) -> "Memory":
         """Return the memory of the streams ``rows``, in that order; repetition is allowed."""
         index = stream_numbers(rows, self.batch_size, self._first.device)
         forgotten = None if self.forgotten is None else self.forgotten[index]
-        take = (*[slice(None)] * self.store.stream_dim, index)
-        return Memory(self.store.changed(lambda x: x[take]), forgotten)
+        return Memory(self.store.changed(lambda x: x[..., index, :, :]), forgotten)
 
     def detach(self) -> "Memory":
         """Return the memory detached from the graph; a model's ``mems`` already are.
@@ -420,14 +376,16 @@ class Memory:
         They are ``states`` (N, B, M, D), or ``keys`` and ``values`` (N, H, B, M, K), and
         ``forgotten`` (B,) or None.
         """
-        return self.store.stacked() | {"forgotten": self.forgotten}
+        tensors = zip(self.store.names, self.store.tensors(), strict=True)
+        stacked = {name: torch.stack([*layers]) for name, layers in tensors}
+        return stacked | {"forgotten": self.forgotten}
 
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "Memory":
         """Rebuild a memory from what :meth:`state_dict` returned."""
         kind = HiddenStates if "states" in state else KeysAndValues
         tensors, forgotten = {name: state[name] for name in kind.names}, state["forgotten"]
-        require_state(tensors, 4 + kind.stream_dim, forgotten)
+        require_state(tensors, 4 if kind is HiddenStates else 5, forgotten)
         return cls(kind(*(x.unbind() for x in tensors.values())), forgotten)
 
     def _forgotten(self) -> Int[Tensor, " B"]:
@@ -451,27 +409,25 @@ def join(memories: Sequence[Memory]) -> Memory:
         )
     stores = [memory.store for memory in memories]
     M = max(len(memory) for memory in memories)
-    hidden = torch.cat([memory._forgotten() + M - len(memory) for memory in memories])
-    batched = (
+    forgotten = torch.cat([memory._forgotten() + M - len(memory) for memory in memories])
+    joined: Any = [
         [
-            torch.cat([F.pad(x, (0, 0, M - x.shape[-2], 0)) for x in layer], stores[0].stream_dim)
+            torch.cat([F.pad(x, (0, 0, M - x.shape[-2], 0)) for x in layer], -3)
             for layer in zip(*tensors, strict=True)
         ]
         for tensors in zip(*(store.tensors() for store in stores), strict=True)
-    )
-    store = type(stores[0])(*batched)
-    for other in stores:
-        if isinstance(store, KeysAndValues) and isinstance(other, KeysAndValues):
-            store.adapters = other.adapters if store.adapters is None else store.adapters
-            if store.adapters is not None:
-                other.require(store.adapters)
-    return Memory(store, hidden if hidden.any() else None)
+    ]
+    store = type(stores[0])(*joined)
+    if isinstance(store, KeysAndValues):
+        for other in stores:
+            if isinstance(other, KeysAndValues) and other.adapters is not None:
+                store.require(other.adapters)
+    return Memory(store, forgotten if forgotten.any() else None)
 
 
 def _sizes(memory: Memory) -> tuple[Any, ...]:
     """Return the sizes that memories of the same model share."""
-    dim = memory.store.stream_dim
-    return type(memory.store), *((*x.shape[:dim], x.shape[-1]) for x in memory.tensors)
+    return type(memory.store), *((*x.shape[:-3], x.shape[-1]) for x in memory.tensors)
 
 
 def _is_sealed(x: Tensor) -> bool:
@@ -484,13 +440,9 @@ def _is_sealed(x: Tensor) -> bool:
     )
 
 
-def _cannot_be_saved(x: Tensor) -> bool:
-    """Whether autograd is recording and cannot save a tensor."""
-    return torch.is_grad_enabled() and _is_sealed(x)
-
-
-def _savable(x: Tensor | None) -> Tensor | None:
-    return x.clone() if x is not None and _cannot_be_saved(x) else x
+def _savable(x: Tensor) -> Tensor:
+    """Return a tensor that autograd, if it is recording, can save."""
+    return x.clone() if torch.is_grad_enabled() and _is_sealed(x) else x
 
 
 def _shift(forgotten: Tensor | None, cut: int) -> Tensor | None:

@@ -25,41 +25,6 @@ class Positions(NamedTuple):
         return Positions(*(None if x is None else x.to(dtype) for x in self))  # pyright: ignore[reportArgumentType]
 
 
-class ProjectedPositions:
-    """A cache of projected position keys, for fixed weights.
-
-    Copies of a model, also by pickle, start with an empty cache.
-    """
-
-    _MOST = 4
-    """Maximum number of tables, one for each ``clamp_len`` and precision."""
-
-    def __init__(self) -> None:
-        self._tables: dict[Any, list[Tensor]] = {}
-        self._probe: Tensor | None = None
-
-    def renew(self, probe: Tensor) -> None:
-        """Clear the cache if the weights, and so the projection of a fixed vector, changed."""
-        old = self._probe
-        is_alike = old is not None and (old.device, old.dtype) == (probe.device, probe.dtype)
-        if old is None or not is_alike or not torch.equal(old, probe):
-            self._tables, self._probe = {}, probe
-
-    def find(self, key: Any, S: int) -> list[Float[Tensor, "S H K"]] | None:
-        """Return the cached keys of each layer, if there are at least ``S``."""
-        projected = self._tables.get(key)
-        return None if projected is None or len(projected[0]) < S else projected
-
-    def put(self, key: Any, projected: list[Float[Tensor, "capacity H K"]]) -> None:
-        """Store the keys of each layer."""
-        if key not in self._tables and len(self._tables) == self._MOST:
-            self._tables = {}
-        self._tables[key] = projected
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return ProjectedPositions, ()
-
-
 def relative_positions(
     S: int,
     d_model: int,

@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any, cast
 
 import torch
@@ -33,7 +34,15 @@ class Transposed(nn.Module):
 
 
 class Predictor(ABC):
-    """A distribution over the vocabulary, given hidden states."""
+    """A distribution over the vocabulary, given hidden states.
+
+    Attributes:
+        training: Whether the model is trained.
+        n_samples: In training, how many words stand for all others; 0: all.
+    """
+
+    training: bool
+    n_samples: int
 
     @abstractmethod
     def logits(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
@@ -41,15 +50,22 @@ class Predictor(ABC):
 
     def log_probs(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
         """Return the log-probability of each symbol, in nats."""
-        logits = self.logits(hidden)
-        # Sums over a vocabulary need more precision than float16 or bfloat16 have.
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        return _log_softmax(self.logits(hidden))
 
-    @abstractmethod
     def nll(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
         """Return -log p of each target in nats; in training, by the sampled softmax if set."""
+        ignored = targets == IGNORED
+        targets = targets.masked_fill(ignored, 0)
+        if self.training and self.n_samples:
+            logits, flat = self.logits(hidden).flatten(0, -2), targets.flatten()
+            words = log_uniform_words(self.n_samples, logits.shape[-1], flat.device)
+            own = logits.gather(1, flat[:, None])[:, 0]
+            nll = _sampled_nll(own, logits[:, words], flat, words, logits.shape[-1])
+        else:
+            nll = -self.log_probs(hidden).gather(-1, targets[..., None])[..., 0]
+        return nll.view(targets.shape).masked_fill(ignored, 0.0)
 
     def top_k(
         self, hidden: Float[Tensor, "B D"], k: int
@@ -92,16 +108,14 @@ class Softmax(Predictor, nn.Linear):
     def nll(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
-        """Return -log p of each target in nats; in training, by the sampled softmax if set."""
+        """Return what :meth:`Predictor.nll` does, without all logits at once, unless hooked."""
         if not is_plain(self, Softmax):
-            return CalledSoftmax(self).nll(hidden, targets)
+            return super().nll(hidden, targets)
         x, flat = self.narrowed(hidden).flatten(0, -2), targets.flatten()
         if self.training and self.n_samples:
             words = log_uniform_words(self.n_samples, self.out_features, flat.device)
-            nll = sampled_nll(x, self.weight, self.bias, flat, words)
-        else:
-            nll = linear_nll(x, self.weight, self.bias, flat)
-        return nll.view(targets.shape)
+            return sampled_nll(x, self.weight, self.bias, flat, words).view(targets.shape)
+        return linear_nll(x, self.weight, self.bias, flat).view(targets.shape)
 
     def narrowed(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch E"]:
         """Project to the width of the embedding."""
@@ -109,7 +123,7 @@ class Softmax(Predictor, nn.Linear):
 
 
 class CalledSoftmax(Predictor):
-    """A softmax that was wrapped or has hooks, and must be called to get the logits.
+    """A softmax that was wrapped and must be called to get the logits.
 
     Args:
         module: The module in place of the softmax.
@@ -117,26 +131,16 @@ class CalledSoftmax(Predictor):
 
     def __init__(self, module: nn.Module) -> None:
         self._module, self._own = module, unwrapped(module, "narrowed")
+        self.training, self.n_samples = self._own.training, self._own.n_samples
 
     def logits(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
         """Return the unnormalized log-probabilities."""
         return self._module(self._own.narrowed(hidden))
 
-    def nll(
-        self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
-    ) -> Float[Tensor, "*batch"]:
-        """Return -log p of each target in nats; in training, by the sampled softmax if set."""
-        n_samples = self._own.n_samples if self._own.training else 0
-        ignored = targets == IGNORED
-        targets = targets.masked_fill(ignored, 0)
-        if not n_samples:
-            nll = -self.log_probs(hidden).gather(-1, targets[..., None])[..., 0]
-            return nll.masked_fill(ignored, 0.0)
-        logits, flat = self.logits(hidden).flatten(0, -2), targets.flatten()
-        words = log_uniform_words(n_samples, logits.shape[-1], flat.device)
-        own = logits.gather(1, flat[:, None])[:, 0]
-        nll = _sampled_nll(own, logits[:, words], flat, words, logits.shape[-1])
-        return nll.view(targets.shape).masked_fill(ignored, 0.0)
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    # Sums over a vocabulary need more precision than float16 or bfloat16 have.
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 
 def drawn(
@@ -206,9 +210,14 @@ def _sampled_nll(own: Tensor, others: Tensor, targets: Tensor, words: Tensor, V:
     return torch.cat([own[:, None], others], 1).logsumexp(1) - own
 
 
-# Created on first use, as torch.compiler.disable imports the compiler, which takes seconds; cached,
-# as another such function would trigger recompilation. functools.cache would break the graph.
-_disabled: Callable[..., Tensor] | None = None
+def _through_call(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a method of a module run in ``__call__``, so that hooks run."""
+
+    @wraps(method)
+    def call(self: "AdaptiveSoftmax", hidden: Tensor, *given: Any) -> Any:
+        return self(hidden, method, *given)
+
+    return call
 
 
 class AdaptiveSoftmax(nn.Module):
@@ -219,8 +228,7 @@ class AdaptiveSoftmax(nn.Module):
     the probability of its cluster times its own within it. Rarer clusters may have narrower
     weights, as in :class:`~transformer_xl.model.embedding.AdaptiveEmbedding`.
 
-    Only :meth:`log_probs` allocates logits of the whole vocabulary for all tokens. All methods go
-    through ``__call__``, so that hooks run.
+    Only :meth:`log_probs` allocates logits of the whole vocabulary for all tokens.
     """
 
     def __init__(self, config: ModelConfig, embedding: Embedding | AdaptiveEmbedding) -> None:
@@ -258,42 +266,15 @@ class AdaptiveSoftmax(nn.Module):
             "several tables; what can be adapted: embedding.projs and the linear maps of the layers"
         )
 
-    def forward(self, hidden: Float[Tensor, "*batch D"], what: str, *given: Any) -> Any:
-        """Dispatch to one of the private methods below."""
-        return getattr(self, f"_{what}")(hidden, *given)
+    def forward(
+        self, hidden: Float[Tensor, "*batch D"], method: Callable[..., Any], *given: Any
+    ) -> Any:
+        """Call one of the methods below."""
+        return method(self, hidden, *given)
 
+    @_through_call
     def log_probs(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
         """Return the log-probability of each symbol, in nats."""
-        return self(hidden, "log_probs")
-
-    def nll(
-        self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
-    ) -> Float[Tensor, "*batch"]:
-        """Return -log p of each target in nats, in the order of the targets.
-
-        Shapes depend on how many targets each cluster has, so this breaks compiled graphs and runs
-        eagerly.
-        """
-        return self(hidden, "nll", targets)
-
-    def top_k(
-        self, hidden: Float[Tensor, "B D"], k: int
-    ) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
-        """Return the ``k`` largest log-probabilities, in descending order, and their symbols.
-
-        No word is likelier than its cluster, so clusters less likely than ``k`` known words are
-        skipped.
-        """
-        return self(hidden, "top_k", k)
-
-    def draw(self, hidden: Float[Tensor, "B D"], numbers: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
-        """Sample a symbol from each distribution, given a uniform number from [0, 1) for it.
-
-        Only the head and the sampled clusters are computed.
-        """
-        return self(hidden, "draw", numbers)
-
-    def _log_probs(self, hidden: Tensor) -> Tensor:
         tables = self._tables()
         head = self._log_softmax(hidden, 0, *self._head(tables))
         parts = [head[..., : self.clusters[0].stop]]
@@ -302,26 +283,44 @@ class AdaptiveSoftmax(nn.Module):
             parts.append(own + head[..., self._symbol(i), None])
         return torch.cat(parts, -1)
 
-    def _nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
+    @_through_call
+    def nll(
+        self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
+    ) -> Float[Tensor, "*batch"]:
+        """Return -log p of each target in nats, in the order of the targets.
+
+        Shapes depend on how many targets each cluster has, so this breaks compiled graphs and runs
+        eagerly.
+        """
         if torch.compiler.is_dynamo_compiling():
             return _nll_eagerly(self, hidden, targets)
+        return self._nll(hidden, targets)
+
+    def _nll(self, hidden: Tensor, targets: Tensor) -> Tensor:
         x, target = hidden.flatten(0, -2), targets.flatten()
         tables = self._tables()
-        symbol = target
-        tails = []
+        symbol, tails = target, []
         for i, cluster in enumerate(self.clusters[1:], 1):
             is_in = (target >= cluster.start) & (target < cluster.stop)
             symbol = torch.where(is_in, self._symbol(i), symbol)
             tails.append(is_in.nonzero()[:, 0])
-        nll = linear_nll(self._projected(x, 0), *self._head(tables), symbol)
+        nll = linear_nll(self.projs[0](x), *self._head(tables), symbol)
         for i, rows in enumerate(tails, 1):
             # Also for empty clusters, so that every weight has a gradient.
             own = target[rows] - self.clusters[i].start
-            tail = linear_nll(self._projected(x[rows], i), *tables[i], own)
+            tail = linear_nll(self.projs[i](x[rows]), *tables[i], own)
             nll = nll.index_add(0, rows, tail)
         return nll.view(targets.shape)
 
-    def _top_k(self, hidden: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    @_through_call
+    def top_k(
+        self, hidden: Float[Tensor, "B D"], k: int
+    ) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
+        """Return the ``k`` largest log-probabilities, in descending order, and their symbols.
+
+        No word is likelier than its cluster, so clusters less likely than ``k`` known words are
+        skipped.
+        """
         tables = self._tables()
         k = min(k, self.clusters[-1].stop)
         head = self._log_softmax(hidden, 0, *self._head(tables))
@@ -343,7 +342,12 @@ class AdaptiveSoftmax(nn.Module):
             values[rows], tokens[rows] = best[:, :k], found[:, :k]
         return values, tokens
 
-    def _draw(self, hidden: Tensor, numbers: Tensor) -> Tensor:
+    @_through_call
+    def draw(self, hidden: Float[Tensor, "B D"], numbers: Float[Tensor, " B"]) -> Int[Tensor, " B"]:
+        """Sample a symbol from each distribution, given a uniform number from [0, 1) for it.
+
+        Only the head and the sampled clusters are computed.
+        """
         tables = self._tables()
         head = self._log_softmax(hidden, 0, *self._head(tables))
         symbols, rest = drawn(head.exp(), numbers)
@@ -372,13 +376,13 @@ class AdaptiveSoftmax(nn.Module):
             return weight, bias
         return torch.cat([weight, self.cluster_weight]), torch.cat([bias, self.cluster_bias])
 
-    def _projected(self, hidden: Tensor, i: int) -> Tensor:
-        return self.projs[i](hidden)
-
     def _log_softmax(self, hidden: Tensor, i: int, weight: Tensor, bias: Tensor) -> Tensor:
-        logits = F.linear(self._projected(hidden, i), weight, bias)
-        # Sums over a vocabulary need more precision than float16 or bfloat16 have.
-        return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+        return _log_softmax(F.linear(self.projs[i](hidden), weight, bias))
+
+
+# torch.compiler.disable imports the compiler, which takes seconds; cached, as another such function
+# would trigger recompilation. functools.cache would break the graph.
+_disabled: Callable[..., Tensor] | None = None
 
 
 def _nll_eagerly(*arguments: Any) -> Tensor:

@@ -11,19 +11,15 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.language_model import LanguageModel, Segment
 from transformer_xl.model.layer import GATE_BIAS, DecoderLayer, make_norm
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.memory import KeysAndValues, Memory
-from transformer_xl.model.positions import (
-    Positions,
-    ProjectedPositions,
-    distances,
-    relative_positions,
-)
-from transformer_xl.model.segment import Segment
+from transformer_xl.model.memory import KeysAndValues, Memory, Past
+from transformer_xl.model.positions import Positions, distances, relative_positions
 from transformer_xl.model.wrapping import adapters, evaluating
-from transformer_xl.ops import dropout
+
+_MOST_PROJECTED = 4
+"""Most tables of projected positions in the cache, one for each ``clamp_len`` and precision."""
 
 
 @torch.no_grad()
@@ -90,7 +86,12 @@ class TransformerXL(LanguageModel):
         self.final_norm = None
         if config.final_norm:
             self.final_norm = make_norm(config)
-        self._projected = ProjectedPositions()
+        self._projected: dict[tuple[int | None, bool], list[Tensor]] = {}
+        self._probe: Tensor | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copy everything but the cache of projected positions."""
+        return {**vars(self), "_projected": {}, "_probe": None}
 
     def init_weights(self) -> None:
         """Draw the initial weights."""
@@ -141,88 +142,80 @@ class TransformerXL(LanguageModel):
         return found
 
     @property
-    def device(self) -> torch.device:
-        """Device on which the model computes."""
-        weight = self.layers[0].attention_norm.weight
-        if weight.is_meta and (hook := getattr(self.layers[0].attention_norm, "_hf_hook", None)):
-            # Offloaded by accelerate, and loaded when used.
-            return torch.device(hook.execution_device)
-        return weight.device
+    def _weight(self) -> Tensor:
+        return self.layers[0].attention_norm.weight
 
     @property
-    def dtype(self) -> torch.dtype:
-        """Precision of the weights."""
-        return self.layers[0].attention_norm.weight.dtype
+    def device(self) -> torch.device:
+        """Device on which the model computes."""
+        if self._weight.is_meta and (
+            hook := getattr(self.layers[0].attention_norm, "_hf_hook", None)
+        ):
+            # Offloaded by accelerate, and loaded when used.
+            return torch.device(hook.execution_device)
+        return self._weight.device
 
     def _read(
-        self,
-        segment: Segment,
-        mems: Memory | None,
-        lengths: Lengths,
+        self, segment: Segment, mems: Memory | None, lengths: Lengths
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
-        config, mem_len, ext_len = self.config, lengths.mem_len, lengths.ext_len
-        attn_len, clamp_len = lengths.attn_len, lengths.clamp_len
-        if segment.short is not None and ext_len:
-            raise ValueError(
-                f"lengths with ext_len={ext_len}: rows that end at different places cannot be read "
-                "again from one place on; set ext_len to 0"
-            )
         B, T = segment.shape
         if mems is None:
-            mems = self.start_memory(B, mem_len=mem_len)
-        else:
-            self.require_memory(mems, B)
-        if isinstance(store := mems.store, KeysAndValues):
-            if torch.is_grad_enabled():
-                raise ValueError(
-                    "a memory of keys and values needs fixed weights: use it under torch.no_grad()"
-                )
-            if not torch.compiler.is_compiling():
-                store.require(adapters(self))
-        mems = mems.with_capacity(T, mem_len)
-
-        M = len(mems)
-        x = self._drop_input(segment.embedded(self._embedded, self.dtype))
-        first_key = segment.first_keys(M, mems.forgotten)
-        relative = self._relative_positions(M + T, clamp_len, is_fixed=mems.has_keys)
-        positioned, present = [], []
+            mems = self.start_memory(B, lengths.mem_len)
+        self._require_readable(segment, mems, lengths.ext_len)
+        mems = mems.with_capacity(T, lengths.mem_len)
+        M, first_key = len(mems), segment.first_keys(len(mems), mems.forgotten)
+        x = self._embedded(segment)
+        positions = self._relative_positions(M + T, lengths.clamp_len, is_fixed=mems.has_keys)
+        present, positioned = [], []
         for n, layer in enumerate(self.layers):
             past, unpositioned = mems.store.past(n), x
-            if (absolute := self._absolute_positions(n, M + T, clamp_len)) is not None:
-                assert isinstance(past, Tensor)
-                absolute = segment.counted_from_own_end(absolute)
-                past, x = past + absolute[..., :M, :], x + absolute[..., M:, :]
-                if "stored_positions" in config.quirks:
-                    positioned.append(past.detach())
-            given = x, past, relative[n], attn_len, first_key
+            if self._is_absolute:
+                past, x = self._positioned(n, past, x, segment.short, lengths.clamp_len)
+            given = x, past, positions[n], lengths.attn_len, first_key
             if self.recompute and torch.is_grad_enabled():
                 x, remembered = checkpoint(layer, *given, use_reentrant=False)
             else:
                 x, remembered = layer(*given)
-            if absolute is not None and not (config.enhanced_recurrence or positioned):
+            if "stored_positions" in self.config.quirks:
+                assert isinstance(past, Tensor)
+                positioned.append(past.detach())
+            elif self._is_absolute:
                 remembered = unpositioned
             present.append(remembered)
         if self.final_norm is not None:
             x = self.final_norm(x)
 
-        kept = max(T - ext_len, 0)
-        if "swapped_ext_len" in config.quirks:
-            kept = T - min(M, ext_len, T)
-        # Padded rows are truncated after realigned() has moved the padding to the front.
-        most = mem_len if segment.short is None else M + kept
+        kept = max(T - lengths.ext_len, 0)
+        if "swapped_ext_len" in self.config.quirks:
+            kept = T - min(M, lengths.ext_len, T)
         if positioned:
-            mems = Memory([*positioned, *mems.states[len(positioned) :]], mems.forgotten)
-        after = mems.extend(present, most, kept)
-        return x, segment.left(after, first_key, M, kept, mem_len)
+            mems = Memory(positioned, mems.forgotten)
+        # Padded rows are truncated after realigned() has moved the padding to the front.
+        most = lengths.mem_len if segment.short is None else M + kept
+        mems = mems.extend(present, most, kept)
+        if segment.starts is not None and kept:
+            # The next segment continues the document of the last position.
+            assert first_key is not None
+            mems = mems.forgetting(first_key[:, kept - 1] - (M + kept - len(mems)))
+        if segment.short is not None:
+            mems = mems.realigned(segment.short, lengths.mem_len)
+        return x, mems
 
-    def start_memory(self, batch_size: int, mem_len: int | None = None) -> Memory:
-        """Return the initial memory of a text: empty, or zeros, as configured."""
-        mem_len = Lengths.of(self.config, mem_len=mem_len).mem_len
-        M = mem_len if self.config.start_memory == "zeros" else 0
-        zeros = torch.zeros(
-            batch_size, M, self.config.d_model, device=self.device, dtype=self.dtype
-        )
-        return Memory([zeros] * self.config.n_layer)
+    def _require_readable(self, segment: Segment, mems: Memory, ext_len: int) -> None:
+        """Require that this memory can be continued with this segment."""
+        if segment.short is not None and ext_len:
+            raise ValueError(
+                f"lengths with ext_len={ext_len}: rows that end at different places cannot be read "
+                "again from one place on; set ext_len to 0"
+            )
+        self.require_memory(mems, segment.shape[0])
+        if isinstance(mems.store, KeysAndValues):
+            if torch.is_grad_enabled():
+                raise ValueError(
+                    "a memory of keys and values needs fixed weights: use it under torch.no_grad()"
+                )
+            if not torch.compiler.is_compiling():
+                mems.store.require(adapters(self))
 
     @torch.no_grad()
     def keep(self, memory: Memory) -> Memory:
@@ -232,28 +225,34 @@ class TransformerXL(LanguageModel):
         keys and values is returned unchanged, and so is any memory with absolute positions
         (``attn_type`` 2 and 3), whose keys change with each segment.
         """
-        if memory.has_keys or self.config.attn_type in (2, 3):
+        if memory.has_keys or self._is_absolute:
             return memory
-        keys, values = [], []
         with evaluating(self):
             if self.config.attn_type == 0 and not torch.compiler.is_compiling():
-                self._projected.renew(self._probe())
-            for layer, state in zip(self.layers, memory.states, strict=True):
-                for kept, x in zip((keys, values), layer.keys_and_values(state), strict=True):
-                    kept.append(x.permute(2, 0, 1, 3).contiguous())
-        store = KeysAndValues(keys, values)
-        store.adapters = adapters(self)
-        return Memory(store, memory.forgotten)
+                self._renew_projected()
+            projected = [
+                layer.keys_and_values(state)
+                for layer, state in zip(self.layers, memory.states, strict=True)
+            ]
+        keys, values = (
+            [x.permute(2, 0, 1, 3).contiguous() for x in layers]
+            for layers in zip(*projected, strict=True)
+        )
+        return Memory(KeysAndValues(keys, values, adapters(self)), memory.forgotten)
+
+    @property
+    def _state_width(self) -> int:
+        return self.config.d_model
 
     def is_own(self, mems: Memory) -> bool:
         """Whether a memory has the number of layers and the widths of this model."""
-        config, store = self.config, mems.store
+        store = mems.store
         if not isinstance(store, KeysAndValues):
-            return [x.shape[2] for x in mems.states] == [config.d_model] * config.n_layer
-        widths = [(config.n_head, config.head_width)] * config.n_layer
+            return super().is_own(mems)
+        heads = [(self.config.n_head, self.config.head_width)] * self.config.n_layer
         # With absolute positions, keys change with each segment and cannot be cached.
-        return config.attn_type not in (2, 3) and all(
-            [(x.shape[0], x.shape[3]) for x in tensors] == widths
+        return not self._is_absolute and all(
+            [(x.shape[0], x.shape[3]) for x in tensors] == heads
             for tensors in (store.keys, store.values)
         )
 
@@ -264,7 +263,11 @@ class TransformerXL(LanguageModel):
         Absolute positions are counted from the end of the segment, and enhanced recurrence caches
         other states than those that the segment attends to.
         """
-        return self.config.attn_type in (2, 3) or self.config.enhanced_recurrence
+        return self._is_absolute or self.config.enhanced_recurrence
+
+    @property
+    def _is_absolute(self) -> bool:
+        return self.config.attn_type in (2, 3)
 
     def _add_positions(self, config: ModelConfig) -> None:
         n_layer, n_head, d_head = config.n_layer, config.n_head, config.head_width
@@ -282,41 +285,45 @@ class TransformerXL(LanguageModel):
         if config.attn_type == 3:
             self.position_embedding = nn.Parameter(torch.empty(n_layer, rows, config.d_model))
 
-    def _drop_input(self, x: Tensor) -> Tensor:
-        config = self.config
-        return dropout(x, config.dropouts.input, self.training, config.variational_dropout)
-
     def _relative_positions(
         self, S: int, clamp_len: int | None, *, is_fixed: bool
     ) -> Sequence[Positions | None]:
         """Return the positions of S keys for each layer; cached if weights are fixed."""
-        config = self.config
-        if config.attn_type in (2, 3):
-            return [None] * config.n_layer
-        content_bias = self.content_bias.expand(config.n_layer, -1, -1)
-        if config.attn_type == 1:
+        n_layer = self.config.n_layer
+        if self._is_absolute:
+            return [None] * n_layer
+        content_bias = self.content_bias.expand(n_layer, -1, -1)
+        if self.config.attn_type == 1:
             row = distances(S, self._last_row(clamp_len), self.device)
-            no_bias = torch.zeros_like(content_bias[0])
-            return [
-                Positions(r[row], u, no_bias, b[row])
-                for r, u, b in zip(
-                    self.distance_embedding, content_bias, self.distance_bias, strict=True
-                )
-            ]
-        position_bias = self.position_bias.expand(config.n_layer, -1, -1)
+            zero = torch.zeros_like(content_bias[0])
+            tables = zip(self.distance_embedding, content_bias, self.distance_bias, strict=True)
+            return [Positions(r[row], u, zero, bias[row]) for r, u, bias in tables]
         keys = (self._cached_keys if is_fixed else self._projected_keys)(S, clamp_len)
+        position_bias = self.position_bias.expand(n_layer, -1, -1)
         return [Positions(*each) for each in zip(keys, content_bias, position_bias, strict=True)]
 
-    def _absolute_positions(
-        self, layer: int, S: int, clamp_len: int | None
-    ) -> Float[Tensor, "S D"] | None:
-        """Return the absolute positions added to the S inputs of a layer, if any."""
+    def _positioned(
+        self, n: int, past: Past, x: Tensor, short: Tensor | None, clamp_len: int | None
+    ) -> tuple[Float[Tensor, "B M D"], Float[Tensor, "B T D"]]:
+        """Add absolute positions to the memory and the segment, the inputs of layer ``n``.
+
+        They count from the last real token of a row.
+        """
+        assert isinstance(past, Tensor)
+        M, T = past.shape[1], x.shape[1]
         if self.config.attn_type == 3:
-            row = distances(S, self._last_row(None), self.device)
-            return self.position_embedding[layer, row]
-        if self.config.attn_type == 2 and layer == 0:
-            return self._drop_input(self._encoding(S, clamp_len))
-        return None
+            row = distances(M + T, self._last_row(None), self.device)
+            positions = self.position_embedding[n, row]
+        elif n == 0:
+            positions = self._dropped(self._encoding(M + T, clamp_len), self.config.dropouts.input)
+        else:
+            return past, x
+        if short is not None:
+            place = torch.arange(M + T, device=x.device) + short[:, None]
+            positions = positions[place.clamp(max=M + T - 1)]
+            # The memory of a row of padding alone does not change.
+            positions = positions.masked_fill((short == T)[:, None, None], 0.0)
+        return past + positions[..., :M, :], x + positions[..., M:, :]
 
     def _last_row(self, clamp_len: int | None) -> int:
         assert self.config.n_positions is not None
@@ -325,7 +332,7 @@ class TransformerXL(LanguageModel):
 
     def _projected_keys(self, S: int, clamp_len: int | None) -> list[Float[Tensor, "S H K"]]:
         """Project the encodings of all distances for each layer."""
-        encoding = self._drop_input(self._encoding(S, clamp_len))
+        encoding = self._dropped(self._encoding(S, clamp_len), self.config.dropouts.input)
         return [layer.attention.positions(encoding) for layer in self.layers]
 
     def _cached_keys(self, S: int, clamp_len: int | None) -> list[Float[Tensor, "S H K"]]:
@@ -333,10 +340,8 @@ class TransformerXL(LanguageModel):
 
         :meth:`keep`, which creates all keys and values, invalidates the cache.
         """
-        # Under autocast, projections are in half precision and must not be used outside of it.
-        key = clamp_len, torch.is_autocast_enabled(self.device.type)
-        projected = self._projected.find(key, S)
-        if projected is None:
+        projected = self._projected.get(self._projected_key(clamp_len))
+        if projected is None or len(projected[0]) < S:
             # The size grows in powers of two while a memory fills up.
             projected = self.project_positions(1 << (S - 1).bit_length(), clamp_len)
         return [r[-S:] for r in projected]
@@ -350,22 +355,34 @@ class TransformerXL(LanguageModel):
         """
         if self.config.attn_type != 0:
             return ()
-        encoding = self._encoding(S, clamp_len)
+        encoding, key = self._encoding(S, clamp_len), self._projected_key(clamp_len)
         projected = [
             # Heads outermost in memory, as the attention reads them.
             layer.attention.positions(encoding).transpose(0, 1).contiguous().transpose(0, 1)
             for layer in self.layers
         ]
-        self._projected.put((clamp_len, torch.is_autocast_enabled(self.device.type)), projected)
+        if key not in self._projected and len(self._projected) == _MOST_PROJECTED:
+            self._projected = {}
+        self._projected[key] = projected
         return projected
 
-    def _probe(self) -> Float[Tensor, "N 1 HK"]:
-        """Project a fixed vector with each ``r_proj``: the result changes when the weights do."""
-        probe = torch.linspace(1, 2, self.config.d_model, device=self.device, dtype=self.dtype)
-        # Adapters may require a batch dimension.
-        probe = probe[None]
+    def _projected_key(self, clamp_len: int | None) -> tuple[int | None, bool]:
+        # Under autocast, projections are in half precision and must not be used outside of it.
+        return clamp_len, torch.is_autocast_enabled(self.device.type)
+
+    def _renew_projected(self) -> None:
+        """Clear the cache if the weights, and so the projections of a fixed vector, changed."""
+        vector = torch.linspace(1, 2, self.config.d_model, device=self.device, dtype=self.dtype)
         with torch.autocast(self.device.type, enabled=False):
-            return torch.stack([layer.attention.r_proj(probe) for layer in self.layers])
+            # Adapters may require a batch dimension.
+            probe = torch.stack([layer.attention.r_proj(vector[None]) for layer in self.layers])
+        old = self._probe
+        if (
+            old is None
+            or (old.device, old.dtype) != (probe.device, probe.dtype)
+            or not torch.equal(old, probe)
+        ):
+            self._projected, self._probe = {}, probe
 
     def _encoding(self, S: int, clamp_len: int | None) -> Float[Tensor, "S D"]:
         is_exact = "exact_frequencies" in self.config.quirks

@@ -72,7 +72,7 @@ class Step(nn.Module, ABC):
         """Return the distribution after each token, the new memory, and its visible positions."""
         ((_, hidden, _, after),) = read(self.model, tokens, self.lengths, mems)
         assert after.forgotten is not None
-        new = after.store.stacked().values()
+        new = [torch.stack([*layers]) for layers in after.store.tensors()]
         return self.model.head.log_probs(hidden), *new, self.mem_len - after.forgotten
 
 
