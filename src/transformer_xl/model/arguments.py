@@ -34,10 +34,10 @@ def whole(name: str, value: Any, least: int = 0) -> int | None:
     if value is None:
         return None
     try:
-        number = None if _is_bool(value) else index(value)
+        number = index(value)
     except TypeError:
         number = None
-    if number is None:
+    if number is None or _is_bool(value):
         raise ValueError(f"{name}={shown(value)} must be an integer")
     if number < least:
         raise ValueError(f"{name}={number} must be at least {least}")
@@ -57,10 +57,7 @@ def require_at_least(least: int, **values: Any) -> None:
 def as_tokens(ids: Any, config: ModelConfig, what: str = "ids") -> Int[Tensor, " length"]:
     """Return tokens, in any array, tensor or sequence, as one tensor on the CPU.
 
-    Args:
-        ids: The tokens, as in :data:`Text`.
-        config: The settings of the model, whose vocabulary they must be in.
-        what: Name of the argument in errors.
+    They must be in the vocabulary of the model; errors call them ``what``.
 
     Raises:
         ValueError: The value is no one-dimensional sequence of integers, or a token is outside the
@@ -126,12 +123,7 @@ def is_integer(x: Tensor) -> bool:
 
 
 def require_state(tensors: dict[str, Tensor], ndim: int, forgotten: Tensor | None) -> None:
-    """Validate the state dict of a memory.
-
-    Args:
-        tensors: Its tensors, for all layers, by name.
-        ndim: Their number of dimensions; the last three are streams, positions and width.
-        forgotten: How many positions are masked for each stream.
+    """Validate the state dict of a memory, of tensors that end in streams, positions and width.
 
     Raises:
         ValueError: A shape, dtype or count is wrong.

@@ -72,25 +72,15 @@ def require_mem_len(model: "LanguageModel", mem_len: object) -> None:
 
 def full_memory(model: "LanguageModel", mem_len: int) -> int:
     """Return the bytes of a full memory of one stream."""
-    start = model.keep(model.start_memory(1, 0)).state_dict()
-    start.pop("forgotten")
-    places = most_positions(model, mem_len)
-    shapes = [(*x.shape[:-2], places, x.shape[-1]) for x in start.values()]
-    sizes = [x.element_size() for x in start.values()]
-    return sum(math.prod(shape) * size for shape, size in zip(shapes, sizes, strict=True))
+    start = model.keep(model.start_memory(1, 0)).tensors
+    widths = [math.prod(x.shape[:-2]) * x.shape[-1] * x.element_size() for x in start]
+    return most_positions(model, mem_len) * sum(widths)
 
 
 def require_bytes(
     what: str, n_bytes: int, device: torch.device, settings: Mapping[str, object], remedy: str
 ) -> None:
-    """Require that a device has enough memory.
-
-    Args:
-        what: What is to be allocated.
-        n_bytes: Lower bound of its size.
-        device: Where it is to be allocated.
-        settings: The settings that determine the size, by name.
-        remedy: What to do instead.
+    """Require that a device has ``n_bytes``, a lower bound, for what these settings allocate.
 
     Raises:
         ValueError: The device has less memory.
@@ -105,6 +95,12 @@ def require_bytes(
         )
 
 
+def _named(settings: object, section: str, *names: str) -> dict[str, object]:
+    """Return settings by their full names, without those that are None."""
+    values = {f"{section}.{name}": getattr(settings, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def require_weights(config: ModelConfig) -> None:
     """Require that the weights of a model fit on the default device; meta passes.
 
@@ -114,25 +110,15 @@ def require_weights(config: ModelConfig) -> None:
     device = torch.get_default_device()
     if device.type != "meta":
         names = ("vocab_size", "n_layer", "n_head", "d_model", "d_inner")
-        settings = {f"model.{name}": getattr(config, name) for name in names}
-        for name in ("d_head", "d_embed", "n_positions"):
-            if (value := getattr(config, name)) is not None:
-                settings[f"model.{name}"] = value
-        require_bytes(
-            "the weights", FLOAT * least_weights(config), device, settings, "make a smaller model"
-        )
+        settings = _named(config, "model", *names, "d_head", "d_embed", "n_positions")
+        size = FLOAT * least_weights(config)
+        require_bytes("the weights", size, device, settings, "make a smaller model")
 
 
 def require_training(
     config: Config, device: torch.device, *, n_streams: int, shards: int = 1
 ) -> None:
-    """Require that a training step fits.
-
-    Args:
-        config: The recipe.
-        device: Where it trains.
-        n_streams: Streams of this process.
-        shards: Number of processes over which weights are sharded.
+    """Require that a step of ``n_streams`` fits, with weights sharded over ``shards`` processes.
 
     Raises:
         ValueError: It does not fit.
@@ -145,8 +131,7 @@ def require_training(
         "weights, gradients and optimizer",
         weights,
         device,
-        {"model.n_layer": model.n_layer, "model.d_model": model.d_model}
-        | {"model.d_inner": model.d_inner, "model.vocab_size": model.vocab_size},
+        _named(model, "model", "n_layer", "d_model", "d_inner", "vocab_size"),
         "make a smaller model",
     )
     T = max([train.segment_len, *(length for _, length, _ in train.stages)])
@@ -154,25 +139,24 @@ def require_training(
     if train.minutes is None and model.start_memory == "empty":
         # A memory is no longer than the text read so far.
         M = min(M, train.steps * T)
-    n_read = n_streams // train.accumulate * (T + model.ext_len)
-    drawn = model.sample_softmax * (FLOAT * model.embed_width)
-    sizes = {"model.n_layer": model.n_layer, "model.d_model": model.d_model}
+    sizes = _named(model, "model", "n_layer", "d_model")
     if model.has_attention:
         require_bytes(
             "the memory",
             weights + state_bytes(model, n_streams, M),
             device,
-            {"model.mem_len": model.mem_len, "train.batch_size": train.batch_size} | sizes,
+            _named(model, "model", "mem_len") | _named(train, "train", "batch_size") | sizes,
             "shorten the memory, or read fewer streams",
         )
     # Inputs of layers are saved for the backward pass, even with activation checkpointing.
+    n_read = n_streams // train.accumulate * (T + model.ext_len)
+    drawn = FLOAT * model.sample_softmax * model.embed_width
+    settings = _named(train, "train", "batch_size", "segment_len")
     require_bytes(
         "a step",
         weights + FLOAT * model.n_layer * n_read * model.d_model + drawn,
         device,
-        {"train.batch_size": train.batch_size, "train.segment_len": train.segment_len}
-        | {"model.ext_len": model.ext_len, "model.sample_softmax": model.sample_softmax}
-        | sizes,
+        settings | _named(model, "model", "ext_len", "sample_softmax") | sizes,
         "shorten the segments, read fewer streams, or raise train.accumulate",
     )
 
@@ -180,14 +164,7 @@ def require_training(
 def require_reading(
     model: "LanguageModel", n_tokens: int, *, batch_size: int, segment_len: int, mem_len: int
 ) -> None:
-    """Require that an evaluation fits.
-
-    Args:
-        model: The model.
-        n_tokens: Tokens of the text, which bound the length of the memory.
-        batch_size: Number of parts of the text in a batch.
-        segment_len: Segment length.
-        mem_len: Memory length.
+    """Require that an evaluation of ``n_tokens`` fits, which bound the length of the memory.
 
     Raises:
         ValueError: It does not fit.

@@ -296,7 +296,8 @@ class Memory:
             kept: How many of the first positions of the segment are appended. None: all, of
                 hidden states.
         """
-        kept = present[0].shape[1] if kept is None else kept
+        if kept is None:
+            kept = int(present[0].shape[1])
         cut = max(len(self) + kept - mem_len, 0)
         return Memory(self.store.extended(present, kept, cut), _shift(self.forgotten, cut))
 

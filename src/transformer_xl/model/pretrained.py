@@ -47,9 +47,7 @@ log = logging.getLogger("transformer_xl")
 def weights_path(folder: Path, variant: str | None = None) -> Path:
     """Return the file with the weights of a model folder, or the index if there are several files.
 
-    Args:
-        folder: The model folder.
-        variant: The ``variant`` of transformers, as in ``model.fp16.safetensors``.
+    ``variant`` is that of transformers, as in ``model.fp16.safetensors``.
     """
     whole, index = folder / WEIGHTS_FILE, folder / INDEX_FILE
     if variant is not None:
@@ -59,10 +57,7 @@ def weights_path(folder: Path, variant: str | None = None) -> Path:
 
 
 def weights_files(path: Path) -> dict[Path, set[str] | None]:
-    """Return the files that hold weights, and the names of the weights of each.
-
-    Args:
-        path: From :func:`weights_path`. For a single file, the names are None.
+    """Return the files at a :func:`weights_path`, and the names in each; None: a single file.
 
     Raises:
         RuntimeError: The index is damaged, or names a file outside its folder.
@@ -110,16 +105,12 @@ def require_storable(weights: Mapping[str, Tensor]) -> None:
 
 
 def write_weights(weights: Mapping[str, Tensor], path: Path) -> None:
-    """Write weights to a safetensors file, atomically and with their checksum.
-
-    Raises:
-        OSError: The file cannot be written; what was at ``path`` is still there.
-    """
+    """Write weights as :func:`write_tensors` does."""
     write_tensors({name: x.contiguous() for name, x in weights.items()}, path, {"format": "pt"})
 
 
 def write_tensors(tensors: dict[str, Tensor], path: Path, about: Mapping[str, str]) -> None:
-    """Write tensors and metadata to a safetensors file, with their checksum.
+    """Write tensors and metadata to a safetensors file, atomically and with their checksum.
 
     Raises:
         OSError: The file cannot be written; what was at ``path`` is still there.
@@ -172,10 +163,7 @@ def read_weights(
 
 
 def verify_weights(path: Path) -> None:
-    """Verify weights of any model.
-
-    Args:
-        path: From :func:`weights_path`.
+    """Verify the weights at a :func:`weights_path`, of any model.
 
     Raises:
         OSError: A file cannot be read.
@@ -188,26 +176,14 @@ def verify_weights(path: Path) -> None:
 
 
 def has_checksum(path: Path) -> bool:
-    """Whether a safetensors file has a checksum.
-
-    Raises:
-        OSError: The file cannot be read.
-        RuntimeError: It is damaged.
-    """
+    """Whether a safetensors file has a checksum; errors as in :func:`verify_weights`."""
     with _opened(path) as file:
         return CHECKSUM_KEY in (file.metadata() or {})
 
 
 def verified_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read a safetensors file; return its tensors and its metadata.
-
-    Raises:
-        OSError: The file cannot be read.
-        RuntimeError: It is damaged, or has values that are not finite.
-    """
-    with _opened(path) as file:
-        about = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    """Return the tensors and the metadata of a safetensors file; errors: :func:`verify_weights`."""
+    tensors, about = _contents(path)
     recorded = about.pop(CHECKSUM_KEY, None)
     if recorded is None:
         log.warning(
@@ -240,30 +216,15 @@ def tensors_checksum(tensors: Mapping[str, Tensor], about: Mapping[str, str]) ->
 
 
 def add_checksums(path: Path) -> None:
-    """Add checksums to weights that another library wrote.
-
-    Args:
-        path: From :func:`weights_path`.
-
-    Raises:
-        OSError: A file cannot be read or written.
-        RuntimeError: A file is damaged.
-    """
+    """Add checksums to weights that another library wrote; errors as in :func:`verify_weights`."""
     for file in weights_files(path):
-        if has_checksum(file):
-            continue
-        with _opened(file) as opened:
-            about = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        write_tensors(tensors, file, about)
+        if not has_checksum(file):
+            tensors, about = _contents(file)
+            write_tensors(tensors, file, about)
 
 
 def weights_checksum(weights: Path | str) -> str:
-    """Return the SHA-256 that identifies the weights of a model, over all files of an index.
-
-    Args:
-        weights: From :func:`weights_path`; a checksum is returned unchanged.
-    """
+    """Return the SHA-256 of the files at a :func:`weights_path`; a checksum is returned as is."""
     if isinstance(weights, str):
         return weights
     sums = []
@@ -281,12 +242,7 @@ def _checksum_at(weights: Path, *what_changes_with_it: int) -> str:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    """Open a safetensors file; errors name it.
-
-    Raises:
-        OSError: It cannot be read.
-        RuntimeError: It is damaged.
-    """
+    """Open a safetensors file; errors name it."""
     try:
         # safetensors reports a file without read permission as missing.
         path.open("rb").close()
@@ -300,32 +256,33 @@ def _opened(path: Path) -> Iterator[Any]:
         raise RuntimeError(f"{path} is damaged or no safetensors file: {error}") from error
 
 
+def _contents(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with _opened(path) as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        return tensors, file.metadata() or {}
+
+
 def _shapes(path: Path, files: Mapping[Path, set[str] | None]) -> dict[str, tuple[int, ...]]:
     """Return the shapes of weights from the headers: a file may claim more than fits in memory."""
     shapes: dict[str, tuple[int, ...]] = {}
     for file, names in files.items():
-        described = _described(file)
-        if names is not None and (other := sorted(names ^ described.keys())):
+        with _opened(file) as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            dtypes = {name: x.get_dtype() for name, x in slices.items()}
+            shapes |= {name: tuple(x.get_shape()) for name, x in slices.items()}
+        if names is not None and (other := sorted(names ^ dtypes.keys())):
             raise RuntimeError(
                 f"{path} is damaged: {other[0]} is listed for {file.name} and not in it, or in it "
                 "and not listed"
             )
-        for name, (dtype, shape) in described.items():
+        for name, dtype in dtypes.items():
             if dtype not in _DTYPES:
                 raise RuntimeError(
                     f"{file} has {name} as {dtype}; weights are {', '.join(_DTYPES)}: convert them "
                     "with safetensors.torch, for example by save_file({k: x.float() for k, x in "
                     "load_file(old).items()}, new)"
                 )
-            shapes[name] = shape
     return shapes
-
-
-def _described(path: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return the dtype and shape of each tensor of a file, from its header."""
-    with _opened(path) as file:
-        slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-        return {name: (x.get_dtype(), tuple(x.get_shape())) for name, x in slices.items()}
 
 
 def _is_finite(x: Tensor) -> bool:
@@ -409,13 +366,9 @@ def write_model(
     folder: Path,
     about: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write settings and weights as a model folder.
+    """Write settings and weights, tied weights once, as a model folder.
 
-    Args:
-        config: The settings.
-        weights: The weights by name, tied weights once.
-        folder: The folder.
-        about: Additional keys of the settings file: ``origin``, and ``eval``, how to evaluate it.
+    ``about`` has more keys for the settings file: ``origin``, and ``eval``, how to evaluate it.
 
     Raises:
         OSError: A file cannot be written.
@@ -453,21 +406,14 @@ def load_config(path: Path) -> ModelConfig:
     """Read and validate the settings of a model.
 
     Raises:
-        RuntimeError: The file is damaged, of another model type or of a newer version.
+        RuntimeError: As by :func:`read_config`.
         ValueError: A setting is unknown, of a wrong type or out of range.
     """
-    values = read_config(path)
-    for name in _ABOUT:
-        values.pop(name, None)
+    values = {name: x for name, x in read_config(path).items() if name not in _ABOUT}
     return read_settings(ModelConfig, values, str(path), "model", is_stored=True)
 
 
 def load_eval_config(path: Path) -> EvalConfig | None:
-    """Read the evaluation settings from the settings file of a model; None without any.
-
-    Raises:
-        RuntimeError: The file is damaged, of another model type or of a newer version.
-        ValueError: A setting is of a wrong type or out of range.
-    """
+    """Read the evaluation settings of a model, if any; errors as by :func:`load_config`."""
     values = read_config(path).get("eval")
     return None if values is None else read_settings(EvalConfig, values, str(path), "eval")

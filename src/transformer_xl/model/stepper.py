@@ -21,7 +21,7 @@ from transformer_xl.model.memory import KeysAndValues, Memory, join
 from transformer_xl.model.positions import Positions
 from transformer_xl.model.reading import read
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model.wrapping import adapters, is_all_plain, projected
+from transformer_xl.model.wrapping import adapted, adapters, is_all_plain, projected
 
 _LEAST_CAPACITY = 64
 
@@ -160,8 +160,6 @@ class _View(NamedTuple):
     """The slot of the token itself."""
     places: slice
     """The slots that are attended to."""
-    n_distances: int
-    """The number of distances among them."""
     order: Int[Tensor, " S"] | None
     """Index of the distance of each slot, farthest first. None: the slots are in order."""
     hidden: Bool[Tensor, "B S"] | None
@@ -180,24 +178,21 @@ class RingStepper(Stepper):
     """Index of the next position, common to all streams of the batch."""
 
     def __init__(self, model: TransformerXL, lengths: Lengths, memory: Memory) -> None:
-        self._model, self._lengths = model, lengths
+        self._model, self._reset_at = model, model.config.reset_at
         self._mem_len, self._size = lengths.mem_len, lengths.mem_len + 1
-        attn_len = lengths.windowed().attn_len
-        assert attn_len is not None
-        self._limit = attn_len
-        self._clamp_len, self._reset_at = lengths.clamp_len, model.config.reset_at
+        self._limit = lengths.windowed().attn_len or self._size
+        self._clamp_len = lengths.clamp_len
         memory = memory.last(self._mem_len)
-        B, M = memory.batch_size, len(memory)
         store = memory.store
         assert isinstance(store, KeysAndValues)
         store.require(adapters(model))
-        keys, values = store.tensors()
         # Index of the first position that each stream sees.
-        self._first = torch.zeros(B, dtype=torch.int64, device=model.device)
+        self._first = torch.zeros(memory.batch_size, dtype=torch.int64, device=model.device)
         if memory.forgotten is not None:
             self._first += memory.forgotten
-        self.state = M
-        self._lay_out(keys, values, slice(None), M, self._capacity_for(M + 1))
+        self.state = len(memory)
+        keys, values = store.tensors()
+        self._lay_out(keys, values, slice(None), self.state, self._capacity_for(self.state + 1))
 
     @property
     def batch_size(self) -> int:
@@ -228,9 +223,8 @@ class RingStepper(Stepper):
             for ring in (self._keys, self._values)
         )
         forgotten = (first - (self.state - M)).clamp(min=0)
-        store = KeysAndValues(keys, values)
-        # Each step checks that the model has none.
-        store.adapters = ()
+        # Each step checks that the model has no adapters.
+        store = KeysAndValues(keys, values, adapters=())
         return Memory(store, forgotten if forgotten.any() else None)
 
     @torch.no_grad()
@@ -271,7 +265,7 @@ class RingStepper(Stepper):
         return stream_numbers(rows, self.batch_size, self._first.device)
 
     def _require_plain(self) -> None:
-        if adapters(self._model):
+        if adapted(self._model):
             raise ValueError(
                 "the model was given adapters since these streams were begun, whose keys and "
                 "values belong to the weights of that time: begin anew with mems=None "
@@ -322,17 +316,20 @@ class RingStepper(Stepper):
         )
         self._renew()
 
-    def _ensure_capacity(self, span: int) -> None:
-        """Grow the ring if it is too small; shrink it if it is larger than needed."""
-        is_at_origin = (self.state - self._origin) % self._capacity == 0
-        is_too_large = self._capacity_for(span) < self._capacity
-        if span > self._capacity or (is_at_origin and is_too_large):
-            self._begin_anew(span)
+    def _ensure_capacity(self, span: int, reach: int = 1) -> None:
+        """Lay the ring out anew if it is too small, or larger than needed.
 
-    def _begin_anew(self, span: int) -> None:
-        M = min(span - 1, self._longest())
-        place = self._places(self.state - M, self.state)
-        self._lay_out(self._keys, self._values, place, M, self._capacity_for(span))
+        Unless it has its full capacity, the newest ``reach`` positions are in order afterwards.
+        """
+        newest = (self.state - self._origin) % self._capacity
+        if (
+            span > self._capacity
+            or (newest == 0 and self._capacity_for(span) < self._capacity)
+            or (reach > newest + 1 and self._capacity < self._size)
+        ):
+            M = self._longest()
+            place = self._places(self.state - M, self.state)
+            self._lay_out(self._keys, self._values, place, M, self._capacity_for(span))
 
     def _renew(self) -> None:
         """Drop what depends on the addresses of the buffers."""
@@ -342,25 +339,20 @@ class RingStepper(Stepper):
         if self._reset_at is not None:
             self._first[tokens == self._reset_at] = n
         span = self._longest() + 1
-        self._ensure_capacity(span)
         reach = min(span, self._limit)
+        self._ensure_capacity(span, reach)
         newest = (n - self._origin) % self._capacity
-        if reach > newest + 1 and self._capacity < self._size:
-            self._begin_anew(span)
-            newest = span - 1
-        if is_in_order := reach <= newest + 1:
-            places, n_distances = slice(newest + 1 - reach, newest + 1), reach
-        else:
-            places, n_distances = slice(0, self._capacity), self._capacity
+        is_in_order = reach <= newest + 1
+        places = slice(newest + 1 - reach, newest + 1) if is_in_order else slice(0, self._capacity)
         # Distance of each slot from the token.
         place = torch.arange(places.start, places.stop, device=self._first.device)
         distance = (newest - place) % self._capacity
         order = None if is_in_order else self._capacity - 1 - distance
         seen = (n + 1 - self._first).clamp(max=self._limit)
         hidden = None
-        if n_distances > int(seen.min()):
+        if len(place) > int(seen.min()):
             hidden = distance >= seen[:, None]
-        return _View(newest, places, n_distances, order, hidden)
+        return _View(newest, places, order, hidden)
 
     def _through(self, x: Float[Tensor, "B 1 D"], view: _View) -> Float[Tensor, "B 1 D"]:
         """Compute the layers for embedded tokens; write their keys and values into the ring."""
@@ -385,14 +377,14 @@ class RingStepper(Stepper):
     def _attended(self, q: Float[Tensor, "B H K"], n: int, view: _View) -> Float[Tensor, "B 1 D"]:
         positions: Positions = self._positions[n].to(q.dtype)
         keys, values = (ring[n][:, :, view.places] for ring in (self._keys, self._values))
-        scale = q.shape[2] ** -0.5
+        scale, n_distances = q.shape[2] ** -0.5, keys.shape[2]
         by_content, by_position = (
             ((q + bias) * scale).transpose(0, 1)
             for bias in (positions.content_bias, positions.position_bias)
         )
-        position = by_position @ positions.r[-view.n_distances :].permute(1, 2, 0)
+        position = by_position @ positions.r[-n_distances:].permute(1, 2, 0)
         if (distance_bias := positions.distance_bias) is not None:
-            position = position + distance_bias[-view.n_distances :].T[:, None] * scale
+            position = position + distance_bias[-n_distances:].T[:, None] * scale
         if view.order is not None:
             position = position.index_select(2, view.order)
         # A row vector times a matrix: with a single column, bmm is several times slower.
@@ -464,8 +456,7 @@ class FixedStepper(RingStepper):
             self._first.copy_(torch.where(is_reset, self._number, self._first))
         seen = (self._number + 1 - self._first).clamp(max=self._limit)
         hidden = distance >= seen[:, None]
-        newest = place[None]
-        return _View(newest, slice(None), self._size, self._size - 1 - distance, hidden)
+        return _View(place[None], slice(None), self._size - 1 - distance, hidden)
 
     def _write(self, n: int, newest: Any, present: Sequence[Tensor]) -> None:
         for ring, new in zip((self._keys, self._values), present, strict=True):

@@ -80,16 +80,17 @@ def adapters(model: nn.Module) -> Adapters:
     It has, for each adapted module, the active and merged adapters, their scales, and the version
     counters of the weights. Empty without adapters; that costs some microseconds.
     """
-    found: list[Any] = []
+    return tuple(_state(module) for module in adapted(model))
+
+
+def adapted(model: nn.Module) -> list[Any]:
+    """Return the modules of a model that have adapters."""
     queue: list[Any] = [model]
     # The list grows while it is iterated over.
     for module in queue:
-        if (kind := type(module)) in _LEAVES:
-            continue
-        if hasattr(kind, "active_adapters"):
-            found.append(module)
-        queue += module._modules.values()
-    return tuple(_state(module) for module in found)
+        if type(module) not in _LEAVES:
+            queue += module._modules.values()
+    return [module for module in queue if hasattr(type(module), "active_adapters")]
 
 
 def _state(module: Any) -> tuple[Any, ...]:
