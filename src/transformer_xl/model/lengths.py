@@ -45,9 +45,7 @@ class Lengths(NamedTuple):
         """
         # Lengths were validated in an eager call before tracing.
         if not torch.compiler.is_compiling():
-            given = {name: whole(name, x, _LEAST.get(name, 0)) for name, x in given.items()}
-            if requires_effect:
-                _require_effect(config, given)
+            given = _require_lengths(config, given, requires_effect)
         own = cls(SEGMENT_LEN, config.mem_len, config.attn_len, config.clamp_len, config.ext_len)
         return own._replace(**{name: x for name, x in given.items() if x is not None})
 
@@ -68,8 +66,12 @@ class Lengths(NamedTuple):
         return self if self.is_windowed else self._replace(attn_len=self.mem_len + 1)
 
 
-def _require_effect(config: ModelConfig, given: dict[str, int | None]) -> None:
-    for name, beside, _ in config.unused():
+def _require_lengths(
+    config: ModelConfig, given: dict[str, Any], requires_effect: bool
+) -> dict[str, int | None]:
+    given = {name: whole(name, x, _LEAST.get(name, 0)) for name, x in given.items()}
+    for name, beside, _ in config.unused() if requires_effect else ():
         x = given.get(name)
         if x is not None and x != getattr(config, name):
             raise ValueError(f"{name}={x} has no effect with {beside}; leave it out")
+    return given

@@ -250,7 +250,9 @@ class RingStepper(Stepper):
             self.state = before + shift
             self._first += shift
         self._first[row] = self.state
-        self._ensure_capacity(max(M, self._longest()) + 1)
+        span = max(M, self._longest()) + 1
+        if self._has_to_move(span):
+            self._move(span)
         place = self._places(self.state - M, self.state)
         for ring, given in zip((self._keys, self._values), memory.store.tensors(), strict=True):
             for x, new in zip(ring, given, strict=True):
@@ -316,20 +318,23 @@ class RingStepper(Stepper):
         )
         self._renew()
 
-    def _ensure_capacity(self, span: int, reach: int = 1) -> None:
-        """Lay the ring out anew if it is too small, or larger than needed.
+    def _has_to_move(self, span: int, reach: int = 1) -> bool:
+        """Whether the ring is too small for ``span`` positions, or larger than needed.
 
-        Unless it has its full capacity, the newest ``reach`` positions are in order afterwards.
+        Unless it has its full capacity, the newest ``reach`` positions have to be in order, too.
         """
         newest = (self.state - self._origin) % self._capacity
-        if (
+        return (
             span > self._capacity
             or (newest == 0 and self._capacity_for(span) < self._capacity)
             or (reach > newest + 1 and self._capacity < self._size)
-        ):
-            M = self._longest()
-            place = self._places(self.state - M, self.state)
-            self._lay_out(self._keys, self._values, place, M, self._capacity_for(span))
+        )
+
+    def _move(self, span: int) -> None:
+        """Copy the positions in order into a ring for ``span`` positions."""
+        M = self._longest()
+        place = self._places(self.state - M, self.state)
+        self._lay_out(self._keys, self._values, place, M, self._capacity_for(span))
 
     def _renew(self) -> None:
         """Drop what depends on the addresses of the buffers."""
@@ -340,7 +345,8 @@ class RingStepper(Stepper):
             self._first[tokens == self._reset_at] = n
         span = self._longest() + 1
         reach = min(span, self._limit)
-        self._ensure_capacity(span, reach)
+        if self._has_to_move(span, reach):
+            self._move(span)
         newest = (n - self._origin) % self._capacity
         is_in_order = reach <= newest + 1
         places = slice(newest + 1 - reach, newest + 1) if is_in_order else slice(0, self._capacity)

@@ -6,7 +6,7 @@ from threading import get_ident
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Integer
+from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -20,30 +20,6 @@ from transformer_xl.model.wrapping import adapters, evaluating
 
 _MOST_PROJECTED = 4
 """Most tables of projected positions in the cache, one for each ``clamp_len`` and precision."""
-
-
-@torch.no_grad()
-def init_weights(model: nn.Module, config: ModelConfig) -> None:
-    """Initialize the weights of a model, by the names of its parameters."""
-    table = (
-        # (names end in, mean, standard deviation)
-        (("norm.weight",), 1.0, config.init_std),
-        (("gate.bias",), GATE_BIAS, 0.0),
-        (("norm.bias", "inner.bias", "outer.bias", "softmax.bias"), 0.0, 0.0),
-        (("cluster_bias", "distance_bias"), 0.0, 0.0),
-        (("embedding.proj.weight", "softmax.proj.weight"), 0.0, config.proj_init_std),
-        (("_proj.weight", "inner.weight", "outer.weight"), 0.0, config.init_std),
-        (("embedding.weight", "softmax.weight", "cluster_weight"), 0.0, config.init_std),
-        (("content_bias", "position_bias"), 0.0, config.init_std),
-        (("distance_embedding", "position_embedding"), 0.0, config.init_std),
-    )
-    for name, parameter in model.named_parameters():
-        # Parameters of clusters have an index.
-        name = re.sub(r"weights\.\d+", "weight", re.sub(r"projs\.\d+", "proj", name))
-        mean, std = next((m, s) for ends, m, s in table if name.endswith(ends))
-        # On the meta device, normal_ would import torch's compiler.
-        if not parameter.is_meta:
-            parameter.normal_(mean, std)
 
 
 class TransformerXL(LanguageModel):
@@ -83,9 +59,7 @@ class TransformerXL(LanguageModel):
             DecoderLayer(config) for _ in range(config.n_layer)
         )
         self._add_positions(config)
-        self.final_norm = None
-        if config.final_norm:
-            self.final_norm = make_norm(config)
+        self.final_norm = make_norm(config) if config.final_norm else None
         self._projected: dict[tuple[int | None, bool], list[Tensor]] = {}
         self._probe: Tensor | None = None
 
@@ -93,28 +67,40 @@ class TransformerXL(LanguageModel):
         """Copy everything but the cache of projected positions."""
         return {**vars(self), "_projected": {}, "_probe": None}
 
+    @torch.no_grad()
     def init_weights(self) -> None:
-        """Draw the initial weights."""
-        init_weights(self, self.config)
+        """Draw the initial weights, by the names of the parameters."""
+        config = self.config
+        table = (
+            # (names end in, mean, standard deviation)
+            (("norm.weight",), 1.0, config.init_std),
+            (("gate.bias",), GATE_BIAS, 0.0),
+            (("norm.bias", "inner.bias", "outer.bias", "softmax.bias"), 0.0, 0.0),
+            (("cluster_bias", "distance_bias"), 0.0, 0.0),
+            (("embedding.proj.weight", "softmax.proj.weight"), 0.0, config.proj_init_std),
+            (("_proj.weight", "inner.weight", "outer.weight"), 0.0, config.init_std),
+            (("embedding.weight", "softmax.weight", "cluster_weight"), 0.0, config.init_std),
+            (("content_bias", "position_bias"), 0.0, config.init_std),
+            (("distance_embedding", "position_embedding"), 0.0, config.init_std),
+        )
+        for name, parameter in self.named_parameters():
+            # Parameters of clusters have an index.
+            name = re.sub(r"weights\.\d+", "weight", re.sub(r"projs\.\d+", "proj", name))
+            mean, std = next((m, s) for ends, m, s in table if name.endswith(ends))
+            # On the meta device, normal_ would import torch's compiler.
+            if not parameter.is_meta:
+                parameter.normal_(mean, std)
 
     @torch.no_grad()
     def attention_weights(
-        self,
-        tokens: Integer[Tensor, "B T"],
-        mems: Memory | None = None,
-        *,
-        starts: Bool[Tensor, "B T"] | None = None,
-        attn_len: int | None = None,
-        clamp_len: int | None = None,
+        self, tokens: Integer[Tensor, "B T"], mems: Memory | None = None, **options: Any
     ) -> list[Float[Tensor, "B H T S"]]:
         """Return the attention weights of each layer.
 
         Args:
             tokens: A segment; it should be short, as T x S weights are stored for each head.
             mems: As in :meth:`forward`.
-            starts: As in :meth:`forward`.
-            attn_len: As in :meth:`forward`.
-            clamp_len: As in :meth:`forward`.
+            options: ``starts``, ``attn_len`` and ``clamp_len``, as in :meth:`forward`.
 
         Returns:
             Weights that sum to one over S: the positions of the memory, then of the segment.
@@ -135,7 +121,7 @@ class TransformerXL(LanguageModel):
         hooks = [layer.attention.register_forward_pre_hook(look) for layer in self.layers]
         try:
             with evaluating(self):
-                self.read(tokens, mems, starts=starts, attn_len=attn_len, clamp_len=clamp_len)
+                self.read(tokens, mems, **options)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -148,9 +134,8 @@ class TransformerXL(LanguageModel):
     @property
     def device(self) -> torch.device:
         """Device on which the model computes."""
-        if self._weight.is_meta and (
-            hook := getattr(self.layers[0].attention_norm, "_hf_hook", None)
-        ):
+        norm = self.layers[0].attention_norm
+        if norm.weight.is_meta and (hook := getattr(norm, "_hf_hook", None)):
             # Offloaded by accelerate, and loaded when used.
             return torch.device(hook.execution_device)
         return self._weight.device
@@ -227,17 +212,13 @@ class TransformerXL(LanguageModel):
         """
         if memory.has_keys or self._is_absolute:
             return memory
+        keys, values = [], []
         with evaluating(self):
             if self.config.attn_type == 0 and not torch.compiler.is_compiling():
                 self._renew_projected()
-            projected = [
-                layer.keys_and_values(state)
-                for layer, state in zip(self.layers, memory.states, strict=True)
-            ]
-        keys, values = (
-            [x.permute(2, 0, 1, 3).contiguous() for x in layers]
-            for layers in zip(*projected, strict=True)
-        )
+            for layer, state in zip(self.layers, memory.states, strict=True):
+                for kept, x in zip((keys, values), layer.keys_and_values(state), strict=True):
+                    kept.append(x.permute(2, 0, 1, 3).contiguous())
         return Memory(KeysAndValues(keys, values, adapters(self)), memory.forgotten)
 
     @property
@@ -272,11 +253,11 @@ class TransformerXL(LanguageModel):
     def _add_positions(self, config: ModelConfig) -> None:
         n_layer, n_head, d_head = config.n_layer, config.n_head, config.head_width
         # One bias for all layers, or one for each.
-        n_biases = 1 if config.tie_biases else n_layer
+        biases = 1 if config.tie_biases else n_layer, n_head, d_head
         if config.attn_type in (0, 1):
-            self.content_bias = nn.Parameter(torch.empty(n_biases, n_head, d_head))
+            self.content_bias = nn.Parameter(torch.empty(biases))
         if config.attn_type == 0:
-            self.position_bias = nn.Parameter(torch.empty(n_biases, n_head, d_head))
+            self.position_bias = nn.Parameter(torch.empty(biases))
         # Tables have a row for each distance, the nearest first.
         rows = config.n_positions or 0
         if config.attn_type == 1:
