@@ -92,6 +92,13 @@ class GRUGate(nn.Module):
         return x + z * (candidate.tanh() - x)
 
 
+Attend = Callable[
+    [Float[Tensor, "B T H K"], Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]],
+    Float[Tensor, "B T H K"],
+]
+"""Attends with queries to keys and values whose order it knows: those of a ring buffer."""
+
+
 class RelAttention(nn.Module):
     """Multi-head relative attention (section 3.3), without the residual connection.
 
@@ -122,11 +129,22 @@ class RelAttention(nn.Module):
         q: Float[Tensor, "B T H K"],
         k: Float[Tensor, "B S H K"],
         v: Float[Tensor, "B S H K"],
-        positions: Positions | None,
+        positions: Positions | Attend | None,
         attn_len: int | None = None,
         first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     ) -> Float[Tensor, "B T D"]:
-        """Attend with queries to keys and values; ``positions`` None: content scores only."""
+        """Attend with queries to keys and values.
+
+        Args:
+            q: Queries of the segment.
+            k: Keys of memory and segment.
+            v: Their values.
+            positions: Their relative positions; None: content scores only. Or another attention.
+            attn_len: How many keys a query sees, counting its own.
+            first_key: Index of the first key that each stream, or each query, sees.
+        """
+        if callable(positions):
+            return projected(self.o_proj, positions(q, k, v).flatten(2))
         k, v = k.to(q.dtype), v.to(q.dtype)
         dropped = self.attn_dropout if self.training else 0.0
         seen = {"attn_len": attn_len, "first_key": first_key, "dropout": dropped}
@@ -282,7 +300,7 @@ class DecoderLayer(nn.Module):
         self,
         x: Float[Tensor, "B T D"],
         past: Past,
-        positions: Positions | None,
+        positions: Positions | Attend | None,
         attn_len: int | None = None,
         first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     ) -> tuple[Float[Tensor, "B T D"], Present]:
@@ -292,7 +310,7 @@ class DecoderLayer(nn.Module):
             x: Hidden states of the segment.
             past: The memory of this layer: hidden states, or a function that appends the segment's
                 keys and values to the cached ones.
-            positions: The relative positions of the keys. None: content scores only.
+            positions: As in :meth:`RelAttention.forward`.
             attn_len: How many keys a query sees, counting its own.
             first_key: Index of the first key that each stream, or each query, sees.
 
@@ -310,21 +328,17 @@ class DecoderLayer(nn.Module):
             k, v = past(k, v)
         if self.has_raw_queries:
             q = self.attention.queries(x)
-        out = self.finish(x, self.attention(q, k, v, positions, attn_len, first_key))
-        if isinstance(past, Tensor):
-            return out, out if self.is_recurrent else x
-        return out, self.keys_and_values(out) if self.is_recurrent else None
-
-    def finish(
-        self, x: Float[Tensor, "B T D"], attended: Float[Tensor, "B T D"]
-    ) -> Float[Tensor, "B T D"]:
-        """Compute the rest of the layer, given the output of the attention."""
-        x = self._merged(x, attended, self.attention_gate)
+        attended = self.attention(q, k, v, positions, attn_len, first_key)
+        y = self._merged(x, attended, self.attention_gate)
         if not self.norm_first:
-            x = self.attention_norm(x)
-        transformed = self.feed_forward(self.feed_forward_norm(x) if self.norm_first else x)
-        x = self._merged(x, transformed, self.feed_forward_gate)
-        return x if self.norm_first else self.feed_forward_norm(x)
+            y = self.attention_norm(y)
+        transformed = self.feed_forward(self.feed_forward_norm(y) if self.norm_first else y)
+        y = self._merged(y, transformed, self.feed_forward_gate)
+        if not self.norm_first:
+            y = self.feed_forward_norm(y)
+        if isinstance(past, Tensor):
+            return y, y if self.is_recurrent else x
+        return y, self.keys_and_values(y) if self.is_recurrent else None
 
     def _merged(self, x: Tensor, made: Tensor, gate: GRUGate | None) -> Tensor:
         made = dropout(made, self.dropout, self.training, self.is_locked)

@@ -7,6 +7,7 @@ transformers.
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +22,7 @@ from transformer_xl.model.memory import KeysAndValues, Memory, join
 from transformer_xl.model.positions import Positions
 from transformer_xl.model.reading import read
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model.wrapping import adapted, adapters, is_all_plain, projected
+from transformer_xl.model.wrapping import adapted, adapters, is_all_plain
 
 _LEAST_CAPACITY = 64
 
@@ -362,27 +363,40 @@ class RingStepper(Stepper):
 
     def _through(self, x: Float[Tensor, "B 1 D"], view: _View) -> Float[Tensor, "B 1 D"]:
         """Compute the layers for embedded tokens; write their keys and values into the ring."""
-        model = self._model
-        for n, layer in enumerate(model.layers):
-            normalized = layer.attention_norm(x) if layer.norm_first else x
-            q, *present = layer.attention.project(normalized)
-            if layer.has_raw_queries:
-                q = layer.attention.queries(x)
-            self._write(n, view.newest, present)
-            attended = self._attended(q[:, 0].to(self._keys[n].dtype), n, view)
-            x = layer.finish(x, projected(layer.attention.o_proj, attended))
-            if layer.is_recurrent:
-                self._write(n, view.newest, layer.keys_and_values(x))
-        return x if model.final_norm is None else model.final_norm(x)
+        for n, layer in enumerate(self._model.layers):
+            attend = partial(self._attended, self._positions[n], view)
+            x, of_output = layer(x, partial(self._appended, n, view), attend)
+            if of_output is not None:
+                self._write(n, view.newest, of_output)
+        norm = self._model.final_norm
+        return x if norm is None else norm(x)
+
+    def _appended(
+        self, n: int, view: _View, k: Float[Tensor, "B 1 H K"], v: Float[Tensor, "B 1 H K"]
+    ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
+        """Write the keys and values of a token into the ring; return those it attends to."""
+        self._write(n, view.newest, (k, v))
+        rings = self._keys[n], self._values[n]
+        keys, values = (ring[:, :, view.places].permute(1, 2, 0, 3) for ring in rings)
+        return keys, values
 
     def _write(self, n: int, newest: Any, present: Sequence[Tensor]) -> None:
         """Write the keys and values of a token into the ring of a layer."""
         for ring, new in zip((self._keys, self._values), present, strict=True):
             ring[n][:, :, newest] = new[:, 0].transpose(0, 1).to(ring[n].dtype)
 
-    def _attended(self, q: Float[Tensor, "B H K"], n: int, view: _View) -> Float[Tensor, "B 1 D"]:
-        positions: Positions = self._positions[n].to(q.dtype)
-        keys, values = (ring[n][:, :, view.places] for ring in (self._keys, self._values))
+    def _attended(
+        self,
+        positions: Positions,
+        view: _View,
+        q: Float[Tensor, "B 1 H K"],
+        k: Float[Tensor, "B S H K"],
+        v: Float[Tensor, "B S H K"],
+    ) -> Float[Tensor, "B 1 H K"]:
+        """Attend to the slots of a layer."""
+        keys, values = (x.permute(2, 0, 1, 3) for x in (k, v))
+        q = q[:, 0].to(keys.dtype)
+        positions = positions.to(q.dtype)
         scale, n_distances = q.shape[2] ** -0.5, keys.shape[2]
         by_content, by_position = (
             ((q + bias) * scale).transpose(0, 1)
@@ -399,7 +413,7 @@ class RingStepper(Stepper):
             score = score.masked_fill(view.hidden, -torch.inf)
         dtype = torch.promote_types(q.dtype, torch.float32)
         weight = score.softmax(-1, dtype=dtype).to(q.dtype)
-        return (weight[:, :, None] @ values).permute(1, 2, 0, 3).flatten(2)
+        return (weight[:, :, None] @ values).permute(1, 2, 0, 3)
 
 
 class FixedStepper(RingStepper):
