@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model.wrapping import require_plain
+from transformer_xl.model.wrapping import first_wrapped
 from transformer_xl.ops.packed import CompactWeight, Int8Weight, PackedWeight
 
 if TYPE_CHECKING:
@@ -80,7 +80,11 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
         raise ValueError(f"the model is compact already: {_REMEDY}")
     if not isinstance(model, TransformerXL):
         raise ValueError(f"a model of kind={model.kind!r} has no compact form: read with float32")
-    require_plain(model, "it would be left out of the compact model")
+    if (part := first_wrapped(model)) is not None:
+        raise ValueError(
+            f"{part} was wrapped, replaced or hooked: it would be left out of the compact model. "
+            "Merge adapters (model.merge_and_unload()) and remove hooks first"
+        )
     # Built without allocating or initializing weights.
     with torch.device("meta"):
         made = CompactTransformerXL(model.config).eval()
@@ -106,11 +110,10 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
 
 def _is_cut(linear: nn.Linear, model: TransformerXL) -> bool:
     """Whether rows of a matrix are used separately: queries project other states than keys."""
-    is_qkv = any(linear is layer.attention.qkv_proj for layer in model.layers)
     config = model.config
-    return is_qkv and (
-        config.attn_type in (2, 3) or config.enhanced_recurrence or "raw_queries" in config.quirks
-    )
+    has_parts = config.enhanced_recurrence or "raw_queries" in config.quirks
+    is_qkv = any(linear is layer.attention.qkv_proj for layer in model.layers)
+    return is_qkv and (config.attn_type in (2, 3) or has_parts)
 
 
 def _matrices(model: TransformerXL) -> list[nn.Linear]:

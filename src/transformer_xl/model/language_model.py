@@ -93,12 +93,7 @@ class Segment(NamedTuple):
         starts: Tensor | None,
         config: ModelConfig,
     ) -> "Segment":
-        """Validate and combine the arguments of a forward pass.
-
-        Raises:
-            ValueError: An argument is no tensor or has a wrong dtype; shapes are inconsistent; a
-                length is out of range.
-        """
+        """Validate and combine the arguments of a forward pass."""
         _require_segment(tokens, vectors, starts, config)
         segment = cls(None if tokens is None else tokens.long(), vectors)
         if starts is not None or config.reset_at is not None:

@@ -96,7 +96,7 @@ Attend = Callable[
     [Float[Tensor, "B T H K"], Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]],
     Float[Tensor, "B T H K"],
 ]
-"""Attends with queries to keys and values whose order it knows: those of a ring buffer."""
+"""Attends with queries, keys and values of a segment to those in a ring buffer, too."""
 
 
 class RelAttention(nn.Module):

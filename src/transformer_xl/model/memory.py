@@ -57,21 +57,15 @@ class HiddenStates:
         return self.states[layer]
 
     def extended(self, present: Sequence[Any], kept: int, cut: int) -> "HiddenStates":
-        """Return the states after a segment.
-
-        Args:
-            present: What each layer returned for the memory.
-            kept: How many of the first positions of the segment are appended.
-            cut: How many of the oldest positions are dropped.
-        """
+        """Append the first ``kept`` positions of a segment; drop the ``cut`` oldest ones."""
         M, new = len(self), [x.detach()[:, :kept] for x in present]
         if cut == M:
             # The backward pass needs the same tensors, so they are shared and not copied.
             return HiddenStates(new)
+        if cut > M:
+            new = [x[:, cut - M :] for x in new]
         joined = zip(self.states, new, strict=True)
-        return HiddenStates(
-            [torch.cat([old[:, cut:].to(x.dtype), x[:, max(cut - M, 0) :]], 1) for old, x in joined]
-        )
+        return HiddenStates([torch.cat([old[:, cut:].to(x.dtype), x], 1) for old, x in joined])
 
     def between(self, start: int, stop: int) -> "HiddenStates":
         """Return the positions from ``start`` to ``stop``."""
@@ -293,8 +287,7 @@ class Memory:
         Args:
             present: What each layer returned for the memory.
             mem_len: Maximum number of positions to keep.
-            kept: How many of the first positions of the segment are appended. None: all, of
-                hidden states.
+            kept: How many positions of the segment are appended; None: all, of hidden states.
         """
         if kept is None:
             kept = int(present[0].shape[1])

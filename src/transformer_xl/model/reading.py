@@ -112,9 +112,9 @@ def _columns(
 ) -> Tensor | None:
     if rows is None:
         return None
-    if isinstance(rows, Tensor):
-        return rows[:, start:stop].to(device)
-    return torch.stack([row[start:stop] for row in rows]).to(device)
+    is_tensor = isinstance(rows, Tensor)
+    some = rows[:, start:stop] if is_tensor else torch.stack([row[start:stop] for row in rows])
+    return some.to(device)
 
 
 class ReaderState(NamedTuple):

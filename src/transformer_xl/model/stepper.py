@@ -19,10 +19,9 @@ from transformer_xl.model.embedding import AdaptiveEmbedding, embedded
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import KeysAndValues, Memory, join
-from transformer_xl.model.positions import Positions
 from transformer_xl.model.reading import read
 from transformer_xl.model.transformer_xl import TransformerXL
-from transformer_xl.model.wrapping import adapted, adapters, is_all_plain
+from transformer_xl.model.wrapping import adapted, adapters, first_wrapped
 
 _LEAST_CAPACITY = 64
 
@@ -58,7 +57,7 @@ class Stepper(ABC):
         if (
             memory.has_keys
             and isinstance(model, TransformerXL)
-            and is_all_plain(model)
+            and first_wrapped(model) is None
             and not torch.is_autocast_enabled(model.device.type)
         ):
             is_fixed = model.device.type == "cuda" if is_fixed is None else is_fixed
@@ -152,6 +151,11 @@ class CallingStepper(Stepper):
     def reset(self, rows: Rows) -> None:
         """See :meth:`Stepper.reset`."""
         self.state = self.state.reset(rows)
+
+
+def _alone(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the keys and values of a token: the attention appends them to a ring itself."""
+    return k, v
 
 
 class _View(NamedTuple):
@@ -364,21 +368,11 @@ class RingStepper(Stepper):
     def _through(self, x: Float[Tensor, "B 1 D"], view: _View) -> Float[Tensor, "B 1 D"]:
         """Compute the layers for embedded tokens; write their keys and values into the ring."""
         for n, layer in enumerate(self._model.layers):
-            attend = partial(self._attended, self._positions[n], view)
-            x, of_output = layer(x, partial(self._appended, n, view), attend)
+            x, of_output = layer(x, _alone, partial(self._attended, n, view))
             if of_output is not None:
                 self._write(n, view.newest, of_output)
         norm = self._model.final_norm
         return x if norm is None else norm(x)
-
-    def _appended(
-        self, n: int, view: _View, k: Float[Tensor, "B 1 H K"], v: Float[Tensor, "B 1 H K"]
-    ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
-        """Write the keys and values of a token into the ring; return those it attends to."""
-        self._write(n, view.newest, (k, v))
-        rings = self._keys[n], self._values[n]
-        keys, values = (ring[:, :, view.places].permute(1, 2, 0, 3) for ring in rings)
-        return keys, values
 
     def _write(self, n: int, newest: Any, present: Sequence[Tensor]) -> None:
         """Write the keys and values of a token into the ring of a layer."""
@@ -387,16 +381,17 @@ class RingStepper(Stepper):
 
     def _attended(
         self,
-        positions: Positions,
+        n: int,
         view: _View,
         q: Float[Tensor, "B 1 H K"],
-        k: Float[Tensor, "B S H K"],
-        v: Float[Tensor, "B S H K"],
+        k: Float[Tensor, "B 1 H K"],
+        v: Float[Tensor, "B 1 H K"],
     ) -> Float[Tensor, "B 1 H K"]:
-        """Attend to the slots of a layer."""
-        keys, values = (x.permute(2, 0, 1, 3) for x in (k, v))
+        """Write the keys and values of a token into the ring of layer ``n``, and attend to it."""
+        self._write(n, view.newest, (k, v))
+        keys, values = (ring[n][:, :, view.places] for ring in (self._keys, self._values))
         q = q[:, 0].to(keys.dtype)
-        positions = positions.to(q.dtype)
+        positions = self._positions[n].to(q.dtype)
         scale, n_distances = q.shape[2] ** -0.5, keys.shape[2]
         by_content, by_position = (
             ((q + bias) * scale).transpose(0, 1)

@@ -104,25 +104,8 @@ def _state(module: Any) -> tuple[Any, ...]:
     )
 
 
-def is_all_plain(model: nn.Module) -> bool:
-    """Whether no part of a model was wrapped, replaced or hooked."""
-    return _first_wrapped(model) is None
-
-
-def require_plain(model: nn.Module, consequence: str) -> None:
-    """Require a model without wrapped, replaced or hooked modules.
-
-    Raises:
-        ValueError: There is such a module; the message names it.
-    """
-    if (found := _first_wrapped(model)) is not None:
-        raise ValueError(
-            f"{found} was wrapped, replaced or hooked: {consequence}. Merge adapters "
-            "(model.merge_and_unload()) and remove hooks first"
-        )
-
-
-def _first_wrapped(model: nn.Module) -> str | None:
+def first_wrapped(model: nn.Module) -> str | None:
+    """Return which part of a model was wrapped, replaced or hooked, if any."""
     for name, module in model.named_modules():
         kind = type(module)
         if not (kind.__module__.startswith(_BUILT_IN) and is_plain(module, kind)):
