@@ -270,10 +270,9 @@ class Memory:
         # Keys have the heads first and the head width last.
         width = x.shape[0] * x.shape[3] if self.has_keys else x.shape[2]
         return (
-            f"{type(self).__name__}(n_layer={len(store.tensors()[0])}, "
-            f"batch_size={self.batch_size}, length={len(self)}, width={width}, "
-            f"store={type(store).__name__}, dtype={x.dtype}, device={str(x.device)!r}, "
-            f"nbytes={self.nbytes:_})"
+            f"Memory(n_layer={len(store.tensors()[0])}, batch_size={self.batch_size}, "
+            f"length={len(self)}, width={width}, store={type(store).__name__}, dtype={x.dtype}, "
+            f"device={str(x.device)!r}, nbytes={self.nbytes:_})"
         )
 
     def with_capacity(self, T: int, mem_len: int) -> "Memory":

@@ -216,18 +216,14 @@ class RingStepper(Stepper):
     @torch.no_grad()
     def memory(self, rows: Rows | None = None) -> Memory:
         """See :meth:`Stepper.memory`."""
-        index = None if rows is None else self._numbers(rows)
-        first = self._first if index is None else self._first[index]
-        M = max(min(self.state - int(first.min()), self._mem_len), 0) if len(first) else 0
+        if rows is not None:
+            return self.select(rows).memory()
+        M = self._longest()
         place = self._places(self.state - M, self.state)
         keys, values = (
-            [
-                (x if index is None else x.index_select(1, index)).index_select(2, place)
-                for x in ring
-            ]
-            for ring in (self._keys, self._values)
+            [x.index_select(2, place) for x in ring] for ring in (self._keys, self._values)
         )
-        forgotten = (first - (self.state - M)).clamp(min=0)
+        forgotten = (self._first - (self.state - M)).clamp(min=0)
         # Each step checks that the model has no adapters.
         store = KeysAndValues(keys, values, adapters=())
         return Memory(store, forgotten if forgotten.any() else None)

@@ -279,7 +279,11 @@ class TransformerXL(LanguageModel):
             zero = torch.zeros_like(content_bias[0])
             tables = zip(self.distance_embedding, content_bias, self.distance_bias, strict=True)
             return [Positions(r[row], u, zero, bias[row]) for r, u, bias in tables]
-        keys = (self._cached_keys if is_fixed else self._projected_keys)(S, clamp_len)
+        if is_fixed:
+            keys = self._cached_keys(S, clamp_len)
+        else:
+            encoding = self._dropped(self._encoding(S, clamp_len), self.config.dropouts.input)
+            keys = [layer.attention.positions(encoding) for layer in self.layers]
         position_bias = self.position_bias.expand(n_layer, -1, -1)
         return [Positions(*each) for each in zip(keys, content_bias, position_bias, strict=True)]
 
@@ -311,13 +315,8 @@ class TransformerXL(LanguageModel):
         last = self.config.n_positions - 1
         return last if clamp_len is None else min(last, clamp_len)
 
-    def _projected_keys(self, S: int, clamp_len: int | None) -> list[Float[Tensor, "S H K"]]:
-        """Project the encodings of all distances for each layer."""
-        encoding = self._dropped(self._encoding(S, clamp_len), self.config.dropouts.input)
-        return [layer.attention.positions(encoding) for layer in self.layers]
-
     def _cached_keys(self, S: int, clamp_len: int | None) -> list[Float[Tensor, "S H K"]]:
-        """Return what :meth:`_projected_keys` does, cached for fixed weights.
+        """Return projected encodings for each layer, cached for fixed weights.
 
         :meth:`keep`, which creates all keys and values, invalidates the cache.
         """
