@@ -29,7 +29,6 @@ import torch
 from transformer_xl.apps.compress import Settings, compress, decompress
 from transformer_xl.apps.compress.contents import to_tokens
 from transformer_xl.apps.compress.header import unpack
-from transformer_xl.apps.compress.planning import Layout
 from transformer_xl.apps.compress.predicting import AT_ONCE, lengths, start_symbol
 from transformer_xl.config.device import pick_device
 from transformer_xl.data import Vocab, load_vocab
@@ -116,14 +115,13 @@ def loss(packed: bytes, data: bytes, model: LanguageModel, vocab: Vocab | None) 
     coding = unpack(packed)[0].coding
     if coding is None:
         return None
-    layout = Layout(coding.n_tokens, coding.streams, coding.segment_len)
-    parts = torch.from_numpy(layout.cut(to_tokens(data, vocab))).long()
-    before = torch.cat([torch.full((len(parts), 1), start_symbol(model)), parts[:, :-1]], 1)
+    columns = torch.from_numpy(coding.cut(to_tokens(data, vocab), start_symbol(model))).long()
+    before, parts = columns[:, :-1], columns[:, 1:]
     mems, total = model.keep(model.start_memory(len(parts), coding.mem_len)), 0.0
     # A round is one segment.
     whole = lengths(model, coding.mem_len)._replace(segment_len=AT_ONCE)
-    for places in layout.rounds():
-        is_there = torch.from_numpy(layout.is_there(places).T)
+    for places in coding.rounds():
+        is_there = torch.from_numpy(coding.is_there(places).T)
         tokens, targets = (x[:, places] for x in (before, parts))
         (piece,) = read(model, tokens, whole, mems, targets=targets)
         mems = piece.mems

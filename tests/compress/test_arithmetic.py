@@ -56,16 +56,18 @@ def test_what_was_written_is_read():
     symbols = draw.integers(0, 40, 300).astype(np.int32)
     chosen = draw.random(7) < 0.5
     before = draw.random(7) < 0.5
+    written = [
+        ([63], arithmetic.SHIFT_PROBABILITIES),
+        (symbols, probabilities),
+        (chosen, arithmetic.choice_probabilities(before)),
+        ([0xDE, 0xAD, 0xBE, 0xEF], arithmetic.CHECK_PROBABILITIES),
+    ]
     encoder = arithmetic.Encoder()
-    encoder.put_shift(63)
-    encoder.put(symbols, probabilities)
-    encoder.put_choices(chosen, before)
-    encoder.put_check(0xDEADBEEF)
+    for given, distributions in written:
+        encoder.put(given, distributions)
     decoder = arithmetic.Decoder(encoder.finish())
-    assert decoder.get_shift() == 63
-    assert np.array_equal(decoder.get(probabilities), symbols)
-    assert np.array_equal(decoder.get_choices(before), chosen)
-    assert decoder.get_check() == 0xDEADBEEF
+    for given, distributions in written:
+        assert np.array_equal(decoder.get(distributions), given)
 
 
 def test_what_cannot_have_been_written_is_said():

@@ -28,8 +28,11 @@ MARGIN = 1e-8
 DEEPEST = 24 * STEPS
 """Largest -log2 p in steps; less probable symbols are clamped to it."""
 
-_UNSHIFTED = 4096.0
-_UNCHANGED = 255.0
+_UNSHIFTED, _UNCHANGED = 4096.0, 255.0
+SHIFT_PROBABILITIES = np.array([[_UNSHIFTED, *[1.0] * (SHIFTS - 1)]])
+"""The distribution of the offset of the grid, unnormalized."""
+CHECK_PROBABILITIES = np.ones((4, 256))
+"""The distributions of the four bytes of a CRC-32, unnormalized."""
 LEAST_SHIFT = math.log2(1 + (SHIFTS - 1) / _UNSHIFTED)
 """Smallest cost in bits of the offset of a round."""
 LEAST_CHOICE = math.log2(1 + 1 / _UNCHANGED)
@@ -72,37 +75,29 @@ def safe_shift(log_probs: Float64[Tensor, "*batch V"]) -> int:
     return free
 
 
+def choice_probabilities(before: Bool[np.ndarray, " B"]) -> Float64[np.ndarray, "B 2"]:
+    """Return the distributions of a binary choice; the previous one is the most probable."""
+    return np.where(before[:, None], [[1.0, _UNCHANGED]], [[_UNCHANGED, 1.0]])
+
+
 def least_bits(vocab_size: int) -> float:
     """Return the smallest cost of a symbol in bits: no symbol has probability 0."""
     return -math.log2(1 - (vocab_size - 1) * 2.0**-24)
 
 
 class Encoder:
-    """Encodes symbols with their probabilities."""
+    """Encodes symbols, each with its own distribution."""
 
     def __init__(self) -> None:
-        self._coder = _constriction().stream.queue.RangeEncoder()
-        self._family = _family()
+        library = check_installed()
+        self._coder = library.stream.queue.RangeEncoder()
+        self._family = library.stream.model.Categorical(perfect=False)
 
-    def put(
-        self, symbols: Int32[np.ndarray, " n"], probabilities: Float64[np.ndarray, "n V"]
-    ) -> None:
-        """Encode symbols, each with its own distribution."""
+    def put(self, symbols: Any, probabilities: Float64[np.ndarray, "n V"]) -> None:
+        """Encode a row of symbols."""
+        symbols = np.ascontiguousarray(symbols, dtype=np.int32)
         if len(symbols):
-            self._coder.encode(np.ascontiguousarray(symbols), self._family, probabilities)
-
-    def put_shift(self, shift: int) -> None:
-        """Encode an offset of the grid."""
-        self.put(np.array([shift], dtype=np.int32), _shift_probabilities())
-
-    def put_choices(self, chosen: Bool[np.ndarray, " B"], before: Bool[np.ndarray, " B"]) -> None:
-        """Encode a binary choice of each stream; its previous choice is the most probable."""
-        self.put(chosen.astype(np.int32), _choice_probabilities(before))
-
-    def put_check(self, crc: int) -> None:
-        """Encode a CRC-32."""
-        symbols = np.frombuffer(crc.to_bytes(4, "little"), np.uint8).astype(np.int32)
-        self.put(symbols, np.ones((4, 256)))
+            self._coder.encode(symbols, self._family, probabilities)
 
     def finish(self) -> bytes:
         """Return the code."""
@@ -112,15 +107,17 @@ class Encoder:
 class Decoder:
     """Decodes the code of an :class:`Encoder`, given the same probabilities.
 
-    Every method may raise an :class:`OtherNumbersError`.
+    Raises:
+        OtherNumbersError: The code is invalid; :meth:`get` may raise it, too.
     """
 
     def __init__(self, payload: bytes) -> None:
         if len(payload) % 4:
             raise OtherNumbersError("the size of the code is not a multiple of 4 bytes")
+        library = check_installed()
         words = np.frombuffer(payload, "<u4").astype(np.uint32)
-        self._coder = _constriction().stream.queue.RangeDecoder(words)
-        self._family = _family()
+        self._coder = library.stream.queue.RangeDecoder(words)
+        self._family = library.stream.model.Categorical(perfect=False)
 
     def get(self, probabilities: Float64[np.ndarray, "n V"]) -> Int32[np.ndarray, " n"]:
         """Decode a symbol for each distribution."""
@@ -131,18 +128,6 @@ class Decoder:
         # Raised by the library for invalid code.
         except (AssertionError, ValueError) as error:
             raise OtherNumbersError(f"the code is invalid ({error})") from error
-
-    def get_shift(self) -> int:
-        """Decode an offset of the grid."""
-        return int(self.get(_shift_probabilities())[0])
-
-    def get_choices(self, before: Bool[np.ndarray, " B"]) -> Bool[np.ndarray, " B"]:
-        """Decode the choice of each stream."""
-        return self.get(_choice_probabilities(before)).astype(bool)
-
-    def get_check(self) -> int:
-        """Decode a CRC-32."""
-        return int.from_bytes(self.get(np.ones((4, 256))).astype(np.uint8).tobytes(), "little")
 
 
 def _in_steps(log_probs: Tensor) -> Tensor:
@@ -156,19 +141,12 @@ def _table() -> Float64[np.ndarray, " steps"]:
     return np.array([float(round(root**step * 2**48)) for step in range(DEEPEST + 1)])
 
 
-def _shift_probabilities() -> Float64[np.ndarray, "1 shifts"]:
-    return np.array([[_UNSHIFTED, *[1.0] * (SHIFTS - 1)]])
+def check_installed() -> Any:
+    """Check that the library for arithmetic coding is installed, and return it.
 
-
-def _choice_probabilities(before: Bool[np.ndarray, " B"]) -> Float64[np.ndarray, "B 2"]:
-    return np.where(before[:, None], [[1.0, _UNCHANGED]], [[_UNCHANGED, 1.0]])
-
-
-def _family() -> Any:
-    return _constriction().stream.model.Categorical(perfect=False)
-
-
-def _constriction() -> Any:
+    Raises:
+        RuntimeError: It is not.
+    """
     try:
         import constriction
     except ImportError:
@@ -177,12 +155,3 @@ def _constriction() -> Any:
             "pip install 'transformer-xl[compress]'"
         ) from None
     return constriction
-
-
-def check_installed() -> None:
-    """Check that the library for arithmetic coding is installed.
-
-    Raises:
-        RuntimeError: It is not.
-    """
-    _constriction()

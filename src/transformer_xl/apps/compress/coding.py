@@ -7,6 +7,7 @@ of each stream at a time. Everything else is the same in both.
 import math
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,88 +15,75 @@ from jaxtyping import Bool, Float64, Int32
 from torch import Tensor
 
 from transformer_xl.apps.compress import arithmetic
-from transformer_xl.apps.compress.planning import CHECK_EVERY, FIRST_CHECK, Layout
+from transformer_xl.apps.compress.header import Coding
 from transformer_xl.apps.compress.predicting import Learner, Predictor, start_symbol
+
+FIRST_CHECK = 1 << 12
+"""Symbols before the first checksum in the code."""
+CHECK_EVERY = 1 << 18
+"""Largest number of symbols between two checksums, up to the end of a round."""
 
 Progress = Callable[[int, int], None]
 """Called after each round with the number of coded symbols and the number of all symbols."""
 
 
-class _CodingState:
-    """The state that encoder and decoder share."""
+@dataclass
+class Bits:
+    """The size of a coded text in bits."""
 
-    def __init__(self, layout: Layout, predictor: Predictor, learner: Learner | None) -> None:
-        self.layout, self.predictor, self.learner = layout, predictor, learner
-        self.first = start_symbol(predictor.model)
-        self.is_plain = np.zeros(layout.streams, dtype=bool)
+    model: float = 0.0
+    """The sum of -log2 p by the model."""
+    coded: float = 0.0
+    """The same, with log2 V for each symbol that is coded without the model."""
+    plain_tokens: int = 0
+    """Number of symbols that are coded without the model."""
+
+
+class Rounds:
+    """What the encoder and the decoder of a text share; ``learner`` None: the weights are fixed."""
+
+    def __init__(
+        self,
+        coding: Coding,
+        predictor: Predictor,
+        learner: Learner | None,
+        progress: Progress | None,
+    ) -> None:
+        self.coding, self.predictor, self.learner = coding, predictor, learner
+        self._progress = progress
         self._crc = self._checked = self._done = 0
 
-    def inputs(self, parts: Int32[np.ndarray, "B length"], places: slice) -> Tensor:
-        """Return the inputs of a round: the symbol before each of its symbols."""
-        before = (
-            parts[:, places.start - 1]
-            if places.start
-            else np.full(len(parts), self.first, dtype=np.int32)
-        )
-        inputs = np.concatenate([before[:, None], parts[:, places.start : places.stop - 1]], 1)
-        return torch.from_numpy(inputs.astype(np.int64))
-
-    def distributions(
-        self, log_probs: Tensor, shift: int, is_plain: Bool[np.ndarray, " B"]
-    ) -> Float64[np.ndarray, "B *T V"]:
-        """Return the distributions for coding: the model's, or the uniform one."""
-        probabilities = arithmetic.weights(arithmetic.on_grid(log_probs, shift))
-        probabilities[is_plain] = 1.0
-        return probabilities
-
-    def after(self, parts: Int32[np.ndarray, "B length"], places: slice) -> int | None:
+    def end(self, parts: Int32[np.ndarray, "B columns"], places: slice) -> list[int] | None:
         """End a round: learn from it; return the checksum of all symbols if one is due."""
-        symbols = parts[:, places].T[self.layout.is_there(places)]
+        coding = self.coding
+        symbols = parts[:, 1:][:, places].T[coding.is_there(places)]
         self._crc = zlib.crc32(symbols.astype("<i4").tobytes(), self._crc)
         self._done += len(symbols)
-        is_last = places.stop == self.layout.length
+        is_last = places.stop == coding.length
         if self.learner is not None and not is_last:
-            targets = torch.from_numpy(parts[:, places].astype(np.int64))
-            self.learner.learn(self.inputs(parts, places), targets)
+            self.learner.learn(*_read_and_next(parts, places))
             self.predictor.follow(self.learner.model, self.learner.mems)
+        if self._progress is not None:
+            self._progress(self._done, coding.n_tokens)
         # Often at first, so that a decoder with deviating probabilities stops early.
         pause = min(FIRST_CHECK + 3 * self._checked, CHECK_EVERY)
         if self._done - self._checked < pause or is_last:
             return None
         self._checked = self._done
-        return self._crc
+        return [*self._crc.to_bytes(4, "little")]
 
 
-class Bits:
-    """The size of a coded text in bits.
-
-    Attributes:
-        model: The sum of -log2 p by the model.
-        coded: The same, with log2 V for each symbol that is coded without the model.
-        plain_tokens: Number of symbols that are coded without the model.
-    """
-
-    def __init__(self) -> None:
-        self.model = self.coded = 0.0
-        self.plain_tokens = 0
-
-
-def encode(
-    tokens: Int32[np.ndarray, " n"],
-    layout: Layout,
-    predictor: Predictor,
-    learner: Learner | None,
-    progress: Progress | None = None,
-) -> tuple[bytes, Bits]:
+def encode(tokens: Int32[np.ndarray, " n"], rounds: Rounds) -> tuple[bytes, Bits]:
     """Encode a text; return the code and its ideal size."""
-    sides, coder, total = _CodingState(layout, predictor, learner), arithmetic.Encoder(), Bits()
-    parts = layout.cut(tokens)
-    for places in layout.rounds():
-        is_there = layout.is_there(places)
-        log_probs = predictor.read(sides.inputs(parts, places))
-        targets = torch.from_numpy(parts[:, places].astype(np.int64)).to(log_probs.device)
-        own = log_probs.gather(2, targets[..., None])[..., 0].cpu().numpy() * is_there.T
-        of_model = -own.sum(1) / math.log(2)
+    coding, coder, total = rounds.coding, arithmetic.Encoder(), Bits()
+    parts = coding.cut(tokens, start_symbol(rounds.predictor.model))
+    was_plain = np.zeros(coding.streams, dtype=bool)
+    for places in coding.rounds():
+        is_there = coding.is_there(places)
+        read, following = _read_and_next(parts, places)
+        log_probs = rounds.predictor.read(read)
+        own = log_probs.gather(2, following.to(log_probs.device)[..., None])[..., 0]
+        of_model = -(own.cpu().numpy() * is_there.T).sum(1) / math.log(2)
         of_none = is_there.sum(0) * math.log2(log_probs.shape[2])
         is_plain = of_model > of_none
         total.model += float(of_model.sum())
@@ -103,50 +91,54 @@ def encode(
         total.plain_tokens += int(is_there.sum(0)[is_plain].sum())
 
         shift = arithmetic.safe_shift(log_probs)
-        coder.put_shift(shift)
-        coder.put_choices(is_plain, sides.is_plain)
-        sides.is_plain = is_plain
-        probabilities = sides.distributions(log_probs, shift, is_plain)
+        coder.put([shift], arithmetic.SHIFT_PROBABILITIES)
+        coder.put(is_plain, arithmetic.choice_probabilities(was_plain))
+        was_plain = is_plain
+        probabilities = _distributions(log_probs, shift, is_plain)
         for place, row in enumerate(is_there):
-            coder.put(parts[row, places.start + place], probabilities[row, place])
-        crc = sides.after(parts, places)
-        if crc is not None:
-            coder.put_check(crc)
-        if progress is not None:
-            progress(min(places.stop * layout.streams, layout.n_tokens), layout.n_tokens)
+            coder.put(parts[row, 1 + places.start + place], probabilities[row, place])
+        if (check := rounds.end(parts, places)) is not None:
+            coder.put(check, arithmetic.CHECK_PROBABILITIES)
     return coder.finish(), total
 
 
-def decode(
-    payload: bytes,
-    layout: Layout,
-    predictor: Predictor,
-    learner: Learner | None,
-    progress: Progress | None = None,
-) -> Int32[np.ndarray, " n"]:
+def decode(payload: bytes, rounds: Rounds) -> Int32[np.ndarray, " n"]:
     """Decode a text; memory grows with the decoded symbols, whatever size the header claims.
 
     Raises:
         OtherNumbersError: The probabilities here differ from those of the encoder.
     """
-    sides, coder = _CodingState(layout, predictor, learner), arithmetic.Decoder(payload)
-    parts = np.zeros((layout.streams, 0), dtype=np.int32)
-    before = np.full(layout.streams, sides.first, dtype=np.int32)
-    for places in layout.rounds():
-        shift = coder.get_shift()
-        sides.is_plain = coder.get_choices(sides.is_plain)
-        if places.stop > parts.shape[1]:
-            longer = min(2 * places.stop, layout.length) - parts.shape[1]
+    coding, coder = rounds.coding, arithmetic.Decoder(payload)
+    start = start_symbol(rounds.predictor.model)
+    parts = np.full((coding.streams, 1), start, dtype=np.int32)
+    is_plain = np.zeros(coding.streams, dtype=bool)
+    for places in coding.rounds():
+        shift = int(coder.get(arithmetic.SHIFT_PROBABILITIES)[0])
+        is_plain = coder.get(arithmetic.choice_probabilities(is_plain)).astype(bool)
+        if places.stop >= parts.shape[1]:
+            longer = 1 + min(2 * places.stop, coding.length) - parts.shape[1]
             parts = np.pad(parts, ((0, 0), (0, longer)))
-        for place, row in enumerate(layout.is_there(places), places.start):
-            read = torch.from_numpy(before.astype(np.int64))[:, None]
-            log_probs = predictor.read(read)[:, 0]
-            probabilities = sides.distributions(log_probs, shift, sides.is_plain)
-            parts[row, place] = coder.get(probabilities[row])
-            before = parts[:, place]
-        crc = sides.after(parts, places)
-        if crc is not None and coder.get_check() != crc:
+        for place, row in enumerate(coding.is_there(places), places.start):
+            read, _ = _read_and_next(parts, slice(place, place + 1))
+            log_probs = rounds.predictor.read(read)[:, 0]
+            probabilities = _distributions(log_probs, shift, is_plain)
+            parts[row, 1 + place] = coder.get(probabilities[row])
+        check = rounds.end(parts, places)
+        if check is not None and coder.get(arithmetic.CHECK_PROBABILITIES).tolist() != check:
             raise arithmetic.OtherNumbersError("the checksum is wrong")
-        if progress is not None:
-            progress(min(places.stop * layout.streams, layout.n_tokens), layout.n_tokens)
-    return layout.join(parts)
+    return coding.join(parts)
+
+
+def _read_and_next(parts: Int32[np.ndarray, "B columns"], places: slice) -> tuple[Tensor, Tensor]:
+    """Return the symbols that are read to predict those at some places, and those themselves."""
+    columns = torch.from_numpy(parts[:, places.start : places.stop + 1].astype(np.int64))
+    return columns[:, :-1], columns[:, 1:]
+
+
+def _distributions(
+    log_probs: Tensor, shift: int, is_plain: Bool[np.ndarray, " B"]
+) -> Float64[np.ndarray, "B *T V"]:
+    """Return the distributions for coding: the model's, or the uniform one."""
+    probabilities = arithmetic.weights(arithmetic.on_grid(log_probs, shift))
+    probabilities[is_plain] = 1.0
+    return probabilities

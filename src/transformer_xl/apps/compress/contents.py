@@ -13,9 +13,9 @@ import torch
 from jaxtyping import Int32
 
 from transformer_xl.apps.compress import arithmetic
-from transformer_xl.apps.compress.coding import Bits, Progress, decode, encode
+from transformer_xl.apps.compress.coding import Bits, Progress, Rounds, decode, encode
 from transformer_xl.apps.compress.header import ArchiveError, Coding, Header, Learning, pack, unpack
-from transformer_xl.apps.compress.planning import RAM, Layout, Settings, check_possible, plan
+from transformer_xl.apps.compress.planning import RAM, Settings, check_possible, plan
 from transformer_xl.apps.compress.predicting import (
     FRESH_LR,
     TRAINED_LR,
@@ -42,19 +42,17 @@ class Compressed:
     """An archive and its figures."""
 
     content: bytes
-    """The file."""
     size: int
     """Bytes of the text."""
     seconds: float
-    """Duration of the compression."""
     model_bits: float
     """Cost of the text by the model: the sum of -log2 p. 0 if the text is stored."""
     coded_bits: float
     """The same, with log2 V for each symbol that is coded without the model."""
     plain_tokens: int
-    """Number of symbols that are coded without the model."""
+    """Symbols that are coded without the model."""
     streams: int
-    """Number of streams; 0 if the text is stored."""
+    """0 if the text is stored."""
     made_for: str | None = None
     """The versions and the processor that are needed to decompress it, because the model learned;
     None: any."""
@@ -85,14 +83,7 @@ def compress(
 ) -> Compressed:
     """Compress a text, or any bytes that the vocabulary can represent.
 
-    Data that does not shrink is stored uncompressed.
-
-    Args:
-        data: The bytes.
-        model: The model. None: a small untrained one, which learns.
-        vocab: Its vocabulary.
-        settings: How to code. None: the defaults.
-        progress: Called with the number of coded symbols and of all symbols.
+    Data that does not shrink is stored uncompressed. Without a model a small untrained one learns.
 
     Raises:
         RuntimeError: The library for arithmetic coding is missing; the model's numbers are not
@@ -111,28 +102,17 @@ def compress(
             f"seed={settings.seed} with a model: only an untrained model has random weights; leave "
             "it out",
         )
-    _check_pair(model, vocab)
+        _check_pair(model, vocab)
     tokens = to_tokens(data, vocab)
-    payload, coding, total = data, None, Bits()
+    payload, coding, bits = data, None, Bits(coded=8.0 * len(data))
     if len(tokens):
-        learning = None
-        if settings.learn:
-            default = FRESH_LR if model is None else TRAINED_LR
-            learning = Learning(
-                fresh=model is None,
-                seed=settings.seed,
-                lr=default if settings.lr is None else settings.lr,
-                threads=torch.get_num_threads(),
-                device="cuda" if model is not None and model.device.type == "cuda" else "cpu",
-            )
+        learning = _learning(settings, model) if settings.learn else None
         model = fresh_model(settings.seed) if model is None else model
-        coding = plan(model, _hash(vocab), len(tokens), settings, learning)
-        with _computing(model, coding) as computing:
-            coded, total = encode(tokens, *computing, progress)
+        planned = plan(model, _hash(vocab), len(tokens), settings, learning)
+        with _rounds(model, planned, progress) as rounds:
+            coded, found = encode(tokens, rounds)
         if len(coded) < len(data):
-            payload = coded
-        else:
-            coding = None
+            payload, coding, bits = coded, planned, found
     header = Header(
         size=len(data),
         digest=_digest(data),
@@ -144,9 +124,9 @@ def compress(
         content=pack(header, payload),
         size=len(data),
         seconds=time.perf_counter() - started,
-        model_bits=total.model if coding else 0.0,
-        coded_bits=total.coded if coding else 8.0 * len(data),
-        plain_tokens=total.plain_tokens if coding else 0,
+        model_bits=bits.model,
+        coded_bits=bits.coded,
+        plain_tokens=bits.plain_tokens,
         streams=coding.streams if coding else 0,
         made_for=header.made_by if coding and coding.learning else None,
     )
@@ -165,7 +145,7 @@ def decompress(
         content: The file.
         model: The model that compressed it. None: it was compressed without one.
         vocab: Its vocabulary.
-        progress: Called with the number of decoded symbols and of all symbols.
+        progress: Called after each round.
         ram: Limit of RAM in gigabytes, besides the model and the text. The memory of the text
             grows only as far as it is decoded.
 
@@ -175,25 +155,22 @@ def decompress(
         RuntimeError: The library for arithmetic coding is missing.
         ValueError: The model is not the one that compressed the file.
     """
-    header, payload = unpack(content)
-    data = payload
-    if header.coding is not None:
+    header, data = unpack(content)
+    if (coding := header.coding) is not None:
         arithmetic.check_installed()
-        model = _model_of(header.coding, model, vocab)
-        vocab = _text_vocab(vocab)
-        check_possible(header, header.coding, len(payload), model.config, vocab is None, ram)
+        model, vocab = _model_of(coding, model, vocab), _text_vocab(vocab)
+        check_possible(header, coding, len(data), model.config, vocab is None, ram)
         try:
-            with _computing(model, header.coding) as computing:
-                tokens = decode(payload, *computing, progress)
+            with _rounds(model, coding, progress) as rounds:
+                tokens = decode(data, rounds)
         except MemoryError as error:
-            n_tokens = header.coding.n_tokens
-            raise RuntimeError(f"there is not enough memory for {n_tokens:,} symbols") from error
+            raise RuntimeError(
+                f"there is not enough memory for {coding.n_tokens:,} symbols"
+            ) from error
         except arithmetic.OtherNumbersError as error:
             raise _numbers_differ(header) from error
-        if vocab is None:
-            data = tokens.astype(np.uint8).tobytes()
-        else:
-            data = vocab.decode_bytes(tokens.tolist())
+        is_text = vocab is not None
+        data = vocab.decode_bytes(tokens.tolist()) if is_text else tokens.astype(np.uint8).tobytes()
     if len(data) != header.size or _digest(data) != header.digest:
         raise _numbers_differ(header)
     return data
@@ -218,30 +195,22 @@ def to_tokens(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"]:
     vocab = _text_vocab(vocab)
     if vocab is None:
         return np.frombuffer(data, np.uint8).astype(np.int32)
-    remedy = "a model of bytes compresses any file"
+    name = f"the model's vocabulary ({vocab.kind})"
     try:
         text = data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise UnrestorableError(
-            f"byte {error.start:,} is not UTF-8, and the model's vocabulary ({vocab.kind}) is for "
-            f"text; {remedy}"
-        ) from None
-    try:
         ids = vocab.encode(text)
-        restored = vocab.decode_bytes(ids)
+        if vocab.decode_bytes(ids) == data:
+            return np.asarray(ids, dtype=np.int32)
+        problem = f"{name} cannot represent this file exactly"
+    except UnicodeDecodeError as error:
+        problem = f"byte {error.start:,} is not UTF-8, and {name} is for text"
     except ValueError as error:
         # If a symbol is missing, not the error itself: its remedy does not apply here.
         unknown = vocab.unknown(text)
         what = describe_unknown(unknown, vocab.first_unknown_line(text))
         reason = f"it has no symbol for {what}" if unknown else str(error)
-        raise UnrestorableError(
-            f"the model's vocabulary ({vocab.kind}) cannot represent this file: {reason}; {remedy}"
-        ) from None
-    if restored != data:
-        raise UnrestorableError(
-            f"the model's vocabulary ({vocab.kind}) cannot represent this file exactly; {remedy}"
-        )
-    return np.asarray(ids, dtype=np.int32)
+        problem = f"{name} cannot represent this file: {reason}"
+    raise UnrestorableError(f"{problem}; a model of bytes compresses any file")
 
 
 def made_here() -> str:
@@ -250,23 +219,30 @@ def made_here() -> str:
     return f"{version('transformer-xl')}, torch {torch.__version__}, {processor}"
 
 
+def _learning(settings: Settings, model: LanguageModel | None) -> Learning:
+    default = FRESH_LR if model is None else TRAINED_LR
+    return Learning(
+        fresh=model is None,
+        seed=settings.seed,
+        lr=default if settings.lr is None else settings.lr,
+        threads=torch.get_num_threads(),
+        device="cuda" if model is not None and model.device.type == "cuda" else "cpu",
+    )
+
+
 @contextmanager
-def _computing(
-    model: LanguageModel, coding: Coding
-) -> Iterator[tuple[Layout, Predictor, Learner | None]]:
-    """Build layout, predictor and learner; with a learner, compute deterministically."""
-    layout = Layout(coding.n_tokens, coding.streams, coding.segment_len)
-    B, mem_len, learning = layout.streams, coding.mem_len, coding.learning
+def _rounds(model: LanguageModel, coding: Coding, progress: Progress | None) -> Iterator[Rounds]:
+    """Prepare the rounds of a text; if the model learns, compute deterministically."""
+    learning = coding.learning
     with reproducible(learning.threads) if learning else nullcontext():
-        learner = None
-        if learning:
-            n_rounds = layout.n_rounds
-            learner = Learner(model, streams=B, mem_len=mem_len, lr=learning.lr, n_rounds=n_rounds)
-        predictor = Predictor(model, B, mem_len, exact_frequencies=coding.exact_frequencies)
-        yield layout, predictor, learner
+        learner = Learner(model, coding, learning.lr) if learning else None
+        exact = coding.exact_frequencies
+        predictor = Predictor(model, coding.streams, coding.mem_len, exact_frequencies=exact)
+        yield Rounds(coding, predictor, learner, progress)
 
 
 def _model_of(coding: Coding, model: LanguageModel | None, vocab: Vocab | None) -> LanguageModel:
+    """Return the model that coded a text, or raise an error."""
     learning = coding.learning
     if learning is not None and learning.fresh:
         require(model is None, "it was compressed without a model: give none")
@@ -280,23 +256,22 @@ def _model_of(coding: Coding, model: LanguageModel | None, vocab: Vocab | None) 
     if model is None:
         raise ValueError("it was compressed with a model: give the same one")
     _check_pair(model, vocab)
-    if fingerprint(model, _hash(vocab)) != coding.model:
-        raise ValueError(
-            "it was compressed with another model: give the same one, with exactly the same weights"
-        )
+    require(
+        fingerprint(model, _hash(vocab)) == coding.model,
+        "it was compressed with another model: give the same one, with exactly the same weights",
+    )
     if learning is None:
         return model
-    if learning.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "it was compressed with a model that learned on a GPU: decompress it on a machine that "
-            "has one"
-        )
+    require(
+        learning.device == "cpu" or torch.cuda.is_available(),
+        "it was compressed with a model that learned on a GPU: decompress it on a machine that "
+        "has one",
+    )
     return model.to(learning.device)
 
 
-def _check_pair(model: LanguageModel | None, vocab: Vocab | None) -> None:
-    symbols = 256 if vocab is None else len(vocab)
-    V = symbols if model is None else model.config.vocab_size
+def _check_pair(model: LanguageModel, vocab: Vocab | None) -> None:
+    V, symbols = model.config.vocab_size, 256 if vocab is None else len(vocab)
     require(
         symbols == V,
         f"the model has {V:,} symbols and the vocabulary {symbols:,}: give its own vocabulary",
@@ -309,8 +284,8 @@ def _text_vocab(vocab: Vocab | None) -> Vocab | None:
 
 
 def _numbers_differ(header: Header) -> ArchiveError:
-    coding, remedy = header.coding, "decompress it on a machine of that kind, with those versions"
-    if coding is not None and coding.learning is not None:
+    remedy = "decompress it on a machine of that kind, with those versions"
+    if header.coding is not None and header.coding.learning is not None:
         remedy = (
             "a model that learns (--learn) is reproducible only on the same kind of processor with "
             f"the same PyTorch: {remedy}"

@@ -8,9 +8,12 @@ Numbers are little-endian; the CRC-32 is that of the header, which is a msgpack 
 
 import struct
 import zlib
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 import msgspec
+import numpy as np
+from jaxtyping import Bool, Int32
 
 MAGIC = b"TXLZ"
 VERSION = 2
@@ -20,7 +23,6 @@ READABLE = (1, 2)
 
 _PREFIX = struct.Struct("<4sBHI")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 48)]
-_Length = Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
 _Digest = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 
 
@@ -34,33 +36,63 @@ class Learning(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fiel
     fresh: bool
     """Whether it started from random weights instead of a trained model's."""
     seed: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-    """Seed of the random weights."""
     lr: Annotated[float, msgspec.Meta(gt=0, le=1e3)]
     """Peak learning rate."""
     threads: Annotated[int, msgspec.Meta(ge=1, le=1 << 10)]
-    """Number of threads: the rounding of sums depends on it."""
+    """The rounding of sums depends on it."""
     device: Literal["cpu", "cuda"]
-    """Kind of device."""
 
 
 class Coding(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
-    """How the content was split, predicted and coded."""
+    """How the content is split into streams, predicted and coded.
+
+    The lengths of the streams differ by at most 1; the longer ones come first.
+    """
 
     model: _Digest
     """Hash of the initial weights, the settings and the vocabulary."""
     n_tokens: _Count
-    """Number of symbols of the content."""
     streams: Annotated[int, msgspec.Meta(ge=1, le=1 << 12)]
-    """Number of streams, which are coded batched."""
-    segment_len: _Length
+    segment_len: Annotated[int, msgspec.Meta(ge=1, le=1 << 16)]
     """Symbols of each stream in a round."""
     mem_len: Annotated[int, msgspec.Meta(ge=0, le=1 << 16)]
-    """Memory length."""
     learning: Learning | None
     """None: the weights are fixed."""
     exact_frequencies: bool = False
     """Whether the frequencies of the sinusoids are in double precision. In single precision, as in
     version 1, their last digit depends on the processor."""
+
+    @property
+    def length(self) -> int:
+        """Symbols of the longest stream."""
+        return -(-self.n_tokens // self.streams)
+
+    @property
+    def n_rounds(self) -> int:
+        """Number of rounds, each of ``segment_len`` symbols of every stream."""
+        return -(-self.length // self.segment_len)
+
+    def rounds(self) -> Iterator[slice]:
+        """Yield the positions of each round in the streams."""
+        for start in range(0, self.length, self.segment_len):
+            yield slice(start, min(start + self.segment_len, self.length))
+
+    def is_there(self, places: slice) -> Bool[np.ndarray, "T B"]:
+        """Which streams have a symbol at these positions; only at the last one some have none."""
+        shorter, n_longer = divmod(self.n_tokens, self.streams)
+        lengths = shorter + (np.arange(self.streams) < n_longer)
+        return np.arange(places.start, places.stop)[:, None] < lengths
+
+    def cut(self, tokens: Int32[np.ndarray, " n"], start: int) -> Int32[np.ndarray, "B columns"]:
+        """Split a text into streams, each after the symbol ``start``, and padded with 0."""
+        parts = np.zeros((self.streams, 1 + self.length), dtype=np.int32)
+        parts[:, 0] = start
+        parts[:, 1:][self.is_there(slice(0, self.length)).T] = tokens
+        return parts
+
+    def join(self, parts: Int32[np.ndarray, "B columns"]) -> Int32[np.ndarray, " n"]:
+        """Join the streams that :meth:`cut` returned."""
+        return parts[:, 1:][self.is_there(slice(0, self.length)).T]
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
@@ -71,7 +103,6 @@ class Header(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields
     digest: _Digest
     """Hash of the content."""
     payload_crc: Annotated[int, msgspec.Meta(ge=0, le=(1 << 32) - 1)]
-    """CRC-32 of the payload."""
     made_by: Annotated[str, msgspec.Meta(max_length=200)]
     """Versions and processor, for the message when the file cannot be decoded."""
     coding: Coding | None

@@ -13,12 +13,13 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float64, Int
 from torch import Tensor
 
+from transformer_xl.apps.compress.header import Coding
 from transformer_xl.config import ModelConfig, TrainConfig
 from transformer_xl.model import LanguageModel, Memory, build_model
 from transformer_xl.model.lengths import Lengths
@@ -38,29 +39,28 @@ FRESH = ModelConfig(
     dropout=0.0,
 )
 """The untrained model that is used where none is given: bytes, 0.8 M weights."""
-FRESH_LR = 5e-3
-"""Its peak learning rate."""
-TRAINED_LR = 5e-4
-"""The peak learning rate of a trained model."""
+FRESH_LR, TRAINED_LR = 5e-3, 5e-4
+"""The peak learning rates of the untrained model and of a trained one."""
+AT_ONCE = 1 << 31
+"""Segment length beyond any round: a round of coding is always one segment."""
 
 _MUON_LR = 7.0
 """Muon's learning rate, as a multiple of AdamW's."""
+_EXACT = "exact_frequencies"
 
 
 class Learner:
     """Updates a copy of the model after every round; ``lr`` is the peak learning rate."""
 
-    def __init__(
-        self, model: LanguageModel, *, streams: int, mem_len: int, lr: float, n_rounds: int
-    ) -> None:
+    def __init__(self, model: LanguageModel, coding: Coding, lr: float) -> None:
         # In evaluation mode: no dropout, no sampled softmax.
         self.model = copy.deepcopy(model).float().eval().requires_grad_(True)
-        self.mems = self.model.start_memory(streams, mem_len)
+        self.mems = self.model.start_memory(coding.streams, coding.mem_len)
         # A round is one segment, as in the predictor.
-        self._lengths = lengths(model, mem_len)._replace(segment_len=AT_ONCE)
+        self._lengths = lengths(model, coding.mem_len)._replace(segment_len=AT_ONCE)
         self._step = 0
         settings = self._settings = TrainConfig(
-            steps=max(n_rounds, 1),
+            steps=coding.n_rounds,
             optimizer="muon",
             lr=lr,
             muon_lr=_MUON_LR * lr,
@@ -69,7 +69,7 @@ class Learner:
             schedule="constant_cooldown",
             cooldown_fraction=0.8,
             min_lr_ratio=0.1,
-            warmup_steps=min(20, n_rounds),
+            warmup_steps=min(20, coding.n_rounds),
             precision="float32",
         )
         self._optimizer = Optimizer(self.model, settings)
@@ -97,9 +97,8 @@ def reproducible(threads: int) -> Iterator[None]:
     """Compute deterministically inside a ``with`` block."""
     # cuBLAS reads it before its first product.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    n_threads = torch.get_num_threads()
+    n_threads, details = torch.get_num_threads(), cast(Any, torch.utils.deterministic)
     was_on = torch.are_deterministic_algorithms_enabled()
-    details: Any = torch.utils.deterministic
     was_filling = details.fill_uninitialized_memory
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
@@ -113,22 +112,12 @@ def reproducible(threads: int) -> Iterator[None]:
         torch.set_num_threads(n_threads)
 
 
-_EXACT = "exact_frequencies"
-AT_ONCE = 1 << 31
-"""Segment length beyond any round: a round of coding is always one segment."""
-
-
 class Predictor:
     """Reads a batch of streams in chunks of any length and predicts every next symbol.
 
     A prediction uses the last symbol and the ``mem_len`` before it, however the stream is split
-    into chunks: a segment read at once and the same symbols read one by one give the same numbers,
-    up to rounding. A copy of the model computes in double precision, whose rounding is far below
-    the tolerance of the coder.
-
-    With ``exact_frequencies`` the frequencies of the sinusoids are in double precision, too: in
-    single precision their last digit differs between kinds of processors, which is far above that
-    tolerance.
+    into chunks, up to rounding. A copy of the model computes in double precision, whose rounding is
+    far below the tolerance of the coder; with ``exact_frequencies`` those of the sinusoids, too.
     """
 
     def __init__(
@@ -170,9 +159,8 @@ def lengths(model: LanguageModel, mem_len: int) -> Lengths:
 
 
 def start_symbol(model: LanguageModel) -> int:
-    """Return the symbol that is read before each stream; for bytes a line break."""
-    newline = ord("\n")
-    return newline if newline < model.config.vocab_size else 0
+    """Return the symbol that is read before each stream: a line break, if the model has it."""
+    return ord("\n") if ord("\n") < model.config.vocab_size else 0
 
 
 def fingerprint(model: LanguageModel, vocab_hash: str) -> bytes:
