@@ -12,19 +12,18 @@ from transformer_xl.inference.generate.batch import (
     random_numbers,
     seed_of,
 )
-from transformer_xl.inference.generate.folder import open_folder
 from transformer_xl.inference.generate.session import (
     Mark,
     Session,
     State,
     load_state,
+    open_folder,
     save_state,
     write_state,
 )
 from transformer_xl.inference.generate.text_writer import TextWriter, text_pieces
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.arguments import require_model, shown
-from transformer_xl.model.limits import require_mem_len
 
 __all__ = [
     "Generation",
@@ -88,7 +87,6 @@ def generate(
     if isinstance(mems, Memory) and mems.batch_size != 1:
         raise ValueError(f"mems holds {mems.batch_size} streams; select one: mems.select([0])")
     sampler = Sampler(temperature, top_k, top_p, require_model(model).config.vocab_size)
-    require_mem_len(model, mem_len)
     generators = [random_numbers(seed)]
     return Generation(GenerationBatch(model, [ids], length, mems, sampler, generators, mem_len))
 
@@ -128,7 +126,6 @@ def generate_batch(
             setting is of a wrong type or out of range, or the memory does not fit the model.
     """
     sampler = Sampler(temperature, top_k, top_p, require_model(model).config.vocab_size)
-    require_mem_len(model, mem_len)
     if isinstance(prompts, str) or not len(prompts):
         raise ValueError(f"prompts={shown(prompts)}: give a list of prompts, one at least")
     seeds = [None if seed is None else seed_of(seed, n) for n in range(len(prompts))]

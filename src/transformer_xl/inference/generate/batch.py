@@ -17,7 +17,7 @@ from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.model import AdaptiveSoftmax, Memory, Softmax, Stepper
 from transformer_xl.model.arguments import as_tokens, require_model, whole
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.limits import require_capacity
+from transformer_xl.model.limits import require_capacity, require_mem_len
 from transformer_xl.model.memory import join
 from transformer_xl.model.reading import read
 from transformer_xl.model.softmax import CalledSoftmax, drawn
@@ -113,11 +113,10 @@ class Sampler:
         if self.temperature == 1 and self.top_k is None and self.top_p is None:
             # An adaptive softmax usually skips its rarer clusters.
             return softmax.draw(hidden, numbers).tolist()
-        tokens = None
-        if self.top_k is not None:
-            values, tokens = softmax.top_k(hidden, self.top_k)
+        if self.top_k is None:
+            values, tokens = softmax.log_probs(hidden), None
         else:
-            values = softmax.log_probs(hidden)
+            values, tokens = softmax.top_k(hidden, self.top_k)
         # With a maximum of 0, small temperatures do not overflow.
         values = values - values.amax(-1, keepdim=True)
         probs = values.div_(min(max(self.temperature, _COLDEST), _HOTTEST)).softmax(-1)
@@ -173,32 +172,29 @@ class GenerationBatch(Iterator[dict[int, int]]):
         mem_len: Any,
     ) -> None:
         config = require_model(model).config
-        # The memory after the prompts, then a stepper, with its state.
-        self._at: Memory | Stepper
-        self._state: Any = None
-        length = whole("length", length)
+        require_mem_len(model, mem_len)
+        self._length: int | None = whole("length", length)
         # ext_len=0, as nothing is read again. Segments bound the memory use of long prompts.
         self._lengths = Lengths.of(config, segment_len=PROMPT_SEGMENT, mem_len=mem_len, ext_len=0)
         self._model, self._sampler = model, sampler
         self.generators = list(generators)
-        ids = [_checked_prompt(prompt, config) for prompt in prompts]
-        self._left = [length] * len(ids)
-        remembered = self._lengths.mem_len
-        require_capacity(model, remembered, remedy="remember fewer positions")
+        # The tokens of each text that are not in the memory yet.
+        self._unread = [_checked_prompt(prompt, config) for prompt in prompts]
+        n = len(self._unread)
+        self.texts, self._ended, self._n_drawn = list(range(n)), set[int](), 0
+        require_capacity(model, self._lengths.mem_len, remedy="remember fewer positions")
         if mems is None:
-            mems = model.start_memory(1, remembered)
-        if isinstance(mems, Stepper):
-            self._state = mems.state
-        else:
+            mems = model.start_memory(1, self._lengths.mem_len)
+        if not isinstance(mems, Stepper):
             model.require_memory(mems)
-        if mems.batch_size not in (1, len(ids)):
+            mems = model.keep(mems)
+        if mems.batch_size not in (1, n):
             raise ValueError(
-                f"mems holds {mems.batch_size} streams for {len(ids)} prompts: give one for all, "
-                "or one for each"
+                f"mems holds {mems.batch_size} streams for {n} prompts: give one for all, or one "
+                "for each"
             )
-        self.texts = list(range(len(ids)))
-        self._at = mems if isinstance(mems, Stepper) else model.keep(mems)
-        self._unread, self._n_drawn = ids, 0
+        # The memory before the prompts; after the first step, a stepper.
+        self._at: Memory | Stepper = mems
 
     @property
     def mems(self) -> Memory:
@@ -206,26 +202,29 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
         After the first step, it has read all tokens of a text but the last.
         """
-        if isinstance(self._at, Memory):
-            return self._at
-        return self.stepper().memory()
+        return self._at if isinstance(self._at, Memory) else self._at.memory()
 
     def stepper(self) -> Stepper:
         """Return the stepper; a caller that advances it must not use this object any more."""
-        if isinstance(self._at, Memory):
-            with evaluating(self._model):
-                return Stepper.of(self._model, self._lengths, self._at)
-        self._at.state = self._state
-        return self._at
+        if isinstance(self._at, Stepper):
+            return self._at
+        with evaluating(self._model):
+            return Stepper.of(self._model, self._lengths, self._at)
 
     @property
     def last_tokens(self) -> list[int]:
         """The last token of each text in ``texts``."""
         return [ids[-1] for ids in self._unread]
 
+    def remaining(self, text: int) -> int | None:
+        """Return how many tokens of a text are still to be sampled; None: without end."""
+        if text in self._ended:
+            return 0
+        return None if self._length is None else self._length - self._n_drawn
+
     def __repr__(self) -> str:
-        """Show the state without computing anything; None in ``remaining``: without end."""
-        remaining = [self._left[text] for text in self.texts]
+        """Show the state without computing anything."""
+        remaining = [self.remaining(text) for text in self.texts]
         return (
             f"{type(self).__name__}(texts={self.texts}, drawn={self._n_drawn}, "
             f"remaining={remaining}, last_tokens={self.last_tokens})"
@@ -233,7 +232,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
     def end(self, text: int) -> None:
         """Stop a text before the next step."""
-        self._left[text] = 0
+        self._ended.add(text)
 
     def decode(self, vocab: Vocab, stop: str | Sequence[str] = ()) -> list[str]:
         """Generate all remaining tokens; return the text of each, without prompts.
@@ -251,11 +250,11 @@ class GenerationBatch(Iterator[dict[int, int]]):
         writers = {
             text: TextWriter(vocab, stop, unread)
             for text, unread in zip(self.texts, self._unread, strict=True)
-            if self._left[text] != 0
+            if self.remaining(text) != 0
         }
-        if not stop and any(self._left[text] is None for text in writers):
+        if writers and not stop and self._length is None:
             raise ValueError("length=None draws without end: set length, or give a stop string")
-        decoded = [""] * len(self._left)
+        decoded = [""] * len(self.generators)
         for tokens in self:
             for text, token in tokens.items():
                 decoded[text] += writers[text].push(token)
@@ -267,54 +266,34 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
     @torch.no_grad()
     def __next__(self) -> dict[int, int]:
-        going = [row for row, text in enumerate(self.texts) if self._left[text] != 0]
+        going = [row for row, text in enumerate(self.texts) if self.remaining(text) != 0]
         if not going:
             raise StopIteration
-        texts = [self.texts[row] for row in going]
         with evaluating(self._model):
-            hidden, at, state = self._read(going)
-        before = [self.generators[text].get_state() for text in texts]
-        is_drawn = False
+            if isinstance(self._at, Memory):
+                hidden, mems = self._read_prompts(going, self._at)
+                stepper = Stepper.of(self._model, self._lengths, mems)
+                state = stepper.state
+            else:
+                is_whole = len(going) == self._at.batch_size
+                stepper = self._at if is_whole else self._at.select(going)
+                hidden, state = stepper.read(torch.tensor([self._unread[row][0] for row in going]))
+        texts = [self.texts[row] for row in going]
+        generators = [self.generators[text] for text in texts]
+        before = [generator.get_state() for generator in generators]
         try:
             # On the CPU, so that a seed gives the same numbers on every device.
-            numbers = [
-                torch.rand((), dtype=torch.float64, generator=self.generators[text])
-                for text in texts
-            ]
+            numbers = [torch.rand((), dtype=torch.float64, generator=each) for each in generators]
             tokens = self._sampler(self._model.head, hidden, torch.stack(numbers))
-            drawn, unread = dict(zip(texts, tokens, strict=True)), [(token,) for token in tokens]
-            left = [
-                n - 1 if n is not None and text in drawn else n for text, n in enumerate(self._left)
-            ]
             # In one assignment, so that an interrupt leaves a consistent state.
-            self._at, self._state, self.texts, self._unread, self._left = (
-                at, state, texts, unread, left
+            stepper.state, self._at, self.texts, self._unread, self._n_drawn = (
+                state, stepper, texts, [(token,) for token in tokens], self._n_drawn + 1
             )  # fmt: skip
-            self._n_drawn += 1
-            is_drawn = True
-        finally:
-            if not is_drawn:
-                for text, earlier in zip(texts, before, strict=True):
-                    self.generators[text].set_state(earlier)
-        return drawn
-
-    def _read(self, rows: Sequence[int]) -> tuple[Float[Tensor, "B D"], Memory | Stepper, Any]:
-        """Read the unread tokens of some rows.
-
-        Returns:
-            The last hidden states, and either the memory and None, or a stepper and its next state.
-        """
-        mems = self._at
-        if isinstance(mems, Memory) and not self._n_drawn:
-            return *self._read_prompts(rows, mems), None
-        if isinstance(mems, Memory):
-            stepper = Stepper.of(self._model, self._lengths, _selected(mems, rows))
-        else:
-            stepper = self.stepper()
-            if [*rows] != [*range(stepper.batch_size)]:
-                stepper = stepper.select(rows)
-        hidden, state = stepper.read(torch.tensor([self._unread[row][0] for row in rows]))
-        return hidden, stepper, state
+        except BaseException:
+            for generator, earlier in zip(generators, before, strict=True):
+                generator.set_state(earlier)
+            raise
+        return dict(zip(texts, tokens, strict=True))
 
     def _read_prompts(
         self, rows: Sequence[int], mems: Memory
@@ -355,7 +334,7 @@ class Generation(Iterator[int]):
         """Show the state without computing anything; ``remaining`` None: without end."""
         batch = self._batch
         return (
-            f"{type(self).__name__}(drawn={batch._n_drawn}, remaining={batch._left[0]}, "
+            f"{type(self).__name__}(drawn={batch._n_drawn}, remaining={batch.remaining(0)}, "
             f"last_token={self.last_token})"
         )
 
@@ -372,7 +351,7 @@ class Generation(Iterator[int]):
         return self._batch.mems
 
     def stepper(self) -> Stepper:
-        """Return the stepper; a caller that advances it must not use this object any more."""
+        """See :meth:`GenerationBatch.stepper`."""
         return self._batch.stepper()
 
     @property

@@ -14,19 +14,18 @@ from torch import Tensor
 
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.device import pick_device
-from transformer_xl.data import Vocab
+from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.inference.generate.batch import (
     Generation,
     GenerationBatch,
     Sampler,
     random_numbers,
 )
-from transformer_xl.inference.generate.folder import open_folder
-from transformer_xl.inference.generate.text_writer import TextWriter, written
-from transformer_xl.model import LanguageModel, Memory
+from transformer_xl.inference.generate.text_writer import text_pieces
+from transformer_xl.model import LanguageModel, Memory, load_model
 from transformer_xl.model.arguments import Text as Tokens
 from transformer_xl.model.arguments import require_model, shown, whole
-from transformer_xl.model.compact import Weights
+from transformer_xl.model.compact import Weights, compact
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import full_memory, most_positions, require_mem_len
 from transformer_xl.model.pretrained import (
@@ -39,6 +38,36 @@ from transformer_xl.model.pretrained import (
 from transformer_xl.model.reading import Reader, ReaderState
 
 _POSITIONED = ("states", "keys", "values")
+# Segments bound the memory use of long texts.
+_SEGMENT = 512
+
+Text = str | Tokens
+"""A text, or its tokens."""
+
+
+def open_folder(
+    folder: Path | str, device: torch.device | None = None, weights: Weights = "float32"
+) -> tuple[LanguageModel, Vocab]:
+    """Load a model with its vocabulary.
+
+    Args:
+        folder: A model folder, or a run folder, of which the best model is loaded.
+        device: Device of the model. None: the CPU.
+        weights: Precision of the weights, as for :func:`~transformer_xl.model.compact.compact`.
+
+    Raises:
+        FileNotFoundError: The folder holds no model.
+        RuntimeError: A file is damaged.
+        ValueError: The settings are invalid, or the vocabulary has another size than the model's.
+    """
+    folder = find_model_folder(folder)
+    model, vocab = load_model(folder), load_vocab(folder)
+    if len(vocab) != model.config.vocab_size:
+        raise ValueError(
+            f"the vocabulary in {folder} has {len(vocab)} symbols and the model "
+            f"{model.config.vocab_size}: they do not belong together"
+        )
+    return compact(model.to(device or torch.device("cpu")), weights), vocab
 
 
 class State(NamedTuple):
@@ -81,6 +110,9 @@ def write_state(path: Path, state: State, weights: Path | str, *, positions: int
     unused = max(positions - len(state.mems), 0)
     found = state.mems.state_dict() | {"random": state.random, "read": state.read}
     tensors = {name: x.contiguous() for name, x in found.items() if x is not None}
+    if unused:
+        for name in tensors.keys() & _POSITIONED:
+            tensors[name] = F.pad(tensors[name], (0, 0, unused, 0))
     # Zero-padded, so that the header has a constant size.
     about = {
         "format_version": str(FORMAT_VERSION),
@@ -89,10 +121,6 @@ def write_state(path: Path, state: State, weights: Path | str, *, positions: int
         "unused": f"{unused:012}",
         "weights": weights_checksum(weights),
     }
-    if unused:
-        tensors |= {
-            name: F.pad(x, (0, 0, unused, 0)) for name, x in tensors.items() if name in _POSITIONED
-        }
     write_tensors(tensors, path, about)
 
 
@@ -122,16 +150,13 @@ def load_state(path: Path, weights: Path | str, model: LanguageModel | None = No
         unused = int(about.get("unused", 0))
         if offset < 0 or unused < 0:
             raise ValueError(f"offset={offset}, unused={unused}")
-        random = tensors.pop("random", None)
+        random, read = tensors.pop("random", None), tensors.pop("read", None)
         if random is not None:
             torch.Generator().set_state(random)
-        read = tensors.pop("read", None)
-        memory = Memory.from_state_dict(
-            {"forgotten": None}
-            | {
-                name: x[..., unused:, :] if name in _POSITIONED else x
-                for name, x in tensors.items()
-            }
+        for name in tensors.keys() & _POSITIONED:
+            tensors[name] = tensors[name][..., unused:, :]
+        state = State(
+            Memory.from_state_dict({"forgotten": None} | tensors), last_token, random, offset, read
         )
     except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
         raise RuntimeError(f"{path} is damaged or holds no memory: {error}") from error
@@ -143,41 +168,20 @@ def load_state(path: Path, weights: Path | str, model: LanguageModel | None = No
     if belongs_to != weights_checksum(weights):
         this = weights if isinstance(weights, Path) else "this one"
         raise ValueError(f"the memory in {path} was made by another model than {this}")
-    state = State(memory, last_token, random, offset, read)
     if model is None:
         return state
     if not _fits(state, model):
         raise RuntimeError(f"{path} is damaged: no text of this model goes on from it")
-    return state._replace(mems=memory.to(model.device, model.dtype))
+    return state._replace(mems=state.mems.to(model.device, model.dtype))
 
 
 def _fits(state: State, model: LanguageModel) -> bool:
     """Whether a state fits a model; a wrong one would fail a whole batch of the server."""
-    empty = model.start_memory(1, 1)
-    expected = model.keep(empty) if state.mems.has_keys else empty
-    tokens, forgotten = torch.tensor([state.last_token]), state.mems.forgotten
+    tokens = torch.tensor([state.last_token])
     if state.read is not None:
         tokens = torch.cat([tokens, state.read.flatten()])
-    return (
-        _shapes(state.mems) == _shapes(expected)
-        and len({x.shape for x in state.mems.tensors}) == 1
-        and all(x.is_floating_point() for x in state.mems.tensors)
-        and bool(((tokens >= 0) & (tokens < model.config.vocab_size)).all())
-        and (forgotten is None or (forgotten.shape == (1,) and not forgotten.is_floating_point()))
-        and (forgotten is None or 0 <= int(forgotten) <= len(state.mems))
-    )
-
-
-def _shapes(mems: Memory) -> list[tuple[int, ...]]:
-    # Without the length.
-    return [(*x.shape[:-2], x.shape[-1]) for x in mems.tensors]
-
-
-# Segments bound the memory use of long texts.
-_SEGMENT = 512
-
-Text = str | Tokens
-"""A text, or its tokens."""
+    is_known = bool(((tokens >= 0) & (tokens < model.config.vocab_size)).all())
+    return is_known and model.is_own(state.mems) and state.mems.batch_size == 1
 
 
 class Mark(NamedTuple):
@@ -237,7 +241,7 @@ class Session:
         self._reader = Reader(model, lengths.windowed())
         self._random: Tensor = random_numbers(seed).get_state()
         # The current generation, and whether it is ahead of the reader.
-        self._writing: Generation | None = None
+        self._writing: GenerationBatch | None = None
         self._is_ahead = False
         self._weights: str | None = None
 
@@ -250,18 +254,13 @@ class Session:
         weights: Weights = "float32",
         seed: int | None = None,
     ) -> "Session":
-        """Start a session with the model of a folder.
+        """Start a session with the model of a folder, as :func:`open_folder` loads it.
 
         Args:
             folder: A model folder, or a run folder, of which the best model is loaded.
             mem_len: Memory length. None: as configured.
             weights: Precision of the weights: ``float32``, ``bfloat16`` or ``int8``.
             seed: Random seed. None: a different one each time.
-
-        Raises:
-            FileNotFoundError: The folder holds no model.
-            RuntimeError: A file is damaged.
-            ValueError: Model and vocabulary do not match, or a setting is out of range.
         """
         # Before loading, as a training may replace the file later.
         checked = weights_checksum(weights_path(find_model_folder(folder)))
@@ -340,17 +339,13 @@ class Session:
         Raises:
             ValueError: The vocabulary cannot encode the text.
         """
-        tokens = self._tokens(text)
+        tokens = self.vocab.encode(text) if isinstance(text, str) else text
         self._reader_state()
         self._writing = None
         return self._reader.read(tokens, scored=scored)
 
     def score(self, text: Text) -> list[float | None]:
-        """Return the log-probability of each token of a continuation, without reading it.
-
-        Raises:
-            ValueError: The vocabulary cannot encode the text.
-        """
+        """Return what :meth:`write` would, without reading the text."""
         return self.fork().write(text, scored=True)
 
     def generate(
@@ -385,36 +380,28 @@ class Session:
         # Raises now, and not with the first piece.
         random_numbers(seed)
         last_token = self._last_token("continued")
-        writer = TextWriter(self.vocab, stop, [last_token])
-        return written(self._drawn(length, sampler, seed), writer)
+        return text_pieces(self._drawn(length, sampler, seed), self.vocab, stop, [last_token])
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
         last_token, mems = self._last_token("continued"), self._reader.state.mems
         if self._writing is not None and self._is_ahead:
             mems = self._writing.stepper()
-        batch = GenerationBatch(
-            self.model,
-            [[last_token]],
-            length,
-            mems,
-            sampler,
-            [random_numbers(self._random if seed is None else seed)],
-            self.mem_len,
+        generators = [random_numbers(self._random if seed is None else seed)]
+        prompts = [[last_token]]
+        batch = self._writing = GenerationBatch(
+            self.model, prompts, length, mems, sampler, generators, self._chosen
         )
-        generation = self._writing = Generation(batch)
-        while True:
-            if self._writing is not generation:
-                raise RuntimeError("the session went on in another way: call generate() again")
-            token = next(generation, None)
-            if token is None:
+        while self._writing is batch:
+            if not (tokens := next(batch, None)):
                 return
-            self._random, self._is_ahead = generation.random_state, True
-            yield token
+            self._random, self._is_ahead = generators[0].get_state(), True
+            yield tokens[0]
+        raise RuntimeError("the session went on in another way: call generate() again")
 
     def _reader_state(self) -> ReaderState:
         """Return the state of the reader, after copying generated positions from the stepper."""
         if self._writing is not None and self._is_ahead:
-            self._reader.state = ReaderState(self._writing.mems, self._writing.last_token)
+            self._reader.state = ReaderState(self._writing.mems, self._writing.last_tokens[0])
             self._is_ahead = False
         return self._reader.state
 
@@ -445,12 +432,9 @@ class Session:
         self._writing, self._is_ahead = None, False
         self._reader.state, self._random = mark.state, mark.random
 
-    def _tokens(self, text: Text) -> Tokens:
-        return self.vocab.encode(text) if isinstance(text, str) else text
-
     def _last_token(self, what: str) -> int:
         if self._writing is not None and self._is_ahead:
-            return self._writing.last_token
+            return self._writing.last_tokens[0]
         if (last_token := self._reader.state.last_token) is None:
             raise ValueError(f"nothing was read yet that could be {what}: write() something first")
         return last_token

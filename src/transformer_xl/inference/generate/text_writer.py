@@ -43,6 +43,14 @@ class TextWriter:
         text, self._waiting = self._waiting[:ready], self._waiting[ready:]
         return text
 
+    def pieces(self, tokens: Iterable[int]) -> Iterator[str]:
+        """Add tokens until a stop string is found; yield the text that each completes, or none."""
+        for token in tokens:
+            yield self.push(token)
+            if self.has_stopped:
+                return
+        yield self.flush()
+
     def flush(self) -> str:
         """Return the text that was held back, at the end."""
         return "" if self.has_stopped else self._waiting + self._decoder.flush()
@@ -54,23 +62,8 @@ def text_pieces(
     stop: str | Sequence[str] = (),
     prompt: Iterable[int] = (),
 ) -> Iterator[str]:
-    """Stream tokens as pieces of text, as :class:`TextWriter` decodes them, until it stops.
-
-    Raises:
-        ValueError: A ``stop`` string is empty.
-    """
-    # Constructed here, so that errors are raised now and not with the first piece.
-    return written(tokens, TextWriter(vocab, stop, prompt))
-
-
-def written(tokens: Iterable[int], writer: TextWriter) -> Iterator[str]:
-    """Pass tokens to a writer until it stops; yield its text."""
-    for token in tokens:
-        if piece := writer.push(token):
-            yield piece
-        if writer.has_stopped:
-            return
-    yield writer.flush()
+    """Stream tokens as pieces of text, as :class:`TextWriter` decodes them, until it stops."""
+    return filter(None, TextWriter(vocab, stop, prompt).pieces(tokens))
 
 
 def _overlap(text: str, stop: str) -> int:
