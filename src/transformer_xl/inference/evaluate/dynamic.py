@@ -18,7 +18,7 @@ mean, and do not clip $R$, so their hyperparameters do not carry over.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -26,10 +26,11 @@ from torch import Tensor
 
 from transformer_xl.config import EvalConfig
 from transformer_xl.config.checks import NotNegative, Positive, Share, check, no_type_check
-from transformer_xl.inference.evaluate.streams import Text, as_text, as_tokens
+from transformer_xl.inference.evaluate.streams import as_text
 from transformer_xl.model import LanguageModel
+from transformer_xl.model.arguments import Text, as_tokens
 from transformer_xl.model.compact import CompactTransformerXL
-from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read
 
 DEFAULT_LR = {"rms": 1e-4, "sgd": 0.01}
@@ -84,18 +85,17 @@ def plan_dynamic(
             ``dynamic_tokens``.
         segment_len: Default segment length.
     """
-    if settings.dynamic is None:
+    rule = settings.dynamic
+    if rule is None:
         return None
-    lr = DEFAULT_LR[settings.dynamic] if settings.dynamic_lr is None else settings.dynamic_lr
     squares = None
-    if settings.dynamic == "rms":
+    if rule == "rms":
         lengths = settings.lengths_after(segment_len)
         del lengths["ext_len"]
-        text = training_text()[: settings.dynamic_tokens]
-        squares = gradient_squares(model, text, **lengths)
+        squares = gradient_squares(model, training_text()[: settings.dynamic_tokens], **lengths)
     return Dynamic(
-        rule=settings.dynamic,
-        lr=lr,
+        rule=rule,
+        lr=DEFAULT_LR[rule] if settings.dynamic_lr is None else settings.dynamic_lr,
         decay=settings.dynamic_decay,
         eps=settings.dynamic_eps,
         squares=squares,
@@ -114,38 +114,20 @@ class DynamicEvaluation:
     Args:
         model: The trained model.
         settings: The update rule.
-        segment_len: Tokens between two steps.
-        mem_len: Memory length; the memory is not recomputed after a step. None: as configured.
-        attn_len: Keys a query sees, counting its own. None: as configured.
-        clamp_len: Distances above it count as it. None: as configured.
+        lengths: ``segment_len``, the tokens between two steps, ``mem_len``, ``attn_len`` and
+            ``clamp_len``. The memory is not recomputed after a step.
 
     Raises:
         ValueError: A length is out of range; the model is quantized; ``squares`` are those of
             another model.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        settings: Dynamic,
-        *,
-        segment_len: int = SEGMENT_LEN,
-        mem_len: int | None = None,
-        attn_len: int | None = None,
-        clamp_len: int | None = None,
-    ) -> None:
+    def __init__(self, model: LanguageModel, settings: Dynamic, **lengths: int | None) -> None:
         # With ext_len, tokens would be trained on twice.
-        self._lengths = Lengths.of(
-            model.config,
-            segment_len=segment_len,
-            mem_len=mem_len,
-            attn_len=attn_len,
-            clamp_len=clamp_len,
-            ext_len=0,
-        )
+        self._lengths = Lengths.of(model.config, **lengths, ext_len=0)
         self.settings, self.segment_len = settings, self._lengths.segment_len
         self.model = _learning_copy(model)
-        self._steps = _steps(self.model, settings)
+        self._updates = _updates(self.model, settings)
         self._mems = self.model.start_memory(1, self._lengths.mem_len)
         self._waiting = torch.empty(0, dtype=torch.int64)
 
@@ -182,50 +164,34 @@ class DynamicEvaluation:
             assert piece.nll is not None
             if learn:
                 piece.nll.mean().backward()
+                self._learn()
         self._mems = piece.mems
-        if learn:
-            self._learn()
         return piece.nll.detach()[0]
 
     @torch.no_grad()
     def _learn(self) -> None:
-        for weight, trained, divisor, back in self._steps:
+        for weight, trained, divisor, back in self._updates:
             if weight.grad is None:
                 continue
-            step = -self.settings.lr * weight.grad
-            step = step if divisor is None else step / divisor
+            step = -self.settings.lr * weight.grad / divisor
             weight += step if trained is None else step + back * (trained - weight)
             weight.grad = None
         # Autocast caches converted weights, and does not notice in-place updates.
         torch.clear_autocast_cache()
 
 
-def gradient_squares(
-    model: LanguageModel,
-    ids: Text,
-    *,
-    segment_len: int = SEGMENT_LEN,
-    mem_len: int | None = None,
-    attn_len: int | None = None,
-    clamp_len: int | None = None,
-) -> Squares:
+def gradient_squares(model: LanguageModel, ids: Text, **lengths: int | None) -> Squares:
     """Return the mean squared gradients of each weight over segments of a training text.
 
-    The text is read as in the evaluation, with memory and without dropout.
+    The text is read as in the evaluation, with memory, without dropout, and with lengths as
+    :class:`DynamicEvaluation` takes.
 
     Raises:
         ValueError: The text is shorter than a segment, or has a token outside the vocabulary.
     """
-    lengths = Lengths.of(
-        model.config,
-        segment_len=segment_len,
-        mem_len=mem_len,
-        attn_len=attn_len,
-        clamp_len=clamp_len,
-        ext_len=0,
-    )
-    text = as_text(ids, model.config)
-    n_segments = (len(text) - 1) // lengths.segment_len
+    read_with = Lengths.of(model.config, **lengths, ext_len=0)
+    text, segment_len = as_text(ids, model.config), read_with.segment_len
+    n_segments = (len(text) - 1) // segment_len
     if not n_segments:
         raise ValueError(
             f"{len(text)} tokens of training text are less than a segment of {segment_len} tokens "
@@ -233,9 +199,9 @@ def gradient_squares(
         )
     model = _learning_copy(model)
     sums = {name: torch.zeros_like(weight) for name, weight in model.named_parameters()}
-    whole = text[None, : n_segments * lengths.segment_len + 1]
+    whole = text[None, : n_segments * segment_len + 1]
     with torch.enable_grad():
-        for piece in read(model, whole[:, :-1], lengths, targets=whole[:, 1:]):
+        for piece in read(model, whole[:, :-1], read_with, targets=whole[:, 1:]):
             assert piece.nll is not None
             piece.nll.mean().backward()
             for name, weight in model.named_parameters():
@@ -253,36 +219,28 @@ def _learning_copy(model: LanguageModel) -> LanguageModel:
     return learning
 
 
-class _Step(NamedTuple):
-    """The update of one weight."""
-
-    weight: Tensor
-    trained: Tensor | None
-    """The trained weight; None without decay."""
-    divisor: Tensor | None
-    """Divisor of the gradient; None for ``sgd``."""
-    back: Tensor | float
-    """Decay towards the trained weight."""
+_Update = tuple[Tensor, Tensor | None, Tensor | float, Tensor | float]
+"""A weight, its trained values (None without decay), the divisor of its gradient, its decay."""
 
 
-def _steps(model: LanguageModel, settings: Dynamic) -> list[_Step]:
+def _updates(model: LanguageModel, settings: Dynamic) -> list[_Update]:
     """Prepare the updates of all weights, before the first one."""
     weights, decay = dict(model.named_parameters()), settings.decay
     # Cloned, as the model is updated in place.
     trained = [x.detach().clone() if decay else None for x in weights.values()]
     if settings.rule == "sgd":
-        return [_Step(x, x0, None, decay) for x, x0 in zip(weights.values(), trained, strict=True)]
+        return [(x, x0, 1.0, decay) for x, x0 in zip(weights.values(), trained, strict=True)]
     squares = settings.squares or {}
     if {name: x.shape for name, x in weights.items()} != {n: x.shape for n, x in squares.items()}:
         raise ValueError(
             "the squares of gradients are those of a model with other weights: gather them anew "
             "with gradient_squares"
         )
-    sizes = {name: squares[name].to(x.device).sqrt() for name, x in weights.items()}
-    total = sum(float(size.sum(dtype=torch.float64)) for size in sizes.values())
+    sizes = [squares[name].to(x.device).sqrt() for name, x in weights.items()]
+    total = sum(float(size.sum(dtype=torch.float64)) for size in sizes)
     # Without any gradient nothing is updated, so any divisor will do.
-    mean = total / sum(size.numel() for size in sizes.values()) or 1.0
+    mean = total / sum(size.numel() for size in sizes) or 1.0
     return [
-        _Step(x, x0, sizes[name] + settings.eps * mean, (sizes[name] * decay / mean).clamp(max=1.0))
-        for (name, x), x0 in zip(weights.items(), trained, strict=True)
+        (x, x0, size + settings.eps * mean, (size * decay / mean).clamp(max=1.0))
+        for x, x0, size in zip(weights.values(), trained, sizes, strict=True)
     ]

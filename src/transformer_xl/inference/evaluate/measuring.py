@@ -13,17 +13,12 @@ from torch import Tensor
 from transformer_xl.config import EvalConfig
 from transformer_xl.data import Vocab
 from transformer_xl.inference.evaluate.dynamic import Dynamic, DynamicEvaluation
-from transformer_xl.inference.evaluate.streams import (
-    Text,
-    as_text,
-    evaluating,
-    read_parts,
-    window_nll,
-)
+from transformer_xl.inference.evaluate.streams import as_text, read_parts, window_nll
 from transformer_xl.model import LanguageModel
-from transformer_xl.model.arguments import require_model, whole
+from transformer_xl.model.arguments import Text, require_model, whole
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.limits import require_reading
+from transformer_xl.model.wrapping import evaluating
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,41 +131,27 @@ def evaluate(
     n = len(text) - 1
     batch_size = min(batch_size, n)
     require_reading(
-        model,
-        n,
-        batch_size=batch_size,
-        segment_len=lengths.segment_len,
-        mem_len=lengths.mem_len,
+        model, n, batch_size=batch_size, segment_len=lengths.segment_len, mem_len=lengths.mem_len
     )
     # Unless it starts with zeros, a memory is never longer than the text: no more is allocated.
     most = lengths.mem_len if config.start_memory == "zeros" else min(lengths.mem_len, n)
-    fitting = lengths._replace(mem_len=most)
+    reach = {"attn_len": attn_len, "clamp_len": clamp_len}
+    began = time.perf_counter()
     with evaluating(model):
-        began = time.perf_counter()
         if dynamic is not None:
             learning = DynamicEvaluation(
-                model,
-                dynamic,
-                segment_len=segment_len,
-                mem_len=most,
-                attn_len=attn_len,
-                clamp_len=clamp_len,
+                model, dynamic, segment_len=segment_len, mem_len=most, **reach
             )
-            total = sum(_sum(found) for found in (learning.read(text), learning.finish()))
+            total = _sum(learning.read(text)) + _sum(learning.finish())
         elif window is not None:
-            total = _sum(
-                window_nll(
-                    model,
-                    text,
-                    window,
-                    attn_len=attn_len,
-                    clamp_len=clamp_len,
-                    batch_size=batch_size,
-                )
-            )
+            total = _sum(window_nll(model, text, window, batch_size=batch_size, **reach))
         else:
-            total = _total_nll(model, text, fitting, batch_size)
-        seconds = time.perf_counter() - began
+            fitting = lengths._replace(mem_len=most)
+            parts = read_parts(model, text, lengths=fitting, batch_size=batch_size)
+            # Accumulated on the device, which is synchronized once at the end.
+            total = sum((nll.double() * counted).sum() for nll, counted in parts)
+    total = float(total)
+    seconds = time.perf_counter() - began
 
     mean = total / n
     bits = mean / math.log(2)
@@ -267,16 +248,8 @@ def cost_of(settings: EvalConfig, n_tokens: int) -> str | None:
     )
 
 
-def _total_nll(model: LanguageModel, text: Tensor, lengths: Lengths, batch_size: int) -> float:
-    total = torch.zeros((), dtype=torch.float64, device=model.device)
-    for nll, counted in read_parts(model, text, lengths=lengths, batch_size=batch_size):
-        # Accumulated on the device, which is synchronized once at the end.
-        total += (nll.double() * counted).sum()
-    return total.item()
-
-
-def _sum(nll: Tensor) -> float:
-    return nll.sum(dtype=torch.float64).item()
+def _sum(nll: Tensor) -> Tensor:
+    return nll.sum(dtype=torch.float64)
 
 
 def _require_none(why: str, **lengths: int | None) -> None:

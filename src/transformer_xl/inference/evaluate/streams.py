@@ -5,7 +5,7 @@ before it, read anew: the baseline of Table 9 of the paper.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -15,23 +15,16 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import LanguageModel, Memory
-from transformer_xl.model.arguments import Text as Text
-from transformer_xl.model.arguments import as_tokens as as_tokens
-from transformer_xl.model.arguments import require_at_least as require_at_least
+from transformer_xl.model.arguments import Text, as_tokens, require_at_least
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.limits import require_mem_len
 from transformer_xl.model.memory import join
 from transformer_xl.model.reading import Reader, read, read_all
-from transformer_xl.model.wrapping import evaluating as evaluating
+from transformer_xl.model.wrapping import evaluating
 
 
 def as_text(ids: Any, config: ModelConfig) -> Int[Tensor, " length"]:
-    """Return a text of at least two tokens, as :func:`as_tokens` does.
-
-    Raises:
-        ValueError: The tokens are no integers, one is outside the vocabulary, or there are fewer
-            than two.
-    """
+    """Return a text as :func:`as_tokens` does; require at least two tokens."""
     text = as_tokens(ids, config)
     if len(text) < 2:
         raise ValueError(f"a text of {len(text)} tokens: at least 2 are needed to predict one")
@@ -100,15 +93,10 @@ def score(
     """
     require_mem_len(model, mem_len)
     reader = Reader(model, Lengths.of(model.config, segment_len=segment_len, mem_len=mem_len))
-    return _scores(reader, as_tokens(ids, model.config))
-
-
-def _scores(reader: Reader, text: Int[Tensor, " length"]) -> Iterator[float | None]:
-    # The first token is not predicted.
-    yield from reader.read(text[:1])
-    n = reader.lengths.segment_len
-    for start in range(1, len(text), n):
-        yield from reader.read(text[start : start + n])
+    text = as_tokens(ids, model.config)
+    # The first token is not predicted, so segments end one token after their own last one.
+    parts = (text[:1], *text[1:].split(reader.lengths.segment_len))
+    return chain.from_iterable(map(reader.read, parts))
 
 
 @torch.no_grad()
@@ -145,61 +133,42 @@ def window_nll(
         clamp_len=clamp_len,
         ext_len=0,
     )
+    batches = [(text[None, :i], text[None, i : i + 1]) for i in range(first, min(window, n + 1))]
+    if window <= n:
+        begins = max(first - window, 0)
+        # A view of overlapping windows, copied batch by batch.
+        windows = text[:-1].unfold(0, window, 1)[begins:]
+        targets = text[window + begins :, None]
+        batches += zip(windows.split(batch_size), targets.split(batch_size), strict=True)
     found = []
-
-    def predict(windows: Int[Tensor, "B W"], targets: Int[Tensor, " B"]) -> None:
-        (piece,) = read(model, windows, lengths, targets=targets[:, None])
+    for windows, targets in batches:
+        (piece,) = read(model, windows, lengths, targets=targets)
         assert piece.nll is not None
         found.append(piece.nll[:, 0])
-
-    for i in range(first, min(window, n + 1)):
-        predict(text[None, :i], text[i : i + 1])
-    if window <= n:
-        # A view of overlapping windows, copied batch by batch.
-        windows, targets = text[:-1].unfold(0, window, 1), text[window:]
-        whole = max(first - window, 0)
-        windows, targets = windows[whole:], targets[whole:]
-        for start in range(0, len(windows), batch_size):
-            some = slice(start, start + batch_size)
-            predict(windows[some], targets[some])
     return torch.cat(found)
 
 
 @torch.no_grad()
 def loss_in_segment(
-    model: LanguageModel,
-    ids: Text,
-    *,
-    segment_len: int = SEGMENT_LEN,
-    mem_len: int | None = None,
-    attn_len: int | None = None,
-    clamp_len: int | None = None,
-    ext_len: int | None = None,
-    batch_size: int = 1,
+    model: LanguageModel, ids: Text, *, batch_size: int = 1, **lengths: int | None
 ) -> Float[np.ndarray, " T"]:
     """Return the mean loss, in nats, by position in the segment.
 
     Without memory, the first positions have little context (context fragmentation); with memory,
-    all are alike. Every token of the text but the first counts once, as in :func:`evaluate`.
+    all are alike. Every token of the text but the first counts once, as in :func:`evaluate`, whose
+    lengths this takes.
 
     Raises:
         ValueError: The text has fewer than two tokens, or one outside the vocabulary; a length is
             out of range.
     """
     require_at_least(1, batch_size=batch_size)
-    lengths = Lengths.of(
-        model.config,
-        segment_len=segment_len,
-        mem_len=mem_len,
-        attn_len=attn_len,
-        clamp_len=clamp_len,
-        ext_len=ext_len,
-    )
+    read_with = Lengths.of(model.config, **lengths)
     text = as_text(ids, model.config)
     batch_size = min(batch_size, len(text) - 1)
-    sums = torch.zeros(2, lengths.segment_len, dtype=torch.float64, device=model.device)
+    sums = torch.zeros(2, read_with.segment_len, dtype=torch.float64, device=model.device)
     with evaluating(model):
-        for nll, counted in read_parts(model, text, lengths=lengths, batch_size=batch_size):
+        for nll, counted in read_parts(model, text, lengths=read_with, batch_size=batch_size):
             _add(sums[:, : nll.shape[1]], nll, counted)
     # A text shorter than a segment has no tokens at the last positions.
     return _mean(sums[:, sums[1] > 0])
@@ -207,47 +176,26 @@ def loss_in_segment(
 
 @torch.no_grad()
 def loss_from_start(
-    model: LanguageModel,
-    ids: Text,
-    *,
-    length: int,
-    segment_len: int = SEGMENT_LEN,
-    mem_len: int | None = None,
-    attn_len: int | None = None,
-    clamp_len: int | None = None,
-    ext_len: int | None = None,
-    batch_size: int = 1,
+    model: LanguageModel, ids: Text, *, length: int, batch_size: int = 1, **lengths: int | None
 ) -> Float[np.ndarray, " places"]:
     """Return the mean loss, in nats, by the number of tokens of context.
 
-    The text is split into pieces of ``length`` predicted tokens, each read from an initial memory.
-    A shorter rest is left out.
+    The text is split into pieces of ``length`` predicted tokens, each read from an initial memory;
+    the first token of a piece has one token of context. A shorter rest is left out.
 
     Args:
         model: The model; its mode is restored afterwards.
         ids: The text in tokens.
-        length: Predicted tokens of each piece; the first has one token of context.
-        segment_len: Segment length.
-        mem_len: Memory length. None: as configured.
-        attn_len: Keys a query sees, counting its own. None: as configured.
-        clamp_len: Distances above it count as it. None: as configured.
-        ext_len: Tokens before each segment of a piece that are read again with it. None: as
-            configured.
+        length: Predicted tokens of each piece.
         batch_size: Pieces in a batch.
+        lengths: As for :func:`evaluate`; with ``ext_len``, a piece begins without such tokens.
 
     Raises:
         ValueError: The text is shorter than a piece, or has a token outside the vocabulary; a
             length is out of range.
     """
     require_at_least(1, length=length, batch_size=batch_size)
-    lengths = Lengths.of(
-        model.config,
-        segment_len=segment_len,
-        mem_len=mem_len,
-        attn_len=attn_len,
-        clamp_len=clamp_len,
-        ext_len=ext_len,
-    )
+    read_with = Lengths.of(model.config, **lengths)
     text = as_text(ids, model.config)
     n_pieces = (len(text) - 1) // length
     if not n_pieces:
@@ -256,11 +204,11 @@ def loss_from_start(
     sums = torch.zeros(2, length, dtype=torch.float64, device=model.device)
     with evaluating(model):
         for some in pieces.split(batch_size):
-            mems = model.keep(model.start_memory(len(some), lengths.mem_len))
-            for piece in read(model, some[:, :-1], lengths, mems, targets=some[:, 1:]):
-                start, nll = piece.start, piece.nll
-                assert nll is not None
-                _add(sums[:, start : start + nll.shape[1]], nll, torch.ones_like(nll))
+            mems = model.keep(model.start_memory(len(some), read_with.mem_len))
+            for piece in read(model, some[:, :-1], read_with, mems, targets=some[:, 1:]):
+                assert piece.nll is not None
+                place = slice(piece.start, piece.start + piece.nll.shape[1])
+                _add(sums[:, place], piece.nll, torch.ones_like(piece.nll))
     return _mean(sums)
 
 
