@@ -23,8 +23,8 @@ from transformer_xl.config import EvalConfig
 from transformer_xl.data import Vocab
 from transformer_xl.inference.evaluate import loss_from_start, loss_in_segment, spans
 from transformer_xl.inference.evaluate.rollout import attended
-from transformer_xl.model.arguments import Text
 from transformer_xl.model import LanguageModel
+from transformer_xl.model.arguments import Text
 from transformer_xl.model.lengths import Lengths
 
 MEMORY_FILE = "memory.json"

@@ -78,20 +78,21 @@ class LongDocumentClassifier(nn.Module):
         Raises:
             ValueError: A document is empty.
         """
-        lengths = torch.tensor([len(document) for document in documents])
-        if len(lengths) and int(lengths.min()) == 0:
-            raise ValueError(f"document {int(lengths.argmin())} is empty: there is nothing to read")
-        rows, left = torch.arange(len(documents)), lengths.clone()
+        left = torch.tensor([len(document) for document in documents])
+        if len(left) and int(left.min()) == 0:
+            raise ValueError(f"document {int(left.argmin())} is empty: there is nothing to read")
+        rows, T = torch.arange(len(documents)), self.lengths.segment_len
         mems: Memory = self.model.start_memory(len(documents), self.lengths.mem_len)
         while len(rows):
             if not torch.is_grad_enabled():
                 mems = self.model.keep(mems)
             # The shorter segment comes first, so that the last one is complete.
-            here = (left - 1) % self.lengths.segment_len + 1
-            tokens = torch.zeros(len(rows), int(here.max()), dtype=torch.int64)
-            for own, row, n_left, n in zip(tokens, rows.tolist(), left, here, strict=True):
-                start = len(documents[row]) - int(n_left)
-                own[: int(n)] = documents[row][start : start + int(n)]
+            here = (left - 1) % T + 1
+            segments = [
+                documents[row][len(documents[row]) - m :][:n].long()
+                for row, m, n in zip(rows.tolist(), left.tolist(), here.tolist(), strict=True)
+            ]
+            tokens = nn.utils.rnn.pad_sequence(segments, batch_first=True)
             sizes = None if int(here.min()) == tokens.shape[1] else here
             (piece,) = read(self.model, tokens, self.lengths, mems, sizes=sizes)
             mems = piece.mems
@@ -100,7 +101,7 @@ class LongDocumentClassifier(nn.Module):
             is_whole = left == 0
             yield Reading(rows, projected(self.head, last), is_whole)
             if is_whole.any():
-                mems = mems.select((~is_whole).nonzero()[:, 0])
+                mems = mems.select(~is_whole)
                 rows, left = rows[~is_whole], left[~is_whole]
 
     def forward(self, documents: Sequence[Int[Tensor, " _"]]) -> Float[Tensor, "documents classes"]:
@@ -119,11 +120,7 @@ Labels = Int[Tensor, " documents"] | Sequence[int]
 @no_type_check
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Training settings of a classifier.
-
-    Raises:
-        ValueError: A setting is out of range.
-    """
+    """Training settings of a classifier."""
 
     epochs: Count = 10
     """Passes over the documents."""
@@ -175,14 +172,11 @@ def fit(
             f"label {wrong} is no class: with n_classes={n_classes} 0 to {n_classes - 1}"
         )
     weights = list(classifier.parameters())
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in weights if p.ndim == 2], "weight_decay": settings.weight_decay},
-            {"params": [p for p in weights if p.ndim != 2], "weight_decay": 0.0},
-        ],
-        lr=settings.lr,
-        betas=(0.9, 0.98),
-    )
+    groups = [
+        {"params": [p for p in weights if p.ndim == 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in weights if p.ndim != 2], "weight_decay": 0.0},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=settings.lr, betas=(0.9, 0.98))
     n_steps = settings.epochs * -(-len(documents) // settings.batch_size)
     warmup = n_steps // 20 + 1
     schedule = torch.optim.lr_scheduler.LambdaLR(

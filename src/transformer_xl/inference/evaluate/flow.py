@@ -51,25 +51,16 @@ class Cutter:
 
     def push(self, block: bytes) -> Iterator[Piece]:
         """Add a block; yield the completed pieces."""
-        if self._by == "line":
-            self._bytes += block
-            yield from self._lines(is_over=False)
-        else:
-            self._text += self._decoder.decode(block)
-            yield from self._parts(is_over=False)
+        return self._lines(block) if self._by == "line" else self._parts(block)
 
     def flush(self) -> Iterator[Piece]:
         """Yield the rest, at the end of the text."""
-        if self._by == "line":
-            yield from self._lines(is_over=True)
-        else:
-            self._text += self._decoder.decode(b"", final=True)
-            yield from self._parts(is_over=True)
+        cut = self._lines if self._by == "line" else self._parts
+        return cut(b"", is_over=True)
 
-    def _lines(self, *, is_over: bool) -> Iterator[Piece]:
-        start = 0
+    def _lines(self, block: bytes, *, is_over: bool = False) -> Iterator[Piece]:
         # The buffer is sliced once and not for each line.
-        waiting, self._bytes = self._bytes, b""
+        waiting, self._bytes, start = self._bytes + block, b"", 0
         while start < len(waiting):
             stop = waiting.find(b"\n", start, start + LONGEST) + 1
             ends_line = stop > 0
@@ -84,7 +75,8 @@ class Cutter:
             start = stop
         self._bytes = waiting[start:]
 
-    def _parts(self, *, is_over: bool) -> Iterator[Piece]:
+    def _parts(self, block: bytes, *, is_over: bool = False) -> Iterator[Piece]:
+        self._text += self._decoder.decode(block, final=is_over)
         while self._text:
             if is_over and len(self._text) <= LONGEST:
                 cut = len(self._text)
@@ -136,25 +128,28 @@ class Flow:
         failure = None
         try:
             for block in blocks:
-                for piece in cutter.push(block):
-                    see(piece)
-                    yield from self._read(piece.ids, takes_all=False)
+                yield from self._segments(cutter.push(block), see)
                 if not block:
                     # If results depend on the segmentation, an incomplete segment has to wait.
-                    yield from self._read([], takes_all=not self.reader.model.depends_on_segments)
+                    yield from self._read(takes_all=not self.reader.model.depends_on_segments)
                     yield []
         except OSError as error:
             failure = error
-        for piece in cutter.flush():
-            see(piece)
-            yield from self._read(piece.ids, takes_all=False)
-        yield from self._read([], takes_all=True)
+        yield from self._segments(cutter.flush(), see)
+        yield from self._read(takes_all=True)
         yield []
         if failure is not None:
             raise failure
 
-    def _read(self, ids: list[int], *, takes_all: bool) -> Iterator[list[Scored]]:
-        self._waiting.extend(ids)
+    def _segments(
+        self, pieces: Iterable[Piece], see: Callable[[Piece], object]
+    ) -> Iterator[list[Scored]]:
+        for piece in pieces:
+            see(piece)
+            self._waiting.extend(piece.ids)
+            yield from self._read(takes_all=False)
+
+    def _read(self, *, takes_all: bool) -> Iterator[list[Scored]]:
         while self._waiting and (takes_all or len(self._waiting) >= self.reader.remaining):
             n = min(self.reader.remaining, len(self._waiting))
             tokens = [self._waiting.popleft() for _ in range(n)]
@@ -186,12 +181,7 @@ class Sums:
     @property
     def bits_per_token(self) -> float | None:
         """Mean of -log2 p per token; None without tokens."""
-        return self.nll_sum / math.log(2) / self.n_predicted if self.n_predicted else None
-
-    @property
-    def bits_per_byte(self) -> float | None:
-        """Mean of -log2 p per byte; None if bytes are unknown."""
-        return self.nll_sum / math.log(2) / self.n_bytes if self.n_bytes else None
+        return self._bits_per(self.n_predicted)
 
     def figures(self) -> dict[str, float | None]:
         """Return the metrics by the names of the glossary."""
@@ -200,17 +190,19 @@ class Sums:
             "nll": self.nll,
             "nll_sum": self.nll_sum,
             "bits_per_token": self.bits_per_token,
-            "bits_per_byte": self.bits_per_byte,
+            "bits_per_byte": self._bits_per(self.n_bytes),
         }
+
+    def _bits_per(self, n: float | None) -> float | None:
+        return self.nll_sum / math.log(2) / n if n else None
 
 
 @dataclass
 class _Line:
-    text: str
     number: int
-    left: int
+    piece: Piece
     token_bytes: np.ndarray | None
-    n_unknown: int
+    left: int
     sums: Sums = field(default_factory=Sums)
 
 
@@ -227,9 +219,7 @@ class LineSums:
         """Add a line, before the scores of its tokens."""
         n_bytes = len(piece.text.encode("utf-8", "surrogateescape"))
         token_bytes = token_bytes_in(self._vocab, piece.ids, n_bytes)
-        n_unknown = piece.unknown.total()
-        line = _Line(piece.text, self._number, len(piece.ids), token_bytes, n_unknown)
-        self._open.append(line)
+        self._open.append(_Line(self._number, piece, token_bytes, len(piece.ids)))
         self._number += piece.ends_line
 
     def add(self, scored: Iterable[Scored]) -> Iterator[dict[str, Any]]:
@@ -247,13 +237,13 @@ class LineSums:
         while self._open and not self._open[0].left:
             line = self._open.popleft()
             self.n_lines += 1
-            text = line.text.removesuffix("\n")
+            text = line.piece.text.removesuffix("\n")
             yield {
                 "line": line.number,
                 # JSON cannot hold invalid UTF-8.
                 "text": text.encode("utf-8", "surrogateescape").decode("utf-8", "replace"),
                 **line.sums.figures(),
-                "unknown": line.n_unknown,
+                "unknown": line.piece.unknown.total(),
             }
 
 

@@ -7,10 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from transformer_xl.inference.evaluate.streams import Text, as_text, evaluating
+from transformer_xl.inference.evaluate.streams import as_text
 from transformer_xl.model import LanguageModel, Memory
-from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.model.arguments import Text
+from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read, read_all
+from transformer_xl.model.wrapping import evaluating
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,15 +34,7 @@ class Attended:
 
 
 @torch.no_grad()
-def attended(
-    model: LanguageModel,
-    ids: Text,
-    *,
-    segment_len: int = SEGMENT_LEN,
-    mem_len: int | None = None,
-    attn_len: int | None = None,
-    clamp_len: int | None = None,
-) -> Attended:
+def attended(model: LanguageModel, ids: Text, **lengths: int | None) -> Attended:
     r"""Compute the attention rollout of a short text, for a token in its last segment.
 
     Attention rollout (Abnar and Zuidema, 2020) attributes the output of a layer one half to the
@@ -51,41 +45,29 @@ def attended(
     Args:
         model: The model; its mode is restored afterwards.
         ids: The text in tokens; time and memory are quadratic in its length.
-        segment_len: Segment length.
-        mem_len: Memory length. None: as configured.
-        attn_len: Keys a query sees, counting its own. None: as configured.
-        clamp_len: Distances above it count as it. None: as configured.
+        lengths: ``segment_len``, ``mem_len``, ``attn_len`` and ``clamp_len``.
 
     Raises:
         ValueError: The model has no attention; the text has fewer than two tokens, or one outside
             the vocabulary; a length is out of range.
     """
-    lengths = Lengths.of(
-        model.config,
-        segment_len=segment_len,
-        mem_len=mem_len,
-        attn_len=attn_len,
-        clamp_len=clamp_len,
-        ext_len=0,
-    )
+    read_with = Lengths.of(model.config, **lengths, ext_len=0)
     text = as_text(ids, model.config).to(model.device)
-    n = len(text) - 1
-    N = model.config.n_layer
+    n, N, segment_len = len(text) - 1, model.config.n_layer, read_with.segment_len
     direct = torch.zeros(N, n, n, device=model.device)
     shares = [torch.eye(n, device=model.device), *torch.zeros(N, n, n, device=model.device)]
     by_distance = torch.zeros(N, n, dtype=torch.float64, device=model.device)
     # The first segment may be shorter, so that the last one is complete.
-    starts = [*range(n % segment_len, n, segment_len)]
-    starts = starts if starts[:1] == [0] else [0, *starts]
-    mems: Memory = model.start_memory(1, lengths.mem_len)
+    starts = sorted({0, *range(n % segment_len, n, segment_len)})
+    mems: Memory = model.start_memory(1, read_with.mem_len)
+    reach = {"attn_len": read_with.attn_len, "clamp_len": read_with.clamp_len}
     # The memory holds the inputs of a layer or, with enhanced recurrence, its outputs.
     above = int(model.config.enhanced_recurrence)
     with evaluating(model):
         for start, stop in zip(starts, [*starts[1:], n], strict=True):
             tokens = text[None, start:stop]
-            weights = model.attention_weights(tokens, mems, attn_len=attn_len, clamp_len=clamp_len)
-            weights = torch.stack(weights)
-            mems = read_all(model, tokens, lengths, mems)
+            weights = torch.stack(model.attention_weights(tokens, mems, **reach))
+            mems = read_all(model, tokens, read_with, mems)
             # Zeros of an initial memory are no tokens.
             first = max(stop - weights.shape[-1], 0)
             seen_NTS = weights.mean(2)[:, 0, :, first - stop :].float()
@@ -94,8 +76,10 @@ def attended(
                 known = [shares[layer + above][first:start], shares[layer][start:stop]]
                 brought = seen_TS @ torch.cat(known)
                 shares[layer + 1][start:stop] = (shares[layer][start:stop] + brought) / 2
-            _add_by_distance(by_distance, seen_NTS)
-        place, losses = _most_helped(model, text, starts[-1], lengths)
+            for t in range(start, stop):
+                seen_NS = seen_NTS[:, t - start, : t + 1 - first]
+                by_distance[:, : t + 1 - first] += seen_NS.flip(1)
+        place, losses = _most_helped(model, text, starts[-1], read_with)
     return Attended(
         place=place,
         nll=losses[0],
@@ -104,13 +88,6 @@ def attended(
         through=torch.stack([x[place - 1, :place] for x in shares[1:]]).cpu().numpy(),
         by_distance=(by_distance / n).cpu().numpy(),
     )
-
-
-def _add_by_distance(sums: Tensor, seen_NTS: Tensor) -> None:
-    T, S = seen_NTS.shape[1:]
-    for t in range(T):
-        reach = S - T + t + 1
-        sums[:, :reach] += seen_NTS[:, t, :reach].flip(1)
 
 
 def _most_helped(

@@ -146,7 +146,7 @@ def _with_probability(
 
 
 PROMPT_SEGMENT = 512
-"""Segment length for prompts."""
+"""Segment length for prompts, which bounds the memory use of long ones."""
 
 
 class GenerationBatch(Iterator[dict[int, int]]):
@@ -174,7 +174,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         config = require_model(model).config
         require_mem_len(model, mem_len)
         self._length: int | None = whole("length", length)
-        # ext_len=0, as nothing is read again. Segments bound the memory use of long prompts.
+        # ext_len=0, as nothing is read again.
         self._lengths = Lengths.of(config, segment_len=PROMPT_SEGMENT, mem_len=mem_len, ext_len=0)
         self._model, self._sampler = model, sampler
         self.generators = list(generators)

@@ -16,6 +16,7 @@ from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.device import pick_device
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.inference.generate.batch import (
+    PROMPT_SEGMENT,
     Generation,
     GenerationBatch,
     Sampler,
@@ -38,9 +39,6 @@ from transformer_xl.model.pretrained import (
 from transformer_xl.model.reading import Reader, ReaderState
 
 _POSITIONED = ("states", "keys", "values")
-# Segments bound the memory use of long texts.
-_SEGMENT = 512
-
 Text = str | Tokens
 """A text, or its tokens."""
 
@@ -48,12 +46,12 @@ Text = str | Tokens
 def open_folder(
     folder: Path | str, device: torch.device | None = None, weights: Weights = "float32"
 ) -> tuple[LanguageModel, Vocab]:
-    """Load a model with its vocabulary.
+    """Load a model with its vocabulary onto a device, by default the CPU.
 
     Args:
         folder: A model folder, or a run folder, of which the best model is loaded.
-        device: Device of the model. None: the CPU.
-        weights: Precision of the weights, as for :func:`~transformer_xl.model.compact.compact`.
+        device: Device of the model.
+        weights: Precision of the weights: ``float32``, ``bfloat16`` or ``int8``.
 
     Raises:
         FileNotFoundError: The folder holds no model.
@@ -86,13 +84,7 @@ class State(NamedTuple):
 
 
 def save_state(path: Path, generation: Generation, weights: Path | str) -> None:
-    """Write the state of a generation to a safetensors file, atomically.
-
-    Args:
-        path: The file.
-        generation: The generation.
-        weights: The weights file of the model, or its checksum; :func:`load_state` compares it.
-    """
+    """Write the state of a generation, as :func:`write_state` does."""
     state = State(generation.mems, generation.last_token, generation.random_state)
     write_state(path, state, weights)
 
@@ -103,8 +95,8 @@ def write_state(path: Path, state: State, weights: Path | str, *, positions: int
     Args:
         path: The file.
         state: The state.
-        weights: The weights file of the model; or, if the file may have been replaced since, its
-            SHA-256 at the time of loading.
+        weights: The weights file of the model, which :func:`load_state` compares; or, if the file
+            may have been replaced since, its SHA-256 at the time of loading.
         positions: Pad the memory to this length, so that all files have the same size.
     """
     unused = max(positions - len(state.mems), 0)
@@ -188,9 +180,7 @@ class Mark(NamedTuple):
     """A snapshot of a session, to rewind to."""
 
     model: LanguageModel
-    """The model of the session."""
     state: ReaderState
-    """The state of the reader."""
     random: Tensor
     """The state of the random number generator."""
 
@@ -235,15 +225,14 @@ class Session:
                 "model has: load_vocab(folder) reads the one beside a model"
             )
         require_mem_len(model, mem_len)
-        self._chosen = mem_len
-        lengths = Lengths.of(config, segment_len=_SEGMENT, mem_len=mem_len)
+        lengths = Lengths.of(config, segment_len=PROMPT_SEGMENT, mem_len=mem_len)
         self.model, self.vocab, self.mem_len = model, vocab, lengths.mem_len
+        self._chosen, self._weights = mem_len, ""
         self._reader = Reader(model, lengths.windowed())
         self._random: Tensor = random_numbers(seed).get_state()
         # The current generation, and whether it is ahead of the reader.
         self._writing: GenerationBatch | None = None
         self._is_ahead = False
-        self._weights: str | None = None
 
     @classmethod
     def open(
@@ -254,19 +243,16 @@ class Session:
         weights: Weights = "float32",
         seed: int | None = None,
     ) -> "Session":
-        """Start a session with the model of a folder, as :func:`open_folder` loads it.
+        """Start a session with the model of a folder.
 
-        Args:
-            folder: A model folder, or a run folder, of which the best model is loaded.
-            mem_len: Memory length. None: as configured.
-            weights: Precision of the weights: ``float32``, ``bfloat16`` or ``int8``.
-            seed: Random seed. None: a different one each time.
+        The arguments are those of :func:`open_folder`, which may raise its errors, and of the
+        class.
         """
         # Before loading, as a training may replace the file later.
-        checked = weights_checksum(weights_path(find_model_folder(folder)))
+        checksum = weights_checksum(weights_path(find_model_folder(folder)))
         model, vocab = open_folder(folder, pick_device(), weights)
         session = cls(model, vocab, mem_len=mem_len, seed=seed)
-        session._weights = checked
+        session._weights = checksum
         return session
 
     @classmethod
@@ -281,12 +267,8 @@ class Session:
         """Resume a session from a file of :meth:`save` or ``txl generate --state``.
 
         The other arguments are those of :meth:`open`. With the same ``mem_len``, ``weights``,
-        machine and number of threads, it continues with exactly the same tokens.
-
-        Raises:
-            FileNotFoundError: The folder holds no model, or the file does not exist.
-            RuntimeError: A file is damaged.
-            ValueError: The file belongs to other weights.
+        machine and number of threads, it continues with exactly the same tokens. Errors are those
+        of :func:`load_state`.
         """
         session = cls.open(folder, mem_len=mem_len, weights=weights)
         weights_file = weights_path(find_model_folder(folder))
@@ -306,7 +288,7 @@ class Session:
             OSError: The file cannot be written; an existing one is intact.
             ValueError: Nothing was read yet, or the model was not loaded by :meth:`open`.
         """
-        if self._weights is None:
+        if not self._weights:
             raise ValueError(
                 "the state belongs to a weights file, and this model comes from no folder: "
                 "model.save_pretrained(folder, vocab), then Session.open(folder)"
@@ -345,7 +327,7 @@ class Session:
         return self._reader.read(tokens, scored=scored)
 
     def score(self, text: Text) -> list[float | None]:
-        """Return what :meth:`write` would, without reading the text."""
+        """Return the log-probability of each token of a continuation, without reading it."""
         return self.fork().write(text, scored=True)
 
     def generate(
@@ -360,14 +342,14 @@ class Session:
     ) -> Iterator[str]:
         """Continue the text; stream it in pieces.
 
-        All sampled tokens become part of the session, including those of a stop string.
+        All sampled tokens become part of the session, including those of a stop string. Sampling
+        settings are those of :func:`~transformer_xl.generate`.
 
         Args:
             length: Number of tokens to generate. None: without end.
             temperature: Sampling temperature; 0: greedy.
-            top_k: Sample from the ``top_k`` most likely tokens. None: from all.
-            top_p: Nucleus sampling: sample from the fewest tokens with this total probability.
-                None or 1: from all.
+            top_k: Sample from the ``top_k`` most likely tokens.
+            top_p: Nucleus sampling.
             seed: Random seed. None: continue the random numbers of the session.
             stop: End before this string, or before the first of several.
 
@@ -383,11 +365,11 @@ class Session:
         return text_pieces(self._drawn(length, sampler, seed), self.vocab, stop, [last_token])
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
-        last_token, mems = self._last_token("continued"), self._reader.state.mems
+        prompts = [[self._last_token("continued")]]
+        mems = self._reader.state.mems
         if self._writing is not None and self._is_ahead:
             mems = self._writing.stepper()
         generators = [random_numbers(self._random if seed is None else seed)]
-        prompts = [[last_token]]
         batch = self._writing = GenerationBatch(
             self.model, prompts, length, mems, sampler, generators, self._chosen
         )
@@ -397,13 +379,6 @@ class Session:
             self._random, self._is_ahead = generators[0].get_state(), True
             yield tokens[0]
         raise RuntimeError("the session went on in another way: call generate() again")
-
-    def _reader_state(self) -> ReaderState:
-        """Return the state of the reader, after copying generated positions from the stepper."""
-        if self._writing is not None and self._is_ahead:
-            self._reader.state = ReaderState(self._writing.mems, self._writing.last_tokens[0])
-            self._is_ahead = False
-        return self._reader.state
 
     def fork(self) -> "Session":
         """Return an independent copy of the session.
@@ -431,6 +406,13 @@ class Session:
             )
         self._writing, self._is_ahead = None, False
         self._reader.state, self._random = mark.state, mark.random
+
+    def _reader_state(self) -> ReaderState:
+        """Return the state of the reader, after copying generated positions from the stepper."""
+        if self._writing is not None and self._is_ahead:
+            self._reader.state = ReaderState(self._writing.mems, self._writing.last_tokens[0])
+            self._is_ahead = False
+        return self._reader.state
 
     def _last_token(self, what: str) -> int:
         if self._writing is not None and self._is_ahead:
