@@ -141,13 +141,8 @@ def decompress(
 ) -> bytes:
     """Decompress an archive completely, or raise an error.
 
-    Args:
-        content: The file.
-        model: The model that compressed it. None: it was compressed without one.
-        vocab: Its vocabulary.
-        progress: Called after each round.
-        ram: Limit of RAM in gigabytes, besides the model and the text. The memory of the text
-            grows only as far as it is decoded.
+    It takes at most ``ram`` gigabytes besides the model and the text, whose memory grows only as
+    far as it is decoded.
 
     Raises:
         ArchiveError: The file is damaged or has another version, was compressed on a machine whose

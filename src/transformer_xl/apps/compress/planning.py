@@ -6,6 +6,7 @@ to compress and to decompress.
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -14,7 +15,7 @@ from transformer_xl.apps.compress.coding import CHECK_EVERY
 from transformer_xl.apps.compress.header import ArchiveError, Coding, Header, Learning
 from transformer_xl.apps.compress.predicting import fingerprint
 from transformer_xl.config import ModelConfig
-from transformer_xl.config.checks import require
+from transformer_xl.config.checks import Range, check, no_type_check, require
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.lengths import Lengths
 
@@ -103,45 +104,30 @@ def check_possible(
         raise ArchiveError(f"{problem}; allow more (--ram) if the file can be trusted")
 
 
+@no_type_check
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a text is coded.
+    """How a text is coded."""
 
-    Raises:
-        ValueError: A setting is out of range.
-    """
-
-    streams: int | None = None
+    streams: Annotated[int, Range(ge=1, le=1 << 12)] | None = None
     """Number of streams: more are faster, but each starts without context. None: one for 16,384
     symbols, at most 256, or 32 if the model learns, or as many as fit into the RAM."""
-    segment_len: int | None = None
+    segment_len: Annotated[int, Range(ge=1, le=1 << 16)] | None = None
     """Symbols of each stream in a round, after which a model may learn. None: 64, or 32 if it
     learns, or fewer if the vocabulary is large."""
-    mem_len: int | None = None
+    mem_len: Annotated[int, Range(ge=0, le=1 << 16)] | None = None
     """Memory length. None: as the model was trained."""
     learn: bool = False
     """Learn from every round after it was coded."""
-    lr: float | None = None
+    lr: Annotated[float, Range(ge=1e-9, le=1e3)] | None = None
     """Peak learning rate. None: 0.005 for an untrained model, 0.0005 for a trained one."""
-    seed: int = 0
+    seed: Annotated[int, Range(ge=0, le=(1 << 63) - 1)] = 0
     """Seed of the weights of an untrained model."""
-    ram: float = RAM
+    ram: Annotated[float, Range(ge=0.001, le=1e6)] = RAM
     """Limit of RAM in gigabytes, besides the model and the text; decompression needs as much."""
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("streams", 1, 1 << 12),
-            ("segment_len", 1, 1 << 16),
-            ("mem_len", 0, 1 << 16),
-            ("lr", 1e-9, 1e3),
-            ("seed", 0, (1 << 63) - 1),
-            ("ram", 0.001, 1e6),
-        ):
-            value = getattr(self, name)
-            require(
-                value is None or least <= value <= most,
-                f"{name}={value} must be from {least} to {most}",
-            )
+        check(self)
         require(
             self.learn or self.lr is None,
             f"lr={self.lr} without learn has no effect: set learn, or leave lr out",

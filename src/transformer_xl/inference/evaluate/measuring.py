@@ -15,7 +15,7 @@ from transformer_xl.data import Vocab
 from transformer_xl.inference.evaluate.dynamic import Dynamic, DynamicEvaluation
 from transformer_xl.inference.evaluate.streams import as_text, read_parts, window_nll
 from transformer_xl.model import LanguageModel
-from transformer_xl.model.arguments import Text, require_model, whole
+from transformer_xl.model.arguments import Text, require_at_least, require_model, whole
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.limits import require_reading
 from transformer_xl.model.wrapping import evaluating
@@ -97,15 +97,13 @@ def evaluate(
             is out of range; two settings exclude each other.
     """
     config = require_model(model).config
-    whole("window", window, 1)
-    whole("segment_len", segment_len, 1)
+    require_at_least(1, window=window, segment_len=segment_len)
     if dynamic is not None and not isinstance(dynamic, Dynamic):
         raise ValueError(f"dynamic={dynamic!r} must be a Dynamic, as plan_dynamic returns one")
     if window is not None:
         _require_none(f"window={window} reads anew what", mem_len=mem_len, ext_len=ext_len)
         mem_len, ext_len, segment_len = 0, 0, window
     if dynamic is not None:
-        # With ext_len, tokens would be trained on twice.
         _require_none("dynamic evaluation reads once what", ext_len=ext_len)
         ext_len = 0
         if window is not None or batch_size != 1:
@@ -114,14 +112,8 @@ def evaluate(
                 f"batch_size={batch_size} must be None and 1"
             )
     batch_size = whole("batch_size", batch_size, 1)
-    lengths = Lengths.of(
-        config,
-        segment_len=segment_len,
-        mem_len=mem_len,
-        attn_len=attn_len,
-        clamp_len=clamp_len,
-        ext_len=ext_len,
-    )
+    reach = {"attn_len": attn_len, "clamp_len": clamp_len}
+    lengths = Lengths.of(config, segment_len=segment_len, mem_len=mem_len, ext_len=ext_len, **reach)
     text = as_text(ids, config)
     if token_bytes is not None and np.shape(token_bytes) != (config.vocab_size,):
         raise ValueError(
@@ -135,7 +127,6 @@ def evaluate(
     )
     # Unless it starts with zeros, a memory is never longer than the text: no more is allocated.
     most = lengths.mem_len if config.start_memory == "zeros" else min(lengths.mem_len, n)
-    reach = {"attn_len": attn_len, "clamp_len": clamp_len}
     began = time.perf_counter()
     with evaluating(model):
         if dynamic is not None:
@@ -184,11 +175,6 @@ def token_bytes_in(
     The bytes of the text that no known symbol accounts for are divided evenly among its ``<unk>``
     and other symbols without bytes, so that the total is right.
 
-    Args:
-        vocab: The vocabulary.
-        ids: The whole text in tokens.
-        n_bytes: Its size in bytes.
-
     Returns:
         Bytes by symbol, 0 if unknown; None for words, whose whitespace is not known.
     """
@@ -214,18 +200,13 @@ def evaluate_by(
 ) -> Result:
     """Call :func:`evaluate` with the arguments that settings imply.
 
-    Args:
-        settings: The evaluation settings; ``split``, ``mem_lens`` and ``dynamic`` are up to the
-            caller.
-        model: The model.
-        ids: The whole text in tokens.
-        vocab: The vocabulary.
-        n_bytes: Size of the text in bytes.
-        segment_len: Default segment length, as in training.
-        mem_len: Overrides the memory length of the settings.
-        dynamic: Dynamic evaluation (:func:`plan_dynamic`), in one stream.
+    ``split``, ``mem_lens`` and ``dynamic`` of the settings are up to the caller: a ``mem_len``
+    overrides that of the settings, and :func:`plan_dynamic` makes a ``dynamic``. The text has
+    ``n_bytes`` bytes; ``segment_len`` is the default segment length, as in training.
     """
     lengths = settings.lengths_after(segment_len)
+    if mem_len is not None:
+        lengths["mem_len"] = mem_len
     return evaluate(
         model,
         ids,
@@ -234,7 +215,7 @@ def evaluate_by(
         per_character=vocab.kind == "chars",
         window=settings.window,
         dynamic=dynamic,
-        **(lengths if mem_len is None else lengths | {"mem_len": mem_len}),
+        **lengths,
     )
 
 

@@ -42,10 +42,8 @@ def attended(model: LanguageModel, ids: Text, **lengths: int | None) -> Attended
     the memory: a cached state has shares in tokens before it, so that N layers with M positions of
     memory reach back about $N M$ tokens (section 3.2 of the paper, figure 2).
 
-    Args:
-        model: The model; its mode is restored afterwards.
-        ids: The text in tokens; time and memory are quadratic in its length.
-        lengths: ``segment_len``, ``mem_len``, ``attn_len`` and ``clamp_len``.
+    Time and memory are quadratic in the length of the text. The ``lengths`` are ``segment_len``,
+    ``mem_len``, ``attn_len`` and ``clamp_len``.
 
     Raises:
         ValueError: The model has no attention; the text has fewer than two tokens, or one outside

@@ -40,13 +40,9 @@ def read_parts(
 ) -> Iterator[tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]]:
     """Yield -log p of the tokens of each segment, and a mask in which each token counts once.
 
-    The text is divided into parts, read as a batch, each warmed up on the text before it.
-
-    Args:
-        model: The model, in evaluation mode; call this without gradients.
-        text: The text.
-        lengths: The lengths.
-        batch_size: Number of parts, at most the number of tokens to predict.
+    The text is divided into ``batch_size`` parts, at most as many as tokens to predict. They are
+    read as a batch, each warmed up on the text before it. The caller sets the evaluation mode and
+    disables gradients.
     """
     n, device = len(text) - 1, model.device
     # Rounded up, so that no part is longer than the first.
@@ -79,22 +75,16 @@ def _warm_memory(model: LanguageModel, text: Tensor, firsts: list[int], lengths:
 
 
 def score(
-    model: LanguageModel,
-    ids: Text,
-    *,
-    segment_len: int = SEGMENT_LEN,
-    mem_len: int | None = None,
+    model: LanguageModel, ids: Text, *, segment_len: int = SEGMENT_LEN, mem_len: int | None = None
 ) -> Iterator[float | None]:
     """Yield the log-probability of each token given all before it, in nats; None for the first.
 
-    Raises:
-        ValueError: The tokens are no integers, one is outside the vocabulary, or a length is out
-            of range.
+    The arguments are those of :func:`evaluate`, which are checked at the call.
     """
     require_mem_len(model, mem_len)
     reader = Reader(model, Lengths.of(model.config, segment_len=segment_len, mem_len=mem_len))
     text = as_tokens(ids, model.config)
-    # The first token is not predicted, so segments end one token after their own last one.
+    # The first token has no score, and is read with the segment after it.
     parts = (text[:1], *text[1:].split(reader.lengths.segment_len))
     return chain.from_iterable(map(reader.read, parts))
 
@@ -105,10 +95,9 @@ def window_nll(
     text: Int[Tensor, " length"],
     window: int,
     *,
-    attn_len: int | None = None,
-    clamp_len: int | None = None,
     batch_size: int = 1,
     first: int = 1,
+    **reach: int | None,
 ) -> Float[Tensor, " predicted"]:
     """Return -log p of every token from ``first`` on, each from its own sliding window.
 
@@ -116,23 +105,15 @@ def window_nll(
     tokens, with fewer than ``window`` before them, have shorter windows, read one by one.
 
     Args:
-        model: The model, in evaluation mode; of any kind.
+        model: The model, in evaluation mode.
         text: The text, on the CPU.
         window: Length of the window in tokens.
-        attn_len: Keys a query sees, counting its own. None: as configured.
-        clamp_len: Distances above it count as it. None: as configured.
         batch_size: Windows in a batch.
         first: Index of the first predicted token; at least 1.
+        reach: ``attn_len`` and ``clamp_len``.
     """
     n = len(text) - 1
-    lengths = Lengths.of(
-        model.config,
-        segment_len=window,
-        mem_len=0,
-        attn_len=attn_len,
-        clamp_len=clamp_len,
-        ext_len=0,
-    )
+    lengths = Lengths.of(model.config, segment_len=window, mem_len=0, ext_len=0, **reach)
     batches = [(text[None, :i], text[None, i : i + 1]) for i in range(first, min(window, n + 1))]
     if window <= n:
         begins = max(first - window, 0)
@@ -158,9 +139,6 @@ def loss_in_segment(
     all are alike. Every token of the text but the first counts once, as in :func:`evaluate`, whose
     lengths this takes.
 
-    Raises:
-        ValueError: The text has fewer than two tokens, or one outside the vocabulary; a length is
-            out of range.
     """
     require_at_least(1, batch_size=batch_size)
     read_with = Lengths.of(model.config, **lengths)
@@ -183,12 +161,7 @@ def loss_from_start(
     The text is split into pieces of ``length`` predicted tokens, each read from an initial memory;
     the first token of a piece has one token of context. A shorter rest is left out.
 
-    Args:
-        model: The model; its mode is restored afterwards.
-        ids: The text in tokens.
-        length: Predicted tokens of each piece.
-        batch_size: Pieces in a batch.
-        lengths: As for :func:`evaluate`; with ``ext_len``, a piece begins without such tokens.
+    The other lengths are those of :func:`evaluate`; ``batch_size`` pieces are read as a batch.
 
     Raises:
         ValueError: The text is shorter than a piece, or has a token outside the vocabulary; a

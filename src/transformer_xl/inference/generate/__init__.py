@@ -106,7 +106,7 @@ def generate_batch(
     """Continue several prompts as a batch, each as :func:`generate` does, up to rounding.
 
     Args:
-        model: The model. It reads in evaluation mode; its mode is restored after each token.
+        model: As for :func:`generate`.
         prompts: The prompts in tokens, of any lengths; identical prompts are read once.
         length: Number of tokens to generate for each. None: without end.
         mems: The memory to start with: of one stream, for all, or of one stream for each prompt.

@@ -54,9 +54,6 @@ def seed_of(seed: SupportsIndex, n: int) -> int:
     """Return the seed of text ``n`` of a batch: ``seed + n``.
 
     Seeds are signed or unsigned 64-bit integers; the largest one wraps around to 0.
-
-    Raises:
-        ValueError: The seed is no 64-bit integer.
     """
     seed = whole("seed", seed, -(2**63))
     if seed >= 2**64:
@@ -67,12 +64,8 @@ def seed_of(seed: SupportsIndex, n: int) -> int:
 class Sampler:
     """Samples a token from each of several distributions.
 
-    Args:
-        temperature: Sampling temperature; 0: greedy.
-        top_k: Sample from the ``top_k`` most likely tokens. None, or the vocabulary size: from all.
-        top_p: Nucleus sampling: sample from the fewest tokens with this total probability. None or
-            1: from all.
-        vocab_size: Size of the vocabulary. None: unknown, and larger than ``top_k``.
+    The settings are those of :func:`~transformer_xl.generate`; a ``top_k`` of ``vocab_size`` or
+    more filters nothing.
 
     Raises:
         ValueError: A setting is no number or out of range.
@@ -237,12 +230,8 @@ class GenerationBatch(Iterator[dict[int, int]]):
     def decode(self, vocab: Vocab, stop: str | Sequence[str] = ()) -> list[str]:
         """Generate all remaining tokens; return the text of each, without prompts.
 
-        Args:
-            vocab: The vocabulary of the model.
-            stop: End a text before this string, or before the first of several.
-
-        Returns:
-            One text for each prompt; empty for those that had ended before the call.
+        A text ends before the first of the ``stop`` strings, too. It is empty if it had ended
+        before the call.
 
         Raises:
             ValueError: A ``stop`` string is empty, or neither ``length`` nor ``stop`` is set.
@@ -339,10 +328,7 @@ class Generation(Iterator[int]):
         )
 
     def decode(self, vocab: Vocab, stop: str | Sequence[str] = ()) -> str:
-        """Generate all remaining tokens; return their text, as :meth:`GenerationBatch.decode` does.
-
-        :func:`~transformer_xl.inference.generate.text_pieces` streams the text instead.
-        """
+        """Return the text, as :meth:`GenerationBatch.decode` does; `text_pieces` streams it."""
         return self._batch.decode(vocab, stop)[0]
 
     @property

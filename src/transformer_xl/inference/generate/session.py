@@ -195,14 +195,10 @@ class Session:
     recurrence, where results depend on the segmentation.
 
     Args:
-        model: The model, with fixed weights. It reads in evaluation mode; its mode is restored
-            afterwards.
+        model: The model, with fixed weights; its mode is restored after each call.
         vocab: Its vocabulary.
         mem_len: Memory length. None: as configured.
         seed: Random seed. None: a different one each time.
-
-    Raises:
-        ValueError: ``mem_len`` is negative, or the vocabulary has another size than the model's.
 
     Example:
         >>> session = Session.open("runs/demo")  # doctest: +SKIP
@@ -243,11 +239,7 @@ class Session:
         weights: Weights = "float32",
         seed: int | None = None,
     ) -> "Session":
-        """Start a session with the model of a folder.
-
-        The arguments are those of :func:`open_folder`, which may raise its errors, and of the
-        class.
-        """
+        """Start a session with a model that :func:`open_folder` loads."""
         # Before loading, as a training may replace the file later.
         checksum = weights_checksum(weights_path(find_model_folder(folder)))
         model, vocab = open_folder(folder, pick_device(), weights)
@@ -267,8 +259,7 @@ class Session:
         """Resume a session from a file of :meth:`save` or ``txl generate --state``.
 
         The other arguments are those of :meth:`open`. With the same ``mem_len``, ``weights``,
-        machine and number of threads, it continues with exactly the same tokens. Errors are those
-        of :func:`load_state`.
+        machine and number of threads, it continues with exactly the same tokens.
         """
         session = cls.open(folder, mem_len=mem_len, weights=weights)
         weights_file = weights_path(find_model_folder(folder))
@@ -317,9 +308,6 @@ class Session:
             text: The text, or its tokens.
             scored: Return the log-probability of each token, in nats; None for the first token of
                 the session. False: return an empty list.
-
-        Raises:
-            ValueError: The vocabulary cannot encode the text.
         """
         tokens = self.vocab.encode(text) if isinstance(text, str) else text
         self._reader_state()
@@ -342,14 +330,13 @@ class Session:
     ) -> Iterator[str]:
         """Continue the text; stream it in pieces.
 
-        All sampled tokens become part of the session, including those of a stop string. Sampling
-        settings are those of :func:`~transformer_xl.generate`.
+        All sampled tokens become part of the session, including those of a stop string.
 
         Args:
             length: Number of tokens to generate. None: without end.
             temperature: Sampling temperature; 0: greedy.
-            top_k: Sample from the ``top_k`` most likely tokens.
-            top_p: Nucleus sampling.
+            top_k: As for :func:`~transformer_xl.generate`.
+            top_p: As for :func:`~transformer_xl.generate`.
             seed: Random seed. None: continue the random numbers of the session.
             stop: End before this string, or before the first of several.
 

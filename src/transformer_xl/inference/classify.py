@@ -1,4 +1,7 @@
-"""A document classifier on top of a language model with memory, and its training."""
+"""Classification of documents of any length, with memory instead of truncation.
+
+A classifier on top of a language model, and its training.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +18,8 @@ from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.reading import read
 from transformer_xl.model.wrapping import evaluating, projected
 from transformer_xl.ops.nll import IGNORED
+
+__all__ = ["Fit", "LongDocumentClassifier", "Reading", "accuracy", "fit"]
 
 
 class Reading(NamedTuple):
@@ -41,14 +46,7 @@ class LongDocumentClassifier(nn.Module):
     Information travels at most ``n_layer * mem_len`` tokens with the memory of the paper, and
     without limit with ``enhanced_recurrence`` (Ding et al., 2021).
 
-    Args:
-        model: The language model. Its softmax is not used.
-        n_classes: Number of classes.
-        segment_len: Segment length.
-        mem_len: Memory length; 0: segments are read independently. None: as configured.
-
-    Raises:
-        ValueError: A number is out of range.
+    The softmax of the model is not used. With ``mem_len`` 0, segments are read independently.
     """
 
     def __init__(
@@ -72,11 +70,8 @@ class LongDocumentClassifier(nn.Module):
     def read(self, documents: Sequence[Int[Tensor, " _"]]) -> Iterator[Reading]:
         """Read a batch of documents; yield the class scores after each segment.
 
-        Documents that have ended are removed from the batch. To train, call ``backward`` for each
-        reading before the next one: then only one segment is kept in memory.
-
-        Raises:
-            ValueError: A document is empty.
+        Documents that have ended are removed from the batch; an empty one is refused. To train,
+        call ``backward`` for each reading before the next one, to keep only one segment in memory.
         """
         left = torch.tensor([len(document) for document in documents])
         if len(left) and int(left.min()) == 0:
@@ -152,7 +147,7 @@ def fit(
         classifier: The classifier.
         documents: Tokens of each document, of any lengths.
         labels: The class of each document; -100 is ignored.
-        settings: Training settings. None: the defaults.
+        settings: Training settings.
         say: Called with the epoch and its mean loss.
 
     Raises:
