@@ -190,22 +190,24 @@ def to_tokens(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"]:
     vocab = _text_vocab(vocab)
     if vocab is None:
         return np.frombuffer(data, np.uint8).astype(np.int32)
-    name = f"the model's vocabulary ({vocab.kind})"
+    name, remedy = f"the model's vocabulary ({vocab.kind})", "a model of bytes compresses any file"
     try:
         text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UnrestorableError(
+            f"byte {error.start:,} is not UTF-8, and {name} is for text; {remedy}"
+        ) from None
+    try:
         ids = vocab.encode(text)
         if vocab.decode_bytes(ids) == data:
             return np.asarray(ids, dtype=np.int32)
-        problem = f"{name} cannot represent this file exactly"
-    except UnicodeDecodeError as error:
-        problem = f"byte {error.start:,} is not UTF-8, and {name} is for text"
+        problem = " exactly"
     except ValueError as error:
         # If a symbol is missing, not the error itself: its remedy does not apply here.
         unknown = vocab.unknown(text)
         what = describe_unknown(unknown, vocab.first_unknown_line(text))
-        reason = f"it has no symbol for {what}" if unknown else str(error)
-        problem = f"{name} cannot represent this file: {reason}"
-    raise UnrestorableError(f"{problem}; a model of bytes compresses any file")
+        problem = f": it has no symbol for {what}" if unknown else f": {error}"
+    raise UnrestorableError(f"{name} cannot represent this file{problem}; {remedy}")
 
 
 def made_here() -> str:

@@ -18,7 +18,7 @@ mean, and do not clip $R$, so their hyperparameters do not carry over.
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
@@ -122,7 +122,7 @@ class DynamicEvaluation:
             another model.
     """
 
-    def __init__(self, model: LanguageModel, settings: Dynamic, **lengths: int | None) -> None:
+    def __init__(self, model: LanguageModel, settings: Dynamic, **lengths: Any) -> None:
         # With ext_len, tokens would be trained on twice.
         self._lengths = Lengths.of(model.config, **lengths, ext_len=0)
         self.settings, self.segment_len = settings, self._lengths.segment_len
@@ -180,7 +180,7 @@ class DynamicEvaluation:
         torch.clear_autocast_cache()
 
 
-def gradient_squares(model: LanguageModel, ids: Text, **lengths: int | None) -> Squares:
+def gradient_squares(model: LanguageModel, ids: Text, **lengths: Any) -> Squares:
     """Return the mean squared gradients of each weight over segments of a training text.
 
     The text is read as in the evaluation, with memory, without dropout, and with lengths as

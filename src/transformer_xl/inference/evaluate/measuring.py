@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -112,7 +113,7 @@ def evaluate(
                 f"batch_size={batch_size} must be None and 1"
             )
     batch_size = whole("batch_size", batch_size, 1)
-    reach = {"attn_len": attn_len, "clamp_len": clamp_len}
+    reach: dict[str, Any] = {"attn_len": attn_len, "clamp_len": clamp_len}
     lengths = Lengths.of(config, segment_len=segment_len, mem_len=mem_len, ext_len=ext_len, **reach)
     text = as_text(ids, config)
     if token_bytes is not None and np.shape(token_bytes) != (config.vocab_size,):
@@ -233,7 +234,7 @@ def _sum(nll: Tensor) -> Tensor:
     return nll.sum(dtype=torch.float64)
 
 
-def _require_none(why: str, **lengths: int | None) -> None:
+def _require_none(why: str, **lengths: Any) -> None:
     for name, value in lengths.items():
         if value:
             raise ValueError(

@@ -1,6 +1,7 @@
 """Which past tokens a prediction attends to, directly and through the layers of memory."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ class Attended:
 
 
 @torch.no_grad()
-def attended(model: LanguageModel, ids: Text, **lengths: int | None) -> Attended:
+def attended(model: LanguageModel, ids: Text, **lengths: Any) -> Attended:
     r"""Compute the attention rollout of a short text, for a token in its last segment.
 
     Attention rollout (Abnar and Zuidema, 2020) attributes the output of a layer one half to the
@@ -58,7 +59,7 @@ def attended(model: LanguageModel, ids: Text, **lengths: int | None) -> Attended
     # The first segment may be shorter, so that the last one is complete.
     starts = sorted({0, *range(n % segment_len, n, segment_len)})
     mems: Memory = model.start_memory(1, read_with.mem_len)
-    reach = {"attn_len": read_with.attn_len, "clamp_len": read_with.clamp_len}
+    reach: dict[str, Any] = {"attn_len": read_with.attn_len, "clamp_len": read_with.clamp_len}
     # The memory holds the inputs of a layer or, with enhanced recurrence, its outputs.
     above = int(model.config.enhanced_recurrence)
     with evaluating(model):

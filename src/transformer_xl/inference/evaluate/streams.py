@@ -97,7 +97,7 @@ def window_nll(
     *,
     batch_size: int = 1,
     first: int = 1,
-    **reach: int | None,
+    **reach: Any,
 ) -> Float[Tensor, " predicted"]:
     """Return -log p of every token from ``first`` on, each from its own sliding window.
 
@@ -131,7 +131,7 @@ def window_nll(
 
 @torch.no_grad()
 def loss_in_segment(
-    model: LanguageModel, ids: Text, *, batch_size: int = 1, **lengths: int | None
+    model: LanguageModel, ids: Text, *, batch_size: int = 1, **lengths: Any
 ) -> Float[np.ndarray, " T"]:
     """Return the mean loss, in nats, by position in the segment.
 
@@ -154,7 +154,7 @@ def loss_in_segment(
 
 @torch.no_grad()
 def loss_from_start(
-    model: LanguageModel, ids: Text, *, length: int, batch_size: int = 1, **lengths: int | None
+    model: LanguageModel, ids: Text, *, length: int, batch_size: int = 1, **lengths: Any
 ) -> Float[np.ndarray, " places"]:
     """Return the mean loss, in nats, by the number of tokens of context.
 
