@@ -174,7 +174,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         # The tokens of each text that are not in the memory yet.
         self._unread = [_checked_prompt(prompt, config) for prompt in prompts]
         n = len(self._unread)
-        self.texts, self._ended, self._n_drawn = list(range(n)), set[int](), 0
+        self.texts, self._is_ended, self._n_drawn = list(range(n)), [False] * n, 0
         require_capacity(model, self._lengths.mem_len, remedy="remember fewer positions")
         if mems is None:
             mems = model.start_memory(1, self._lengths.mem_len)
@@ -209,15 +209,15 @@ class GenerationBatch(Iterator[dict[int, int]]):
         """The last token of each text in ``texts``."""
         return [ids[-1] for ids in self._unread]
 
-    def remaining(self, text: int) -> int | None:
+    def _remaining(self, text: int) -> int | None:
         """Return how many tokens of a text are still to be sampled; None: without end."""
-        if text in self._ended:
+        if self._is_ended[text]:
             return 0
         return None if self._length is None else self._length - self._n_drawn
 
     def __repr__(self) -> str:
         """Show the state without computing anything."""
-        remaining = [self.remaining(text) for text in self.texts]
+        remaining = [self._remaining(text) for text in self.texts]
         return (
             f"{type(self).__name__}(texts={self.texts}, drawn={self._n_drawn}, "
             f"remaining={remaining}, last_tokens={self.last_tokens})"
@@ -225,7 +225,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
     def end(self, text: int) -> None:
         """Stop a text before the next step."""
-        self._ended.add(text)
+        self._is_ended[text] = True
 
     def decode(self, vocab: Vocab, stop: str | Sequence[str] = ()) -> list[str]:
         """Generate all remaining tokens; return the text of each, without prompts.
@@ -239,7 +239,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         writers = {
             text: TextWriter(vocab, stop, unread)
             for text, unread in zip(self.texts, self._unread, strict=True)
-            if self.remaining(text) != 0
+            if self._remaining(text) != 0
         }
         if writers and not stop and self._length is None:
             raise ValueError("length=None draws without end: set length, or give a stop string")
@@ -255,7 +255,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
     @torch.no_grad()
     def __next__(self) -> dict[int, int]:
-        going = [row for row, text in enumerate(self.texts) if self.remaining(text) != 0]
+        going = [row for row, text in enumerate(self.texts) if self._remaining(text) != 0]
         if not going:
             raise StopIteration
         with evaluating(self._model):
@@ -323,7 +323,7 @@ class Generation(Iterator[int]):
         """Show the state without computing anything; ``remaining`` None: without end."""
         batch = self._batch
         return (
-            f"{type(self).__name__}(drawn={batch._n_drawn}, remaining={batch.remaining(0)}, "
+            f"{type(self).__name__}(drawn={batch._n_drawn}, remaining={batch._remaining(0)}, "
             f"last_token={self.last_token})"
         )
 
