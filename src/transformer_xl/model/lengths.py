@@ -69,7 +69,10 @@ class Lengths(NamedTuple):
 def _require_lengths(
     config: ModelConfig, given: dict[str, Any], requires_effect: bool
 ) -> dict[str, int | None]:
-    given = {name: whole(name, x, _LEAST.get(name, 0)) for name, x in given.items()}
+    for name, x in given.items():
+        # Lengths from other code are plain integers, and are checked in each call of a model.
+        if type(x) is not int or x < _LEAST.get(name, 0):
+            given[name] = whole(name, x, _LEAST.get(name, 0))
     for name, beside, _ in config.unused() if requires_effect else ():
         x = given.get(name)
         if x is not None and x != getattr(config, name):
