@@ -109,28 +109,20 @@ class Segments:
         """
         # One token more than the segment: the target of its last token.
         times = self.tokens_read + np.arange(-self.ext_len, self.length + 1)
-        starts = self._rows[:, None] * self._stream_len
-        places = (starts + self._turned(times)) % len(self._tokens)
+        places = times[None]
+        if self._roll_seed is not None:
+            # Positions before the first epoch belong to it.
+            epochs = np.maximum(times // self._stream_len, 0)
+            epochs, where = np.unique(epochs, return_inverse=True)
+            # Drawn for all streams, also for those of other processes.
+            generators = [np.random.default_rng([self._roll_seed, int(n)]) for n in epochs]
+            rolls = [x.integers(self._stream_len, size=self.batch_size) for x in generators]
+            places = (times + np.stack(rolls, axis=1)[self._rows][:, where]) % self._stream_len
+        places = (self._rows[:, None] * self._stream_len + places) % len(self._tokens)
         window = torch.from_numpy(self._tokens[places].astype(np.int64))
         self.segments_read += 1
         self.tokens_read += self.length
         return window[:, :-1].contiguous(), window[:, self.ext_len + 1 :].contiguous()
-
-    def _turned(self, times: Int64[np.ndarray, "n"]) -> Int64[np.ndarray, "_ n"]:
-        """Return the positions of each stream in its part; one row if all are equal."""
-        if self._roll_seed is None:
-            return times[None]
-        # Positions before the first epoch belong to it.
-        passes, where = np.unique(np.maximum(times // self._stream_len, 0), return_inverse=True)
-        # Drawn for all streams, also for those of other processes.
-        drawn = [
-            np.random.default_rng([self._roll_seed, int(n)]).integers(
-                self._stream_len, size=self.batch_size
-            )
-            for n in passes
-        ]
-        turns = np.stack(drawn, axis=1)[self._rows]
-        return (times + turns[:, where]) % self._stream_len
 
     def state_dict(self) -> SegmentsState:
         """Return the position and the sizes it refers to; the same for all rows."""
