@@ -45,18 +45,13 @@ def counted(folder, kind, texts, name):
     held_out=PARTS,
     kind=st.sampled_from(["words", "chars"]),
     size=st.none() | st.integers(3, 6),
-    fan_in=st.integers(2, 4),
 )
-def test_counting_in_parts_is_counting_the_whole(
-    tmp_path_factory, train, held_out, kind, size, fan_in
-):
+def test_counting_in_parts_is_counting_the_whole(tmp_path_factory, train, held_out, kind, size):
     folder = tmp_path_factory.mktemp("counts")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(making_vocab, "_FAN_IN", fan_in)
-        known, others = (
-            counted(folder, kind, texts, name) for texts, name in ((train, "t"), (held_out, "h"))
-        )
-        found = vocab_of_counts(kind, known, others, size)
+    known, others = (
+        counted(folder, kind, texts, name) for texts, name in ((train, "t"), (held_out, "h"))
+    )
+    found = vocab_of_counts(kind, known, others, size)
     assert found.hash == train_vocab(kind, train, size, held_out).hash
 
 

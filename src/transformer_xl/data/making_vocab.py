@@ -1,22 +1,18 @@
-"""Learning vocabularies from texts, also from texts that are counted in parts.
+"""Learning vocabularies from texts, also from texts that are counted in parts."""
 
-Each part has a sorted file with a line per symbol: its count and its first position. The files are
-merged while they are read, so that rare words take no memory.
-"""
-
-import heapq
 import itertools
+import json
 import re
+import sqlite3
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple, cast
+from typing import cast
 
-import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from transformer_xl.config.files import write_atomically
+from transformer_xl.config.files import replace_file
 from transformer_xl.data.imported import SPACE, ImportedVocab, Rules, cutter
 from transformer_xl.data.text import Span, read_blocks, read_bytes
 from transformer_xl.data.vocab import EOS, UNK, Vocab, VocabKind, byte_characters, symbols_in
@@ -35,8 +31,6 @@ _UNITS = (
     r"|\s"
 )
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,17}")
-# Number of files merged at a time.
-_FAN_IN = 200
 
 
 def train_vocab(
@@ -163,78 +157,19 @@ def authors_bytes(byte_values: Sequence[int]) -> ImportedVocab:
     return ImportedVocab(cutter(symbols, rules, [dropped]).to_str(pretty=True), rules)
 
 
-class _Count(NamedTuple):
-    """A symbol of one part."""
-
-    symbol: str
-    part: int
-    first: int
-    n: int
-
-
-_symbol = attrgetter("symbol")
-
-
 def count_part(kind: str, spans: Sequence[Span], target: Path) -> None:
-    """Count the symbols of some text and write the file of that part to ``target``."""
-    # In the order of their first occurrence.
+    """Count the symbols of some text; write them to ``target``, in the order of occurrence."""
     counts: Counter[str] = Counter()
     if kind == "authors-bytes":
+        of_bytes: Counter[int] = Counter()
         for span in spans:
             for block in read_bytes(span):
-                values = np.frombuffer(block, dtype=np.uint8)
-                found, first, n = np.unique(values, return_index=True, return_counts=True)
-                order = np.argsort(first)
-                names = map(str, found[order].tolist())
-                counts.update(dict(zip(names, n[order].tolist(), strict=True)))
+                of_bytes.update(block)
+        counts.update({str(byte): n for byte, n in of_bytes.items()})
     else:
         for block in read_blocks(cast(VocabKind, kind), spans):
             counts.update(symbols_in(cast(VocabKind, kind), block))
-    write = _quoted if kind == "chars" else str
-    first_of = {symbol: number for number, symbol in enumerate(counts)}
-
-    def write_counts(path: Path) -> None:
-        with path.open("w", encoding="utf-8", newline="\n") as file:
-            for symbol in sorted(counts):
-                file.write(f"{write(symbol)}\t{counts[symbol]}\t{first_of[symbol]}\n")
-
-    write_atomically(target, write_counts)
-
-
-def _quoted(character: str) -> str:
-    """Write a character, which may be a tab or a line end, so that the order is kept."""
-    return f"{ord(character):06x}"
-
-
-def _read_counts(kind: str, path: Path, part: int) -> Iterator[_Count]:
-    """Read the file of a part, or of several parts, which then names the first of them."""
-    with path.open(encoding="utf-8", newline="\n") as file:
-        for line in file:
-            symbol, *numbers = line.rstrip("\n").split("\t")
-            n, first, part = map(int, (*numbers, part)[:3])
-            yield _Count(chr(int(symbol, 16)) if kind == "chars" else symbol, part, first, n)
-
-
-def _merged(kind: str, paths: Sequence[Path], start: int = 0) -> Iterator[_Count]:
-    """Merge the files of parts, in the order of the symbols, then of the parts."""
-    if len(paths) <= _FAN_IN:
-        return heapq.merge(*(_read_counts(kind, path, n) for n, path in enumerate(paths, start)))
-    groups = []
-    for begin in range(0, len(paths), _FAN_IN):
-        group = paths[begin : begin + _FAN_IN]
-        joined = group[0].with_name(f"{group[0].name}.merged")
-        _write_merged(kind, group, start + begin, joined)
-        groups.append(_read_counts(kind, joined, start + begin))
-    return heapq.merge(*groups)
-
-
-def _write_merged(kind: str, paths: Sequence[Path], start: int, target: Path) -> None:
-    write = _quoted if kind == "chars" else str
-    with target.open("w", encoding="utf-8", newline="\n") as file:
-        for symbol, counts in itertools.groupby(_merged(kind, paths, start), key=_symbol):
-            first, *others = counts
-            n = first.n + sum(x.n for x in others)
-            file.write(f"{write(symbol)}\t{n}\t{first.first}\t{first.part}\n")
+    replace_file(target, json.dumps(counts).encode())
 
 
 def vocab_of_counts(
@@ -242,29 +177,35 @@ def vocab_of_counts(
 ) -> Vocab:
     """Build a vocabulary from the counts of parts.
 
+    The counts are added up in a temporary database, so that rare words take no memory.
+
     Args:
         kind: What was counted.
         counted: The files of the parts whose symbols the vocabulary has.
         others: The files of further parts; symbols that only these have are unknown.
         vocab_size: As in `train_vocab`.
     """
-    has_unknown = False
-
-    def totals() -> Iterator[tuple[int, int, int, str]]:
-        nonlocal has_unknown
-        further = _merged(kind, others, len(counted))
-        merged = heapq.merge(_merged(kind, counted), further, key=_symbol)
-        for symbol, group in itertools.groupby(merged, key=_symbol):
-            counts = [count for count in group if count.part < len(counted)]
-            if counts:
-                yield -sum(x.n for x in counts), counts[0].part, counts[0].first, symbol
-            else:
-                has_unknown = True
-
-    # Beside the most frequent words, two more show that there are others.
-    limit = vocab_size + 2 if vocab_size is not None and kind == "words" else None
-    ranked = sorted(totals()) if limit is None else heapq.nsmallest(limit, totals())
-    symbols = [symbol for _, _, _, symbol in ranked]
+    with closing(sqlite3.connect("")) as table:
+        table.execute(
+            "CREATE TABLE counts (symbol PRIMARY KEY, n INTEGER, first INTEGER) WITHOUT ROWID"
+        )
+        add = "INSERT INTO counts VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
+        positions = itertools.count()
+        for path in counted:
+            counts = json.loads(path.read_bytes())
+            rows = [(symbol, n, next(positions)) for symbol, n in counts.items()]
+            # In the order of the table, which is then read from one end to the other.
+            table.executemany(add, sorted(rows))
+        # Beside the most frequent words, two more show that there are others.
+        limit = vocab_size + 2 if vocab_size is not None and kind == "words" else -1
+        ranked = table.execute("SELECT symbol FROM counts ORDER BY n DESC, first LIMIT ?", [limit])
+        symbols = [symbol for (symbol,) in ranked]
+        is_known = "SELECT 1 FROM counts WHERE symbol = ?"
+        has_unknown = any(
+            table.execute(is_known, [symbol]).fetchone() is None
+            for path in others
+            for symbol in json.loads(path.read_bytes())
+        )
     if kind == "authors-bytes":
         return authors_bytes([int(symbol) for symbol in symbols])
     return counted_vocab(cast(VocabKind, kind), symbols, vocab_size, has_unknown=has_unknown)
