@@ -5,19 +5,23 @@ tokens, are in ``vocab.json`` as `Rules`.
 """
 
 import dataclasses
-import hashlib
-import json
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Any, Literal
 
+import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from transformer_xl.data.tokenizer_trial import tried
-from transformer_xl.data.vocab import UNDECODED, StreamDecoder, Vocab, bytes_written, no_symbol
+from transformer_xl.data.vocab import (
+    MISSING,
+    UNDECODED,
+    StreamDecoder,
+    Vocab,
+    bytes_written,
+    definition_hash,
+)
 
 Join = Literal["bytes", "chars", "words", "moses"]
 LineEnds = Literal["none", "after", "around"]
@@ -43,14 +47,6 @@ class Rules:
     """Moses: tokens that separate the words before them from those after them."""
     clean_up: bool = False
     """Moses: whether spaces before punctuation and contractions are removed as well."""
-
-    def __post_init__(self) -> None:
-        texts = (self.eos, self.unk)
-        right = self.join in get_args(Join) and self.line_ends in get_args(LineEnds)
-        right = right and all(x is None or isinstance(x, str) for x in texts)
-        right = right and all(isinstance(x, str) for x in self.apart)
-        if not right or not isinstance(self.clean_up, bool):
-            raise ValueError(f"invalid rules of a vocabulary: {self}")
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry of ``vocab.json``."""
@@ -95,30 +91,16 @@ class ImportedVocab(Vocab):
         """Read the text of a ``tokenizer.json``."""
         self.rules = rules
         super().__init__("imported", definition)
-        self.hash = _hash(definition.encode(), rules.to_json())
-        self.eos_id, self.unk_id = self._id("eos", rules.eos), self._id("unk", rules.unk)
+        self.hash = definition_hash("imported", definition.encode(), rules.to_json())
+        for role, symbol in (("eos", rules.eos), ("unk", rules.unk)):
+            if symbol is not None and symbol not in self._ids:
+                raise ValueError(f"{role}={symbol!r} is no symbol of the vocabulary")
+        if rules.line_ends != "none" and rules.eos is None:
+            raise ValueError(f"line_ends={rules.line_ends!r} needs an eos symbol, and eos is None")
+        self.eos_id = None if rules.eos is None else self._ids[rules.eos]
+        self.unk_id = None if rules.unk is None else self._ids[rules.unk]
         if self.token_bytes is not None and self.unk_id is not None:
             self.token_bytes[self.unk_id] = 0
-        if rules.line_ends != "none" and self.eos_id is None:
-            raise ValueError(f"line_ends={rules.line_ends!r} needs an eos symbol, and eos is None")
-
-    @staticmethod
-    def load(folder: Path, definition: bytes, about: dict[str, Any]) -> "ImportedVocab":
-        """Read the vocabulary of a folder, whose ``vocab.json`` holds ``about``."""
-        problem = f"{folder / 'tokenizer.json'} or vocab.json beside it is damaged or was edited"
-        rules = about.get("rules")
-        if not isinstance(rules, dict) or _hash(definition, rules) != about["hash"]:
-            raise RuntimeError(f"{problem}: they do not match the hash; restore them from a copy")
-        try:
-            settings: dict[str, Any] = rules | {"apart": tuple(rules.get("apart", ()))}
-            return ImportedVocab(tried(definition), Rules(**settings))
-        except Exception as error:  # tokenizers has no class of its own.
-            raise RuntimeError(f"{problem} ({error}); restore them from a copy") from error
-
-    def _id(self, role: str, symbol: str | None) -> int | None:
-        if symbol is not None and symbol not in self._ids:
-            raise ValueError(f"{role}={symbol!r} is no symbol of the vocabulary")
-        return None if symbol is None else self._ids[symbol]
 
     def _symbol_bytes(self) -> list[bytes] | None:
         if self.rules.join == "bytes":
@@ -130,121 +112,90 @@ class ImportedVocab(Vocab):
     def _about(self) -> dict[str, object]:
         return {"rules": self.rules.to_json()}
 
-    def encode(self, text: str) -> list[int]:
-        """Encode a text as the old program did."""
-        if self.unk_id is not None:
-            return self._token_ids(text)
-        try:
-            return self._token_ids(text)
-        except Exception:  # tokenizers has no class of its own for this.
-            unknown = self.unknown(text)
-            if not unknown:
-                raise
-        raise self.refusal(unknown, self.first_unknown_line(text))
-
     def _about_symbols(self) -> str:
         return f"imported vocabulary of {len(self):,} symbols"
 
+    def _lookup(self, text: str) -> np.ndarray:
+        try:
+            return super()._lookup(text)
+        except Exception:  # tokenizers has no class of its own for an unknown symbol.
+            if self.unk_id is not None or not self.unknown(text):
+                raise
+        symbols = [*UNDECODED.findall(text), *self._pieces(text)]
+        return np.array([self._ids.get(x, MISSING) for x in symbols], dtype=np.int64)
+
     def unknown(self, text: str) -> Counter[str]:
         """Count the unknown symbols of a text."""
-        undecoded = UNDECODED.findall(text)
-        pieces = self._pieces(UNDECODED.sub("", text) if undecoded else text)
-        unknown = [x for x in pieces if x not in self._ids]
+        unknown = [x for x in self._pieces(text) if x not in self._ids]
         if self.rules.join == "bytes":
             unknown = map(repr, bytes_written(unknown))
-        return Counter([*undecoded, *unknown])
+        return Counter([*UNDECODED.findall(text), *unknown])
 
     def _pieces(self, text: str) -> list[str]:
+        text = UNDECODED.sub("", text)
         if (normalizer := self._tokenizer.normalizer) is not None:
             text = normalizer.normalize_str(text)
         cutter = self._tokenizer.pre_tokenizer
         return [text] if cutter is None else [x for x, _ in cutter.pre_tokenize_str(text)]
 
-    def _encode_without_unknown(self, text: str) -> list[int]:
-        return self._encode_by_line(
-            text, lambda line: [self._ids[x] for x in self._pieces(line) if x in self._ids]
-        )
-
-    def encode_lines(self, text: str, *, prepared: bool = False) -> list[int]:
-        """Encode the text of a file; ``eos`` ends each line.
-
-        A ``prepared`` text is split at spaces alone.
-        """
-        if prepared and self.rules.join == "moses":
-            return self._encode_by_line(text, self._encode_words, always=True)
-        return self._encode_by_line(text, self.encode)
-
-    def _encode_by_line(
-        self, text: str, cut: Callable[[str], list[int]], *, always: bool = False
-    ) -> list[int]:
-        if not always and (self.rules.line_ends != "none" or self.eos_id is None):
-            return cut(text)
+    def _lookup_lines(self, text: str, *, prepared: bool = False) -> np.ndarray:
+        """Look up the text of a file; ``eos`` ends each line. One is given where none is cut."""
+        are_words = prepared and self.rules.join == "moses"
+        if not are_words and (self.rules.line_ends != "none" or self.eos_id is None):
+            return self._lookup(text)
         lines = re.split(r"\r\n?|\n", text)
         if not lines[-1]:
             lines.pop()
-        ends = [] if self.eos_id is None else [self.eos_id]
-        return [token for line in lines for token in (*cut(line), *ends)]
+        end = np.array([] if self.eos_id is None else [self.eos_id], dtype=np.int64)
+        look_up = self._lookup_words if are_words else self._lookup
+        return np.concatenate([end[:0], *(x for line in lines for x in (look_up(line), end))])
 
-    def _encode_words(self, line: str) -> list[int]:
+    def _lookup_words(self, line: str) -> np.ndarray:
         words = line.split()
-        if self.unk_id is not None:
-            return [self._ids.get(word, self.unk_id) for word in words]
-        unknown = [word for word in words if word not in self._ids]
-        if unknown:
-            raise ValueError(f"{unknown[0]!r} is not in the vocabulary, which has no <unk>")
-        return [self._ids[word] for word in words]
+        unknown = next((word for word in words if word not in self._ids), None)
+        if unknown is not None and self.unk_id is None:
+            raise ValueError(f"{unknown!r} is not in the vocabulary, which has no <unk>")
+        return np.array([self._ids.get(word, self.unk_id) for word in words], dtype=np.int64)
 
     def stream_decoder(self) -> StreamDecoder:
         """Return a decoder that takes one token at a time, starting at the beginning of a line."""
         if self._bytes is not None:
             return super().stream_decoder()
-        return WordDecoder(self.symbols, self.rules)
+        kind = _MosesDecoder if self.rules.join == "moses" else _WordDecoder
+        return kind(self.symbols, self.rules)
 
 
-def _hash(definition: bytes, rules: dict[str, Any]) -> str:
-    about = json.dumps(rules, sort_keys=True)
-    return hashlib.sha256(f"imported\n{about}\n".encode() + definition).hexdigest()
-
-
-class WordDecoder(StreamDecoder):
-    """Decodes words one at a time."""
+class _WordDecoder(StreamDecoder):
+    """Joins words by spaces."""
 
     def __init__(self, symbols: list[str], rules: Rules) -> None:
         super().__init__("imported", symbols, None)
         self._rules = rules
-        self._joiner = _Moses(rules) if rules.join == "moses" else _Spaces()
         self._is_open = False
+        self._begin()
 
-    def push(self, token: int) -> str:
-        """Decode one token; return the text that it completes."""
-        if not 0 <= token < len(self._symbols):
-            raise no_symbol(token, len(self._symbols))
-        symbol = self._symbols[token]
+    def _begin(self) -> None:
+        """Drop the state: the next word begins a part of the line."""
+        self._space = ""
+
+    def _push_symbol(self, symbol: str) -> str:
         if symbol != self._rules.eos or self._rules.line_ends == "none":
             self._is_open = True
-            return self._joiner.push(symbol)
+            return self._join(symbol)
         if self._rules.line_ends == "around" and not self._is_open:
             self._is_open = True
             return ""
         self._is_open = False
-        return self._joiner.end() + "\n"
+        return self.flush() + "\n"
 
-    def flush(self) -> str:
-        """End the text."""
-        return self._joiner.end()
-
-
-class _Spaces:
-    """Joins words by spaces."""
-
-    _space = ""
-
-    def push(self, symbol: str) -> str:
+    def _join(self, symbol: str) -> str:
+        """Return the text that a word completes."""
         text, self._space = self._space + symbol, " "
         return text
 
-    def end(self) -> str:
-        self._space = ""
+    def flush(self) -> str:
+        """End a line; return the pending text."""
+        self._begin()
         return ""
 
 
@@ -284,36 +235,29 @@ def _join_numbers(text: str) -> str:
     return text
 
 
-class _Moses:
+class _MosesDecoder(_WordDecoder):
     """Joins words by the Moses rules for English, and the parts of numbers.
 
     A word is returned at once, unless the original might join it with later words. Results differ
     if ``@-@`` follows punctuation, which Moses never produces.
     """
 
-    def __init__(self, rules: Rules) -> None:
-        self._apart = frozenset(rules.apart)
-        self._clean_up = rules.clean_up
-        self._line = ""
-        self._held = ""
-        self._begin()
+    _line = _held = ""
 
     def _begin(self) -> None:
-        """Drop the state: the next word begins a part of the line."""
         self._word = ""
         self._space = " "
         self._quotes: Counter[str] = Counter()
         self._glued = False
 
-    def end(self) -> str:
+    def flush(self) -> str:
         """End a line; return the pending text."""
         held, self._line, self._held = self._held, "", ""
         self._begin()
         return _join_numbers(held)
 
-    def push(self, symbol: str) -> str:
-        """Decode one token; return the text that it completes."""
-        if symbol in self._apart:
+    def _join(self, symbol: str) -> str:
+        if symbol in self._rules.apart:
             held, self._held = _join_numbers(self._held), ""
             self._begin()
             return self._write(held, f" {symbol}")
@@ -346,7 +290,7 @@ class _Moses:
         """Append text to the pending text; return the part that is final."""
         if not self._line:
             text = text.removeprefix(" ")
-        elif self._clean_up:
+        elif self._rules.clean_up:
             text = held + text
             for mark, cleaned in _CLEANED:
                 text = text.replace(mark, cleaned)

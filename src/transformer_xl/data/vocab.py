@@ -20,6 +20,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cached_property
+from itertools import repeat
 from operator import index
 from pathlib import Path
 from typing import Any, Literal
@@ -32,37 +34,17 @@ from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.files import replace_file
 from transformer_xl.data.tokenizer_trial import without_padding
 
+VocabKind = Literal["bytes", "chars", "words", "bpe", "integers", "brought", "imported"]
 
-def symbol_numbers(ids: Any, n: int) -> list[int]:
-    """Return token IDs as a list, if all are in a vocabulary of ``n``."""
-    # Faster for arrays and tensors than iterating.
-    given = ids.tolist() if hasattr(ids, "tolist") else ids
-    try:
-        if isinstance(given, str | bytes | dict):
-            raise TypeError
-        numbers = list(given)
-        if kinds := set(map(type, numbers)) - {int}:
-            if kinds & {bool, np.bool_}:
-                raise TypeError
-            numbers = list(map(index, numbers))
-    except TypeError:
-        raise ValueError(
-            f"{ids!r:.60} must be integers in a row, the numbers of symbols; "
-            "decode([number]) writes a single one"
-        ) from None
-    if numbers and not 0 <= min(numbers) <= max(numbers) < n:
-        raise no_symbol(next(number for number in numbers if not 0 <= number < n), n)
-    return numbers
-
-
-def no_symbol(number: int, n: int) -> ValueError:
-    """Return the error for an ID outside a vocabulary of ``n``."""
-    return ValueError(f"{number} is no symbol: this vocabulary has 0 to {n - 1}")
-
-
-_LISTED = 5
+VOCAB_FILE = "vocab.json"
+EOS = "<eos>"
+UNK = "<unk>"
 UNDECODED = re.compile("[\udc80-\udcff]")
 """Bytes that are not UTF-8, as ``surrogateescape`` decodes them."""
+_UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+MISSING = -1
+"""In place of the ID of an unknown symbol."""
+_LISTED = 5
 
 _READS_ANY = "use a model trained with --data.vocab bytes (or bpe), which reads any text"
 _NEEDED_NONE = (
@@ -76,45 +58,6 @@ REMEDIES = {
     "imported": f"it has no <unk>: remove them, or {_READS_ANY}",
 }
 """Reason and remedy for unknown symbols, by kind; other kinds encode any text."""
-
-
-def describe_unknown(unknown: Counter[str], line: int) -> str:
-    """Describe unknown symbols: the first few, their number, and the line of the first."""
-    names = ", ".join(map(_name, list(unknown)[:_LISTED]))
-    more = len(unknown) - _LISTED
-    others = f" and {more:,} more" if more > 0 else ""
-    return f"{names}{others} ({unknown.total():,} in all, the first in line {line:,})"
-
-
-def unknown_warning(vocab: "Vocab", text: str, ids: Sequence[int]) -> str | None:
-    """Describe what is encoded as ``<unk>`` in a text; None: nothing."""
-    if vocab.unk_id is None or vocab.unk_id not in ids or not (unknown := vocab.unknown(text)):
-        return None
-    what = describe_unknown(unknown, vocab.first_unknown_line(text))
-    return f"not in the vocabulary: {what}; read as <unk>"
-
-
-def treated(vocab: "Vocab", unknown: Counter[str]) -> Counter[str]:
-    """Count unknown symbols by how `Vocab.encode_known` treats them."""
-    n_left_out = unknown.total()
-    if vocab.unk_id is not None:
-        undecoded = (n for x, n in unknown.items() if UNDECODED.fullmatch(x))
-        n_left_out = sum(undecoded) if vocab.skips_undecoded else 0
-    # Unary plus keeps positive counts only.
-    return +Counter({"read as <unk>": unknown.total() - n_left_out, "left out": n_left_out})
-
-
-def _name(symbol: str) -> str:
-    return f"the byte 0x{ord(symbol) - 0xDC00:02x}" if UNDECODED.fullmatch(symbol) else repr(symbol)
-
-
-VocabKind = Literal["bytes", "chars", "words", "bpe", "integers", "brought", "imported"]
-
-VOCAB_FILE = "vocab.json"
-EOS = "<eos>"
-UNK = "<unk>"
-
-_UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
 class Vocab:
@@ -134,7 +77,7 @@ class Vocab:
         """Read the text of a ``tokenizer.json``."""
         self.kind: VocabKind = kind
         self.definition = definition
-        self.hash = hashlib.sha256(f"{kind}\n{definition}".encode()).hexdigest()
+        self.hash = definition_hash(kind, definition.encode())
         self._tokenizer = Tokenizer.from_str(without_padding(definition))
         # Also if their names are written with escapes.
         self._tokenizer.no_padding()
@@ -175,13 +118,74 @@ class Vocab:
         """
         if symbol in self._ids:
             return self._ids[symbol]
-        try:
-            found = self.encode(symbol)
-        except ValueError:
-            found = []
-        if len(found) != 1 or found[0] == self.unk_id:
+        found = self._lookup(symbol).tolist()
+        if len(found) != 1 or found[0] in (self.unk_id, MISSING):
             raise ValueError(f"{symbol!r} is no symbol of the vocabulary of {len(self):,}")
         return found[0]
+
+    def encode(self, text: str) -> list[int]:
+        """Encode a text as token IDs.
+
+        Raises:
+            ValueError: The vocabulary cannot encode part of the text.
+        """
+        return self._required(self._lookup(text), text).tolist()
+
+    def encode_lines(self, text: str, *, prepared: bool = False) -> list[int]:
+        """Encode the text of a file; if there is an ``<eos>``, it ends each line.
+
+        Differs from `encode` only for some imported vocabularies. A ``prepared`` text is split at
+        spaces alone, as the published corpora are.
+        """
+        return self.encode_array(text, prepared=prepared).tolist()
+
+    def encode_array(self, text: str, *, prepared: bool = False) -> np.ndarray:
+        """Encode the text of a file as `encode_lines` does, as an array."""
+        return self._required(self._lookup_lines(text, prepared=prepared), text)
+
+    def encode_known(self, text: str) -> tuple[list[int], Counter[str]]:
+        """Encode a text as `encode_lines` does, skipping and counting unknown symbols.
+
+        With an ``<unk>`` they are encoded as it. Bytes that are not UTF-8 (surrogates) are treated
+        alike, but always skipped if ``skips_undecoded``.
+        """
+        clean = UNDECODED.sub("", text) if self.skips_undecoded else text
+        ids = self._lookup_lines(clean)
+        known = ids[ids != MISSING].tolist()
+        is_whole = len(clean) == len(text) and len(known) == len(ids) and self.unk_id not in known
+        return known, Counter() if is_whole else self.unknown(text)
+
+    def _required(self, ids: np.ndarray, text: str) -> np.ndarray:
+        if (ids == MISSING).any():
+            raise self.refusal(self.unknown(text), self.first_unknown_line(text))
+        return ids
+
+    def _lookup(self, text: str) -> np.ndarray:
+        """Return the IDs of a text; of symbols without one, that of ``<unk>`` or `MISSING`."""
+        if self.kind == "bytes":
+            # Undecodable bytes arrive as surrogates and are restored.
+            data = text.encode("utf-8", "surrogateescape")
+            return np.frombuffer(data, dtype=np.uint8).astype(np.int64)
+        if self.kind == "chars":
+            points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
+            return self._id_by_point[np.minimum(points, len(self._id_by_point) - 1)]
+        if self.kind in ("words", "integers"):
+            missing = MISSING if self.unk_id is None else self.unk_id
+            ids = map(self._ids.get, symbols_in(self.kind, text), repeat(missing))
+            return np.fromiter(ids, dtype=np.int64)
+        return np.array(self._token_ids(text), dtype=np.int64)
+
+    def _lookup_lines(self, text: str, *, prepared: bool = False) -> np.ndarray:
+        return self._lookup(text)
+
+    @cached_property
+    def _id_by_point(self) -> np.ndarray:
+        """IDs of characters by code point; others find the last entry."""
+        ids = {ord(x): number for x, number in self._ids.items() if x != UNK}
+        missing = MISSING if self.unk_id is None else self.unk_id
+        table = np.full(max(ids, default=0) + 2, missing, dtype=np.int64)
+        table[list(ids)] = list(ids.values())
+        return table
 
     def _token_ids(self, text: str, **how: bool) -> list[int]:
         try:
@@ -191,42 +195,6 @@ class Vocab:
             if type(error).__name__ != "PanicException":
                 raise
             raise ValueError(f"the tokenizer failed on this text: {error}") from error
-
-    def encode(self, text: str) -> list[int]:
-        """Encode a text as token IDs.
-
-        Raises:
-            ValueError: The vocabulary cannot encode part of the text.
-        """
-        if self.kind == "bytes":
-            # Undecodable bytes arrive as surrogates and are restored.
-            return list(text.encode("utf-8", "surrogateescape"))
-        if self.kind == "bpe":
-            return self._token_ids(text)
-        symbols = symbols_in(self.kind, text)
-        if self.unk_id is not None:
-            return [self._ids.get(symbol, self.unk_id) for symbol in symbols]
-        try:
-            return [self._ids[symbol] for symbol in symbols]
-        except KeyError:
-            raise self.refusal(self.unknown(text), self.first_unknown_line(text)) from None
-
-    def encode_known(self, text: str) -> tuple[list[int], Counter[str]]:
-        """Encode a text as `encode_lines` does, skipping and counting unknown symbols.
-
-        With an ``<unk>`` they are encoded as it. Bytes that are not UTF-8 (surrogates) are treated
-        alike, but always skipped if ``skips_undecoded``.
-        """
-        clean = UNDECODED.sub("", text) if self.skips_undecoded else text
-        try:
-            ids = self.encode_lines(clean)
-        except ValueError:
-            return self._encode_without_unknown(clean), self.unknown(text)
-        has_unknown = len(clean) < len(text) or (self.unk_id is not None and self.unk_id in ids)
-        return ids, self.unknown(text) if has_unknown else Counter()
-
-    def _encode_without_unknown(self, text: str) -> list[int]:
-        return [self._ids[x] for x in symbols_in(self.kind, text) if x in self._ids]
 
     def unknown(self, text: str) -> Counter[str]:
         """Count the unknown symbols of a text, in the order of their first occurrence.
@@ -252,14 +220,6 @@ class Vocab:
     def _about_symbols(self) -> str:
         return f"vocabulary of {len(self):,} {self.kind}"
 
-    def encode_lines(self, text: str, *, prepared: bool = False) -> list[int]:
-        """Encode the text of a file; if there is an ``<eos>``, it ends each line.
-
-        Differs from `encode` only for some imported vocabularies. A ``prepared`` text is split at
-        spaces alone, as the published corpora are.
-        """
-        return self.encode(text)
-
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
         """Decode token IDs to text. Bytes that are not UTF-8 become U+FFFD.
 
@@ -267,7 +227,7 @@ class Vocab:
             ValueError: An ID is not an integer or not in the vocabulary.
         """
         decoder = self.stream_decoder()
-        pieces = [decoder.push(token) for token in symbol_numbers(ids, len(self))]
+        pieces = [decoder.push(token) for token in self._valid(ids)]
         return "".join(pieces) + decoder.flush()
 
     def decode_bytes(self, ids: Iterable[int] | np.ndarray) -> bytes:
@@ -279,18 +239,39 @@ class Vocab:
         """
         if self._bytes is None:
             raise ValueError("words do not restore the text: whitespace between them is not kept")
-        ids = symbol_numbers(ids, len(self))
-        if self.unk_id is not None and self.unk_id in ids:
+        numbers = self._valid(ids)
+        if self.unk_id is not None and self.unk_id in numbers:
             raise ValueError("the text holds characters outside the vocabulary, written as <unk>")
-        return b"".join([self._bytes[token] for token in ids])
+        return b"".join([self._bytes[token] for token in numbers])
 
-    def _about(self) -> dict[str, object]:
-        """Return further entries of ``vocab.json``."""
-        return {}
+    def _valid(self, ids: Any) -> list[int]:
+        """Return token IDs as a list, if all are in the vocabulary."""
+        # Faster for arrays and tensors than iterating.
+        given = ids.tolist() if hasattr(ids, "tolist") else ids
+        try:
+            if isinstance(given, str | bytes | dict):
+                raise TypeError
+            numbers = list(given)
+            if kinds := set(map(type, numbers)) - {int}:
+                if kinds & {bool, np.bool_}:
+                    raise TypeError
+                numbers = list(map(index, numbers))
+        except TypeError:
+            raise ValueError(
+                f"{ids!r:.60} must be integers in a row, the numbers of symbols; "
+                "decode([number]) writes a single one"
+            ) from None
+        if numbers and not 0 <= min(numbers) <= max(numbers) < len(self):
+            raise _no_symbol(next(x for x in numbers if not 0 <= x < len(self)), len(self))
+        return numbers
 
     def stream_decoder(self) -> "StreamDecoder":
         """Return a decoder that takes one token at a time, starting at the beginning of a line."""
         return StreamDecoder(self.kind, self.symbols, self._bytes)
+
+    def _about(self) -> dict[str, object]:
+        """Return further entries of ``vocab.json``."""
+        return {}
 
     def save(self, folder: Path) -> None:
         """Write ``tokenizer.json`` and ``vocab.json`` to a folder, atomically.
@@ -319,14 +300,17 @@ class StreamDecoder:
     def push(self, token: int) -> str:
         """Decode one token; return the text that it completes."""
         if not 0 <= token < len(self._symbols):
-            raise no_symbol(token, len(self._symbols))
+            raise _no_symbol(token, len(self._symbols))
         if self._kind == "chars":
             symbol = self._symbols[token]
             return _UNKNOWN_CHARACTER if symbol == UNK else symbol
         if self._bytes is not None:
             return self._utf8.decode(self._bytes[token])
-        starts_line, symbol = self._starts_line, self._symbols[token]
-        self._starts_line = symbol == EOS
+        return self._push_symbol(self._symbols[token])
+
+    def _push_symbol(self, symbol: str) -> str:
+        """Decode a token that is no sequence of bytes, but a word."""
+        starts_line, self._starts_line = self._starts_line, symbol == EOS
         if symbol == EOS:
             return "\n"
         return symbol if starts_line else " " + symbol
@@ -334,6 +318,46 @@ class StreamDecoder:
     def flush(self) -> str:
         """End the text; an incomplete character becomes U+FFFD."""
         return self._utf8.decode(b"", final=True)
+
+
+def _no_symbol(number: int, n: int) -> ValueError:
+    return ValueError(f"{number} is no symbol: this vocabulary has 0 to {n - 1}")
+
+
+def definition_hash(kind: VocabKind, definition: bytes, rules: object = None) -> str:
+    """Return the hash of a vocabulary: of its kind, its tokenizer, and its rules, if any."""
+    head = kind if rules is None else f"{kind}\n{json.dumps(rules, sort_keys=True)}"
+    return hashlib.sha256(f"{head}\n".encode() + definition).hexdigest()
+
+
+def describe_unknown(unknown: Counter[str], line: int) -> str:
+    """Describe unknown symbols: the first few, their number, and the line of the first."""
+    names = ", ".join(map(_name, list(unknown)[:_LISTED]))
+    more = len(unknown) - _LISTED
+    others = f" and {more:,} more" if more > 0 else ""
+    return f"{names}{others} ({unknown.total():,} in all, the first in line {line:,})"
+
+
+def _name(symbol: str) -> str:
+    return f"the byte 0x{ord(symbol) - 0xDC00:02x}" if UNDECODED.fullmatch(symbol) else repr(symbol)
+
+
+def unknown_warning(vocab: Vocab, text: str, ids: Sequence[int]) -> str | None:
+    """Describe what is encoded as ``<unk>`` in a text; None: nothing."""
+    if vocab.unk_id is None or vocab.unk_id not in ids or not (unknown := vocab.unknown(text)):
+        return None
+    what = describe_unknown(unknown, vocab.first_unknown_line(text))
+    return f"not in the vocabulary: {what}; read as <unk>"
+
+
+def treated(vocab: Vocab, unknown: Counter[str]) -> Counter[str]:
+    """Count unknown symbols by how `Vocab.encode_known` treats them."""
+    n_left_out = unknown.total()
+    if vocab.unk_id is not None:
+        undecoded = (n for x, n in unknown.items() if UNDECODED.fullmatch(x))
+        n_left_out = sum(undecoded) if vocab.skips_undecoded else 0
+    # Unary plus keeps positive counts only.
+    return +Counter({"read as <unk>": unknown.total() - n_left_out, "left out": n_left_out})
 
 
 def symbols_in(kind: VocabKind, text: str) -> Iterable[str]:

@@ -3,17 +3,25 @@
 An external ``tokenizer.json`` is used unchanged; a SentencePiece model is converted to one.
 """
 
-import hashlib
 import json
 from pathlib import Path
 from typing import get_args
 
+import msgspec
+import numpy as np
 from tokenizers import Tokenizer, decoders
 
 from transformer_xl.config import FORMAT_VERSION
-from transformer_xl.data.imported import ImportedVocab
+from transformer_xl.data.imported import ImportedVocab, Rules
 from transformer_xl.data.tokenizer_trial import LARGEST, tried
-from transformer_xl.data.vocab import VOCAB_FILE, StreamDecoder, Vocab, VocabKind, bytes_written
+from transformer_xl.data.vocab import (
+    VOCAB_FILE,
+    StreamDecoder,
+    Vocab,
+    VocabKind,
+    bytes_written,
+    definition_hash,
+)
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
 
@@ -48,16 +56,16 @@ def load_vocab(folder: Path | str) -> Vocab:
     if kind not in get_args(VocabKind):
         raise RuntimeError(f"{path} names the kind {kind!r}, not one of {get_args(VocabKind)}")
     path = folder / "tokenizer.json"
-    definition = path.read_bytes()
-    if kind == "imported":
-        return ImportedVocab.load(folder, definition, about)
-    if hashlib.sha256(f"{kind}\n".encode() + definition).hexdigest() != expected:
+    definition, rules = path.read_bytes(), about.get("rules")
+    if definition_hash(kind, definition, rules if kind == "imported" else None) != expected:
         raise RuntimeError(
             f"{path} is damaged or was edited: it does not match the hash in vocab.json; "
             "restore it from a copy"
         )
     try:
         text = tried(definition)
+        if kind == "imported":
+            return ImportedVocab(text, msgspec.convert(rules, Rules))
         return BroughtVocab(text) if kind == "brought" else Vocab(kind, text)
     except Exception as error:  # tokenizers has no class of its own.
         raise RuntimeError(f"{path} is damaged ({error}); restore it from a copy") from error
@@ -136,14 +144,13 @@ class BroughtVocab(Vocab):
     def _cut(self, text: str) -> list[int]:
         return self._token_ids(text, add_special_tokens=False)
 
-    def encode(self, text: str) -> list[int]:
-        """Encode a text as token IDs."""
-        if not self._by_line or self.eos_id is None:
-            return self._cut(text)
-        # After the last line end, a line is incomplete.
-        *lines, rest = text.split("\n")
-        ids = [token for line in lines for token in (*self._cut(line), self.eos_id)]
-        return ids + (self._cut(rest) if rest else [])
+    def _lookup(self, text: str) -> np.ndarray:
+        ids = list[int]()
+        if self._by_line:
+            # After the last line end, a line is incomplete.
+            *lines, text = text.split("\n")
+            ids = [token for line in lines for token in (*self._cut(line), self.eos_id)]
+        return np.array(ids + (self._cut(text) if text else []), dtype=np.int64)
 
     def stream_decoder(self) -> StreamDecoder:
         """Return a decoder that takes one token at a time, starting at the beginning of a line."""
@@ -161,10 +168,8 @@ class _Decoder(StreamDecoder):
         self._stream = decoders.DecodeStream(skip_special_tokens=True)
 
     def push(self, token: int) -> str:
+        """Decode one token; return the text that it completes."""
         if token == self._line_end:
             self._stream = decoders.DecodeStream(skip_special_tokens=True)
             return "\n"
         return self._stream.step(self._tokenizer, token) or ""
-
-    def flush(self) -> str:
-        return ""
