@@ -14,7 +14,6 @@ streams reach them.
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from jaxtyping import Integer
 
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.files import checksum, replace_file
-from transformer_xl.data.locking import LOCK, locked
+from transformer_xl.data.locking import LOCK, Say, once
 from transformer_xl.data.store import (
     RANGE_BYTES,
     StoredObject,
@@ -130,15 +129,12 @@ class Corpus:
             ValueError: The split is empty.
         """
         about = self._about(name)
-        if about["tokens"] == 0 and name == "train":
-            raise ValueError(
-                "the corpus has no train split; give the training text with --data.path"
-            )
         if about["tokens"] == 0:
-            raise ValueError(
-                f"the corpus has no {name} split: nothing was held out for it; set "
-                f"data.{name}_fraction above 0 or give data.{name}_path"
-            )
+            remedy = f"nothing was held out for it; set data.{name}_fraction above 0 or give "
+            remedy += f"data.{name}_path"
+            if name == "train":
+                remedy = "give the training text with --data.path"
+            raise ValueError(f"the corpus has no {name} split: {remedy}")
         return np.memmap(self.folder / about["file"], dtype=self.dtype, mode="r")
 
     def tokens(self, name: str) -> Tokens:
@@ -160,7 +156,7 @@ class Corpus:
                 problem = f"its contents do not match the checksum in {MANIFEST}"
                 raise RuntimeError(self._damage(self.folder / about["file"], problem))
 
-    def verify_once(self, say: Callable[[str], None]) -> None:
+    def verify_once(self, say: Say) -> None:
         """Call :meth:`verify` unless the files have not changed since the last time.
 
         If another process is verifying, this one waits. In a read-only folder, where the result
@@ -169,11 +165,8 @@ class Corpus:
         Raises:
             RuntimeError: A file differs.
         """
-        if self._is_verified():
-            return
-        with locked(self.folder, say, "another process is verifying checksums"):
-            if self._is_verified():
-                return
+
+        def verify() -> None:
             seen = self._seen()
             n_bytes = sum(size for _, size, _ in seen.values())
             if n_bytes > _LONG_BYTES:
@@ -182,6 +175,9 @@ class Corpus:
             with suppress(OSError):
                 replace_file(self.folder / VERIFIED, json.dumps(seen).encode())
                 (self.folder / LOCK).unlink(missing_ok=True)
+
+        activity = "another process is verifying checksums"
+        once(self.folder, say, activity, find=self._is_verified, make=verify)
 
     def _seen(self) -> dict[str, list[Any]]:
         """Return checksum, size and time of change, in nanoseconds, of each token file."""
@@ -213,30 +209,24 @@ class StoredCorpus(Corpus):
         OSError: The store does not answer.
     """
 
-    def __init__(self, url: str, downloads: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, url: str, downloads: Path, say: Say) -> None:
         self.url = url.rstrip("/")
         self._say = say
-        manifest = self._read_manifest()
+        about = self._object(MANIFEST)
+        if about.size is None or about.size > _LARGEST_MANIFEST:
+            raise RuntimeError(f"{about.url} is no manifest of a corpus: {about.size} bytes")
+        manifest = read_range(*open_store(about.url), 0, about.size, about.url)
         key = hashlib.sha256(json.dumps([self.url, manifest.decode("latin-1")]).encode())
         title = re.sub(r"[^\w.+-]", "_", self.url.rsplit("/", 1)[-1])[-60:]
         folder = downloads / "corpora" / f"{title}-{key.hexdigest()[:16]}"
         if not (folder / MANIFEST).is_file():
             replace_file(folder / MANIFEST, manifest)
-        self._bring(folder, "tokenizer.json", VOCAB_FILE)
+        missing = [x for x in ("tokenizer.json", VOCAB_FILE) if not (folder / x).is_file()]
+        fetch({folder / x: self._object(x) for x in missing}, folder, say)
         super().__init__(folder)
-
-    def _read_manifest(self) -> bytes:
-        about = describe(f"{self.url}/{MANIFEST}")
-        if about.size is None or about.size > _LARGEST_MANIFEST:
-            raise RuntimeError(f"{about.url} is no manifest of a corpus: {about.size} bytes")
-        return read_range(*open_store(about.url), 0, about.size, about.url)
 
     def _object(self, file: str) -> StoredObject:
         return describe(f"{self.url}/{file}", file)
-
-    def _bring(self, folder: Path, *files: str) -> None:
-        if missing := [file for file in files if not (folder / file).is_file()]:
-            fetch({folder / file: self._object(file) for file in missing}, folder, self._say)
 
     def _damage(self, path: Path, what: str) -> str:
         return (
@@ -279,7 +269,7 @@ class StoredCorpus(Corpus):
             digest.update(read_range(fs, path, start, stop, about.url))
         return digest.hexdigest()
 
-    def verify_once(self, say: Callable[[str], None]) -> None:
+    def verify_once(self, say: Say) -> None:
         """Do nothing: sizes were compared, and downloads are verified."""
 
 

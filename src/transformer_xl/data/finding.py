@@ -5,17 +5,18 @@ import glob
 import os
 import re
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data.catalogue import KNOWN_CORPORA, RemoteFile
-from transformer_xl.data.download import Progress, copies_of, differs, download
+from transformer_xl.data.download import copies_of, differs, download
 from transformer_xl.data.hub import HUB_PREFIX, find_hub_text
+from transformer_xl.data.locking import Say
 from transformer_xl.data.store import StoredObject, fetch, is_url, list_objects, local_path
-from transformer_xl.data.text import SPLITS, TextFiles
+from transformer_xl.data.text import TextFiles
 from transformer_xl.data.unpacking import first_bytes, parts_within, unpacking_of
 
 _PROBE_BYTES = 8192
@@ -37,139 +38,124 @@ class Texts(NamedTuple):
     """Those of a store, which may not be here yet, and the objects they are."""
 
 
-def find_text(config: DataConfig, downloads: Path, progress: Progress) -> TextFiles:
+def find_text(config: DataConfig, downloads: Path, say: Say) -> TextFiles:
     """Find the files of a corpus, downloading them where they must be.
 
     Objects in a store are listed; :func:`fetch_text` fetches them.
     """
-    if not (config.name or config.path):
+    name, path = config.name, config.path
+    if not (name or path):
         raise ValueError(
             "data.name and data.path are both empty: give a file or folder with --data.path, or "
             f"name one of the known corpora: {', '.join(KNOWN_CORPORA)}"
         )
-    is_hub = config.name.startswith(HUB_PREFIX)
-    if config.name and not is_hub and config.name not in KNOWN_CORPORA:
+    is_hub = name.startswith(HUB_PREFIX)
+    known = KNOWN_CORPORA.get(name)
+    if name and not is_hub and known is None:
         raise ValueError(
-            f"data.name={config.name!r} is no known corpus; there are "
-            f"{', '.join(KNOWN_CORPORA)}, and {HUB_PREFIX}ORG/NAME of Hugging Face datasets. For "
-            "text of your own leave it empty and give --data.path FILE_OR_FOLDER"
+            f"data.name={name!r} is no known corpus; there are {', '.join(KNOWN_CORPORA)}, and "
+            f"{HUB_PREFIX}ORG/NAME of Hugging Face datasets. For text of your own leave it empty "
+            "and give --data.path FILE_OR_FOLDER"
         )
-    if config.name and config.path and is_url(config.path):
+    if name and path and is_url(path):
         raise ValueError(
-            f"data.name={config.name!r} with data.path={config.path!r}: of a known corpus, "
-            "data.path takes a copy on this machine; leave out data.name to read any text at a URL"
+            f"data.name={name!r} with data.path={path!r}: of a known corpus, data.path takes a "
+            "copy on this machine; leave out data.name to read any text at a URL"
         )
-    listed = {
-        part: list_texts(path, config, downloads, progress)
-        for part, path in (("valid", config.valid_path), ("test", config.test_path))
-        if path is not None
+    given = {"valid": config.valid_path, "test": config.test_path}
+    held_out = {
+        part: list_texts(place, config, downloads, say)
+        for part, place in given.items()
+        if place is not None
     }
-    held_out = {part: texts.files for part, texts in listed.items()}
-    parts: dict[str, tuple[Path, ...]]
-    if config.name == "python-stdlib":
-        root = Path(config.path or sysconfig.get_path("stdlib"))
+    stored = {file: x for texts in held_out.values() for file, x in texts.stored.items()}
+    if name == "python-stdlib":
+        root = Path(path or sysconfig.get_path("stdlib"))
         parts = {"train": _python_sources(root)}
     elif is_hub:
-        root, parts = find_hub_text(config, downloads, progress)
-    elif config.name:
-        root, parts = _find_known(config, downloads, progress)
+        root, parts = find_hub_text(config, downloads, say)
+    elif name:
+        root, parts = _find_known(config, downloads, say)
     else:
-        listed["train"] = list_texts(config.path or "", config, downloads, progress)
-        root, files, _ = listed["train"]
-        parts = {"train": files}
+        root, files, objects = list_texts(path or "", config, downloads, say)
+        parts, stored = {"train": files}, stored | objects
     # A folder may hold its held-out files itself; nothing is trained on that is also measured.
-    away = {file.resolve() for files in held_out.values() for file in files}
-    found = bool(parts["train"])
-    parts["train"] = tuple(file for file in parts["train"] if file.resolve() not in away)
-    if found and not parts["train"]:
+    away = {file.resolve() for texts in held_out.values() for file in texts.files}
+    kept = tuple(file for file in parts["train"] if file.resolve() not in away)
+    if parts["train"] and not kept:
         raise ValueError(f"{root} holds nothing but what data.valid_path and test_path hold out")
-    stored = {path: x for texts in listed.values() for path, x in texts.stored.items()}
-    if len(parts["train"]) == 1:
-        (file,) = parts["train"]
-        if unpacking_of(file, config) == "json":
-            # Which parts it has is in it.
-            fetch({file: stored[file]} if file in stored else {}, file.parent, progress)
-        parts |= dict.fromkeys(parts_within(file, config), parts["train"])
-    parts |= held_out
-    known = KNOWN_CORPORA.get(config.name)
-    return TextFiles(
-        root=root,
-        description=known.summary if known else config.name or f"text at {config.path}",
-        train=parts["train"],
-        valid=parts.get("valid"),
-        test=parts.get("test"),
-        stored=stored,
-    )
+    parts["train"] = kept
+    if len(kept) == 1 and unpacking_of(kept[0], config) == "json":
+        # Which parts it has is in it.
+        fetch({x: stored[x] for x in kept if x in stored}, kept[0].parent, say)
+        parts |= dict.fromkeys(parts_within(kept[0]), kept)
+    parts |= {part: texts.files for part, texts in held_out.items()}
+    description = known.summary if known else name or f"text at {path}"
+    found = TextFiles(root=root, description=description, train=kept, stored=stored)
+    return replace(found, **parts)
 
 
-def fetch_text(config: DataConfig, files: TextFiles, progress: Progress) -> TextFiles:
+def fetch_text(config: DataConfig, files: TextFiles, say: Say) -> TextFiles:
     """Fetch what lies in a store, and leave out what a folder there holds beside text."""
     if not files.stored:
         return files
-    fetch(files.stored, next(iter(files.stored)).parent, progress)
+    fetch(files.stored, next(iter(files.stored)).parent, say)
     in_folder = [path for path, x in files.stored.items() if x.in_folder]
     skipped = {path for path in in_folder if not _begins_like_text(path, config)}
-    _say_skipped([files.name(path) for path in sorted(skipped)], files.description, progress)
-    for part in SPLITS:
-        if (paths := getattr(files, part)) is not None:
-            kept = tuple(path for path in paths if path not in skipped)
-            if not kept:
-                raise ValueError(f"{files.description} ({part}): the folder holds no text files")
-            files = replace(files, **{part: kept})
-    return files
+    _say_skipped([files.name(path) for path in sorted(skipped)], files.description, say)
+    kept = {
+        part: tuple(x for x in paths if x not in skipped) for part, paths in files.parts.items()
+    }
+    for part, paths in kept.items():
+        if not paths:
+            raise ValueError(f"{files.description} ({part}): the folder holds no text files")
+    return replace(files, **kept)
 
 
-def list_texts(given: str, config: DataConfig, downloads: Path, progress: Progress) -> Texts:
+def list_texts(given: str, config: DataConfig, downloads: Path, say: Say) -> Texts:
     """List what ``data.path`` names: a file, folder, pattern or URL, or several, in that order."""
     if not is_url(given) and not re.search(_BEFORE_URL, given):
-        return Texts(*_list_local(given, config, progress), {})
+        return Texts(*_list_local(given, config, say), {})
     stored: dict[Path, StoredObject] = {}
     files, local_roots, store_roots = list[Path](), list[Path](), list[Path]()
     for item in re.split(_BETWEEN_URLS, given):
         place = local_path(item)
         if is_url(place):
-            objects = list_objects(place, downloads / "objects", progress)
-            _refuse_corpus([x.name for x in objects], place)
-            targets = [x.target(downloads / "objects") for x in objects]
-            stored |= dict(zip(targets, objects, strict=True))
+            objects = list_objects(place, downloads / "objects", say)
+            _refuse_corpus((x.name for x in objects), place)
+            found = {x.target(downloads / "objects"): x for x in objects}
+            stored |= found
             # A name for people.
             root = re.split(r"[*?\[]", place.partition("://")[2])[0]
             store_roots.append(Path(root if objects[0].in_folder else root.rpartition("/")[0]))
         else:
-            root, found = _list_local(place, config, progress)
-            targets = list(found)
+            root, found = _list_local(place, config, say)
             local_roots.append(root)
-        files += targets
+        files += found
     return Texts([*local_roots, *store_roots][0], tuple(dict.fromkeys(files)), stored)
 
 
-def _list_local(
-    given: str, config: DataConfig, progress: Progress
-) -> tuple[Path, tuple[Path, ...]]:
+def _list_local(given: str, config: DataConfig, say: Say) -> tuple[Path, tuple[Path, ...]]:
     # A name with a colon or a star in it is a name first.
-    single = Path(given).exists() or (os.pathsep not in given and not glob.has_magic(given))
+    items = [given] if Path(given).exists() else given.split(os.pathsep)
     places: list[Path] = []
-    for item in [given] if single else given.split(os.pathsep):
+    for item in items:
         if Path(item).exists() or not glob.has_magic(item):
             places.append(Path(item))
             continue
-        matched = sorted(glob.glob(item, recursive=True))  # noqa: PTH207 - patterns may be absolute
+        matched = [Path(x) for x in sorted(glob.glob(item, recursive=True))]  # noqa: PTH207 - patterns may be absolute
         if not matched:
             raise FileNotFoundError(f"no file matches the pattern {item}")
-        places += [Path(match) for match in matched]
-    if len(places) > 1 and not single:
-        # Of a pattern's matches, folders are what ** passed through.
-        is_pattern = glob.has_magic(given) and os.pathsep not in given
-        places = [place for place in places if not is_pattern or place.is_file()]
-    found = (file for place in places for file in list_text(place, config, progress))
-    files = tuple(dict.fromkeys(found))
+        # Of the matches of a pattern alone, folders are what ** passed through.
+        is_alone = len(items) == 1 and len(matched) > 1
+        places += [match for match in matched if match.is_file() or not is_alone]
+    files = tuple(dict.fromkeys(file for place in places for file in list_text(place, config, say)))
     if len(places) == 1:
-        (place,) = places
-        return (place if place.is_dir() else place.parent), files
+        return (places[0] if places[0].is_dir() else places[0].parent), files
     return Path(os.path.commonpath([file.absolute().parent for file in files])), files
 
 
-def list_text(path: Path, config: DataConfig, progress: Progress) -> tuple[Path, ...]:
+def list_text(path: Path, config: DataConfig, say: Say) -> tuple[Path, ...]:
     """List a file, or the text files of a folder and its subfolders, sorted.
 
     In a folder, hidden files are left out, and files that begin like no text; these are named.
@@ -179,27 +165,25 @@ def list_text(path: Path, config: DataConfig, progress: Progress) -> tuple[Path,
         return (path,)
     if not path.is_dir():
         raise FileNotFoundError(f"there is no file or folder {path}")
-    _refuse_corpus([file.name for file in path.iterdir()], path)
-    found, skipped = [], []
-    for file in _walk(path, lambda name: name.startswith(".")):
-        if file.name.startswith("."):
-            continue
-        (found if _begins_like_text(file, config) else skipped).append(file)
-    _say_skipped([str(file.relative_to(path)) for file in skipped], path, progress)
-    if not found:
+    _refuse_corpus((file.name for file in path.iterdir()), path)
+    files = _walk(path, lambda name: name.startswith("."))
+    is_text = {file: _begins_like_text(file, config) for file in files}
+    skipped = [str(file.relative_to(path)) for file in files if not is_text[file]]
+    _say_skipped(skipped, path, say)
+    if len(skipped) == len(files):
         raise ValueError(f"the folder {path} holds no text files")
-    return tuple(found)
+    return tuple(file for file in files if is_text[file])
 
 
-def _refuse_corpus(names: list[str], where: object) -> None:
+def _refuse_corpus(names: Iterable[str], where: object) -> None:
     if {"manifest.json", "vocab.json", "train.bin"} <= {*names}:
         raise ValueError(f"{where} is a prepared corpus, no text: give it with --data.corpus")
 
 
-def _say_skipped(names: list[str], where: object, progress: Progress) -> None:
+def _say_skipped(names: list[str], where: object, say: Say) -> None:
     if names:
         more = len(names) - _LISTED_SKIPPED
-        progress(
+        say(
             f"skipped {len(names)} files of {where} that are empty or no text: "
             + ", ".join(names[:_LISTED_SKIPPED])
             + (f" and {more} more" if more > 0 else "")
@@ -207,10 +191,12 @@ def _say_skipped(names: list[str], where: object, progress: Progress) -> None:
 
 
 def _walk(root: Path, is_skipped: Callable[[str], bool]) -> list[Path]:
+    """List the files below a folder, sorted, without the folders and files that are skipped."""
     found = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if not is_skipped(name)]
-        found += [file for name in names if (file := Path(folder, name)).is_file()]
+        files = (Path(folder, name) for name in names if not is_skipped(name))
+        found += [file for file in files if file.is_file()]
     return sorted(found, key=lambda file: file.relative_to(root).as_posix())
 
 
@@ -236,15 +222,10 @@ _NOT_PYTHON_LIBRARY = {
 
 def _python_sources(root: Path) -> tuple[Path, ...]:
     def is_skipped(name: str) -> bool:
-        return name in _NOT_PYTHON_LIBRARY or name.startswith((".", "config-"))
+        return name in _NOT_PYTHON_LIBRARY or name.startswith((".", "config-", "_sysconfigdata"))
 
-    found = tuple(
-        file
-        for file in _walk(root, is_skipped)
-        if file.suffix == ".py"
-        and not file.name.startswith("_sysconfigdata")
-        and _begins_like_text(file, DataConfig())
-    )
+    files = (file for file in _walk(root, is_skipped) if file.suffix == ".py")
+    found = tuple(file for file in files if _begins_like_text(file, DataConfig()))
     if not found:
         raise FileNotFoundError(
             f"no Python sources in {root}: this Python comes without the text of its library; "
@@ -254,35 +235,33 @@ def _python_sources(root: Path) -> tuple[Path, ...]:
 
 
 def _find_known(
-    config: DataConfig, downloads: Path, progress: Progress
+    config: DataConfig, downloads: Path, say: Say
 ) -> tuple[Path, dict[str, tuple[Path, ...]]]:
-    corpus = KNOWN_CORPORA[config.name]
+    name, corpus = config.name, KNOWN_CORPORA[config.name]
+    remotes = corpus.files
     if config.path is None:
-        folder = downloads / config.name
-        return folder, {
-            part: download(remote, folder, corpus, config.name, progress)
-            for part, remote in corpus.files.items()
-        }
+        folder = downloads / name
+        return folder, {part: download(x, folder, corpus, name, say) for part, x in remotes.items()}
     given = Path(config.path)
-    parts = {part: _copies(given, x, len(corpus.files)) for part, x in corpus.files.items()}
-    missing = [corpus.files[part].name for part, files in parts.items() if not files]
-    if missing and (len(missing) == len(parts) or missing != [corpus.files["train"].name]):
-        problem = f"{given} holds no {', '.join(missing)}"
-        if not given.exists():
-            problem = f"there is no file or folder {given}"
-        urls = dict.fromkeys(remote.sources[0].url for remote in corpus.files.values())
-        raise FileNotFoundError(
-            f"{problem}: of {config.name}, --data.path takes a copy: {copies_of(corpus)} "
-            f"(published at {' '.join(urls)}); {_OWN_TEXT}"
-        )
-    if missing:
-        progress(
+    parts = {part: _copies(given, x, len(remotes)) for part, x in remotes.items()}
+    missing = [remotes[part].name for part, files in parts.items() if not files]
+    if missing == [remotes["train"].name] and len(parts) > 1:
+        say(
             f"warning: {given} holds no {missing[0]}: there is no training text, and symbols "
             "are counted in what is held out, so that results compare with nothing"
         )
+    elif missing:
+        problem = f"{given} holds no {', '.join(missing)}"
+        if not given.exists():
+            problem = f"there is no file or folder {given}"
+        urls = dict.fromkeys(remote.sources[0].url for remote in remotes.values())
+        raise FileNotFoundError(
+            f"{problem}: of {name}, --data.path takes a copy: {copies_of(corpus)} "
+            f"(published at {' '.join(urls)}); {_OWN_TEXT}"
+        )
     for part, files in parts.items():
         for file in files:
-            _compare(file, corpus.files[part], config.name, progress)
+            _compare(file, remotes[part], name, say)
     return (given if given.is_dir() else given.parent), parts
 
 
@@ -297,19 +276,19 @@ def _copies(given: Path, remote: RemoteFile, n_parts: int) -> tuple[Path, ...]:
     return ()
 
 
-def _compare(file: Path, remote: RemoteFile, name: str, progress: Progress) -> None:
+def _compare(file: Path, remote: RemoteFile, name: str, say: Say) -> None:
     """Warn where a copy is not what was published."""
     size = file.stat().st_size
     if remote.n_bytes is not None and size < remote.n_bytes:
-        progress(
+        say(
             f"warning: {file} is a part of {remote.name}, {size:,} of {remote.n_bytes:,} bytes; it "
             "is split by the same shares, and results will not compare with published ones; "
             f"{_OWN_TEXT}"
         )
     elif remote.checksum and differs(file, remote.checksum):
-        progress(
+        say(
             f"warning: {file} differs from the published {remote.name} of {name}: results will "
             f"not compare with published ones; {_OWN_TEXT}"
         )
     elif not remote.checksum and "*" not in remote.name:
-        progress(f"no checksum of {remote.name} is known: {file} is taken as it is")
+        say(f"no checksum of {remote.name} is known: {file} is taken as it is")

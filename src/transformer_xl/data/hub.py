@@ -6,7 +6,6 @@ the last complete file. Tokens are stored in our own format.
 """
 
 import hashlib
-import importlib
 import itertools
 import json
 from pathlib import Path
@@ -14,9 +13,8 @@ from typing import Any
 
 from transformer_xl.config import DataConfig
 from transformer_xl.config.files import replace_file
-from transformer_xl.data.download import Progress
-from transformer_xl.data.locking import locked
-from transformer_xl.data.unpacking import texts_of
+from transformer_xl.data.locking import Say, once
+from transformer_xl.data.unpacking import optional_package, texts_of
 
 HUB_PREFIX = "hf:"
 
@@ -26,7 +24,7 @@ _PARTS = {"train": ("train",), "valid": ("validation", "valid", "dev"), "test": 
 
 
 def find_hub_text(
-    config: DataConfig, downloads: Path, progress: Progress
+    config: DataConfig, downloads: Path, say: Say
 ) -> tuple[Path, dict[str, tuple[Path, ...]]]:
     """Return the folder with the text of a data set, and its files by part.
 
@@ -35,39 +33,28 @@ def find_hub_text(
     name = config.name.removeprefix(HUB_PREFIX)
     key = hashlib.sha256(json.dumps([name, config.json_field]).encode()).hexdigest()[:12]
     folder = downloads / "hf" / f"{Path(name.replace(':', '-')).name}-{key}"
-    if (found := _whole(folder)) is None:
-        folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder, progress, "another process is reading the same data set"):
-            if (found := _whole(folder)) is None:
-                _import(name, config.json_field, folder, progress)
-                found = _whole(folder)
-    if not found or not found.get("train"):
-        raise ValueError(f"data.name={config.name!r}: the data set has no split named train")
-    return folder, found
-
-
-def _whole(folder: Path) -> dict[str, tuple[Path, ...]] | None:
-    """Return the files of a finished import."""
     listing = folder / "parts.json"
-    if not listing.is_file():
-        return None
-    parts = json.loads(listing.read_text(encoding="utf-8"))
-    return {part: tuple(folder / name for name in names) for part, names in parts.items()}
+    once(
+        folder,
+        say,
+        "another process is reading the same data set",
+        find=listing.is_file,
+        make=lambda: _import(name, config.json_field, listing, say),
+    )
+    parts = json.loads(listing.read_bytes())
+    if not parts.get("train"):
+        raise ValueError(f"data.name={config.name!r}: the data set has no split named train")
+    return folder, {part: tuple(folder / x for x in names) for part, names in parts.items()}
 
 
-def _import(name: str, field: str, folder: Path, progress: Progress) -> None:
-    try:
-        datasets = importlib.import_module("datasets")
-    except ImportError as error:
-        raise ValueError(
-            f"data.name={HUB_PREFIX + name!r} needs the package datasets: pip install datasets"
-        ) from error
+def _import(name: str, field: str, listing: Path, say: Say) -> None:
+    datasets = optional_package("datasets", f"data.name={HUB_PREFIX + name!r}")
     path, _, configuration = name.partition(":")
-    progress(f"reading {name} with datasets; its text is kept in {folder}")
+    say(f"reading {name} with datasets; its text is kept in {listing.parent}")
     try:
         splits = datasets.load_dataset(path, configuration or None, streaming=True)
         parts = {
-            part: _write_part(part, rows, field, name, folder, progress)
+            part: _write_part(part, rows, field, name, listing.parent, say)
             for part, names in _PARTS.items()
             if (rows := next((splits[x] for x in names if x in splits), None)) is not None
         }
@@ -75,12 +62,10 @@ def _import(name: str, field: str, folder: Path, progress: Progress) -> None:
         raise
     except Exception as error:  # The package has classes of its own for each kind of trouble.
         raise OSError(f"datasets cannot read {name}: {type(error).__name__}: {error}") from error
-    replace_file(folder / "parts.json", json.dumps(parts).encode())
+    replace_file(listing, json.dumps(parts).encode())
 
 
-def _write_part(
-    part: str, rows: Any, field: str, name: str, folder: Path, progress: Progress
-) -> list[str]:
+def _write_part(part: str, rows: Any, field: str, name: str, folder: Path, say: Say) -> list[str]:
     """Write the texts of a split to files; return their names."""
     names, n_rows = [], 0
     # Each file has a record of the number of rows up to its end.
@@ -88,7 +73,7 @@ def _write_part(
         n_rows = int(note.read_text(encoding="utf-8"))
         names.append(f"{note.stem}.txt")
     if n_rows:
-        progress(f"{part}: resuming after {n_rows:,} rows")
+        say(f"{part}: resuming after {n_rows:,} rows")
     left = iter(texts_of(rows.skip(n_rows) if n_rows else rows, field, name))
     for first in left:
         stem = f"{part}-{len(names):05d}"
@@ -101,5 +86,5 @@ def _write_part(
         replace_file(folder / f"{stem}.txt", bytes(texts))
         replace_file(folder / f"{stem}.rows", str(n_rows).encode())
         names.append(f"{stem}.txt")
-        progress(f"{part}: {n_rows:,} rows")
+        say(f"{part}: {n_rows:,} rows")
     return names

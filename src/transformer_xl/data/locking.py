@@ -5,17 +5,19 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from filelock import FileLock, Timeout
 
 LOCK = "lock"
+Say = Callable[[str], None]
+"""Takes a line of text for the user."""
+_Found = TypeVar("_Found")
 
 
 @contextmanager
 def locked(
-    folder: Path,
-    say: Callable[[str], None],
-    waiting: str = "another process is preparing this corpus",
+    folder: Path, say: Say, activity: str = "another process is preparing this corpus"
 ) -> Iterator[bool]:
     """Hold the lock of a folder, waiting while another process does; a read-only one needs none.
 
@@ -26,7 +28,7 @@ def locked(
         try:
             lock.acquire(blocking=False)
         except Timeout:
-            say(f"{waiting}; waiting for it")
+            say(f"{activity}; waiting for it")
             lock.acquire()
     except FileNotFoundError:
         yield False
@@ -41,3 +43,19 @@ def locked(
         yield True
     finally:
         lock.release()
+
+
+def once(
+    folder: Path, say: Say, activity: str, find: Callable[[], _Found], make: Callable[[], object]
+) -> _Found:
+    """Return what ``find`` finds in a folder; if that is nothing, ``make`` it.
+
+    If another process makes it, this one waits and takes what that one has made.
+    """
+    if not (found := find()):
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder, say, activity):
+            if not (found := find()):
+                make()
+                found = find()
+    return found

@@ -39,9 +39,9 @@ from transformer_xl.data.catalogue import KNOWN_CORPORA, common_settings
 from transformer_xl.data.corpus import Corpus, StoredCorpus
 from transformer_xl.data.finding import fetch_text, find_text
 from transformer_xl.data.hub import HUB_PREFIX
-from transformer_xl.data.locking import LOCK, locked
+from transformer_xl.data.locking import LOCK, Say, locked
 from transformer_xl.data.making_vocab import count_part, train_vocab, vocab_of_counts
-from transformer_xl.data.store import Say, is_url, local_path
+from transformer_xl.data.store import is_url, local_path
 from transformer_xl.data.tasks import (
     Executor,
     Task,
@@ -95,47 +95,45 @@ def prepare(
         RuntimeError: The corpus in the cache is damaged, or a worker process was killed.
     """
     say = progress or (lambda line: None)
-    given = cache_folder(config)
-    cache = given.absolute()
+    cache = cache_folder(config).absolute()
     if config.corpus:
         return _verified(_prepared(config, config.corpus, cache, say), config, say)
     files = find_text(config, cache / "downloads", say)
     settings = _settings(config)
     title = re.sub(r"[^\w.+-]", "_", config.name or files.root.name or "text")
     folder = cache / f"{title}-{_key(settings, files)}"
-    if folder.is_dir():
-        return _verified(Corpus(folder), config, say)
     building = cache / f".building-{folder.name}"
-    try:
-        cache.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(cache, building)
-        building.mkdir(exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"cannot write to the cache {given}: {error.strerror or error}; "
-            "choose another folder with --data.cache_dir or the variable TXL_CACHE"
-        ) from error
-    with locked(building, say) as is_ours:
-        if is_ours and folder.is_dir():
-            # Another process has just finished it.
-            shutil.rmtree(building, ignore_errors=True)
-        elif is_ours:
-            try:
-                build(config, fetch_text(config, files, say), settings, building, say, executor)
-            except ValueError:
-                # A text that does not fit will not fit later. An executor may raise for any reason.
-                if executor is None:
-                    shutil.rmtree(building, ignore_errors=True)
-                raise
-            # The lock file moves with the folder, so that waiting processes notice.
-            building.rename(folder)
-            (folder / LOCK).unlink(missing_ok=True)
-    return (
-        _verified(Corpus(folder), config, say) if is_ours else prepare(config, progress, executor)
-    )
+    while not folder.is_dir():
+        try:
+            cache.mkdir(parents=True, exist_ok=True)
+            _remove_abandoned(cache, building)
+            building.mkdir(exist_ok=True)
+        except OSError as error:
+            raise OSError(
+                f"cannot write to the cache {cache_folder(config)}: {error.strerror or error}; "
+                "choose another folder with --data.cache_dir or the variable TXL_CACHE"
+            ) from error
+        with locked(building, say) as is_ours:
+            if is_ours and folder.is_dir():
+                # Another process has just finished it.
+                shutil.rmtree(building, ignore_errors=True)
+            elif is_ours:
+                try:
+                    fetched = fetch_text(config, files, say)
+                    _Builder(config, building, say, executor).build(fetched, settings)
+                except ValueError:
+                    # A text that does not fit will not fit later. An executor may raise for any
+                    # reason.
+                    if executor is None:
+                        shutil.rmtree(building, ignore_errors=True)
+                    raise
+                # The lock file moves with the folder, so that waiting processes notice.
+                building.rename(folder)
+                (folder / LOCK).unlink(missing_ok=True)
+    return _verified(Corpus(folder), config, say)
 
 
-def _verified(corpus: Corpus, config: DataConfig, say: Callable[[str], None]) -> Corpus:
+def _verified(corpus: Corpus, config: DataConfig, say: Say) -> Corpus:
     if config.verify == "always":
         corpus.verify()
     elif config.verify == "once":
@@ -143,52 +141,45 @@ def _verified(corpus: Corpus, config: DataConfig, say: Callable[[str], None]) ->
     return corpus
 
 
-def _prepared(config: DataConfig, place: str, cache: Path, say: Callable[[str], None]) -> Corpus:
-    """Open the corpus that ``data.corpus`` names, if it matches the other settings."""
+def _prepared(config: DataConfig, place: str, cache: Path, say: Say) -> Corpus:
+    """Open the corpus that ``data.corpus`` names, if it was made with the same settings."""
     place = local_path(place)
     if is_url(place):
         corpus = StoredCorpus(place, cache / "downloads", say)
     else:
         corpus = Corpus(Path(place).expanduser())
+    given = f"data.corpus={config.corpus!r}"
+    # The manifest omits where symbols are counted if that is the training text.
+    default = dataclasses.asdict(DataConfig())
+    made = default | {"vocab_from": "train", "vocab": config.vocab}
+    made |= corpus.manifest.get("settings", {})
     name = corpus.manifest.get("source", {}).get("name", config.name)
-    vocab = corpus.manifest.get("settings", {}).get("vocab", config.vocab)
     if config.name not in ("", name):
         raise ValueError(
-            f"data.name={config.name!r}, but data.corpus={config.corpus!r} was made with "
+            f"data.name={config.name!r}, but {given} was made with "
             f"data.name={name!r}: set that, or give another corpus"
         )
     if config.tokenizer:
         if bring(Path(config.tokenizer)).hash != corpus.vocab.hash:
             raise ValueError(
-                f"data.tokenizer={config.tokenizer!r} is not the vocabulary of data.corpus="
-                f"{config.corpus!r}: leave it out, or give another corpus"
+                f"data.tokenizer={config.tokenizer!r} is not the vocabulary of {given}: leave it "
+                "out, or give another corpus"
             )
-    elif vocab not in ("brought", config.vocab):
+    elif made["vocab"] not in ("brought", config.vocab):
         raise ValueError(
-            f"data.vocab={config.vocab}, but data.corpus={config.corpus!r} has {vocab}: set "
-            f"data.vocab to {vocab}"
+            f"data.vocab={config.vocab}, but {given} has {made['vocab']}: set data.vocab to "
+            f"{made['vocab']}"
         )
-    _require_made_with(config, corpus)
-    return corpus
-
-
-def _require_made_with(config: DataConfig, corpus: Corpus) -> None:
-    """Refuse settings that differ from those of a prepared corpus."""
-    made = corpus.manifest.get("settings")
-    if not made:
-        return
     names = ["path", "valid_path", "test_path", "json_field", "split_by", "valid_fraction"]
     names += ["test_fraction"] + ["vocab_size", "vocab_from"] * (not config.tokenizer)
-    default = dataclasses.asdict(DataConfig())
-    # The manifest omits where symbols are counted if that is the training text.
-    made = default | {"vocab_from": "train"} | made
-    for name in names:
+    for name in names if corpus.manifest.get("settings") else ():
         value = getattr(config, name)
         if value not in (default[name], made[name]):
             raise ValueError(
-                f"data.{name}={value!r}, but data.corpus={config.corpus!r} was made with "
-                f"{made[name]!r}: leave it at {default[name]!r}, or give another corpus"
+                f"data.{name}={value!r}, but {given} was made with {made[name]!r}: leave it at "
+                f"{default[name]!r}, or give another corpus"
             )
+    return corpus
 
 
 def _settings(config: DataConfig) -> dict[str, Any]:
@@ -228,7 +219,8 @@ def _key(settings: dict[str, Any], files: TextFiles) -> str:
         [x.url, x.size, x.version]
         if (x := files.stored.get(path))
         else [str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns]
-        for path in (*files.train, *(files.valid or ()), *(files.test or ()))
+        for paths in files.parts.values()
+        for path in paths
     ]
     definition = json.dumps([FORMAT_VERSION, settings, identity], sort_keys=True)
     return hashlib.sha256(definition.encode("utf-8", "surrogateescape")).hexdigest()[:16]
@@ -241,28 +233,6 @@ def _remove_abandoned(cache: Path, ours: Path) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def build(
-    config: DataConfig,
-    files: TextFiles,
-    settings: dict[str, Any],
-    folder: Path,
-    say: Say,
-    executor: Executor | None = None,
-) -> None:
-    """Build a corpus in a folder, resuming from the files that exist.
-
-    The manifest records ``settings``.
-    """
-    if not (folder / "manifest.json").is_file():
-        manifest = _Builder(config, folder, say, executor).build(files) | {"settings": settings}
-        replace_file(folder / "manifest.json", json.dumps(manifest, indent=2).encode())
-    for name in _SERVED:
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for name in ("plan.json", *(f"{split}.json" for split in SPLITS)):
-        (folder / name).unlink(missing_ok=True)
-    remove_temporary(folder)
-
-
 def vocabulary_source(config: DataConfig) -> str:
     """Return where symbols are counted: ``train`` or ``all``."""
     known = KNOWN_CORPORA.get(config.name)
@@ -270,7 +240,10 @@ def vocabulary_source(config: DataConfig) -> str:
 
 
 class _Builder:
-    """Builds a corpus. Parts are lists of spans, by split."""
+    """Builds a corpus in a folder, resuming from the files that exist.
+
+    Parts are lists of spans, by split.
+    """
 
     def __init__(
         self, config: DataConfig, folder: Path, say: Say, executor: Executor | None
@@ -282,7 +255,18 @@ class _Builder:
             cores = len(os.sched_getaffinity(0))
         self.n_workers = config.workers or cores
 
-    def build(self, files: TextFiles) -> dict[str, Any]:
+    def build(self, files: TextFiles, settings: dict[str, Any]) -> None:
+        """Write all files; the manifest, which records ``settings``, is the last."""
+        if not (self.folder / "manifest.json").is_file():
+            manifest = self._write(files) | {"settings": settings}
+            replace_file(self.folder / "manifest.json", json.dumps(manifest, indent=2).encode())
+        for name in _SERVED:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        for name in ("plan", *SPLITS):
+            (self.folder / f"{name}.json").unlink(missing_ok=True)
+        remove_temporary(self.folder)
+
+    def _write(self, files: TextFiles) -> dict[str, Any]:
         """Write all files but the manifest; return the manifest without the settings."""
         _require_use(self.config, files)
         files = self._unpacked(files)
@@ -296,17 +280,18 @@ class _Builder:
             # For a short text, starting processes takes longer than tokenizing.
             self.n_workers = 1
         vocab = self._vocabulary(parts)
+        dtype = token_dtype(vocab)
         splits = {}
         for name in SPLITS:
             spans = [span for part in parts[name] for span in part]
             self.say(f"writing {name}: {sum(map(len, spans)):,} bytes of text")
-            about = self._write_split(name, parts[name], token_dtype(vocab).itemsize)
+            about = self._write_split(name, parts[name], dtype.itemsize)
             paths = dict.fromkeys(span.path for span in spans)
             splits[name] = about | {"text_files": [files.name(path) for path in paths]}
             self.say(f"{name}: {about['tokens']:,} tokens, {about['bytes']:,} bytes")
         return {
             "format_version": FORMAT_VERSION,
-            "dtype": token_dtype(vocab).name,
+            "dtype": dtype.name,
             "vocab": {"kind": vocab.kind, "size": len(vocab), "hash": vocab.hash},
             "splits": splits,
             "source": {"name": self.config.name, "description": files.description},
@@ -315,45 +300,41 @@ class _Builder:
     def _unpacked(self, files: TextFiles) -> TextFiles:
         """Extract the text of files that are not plain text."""
         tasks: list[Task] = []
-        replaced: dict[str, Any] = {}
-        for part in SPLITS:
-            if (paths := getattr(files, part)) is None:
-                continue
-            found = []
+        unpacked = {name: list(paths) for name, paths in files.parts.items()}
+        for name, paths in files.parts.items():
             for number, path in enumerate(paths):
-                target = path
                 if how := unpacking_of(path, self.config):
-                    target = self.folder / "text" / part / f"{number:06d}.txt"
-                    given = (path, how, self.config.json_field, part)
+                    target = self.folder / "text" / name / f"{number:06d}.txt"
+                    given = (path, how, self.config.json_field, name)
                     tasks.append(Task(unpack, given, target, path.stat().st_size))
-                found.append(target)
-            replaced[part] = tuple(found)
+                    unpacked[name][number] = target
         if not tasks:
             return files
         self.say(f"unpacking {len(tasks):,} files")
         self._perform(tasks, "unpacked")
         origins = {task.target: task.given[0] for task in tasks}
+        replaced = {name: tuple(paths) for name, paths in unpacked.items()}
         return dataclasses.replace(files, origins=origins, **replaced)
 
     def _plan(self, files: TextFiles) -> dict[str, list[list[Span]]]:
         """Divide the text into splits and parts, deterministically."""
         path = self.folder / "plan.json"
         try:
-            stored = json.loads(path.read_text(encoding="utf-8"))
-            return {
-                name: [[Span(Path(p), start, stop) for p, start, stop in part] for part in parts]
-                for name, parts in stored.items()
-            }
+            plan = json.loads(path.read_bytes())
         except (OSError, ValueError):
-            pass
-        splits = divide(self.config, files)
-        parts = {name: list(_parts(self.config, spans)) for name, spans in splits.items()}
-        plan = {
-            name: [[[str(s.path.absolute()), s.start, s.stop] for s in part] for part in listed]
-            for name, listed in parts.items()
+            splits = divide(self.config, files)
+            plan = {
+                name: [
+                    [(str(span.path.absolute()), span.start, span.stop) for span in part]
+                    for part in _parts(self.config, spans)
+                ]
+                for name, spans in splits.items()
+            }
+            replace_file(path, json.dumps(plan).encode())
+        return {
+            name: [[Span(Path(p), start, stop) for p, start, stop in part] for part in parts]
+            for name, parts in plan.items()
         }
-        replace_file(path, json.dumps(plan).encode())
-        return parts
 
     def _vocabulary(self, parts: dict[str, list[list[Span]]]) -> Vocab:
         try:
@@ -364,13 +345,13 @@ class _Builder:
         if config.tokenizer:
             self.say(f"using the tokenizer {config.tokenizer}")
             vocab = bring(Path(config.tokenizer))
-        elif kind in ("bytes", "bpe"):
-            self.say(f"learning a vocabulary of {kind}")
-            learned = _learned(parts["train"] or parts["valid"] + parts["test"])
-            vocab = train_vocab(kind, read_blocks(kind, learned), config.vocab_size)
         else:
             self.say(f"learning a vocabulary of {kind}")
-            vocab = self._counted(parts)
+            if kind in ("bytes", "bpe"):
+                learned = _learned(parts["train"] or parts["valid"] + parts["test"])
+                vocab = train_vocab(kind, read_blocks(kind, learned), config.vocab_size)
+            else:
+                vocab = self._counted(parts)
             if kind == "chars" and vocab.unk_id is None and config.name not in KNOWN_CORPORA:
                 self.say(
                     f"note: the vocabulary is the {len(vocab):,} characters of this text: the "
@@ -383,18 +364,19 @@ class _Builder:
         config, folder = self.config, self.folder / "counts"
         tasks = {
             name: [
-                _task(count_part, (config.vocab, x), x, folder / f"{name}-{number:06d}")
+                _task(count_part, (config.vocab, x), x, folder / f"{name}-{number:06d}.json")
                 for number, x in enumerate(parts[name])
             ]
             for name in SPLITS
         }
-        every = [task for name in SPLITS for task in tasks[name]]
-        self._perform(every, "counted")
+        self._perform([task for name in SPLITS for task in tasks[name]], "counted")
         # Vocabularies of bytes or integers do not depend on the text.
         is_alphabet = config.vocab in ("integers", "authors-bytes")
         takes_all = is_alphabet or vocabulary_source(config) == "all" or not tasks["train"]
-        counted = [task.target for task in (every if takes_all else tasks["train"])]
-        others = [] if takes_all else [task.target for task in tasks["valid"] + tasks["test"]]
+        counts = {name: [task.target for task in tasks[name]] for name in SPLITS}
+        counted, others = counts["train"], counts["valid"] + counts["test"]
+        if takes_all:
+            counted, others = counted + others, []
         return vocab_of_counts(config.vocab, counted, others, config.vocab_size)
 
     def _perform(self, tasks: Sequence[Task], done: str) -> None:
@@ -472,14 +454,13 @@ class _Builder:
 def _require_use(config: DataConfig, files: TextFiles) -> None:
     """Refuse settings that have no effect with these files."""
     default = DataConfig()
-    unused: dict[str, str] = {}
-    for part in ("valid", "test"):
-        if getattr(files, part) is not None:
-            name = f"{part}_fraction"
-            unused[name] = f"the {part} text is given, so none is split off"
-    if len(unused) == 2:
+    given = [name for name in ("valid", "test") if name in files.parts]
+    unused = {
+        f"{name}_fraction": f"the {name} text is given, so none is split off" for name in given
+    }
+    if len(given) == 2:
         unused["split_by"] = "valid and test text are given, so none is split off"
-    paths = [path for part in SPLITS for path in getattr(files, part) or ()]
+    paths = [path for paths in files.parts.values() for path in paths]
     is_from_hub = config.name.startswith(HUB_PREFIX)
     if not is_from_hub and not {"lines", "parquet"} & {unpacking_of(x, config) for x in paths}:
         unused["json_field"] = "no file is in JSON lines (.jsonl, .ndjson) or Parquet"

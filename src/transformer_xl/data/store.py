@@ -9,7 +9,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -19,10 +19,8 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from transformer_xl.config.files import checksum, is_disk_full, replace_file, require_space, sync
-from transformer_xl.data.locking import locked
+from transformer_xl.data.locking import Say, once
 from transformer_xl.data.unpacking import optional_package
-
-Say = Callable[[str], None]
 
 RANGE_BYTES = 8 << 20
 """How much of an object is asked for at once where all of it is read."""
@@ -79,14 +77,18 @@ def local_path(given: str) -> str:
     return unquote(urlsplit(given).path) if given.lower().startswith("file://") else given
 
 
+def _is_web(url: str) -> bool:
+    return url.partition("://")[0].lower() in _WEB
+
+
 def open_store(url: str) -> tuple[Any, str]:
     """Return the file system of a URL, and the path in it."""
     if "::" in url:
         raise ValueError(f"{url} chains file systems with ::, which are not read here: give one")
-    fsspec = optional_package("fsspec", f"{url} is read with fsspec")
+    fsspec = optional_package("fsspec", f"{url}, read with fsspec,")
     protocol = url.partition("://")[0].lower()
     options: dict[str, Any] = {}
-    if protocol in _WEB:
+    if _is_web(url):
         # What a server packs on the way has another size, and its ranges are others.
         options = {"headers": {"Accept-Encoding": "identity"}, "client_kwargs": {"trust_env": True}}
     try:
@@ -103,6 +105,14 @@ def open_store(url: str) -> tuple[Any, str]:
             f"{url}: fsspec knows no {protocol}://; there are s3, gs, az, https, hf and those of "
             "fsspec.available_protocols()"
         ) from error
+    except Exception as error:  # Each package has classes of its own.
+        raise _explained(error, url) from error
+
+
+@contextmanager
+def _explaining(url: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:  # Each package has classes of its own.
         raise _explained(error, url) from error
 
@@ -128,48 +138,33 @@ def _explained(error: Exception, url: str) -> OSError:
     return UnreachableError(f"cannot read {url}: {said}")
 
 
-@contextmanager
-def _explaining(url: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # Each package has classes of its own.
-        raise _explained(error, url) from error
-
-
 def describe(url: str, name: str = "") -> StoredObject:
     """Ask the store for one object."""
     fs, path = open_store(url)
     with _explaining(url):
         fs.invalidate_cache()
-        info = fs.info(path)
-    return _object(url, name or _last(url), info)
+        return _object(url, name or _last(url), fs.info(path))
 
 
 def _object(
     url: str, name: str, info: Mapping[str, Any], *, in_folder: bool = False
 ) -> StoredObject:
-    values = (info.get(field) for field in _VERSIONS)
-    version = next((x for x in values if x), "")
+    version = next((x for field in _VERSIONS if (x := info.get(field))), "")
     # The same moment, however it is written.
     version = version.timestamp() if isinstance(version, datetime) else version
     return StoredObject(url, name, info.get("size"), str(version), in_folder)
 
 
 def _last(url: str) -> str:
-    path = urlsplit(url).path if url.partition("://")[0].lower() in _WEB else url
+    path = urlsplit(url).path if _is_web(url) else url
     return unquote(path.rstrip("/").rsplit("/", 1)[-1])
 
 
 def list_objects(url: str, records: Path, say: Say) -> tuple[StoredObject, ...]:
     """List the object at a URL, those that a pattern matches, or those in a folder, sorted.
 
-    What was found is noted. Where the store does not answer another time, the note counts.
-
-    Args:
-        url: An object; a pattern with ``*`` or ``[]``; or a folder, on the web one that ends with
-            ``/`` and shows its files as links.
-        records: Where notes are kept.
-        say: Takes a line of text for the user.
+    What was found is noted below ``records``. Where the store does not answer another time, the
+    note counts. A folder on the web is a URL that ends with ``/`` and shows its files as links.
     """
     note = records / f"{hashlib.sha256(url.encode()).hexdigest()[:16]}.json"
     try:
@@ -194,34 +189,32 @@ def list_objects(url: str, records: Path, say: Say) -> tuple[StoredObject, ...]:
 
 def _list(url: str) -> tuple[StoredObject, ...]:
     fs, path = open_store(url)
-    is_web = url.partition("://")[0].lower() in _WEB
+    is_web, is_pattern = _is_web(url), "*" in path or "[" in path
     with _explaining(url):
         fs.invalidate_cache()
-        if "*" in path or "[" in path:
-            found = {p: i for p, i in fs.glob(path, detail=True).items() if i["type"] == "file"}
+        if is_pattern:
             root = re.split(r"[*\[]", path)[0].rsplit("/", 1)[0]
+            found = {p: i for p, i in fs.glob(path, detail=True).items() if i["type"] == "file"}
             if not found:
                 raise FileNotFoundError(path)
-            in_folder = False
-        elif is_web and not path.endswith("/"):
-            return (_object(fs.unstrip_protocol(path), _last(url), fs.info(path)),)
         else:
-            info = {"type": "directory"} if is_web else fs.info(path)
+            is_web_folder = is_web and path.endswith("/")
+            info = {"type": "directory"} if is_web_folder else fs.info(path)
             if info["type"] == "file":
                 return (_object(fs.unstrip_protocol(path), _last(url), info),)
-            root, in_folder = path.rstrip("/"), True
-            found = fs.find(path, detail=True)
+            root, found = path.rstrip("/"), fs.find(path, detail=True)
         if is_web:
             # Their lists are names alone.
             with ThreadPoolExecutor(CONNECTIONS) as pool:
                 found = dict(zip(found, pool.map(fs.info, found), strict=True))
-    objects = [
-        _object(fs.unstrip_protocol(p), p.removeprefix(root).lstrip("/"), info, in_folder=in_folder)
-        for p, info in found.items()
-    ]
+    names = {p: p.removeprefix(root).lstrip("/") for p in found}
     # As on a disk: what is hidden is found by a pattern that says so.
-    if not re.search(_HIDDEN, path.removeprefix(root)):
-        objects = [x for x in objects if not re.search(_HIDDEN, x.name)]
+    shows_hidden = re.search(_HIDDEN, path.removeprefix(root))
+    objects = [
+        _object(fs.unstrip_protocol(p), names[p], info, in_folder=not is_pattern)
+        for p, info in found.items()
+        if shows_hidden or not re.search(_HIDDEN, names[p])
+    ]
     if not objects:
         raise ValueError(f"the folder {url} holds no files")
     return tuple(sorted(objects, key=lambda x: x.name))
@@ -246,13 +239,9 @@ def read_range(fs: Any, path: str, start: int, stop: int, url: str) -> bytes:
     raise AssertionError
 
 
-def _is_web(fs: Any) -> bool:
-    return fs.protocol in (*_WEB, _WEB)
-
-
 def has_ranges(fs: Any, path: str, size: int) -> bool:
     """Whether a server gives parts of an object; on the web it may send all of it instead."""
-    if not _is_web(fs) or size < 2:
+    if not _is_web(path) or size < 2:
         return True
     try:
         with fs.open(path, "rb", block_size=1 << 10, cache_type="none") as file:
@@ -272,41 +261,45 @@ def fetch(wanted: Mapping[Path, StoredObject], folder: Path, say: Say) -> None:
         OSError: An object cannot be read or changed meanwhile, or the disk failed.
         RuntimeError: An object does not have its known checksum.
     """
-    if not _missing(wanted):
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder, say, "another process is fetching the same"):
-        if not (missing := _missing(wanted)):
-            return
-        sizes = {path: wanted[path].size or 0 for path in missing}
-        there = sum(_size(_part(path)) or 0 for path in missing)
-        total = sum(sizes.values())
-        require_space(folder, total - there, f"what is fetched from {wanted[missing[0]].url}")
-        say(f"fetching {len(missing):,} objects, {total:,} bytes" + (", going on" * bool(there)))
-        stop = threading.Event()
-        with ThreadPoolExecutor(CONNECTIONS) as pool:
-            try:
-                tasks = {pool.submit(_fetch, wanted[p], p, stop): sizes[p] for p in missing}
-                done, said = 0, time.monotonic()
-                for task in as_completed(tasks):
-                    task.result()
-                    done += tasks[task]
-                    if time.monotonic() - said > _SECONDS_BETWEEN_LINES:
-                        said = time.monotonic()
-                        say(f"fetched {done:,} of {total:,} bytes")
-            except OSError as error:
-                if not is_disk_full(error):
-                    raise
-                raise OSError(
-                    f"the disk of {folder} is full; what came is kept: make room, and the same "
-                    "command goes on"
-                ) from error
-            finally:
-                stop.set()
-                pool.shutdown(cancel_futures=True)
+    once(
+        folder,
+        say,
+        "another process is fetching the same",
+        find=lambda: not _missing(wanted),
+        make=lambda: _fetch_missing(wanted, folder, say),
+    )
 
 
-def _missing(wanted: Mapping[Path, StoredObject]) -> Sequence[Path]:
+def _fetch_missing(wanted: Mapping[Path, StoredObject], folder: Path, say: Say) -> None:
+    sizes = {path: wanted[path].size or 0 for path in _missing(wanted)}
+    there = sum(_size(_part(path)) or 0 for path in sizes)
+    total = sum(sizes.values())
+    require_space(folder, total - there, f"what is fetched from {wanted[next(iter(sizes))].url}")
+    say(f"fetching {len(sizes):,} objects, {total:,} bytes" + (", going on" * bool(there)))
+    stop = threading.Event()
+    with ThreadPoolExecutor(CONNECTIONS) as pool:
+        try:
+            tasks = {pool.submit(_fetch, wanted[p], p, stop): size for p, size in sizes.items()}
+            done, said = 0, time.monotonic()
+            for task in as_completed(tasks):
+                task.result()
+                done += tasks[task]
+                if time.monotonic() - said > _SECONDS_BETWEEN_LINES:
+                    said = time.monotonic()
+                    say(f"fetched {done:,} of {total:,} bytes")
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
+            raise OSError(
+                f"the disk of {folder} is full; what came is kept: make room, and the same "
+                "command goes on"
+            ) from error
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+
+
+def _missing(wanted: Mapping[Path, StoredObject]) -> list[Path]:
     return [p for p, x in wanted.items() if (n := _size(p)) is None or n != (x.size or n)]
 
 
@@ -337,7 +330,7 @@ def _fetch(wanted: StoredObject, target: Path, stop: threading.Event) -> None:
         file.seek(at)
         if size is None:
             # From the beginning to the end, which needs no ranges.
-            options = {"block_size": 0} if _is_web(fs) else {}
+            options = {"block_size": 0} if _is_web(path) else {}
             with _explaining(wanted.url), fs.open(path, "rb", **options) as stream:
                 while (block := stream.read(RANGE_BYTES)) and not stop.is_set():
                     file.write(block)
@@ -347,9 +340,9 @@ def _fetch(wanted: StoredObject, target: Path, stop: threading.Event) -> None:
             at += len(block)
     if stop.is_set():
         return
-    found = _size(part)
     now = describe(wanted.url)
-    if (now.size, now.version) != (wanted.size, wanted.version) or wanted.size not in (None, found):
+    is_whole = wanted.size in (None, _size(part))
+    if not is_whole or (now.size, now.version) != (wanted.size, wanted.version):
         part.unlink()
         raise UnreachableError(f"{wanted.url} changed while it was read; try again")
     if wanted.sha256 and checksum(part) != wanted.sha256:

@@ -5,6 +5,7 @@ A split is a list of spans of files. At most a few blocks are in memory.
 
 import codecs
 import hashlib
+import itertools
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -57,6 +58,12 @@ class TextFiles:
     """For files that were unpacked: the files they came from."""
     stored: Mapping[Path, StoredObject] = field(default_factory=dict)
     """For files of a store, which are fetched when the corpus is built: the objects."""
+
+    @property
+    def parts(self) -> dict[str, tuple[Path, ...]]:
+        """The files of the splits that are given."""
+        listed = {"train": self.train, "valid": self.valid, "test": self.test}
+        return {name: paths for name, paths in listed.items() if paths is not None}
 
     def name(self, path: Path) -> str:
         """Return the path of a file, or of its source, relative to ``root``."""
@@ -179,32 +186,29 @@ def find_cut(kind: VocabKind | Literal["authors-bytes"], span: Span, near: int) 
 
 def divide(config: DataConfig, files: TextFiles) -> dict[str, list[Span]]:
     """Assign spans of the files to splits."""
-    valid_share = config.valid_fraction if files.valid is None else 0.0
-    test_share = config.test_fraction if files.test is None else 0.0
-
-    def whole(paths: Iterable[Path]) -> list[Span]:
-        return [Span(path, 0, path.stat().st_size) for path in paths]
-
-    spans = whole(files.train)
+    whole = {
+        name: [Span(path, 0, path.stat().st_size) for path in paths]
+        for name, paths in files.parts.items()
+    }
+    valid_share = 0.0 if "valid" in whole else config.valid_fraction
+    test_share = 0.0 if "test" in whole else config.test_fraction
     if config.split_by == "file":
-        parts = _hold_out_files(spans, files, valid_share, test_share)
+        parts = _hold_out_files(whole["train"], files, valid_share, test_share)
     else:
         kind: VocabKind = "bytes" if config.vocab == "authors-bytes" else config.vocab
         if config.tokenizer:
             kind = divided_as(config.tokenizer)
             # External tokenizers are given whole lines.
             kind = "words" if kind == "brought" else kind
-        parts = _cut_off_end(kind, spans, valid_share, test_share)
-    train, valid, test = parts
-    valid = valid if files.valid is None else whole(files.valid)
-    test = test if files.test is None else whole(files.test)
-    splits = {"train": train, "valid": valid, "test": test}
+        parts = _cut_off_end(kind, whole["train"], valid_share, test_share)
+    splits = dict(zip(SPLITS, parts, strict=True))
+    splits |= {name: spans for name, spans in whole.items() if name != "train"}
     return {name: [span for span in part if len(span)] for name, part in splits.items()}
 
 
 def _hold_out_files(
     spans: Sequence[Span], files: TextFiles, valid_share: float, test_share: float
-) -> tuple[list[Span], list[Span], list[Span]]:
+) -> list[list[Span]]:
     """Hold out files until their fraction of the bytes is reached, in the order of a hash.
 
     The hash of the file name spreads them over the folders, and keeps a file in its split when
@@ -230,23 +234,20 @@ def _hold_out_files(
         while queue and n_bytes < share * total:
             n_bytes += len(queue[-1])
             part_of[queue.pop()] = part
-    train, valid, test = ([x for x in spans if part_of.get(x, 0) == part] for part in range(3))
-    return train, valid, test
+    return [[x for x in spans if part_of.get(x, 0) == part] for part in range(3)]
 
 
 def _cut_off_end(
     kind: VocabKind, spans: Sequence[Span], valid_share: float, test_share: float
-) -> tuple[list[Span], list[Span], list[Span]]:
-    if not valid_share + test_share:
-        return list(spans), [], []
+) -> list[list[Span]]:
+    held_out = valid_share + test_share
+    if not held_out:
+        return [list(spans), [], []]
     lengths = [len(span) if kind == "bytes" else _count_characters(span) for span in spans]
     # Rounded, as 1 - 0.05 - 0.05 is below 0.9 in binary floating point.
-    starts = [
-        int(sum(lengths) * round(1 - share, 12)) for share in (valid_share + test_share, test_share)
-    ]
-    first, second = (_find(kind, spans, lengths, start) for start in starts)
-    end = sum(map(len, spans))
-    return _between(spans, 0, first), _between(spans, first, second), _between(spans, second, end)
+    starts = [int(sum(lengths) * round(1 - share, 12)) for share in (held_out, test_share)]
+    cuts = [0, *(_find(kind, spans, lengths, start) for start in starts), sum(map(len, spans))]
+    return [_between(spans, begin, end) for begin, end in itertools.pairwise(cuts)]
 
 
 def _find(kind: VocabKind, spans: Sequence[Span], lengths: Sequence[int], position: int) -> int:

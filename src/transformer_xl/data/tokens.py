@@ -26,12 +26,6 @@ class StoredTokens:
     It holds the blocks of the last call and prefetches those that follow. With B sequential
     streams these are two blocks each, and no byte is read twice.
 
-    Args:
-        url: URL of the file.
-        dtype: Type of a token.
-        n_tokens: Number of tokens.
-        block_bytes: Bytes of a block.
-
     Attributes:
         bytes_read: Bytes requested so far.
 
@@ -42,9 +36,7 @@ class StoredTokens:
     def __init__(
         self, url: str, dtype: np.dtype, n_tokens: int, *, block_bytes: int = BLOCK_BYTES
     ) -> None:
-        self.dtype = dtype
-        self.shape = (n_tokens,)
-        self.ndim = 1
+        self.dtype, self.shape, self.ndim = dtype, (n_tokens,), 1
         self.bytes_read = 0
         self._url = url
         self._per_block = max(1, block_bytes // dtype.itemsize)
@@ -71,7 +63,12 @@ class StoredTokens:
             start, stop, step = places.indices(len(self))
             if step != 1:
                 return self[np.arange(start, stop, step)]
-            return self._read_through(start, max(start, stop))
+            found = np.empty(max(0, stop - start), self.dtype)
+            per_read = RANGE_BYTES // self.dtype.itemsize
+            for at in range(0, len(found), per_read):
+                part = found[at : at + per_read]
+                part[:] = self._read(start + at, start + at + len(part))
+            return found
         places = np.asarray(places)
         if places.size == 0:
             return np.empty(places.shape, self.dtype)
@@ -98,9 +95,8 @@ class StoredTokens:
     def _expect(self, blocks: list[int]) -> None:
         """Start reading blocks and their successors, and drop all others."""
         n_blocks = math.ceil(len(self) / self._per_block)
-        wanted = dict.fromkeys([*blocks, *((block + 1) % n_blocks for block in blocks)])
         kept = {}
-        for block in wanted:
+        for block in dict.fromkeys([*blocks, *((block + 1) % n_blocks for block in blocks)]):
             task = self._blocks.get(block)
             # A failed block is tried again when it is needed.
             if task is None or (task.done() and task.exception() is not None):
@@ -138,14 +134,6 @@ class StoredTokens:
         with self._counting:
             self.bytes_read += len(data)
         return np.frombuffer(data, self.dtype)
-
-    def _read_through(self, start: int, stop: int) -> np.ndarray:
-        found = np.empty(stop - start, self.dtype)
-        step = RANGE_BYTES // self.dtype.itemsize
-        for at in range(start, stop, step):
-            end = min(at + step, stop)
-            found[at - start : end - start] = self._read(at, end)
-        return found
 
 
 Tokens = Integer[np.ndarray | StoredTokens, " length"]

@@ -27,7 +27,6 @@ Unpacking = Literal["", "text", "lines", "parquet", "json", "numpy"]
 
 _BLOCK = 1 << 20
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-_LINES = (".jsonl", ".ndjson")
 # Enough to show where the trouble is.
 _SHOWN = 60
 
@@ -36,17 +35,25 @@ class MissingPackageError(ValueError):
     """A file needs an optional package."""
 
 
+def optional_package(name: str, what: str) -> Any:
+    """Import an optional package, which ``what`` needs."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise MissingPackageError(f"{what} needs the package {name}: pip install {name}") from error
+
+
 def unpacking_of(path: Path, config: DataConfig) -> Unpacking:
     """Say how the text in a file is found: by the end of its name; empty: it is plain text."""
     name = path.name.lower()
     is_compressed = name.endswith(_COMPRESSED)
     inner = name.rsplit(".", 1)[0] if is_compressed else name
-    if inner.endswith(_LINES):
-        return "lines"
-    if inner.endswith(".parquet"):
-        return "parquet"
-    if config.vocab == "integers" and inner.endswith((".json", ".npy")):
-        return "json" if inner.endswith(".json") else "numpy"
+    kinds: dict[str, Unpacking] = {".jsonl": "lines", ".ndjson": "lines", ".parquet": "parquet"}
+    if config.vocab == "integers":
+        kinds |= {".json": "json", ".npy": "numpy"}
+    for end, kind in kinds.items():
+        if inner.endswith(end):
+            return kind
     return "text" if is_compressed else ""
 
 
@@ -56,7 +63,7 @@ def opened(path: Path) -> Iterator[io.BufferedIOBase]:
     suffix = path.suffix.lower()
     try:
         if suffix == ".zst":
-            zstandard = optional_package("zstandard", f"{path} is compressed with zstd")
+            zstandard = optional_package("zstandard", f"{path}, compressed with zstd,")
             with io.BufferedReader(zstandard.open(path, "rb")) as file:
                 yield file
             return
@@ -83,12 +90,11 @@ def first_bytes(path: Path, n: int) -> bytes:
         return b""
 
 
-def parts_within(path: Path, config: DataConfig) -> tuple[str, ...]:
+def parts_within(path: Path) -> tuple[str, ...]:
     """Return which held-out parts a JSON file of integers brings along."""
-    content = _read_json(path) if unpacking_of(path, config) == "json" else None
-    if not isinstance(content, dict):
-        return ()
-    return tuple(part for part in ("valid", "test") if content.get(part))
+    content = _read_json(path)
+    parts = ("valid", "test") if isinstance(content, dict) else ()
+    return tuple(part for part in parts if content.get(part))
 
 
 def unpack(path: Path, how: Unpacking, field: str, part: str, target: Path) -> None:
@@ -120,7 +126,7 @@ def unpack(path: Path, how: Unpacking, field: str, part: str, target: Path) -> N
     write_atomically(target, write)
 
 
-def as_lines(text: str) -> str:
+def _as_lines(text: str) -> str:
     """End a text with a line end, unless it has one: texts follow one another in a file."""
     return text if text.endswith("\n") else f"{text}\n"
 
@@ -141,11 +147,11 @@ def _json_lines(path: Path, field: str) -> Iterator[str]:
                     f"{path}: line {number:,} has no text in the field {field!r} (its fields are "
                     f"{known[:_SHOWN]}); name the field with --data.json_field"
                 )
-            yield as_lines(text)
+            yield _as_lines(text)
 
 
 def _parquet(path: Path, field: str) -> Iterator[str]:
-    datasets = optional_package("datasets", f"{path} is a Parquet table")
+    datasets = optional_package("datasets", f"{path}, a Parquet table,")
     rows = datasets.load_dataset("parquet", data_files=[str(path)], split="train", streaming=True)
     yield from texts_of(rows, field, str(path))
 
@@ -159,7 +165,7 @@ def texts_of(rows: Iterable[Any], field: str, where: str) -> Iterator[str]:
                 f"{where} has no text in the column {field!r} (its columns are "
                 f"{', '.join(row)}); name the column with --data.json_field"
             )
-        yield as_lines(text)
+        yield _as_lines(text)
 
 
 def _read_json(path: Path) -> Any:
@@ -206,17 +212,7 @@ def _numpy_integers(path: Path) -> Iterator[str]:
             f"{path} holds {array.dtype.name} of {array.ndim} dimensions; integers are expected, "
             "a sequence (1 dimension) or a sequence a row (2)"
         )
-    for row in array if array.ndim == 2 else [array]:
+    for row in np.atleast_2d(array):
         for start in range(0, len(row), _BLOCK):
             block = " ".join(map(str, row[start : start + _BLOCK].tolist()))
             yield block + ("\n" if start + _BLOCK >= len(row) else " ")
-
-
-def optional_package(name: str, why: str) -> Any:
-    """Import an optional package."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise MissingPackageError(
-            f"{why}, which needs the package {name}: pip install {name}"
-        ) from error
