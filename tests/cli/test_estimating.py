@@ -101,9 +101,9 @@ def test_every_recipe_with_a_known_vocabulary_is_estimated():
 
 def test_known_vocabularies_are_those_of_the_catalogue_and_the_published_models():
     from transformer_xl.config.presets import PRESETS
-    from transformer_xl.data.catalogue import KNOWN_CORPORA, SYMBOLS
+    from transformer_xl.data.catalogue import KNOWN_CORPORA
 
-    sizes = {name: n for (name, _), n in SYMBOLS.items()}
+    sizes = {name: n for name, x in KNOWN_CORPORA.items() for n in x.symbols.values()}
     assert sizes.keys() <= KNOWN_CORPORA.keys()
     for name, corpus in KNOWN_CORPORA.items():
         if " symbols" in corpus.summary and name in sizes:

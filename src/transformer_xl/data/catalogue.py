@@ -50,32 +50,23 @@ class KnownCorpus:
     """Text from which the authors built the vocabulary: the training text, or all."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Usual data settings of the corpus."""
+    symbols: Mapping[str, int] = field(default_factory=dict)
+    """Sizes of vocabularies, by ``data.vocab``."""
 
 
 _LISTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 KNOWN_CORPORA: Mapping[str, KnownCorpus] = msgspec.convert(_LISTED, dict[str, KnownCorpus])
 """The corpora that ``data.name`` may name."""
 
-SYMBOLS: Mapping[tuple[str, str], int] = {
-    ("enwik8", "authors-bytes"): 204,
-    ("text8", "chars"): 27,
-    ("wikitext-103", "words"): 267_735,
-    ("wikitext-2", "words"): 33_278,
-    ("lm1b", "words"): 793_471,
-    ("ptb-word", "words"): 10_000,
-    ("ptb-char", "words"): 50,
-    ("tiny-shakespeare", "chars"): 65,
-}
-"""Sizes of vocabularies, by ``data.name`` and ``data.vocab``."""
-
 
 def known_vocab_size(data: DataConfig) -> int | None:
     """Return the size of the vocabulary if it is known without the text, else None."""
     if data.tokenizer is not None:
         return None
-    size = SYMBOLS.get((data.name, data.vocab))
     if data.vocab == "bytes":
         return 256
+    known = KNOWN_CORPORA.get(data.name)
+    size = known.symbols.get(data.vocab) if known else None
     if data.vocab in ("words", "bpe", "integers"):
         return data.vocab_size or size or (4096 if data.vocab == "bpe" else None)
     return size

@@ -8,7 +8,6 @@ import sysconfig
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
 from transformer_xl.config import DataConfig
 from transformer_xl.data.catalogue import KNOWN_CORPORA, RemoteFile
@@ -26,16 +25,6 @@ _SUBFOLDERS = ("", "data", "simple-examples/data")
 # Beside a URL, which has colons of its own, a colon divides before a URL or an absolute path.
 _BEFORE_URL = rf"(?<!:){os.pathsep}" + r"(?=[A-Za-z][A-Za-z0-9+.-]+://)"
 _BETWEEN_URLS = rf"{_BEFORE_URL}|{os.pathsep}(?=/(?!/))"
-
-
-class Texts(NamedTuple):
-    """What a path names."""
-
-    root: Path
-    """The folder below which all files lie."""
-    files: tuple[Path, ...]
-    stored: dict[Path, StoredObject]
-    """Those of a store, which may not be here yet, and the objects they are."""
 
 
 def find_text(config: DataConfig, downloads: Path, say: Say) -> TextFiles:
@@ -77,10 +66,10 @@ def find_text(config: DataConfig, downloads: Path, say: Say) -> TextFiles:
     elif name:
         root, parts = _find_known(config, downloads, say)
     else:
-        root, files, objects = list_texts(path or "", config, downloads, say)
-        parts, stored = {"train": files}, stored | objects
+        listed = list_texts(path or "", config, downloads, say)
+        root, parts, stored = listed.root, listed.parts, {**stored, **listed.stored}
     # A folder may hold its held-out files itself; nothing is trained on that is also measured.
-    away = {file.resolve() for texts in held_out.values() for file in texts.files}
+    away = {file.resolve() for texts in held_out.values() for file in texts.train}
     kept = tuple(file for file in parts["train"] if file.resolve() not in away)
     if parts["train"] and not kept:
         raise ValueError(f"{root} holds nothing but what data.valid_path and test_path hold out")
@@ -89,7 +78,7 @@ def find_text(config: DataConfig, downloads: Path, say: Say) -> TextFiles:
         # Which parts it has is in it.
         fetch({x: stored[x] for x in kept if x in stored}, kept[0].parent, say)
         parts |= dict.fromkeys(parts_within(kept[0]), kept)
-    parts |= {part: texts.files for part, texts in held_out.items()}
+    parts |= {part: texts.train for part, texts in held_out.items()}
     description = known.summary if known else name or f"text at {path}"
     found = TextFiles(root=root, description=description, train=kept, stored=stored)
     return replace(found, **parts)
@@ -112,10 +101,11 @@ def fetch_text(config: DataConfig, files: TextFiles, say: Say) -> TextFiles:
     return replace(files, **kept)
 
 
-def list_texts(given: str, config: DataConfig, downloads: Path, say: Say) -> Texts:
+def list_texts(given: str, config: DataConfig, downloads: Path, say: Say) -> TextFiles:
     """List what ``data.path`` names: a file, folder, pattern or URL, or several, in that order."""
     if not is_url(given) and not re.search(_BEFORE_URL, given):
-        return Texts(*_list_local(given, config, say), {})
+        root, files = _list_local(given, config, say)
+        return TextFiles(root=root, description=given, train=files)
     stored: dict[Path, StoredObject] = {}
     files, local_roots, store_roots = list[Path](), list[Path](), list[Path]()
     for item in re.split(_BETWEEN_URLS, given):
@@ -132,7 +122,8 @@ def list_texts(given: str, config: DataConfig, downloads: Path, say: Say) -> Tex
             root, found = _list_local(place, config, say)
             local_roots.append(root)
         files += found
-    return Texts([*local_roots, *store_roots][0], tuple(dict.fromkeys(files)), stored)
+    root, files = [*local_roots, *store_roots][0], tuple(dict.fromkeys(files))
+    return TextFiles(root=root, description=given, train=files, stored=stored)
 
 
 def _list_local(given: str, config: DataConfig, say: Say) -> tuple[Path, tuple[Path, ...]]:

@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from transformer_xl.config.files import replace_file
@@ -161,11 +162,12 @@ def count_part(kind: str, spans: Sequence[Span], target: Path) -> None:
     """Count the symbols of some text; write them to ``target``, in the order of occurrence."""
     counts: Counter[str] = Counter()
     if kind == "authors-bytes":
-        of_bytes: Counter[int] = Counter()
-        for span in spans:
-            for block in read_bytes(span):
-                of_bytes.update(block)
-        counts.update({str(byte): n for byte, n in of_bytes.items()})
+        for block in itertools.chain.from_iterable(map(read_bytes, spans)):
+            values = np.frombuffer(block, dtype=np.uint8)
+            found, first, n = np.unique(values, return_index=True, return_counts=True)
+            order = np.argsort(first)
+            names = map(str, found[order].tolist())
+            counts.update(dict(zip(names, n[order].tolist(), strict=True)))
     else:
         for block in read_blocks(cast(VocabKind, kind), spans):
             counts.update(symbols_in(cast(VocabKind, kind), block))

@@ -96,8 +96,18 @@ def prepare(
     """
     say = progress or (lambda line: None)
     cache = cache_folder(config).absolute()
-    if config.corpus:
-        return _verified(_prepared(config, config.corpus, cache, say), config, say)
+    corpus = (
+        _prepared(config, cache, say) if config.corpus else _built(config, cache, say, executor)
+    )
+    if config.verify == "always":
+        corpus.verify()
+    elif config.verify == "once":
+        corpus.verify_once(say)
+    return corpus
+
+
+def _built(config: DataConfig, cache: Path, say: Say, executor: Executor | None) -> Corpus:
+    """Open the corpus in the cache; build it if it is not there."""
     files = find_text(config, cache / "downloads", say)
     settings = _settings(config)
     title = re.sub(r"[^\w.+-]", "_", config.name or files.root.name or "text")
@@ -130,20 +140,12 @@ def prepare(
                 # The lock file moves with the folder, so that waiting processes notice.
                 building.rename(folder)
                 (folder / LOCK).unlink(missing_ok=True)
-    return _verified(Corpus(folder), config, say)
+    return Corpus(folder)
 
 
-def _verified(corpus: Corpus, config: DataConfig, say: Say) -> Corpus:
-    if config.verify == "always":
-        corpus.verify()
-    elif config.verify == "once":
-        corpus.verify_once(say)
-    return corpus
-
-
-def _prepared(config: DataConfig, place: str, cache: Path, say: Say) -> Corpus:
+def _prepared(config: DataConfig, cache: Path, say: Say) -> Corpus:
     """Open the corpus that ``data.corpus`` names, if it was made with the same settings."""
-    place = local_path(place)
+    place = local_path(config.corpus or "")
     if is_url(place):
         corpus = StoredCorpus(place, cache / "downloads", say)
     else:
@@ -188,10 +190,10 @@ def _settings(config: DataConfig) -> dict[str, Any]:
     Settings added in later versions are omitted at their defaults, so that older corpora are
     still found.
     """
-    settings = dataclasses.asdict(config)
-    left_out = ["cache_dir", "workers", "vocab_from", "json_field", "tokenizer", "reset_at"]
-    for name in (*left_out, "corpus", "verify"):
-        del settings[name]
+    left_out = {"cache_dir", "workers", "vocab_from", "json_field", "tokenizer", "reset_at"}
+    left_out |= {"corpus", "verify"}
+    given = dataclasses.asdict(config)
+    settings = {name: value for name, value in given.items() if name not in left_out}
     if config.tokenizer:
         folder = Path(config.tokenizer)
         file = folder / "tokenizer.json" if folder.is_dir() else folder

@@ -260,7 +260,17 @@ def _find(kind: VocabKind, spans: Sequence[Span], lengths: Sequence[int], positi
     if kind == "bytes" or position == 0:
         return before + position
     span = spans[index]
-    offset, position = _skip_characters(span, position)
+    offset = span.start
+    # Blocks before the position are skipped without decoding.
+    for block in read_bytes(span):
+        starts = _starts_of_characters(block)
+        in_block = int(np.count_nonzero(starts))
+        if in_block > position:
+            # Bytes before the first one belong to the last character of the previous block.
+            offset += int(np.argmax(starts))
+            break
+        position -= in_block
+        offset += len(block)
     for text in read_text(Span(span.path, offset, span.stop)):
         if position < len(text):
             if kind in ("chars", "bpe"):
@@ -282,23 +292,6 @@ def _starts_of_characters(block: bytes) -> np.ndarray:
 
 def _count_characters(span: Span) -> int:
     return sum(int(np.count_nonzero(_starts_of_characters(block))) for block in read_bytes(span))
-
-
-def _skip_characters(span: Span, n: int) -> tuple[int, int]:
-    """Return the first byte of a character, and how many of ``n`` characters remain from there.
-
-    Whole blocks are skipped without decoding.
-    """
-    offset = span.start
-    for block in read_bytes(span):
-        starts = _starts_of_characters(block)
-        in_block = int(np.count_nonzero(starts))
-        if in_block > n:
-            # Bytes before the first one belong to the last character of the previous block.
-            return offset + int(np.argmax(starts)), n
-        n -= in_block
-        offset += len(block)
-    return span.stop, n
 
 
 def _between(spans: Sequence[Span], begin: int, end: int) -> list[Span]:

@@ -24,7 +24,7 @@ _MOST_RULES = 256
 _MOST_ADDED = 100_000
 _LONGEST = 10_000
 _MOST_GROWTH = 100
-_SAFE: dict[str, str | None] = {}
+_SAFE: dict[str, str] = {}
 _SWITCHED_ON = re.compile(r'"(?:padding|truncation)"\s*:\s*[^\sn]')
 _CHILD = "from transformer_xl.data.tokenizer_trial import try_standard_input as run; run()"
 COMMAND = [sys.executable, "-P", "-c", _CHILD]
@@ -53,8 +53,14 @@ def tried(data: bytes) -> str:
     if len(data) > LARGEST:
         raise ValueError(f"it has {len(data):,} bytes, above the limit of {LARGEST:,}")
     checksum = hashlib.sha256(data).hexdigest()
-    if checksum in _SAFE:
-        return _SAFE[checksum] or data.decode()
+    if checksum not in _SAFE:
+        # Of a SentencePiece model, the child process has written a tokenizer.json.
+        _SAFE[checksum] = _try_elsewhere(data) or data.decode()
+    return _SAFE[checksum]
+
+
+def _try_elsewhere(data: bytes) -> str:
+    """Return what the child process writes."""
     seconds = _seconds(len(data))
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
@@ -74,9 +80,7 @@ def tried(data: bytes) -> str:
         if ended.returncode < 0 or "memory allocation" in reason:
             reason = f"it exceeded {seconds} s or {_limit(len(data)) >> 20:,} MB of memory"
         raise ValueError(f"its trial failed: {reason}")
-    # Of a SentencePiece model, the child process has written a tokenizer.json.
-    _SAFE[checksum] = ended.stdout.decode() or None
-    return _SAFE[checksum] or data.decode()
+    return ended.stdout.decode()
 
 
 def try_standard_input() -> None:
@@ -113,13 +117,11 @@ def _limit_this_process(size: int) -> None:
         import resource
     except ImportError:
         return
-    for kind, most in (
-        (resource.RLIMIT_AS, _limit(size)),
-        (resource.RLIMIT_CPU, _seconds(size)),
-        (resource.RLIMIT_CORE, 0),
-    ):
+    limits = {"RLIMIT_AS": _limit(size), "RLIMIT_CPU": _seconds(size), "RLIMIT_CORE": 0}
+    for name, most in limits.items():
         # The parent process limits the time in any case.
         with suppress(ValueError, OSError):
+            kind = getattr(resource, name)
             hard = resource.getrlimit(kind)[1]
             # A lower limit, as of a shell with `ulimit -v`, can only be kept.
             most = most if hard == resource.RLIM_INFINITY else min(most, hard)
