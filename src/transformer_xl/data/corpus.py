@@ -130,10 +130,12 @@ class Corpus:
         """
         about = self._about(name)
         if about["tokens"] == 0:
-            remedy = f"nothing was held out for it; set data.{name}_fraction above 0 or give "
-            remedy += f"data.{name}_path"
-            if name == "train":
-                remedy = "give the training text with --data.path"
+            remedy = "give the training text with --data.path"
+            if name != "train":
+                remedy = (
+                    f"nothing was held out for it; set data.{name}_fraction above 0 or give "
+                    f"data.{name}_path"
+                )
             raise ValueError(f"the corpus has no {name} split: {remedy}")
         return np.memmap(self.folder / about["file"], dtype=self.dtype, mode="r")
 

@@ -56,10 +56,7 @@ class Rules:
 def cutter(symbols: Sequence[str], rules: Rules, steps: Sequence[Any]) -> Tokenizer:
     """Build a tokenizer for the tokens of an old program, with IDs in their order.
 
-    Args:
-        symbols: The tokens.
-        rules: Its rules for joining them.
-        steps: Normalizers applied first.
+    The normalizers ``steps`` are applied first.
     """
     ids = {symbol: number for number, symbol in enumerate(symbols)}
     # An unknown word is an error if unk_token is not in the vocabulary.

@@ -177,15 +177,10 @@ def count_part(kind: str, spans: Sequence[Span], target: Path) -> None:
 def vocab_of_counts(
     kind: str, counted: Sequence[Path], others: Sequence[Path], vocab_size: int | None
 ) -> Vocab:
-    """Build a vocabulary from the counts of parts.
+    """Build a vocabulary from the counts of parts, as `train_vocab` does from their text.
 
-    The counts are added up in a temporary database, so that rare words take no memory.
-
-    Args:
-        kind: What was counted.
-        counted: The files of the parts whose symbols the vocabulary has.
-        others: The files of further parts; symbols that only these have are unknown.
-        vocab_size: As in `train_vocab`.
+    Symbols that only the ``others`` have are unknown. The counts are added up in a temporary
+    database, so that rare words take no memory.
     """
     with closing(sqlite3.connect("")) as table:
         table.execute(

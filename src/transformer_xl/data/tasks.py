@@ -63,14 +63,11 @@ def perform(task: Task) -> None:
 
 
 def encode_part(folder: Path, spans: Sequence[Span], is_prepared: bool, described: Path) -> None:
-    """Write the tokens of a text, and a description of the file to that name with ``.json``.
+    """Write the tokens of a text, 16 or 32 bits each, with the vocabulary of a folder.
 
-    Args:
-        folder: The folder of the vocabulary.
-        spans: The text.
-        is_prepared: Whether the text is split at spaces alone, as published corpora are.
-        described: The second file: ``tokens``, ``unknown``, ``bytes``, ``sha256`` of the first,
-            which has 16 or 32 bits per token.
+    The file ``described`` is written last. It has the name of the file of the tokens with
+    ``.json``, and its ``tokens``, ``unknown``, ``bytes`` and ``sha256``. A text that
+    ``is_prepared`` is split at spaces alone, as published corpora are.
     """
     vocab, digest = _vocab(folder), hashlib.sha256()
     # In texts of words, <unk> may be an ordinary word.

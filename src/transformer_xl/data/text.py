@@ -31,6 +31,7 @@ _LONGEST_UNCUT = 64 * BLOCK_BYTES
 # How far the end of a line is searched.
 _TAIL = 1 << 16
 _LINE_STARTS = re.compile(r"\n[ \t]*(?=\S)")
+_WORD_ENDS = re.compile(r"[A-Za-z0-9](?= )")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,16 +90,14 @@ def read_bytes(span: Span) -> Iterator[bytes]:
 def read_text(span: Span) -> Iterator[str]:
     """Read a span of UTF-8 text in blocks that end between characters."""
     decoder = codecs.getincrementaldecoder("utf-8")()
-    position = begin = span.start
+    begin = read = span.start
     try:
-        for block in read_bytes(span):
-            # The decoder holds the bytes of an incomplete character before this block.
-            begin = position - len(decoder.getstate()[0])
-            text = decoder.decode(block)
-            position += len(block)
+        for block in itertools.chain(read_bytes(span), [b""]):
+            text = decoder.decode(block, final=not block)
+            read += len(block)
+            # The decoder holds the bytes of an incomplete character.
+            begin = read - len(decoder.getstate()[0])
             yield text
-        begin = position - len(decoder.getstate()[0])
-        decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         raise ValueError(
             f"{span.path} is not UTF-8 text: byte {begin + error.start:,} is "
@@ -145,14 +144,10 @@ def split_point(kind: VocabKind, text: str) -> int:
         # Such tokenizers split after a word; a line end starts the next token or is dropped.
         found = list(re.finditer(r"(?<=[A-Za-z0-9])\n", text[-_TAIL:]))
         return max(len(text) - _TAIL, 0) + found[-1].start() if found else 0
-    newline = space = len(text)
-    while (newline := text.rfind("\n", 0, newline)) >= 0:
-        if start := _LINE_STARTS.match(text, newline):
-            return start.end()
-    # Without a line end, a unit also ends between a word and the space after it.
-    while (space := text.rfind(" ", 1, space)) > 0:
-        if text[space - 1].isascii() and text[space - 1].isalnum():
-            return space
+    # Without a line, a unit also ends between a word and the space after it.
+    for pattern in (_LINE_STARTS, _WORD_ENDS):
+        if found := list(pattern.finditer(text)):
+            return found[-1].end()
     return 0
 
 

@@ -100,12 +100,8 @@ def parts_within(path: Path) -> tuple[str, ...]:
 def unpack(path: Path, how: Unpacking, field: str, part: str, target: Path) -> None:
     """Write the text in a file to ``target``, atomically.
 
-    Args:
-        path: The file.
-        how: What `unpacking_of` says.
-        field: The field or column that holds the text.
-        part: ``train``, ``valid`` or ``test``, where a file holds several.
-        target: Where the text goes.
+    It is in the field or column ``field`` of records. Of a file that holds several parts, ``part``
+    is taken.
     """
 
     def write(temporary: Path) -> None:

@@ -65,7 +65,10 @@ def load_vocab(folder: Path | str) -> Vocab:
     try:
         text = tried(definition)
         if kind == "imported":
-            return ImportedVocab(text, msgspec.convert(rules, Rules))
+            known = msgspec.convert(rules, Rules)
+            if others := rules.keys() - known.to_json().keys():
+                raise ValueError(f"it has unknown rules: {', '.join(others)}")
+            return ImportedVocab(text, known)
         return BroughtVocab(text) if kind == "brought" else Vocab(kind, text)
     except Exception as error:  # tokenizers has no class of its own.
         raise RuntimeError(f"{path} is damaged ({error}); restore it from a copy") from error
