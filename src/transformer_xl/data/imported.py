@@ -48,6 +48,11 @@ class Rules:
     clean_up: bool = False
     """Moses: whether spaces before punctuation and contractions are removed as well."""
 
+    @property
+    def line_end(self) -> str | None:
+        """The token that ends a line in a text, if any."""
+        return None if self.line_ends == "none" else self.eos
+
     def to_json(self) -> dict[str, Any]:
         """Return the entry of ``vocab.json``."""
         return dataclasses.asdict(self) | {"apart": list(self.apart)}
@@ -158,42 +163,10 @@ class ImportedVocab(Vocab):
         """Return a decoder that takes one token at a time, starting at the beginning of a line."""
         if self._bytes is not None:
             return super().stream_decoder()
-        kind = _MosesDecoder if self.rules.join == "moses" else _WordDecoder
-        return kind(self.symbols, self.rules)
-
-
-class _WordDecoder(StreamDecoder):
-    """Joins words by spaces."""
-
-    def __init__(self, symbols: list[str], rules: Rules) -> None:
-        super().__init__("imported", symbols, None)
-        self._rules = rules
-        self._is_open = False
-        self._begin()
-
-    def _begin(self) -> None:
-        """Drop the state: the next word begins a part of the line."""
-        self._space = ""
-
-    def _push_symbol(self, symbol: str) -> str:
-        if symbol != self._rules.eos or self._rules.line_ends == "none":
-            self._is_open = True
-            return self._join(symbol)
-        if self._rules.line_ends == "around" and not self._is_open:
-            self._is_open = True
-            return ""
-        self._is_open = False
-        return self.flush() + "\n"
-
-    def _join(self, symbol: str) -> str:
-        """Return the text that a word completes."""
-        text, self._space = self._space + symbol, " "
-        return text
-
-    def flush(self) -> str:
-        """End a line; return the pending text."""
-        self._begin()
-        return ""
+        if self.rules.join == "moses":
+            return _MosesDecoder(self.symbols, self.rules)
+        around = self.rules.line_ends == "around"
+        return StreamDecoder(self.symbols, None, self.rules.line_end, around=around)
 
 
 _ENTITIES = {
@@ -232,16 +205,22 @@ def _join_numbers(text: str) -> str:
     return text
 
 
-class _MosesDecoder(_WordDecoder):
+class _MosesDecoder(StreamDecoder):
     """Joins words by the Moses rules for English, and the parts of numbers.
 
     A word is returned at once, unless the original might join it with later words. Results differ
     if ``@-@`` follows punctuation, which Moses never produces.
     """
 
-    _line = _held = ""
+    def __init__(self, symbols: list[str], rules: Rules) -> None:
+        around = rules.line_ends == "around"
+        super().__init__(symbols, None, rules.line_end, around=around)
+        self._rules = rules
+        self._line = self._held = ""
+        self._begin()
 
     def _begin(self) -> None:
+        """Drop the state: the next word begins a part of the line."""
         self._word = ""
         self._space = " "
         self._quotes: Counter[str] = Counter()
@@ -253,15 +232,15 @@ class _MosesDecoder(_WordDecoder):
         self._begin()
         return _join_numbers(held)
 
-    def _join(self, symbol: str) -> str:
-        if symbol in self._rules.apart:
+    def _join(self, word: str) -> str:
+        if word in self._rules.apart:
             held, self._held = _join_numbers(self._held), ""
             self._begin()
-            return self._write(held, f" {symbol}")
-        if "&" in symbol:
+            return self._write(held, f" {word}")
+        if "&" in word:
             for entity, character in _ENTITIES.items():
-                symbol = symbol.replace(entity, character)
-        return "".join([self._push_word(word) for word in symbol.split()])
+                word = word.replace(entity, character)
+        return "".join([self._push_word(part) for part in word.split()])
 
     def _push_word(self, word: str) -> str:
         begins, held, self._held = not self._word, self._held, ""

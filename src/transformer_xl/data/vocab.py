@@ -41,7 +41,6 @@ EOS = "<eos>"
 UNK = "<unk>"
 UNDECODED = re.compile("[\udc80-\udcff]")
 """Bytes that are not UTF-8, as ``surrogateescape`` decodes them."""
-_UNKNOWN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 MISSING = -1
 """In place of the ID of an unknown symbol."""
 _LISTED = 5
@@ -93,6 +92,8 @@ class Vocab:
         self.token_bytes: Int32[np.ndarray, " V"] | None = None
         if self._bytes is not None:
             self.token_bytes = np.array([len(symbol) for symbol in self._bytes], dtype=np.int32)
+            if self.unk_id is not None:
+                self.token_bytes[self.unk_id] = 0
 
     def __repr__(self) -> str:
         special = f"eos_id={self.eos_id}, unk_id={self.unk_id}"
@@ -107,7 +108,8 @@ class Vocab:
         if self.kind in ("words", "integers"):
             return None
         if self.kind == "chars":
-            return [b"" if symbol == UNK else symbol.encode() for symbol in self.symbols]
+            # No character begins with this byte: it is written as U+FFFD.
+            return [b"\xff" if symbol == UNK else symbol.encode() for symbol in self.symbols]
         return bytes_written(self.symbols)
 
     def number_of(self, symbol: str) -> int:
@@ -267,7 +269,7 @@ class Vocab:
 
     def stream_decoder(self) -> "StreamDecoder":
         """Return a decoder that takes one token at a time, starting at the beginning of a line."""
-        return StreamDecoder(self.kind, self.symbols, self._bytes)
+        return StreamDecoder(self.symbols, self._bytes)
 
     def _about(self) -> dict[str, object]:
         """Return further entries of ``vocab.json``."""
@@ -288,35 +290,47 @@ class Vocab:
 
 
 class StreamDecoder:
-    """Decodes tokens one at a time; returns characters as soon as they are complete."""
+    """Decodes tokens one at a time; returns characters as soon as they are complete.
 
-    def __init__(self, kind: VocabKind, symbols: list[str], symbol_bytes: list[bytes] | None):
-        self._kind = kind
-        self._symbols = symbols
-        self._bytes = symbol_bytes
+    Tokens that are no bytes are words, joined by spaces; ``eos`` ends a line. If it stands
+    ``around`` lines, it begins them, too.
+    """
+
+    def __init__(
+        self,
+        symbols: list[str],
+        symbol_bytes: list[bytes] | None,
+        eos: str | None = EOS,
+        *,
+        around: bool = False,
+    ) -> None:
+        self._symbols, self._bytes = symbols, symbol_bytes
+        self._eos, self._around = eos, around
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._starts_line = True
+        self._is_open = False
+        self._space = ""
 
     def push(self, token: int) -> str:
         """Decode one token; return the text that it completes."""
         if not 0 <= token < len(self._symbols):
             raise _no_symbol(token, len(self._symbols))
-        if self._kind == "chars":
-            symbol = self._symbols[token]
-            return _UNKNOWN_CHARACTER if symbol == UNK else symbol
         if self._bytes is not None:
             return self._utf8.decode(self._bytes[token])
-        return self._push_symbol(self._symbols[token])
+        symbol = self._symbols[token]
+        begins_line = self._around and not self._is_open
+        self._is_open = symbol != self._eos or begins_line
+        if symbol != self._eos:
+            return self._join(symbol)
+        return "" if begins_line else self.flush() + "\n"
 
-    def _push_symbol(self, symbol: str) -> str:
-        """Decode a token that is no sequence of bytes, but a word."""
-        starts_line, self._starts_line = self._starts_line, symbol == EOS
-        if symbol == EOS:
-            return "\n"
-        return symbol if starts_line else " " + symbol
+    def _join(self, word: str) -> str:
+        """Return the text that a word completes."""
+        text, self._space = self._space + word, " "
+        return text
 
     def flush(self) -> str:
-        """End the text; an incomplete character becomes U+FFFD."""
+        """End the text or a line; an incomplete character becomes U+FFFD."""
+        self._space = ""
         return self._utf8.decode(b"", final=True)
 
 

@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 from typing import get_args
 
-import msgspec
 import numpy as np
 from tokenizers import Tokenizer, decoders
 
@@ -65,6 +64,9 @@ def load_vocab(folder: Path | str) -> Vocab:
     try:
         text = tried(definition)
         if kind == "imported":
+            # Few vocabularies have rules, and the import takes time.
+            import msgspec
+
             known = msgspec.convert(rules, Rules)
             if others := rules.keys() - known.to_json().keys():
                 raise ValueError(f"it has unknown rules: {', '.join(others)}")
@@ -166,7 +168,7 @@ class _Decoder(StreamDecoder):
     """Decodes tokens with the decoder of the external tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer, symbols: list[str], line_end: int | None) -> None:
-        super().__init__("brought", symbols, None)
+        super().__init__(symbols, None)
         self._tokenizer, self._line_end = tokenizer, line_end
         self._stream = decoders.DecodeStream(skip_special_tokens=True)
 
