@@ -71,7 +71,7 @@ def _require_lengths(
 ) -> dict[str, int | None]:
     for name, x in given.items():
         # Lengths from other code are plain integers, and are checked in each call of a model.
-        if type(x) is not int or x < _LEAST.get(name, 0):
+        if x is not None and (type(x) is not int or x < _LEAST.get(name, 0)):
             given[name] = whole(name, x, _LEAST.get(name, 0))
     for name, beside, _ in config.unused() if requires_effect else ():
         x = given.get(name)
