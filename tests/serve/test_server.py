@@ -305,9 +305,9 @@ def test_a_kill_loses_nothing_that_was_said(start, made):
 
 
 def test_what_is_missing_is_named_with_the_command(made, monkeypatch, capsys):
-    from transformer_xl.cli import main, serving
+    from transformer_xl.cli import main, models
 
-    monkeypatch.setattr(serving, "find_spec", lambda name: None)
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
     assert main(["serve", str(made.folder)]) == 1
     assert "pip install 'transformer-xl[serve]'" in capsys.readouterr().err
 

@@ -39,11 +39,12 @@ def _not_training(modules: Sequence[nn.Module]) -> Iterator[None]:
 
 def _parts(module: nn.Module) -> list[nn.Module]:
     """Return a module and its submodules: as ``modules()``, but fast enough for each token."""
-    parts = [module]
-    # The list grows while it is iterated over.
+    parts: list[nn.Module | None] = [module]
+    # The list grows while it is iterated over. A module may have None in place of another one.
     for part in parts:
-        parts += [each for each in part._modules.values() if each is not None]
-    return parts
+        if part is not None:
+            parts += part._modules.values()
+    return [part for part in parts if part is not None]
 
 
 # Global hooks; torch mutates these dictionaries and never replaces them.
