@@ -8,7 +8,15 @@ import torch
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import Stepper, TransformerXL, build_model
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.stepper import CallingStepper, FixedStepper, RingStepper
+from transformer_xl.model.stepper import (
+    CallingStepper,
+    FixedStepper,
+    NativeStepper,
+    RingStepper,
+    _unsupported,
+    choose_stepper,
+)
+from transformer_xl.ops import native
 
 B = 3
 CONFIG = ModelConfig(
@@ -54,9 +62,19 @@ def model(request, device):
     return TransformerXL(replace(CONFIG, **VARIANTS[request.param])).double().eval().to(device)
 
 
-@pytest.fixture(params=[False, True], ids=["ring", "fixed"])
-def is_fixed(request):
+@pytest.fixture(params=[RingStepper, FixedStepper, NativeStepper])
+def kind(request, device):
+    """What stands for Stepper.of, which takes the fastest one of the machine."""
+    if request.param is NativeStepper:
+        if device.type == "cuda":
+            pytest.skip("the compiled step is for a CPU")
+        require_native()
     return request.param
+
+
+def require_native():
+    if native.library() is None:
+        pytest.skip(str(native.reason_against(torch.device("cpu"), torch.float32)))
 
 
 @pytest.fixture
@@ -85,8 +103,11 @@ def one_by_one(model, mems, tokens, **lengths):
     return torch.stack(found), mems
 
 
-def stepper_of(model, mems, is_fixed=False, **lengths):
-    return Stepper.of(model, Lengths.of(model.config, **lengths), mems, is_fixed=is_fixed)
+def stepper_of(model, mems, kind=Stepper.of, **lengths):
+    if kind is NativeStepper and (unsupported := _unsupported(model)):
+        pytest.skip(unsupported)
+    mems = mems if kind == Stepper.of else model.keep(mems)
+    return kind(model, Lengths.of(model.config, **lengths), mems)
 
 
 def read(stepper, tokens):
@@ -106,13 +127,13 @@ def assert_same_memory(one, other):
 @pytest.mark.parametrize("prompt", [0, 2, 11])
 @pytest.mark.parametrize("forgetful", [None, [1]])
 def test_a_token_gets_the_hidden_states_that_it_gets_behind_a_memory(
-    model, prompt, forgetful, is_fixed
+    model, prompt, forgetful, kind
 ):
     mems = after_prompt(model, prompt, forgetful)
     # Three times around the ring and a little further.
     tokens = drawn(model, 3 * (model.config.mem_len + 1) + 2)
     expected, after = one_by_one(model, mems, tokens)
-    stepper = stepper_of(model, mems, is_fixed)
+    stepper = stepper_of(model, mems, kind)
     torch.testing.assert_close(read(stepper, tokens), expected, rtol=0, atol=1e-12)
     assert_same_memory(stepper.memory(), after)
 
@@ -120,72 +141,72 @@ def test_a_token_gets_the_hidden_states_that_it_gets_behind_a_memory(
 @pytest.mark.parametrize(
     "lengths", [{"mem_len": 4}, {"mem_len": 9, "attn_len": 5}, {"clamp_len": 2}], ids=str
 )
-def test_lengths_may_be_others_than_the_configured(paper, lengths, is_fixed):
+def test_lengths_may_be_others_than_the_configured(paper, lengths, kind):
     mems = after_prompt(paper, 11).last(4)
     tokens = drawn(paper, 25)
     expected, after = one_by_one(paper, mems, tokens, **lengths)
-    stepper = stepper_of(paper, mems, is_fixed, **lengths)
+    stepper = stepper_of(paper, mems, kind, **lengths)
     torch.testing.assert_close(read(stepper, tokens), expected, rtol=0, atol=1e-12)
     assert_same_memory(stepper.memory(), after)
 
 
 @pytest.mark.parametrize("read_before", [0, 3, 16])
-def test_the_model_and_a_stepper_take_turns(paper, read_before, is_fixed):
+def test_the_model_and_a_stepper_take_turns(paper, read_before, kind):
     tokens = drawn(paper, 30)
     mems = after_prompt(paper, 2)
     expected, _ = one_by_one(paper, mems, tokens)
-    stepper = stepper_of(paper, mems, is_fixed)
+    stepper = stepper_of(paper, mems, kind)
     found = [stepper(token) for token in tokens.T[:read_before]]
     middle, mems = one_by_one(paper, stepper.memory(), tokens[:, read_before : read_before + 5])
-    stepper = stepper_of(paper, mems, is_fixed)
+    stepper = stepper_of(paper, mems, kind)
     found = [*found, *middle, *(stepper(token) for token in tokens.T[read_before + 5 :])]
     torch.testing.assert_close(torch.stack(found), expected, rtol=0, atol=1e-12)
 
 
-def test_a_stream_that_is_reset_begins_anew_and_no_other_does(paper, is_fixed):
+def test_a_stream_that_is_reset_begins_anew_and_no_other_does(paper, kind):
     mems = after_prompt(paper, 11)
     tokens = drawn(paper, 24)
     first, behind = one_by_one(paper, mems, tokens[:, :5])
     second, behind = one_by_one(paper, behind.reset([0, 2]), tokens[:, 5:])
-    stepper = stepper_of(paper, mems, is_fixed)
+    stepper = stepper_of(paper, mems, kind)
     torch.testing.assert_close(read(stepper, tokens[:, :5]), first, rtol=0, atol=1e-12)
     stepper.reset([0, 2])
     torch.testing.assert_close(read(stepper, tokens[:, 5:]), second, rtol=0, atol=1e-12)
     assert_same_memory(stepper.memory(), behind)
 
 
-def test_a_reset_stream_is_one_that_never_read(paper, is_fixed):
-    stepper = stepper_of(paper, after_prompt(paper, 11), is_fixed)
+def test_a_reset_stream_is_one_that_never_read(paper, kind):
+    stepper = stepper_of(paper, after_prompt(paper, 11), kind)
     stepper.reset(torch.tensor([False, True, False], device=paper.device))
     tokens = drawn(paper, 9)
     fresh, _ = one_by_one(paper, paper.keep(paper.start_memory(B)), tokens)
     torch.testing.assert_close(read(stepper, tokens)[:, 1], fresh[:, 1], rtol=0, atol=1e-12)
 
 
-def test_what_a_stepper_was_made_from_stays_as_it_was(paper, is_fixed):
+def test_what_a_stepper_was_made_from_stays_as_it_was(paper, kind):
     mems = after_prompt(paper, 11)
     before = {name: x.clone() for name, x in mems.state_dict().items() if x is not None}
-    read(stepper_of(paper, mems, is_fixed), drawn(paper, 10))
+    read(stepper_of(paper, mems, kind), drawn(paper, 10))
     for name, x in before.items():
         assert torch.equal(mems.state_dict()[name], x)
 
 
-def test_half_precision_stays_what_it_is(device, is_fixed):
+def test_half_precision_stays_what_it_is(device, kind):
     torch.manual_seed(0)
     model = TransformerXL(CONFIG).bfloat16().eval().to(device)
     mems = after_prompt(model, 4)
     tokens = drawn(model, 9)
     expected, _ = one_by_one(model, mems, tokens)
-    found = read(stepper_of(model, mems, is_fixed), tokens)
+    found = read(stepper_of(model, mems, kind), tokens)
     assert found.dtype == torch.bfloat16
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0.1)
 
 
 @pytest.mark.gpu
-def test_a_step_on_a_gpu_waits_for_nothing(paper, is_fixed):
+def test_a_step_on_a_gpu_waits_for_nothing(paper, kind):
     if paper.device.type == "cpu":
         pytest.skip("a processor waits for itself")
-    stepper = stepper_of(paper, after_prompt(paper, 11), is_fixed)
+    stepper = stepper_of(paper, after_prompt(paper, 11), kind)
     token = drawn(paper, 1)[:, 0]
     stepper(token)
     torch.cuda.set_sync_debug_mode("error")
@@ -195,9 +216,9 @@ def test_a_step_on_a_gpu_waits_for_nothing(paper, is_fixed):
         torch.cuda.set_sync_debug_mode("default")
 
 
-def test_tokens_that_are_not_one_for_each_stream_are_refused(tiny_config, is_fixed):
+def test_tokens_that_are_not_one_for_each_stream_are_refused(tiny_config, kind):
     model = TransformerXL(tiny_config).eval()
-    stepper = stepper_of(model, model.start_memory(2), is_fixed)
+    stepper = stepper_of(model, model.start_memory(2), kind)
     with pytest.raises(ValueError, match=r"shape \(1,\) must be one for each of the 2 streams"):
         stepper(torch.tensor([1]))
     stepper.reset([])
@@ -207,9 +228,9 @@ def test_tokens_that_are_not_one_for_each_stream_are_refused(tiny_config, is_fix
 @pytest.mark.parametrize("variant", ["post-norm", "clusters"])
 @pytest.mark.parametrize("token", [-1, 23, 77])
 @torch.no_grad()
-def test_a_token_outside_the_vocabulary_is_refused_and_leaves_no_trace(variant, token, is_fixed):
+def test_a_token_outside_the_vocabulary_is_refused_and_leaves_no_trace(variant, token, kind):
     model = TransformerXL(replace(CONFIG, **VARIANTS[variant])).eval()
-    stepper, other = (stepper_of(model, model.start_memory(B), is_fixed) for _ in range(2))
+    stepper, other = (stepper_of(model, model.start_memory(B), kind) for _ in range(2))
     with pytest.raises(IndexError):
         stepper(torch.tensor([0, token, 1]))
     tokens = torch.tensor([3, 4, 5])
@@ -244,16 +265,38 @@ def test_a_model_of_which_a_part_is_hooked_is_called(paper):
     assert calls == [1]
 
 
-def test_whether_a_step_has_fixed_shapes_is_chosen_by_the_machine(paper):
+def test_the_stepper_is_chosen_by_the_machine(paper, monkeypatch):
     lengths, mems = Lengths.of(paper.config), paper.start_memory(B)
-    expected = FixedStepper if paper.device.type == "cuda" else RingStepper
-    assert type(Stepper.of(paper, lengths, mems)) is expected
+    if paper.device.type == "cuda":
+        assert type(Stepper.of(paper, lengths, mems)) is FixedStepper
+        return
+    has_library = native.library() is not None
+    assert type(Stepper.of(paper, lengths, mems)) is (NativeStepper if has_library else RingStepper)
+    monkeypatch.setattr(native, "library", lambda: None)
+    assert type(Stepper.of(paper, lengths, mems)) is RingStepper
+    assert "no compiled step" in choose_stepper(paper)[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"norm_first": True, "gate": "gru"}, "gate='gru'"),
+        ({"enhanced_recurrence": True}, "enhanced_recurrence=True"),
+        ({"norm_first": True, "attn_type": 2, "quirks": ("raw_queries",)}, "no keys and values"),
+    ],
+)
+def test_what_the_compiled_step_does_not_support_is_named(settings, named):
+    require_native()
+    model = TransformerXL(replace(CONFIG, **settings)).eval()
+    kind, reason = choose_stepper(model)
+    assert kind in (RingStepper, CallingStepper)
+    assert named in reason
 
 
 @torch.no_grad()
-def test_reading_moves_nothing_until_the_state_is_taken(paper, is_fixed):
+def test_reading_moves_nothing_until_the_state_is_taken(paper, kind):
     paper.config = replace(CONFIG, reset_at=5)
-    stepper, other = (stepper_of(paper, after_prompt(paper, 0), is_fixed) for _ in range(2))
+    stepper, other = (stepper_of(paper, after_prompt(paper, 0), kind) for _ in range(2))
     tokens = drawn(paper, 30)
     tokens[1, 9] = tokens[2, 20] = 5
     for token in tokens.T:
@@ -268,9 +311,9 @@ def test_reading_moves_nothing_until_the_state_is_taken(paper, is_fixed):
 @pytest.mark.parametrize("rows", [[2, 0, 1], [1], [0, 0, 2, 1, 1], torch.tensor([2, 2])], ids=str)
 @pytest.mark.parametrize("prompt", [0, 11])
 @torch.no_grad()
-def test_streams_are_reordered_by_rows(paper, is_fixed, prompt, rows):
+def test_streams_are_reordered_by_rows(paper, kind, prompt, rows):
     model, mems = paper, after_prompt(paper, prompt, [1])
-    stepper = stepper_of(model, mems, is_fixed)
+    stepper = stepper_of(model, mems, kind)
     tokens = drawn(model, 9)
     read(stepper, tokens[:, :4])
     before = stepper.memory()
@@ -288,11 +331,11 @@ def test_streams_are_reordered_by_rows(paper, is_fixed, prompt, rows):
 
 @pytest.mark.parametrize("mem_len", [0, 6, 100])
 @torch.no_grad()
-def test_streams_come_and_go_by_rows(device, is_fixed, mem_len):
+def test_streams_come_and_go_by_rows(device, kind, mem_len):
     model = TransformerXL(replace(CONFIG, mem_len=mem_len)).double().eval().to(device)
     generator = torch.Generator().manual_seed(mem_len)
     alone = [model.keep(model.start_memory(1)) for _ in range(B)]
-    stepper = stepper_of(model, model.start_memory(B), is_fixed)
+    stepper = stepper_of(model, model.start_memory(B), kind)
     for step in range(150):
         if step % 11 == 0:
             # Another stream, with a past of its own.

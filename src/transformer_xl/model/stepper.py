@@ -12,16 +12,19 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from transformer_xl.model.arguments import Rows, stream_numbers
 from transformer_xl.model.embedding import AdaptiveEmbedding, embedded
 from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.layer import RMSNorm
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import KeysAndValues, Memory, join
 from transformer_xl.model.reading import read
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.wrapping import adapted, adapters, first_wrapped
+from transformer_xl.ops import native
+from transformer_xl.ops.packed import PackedWeight
 
 _LEAST_CAPACITY = 64
 
@@ -37,32 +40,19 @@ class Stepper(ABC):
     state: Any
 
     @staticmethod
-    def of(
-        model: LanguageModel, lengths: Lengths, memory: Memory, *, is_fixed: bool | None = None
-    ) -> "Stepper":
-        """Create a stepper.
+    def of(model: LanguageModel, lengths: Lengths, memory: Memory) -> "Stepper":
+        """Create the fastest stepper for a model.
 
         Args:
             model: The model, in evaluation mode and with fixed weights.
             lengths: The lengths; ``segment_len`` and ``ext_len`` are not used.
             memory: The memory of the streams. It is copied.
-            is_fixed: Whether to use fixed shapes and addresses, which a CUDA graph requires. None:
-                on a GPU. Not available for wrapped models, absolute positions and LSTMs.
 
         Raises:
             ValueError: The memory does not fit the model.
         """
         model.require_memory(memory)
-        memory = model.keep(memory)
-        if (
-            memory.has_keys
-            and isinstance(model, TransformerXL)
-            and first_wrapped(model) is None
-            and not torch.is_autocast_enabled(model.device.type)
-        ):
-            is_fixed = model.device.type == "cuda" if is_fixed is None else is_fixed
-            return (FixedStepper if is_fixed else RingStepper)(model, lengths, memory)
-        return CallingStepper(model, lengths, memory)
+        return choose_stepper(model)[0](model, lengths, model.keep(memory))
 
     def __call__(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B D"]:
         """Read a token of each stream and set the next state; return the output of the layers.
@@ -153,6 +143,36 @@ class CallingStepper(Stepper):
         self.state = self.state.reset(rows)
 
 
+def choose_stepper(model: LanguageModel) -> tuple[type[Any], str]:
+    """Choose the stepper of a model; return it with the reason, for display."""
+    if not isinstance(model, TransformerXL) or model.config.attn_type in (2, 3):
+        return CallingStepper, "the model has no keys and values that could be kept"
+    if (wrapped := first_wrapped(model)) is not None:
+        return CallingStepper, f"{wrapped} was wrapped, replaced or hooked, and has to be called"
+    if torch.is_autocast_enabled(model.device.type):
+        return CallingStepper, "autocast chooses the precision of each operation"
+    if model.device.type == "cuda":
+        return FixedStepper, "the step is captured as a CUDA graph"
+    against = native.reason_against(model.device, model.dtype) or _unsupported(model)
+    if against is None:
+        return NativeStepper, f"one call of the compiled step, for {native.level()}"
+    return RingStepper, f"operations of torch: {against}"
+
+
+def _unsupported(model: TransformerXL) -> str | None:
+    """Return what the compiled step does not support of a model; None: nothing."""
+    config, weight = model.config, model.layers[0].attention.qkv_proj.weight
+    for is_set, what in (
+        (config.gate != "none", f"gate={config.gate!r}"),
+        (config.enhanced_recurrence, "enhanced_recurrence=True"),
+        ("raw_queries" in config.quirks, "the quirk raw_queries"),
+        (isinstance(weight, PackedWeight), "weights in the layout of oneDNN"),
+    ):
+        if is_set:
+            return f"the compiled step does not support {what}"
+    return None
+
+
 def _alone(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return the keys and values of a token: the attention appends them to a ring itself."""
     return k, v
@@ -210,8 +230,9 @@ class RingStepper(Stepper):
         self._require_plain()
         # Before anything is modified, as an invalid token raises here.
         x = self._embedded(self._taken(tokens).to(self._first.device)[:, None])
-        view = self._view(tokens)
-        return self._through(x, view)[:, 0], self.state + 1
+        if self._reset_at is not None:
+            self._first[tokens == self._reset_at] = self.state
+        return self._advanced(x)[:, 0], self.state + 1
 
     @torch.no_grad()
     def memory(self, rows: Rows | None = None) -> Memory:
@@ -340,11 +361,12 @@ class RingStepper(Stepper):
     def _renew(self) -> None:
         """Drop what depends on the addresses of the buffers."""
 
-    def _view(self, tokens: Int[Tensor, " B"]) -> _View:
-        n = self.state
-        if self._reset_at is not None:
-            self._first[tokens == self._reset_at] = n
-        span = self._longest() + 1
+    def _advanced(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B 1 D"]:
+        """Compute the layers for embedded tokens at the next position."""
+        return self._through(x, self._view())
+
+    def _view(self) -> _View:
+        n, span = self.state, self._longest() + 1
         reach = min(span, self._limit)
         if self._has_to_move(span, reach):
             self._move(span)
@@ -405,6 +427,63 @@ class RingStepper(Stepper):
         dtype = torch.promote_types(q.dtype, torch.float32)
         weight = score.softmax(-1, dtype=dtype).to(q.dtype)
         return (weight[:, :, None] @ values).permute(1, 2, 0, 3)
+
+
+class NativeStepper(RingStepper):
+    """A ring whose step is one call of a compiled library, on a CPU (:mod:`transformer_xl.ops`).
+
+    A stream reads the keys that it sees, in at most two runs of slots: nothing is masked or
+    gathered. Results do not depend on the number of threads.
+    """
+
+    def _renew(self) -> None:
+        self._decoder: native.Decoder | None = None
+
+    def _advanced(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B 1 D"]:
+        n, span = self.state, self._longest() + 1
+        if self._has_to_move(span):
+            self._move(span)
+        if self._decoder is None:
+            self._decoder = self._described()
+        seen = (n + 1 - self._first).clamp_(max=self._limit)
+        return self._decoder(x[:, 0], seen, (n - self._origin) % self._capacity)[:, None]
+
+    def _described(self) -> native.Decoder:
+        model, config = self._model, self._model.config
+        tensors = [
+            native.LayerTensors(
+                layer.attention.qkv_proj.weight,
+                layer.attention.o_proj.weight,
+                layer.feed_forward.inner.weight,
+                layer.feed_forward.outer.weight,
+                layer.feed_forward.inner.bias,
+                layer.feed_forward.outer.bias,
+                *_norm(layer.attention_norm),
+                *_norm(layer.feed_forward_norm),
+                None if layer.attention.q_norm is None else layer.attention.q_norm.weight,
+                None if layer.attention.k_norm is None else layer.attention.k_norm.weight,
+                at.content_bias,
+                at.position_bias,
+                at.r,
+                at.distance_bias,
+                keys,
+                values,
+            )
+            for layer, at, keys, values in zip(
+                model.layers, self._positions, self._keys, self._values, strict=True
+            )
+        ]
+        return native.Decoder(
+            tensors,
+            None if model.final_norm is None else _norm(model.final_norm),
+            activation=config.activation,
+            norm_first=config.norm_first,
+            eps=config.norm_eps,
+        )
+
+
+def _norm(norm: nn.LayerNorm | RMSNorm) -> tuple[Tensor, Tensor | None]:
+    return norm.weight, getattr(norm, "bias", None)
 
 
 class FixedStepper(RingStepper):

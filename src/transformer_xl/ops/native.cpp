@@ -1,0 +1,890 @@
+// One token of each stream through all layers of a Transformer-XL, on a CPU.
+//
+// Decoding is bound by memory bandwidth in large models and by the cost of calls and barriers in small
+// ones. So a step is one call: weights, keys, values and position keys are read once, in the precision
+// in which they are stored, and everything is accumulated in float (or in double, for the compressor).
+//
+// The work of a layer is four phases, each of them divided into chunks that threads take one by one:
+//
+//   1 by heads   queries, keys and values of a head; keys and values into the ring; attention
+//   2 by rows    output projection, and the residual connection
+//   3 by rows    feed-forward: inner projection and activation
+//   4 by rows    feed-forward: outer projection, and the residual connection
+//
+// A phase begins when all chunks of the one before are done, not when all threads have arrived: a thread
+// that the system has suspended delays nothing, unless it holds a chunk. Every number is computed by the
+// same instructions whichever thread does it, so results do not depend on the number of threads.
+//
+// Normalization is repeated by each thread, from sums that all of them see, instead of being a phase.
+//
+// Plain C interface, with neither Python nor torch: the library is loaded by ctypes. It is compiled once
+// for each level of vector instructions (setup.py).
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include <sched.h>
+#include <unistd.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+// ---------------------------------------------------------------------------------------------- vectors
+
+#if defined(__AVX512F__)
+constexpr int BYTES = 64;
+#elif defined(__AVX2__)
+constexpr int BYTES = 32;
+#else
+constexpr int BYTES = 16;
+#endif
+
+struct bf16 {
+    uint16_t bits;
+};
+
+template <class R> struct Lanes;
+template <> struct Lanes<float> {
+    static constexpr int n = BYTES / 4;
+    typedef float vec __attribute__((vector_size(BYTES)));
+    typedef int32_t ints __attribute__((vector_size(BYTES)));
+};
+template <> struct Lanes<double> {
+    static constexpr int n = BYTES / 8;
+    typedef double vec __attribute__((vector_size(BYTES)));
+    typedef int64_t ints __attribute__((vector_size(BYTES)));
+};
+template <class R> using Vec = typename Lanes<R>::vec;
+
+template <class R> inline Vec<R> load(const R *p) {
+    Vec<R> v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline Vec<float> load(const bf16 *p) {
+    typedef uint16_t halves __attribute__((vector_size(BYTES / 2)));
+    typedef uint32_t words __attribute__((vector_size(BYTES)));
+    halves h;
+    std::memcpy(&h, p, sizeof h);
+    // Between vectors of one size, a cast keeps the bits.
+    return (Vec<float>)(__builtin_convertvector(h, words) << 16);
+}
+
+inline Vec<float> load(const int8_t *p) {
+    typedef int8_t quarter __attribute__((vector_size(BYTES / 4)));
+    quarter q;
+    std::memcpy(&q, p, sizeof q);
+    return __builtin_convertvector(__builtin_convertvector(q, Lanes<float>::ints), Vec<float>);
+}
+
+// The first n values; the others are zero.
+template <class R, class W> inline Vec<R> load_first(const W *p, int n) {
+    W values[Lanes<R>::n] = {};
+    for (int i = 0; i < n; ++i) values[i] = p[i];
+    return load(values);
+}
+#if defined(__AVX512F__)
+template <> inline Vec<float> load_first<float, float>(const float *p, int n) {
+    return _mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p);
+}
+template <> inline Vec<double> load_first<double, double>(const double *p, int n) {
+    return _mm512_maskz_loadu_pd(__mmask8((1u << n) - 1), p);
+}
+#endif
+
+template <class R> inline void store(R *p, Vec<R> v) { std::memcpy(p, &v, sizeof v); }
+
+// Sums of the lanes, by halves.
+typedef float float4 __attribute__((vector_size(16)));
+typedef float float8 __attribute__((vector_size(32)));
+typedef float float16 __attribute__((vector_size(64)));
+typedef double double2 __attribute__((vector_size(16)));
+typedef double double4 __attribute__((vector_size(32)));
+typedef double double8 __attribute__((vector_size(64)));
+inline float total(float4 v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+inline double total(double2 v) { return v[0] + v[1]; }
+#if defined(__AVX2__)
+inline float total(float8 v) {
+    return total(__builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7));
+}
+inline double total(double4 v) {
+    return total(__builtin_shufflevector(v, v, 0, 1) + __builtin_shufflevector(v, v, 2, 3));
+}
+#endif
+#if defined(__AVX512F__)
+inline float total(float16 v) {
+    return total(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+                 __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
+}
+inline double total(double8 v) {
+    return total(__builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7));
+}
+#endif
+template <class R> inline R sum(Vec<R> v) { return total(v); }
+
+inline float as_real(float x) { return x; }
+inline double as_real(double x) { return x; }
+inline float as_real(bf16 x) {
+    uint32_t word = uint32_t(x.bits) << 16;
+    float out;
+    std::memcpy(&out, &word, 4);
+    return out;
+}
+inline float as_real(int8_t x) { return x; }
+
+inline void put(float *p, float x) { *p = x; }
+inline void put(double *p, double x) { *p = x; }
+inline void put(bf16 *p, float x) {
+    uint32_t word;
+    std::memcpy(&word, &x, 4);
+    // Round to nearest, ties to even.
+    word += 0x7fff + ((word >> 16) & 1);
+    p->bits = uint16_t(word >> 16);
+}
+
+// e^x for x <= 0, with a relative error of about 1e-7 (Cephes' polynomial).
+inline Vec<float> exp_of(Vec<float> x) {
+    using V = Vec<float>;
+    using I = Lanes<float>::ints;
+    const V low = V{} - 87.0f;
+    x = x < low ? low : x;
+    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+    V shifted = x * 1.44269504f + magic;
+    V n = shifted - magic;
+    V r = x - n * 0.693359375f + n * 2.12194440e-4f;
+    V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    I power = (__builtin_convertvector(n, I) + 127) << 23;
+    return p * (V)power;
+}
+
+// ---------------------------------------------------------------------------------------------- the interface
+
+enum Kind : int32_t { FLOAT = 0, BF16 = 1, INT8 = 2, DOUBLE = 3 };
+enum Activation : int32_t { RELU = 0, RELU_SQUARED = 1, GELU = 2, GEGLU = 3, SWIGLU = 4 };
+
+}  // namespace
+
+extern "C" {
+
+// A matrix of `rows` rows; vectors that come with it are in the precision of the computation.
+struct Matrix {
+    const void *weight;
+    const void *scales;  // of the rows, for INT8, in that precision
+    const void *bias;    // or null
+    int32_t kind, rows, columns, stride;
+};
+
+struct Layer {
+    Matrix qkv, o, inner, outer;
+    const void *attention_norm, *attention_norm_bias, *feed_forward_norm, *feed_forward_norm_bias;
+    const void *q_norm, *k_norm;              // or null
+    const void *content_bias, *position_bias; // (H, K)
+    const void *r;                            // position keys, the farthest first, or null
+    const void *distance_bias;                // of the rows of r, or null
+    void *keys, *values;                      // the ring: (H, B, capacity, K)
+    int64_t r_row, r_head, bias_row, bias_head;  // strides
+};
+
+struct Step {
+    const Layer *layers;
+    const void *final_norm, *final_norm_bias;  // or null
+    void *x;                                   // (B, D): embedded tokens, then the output of the layers
+    const int64_t *seen;                       // how many keys each stream sees, its own included
+    void *scratch;
+    int64_t newest, capacity, n_positions;     // slot of the token; size of the ring; rows of r
+    double eps;
+    int32_t n_layer, B, D, H, K, F;
+    int32_t kind, cache_kind;                  // of the computation; of ring and position keys
+    int32_t activation, norm_first, is_rms, n_threads;
+};
+}
+
+namespace {
+
+// ---------------------------------------------------------------------------------------------- products
+
+// Dot products of N rows with C vectors.
+template <int N, int C, class R, class W>
+inline void tile(const W *w, int64_t stride, const R *x, int64_t x_stride, int E, R (&out)[N][C]) {
+    constexpr int L = Lanes<R>::n;
+    Vec<R> acc[N][C] = {};
+    int e = 0;
+    for (; e + L <= E; e += L) {
+        Vec<R> xs[C];
+        for (int c = 0; c < C; ++c) xs[c] = load(x + c * x_stride + e);
+        for (int n = 0; n < N; ++n) {
+            Vec<R> row = load(w + n * stride + e);
+            for (int c = 0; c < C; ++c) acc[n][c] += row * xs[c];
+        }
+    }
+    if (e < E) {
+        for (int n = 0; n < N; ++n) {
+            Vec<R> row = load_first<R>(w + n * stride + e, E - e);
+            for (int c = 0; c < C; ++c) acc[n][c] += row * load_first<R>(x + c * x_stride + e, E - e);
+        }
+    }
+    for (int n = 0; n < N; ++n)
+        for (int c = 0; c < C; ++c) out[n][c] = sum<R>(acc[n][c]);
+}
+
+// Where the product of a row and a stream is written.
+template <class R> struct Out {
+    R *data;
+    int64_t row, stream;  // strides
+    R &at(int r, int b) const { return data[r * row + b * stream]; }
+};
+
+template <int N, class R, class W>
+inline void rows_by_streams(const W *w, const Matrix &m, const R *x, int B, Out<R> out) {
+    constexpr int WIDE = BYTES == 64 ? 4 : 2;
+    int b = 0;
+    if constexpr (N <= 4) {
+        for (; b + WIDE <= B; b += WIDE) {
+            R found[N][WIDE];
+            tile<N, WIDE>(w, m.stride, x + int64_t(b) * m.columns, m.columns, m.columns, found);
+            for (int n = 0; n < N; ++n)
+                for (int c = 0; c < WIDE; ++c) out.at(n, b + c) = found[n][c];
+        }
+    }
+    for (; b < B; ++b) {
+        R found[N][1];
+        tile<N, 1>(w, m.stride, x + int64_t(b) * m.columns, m.columns, m.columns, found);
+        for (int n = 0; n < N; ++n) out.at(n, b) = found[n][0];
+    }
+}
+
+template <class R, class W>
+void product_by_sums(const Matrix &m, int start, int stop, const R *x, int B, Out<R> out) {
+    const W *w = static_cast<const W *>(m.weight);
+    const int64_t stride = m.stride;
+    int f = start;
+    const auto from = [&](int row) { return Out<R>{out.data + (row - start) * out.row, out.row, out.stream}; };
+    // One stream needs more rows at once to hide the latency of its sums.
+    for (; B == 1 && f + 8 <= stop; f += 8) rows_by_streams<8>(w + f * stride, m, x, B, from(f));
+    for (; f + 4 <= stop; f += 4) rows_by_streams<4>(w + f * stride, m, x, B, from(f));
+    for (; f < stop; ++f) rows_by_streams<1>(w + f * stride, m, x, B, from(f));
+}
+
+// Many streams: a lane for each. No sums over lanes, and each weight is read once for all of them.
+
+// How many streams are computed together; 0: so few that sums over lanes are faster.
+template <class R> int lanes_for(int B) {
+    constexpr int L = Lanes<R>::n;
+    if (B <= 4) return 0;
+    return B <= L / 2 ? L / 2 : L;
+}
+
+// Streams with those that fill up the lanes.
+template <class R> int padded_streams(int B) {
+    const int lanes = lanes_for<R>(B);
+    return lanes ? (B + lanes - 1) / lanes * lanes : B;
+}
+
+template <int W, int N, class R>
+void rows_by_lanes(const R *w, int64_t stride, int E, const R *x, int B, Out<R> out) {
+    typedef R vec __attribute__((vector_size(W * sizeof(R))));
+    const int Bp = padded_streams<R>(B);
+    for (int b = 0; b < Bp; b += W) {
+        vec acc[N] = {};
+        const R *column = x + b;
+        for (int e = 0; e < E; ++e, column += Bp) {
+            vec xs;
+            std::memcpy(&xs, column, sizeof xs);
+            for (int n = 0; n < N; ++n) acc[n] += w[n * stride + e] * xs;
+        }
+        for (int n = 0; n < N; ++n)
+            for (int i = 0; i < std::min(W, B - b); ++i) out.at(n, b + i) = acc[n][i];
+    }
+}
+
+template <int N, class R>
+inline void rows_by_any_lanes(const R *w, int64_t stride, int E, const R *x, int B, Out<R> out) {
+    constexpr int L = Lanes<R>::n;
+    if (lanes_for<R>(B) < L) rows_by_lanes<L / 2, N>(w, stride, E, x, B, out);
+    else rows_by_lanes<L, N>(w, stride, E, x, B, out);
+}
+
+template <class R, class W>
+void product_by_lanes(const Matrix &m, int start, int stop, const R *x, int B, Out<R> out) {
+    constexpr int N = 8, L = Lanes<R>::n;
+    const int E = m.columns;
+    static thread_local std::vector<R> converted;
+    for (int f = start; f < stop; f += N) {
+        const int many = std::min(N, stop - f);
+        const W *weight = static_cast<const W *>(m.weight) + f * int64_t(m.stride);
+        int64_t stride = m.stride;
+        const R *w;
+        if constexpr (std::is_same_v<R, W>) {
+            w = weight;
+        } else {
+            if (converted.size() < size_t(N) * E) converted.resize(size_t(N) * E);
+            for (int n = 0; n < many; ++n) {
+                R *row = converted.data() + int64_t(n) * E;
+                int e = 0;
+                for (; e + L <= E; e += L) store(row + e, load(weight + n * stride + e));
+                for (; e < E; ++e) row[e] = as_real(weight[n * stride + e]);
+            }
+            w = converted.data(), stride = E;
+        }
+        const Out<R> here{out.data + (f - start) * out.row, out.row, out.stream};
+        if (many == N) {
+            rows_by_any_lanes<N>(w, stride, E, x, B, here);
+        } else {
+            for (int n = 0; n < many; ++n)
+                rows_by_any_lanes<1>(w + n * stride, stride, E, x, B, Out<R>{&here.at(n, 0), 0, out.stream});
+        }
+    }
+}
+
+template <class R> inline void transpose(const R *x, int B, int E, R *out) {
+    const int Bp = padded_streams<R>(B);
+    for (int e = 0; e < E; ++e) {
+        for (int b = 0; b < B; ++b) out[int64_t(e) * Bp + b] = x[int64_t(b) * E + e];
+        for (int b = B; b < Bp; ++b) out[int64_t(e) * Bp + b] = 0;
+    }
+}
+
+template <class R, class W>
+void product_of(const Matrix &m, int start, int stop, const R *x, int B, Out<R> out) {
+    if (lanes_for<R>(B)) product_by_lanes<R, W>(m, start, stop, x, B, out);
+    else product_by_sums<R, W>(m, start, stop, x, B, out);
+}
+
+// The rows from start to stop of a matrix times x, which is (B, columns), or with many streams (columns,
+// padded B); out begins at the first of them.
+template <class R> void product(const Matrix &m, int start, int stop, const R *x, int B, Out<R> out) {
+    if constexpr (std::is_same_v<R, double>) product_of<double, double>(m, start, stop, x, B, out);
+    else if (m.kind == BF16) product_of<float, bf16>(m, start, stop, x, B, out);
+    else if (m.kind == INT8) product_of<float, int8_t>(m, start, stop, x, B, out);
+    else product_of<float, float>(m, start, stop, x, B, out);
+    const R *scales = static_cast<const R *>(m.scales), *bias = static_cast<const R *>(m.bias);
+    if (!scales && !bias) return;
+    for (int b = 0; b < B; ++b)
+        for (int f = start; f < stop; ++f) {
+            R &value = out.at(f - start, b);
+            value = value * (scales ? scales[f] : R(1)) + (bias ? bias[f] : R(0));
+        }
+}
+
+// ---------------------------------------------------------------------------------------------- a layer
+
+template <class R> void normalize(const R *x, R *out, int D, const void *w, const void *b, double eps, bool is_rms) {
+    const R *weight = static_cast<const R *>(w), *bias = static_cast<const R *>(b);
+    constexpr int L = Lanes<R>::n;
+    R mean = 0;
+    Vec<R> sums = {};
+    int i = 0;
+    if (!is_rms) {
+        for (; i + L <= D; i += L) sums += load(x + i);
+        mean = sum<R>(sums);
+        for (; i < D; ++i) mean += x[i];
+        mean /= D;
+    }
+    sums = Vec<R>{};
+    for (i = 0; i + L <= D; i += L) {
+        Vec<R> apart = load(x + i) - mean;
+        sums += apart * apart;
+    }
+    R square = sum<R>(sums);
+    for (; i < D; ++i) square += (x[i] - mean) * (x[i] - mean);
+    const R scale = 1 / std::sqrt(square / D + R(eps));
+    for (i = 0; i < D; ++i) {
+        const R y = (x[i] - mean) * scale;
+        out[i] = y * weight[i] + (bias ? bias[i] : R(0));
+    }
+}
+
+template <class R> inline R activated(R x, Activation kind) {
+    if (kind == RELU || kind == RELU_SQUARED) {
+        x = x > 0 ? x : R(0);
+        return kind == RELU ? x : x * x;
+    }
+    if (kind == SWIGLU) return x / (1 + std::exp(-x));
+    return R(0.5) * x * (1 + std::erf(x * R(M_SQRT1_2)));
+}
+
+// Scores of n keys in a row; `nearest` is behind the last of them. Returns the highest.
+template <class R, class C>
+R scores_of(const R *q_content, const R *q_position, const C *k, const C *r, int64_t r_row, const C *bias,
+            int64_t bias_row, R scale, int K, int64_t n, R *out, R highest) {
+    constexpr int L = Lanes<R>::n, N = 4;
+    int64_t i = 0;
+    for (; i < n; i += N) {
+        const int many = int(std::min<int64_t>(N, n - i));
+        Vec<R> acc[N] = {};
+        const C *keys[N], *positions[N];
+        for (int j = 0; j < N; ++j) {
+            const int64_t at = i + std::min(j, many - 1);
+            keys[j] = k + at * K;
+            positions[j] = r ? r + at * r_row : nullptr;
+        }
+        int e = 0;
+        for (; e + L <= K; e += L) {
+            const Vec<R> a = load(q_content + e), b = load(q_position + e);
+            for (int j = 0; j < N; ++j) {
+                acc[j] += a * load(keys[j] + e);
+                if (r) acc[j] += b * load(positions[j] + e);
+            }
+        }
+        if (e < K) {
+            const Vec<R> a = load_first<R>(q_content + e, K - e), b = load_first<R>(q_position + e, K - e);
+            for (int j = 0; j < N; ++j) {
+                acc[j] += a * load_first<R>(keys[j] + e, K - e);
+                if (r) acc[j] += b * load_first<R>(positions[j] + e, K - e);
+            }
+        }
+        for (int j = 0; j < many; ++j) {
+            R score = sum<R>(acc[j]);
+            if (bias) score += scale * as_real(bias[(i + j) * bias_row]);
+            out[i + j] = score;
+            highest = std::max(highest, score);
+        }
+    }
+    return highest;
+}
+
+template <class R> R exponentials(R *score, int64_t n, R highest) {
+    constexpr int L = Lanes<R>::n;
+    R total = 0;
+    int64_t i = 0;
+    if constexpr (std::is_same_v<R, float>) {
+        Vec<R> sums = {};
+        for (; i + L <= n; i += L) {
+            const Vec<R> weight = exp_of(load(score + i) - highest);
+            store(score + i, weight);
+            sums += weight;
+        }
+        if (i < n) {
+            R rest[L];
+            std::fill(rest, rest + L, R(-1e30));
+            for (int64_t j = i; j < n; ++j) rest[j - i] = score[j] - highest;
+            store(rest, exp_of(load(rest)));
+            for (int64_t j = i; j < n; ++j) total += score[j] = rest[j - i];
+        }
+        return total + sum<R>(sums);
+    }
+    for (; i < n; ++i) total += score[i] = std::exp(score[i] - highest);
+    return total;
+}
+
+// Adds the weighted values of n keys in a row.
+template <class R, class C> void add_values(const R *weight, const C *v, int K, int64_t n, R *out) {
+    constexpr int L = Lanes<R>::n, N = 4;
+    int e = 0;
+    for (; e + L <= K; e += L) {
+        Vec<R> acc[N] = {};
+        int64_t i = 0;
+        for (; i + N <= n; i += N)
+            for (int j = 0; j < N; ++j) acc[j] += weight[i + j] * load(v + (i + j) * K + e);
+        for (; i < n; ++i) acc[0] += weight[i] * load(v + i * K + e);
+        store(out + e, load(out + e) + ((acc[0] + acc[1]) + (acc[2] + acc[3])));
+    }
+    if (e < K) {
+        Vec<R> acc = {};
+        for (int64_t i = 0; i < n; ++i) acc += weight[i] * load_first<R>(v + i * K + e, K - e);
+        for (int j = 0; j < K - e; ++j) out[e + j] += acc[j];
+    }
+}
+
+// The buffers of a step; those of a thread come once for each.
+template <class R> struct Buffers {
+    R *before, *middle, *attended, *inner;
+    static int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+    static int64_t shared_size(const Step &s) {
+        const int64_t B = s.B, Bp = padded_streams<R>(s.B);
+        return padded(B * s.D) * 2 + padded(Bp * s.H * s.K) + padded(Bp * s.F);
+    }
+    explicit Buffers(const Step &s) {
+        const int64_t B = s.B, Bp = padded_streams<R>(s.B);
+        before = static_cast<R *>(s.scratch);
+        middle = before + padded(B * s.D);
+        attended = middle + padded(B * s.D);
+        inner = attended + padded(Bp * s.H * s.K);
+        // Attended values and inner units are read by products.
+        column = lanes_for<R>(s.B) ? Bp : 1;
+    }
+    int64_t column;
+    int64_t place(int b, int row, int width) const { return column > 1 ? row * column + b : int64_t(b) * width + row; }
+};
+
+// What a thread has computed for itself; the memory is kept from call to call.
+template <class R> struct Private {
+    std::vector<R> x, normalized, transposed, q, score, attended, values;
+    const R *read() const { return transposed.empty() ? normalized.data() : transposed.data(); }
+    uint64_t step = 0;
+    int state = -1;  // what x and normalized were made from: 2 * layer, and 1 more after attention
+    void fit(const Step &s, uint64_t number) {
+        if (step == number) return;
+        step = number, state = -1;
+        const auto ensure = [](std::vector<R> &buffer, size_t size) {
+            if (buffer.size() < size) buffer.resize(size);
+        };
+        ensure(x, size_t(s.B) * s.D);
+        ensure(normalized, size_t(s.B) * s.D);
+        if (lanes_for<R>(s.B)) ensure(transposed, size_t(padded_streams<R>(s.B)) * s.D);
+        else transposed.clear();
+        ensure(attended, s.K);
+        ensure(q, (size_t(s.B) * 3 + 2) * s.K);
+        ensure(score, size_t(s.capacity) + 64);
+    }
+};
+
+// x is the residual stream before a block, and normalized what the block reads.
+template <class R> void enter(const Step &s, Buffers<R> &buffers, Private<R> &own, int layer, bool is_after) {
+    const int state = 2 * layer + is_after;
+    if (own.state == state) return;
+    own.state = state;
+    const Layer &l = s.layers[layer];
+    const R *sums = is_after ? buffers.middle : buffers.before;
+    // Post-norm: the norm behind the block before this one; pre-norm: the norm of this block.
+    const Layer *before = layer > 0 ? &s.layers[layer - 1] : nullptr;
+    const void *w = nullptr, *b = nullptr;
+    if (s.norm_first) {
+        w = is_after ? l.feed_forward_norm : l.attention_norm;
+        b = is_after ? l.feed_forward_norm_bias : l.attention_norm_bias;
+    } else if (is_after) {
+        w = l.attention_norm, b = l.attention_norm_bias;
+    } else if (before) {
+        w = before->feed_forward_norm, b = before->feed_forward_norm_bias;
+    }
+    const size_t width = size_t(s.B) * s.D;
+    if (s.norm_first || !w) std::memcpy(own.x.data(), sums, width * sizeof(R));
+    if (w)
+        for (int n = 0; n < s.B; ++n)
+            normalize(sums + int64_t(n) * s.D, own.normalized.data() + int64_t(n) * s.D, s.D, w, b, s.eps, s.is_rms);
+    else
+        std::memcpy(own.normalized.data(), sums, width * sizeof(R));
+    if (!s.norm_first && w) std::memcpy(own.x.data(), own.normalized.data(), width * sizeof(R));
+    if (!own.transposed.empty()) transpose(own.normalized.data(), s.B, s.D, own.transposed.data());
+}
+
+template <class R, class C>
+void attend(const Step &s, Buffers<R> &buffers, Private<R> &own, int layer, int h) {
+    const Layer &l = s.layers[layer];
+    const int K = s.K, width = s.H * s.K;
+    const R scale = 1 / std::sqrt(R(K));
+    R *qkv = own.q.data();
+    for (int part = 0; part < 3; ++part) {
+        const int first = part * width + h * K;
+        product(l.qkv, first, first + K, own.read(), s.B, Out<R>{qkv + part * K, 1, 3 * K});
+    }
+    R *q_content = qkv + int64_t(s.B) * 3 * K, *q_position = q_content + K;
+    const R *u = static_cast<const R *>(l.content_bias) + h * K;
+    const R *v = l.position_bias ? static_cast<const R *>(l.position_bias) + h * K : nullptr;
+    for (int b = 0; b < s.B; ++b) {
+        R *q = qkv + int64_t(b) * 3 * K, *k = q + K, *value = k + K;
+        if (l.q_norm) {
+            normalize(q, q, K, l.q_norm, nullptr, s.eps, true);
+            normalize(k, k, K, l.k_norm, nullptr, s.eps, true);
+        }
+        for (int e = 0; e < K; ++e) {
+            q_content[e] = (q[e] + u[e]) * scale;
+            q_position[e] = (q[e] + (v ? v[e] : R(0))) * scale;
+        }
+        const int64_t base = (int64_t(h) * s.B + b) * s.capacity * K;
+        C *keys = static_cast<C *>(l.keys) + base, *values = static_cast<C *>(l.values) + base;
+        for (int e = 0; e < K; ++e) {
+            put(keys + s.newest * K + e, k[e]);
+            put(values + s.newest * K + e, value[e]);
+        }
+        // The keys in order of age: at most two runs of slots.
+        const int64_t seen = s.seen[b], start = s.newest + 1 - seen;
+        const int64_t wrapped = start < 0 ? -start : 0;
+        const int64_t starts[2] = {s.capacity - wrapped, start + wrapped}, counts[2] = {wrapped, seen - wrapped};
+        const C *r = l.r ? static_cast<const C *>(l.r) + h * l.r_head + (s.n_positions - seen) * l.r_row : nullptr;
+        const C *bias = nullptr;
+        if (l.distance_bias)
+            bias = static_cast<const C *>(l.distance_bias) + h * l.bias_head + (s.n_positions - seen) * l.bias_row;
+        R *score = own.score.data(), highest = R(-INFINITY);
+        for (int64_t run = 0, done = 0; run < 2; done += counts[run++])
+            highest = scores_of(q_content, q_position, keys + starts[run] * K, r ? r + done * l.r_row : r, l.r_row,
+                                bias ? bias + done * l.bias_row : bias, l.bias_row, scale, K, counts[run],
+                                score + done, highest);
+        const R total = exponentials(score, seen, highest);
+        R *out = own.attended.data();
+        std::fill(out, out + K, R(0));
+        for (int64_t run = 0, done = 0; run < 2; done += counts[run++])
+            add_values(score + done, values + starts[run] * K, K, counts[run], out);
+        for (int e = 0; e < K; ++e) buffers.attended[buffers.place(b, h * K + e, width)] = out[e] / total;
+    }
+}
+
+constexpr int N_PHASES = 4;  // of a layer
+
+inline int rows_of(const Step &s, int phase) {
+    return phase == 0 ? s.H : phase == 2 ? s.F : s.D;
+}
+
+template <class R, class C>
+void chunk(const Step &s, Buffers<R> &buffers, Private<R> &own, int layer, int phase, int start, int stop) {
+    const Layer &l = s.layers[layer];
+    enter(s, buffers, own, layer, phase >= 2);
+    if (phase == 0) {
+        for (int h = start; h < stop; ++h) attend<R, C>(s, buffers, own, layer, h);
+    } else if (phase == 2) {
+        const auto kind = Activation(s.activation);
+        const Out<R> out{buffers.inner + buffers.place(0, start, s.F), buffers.place(0, 1, s.F), buffers.place(1, 0, s.F)};
+        product(l.inner, start, stop, own.read(), s.B, out);
+        R *values = nullptr;
+        if (kind >= GEGLU) {
+            // The first F rows are gates of the others.
+            if (own.values.size() < size_t(s.B) * (stop - start)) own.values.resize(size_t(s.B) * (stop - start));
+            values = own.values.data();
+            product(l.inner, s.F + start, s.F + stop, own.read(), s.B, Out<R>{values, s.B, 1});
+        }
+        for (int f = 0; f < stop - start; ++f)
+            for (int b = 0; b < s.B; ++b) {
+                R &unit = out.at(f, b);
+                unit = activated(unit, kind) * (values ? values[int64_t(f) * s.B + b] : R(1));
+            }
+    } else {
+        R *sums = phase == 1 ? buffers.middle : buffers.before;
+        product(phase == 1 ? l.o : l.outer, start, stop, phase == 1 ? buffers.attended : buffers.inner, s.B,
+                Out<R>{sums + start, 1, s.D});
+        for (int b = 0; b < s.B; ++b)
+            for (int64_t i = int64_t(b) * s.D + start; i < int64_t(b) * s.D + stop; ++i) sums[i] += own.x[i];
+    }
+}
+
+// ---------------------------------------------------------------------------------------------- threads
+
+inline void relax() {
+#if defined(__x86_64__)
+    _mm_pause();
+#endif
+}
+
+// Work in phases. run(argument, number, phase, chunk), where number is that of the task.
+struct Task {
+    void (*run)(const void *argument, uint64_t number, int phase, int chunk);
+    const void *argument;
+    int n_phases;
+    std::vector<int> n_chunks;
+};
+
+// The chunks of one phase.
+struct Counter {
+    // Number of the task (32 bits), number of chunks (16), next chunk (16): a thread that comes late, after
+    // the task has ended, takes nothing.
+    std::atomic<uint64_t> next{0};
+    std::atomic<int> done{0};
+};
+
+class Pool {
+  public:
+    void run(Task &task, int n_threads) {
+        std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+        // Another thread of the program uses the pool, or one is enough.
+        if (!lock.owns_lock() || n_threads <= 1 || task.n_phases > MOST_PHASES) {
+            // Numbers of tasks without the pool are odd.
+            const uint64_t number = alone_.fetch_add(2);
+            for (int phase = 0; phase < task.n_phases; ++phase)
+                for (int c = 0; c < task.n_chunks[phase]; ++c) task.run(task.argument, number, phase, c);
+            return;
+        }
+        while (int(n_workers_) < n_threads - 1) {
+            ++n_workers_;
+            std::thread(&Pool::work, this, n_workers_, number_.load()).detach();
+        }
+        n_active_.store(n_threads - 1, std::memory_order_relaxed);
+        const uint32_t number = number_.load(std::memory_order_relaxed) + 2;
+        task_ = &task;
+        for (int phase = 0; phase < task.n_phases; ++phase) {
+            counters_[phase].done.store(0, std::memory_order_relaxed);
+            counters_[phase].next.store(uint64_t(number) << 32 | uint64_t(task.n_chunks[phase]) << 16,
+                                        std::memory_order_release);
+        }
+        n_phases_.store(task.n_phases, std::memory_order_relaxed);
+        number_.store(number, std::memory_order_release);
+        if (n_sleeping_.load()) number_.notify_all();
+        take_part(number);
+    }
+
+  private:
+    static constexpr int MOST_PHASES = 1024;
+    static constexpr int SPINS = 4000, SPINS_BEFORE_SLEEP = 20000;
+
+    void take_part(uint32_t number) {
+        const int n_phases = n_phases_.load(std::memory_order_relaxed);
+        for (int phase = 0; phase < n_phases; ++phase) {
+            Counter &counter = counters_[phase];
+            uint64_t next = counter.next.load(std::memory_order_acquire);
+            int n_chunks;
+            for (;;) {
+                if (uint32_t(next >> 32) != number) return;
+                n_chunks = int(next >> 16 & 0xffff);
+                const int chunk = int(next & 0xffff);
+                if (chunk >= n_chunks) break;
+                if (counter.next.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) {
+                    task_->run(task_->argument, number, phase, chunk);
+                    counter.done.fetch_add(1, std::memory_order_release);
+                    next = counter.next.load(std::memory_order_acquire);
+                }
+            }
+            for (int spins = 0; counter.done.load(std::memory_order_acquire) != n_chunks; ++spins) {
+                if (uint32_t(counter.next.load(std::memory_order_acquire) >> 32) != number) return;
+                if (spins < SPINS) relax();
+                else sched_yield();
+            }
+        }
+    }
+
+    void work(int index, uint32_t seen) {
+        for (;;) {
+            uint32_t number = number_.load(std::memory_order_acquire);
+            for (int spins = 0; number == seen && spins < SPINS_BEFORE_SLEEP; ++spins) {
+                relax();
+                number = number_.load(std::memory_order_acquire);
+            }
+            if (number == seen) {
+                n_sleeping_.fetch_add(1);
+                number_.wait(seen);
+                n_sleeping_.fetch_sub(1);
+                continue;
+            }
+            seen = number;
+            if (index <= n_active_.load(std::memory_order_relaxed)) take_part(number);
+        }
+    }
+
+    std::mutex mutex_;
+    std::atomic<uint32_t> number_{0};
+    std::atomic<uint64_t> alone_{1};
+    std::atomic<int> n_phases_{0}, n_active_{0}, n_sleeping_{0};
+    int n_workers_ = 0;
+    const Task *task_ = nullptr;
+    Counter counters_[MOST_PHASES];
+};
+
+// Never destroyed, as its threads run until the process ends. A forked process has none of them.
+Pool &pool() {
+    static std::atomic<Pool *> current{nullptr};
+    static std::atomic<int> owner{0};
+    static std::mutex making;
+    if (owner.load(std::memory_order_acquire) != int(getpid())) {
+        std::lock_guard<std::mutex> lock(making);
+        if (owner.load() != int(getpid())) {
+            current.store(new Pool);
+            owner.store(int(getpid()), std::memory_order_release);
+        }
+    }
+    return *current.load();
+}
+
+// Rows of a matrix that a thread takes at once.
+int rows_at_once(int rows, int64_t row_work, int n_threads) {
+    if (n_threads <= 1) return rows;
+    // A chunk costs about a tenth of a microsecond, so small ones do not pay.
+    const int64_t least = std::max<int64_t>(8, 16384 / std::max<int64_t>(row_work, 1));
+    const int64_t even = (rows + 4 * n_threads - 1) / (4 * n_threads);
+    return int((std::max(least, even) + 7) / 8 * 8);
+}
+
+template <class R, class C> void step(Step &s) {
+    struct Context {
+        Step &s;
+        Buffers<R> buffers;
+        int at_once[N_PHASES];
+    };
+    Context context{s, Buffers<R>(s), {}};
+    int n_chunks[N_PHASES];
+    for (int phase = 0; phase < N_PHASES; ++phase) {
+        const int rows = rows_of(s, phase);
+        const int64_t columns = phase == 1 ? s.H * s.K : phase == 3 ? s.F : s.D;
+        context.at_once[phase] = phase == 0 ? 1 : rows_at_once(rows, columns * s.B, s.n_threads);
+        n_chunks[phase] = (rows + context.at_once[phase] - 1) / context.at_once[phase];
+    }
+    Task task;
+    task.n_phases = N_PHASES * s.n_layer;
+    for (int phase = 0; phase < task.n_phases; ++phase) task.n_chunks.push_back(n_chunks[phase % N_PHASES]);
+    task.argument = &context;
+    task.run = [](const void *argument, uint64_t number, int phase, int index) {
+        const Context &context = *static_cast<const Context *>(argument);
+        static thread_local Private<R> own;
+        own.fit(context.s, number);
+        const int part = phase % N_PHASES, rows = rows_of(context.s, part), size = context.at_once[part];
+        chunk<R, C>(context.s, const_cast<Buffers<R> &>(context.buffers), own, phase / N_PHASES, part,
+                    index * size, std::min(rows, (index + 1) * size));
+    };
+    std::memcpy(context.buffers.before, s.x, sizeof(R) * s.B * s.D);
+    pool().run(task, s.n_threads);
+    const Layer &last = s.layers[s.n_layer - 1];
+    const void *w = s.norm_first ? s.final_norm : last.feed_forward_norm;
+    const void *b = s.norm_first ? s.final_norm_bias : last.feed_forward_norm_bias;
+    R *out = static_cast<R *>(s.x);
+    for (int64_t n = 0; n < s.B; ++n) {
+        R *x = context.buffers.before + n * s.D;
+        if (w) normalize(x, x, s.D, w, b, s.eps, s.is_rms);
+        if (!s.norm_first && s.final_norm) normalize(x, x, s.D, s.final_norm, s.final_norm_bias, s.eps, s.is_rms);
+        std::memcpy(out + n * s.D, x, sizeof(R) * s.D);
+    }
+}
+
+template <class R> void rows_product(const Matrix &m, const R *x, R *out, int B, int n_threads) {
+    struct Context {
+        const Matrix &m;
+        const R *x;
+        R *out;
+        int B, size;
+    };
+    std::vector<R> transposed;
+    if (lanes_for<R>(B)) {
+        transposed.resize(size_t(padded_streams<R>(B)) * m.columns);
+        transpose(x, B, m.columns, transposed.data());
+        x = transposed.data();
+    }
+    Context context{m, x, out, B, rows_at_once(m.rows, int64_t(m.columns) * B, n_threads)};
+    Task task;
+    task.n_phases = 1;
+    task.n_chunks.push_back((m.rows + context.size - 1) / context.size);
+    task.argument = &context;
+    task.run = [](const void *argument, uint64_t, int, int index) {
+        const Context &c = *static_cast<const Context *>(argument);
+        const int start = index * c.size;
+        product(c.m, start, std::min(c.m.rows, start + c.size), c.x, c.B, Out<R>{c.out + start, 1, c.m.rows});
+    };
+    pool().run(task, n_threads);
+}
+
+}  // namespace
+
+extern "C" {
+
+// Bytes of scratch that a step needs.
+int64_t txl_scratch_size(const Step *s) {
+    return s->kind == DOUBLE ? 8 * Buffers<double>::shared_size(*s) : 4 * Buffers<float>::shared_size(*s);
+}
+
+// Returns 0, or 1 for a combination of precisions that is not there.
+int32_t txl_step(Step *s) {
+    if (s->kind == DOUBLE && s->cache_kind == DOUBLE) step<double, double>(*s);
+    else if (s->kind == FLOAT && s->cache_kind == FLOAT) step<float, float>(*s);
+    else if (s->kind == FLOAT && s->cache_kind == BF16) step<float, bf16>(*s);
+    else return 1;
+    return 0;
+}
+
+// out (B, rows) = x (B, columns) times the transposed matrix.
+int32_t txl_product(const Matrix *m, const void *x, void *out, int32_t B, int32_t n_threads) {
+    if (m->kind == DOUBLE)
+        rows_product(*m, static_cast<const double *>(x), static_cast<double *>(out), B, n_threads);
+    else rows_product(*m, static_cast<const float *>(x), static_cast<float *>(out), B, n_threads);
+    return 0;
+}
+}

@@ -1,0 +1,238 @@
+"""The step of decoding as one call of a compiled library (``native.cpp``), on a CPU.
+
+One token of each stream goes through all layers in one call: for small models the cost of a step is
+that of its operations and barriers, and for large ones weights, keys and values are read once. The
+library is compiled when the package is built, once for each level of vector instructions; where
+there is none, decoding uses the operations of torch.
+"""
+
+import ctypes
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from ctypes import c_double, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transformer_xl.ops.packed import Int8Weight
+
+_KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float64: 3}
+_ACTIVATIONS = ("relu", "relu_squared", "gelu", "geglu", "swiglu")
+_MATRICES = ("qkv", "o", "inner", "outer")
+
+
+class LayerTensors(NamedTuple):
+    """The weights of a layer, its position keys and its ring buffers."""
+
+    qkv: Tensor | Int8Weight
+    o: Tensor | Int8Weight
+    inner: Tensor | Int8Weight
+    outer: Tensor | Int8Weight
+    inner_bias: Float[Tensor, " units"]
+    outer_bias: Float[Tensor, " D"]
+    attention_norm: Float[Tensor, " D"]
+    attention_norm_bias: Float[Tensor, " D"] | None
+    """None: RMS normalization."""
+    feed_forward_norm: Float[Tensor, " D"]
+    feed_forward_norm_bias: Float[Tensor, " D"] | None
+    q_norm: Float[Tensor, " K"] | None
+    k_norm: Float[Tensor, " K"] | None
+    content_bias: Float[Tensor, "H K"]
+    position_bias: Float[Tensor, "H K"]
+    r: Float[Tensor, "capacity H K"] | None
+    """Keys of the distances, farthest first. None: no position term."""
+    distance_bias: Float[Tensor, "capacity H"] | None
+    keys: Float[Tensor, "H B capacity K"]
+    values: Float[Tensor, "H B capacity K"]
+
+
+_VECTORS = (
+    *("attention_norm", "attention_norm_bias", "feed_forward_norm", "feed_forward_norm_bias"),
+    *("q_norm", "k_norm", "content_bias", "position_bias"),
+)
+
+
+class _Matrix(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("weight", "scales", "bias")),
+        *((name, c_int32) for name in ("kind", "rows", "columns", "stride")),
+    )
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = (
+        *((name, _Matrix) for name in _MATRICES),
+        *((name, c_void_p) for name in (*_VECTORS, "r", "distance_bias", "keys", "values")),
+        *((name, c_int64) for name in ("r_row", "r_head", "bias_row", "bias_head")),
+    )
+
+
+class _Step(ctypes.Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("layers", "final_norm", "final_norm_bias", "x", "seen")),
+        ("scratch", c_void_p),
+        *((name, c_int64) for name in ("newest", "capacity", "n_positions")),
+        ("eps", c_double),
+        *((name, c_int32) for name in ("n_layer", "B", "D", "H", "K", "F")),
+        *((name, c_int32) for name in ("kind", "cache_kind", "activation", "norm_first")),
+        *((name, c_int32) for name in ("is_rms", "n_threads")),
+    )
+
+
+def level() -> str:
+    """Return the level of vector instructions that torch uses here, as the library names it.
+
+    ``ATEN_CPU_CAPABILITY`` chooses another one, as it does for torch.
+    """
+    capability = torch.backends.cpu.get_cpu_capability()
+    return capability.lower() if capability in ("AVX2", "AVX512") else "default"
+
+
+@cache
+def library() -> Any:
+    """Load the library for this processor; None: there is none, or ``TXL_NATIVE=0`` is set."""
+    if os.environ.get("TXL_NATIVE") == "0":
+        return None
+    for path in sorted(Path(__file__).parent.glob(f"_native_{level()}.*so")):
+        # One that is damaged, or was built for another system, is as good as none.
+        with suppress(OSError):
+            found = ctypes.CDLL(str(path))
+            found.txl_scratch_size.restype = c_int64
+            return found
+    return None
+
+
+def reason_against(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return why the library cannot be used, for display; None: it can."""
+    if device.type != "cpu":
+        return f"the compiled step is for a CPU, not for {device.type}"
+    if os.environ.get("TXL_NATIVE") == "0":
+        return "the compiled step is switched off by TXL_NATIVE=0"
+    if library() is None:
+        return f"this installation has no compiled step for {level()} processors"
+    if dtype not in (torch.float32, torch.bfloat16, torch.float64):
+        return f"the compiled step does not compute {dtype}"
+    return None
+
+
+class Decoder:
+    """The layers of a model with their ring buffers, for one token of each stream at a time.
+
+    Sums are in float32, or in float64 if keys and values are. It holds references to the tensors:
+    weights that change in place are used as they are.
+
+    Args:
+        layers: The tensors of each layer.
+        final_norm: Weight and bias of a normalization of the output, or None.
+        activation: That of the feed-forward layers: relu, relu_squared, gelu, geglu or swiglu.
+        norm_first: Pre-norm.
+        eps: Epsilon of the normalization.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerTensors],
+        final_norm: tuple[Tensor, Tensor | None] | None,
+        *,
+        activation: str,
+        norm_first: bool,
+        eps: float,
+    ) -> None:
+        first = layers[0]
+        H, B, capacity, K = first.keys.shape
+        dtype = first.keys.dtype
+        self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
+        self._kept: list[Any] = [layers]
+        described = (_Layer * len(layers))(*(self._layer(each) for each in layers))
+        weight, bias = final_norm or (None, None)
+        self._step = _Step(
+            layers=ctypes.addressof(described),
+            final_norm=self._vector(weight),
+            final_norm_bias=self._vector(bias),
+            capacity=capacity,
+            n_positions=0 if first.r is None else len(first.r),
+            eps=eps,
+            n_layer=len(layers),
+            B=B,
+            D=first.attention_norm.shape[0],
+            H=H,
+            K=K,
+            F=described[0].outer.columns,
+            kind=_KINDS[self._dtype],
+            cache_kind=_KINDS[dtype],
+            activation=_ACTIVATIONS.index(activation),
+            norm_first=norm_first,
+            is_rms=first.attention_norm_bias is None,
+        )
+        size = library().txl_scratch_size(ctypes.byref(self._step))
+        scratch = torch.empty(size, dtype=torch.uint8)
+        self._step.scratch = scratch.data_ptr()
+        self._kept += [described, scratch]
+
+    def __call__(
+        self, x: Float[Tensor, "B D"], seen: Int[Tensor, " B"], newest: int
+    ) -> Float[Tensor, "B D"]:
+        """Read a token of each stream; return the output of the layers.
+
+        Args:
+            x: The embedded tokens.
+            seen: How many keys each stream sees, counting that of the token.
+            newest: The slot of the token; the slots before it hold earlier positions, in order.
+        """
+        step, out = self._step, x.to(self._dtype, copy=True).contiguous()
+        seen = seen.contiguous()
+        step.x, step.seen, step.newest = out.data_ptr(), seen.data_ptr(), newest
+        step.n_threads = torch.get_num_threads()
+        if library().txl_step(ctypes.byref(step)):
+            raise RuntimeError(f"the compiled step does not compute with a cache of {x.dtype}")
+        return out.to(x.dtype)
+
+    def _layer(self, tensors: LayerTensors) -> _Layer:
+        described = _Layer()
+        for name in _MATRICES:
+            bias = getattr(tensors, f"{name}_bias", None)
+            setattr(described, name, self._matrix(getattr(tensors, name), bias))
+        for name in _VECTORS:
+            setattr(described, name, self._vector(getattr(tensors, name)))
+        cache = tensors.keys.dtype
+        if tensors.r is not None:
+            r = tensors.r.detach().to(cache)
+            r = r if r.stride(2) == 1 else r.contiguous()
+            described.r, (described.r_row, described.r_head, _) = r.data_ptr(), r.stride()
+            self._kept.append(r)
+        if tensors.distance_bias is not None:
+            bias = tensors.distance_bias.detach().to(cache)
+            described.distance_bias = bias.data_ptr()
+            described.bias_row, described.bias_head = bias.stride()
+            self._kept.append(bias)
+        described.keys, described.values = tensors.keys.data_ptr(), tensors.values.data_ptr()
+        return described
+
+    def _matrix(self, weight: Tensor | Int8Weight, bias: Tensor | None) -> _Matrix:
+        scales = None
+        if isinstance(weight, Int8Weight):
+            weight, scales = weight.values, weight.scales
+        weight = weight.detach()
+        weight = weight if weight.stride(1) == 1 else weight.contiguous()
+        self._kept.append(weight)
+        return _Matrix(
+            weight=weight.data_ptr(),
+            scales=self._vector(scales),
+            bias=self._vector(bias),
+            kind=_KINDS[weight.dtype],
+            rows=weight.shape[0],
+            columns=weight.shape[1],
+            stride=weight.stride(0),
+        )
+
+    def _vector(self, x: Tensor | None) -> int | None:
+        """Return the address of a small tensor in the precision of the sums."""
+        if x is None:
+            return None
+        self._kept.append(x.detach().to(self._dtype).contiguous())
+        return self._kept[-1].data_ptr()
