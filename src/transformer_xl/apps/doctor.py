@@ -25,7 +25,7 @@ from transformer_xl.model.pretrained import (
     weights_files,
     weights_path,
 )
-from transformer_xl.ops import choose_backend
+from transformer_xl.ops import choose_backend, native
 from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, first_damaged
 from transformer_xl.train.checkpoint.run_folder import CHECKPOINTS
 
@@ -61,6 +61,7 @@ def diagnose() -> dict[str, Any]:
         "device": gpu or "cpu",
         "precision": f"{precision}: the {device.type} {has} bfloat16 arithmetic",
         **{f"attention on {each}": _attention(each) for each in devices},
+        "decoding on cpu": _decoding(),
         "cache": str(cache_folder(DataConfig())),
         "packages": {name: _version(name) for name in (*_NEEDED, *_OPTIONAL)},
     }
@@ -124,6 +125,12 @@ def _verified_file(path: Path) -> str:
 def _verified_checkpoint(folder: Path) -> str:
     damaged = first_damaged(folder, World())
     return _VERIFIED if damaged is None else f"{_DAMAGED}: {damaged}"
+
+
+def _decoding() -> str:
+    """Say how tokens are read one by one on the CPU, and why."""
+    against = native.reason_against(torch.device("cpu"), torch.float32)
+    return f"operations of torch: {against}" if against else f"compiled step, {native.level()}"
 
 
 def _attention(device: torch.device) -> str:

@@ -148,6 +148,7 @@ class Generate:
         """Return and print the sampling settings; seed None: a saved random state is used."""
         from transformer_xl.inference.generate import Sampler
         from transformer_xl.model.lengths import Lengths
+        from transformer_xl.model.stepper import choose_stepper
 
         given = self.settings
         cuts = given.temperature, given.top_k, given.top_p
@@ -156,7 +157,10 @@ class Generate:
         found = {**drawing, "seed": seed, "mem_len": mem_len, "weights": self.weights}
         known = (f"{name} {'none' if x is None else x}" for name, x in found.items())
         say(f"sampling with {', '.join(known)}")
-        return {**found, "length": given.length or None}
+        kind, decoding = choose_stepper(model)
+        if not kind.is_fast:
+            say(f"decoding takes longer than it could: {decoding}")
+        return {**found, "length": given.length or None, "decoding": decoding}
 
     def _drawing(self) -> dict[str, Any]:
         drawing = asdict(self.settings) | {"mem_len": self.mem_len}

@@ -8,7 +8,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -35,9 +35,11 @@ class Stepper(ABC):
     Attributes:
         state: The state of the streams. :meth:`read` returns the next state without setting it, so
             that an interrupted step can be repeated; calling the stepper sets it.
+        is_fast: Whether a step is a single launch or call, instead of one for each operation.
     """
 
     state: Any
+    is_fast: ClassVar[bool] = False
 
     @staticmethod
     def of(model: LanguageModel, lengths: Lengths, memory: Memory) -> "Stepper":
@@ -155,7 +157,7 @@ def choose_stepper(model: LanguageModel) -> tuple[type[Any], str]:
         return FixedStepper, "the step is captured as a CUDA graph"
     against = native.reason_against(model.device, model.dtype) or _unsupported(model)
     if against is None:
-        return NativeStepper, f"one call of the compiled step, for {native.level()}"
+        return NativeStepper, f"compiled step, {native.level()}"
     return RingStepper, f"operations of torch: {against}"
 
 
@@ -436,6 +438,8 @@ class NativeStepper(RingStepper):
     gathered. Results do not depend on the number of threads.
     """
 
+    is_fast = True
+
     def _renew(self) -> None:
         self._decoder: native.Decoder | None = None
 
@@ -492,6 +496,8 @@ class FixedStepper(RingStepper):
     The ring has its full capacity from the start, and the index of the newest position is a tensor
     on the device. On a GPU the step is captured once and then replayed with one launch.
     """
+
+    is_fast = True
 
     def _renew(self) -> None:
         B, device = len(self._first), self._first.device
