@@ -13,8 +13,8 @@ from transformer_xl.model.stepper import (
     FixedStepper,
     NativeStepper,
     RingStepper,
-    _unsupported,
     choose_stepper,
+    reason_against_native,
 )
 from transformer_xl.ops import native
 
@@ -104,8 +104,8 @@ def one_by_one(model, mems, tokens, **lengths):
 
 
 def stepper_of(model, mems, kind=Stepper.of, **lengths):
-    if kind is NativeStepper and (unsupported := _unsupported(model)):
-        pytest.skip(unsupported)
+    if kind is NativeStepper and (reason := reason_against_native(model, model.dtype)):
+        pytest.skip(reason)
     mems = mems if kind == Stepper.of else model.keep(mems)
     return kind(model, Lengths.of(model.config, **lengths), mems)
 

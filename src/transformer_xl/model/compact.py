@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from transformer_xl.model.language_model import LanguageModel
+from transformer_xl.model.stepper import reason_against_native
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.wrapping import first_wrapped
 from transformer_xl.ops.packed import CompactWeight, Int8Weight, PackedWeight
@@ -88,11 +89,13 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
     # Built without allocating or initializing weights.
     with torch.device("meta"):
         made = CompactTransformerXL(model.config).eval()
+    # The compiled step reads plain matrices.
+    is_compiled = reason_against_native(model, torch.bfloat16) is None
     for mine, theirs in zip(_matrices(made), _matrices(model), strict=True):
         found = None
         if weights == "int8":
             found = Int8Weight.of(theirs.weight)
-        elif PackedWeight.is_possible(model.device) and not _is_cut(mine, made):
+        elif not is_compiled and PackedWeight.is_possible(model.device) and not _is_cut(mine, made):
             found = PackedWeight(theirs.weight)
         if found is not None:
             del mine.weight

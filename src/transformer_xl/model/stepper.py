@@ -155,16 +155,17 @@ def choose_stepper(model: LanguageModel) -> tuple[type[Any], str]:
         return CallingStepper, "autocast chooses the precision of each operation"
     if model.device.type == "cuda":
         return FixedStepper, "the step is captured as a CUDA graph"
-    against = native.reason_against(model.device, model.dtype) or _unsupported(model)
+    against = reason_against_native(model, model.dtype)
     if against is None:
         return NativeStepper, f"compiled step, {native.level()}"
     return RingStepper, f"operations of torch: {against}"
 
 
-def _unsupported(model: TransformerXL) -> str | None:
-    """Return what the compiled step does not support of a model; None: nothing."""
+def reason_against_native(model: TransformerXL, dtype: torch.dtype) -> str | None:
+    """Return why the compiled step cannot be used, for display; None: it can."""
     config, weight = model.config, model.layers[0].attention.qkv_proj.weight
     for is_set, what in (
+        (config.attn_type in (2, 3), f"attn_type={config.attn_type}"),
         (config.gate != "none", f"gate={config.gate!r}"),
         (config.enhanced_recurrence, "enhanced_recurrence=True"),
         ("raw_queries" in config.quirks, "the quirk raw_queries"),
@@ -172,7 +173,7 @@ def _unsupported(model: TransformerXL) -> str | None:
     ):
         if is_set:
             return f"the compiled step does not support {what}"
-    return None
+    return native.reason_against(model.device, dtype)
 
 
 def _alone(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
