@@ -72,21 +72,40 @@ template <class R> inline Vec<R> load(const R *p) {
     return v;
 }
 
+// Conversions that compilers do not find in vector extensions by themselves; casts keep the bits.
+#if defined(__AVX512F__)
+inline Vec<float> load(const bf16 *p) {
+    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
+    return (Vec<float>)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+}
+inline Vec<float> load(const int8_t *p) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+    return (Vec<float>)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
+}
+#elif defined(__AVX2__)
+inline Vec<float> load(const bf16 *p) {
+    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
+    return (Vec<float>)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
+}
+inline Vec<float> load(const int8_t *p) {
+    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p));
+    return (Vec<float>)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+}
+#else
 inline Vec<float> load(const bf16 *p) {
     typedef uint16_t halves __attribute__((vector_size(BYTES / 2)));
     typedef uint32_t words __attribute__((vector_size(BYTES)));
     halves h;
     std::memcpy(&h, p, sizeof h);
-    // Between vectors of one size, a cast keeps the bits.
     return (Vec<float>)(__builtin_convertvector(h, words) << 16);
 }
-
 inline Vec<float> load(const int8_t *p) {
     typedef int8_t quarter __attribute__((vector_size(BYTES / 4)));
     quarter q;
     std::memcpy(&q, p, sizeof q);
     return __builtin_convertvector(__builtin_convertvector(q, Lanes<float>::ints), Vec<float>);
 }
+#endif
 
 // The first n values; the others are zero.
 template <class R, class W> inline Vec<R> load_first(const W *p, int n) {
@@ -229,6 +248,8 @@ inline void tile(const W *w, int64_t stride, const R *x, int64_t x_stride, int E
         Vec<R> xs[C];
         for (int c = 0; c < C; ++c) xs[c] = load(x + c * x_stride + e);
         for (int n = 0; n < N; ++n) {
+            // The rows that come next: a row is too short for the processor to see a pattern.
+            __builtin_prefetch(w + (N + n) * stride + e);
             Vec<R> row = load(w + n * stride + e);
             for (int c = 0; c < C; ++c) acc[n][c] += row * xs[c];
         }
@@ -299,11 +320,14 @@ template <class R> int padded_streams(int B) {
 template <int W, int N, class R>
 void rows_by_lanes(const R *w, int64_t stride, int E, const R *x, int B, Out<R> out) {
     typedef R vec __attribute__((vector_size(W * sizeof(R))));
+    constexpr int LINE = 64 / sizeof(R);  // of the cache
     const int Bp = padded_streams<R>(B);
     for (int b = 0; b < Bp; b += W) {
         vec acc[N] = {};
         const R *column = x + b;
         for (int e = 0; e < E; ++e, column += Bp) {
+            if (b == 0 && e % LINE == 0)
+                for (int n = 0; n < N; ++n) __builtin_prefetch(w + (N + n) * stride + e);
             vec xs;
             std::memcpy(&xs, column, sizeof xs);
             for (int n = 0; n < N; ++n) acc[n] += w[n * stride + e] * xs;
