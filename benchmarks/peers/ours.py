@@ -15,14 +15,18 @@ class Peer(peers.Peer):
     """Hidden states are remembered in training, keys and values otherwise.
 
     Single tokens are read by the stepper, which a GPU replays as a graph. The variant is a backend
-    of the attention, or ``called``: with these, the model is called for single tokens, too.
+    of the attention, or ``called``: with these, the model is called for single tokens, too. With
+    ``no_positions`` the compiled step of single tokens has no position term: what a GPT costs in
+    it, but for the rotation of one query and one key.
     """
 
     def __init__(self, job: Job, variant: Any) -> None:
         self.model = TransformerXL(model_config(job.shape, dropout=job.dropout))
         self.job, self.stepper = job, None
-        self.is_stepped = variant == "auto" and job.work == "generation" and not job.compiled
-        self.backend: Any = "auto" if variant == "called" else variant
+        is_single = job.work == "generation" and not job.compiled
+        self.is_stepped = variant in ("auto", "no_positions") and is_single
+        self.has_positions = variant != "no_positions"
+        self.backend: Any = "auto" if variant in ("called", "no_positions") else variant
         self.mems: Any = None
 
     def reduce_weights(self, job: Job) -> None:
@@ -49,6 +53,8 @@ class Peer(peers.Peer):
                 # A revision from before there was that: the model is called.
                 return
             self.stepper = Stepper.of(model, Lengths.of(model.config), self.mems)
+            if not self.has_positions:
+                _remove_positions(self.stepper)
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Read a segment and predict its targets."""
@@ -65,3 +71,11 @@ class Peer(peers.Peer):
             out = self.model(tokens, self.mems)
         self.mems = out.mems
         return out.log_probs[:, -1]
+
+
+def _remove_positions(stepper: Any) -> None:
+    """Drop the position term of a compiled step, whose memory is full and so stays where it is."""
+    from transformer_xl.model.stepper import NativeStepper
+
+    assert type(stepper) is NativeStepper
+    stepper._positions = [each._replace(r=None) for each in stepper._positions]
