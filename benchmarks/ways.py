@@ -103,7 +103,7 @@ def follow(package: Path, command: list[str], name: str, first: int) -> list[tup
     Args:
         package: The folder of the package.
         command: The command line, without ``txl``.
-        name: The name of the function.
+        name: The qualified name of the function.
         first: After how many of its returns it begins.
     """
     from transformer_xl.cli import main
@@ -116,7 +116,7 @@ def follow(package: Path, command: list[str], name: str, first: int) -> list[tup
             way.see(frame)
         elif (
             event == "return"
-            and frame.f_code.co_name == name
+            and frame.f_code.co_qualname == name
             and frame.f_code.co_filename.startswith(str(package))
         ):
             returns += 1
@@ -151,7 +151,7 @@ def work() -> None:
             update = follow(package, words, "train_step", 3)
             words = ["generate", "run", "--length", "6", "--prompt", "the cat"]
             # One token is drawn by each call.
-            token = follow(package, words, "__call__", 3)
+            token = follow(package, words, "Sampler.__call__", 3)
             sys.stdout.flush()
             os.dup2(quiet[0], 1)
             os.dup2(quiet[1], 2)
