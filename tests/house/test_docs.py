@@ -203,7 +203,7 @@ def test_the_tree_on_the_page_of_the_architecture_is_the_tree() -> None:
     files = [
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*")
-        if path.is_file() and path.suffix != ".pyc"
+        if path.is_file() and path.suffix not in (".pyc", ".so")
         if path.name not in ("__init__.py", "py.typed") or path.parent == PACKAGE
     ]
     missing = [file for file in files if not any(fnmatch(file, pattern) for pattern in drawn)]
