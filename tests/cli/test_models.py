@@ -295,9 +295,11 @@ def test_samples_are_the_texts_of_their_seeds(txl, trained):
     words = ["generate", trained, "--prompt", "a dog ", "--length", 12]
     alone = [txl(*words, "--seed", seed, "--json").json for seed in (4, 5, 6)]
     settings = [each.pop("settings") for each in alone]
+    decoding = [each.pop("decoding") for each in alone]
     ended = txl(*words, "--seed", 4, "--samples", 3, "--json")
     assert ended.code == 0
     assert ended.json["settings"] == settings[0]
+    assert ended.json["decoding"] == decoding[0]
     assert ended.json["texts"] == [
         each | {"seed": seed} for seed, each in zip((4, 5, 6), alone, strict=True)
     ]
@@ -316,6 +318,7 @@ def test_several_prompts_are_continued_side_by_side(txl, trained):
         alone = ["generate", trained, "--prompt", prompt, *words, "--seed", 4 + n, "--json"]
         found = txl(*alone).json
         assert found.pop("settings")["seed"] == 4 + n
+        assert found.pop("decoding")
         assert each == found | {"seed": 4 + n}
     twice = txl("generate", trained, "--prompts", *prompts, "--samples", 2, *words, "--json")
     assert [each["prompt"] for each in twice.json["texts"]] == sorted(

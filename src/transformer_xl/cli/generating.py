@@ -78,6 +78,7 @@ class Generate:
             last_token = [state.last_token]
         prompt = [*last_token, *encoded_prompt(text, vocab)]
         settings = self._announced(model, seed if isinstance(seed, int) else None)
+        decoding = _decoding(model)
         mems = None if state is None else state.mems
         drawn = generate(model, prompt, mems=mems, seed=seed, **self._drawing())
 
@@ -90,7 +91,7 @@ class Generate:
             pieces = text_pieces(drawn, vocab, self.stop, prompt)
             if self.json:
                 found = {"prompt": text, "text": "".join(pieces), "settings": settings}
-                show(found, as_json=True)
+                show(found | {"decoding": decoding}, as_json=True)
                 return
             sys.stdout.write(text)
             for piece in pieces:
@@ -130,7 +131,7 @@ class Generate:
         prompts = [ids for text in begins for ids in [encoded_prompt(text, vocab)] * self.samples]
         begins = [text for text in begins for _ in range(self.samples)]
         seed = self.settings.seed
-        settings = self._announced(model, seed)
+        settings, decoding = self._announced(model, seed), _decoding(model)
         batch = generate_batch(model, prompts, seed=seed, **self._drawing())
         texts = batch.decode(vocab, self.stop)
         found = [
@@ -138,7 +139,7 @@ class Generate:
             for n, (prompt, text) in enumerate(zip(begins, texts, strict=True))
         ]
         if self.json:
-            show({"texts": found, "settings": settings}, as_json=True)
+            show({"texts": found, "settings": settings, "decoding": decoding}, as_json=True)
             return
         for n, each in enumerate(found, 1):
             sys.stdout.write(f"--- {n} of {len(found)}, seed {each['seed']}\n")
@@ -148,7 +149,6 @@ class Generate:
         """Return and print the sampling settings; seed None: a saved random state is used."""
         from transformer_xl.inference.generate import Sampler
         from transformer_xl.model.lengths import Lengths
-        from transformer_xl.model.stepper import choose_stepper
 
         given = self.settings
         cuts = given.temperature, given.top_k, given.top_p
@@ -157,12 +157,19 @@ class Generate:
         found = {**drawing, "seed": seed, "mem_len": mem_len, "weights": self.weights}
         known = (f"{name} {'none' if x is None else x}" for name, x in found.items())
         say(f"sampling with {', '.join(known)}")
-        kind, decoding = choose_stepper(model)
-        if not kind.is_fast:
-            say(f"decoding takes longer than it could: {decoding}")
-        return {**found, "length": given.length or None, "decoding": decoding}
+        return {**found, "length": given.length or None}
 
     def _drawing(self) -> dict[str, Any]:
         drawing = asdict(self.settings) | {"mem_len": self.mem_len}
         del drawing["prompt"], drawing["seed"]
         return drawing | {"length": self.settings.length or None}
+
+
+def _decoding(model: "LanguageModel") -> str:
+    """Say how tokens are decoded and why; print it if another way would be faster."""
+    from transformer_xl.model.stepper import choose_stepper
+
+    kind, decoding = choose_stepper(model)
+    if not kind.is_fast:
+        say(f"decoding is slower than it could be: {decoding}")
+    return decoding
