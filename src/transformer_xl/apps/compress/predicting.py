@@ -21,7 +21,7 @@ from torch import Tensor
 
 from transformer_xl.apps.compress.header import Coding
 from transformer_xl.config import ModelConfig, TrainConfig
-from transformer_xl.model import LanguageModel, Memory, build_model
+from transformer_xl.model import LanguageModel, Memory, Stepper, build_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.pretrained import model_weights
 from transformer_xl.model.reading import read
@@ -129,14 +129,21 @@ class Predictor:
         if exact_frequencies and has_sinusoids and _EXACT not in config.quirks:
             self.model.config = dataclasses.replace(config, quirks=(*config.quirks, _EXACT))
         self.lengths = lengths(model, mem_len)
-        self._mems = self.model.keep(self.model.start_memory(streams, mem_len))
+        self._at: Memory | Stepper
+        self._at = self.model.keep(self.model.start_memory(streams, mem_len))
 
     @torch.no_grad()
     def read(self, tokens: Int[Tensor, "B T"]) -> Float64[Tensor, "B T V"]:
         """Read the next chunk; return, for each position, log p of every next symbol."""
+        if tokens.shape[1] == 1:
+            if isinstance(self._at, Memory):
+                self._at = Stepper.of(self.model, self.lengths, self._at)
+            return self.model.head.log_probs(self._at(tokens[:, 0])[:, None])
+        if isinstance(self._at, Stepper):
+            self._at = self._at.memory()
         hidden = []
-        for piece in read(self.model, tokens, self.lengths, self._mems):
-            self._mems = piece.mems
+        for piece in read(self.model, tokens, self.lengths, self._at):
+            self._at = piece.mems
             hidden.append(piece.hidden)
         return self.model.head.log_probs(torch.cat(hidden, 1))
 
@@ -145,7 +152,7 @@ class Predictor:
         """Take over the weights and the memory of another model with the same settings."""
         for own, other in zip(self.model.parameters(), model.parameters(), strict=True):
             own.copy_(other)
-        self._mems = self.model.keep(mems.to(self.model.device, torch.float64))
+        self._at = self.model.keep(mems.to(self.model.device, torch.float64))
 
 
 def lengths(model: LanguageModel, mem_len: int) -> Lengths:
