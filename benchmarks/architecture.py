@@ -44,6 +44,7 @@ CORE = (
     # As earlier revisions have them.
     *("nn/model.py", "nn/language_model.py", "nn/positioned.py", "nn/layer.py", "nn/attention.py"),
     *("nn/memory.py", "nn/positions.py", "nn/embedding.py", "nn/adaptive.py", "nn/softmax.py"),
+    "model/segment.py",
     *("nn/segment.py", "nn/output.py", "nn/norm.py", "nn/initialization.py", "nn/lengths.py"),
     *("nn/reading.py", "nn/mode.py", "nn/building.py"),
     *("ops/nll.py", "train/loop.py", "train/step.py"),

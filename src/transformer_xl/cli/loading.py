@@ -99,9 +99,11 @@ def saved_at_end(save: Callable[[], None]) -> Iterator[None]:
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGTERM, signal.default_int_handler) if is_main else None
     try:
-        yield
+        try:
+            yield
+        finally:
+            save()
     finally:
-        save()
         if is_main:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 

@@ -94,7 +94,8 @@ class Score:
                 write_state(self.state, state, checksum, positions=reader.most_positions)
                 say(f"saved the memory to {self.state}; the same command resumes from it")
 
-        with _opened(self.file) as file, saved_at_end(save):
+        # The signals first: a named pipe that nobody has opened yet is waited for.
+        with saved_at_end(save), _opened(self.file) as file:
             n_unknown = self._show(Flow(reader), _blocks(file, self.file), vocab)
             if reader.state.last_token is None:
                 empty = "the text has 0 tokens"

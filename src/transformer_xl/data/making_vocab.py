@@ -3,7 +3,6 @@
 import itertools
 import json
 import re
-import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
@@ -179,30 +178,47 @@ def vocab_of_counts(
 ) -> Vocab:
     """Build a vocabulary from the counts of parts, as `train_vocab` does from their text.
 
-    Symbols that only the ``others`` have are unknown. The counts are added up in a temporary
-    database, so that rare words take no memory.
+    Symbols that only the ``others`` have are unknown. The counts are added up in a database
+    beside them, so that rare words take no memory.
+
+    Raises:
+        OSError: The database cannot be written.
     """
-    with closing(sqlite3.connect("")) as table:
-        table.execute(
-            "CREATE TABLE counts (symbol PRIMARY KEY, n INTEGER, first INTEGER) WITHOUT ROWID"
-        )
-        add = "INSERT INTO counts VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
-        positions = itertools.count()
-        for path in counted:
-            counts = json.loads(path.read_bytes())
-            rows = [(symbol, n, next(positions)) for symbol, n in counts.items()]
-            # In the order of the table, which is then read from one end to the other.
-            table.executemany(add, sorted(rows))
-        # Beside the most frequent words, two more show that there are others.
-        limit = vocab_size + 2 if vocab_size is not None and kind == "words" else -1
-        ranked = table.execute("SELECT symbol FROM counts ORDER BY n DESC, first LIMIT ?", [limit])
-        symbols = [symbol for (symbol,) in ranked]
-        is_known = "SELECT 1 FROM counts WHERE symbol = ?"
-        has_unknown = any(
-            table.execute(is_known, [symbol]).fetchone() is None
-            for path in others
-            for symbol in json.loads(path.read_bytes())
-        )
+    # Only here, as Python can be built without it.
+    import sqlite3
+
+    file = counted[0].with_name("counts.sqlite") if counted else Path(":memory:")
+    file.unlink(missing_ok=True)
+    try:
+        with closing(sqlite3.connect(file)) as table:
+            # Nothing of it is needed again.
+            table.execute("PRAGMA journal_mode = OFF")
+            table.execute("PRAGMA synchronous = OFF")
+            table.execute(
+                "CREATE TABLE counts (symbol PRIMARY KEY, n INTEGER, first INTEGER) WITHOUT ROWID"
+            )
+            add = "INSERT INTO counts VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET n = n + excluded.n"
+            positions = itertools.count()
+            for path in counted:
+                counts = json.loads(path.read_bytes())
+                rows = [(symbol, n, next(positions)) for symbol, n in counts.items()]
+                # In the order of the table, which is then read from one end to the other.
+                table.executemany(add, sorted(rows))
+            # Beside the most frequent words, two more show that there are others.
+            limit = vocab_size + 2 if vocab_size is not None and kind == "words" else -1
+            select = "SELECT symbol FROM counts ORDER BY n DESC, first LIMIT ?"
+            ranked = table.execute(select, [limit])
+            symbols = [symbol for (symbol,) in ranked]
+            is_known = "SELECT 1 FROM counts WHERE symbol = ?"
+            has_unknown = any(
+                table.execute(is_known, [symbol]).fetchone() is None
+                for path in others
+                for symbol in json.loads(path.read_bytes())
+            )
+    except sqlite3.Error as error:
+        raise OSError(f"the counts cannot be added up in {file.parent}: {error}") from error
+    finally:
+        file.unlink(missing_ok=True)
     if kind == "authors-bytes":
         return authors_bytes([int(symbol) for symbol in symbols])
     return counted_vocab(cast(VocabKind, kind), symbols, vocab_size, has_unknown=has_unknown)

@@ -322,20 +322,23 @@ class _Builder:
         """Divide the text into splits and parts, deterministically."""
         path = self.folder / "plan.json"
         try:
-            plan = json.loads(path.read_bytes())
-        except (OSError, ValueError):
-            splits = divide(self.config, files)
-            plan = {
-                name: [
-                    [(str(span.path.absolute()), span.start, span.stop) for span in part]
-                    for part in _parts(self.config, spans)
-                ]
-                for name, spans in splits.items()
+            return {
+                name: [[Span(Path(p), start, stop) for p, start, stop in part] for part in parts]
+                for name, parts in json.loads(path.read_bytes()).items()
             }
-            replace_file(path, json.dumps(plan).encode())
+        except (OSError, ValueError, TypeError, AttributeError):
+            pass  # It does not exist or is damaged.
+        parts = {
+            name: _parts(self.config, spans) for name, spans in divide(self.config, files).items()
+        }
+        plan = {
+            name: [[(str(x.path.absolute()), x.start, x.stop) for x in part] for part in each]
+            for name, each in parts.items()
+        }
+        replace_file(path, json.dumps(plan).encode())
         return {
-            name: [[Span(Path(p), start, stop) for p, start, stop in part] for part in parts]
-            for name, parts in plan.items()
+            name: [[Span(Path(p), start, stop) for p, start, stop in part] for part in each]
+            for name, each in plan.items()
         }
 
     def _vocabulary(self, parts: dict[str, list[list[Span]]]) -> Vocab:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import lru_cache
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,15 +172,10 @@ def perform_all(tasks: Sequence[Task], n_workers: int) -> Iterator[Task]:
         return
     own = threading.local()
     processes: list[subprocess.Popen[bytes]] = []
+    free: SimpleQueue[subprocess.Popen[bytes]] = SimpleQueue()
 
-    def start() -> None:
-        own.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", "from transformer_xl.data.tasks import main; main()"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        processes.append(own.process)
+    def take() -> None:
+        own.process = free.get()
 
     def perform_elsewhere(task: Task) -> Task:
         process = own.process
@@ -196,8 +192,17 @@ def perform_all(tasks: Sequence[Task], n_workers: int) -> Iterator[Task]:
             raise error
         return task
 
-    pool = ThreadPoolExecutor(min(n_workers, len(tasks)), initializer=start)
+    pool = ThreadPoolExecutor(min(n_workers, len(tasks)), initializer=take)
     try:
+        for _ in range(min(n_workers, len(tasks))):
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", "from transformer_xl.data.tasks import main; main()"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **_ONE_THREAD, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+            processes.append(process)
+            free.put(process)
         for done in as_completed([pool.submit(perform_elsewhere, task) for task in tasks]):
             yield done.result()
     finally:

@@ -120,7 +120,11 @@ class Vocab:
         """
         if symbol in self._ids:
             return self._ids[symbol]
-        found = self._lookup(symbol).tolist()
+        try:
+            found = self._lookup(symbol).tolist()
+        except UnicodeError:
+            # A half of a surrogate pair.
+            found = []
         if len(found) != 1 or found[0] in (self.unk_id, MISSING):
             raise ValueError(f"{symbol!r} is no symbol of the vocabulary of {len(self):,}")
         return found[0]
@@ -321,6 +325,7 @@ class StreamDecoder:
         self._is_open = symbol != self._eos or begins_line
         if symbol != self._eos:
             return self._join(symbol)
+        self._space = ""
         return "" if begins_line else self.flush() + "\n"
 
     def _join(self, word: str) -> str:
@@ -329,8 +334,7 @@ class StreamDecoder:
         return text
 
     def flush(self) -> str:
-        """End the text or a line; an incomplete character becomes U+FFFD."""
-        self._space = ""
+        """End the text; an incomplete character becomes U+FFFD."""
         return self._utf8.decode(b"", final=True)
 
 

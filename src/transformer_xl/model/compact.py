@@ -120,14 +120,4 @@ def _is_cut(linear: nn.Linear, model: TransformerXL) -> bool:
 
 
 def _matrices(model: TransformerXL) -> list[nn.Linear]:
-    """Return the large matrices that are read for each token; positions are cached."""
-    return [
-        linear
-        for layer in model.layers
-        for linear in (
-            layer.attention.qkv_proj,
-            layer.attention.o_proj,
-            layer.feed_forward.inner,
-            layer.feed_forward.outer,
-        )
-    ]
+    return [linear for layer in model.layers for linear in layer.matrices]

@@ -472,7 +472,8 @@ def build_model(config: ModelConfig) -> LanguageModel:
     Raises:
         ValueError: The size of the vocabulary is not set.
     """
-    kinds = {model.kind: model for model in LanguageModel.__subclasses__()}
+    # A class without a kind of its own is not what settings describe.
+    kinds = {model.kind: model for model in LanguageModel.__subclasses__() if "kind" in vars(model)}
     return kinds[config.kind](config)
 
 

@@ -296,6 +296,12 @@ class DecoderLayer(nn.Module):
         self.dropout = config.dropout
         self.is_locked = config.variational_dropout
 
+    @property
+    def matrices(self) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
+        """The large matrices, which are read for each token; positions are cached."""
+        attention, feed_forward = self.attention, self.feed_forward
+        return attention.qkv_proj, attention.o_proj, feed_forward.inner, feed_forward.outer
+
     def forward(
         self,
         x: Float[Tensor, "B T D"],

@@ -41,6 +41,7 @@ class Lengths(NamedTuple):
             given: Any of the attributes.
 
         Raises:
+            TypeError: It is no length.
             ValueError: A length is no integer, out of range, or without effect.
         """
         # Lengths were validated in an eager call before tracing.
@@ -69,6 +70,8 @@ class Lengths(NamedTuple):
 def _require_lengths(
     config: ModelConfig, given: dict[str, Any], requires_effect: bool
 ) -> dict[str, int | None]:
+    if unknown := given.keys() - set(Lengths._fields):
+        raise TypeError(f"{min(unknown)} is no length: they are {', '.join(Lengths._fields)}")
     for name, x in given.items():
         # Lengths from other code are plain integers, and are checked in each call of a model.
         if x is not None and (type(x) is not int or x < _LEAST.get(name, 0)):

@@ -214,8 +214,8 @@ def _through_call(method: Callable[..., Any]) -> Callable[..., Any]:
     """Have a method of a module run in ``__call__``, so that hooks run."""
 
     @wraps(method)
-    def call(self: "AdaptiveSoftmax", hidden: Tensor, *given: Any) -> Any:
-        return self(hidden, method, *given)
+    def call(self: "AdaptiveSoftmax", hidden: Tensor, *given: Any, **named: Any) -> Any:
+        return self(hidden, method, *given, **named)
 
     return call
 
@@ -267,10 +267,14 @@ class AdaptiveSoftmax(nn.Module):
         )
 
     def forward(
-        self, hidden: Float[Tensor, "*batch D"], method: Callable[..., Any], *given: Any
+        self,
+        hidden: Float[Tensor, "*batch D"],
+        method: Callable[..., Any],
+        *given: Any,
+        **named: Any,
     ) -> Any:
         """Call one of the methods below."""
-        return method(self, hidden, *given)
+        return method(self, hidden, *given, **named)
 
     @_through_call
     def log_probs(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:

@@ -24,7 +24,6 @@ from transformer_xl.model.reading import read
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.wrapping import adapted, adapters, first_wrapped
 from transformer_xl.ops import native
-from transformer_xl.ops.packed import PackedWeight
 
 _LEAST_CAPACITY = 64
 
@@ -54,7 +53,11 @@ class Stepper(ABC):
             ValueError: The memory does not fit the model.
         """
         model.require_memory(memory)
-        return choose_stepper(model)[0](model, lengths, model.keep(memory))
+        memory = model.keep(memory)
+        kind = choose_stepper(model)[0]
+        if kind is NativeStepper and memory.tensors[0].dtype != model.dtype:
+            kind = RingStepper
+        return kind(model, lengths, memory)
 
     def __call__(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B D"]:
         """Read a token of each stream and set the next state; return the output of the layers.
@@ -163,17 +166,22 @@ def choose_stepper(model: LanguageModel) -> tuple[type[Any], str]:
 
 def reason_against_native(model: TransformerXL, dtype: torch.dtype) -> str | None:
     """Return why the compiled step cannot be used, for display; None: it can."""
-    config, weight = model.config, model.layers[0].attention.qkv_proj.weight
+    config = model.config
+    weights = [linear.weight for layer in model.layers for linear in layer.matrices]
     for is_set, what in (
         (config.attn_type in (2, 3), f"attn_type={config.attn_type}"),
         (config.gate != "none", f"gate={config.gate!r}"),
         (config.enhanced_recurrence, "enhanced_recurrence=True"),
         ("raw_queries" in config.quirks, "the quirk raw_queries"),
-        (isinstance(weight, PackedWeight), "weights in the layout of oneDNN"),
     ):
         if is_set:
             return f"the compiled step does not support {what}"
-    return native.reason_against(model.device, dtype)
+    if reason := native.reason_against(model.device, dtype):
+        return reason
+    for weight in weights:
+        if not native.can_read(weight, dtype):
+            return f"the compiled step cannot read a {type(weight).__name__} in {weight.dtype}"
+    return None
 
 
 def _alone(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -441,8 +449,19 @@ class NativeStepper(RingStepper):
 
     is_fast = True
 
+    _decoder: native.Decoder | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what has addresses; it is made again."""
+        return self.__dict__ | {"_decoder": None}
+
+    def _lay_out(self, *arguments: Any) -> None:
+        # First, so that an interrupt leaves none that has the addresses of an old ring.
+        self._renew()
+        super()._lay_out(*arguments)
+
     def _renew(self) -> None:
-        self._decoder: native.Decoder | None = None
+        self._decoder = None
 
     def _advanced(self, x: Float[Tensor, "B 1 D"]) -> Float[Tensor, "B 1 D"]:
         n, span = self.state, self._longest() + 1
@@ -457,10 +476,7 @@ class NativeStepper(RingStepper):
         model, config = self._model, self._model.config
         tensors = [
             native.LayerTensors(
-                layer.attention.qkv_proj.weight,
-                layer.attention.o_proj.weight,
-                layer.feed_forward.inner.weight,
-                layer.feed_forward.outer.weight,
+                *(linear.weight for linear in layer.matrices),
                 layer.feed_forward.inner.bias,
                 layer.feed_forward.outer.bias,
                 *_norm(layer.attention_norm),
@@ -483,6 +499,7 @@ class NativeStepper(RingStepper):
             None if model.final_norm is None else _norm(model.final_norm),
             activation=config.activation,
             norm_first=config.norm_first,
+            is_rms=config.norm == "rms",
             eps=config.norm_eps,
         )
 

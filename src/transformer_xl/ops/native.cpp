@@ -21,178 +21,19 @@
 // for each level of vector instructions (setup.py).
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <memory>
-#include <mutex>
-#include <thread>
+#include <new>
 #include <type_traits>
 #include <vector>
 
-#include <sched.h>
-#include <unistd.h>
-#if defined(__x86_64__)
-#include <immintrin.h>
-#endif
+#include "native_threads.h"
+#include "native_vectors.h"
 
 namespace {
 
-// ---------------------------------------------------------------------------------------------- vectors
-
-#if defined(__AVX512F__)
-constexpr int BYTES = 64;
-#elif defined(__AVX2__)
-constexpr int BYTES = 32;
-#else
-constexpr int BYTES = 16;
-#endif
-
-struct bf16 {
-    uint16_t bits;
-};
-
-template <class R> struct Lanes;
-template <> struct Lanes<float> {
-    static constexpr int n = BYTES / 4;
-    typedef float vec __attribute__((vector_size(BYTES)));
-    typedef int32_t ints __attribute__((vector_size(BYTES)));
-};
-template <> struct Lanes<double> {
-    static constexpr int n = BYTES / 8;
-    typedef double vec __attribute__((vector_size(BYTES)));
-    typedef int64_t ints __attribute__((vector_size(BYTES)));
-};
-template <class R> using Vec = typename Lanes<R>::vec;
-
-template <class R> inline Vec<R> load(const R *p) {
-    Vec<R> v;
-    std::memcpy(&v, p, sizeof v);
-    return v;
-}
-
-// Conversions that compilers do not find in vector extensions by themselves; casts keep the bits.
-#if defined(__AVX512F__)
-inline Vec<float> load(const bf16 *p) {
-    const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p));
-    return (Vec<float>)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
-}
-inline Vec<float> load(const int8_t *p) {
-    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
-    return (Vec<float>)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes));
-}
-#elif defined(__AVX2__)
-inline Vec<float> load(const bf16 *p) {
-    const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i *>(p));
-    return (Vec<float>)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
-}
-inline Vec<float> load(const int8_t *p) {
-    const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(p));
-    return (Vec<float>)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
-}
-#else
-inline Vec<float> load(const bf16 *p) {
-    typedef uint16_t halves __attribute__((vector_size(BYTES / 2)));
-    typedef uint32_t words __attribute__((vector_size(BYTES)));
-    halves h;
-    std::memcpy(&h, p, sizeof h);
-    return (Vec<float>)(__builtin_convertvector(h, words) << 16);
-}
-inline Vec<float> load(const int8_t *p) {
-    typedef int8_t quarter __attribute__((vector_size(BYTES / 4)));
-    quarter q;
-    std::memcpy(&q, p, sizeof q);
-    return __builtin_convertvector(__builtin_convertvector(q, Lanes<float>::ints), Vec<float>);
-}
-#endif
-
-// The first n values; the others are zero.
-template <class R, class W> inline Vec<R> load_first(const W *p, int n) {
-    W values[Lanes<R>::n] = {};
-    for (int i = 0; i < n; ++i) values[i] = p[i];
-    return load(values);
-}
-#if defined(__AVX512F__)
-template <> inline Vec<float> load_first<float, float>(const float *p, int n) {
-    return _mm512_maskz_loadu_ps(__mmask16((1u << n) - 1), p);
-}
-template <> inline Vec<double> load_first<double, double>(const double *p, int n) {
-    return _mm512_maskz_loadu_pd(__mmask8((1u << n) - 1), p);
-}
-#endif
-
-template <class R> inline void store(R *p, Vec<R> v) { std::memcpy(p, &v, sizeof v); }
-
-// Sums of the lanes, by halves.
-typedef float float4 __attribute__((vector_size(16)));
-typedef float float8 __attribute__((vector_size(32)));
-typedef float float16 __attribute__((vector_size(64)));
-typedef double double2 __attribute__((vector_size(16)));
-typedef double double4 __attribute__((vector_size(32)));
-typedef double double8 __attribute__((vector_size(64)));
-inline float total(float4 v) { return (v[0] + v[2]) + (v[1] + v[3]); }
-inline double total(double2 v) { return v[0] + v[1]; }
-#if defined(__AVX2__)
-inline float total(float8 v) {
-    return total(__builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7));
-}
-inline double total(double4 v) {
-    return total(__builtin_shufflevector(v, v, 0, 1) + __builtin_shufflevector(v, v, 2, 3));
-}
-#endif
-#if defined(__AVX512F__)
-inline float total(float16 v) {
-    return total(__builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
-                 __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15));
-}
-inline double total(double8 v) {
-    return total(__builtin_shufflevector(v, v, 0, 1, 2, 3) + __builtin_shufflevector(v, v, 4, 5, 6, 7));
-}
-#endif
-template <class R> inline R sum(Vec<R> v) { return total(v); }
-
-inline float as_real(float x) { return x; }
-inline double as_real(double x) { return x; }
-inline float as_real(bf16 x) {
-    uint32_t word = uint32_t(x.bits) << 16;
-    float out;
-    std::memcpy(&out, &word, 4);
-    return out;
-}
-inline float as_real(int8_t x) { return x; }
-
-inline void put(float *p, float x) { *p = x; }
-inline void put(double *p, double x) { *p = x; }
-inline void put(bf16 *p, float x) {
-    uint32_t word;
-    std::memcpy(&word, &x, 4);
-    // Round to nearest, ties to even.
-    word += 0x7fff + ((word >> 16) & 1);
-    p->bits = uint16_t(word >> 16);
-}
-
-// e^x for x <= 0, with a relative error of about 1e-7 (Cephes' polynomial).
-inline Vec<float> exp_of(Vec<float> x) {
-    using V = Vec<float>;
-    using I = Lanes<float>::ints;
-    const V low = V{} - 87.0f;
-    x = x < low ? low : x;
-    const float magic = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-    V shifted = x * 1.44269504f + magic;
-    V n = shifted - magic;
-    V r = x - n * 0.693359375f + n * 2.12194440e-4f;
-    V p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    I power = (__builtin_convertvector(n, I) + 127) << 23;
-    return p * (V)power;
-}
-
-// ---------------------------------------------------------------------------------------------- the interface
+constexpr int VERSION = 1;  // of the structures below and of what they mean
 
 enum Kind : int32_t { FLOAT = 0, BF16 = 1, INT8 = 2, DOUBLE = 3 };
 enum Activation : int32_t { RELU = 0, RELU_SQUARED = 1, GELU = 2, GEGLU = 3, SWIGLU = 4 };
@@ -236,32 +77,30 @@ struct Step {
 
 namespace {
 
-// ---------------------------------------------------------------------------------------------- products
-
-// Dot products of N rows with C vectors.
-template <int N, int C, class R, class W>
-inline void tile(const W *w, int64_t stride, const R *x, int64_t x_stride, int E, R (&out)[N][C]) {
+// Dot products of some rows with some streams.
+template <int Rows, int Streams, class R, class W>
+inline void tile(const W *w, int64_t stride, const R *x, int64_t x_stride, int E, R (&out)[Rows][Streams]) {
     constexpr int L = Lanes<R>::n;
-    Vec<R> acc[N][C] = {};
+    Vec<R> acc[Rows][Streams] = {};
     int e = 0;
     for (; e + L <= E; e += L) {
-        Vec<R> xs[C];
-        for (int c = 0; c < C; ++c) xs[c] = load(x + c * x_stride + e);
-        for (int n = 0; n < N; ++n) {
+        Vec<R> xs[Streams];
+        for (int c = 0; c < Streams; ++c) xs[c] = load(x + c * x_stride + e);
+        for (int n = 0; n < Rows; ++n) {
             // The rows that come next: a row is too short for the processor to see a pattern.
-            __builtin_prefetch(w + (N + n) * stride + e);
+            __builtin_prefetch(w + (Rows + n) * stride + e);
             Vec<R> row = load(w + n * stride + e);
-            for (int c = 0; c < C; ++c) acc[n][c] += row * xs[c];
+            for (int c = 0; c < Streams; ++c) acc[n][c] += row * xs[c];
         }
     }
     if (e < E) {
-        for (int n = 0; n < N; ++n) {
+        for (int n = 0; n < Rows; ++n) {
             Vec<R> row = load_first<R>(w + n * stride + e, E - e);
-            for (int c = 0; c < C; ++c) acc[n][c] += row * load_first<R>(x + c * x_stride + e, E - e);
+            for (int c = 0; c < Streams; ++c) acc[n][c] += row * load_first<R>(x + c * x_stride + e, E - e);
         }
     }
-    for (int n = 0; n < N; ++n)
-        for (int c = 0; c < C; ++c) out[n][c] = sum<R>(acc[n][c]);
+    for (int n = 0; n < Rows; ++n)
+        for (int c = 0; c < Streams; ++c) out[n][c] = sum<R>(acc[n][c]);
 }
 
 // Where the product of a row and a stream is written.
@@ -317,23 +156,23 @@ template <class R> int padded_streams(int B) {
     return lanes ? (B + lanes - 1) / lanes * lanes : B;
 }
 
-template <int W, int N, class R>
+template <int Width, int Rows, class R>
 void rows_by_lanes(const R *w, int64_t stride, int E, const R *x, int B, Out<R> out) {
-    typedef R vec __attribute__((vector_size(W * sizeof(R))));
+    typedef R vec __attribute__((vector_size(Width * sizeof(R))));
     constexpr int LINE = 64 / sizeof(R);  // of the cache
     const int Bp = padded_streams<R>(B);
-    for (int b = 0; b < Bp; b += W) {
-        vec acc[N] = {};
+    for (int b = 0; b < Bp; b += Width) {
+        vec acc[Rows] = {};
         const R *column = x + b;
         for (int e = 0; e < E; ++e, column += Bp) {
             if (b == 0 && e % LINE == 0)
-                for (int n = 0; n < N; ++n) __builtin_prefetch(w + (N + n) * stride + e);
+                for (int n = 0; n < Rows; ++n) __builtin_prefetch(w + (Rows + n) * stride + e);
             vec xs;
             std::memcpy(&xs, column, sizeof xs);
-            for (int n = 0; n < N; ++n) acc[n] += w[n * stride + e] * xs;
+            for (int n = 0; n < Rows; ++n) acc[n] += w[n * stride + e] * xs;
         }
-        for (int n = 0; n < N; ++n)
-            for (int i = 0; i < std::min(W, B - b); ++i) out.at(n, b + i) = acc[n][i];
+        for (int n = 0; n < Rows; ++n)
+            for (int i = 0; i < std::min(Width, B - b); ++i) out.at(n, b + i) = acc[n][i];
     }
 }
 
@@ -405,8 +244,6 @@ template <class R> void product(const Matrix &m, int start, int stop, const R *x
             value = value * (scales ? scales[f] : R(1)) + (bias ? bias[f] : R(0));
         }
 }
-
-// ---------------------------------------------------------------------------------------------- a layer
 
 template <class R> void normalize(const R *x, R *out, int D, const void *w, const void *b, double eps, bool is_rms) {
     const R *weight = static_cast<const R *>(w), *bias = static_cast<const R *>(b);
@@ -551,7 +388,7 @@ template <class R> struct Buffers {
 template <class R> struct Private {
     std::vector<R> x, normalized, transposed, q, score, attended, values;
     const R *read() const { return transposed.empty() ? normalized.data() : transposed.data(); }
-    uint64_t step = 0;
+    uint64_t step = UINT64_MAX;
     int state = -1;  // what x and normalized were made from: 2 * layer, and 1 more after attention
     void fit(const Step &s, uint64_t number) {
         if (step == number) return;
@@ -686,131 +523,6 @@ void chunk(const Step &s, Buffers<R> &buffers, Private<R> &own, int layer, int p
     }
 }
 
-// ---------------------------------------------------------------------------------------------- threads
-
-inline void relax() {
-#if defined(__x86_64__)
-    _mm_pause();
-#endif
-}
-
-// Work in phases. run(argument, number, phase, chunk), where number is that of the task.
-struct Task {
-    void (*run)(const void *argument, uint64_t number, int phase, int chunk);
-    const void *argument;
-    int n_phases;
-    std::vector<int> n_chunks;
-};
-
-// The chunks of one phase.
-struct Counter {
-    // Number of the task (32 bits), number of chunks (16), next chunk (16): a thread that comes late, after
-    // the task has ended, takes nothing.
-    std::atomic<uint64_t> next{0};
-    std::atomic<int> done{0};
-};
-
-class Pool {
-  public:
-    void run(Task &task, int n_threads) {
-        std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
-        // Another thread of the program uses the pool, or one is enough.
-        if (!lock.owns_lock() || n_threads <= 1 || task.n_phases > MOST_PHASES) {
-            // Numbers of tasks without the pool are odd.
-            const uint64_t number = alone_.fetch_add(2);
-            for (int phase = 0; phase < task.n_phases; ++phase)
-                for (int c = 0; c < task.n_chunks[phase]; ++c) task.run(task.argument, number, phase, c);
-            return;
-        }
-        while (int(n_workers_) < n_threads - 1) {
-            ++n_workers_;
-            std::thread(&Pool::work, this, n_workers_, number_.load()).detach();
-        }
-        n_active_.store(n_threads - 1, std::memory_order_relaxed);
-        const uint32_t number = number_.load(std::memory_order_relaxed) + 2;
-        task_ = &task;
-        for (int phase = 0; phase < task.n_phases; ++phase) {
-            counters_[phase].done.store(0, std::memory_order_relaxed);
-            counters_[phase].next.store(uint64_t(number) << 32 | uint64_t(task.n_chunks[phase]) << 16,
-                                        std::memory_order_release);
-        }
-        n_phases_.store(task.n_phases, std::memory_order_relaxed);
-        number_.store(number, std::memory_order_release);
-        if (n_sleeping_.load()) number_.notify_all();
-        take_part(number);
-    }
-
-  private:
-    static constexpr int MOST_PHASES = 1024;
-    static constexpr int SPINS = 4000, SPINS_BEFORE_SLEEP = 20000;
-
-    void take_part(uint32_t number) {
-        const int n_phases = n_phases_.load(std::memory_order_relaxed);
-        for (int phase = 0; phase < n_phases; ++phase) {
-            Counter &counter = counters_[phase];
-            uint64_t next = counter.next.load(std::memory_order_acquire);
-            int n_chunks;
-            for (;;) {
-                if (uint32_t(next >> 32) != number) return;
-                n_chunks = int(next >> 16 & 0xffff);
-                const int chunk = int(next & 0xffff);
-                if (chunk >= n_chunks) break;
-                if (counter.next.compare_exchange_weak(next, next + 1, std::memory_order_acq_rel)) {
-                    task_->run(task_->argument, number, phase, chunk);
-                    counter.done.fetch_add(1, std::memory_order_release);
-                    next = counter.next.load(std::memory_order_acquire);
-                }
-            }
-            for (int spins = 0; counter.done.load(std::memory_order_acquire) != n_chunks; ++spins) {
-                if (uint32_t(counter.next.load(std::memory_order_acquire) >> 32) != number) return;
-                if (spins < SPINS) relax();
-                else sched_yield();
-            }
-        }
-    }
-
-    void work(int index, uint32_t seen) {
-        for (;;) {
-            uint32_t number = number_.load(std::memory_order_acquire);
-            for (int spins = 0; number == seen && spins < SPINS_BEFORE_SLEEP; ++spins) {
-                relax();
-                number = number_.load(std::memory_order_acquire);
-            }
-            if (number == seen) {
-                n_sleeping_.fetch_add(1);
-                number_.wait(seen);
-                n_sleeping_.fetch_sub(1);
-                continue;
-            }
-            seen = number;
-            if (index <= n_active_.load(std::memory_order_relaxed)) take_part(number);
-        }
-    }
-
-    std::mutex mutex_;
-    std::atomic<uint32_t> number_{0};
-    std::atomic<uint64_t> alone_{1};
-    std::atomic<int> n_phases_{0}, n_active_{0}, n_sleeping_{0};
-    int n_workers_ = 0;
-    const Task *task_ = nullptr;
-    Counter counters_[MOST_PHASES];
-};
-
-// Never destroyed, as its threads run until the process ends. A forked process has none of them.
-Pool &pool() {
-    static std::atomic<Pool *> current{nullptr};
-    static std::atomic<int> owner{0};
-    static std::mutex making;
-    if (owner.load(std::memory_order_acquire) != int(getpid())) {
-        std::lock_guard<std::mutex> lock(making);
-        if (owner.load() != int(getpid())) {
-            current.store(new Pool);
-            owner.store(int(getpid()), std::memory_order_release);
-        }
-    }
-    return *current.load();
-}
-
 // Rows of a matrix that a thread takes at once.
 int rows_at_once(int rows, int64_t row_work, int n_threads) {
     if (n_threads <= 1) return rows;
@@ -821,6 +533,7 @@ int rows_at_once(int rows, int64_t row_work, int n_threads) {
 }
 
 template <class R, class C> void step(Step &s) {
+    if (!s.B) return;
     struct Context {
         Step &s;
         Buffers<R> buffers;
@@ -860,32 +573,6 @@ template <class R, class C> void step(Step &s) {
     }
 }
 
-template <class R> void rows_product(const Matrix &m, const R *x, R *out, int B, int n_threads) {
-    struct Context {
-        const Matrix &m;
-        const R *x;
-        R *out;
-        int B, size;
-    };
-    std::vector<R> transposed;
-    if (lanes_for<R>(B)) {
-        transposed.resize(size_t(padded_streams<R>(B)) * m.columns);
-        transpose(x, B, m.columns, transposed.data());
-        x = transposed.data();
-    }
-    Context context{m, x, out, B, rows_at_once(m.rows, int64_t(m.columns) * B, n_threads)};
-    Task task;
-    task.n_phases = 1;
-    task.n_chunks.push_back((m.rows + context.size - 1) / context.size);
-    task.argument = &context;
-    task.run = [](const void *argument, uint64_t, int, int index) {
-        const Context &c = *static_cast<const Context *>(argument);
-        const int start = index * c.size;
-        product(c.m, start, std::min(c.m.rows, start + c.size), c.x, c.B, Out<R>{c.out + start, 1, c.m.rows});
-    };
-    pool().run(task, n_threads);
-}
-
 }  // namespace
 
 extern "C" {
@@ -895,20 +582,19 @@ int64_t txl_scratch_size(const Step *s) {
     return s->kind == DOUBLE ? 8 * Buffers<double>::shared_size(*s) : 4 * Buffers<float>::shared_size(*s);
 }
 
-// Returns 0, or 1 for a combination of precisions that is not there.
-int32_t txl_step(Step *s) {
-    if (s->kind == DOUBLE && s->cache_kind == DOUBLE) step<double, double>(*s);
-    else if (s->kind == FLOAT && s->cache_kind == FLOAT) step<float, float>(*s);
-    else if (s->kind == FLOAT && s->cache_kind == BF16) step<float, bf16>(*s);
-    else return 1;
-    return 0;
-}
+// Changes with the structures above: a library of another version is not used.
+int64_t txl_layout() { return (int64_t(VERSION) << 32) | (sizeof(Step) << 16) | sizeof(Layer); }
 
-// out (B, rows) = x (B, columns) times the transposed matrix.
-int32_t txl_product(const Matrix *m, const void *x, void *out, int32_t B, int32_t n_threads) {
-    if (m->kind == DOUBLE)
-        rows_product(*m, static_cast<const double *>(x), static_cast<double *>(out), B, n_threads);
-    else rows_product(*m, static_cast<const float *>(x), static_cast<float *>(out), B, n_threads);
+// Returns 0; 1 for a combination of precisions that is not there; 2 if there is not enough memory.
+int32_t txl_step(Step *s) {
+    try {
+        if (s->kind == DOUBLE && s->cache_kind == DOUBLE) step<double, double>(*s);
+        else if (s->kind == FLOAT && s->cache_kind == FLOAT) step<float, float>(*s);
+        else if (s->kind == FLOAT && s->cache_kind == BF16) step<float, bf16>(*s);
+        else return 1;
+    } catch (const std::bad_alloc &) {
+        return 2;
+    }
     return 0;
 }
 }

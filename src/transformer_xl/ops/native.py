@@ -17,11 +17,17 @@ from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from transformer_xl.ops.packed import Int8Weight
 
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float64: 3}
+_MATRICES_IN = {
+    torch.float32: (torch.float32, torch.bfloat16),
+    torch.bfloat16: (torch.float32, torch.bfloat16),
+    torch.float64: (torch.float64,),
+}
+"""Precisions of matrices by that of keys and values."""
 _ACTIVATIONS = ("relu", "relu_squared", "gelu", "geglu", "swiglu")
 _MATRICES = ("qkv", "o", "inner", "outer")
 
@@ -37,7 +43,6 @@ class LayerTensors(NamedTuple):
     outer_bias: Float[Tensor, " D"]
     attention_norm: Float[Tensor, " D"]
     attention_norm_bias: Float[Tensor, " D"] | None
-    """None: RMS normalization."""
     feed_forward_norm: Float[Tensor, " D"]
     feed_forward_norm_bias: Float[Tensor, " D"] | None
     q_norm: Float[Tensor, " K"] | None
@@ -84,6 +89,12 @@ class _Step(ctypes.Structure):
     )
 
 
+_NO_MEMORY = 2
+_VERSION = 1
+_LAYOUT = _VERSION << 32 | ctypes.sizeof(_Step) << 16 | ctypes.sizeof(_Layer)
+"""What the library returns if it was built from the same version of ``native.cpp``."""
+
+
 def level() -> str:
     """Return the level of vector instructions that torch uses here, as the library names it.
 
@@ -95,15 +106,14 @@ def level() -> str:
 
 @cache
 def library() -> Any:
-    """Load the library for this processor; None: there is none, or ``TXL_NATIVE=0`` is set."""
-    if os.environ.get("TXL_NATIVE") == "0":
-        return None
+    """Load the library for this processor; None: there is none that fits."""
     for path in sorted(Path(__file__).parent.glob(f"_native_{level()}.*so")):
-        # One that is damaged, or was built for another system, is as good as none.
-        with suppress(OSError):
+        # One that is damaged, or was built for another system or version, is as good as none.
+        with suppress(OSError, AttributeError):
             found = ctypes.CDLL(str(path))
-            found.txl_scratch_size.restype = c_int64
-            return found
+            found.txl_layout.restype = found.txl_scratch_size.restype = c_int64
+            if found.txl_layout() == _LAYOUT:
+                return found
     return None
 
 
@@ -115,23 +125,35 @@ def reason_against(device: torch.device, dtype: torch.dtype) -> str | None:
         return "the compiled step is switched off by TXL_NATIVE=0"
     if library() is None:
         return f"this installation has no compiled step for {level()} processors"
-    if dtype not in (torch.float32, torch.bfloat16, torch.float64):
+    if dtype not in _MATRICES_IN:
         return f"the compiled step does not compute {dtype}"
     return None
+
+
+def can_read(weight: Any, dtype: torch.dtype) -> bool:
+    """Whether a matrix is one that the step reads, with keys and values in ``dtype``."""
+    if isinstance(weight, Int8Weight):
+        return dtype != torch.float64
+    # Tensors of other classes have their numbers elsewhere.
+    return type(weight) in (Tensor, nn.Parameter) and weight.dtype in _MATRICES_IN[dtype]
 
 
 class Decoder:
     """The layers of a model with their ring buffers, for one token of each stream at a time.
 
-    Sums are in float32, or in float64 if keys and values are. It holds references to the tensors:
-    weights that change in place are used as they are.
+    Sums are in float32, or in float64 if keys and values are. The weights must be fixed: matrices
+    are read where they lie, but small tensors in another precision are copied.
 
     Args:
         layers: The tensors of each layer.
         final_norm: Weight and bias of a normalization of the output, or None.
         activation: That of the feed-forward layers: relu, relu_squared, gelu, geglu or swiglu.
         norm_first: Pre-norm.
+        is_rms: RMS normalization, without the mean.
         eps: Epsilon of the normalization.
+
+    Raises:
+        ValueError: The step cannot read the tensors in their precision.
     """
 
     def __init__(
@@ -141,11 +163,15 @@ class Decoder:
         *,
         activation: str,
         norm_first: bool,
+        is_rms: bool,
         eps: float,
     ) -> None:
         first = layers[0]
         H, B, capacity, K = first.keys.shape
-        dtype = first.keys.dtype
+        dtype = self._cache_dtype = first.keys.dtype
+        if reason := reason_against(first.keys.device, dtype):
+            raise ValueError(reason)
+        of_distances = first.r if first.distance_bias is None else first.distance_bias
         self._dtype = torch.float64 if dtype == torch.float64 else torch.float32
         self._kept: list[Any] = [layers]
         described = (_Layer * len(layers))(*(self._layer(each) for each in layers))
@@ -155,7 +181,7 @@ class Decoder:
             final_norm=self._vector(weight),
             final_norm_bias=self._vector(bias),
             capacity=capacity,
-            n_positions=0 if first.r is None else len(first.r),
+            n_positions=0 if of_distances is None else len(of_distances),
             eps=eps,
             n_layer=len(layers),
             B=B,
@@ -167,7 +193,7 @@ class Decoder:
             cache_kind=_KINDS[dtype],
             activation=_ACTIVATIONS.index(activation),
             norm_first=norm_first,
-            is_rms=first.attention_norm_bias is None,
+            is_rms=is_rms,
         )
         size = library().txl_scratch_size(ctypes.byref(self._step))
         scratch = torch.empty(size, dtype=torch.uint8)
@@ -188,8 +214,8 @@ class Decoder:
         seen = seen.contiguous()
         step.x, step.seen, step.newest = out.data_ptr(), seen.data_ptr(), newest
         step.n_threads = torch.get_num_threads()
-        if library().txl_step(ctypes.byref(step)):
-            raise RuntimeError(f"the compiled step does not compute with a cache of {x.dtype}")
+        if error := library().txl_step(ctypes.byref(step)):
+            raise MemoryError("the compiled step") if error == _NO_MEMORY else AssertionError(error)
         return out.to(x.dtype)
 
     def _layer(self, tensors: LayerTensors) -> _Layer:
@@ -215,6 +241,12 @@ class Decoder:
 
     def _matrix(self, weight: Tensor | Int8Weight, bias: Tensor | None) -> _Matrix:
         scales = None
+        if not can_read(weight, self._cache_dtype):
+            kind = type(weight).__name__
+            raise ValueError(
+                f"the compiled step cannot read a {kind} in {weight.dtype} with keys and values in "
+                f"{self._cache_dtype}"
+            )
         if isinstance(weight, Int8Weight):
             weight, scales = weight.values, weight.scales
         weight = weight.detach()

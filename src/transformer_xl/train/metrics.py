@@ -78,13 +78,15 @@ class MetricsLog:
         for name, value in values.items():
             if value is not None and not isinstance(value, int | str):
                 value = float(value)
-            if self._tensorboard and isinstance(value, int | float):
-                self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
-            if isinstance(value, float) and not math.isfinite(value):
-                value = json.dumps(value)
             record[name] = value
+            if isinstance(value, float) and not math.isfinite(value):
+                record[name] = json.dumps(value)
         self._file.write(json.dumps(record, allow_nan=False).encode() + b"\n")
         self._file.flush()
+        # After the file, which is what counts.
+        for name, value in values.items() if self._tensorboard else ():
+            if value is not None and not isinstance(value, str):
+                self._tensorboard.add_scalar(f"{kind}/{name}", float(value), step)
 
     def sync(self) -> None:
         """Wait until all lines are on the disk."""

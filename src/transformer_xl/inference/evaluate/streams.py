@@ -114,15 +114,21 @@ def window_nll(
     """
     n = len(text) - 1
     lengths = Lengths.of(model.config, segment_len=window, mem_len=0, ext_len=0, **reach)
-    batches = [(text[None, :i], text[None, i : i + 1]) for i in range(first, min(window, n + 1))]
-    if window <= n:
-        begins = max(first - window, 0)
-        # A view of overlapping windows, copied batch by batch.
-        windows = text[:-1].unfold(0, window, 1)[begins:]
-        targets = text[window + begins :, None]
-        batches += zip(windows.split(batch_size), targets.split(batch_size), strict=True)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        """Slice as they are read: there may be as many batches as tokens."""
+        for i in range(first, min(window, n + 1)):
+            yield text[None, :i], text[None, i : i + 1]
+        if window <= n:
+            begins = max(first - window, 0)
+            # A view of overlapping windows, copied batch by batch.
+            windows = text[:-1].unfold(0, window, 1)[begins:]
+            targets = text[window + begins :, None]
+            for i in range(0, len(windows), batch_size):
+                yield windows[i : i + batch_size], targets[i : i + batch_size]
+
     found = []
-    for windows, targets in batches:
+    for windows, targets in batches():
         (piece,) = read(model, windows, lengths, targets=targets)
         assert piece.nll is not None
         found.append(piece.nll[:, 0])

@@ -63,7 +63,7 @@ def text_pieces(
     prompt: Iterable[int] = (),
 ) -> Iterator[str]:
     """Stream tokens as pieces of text, as :class:`TextWriter` decodes them, until it stops."""
-    return filter(None, TextWriter(vocab, stop, prompt).pieces(tokens))
+    return (piece for piece in TextWriter(vocab, stop, prompt).pieces(tokens) if piece)
 
 
 def _overlap(text: str, stop: str) -> int:
