@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from transformer_xl.config.files import checksum, remove_temporary, replace_file, write_atomically
 from transformer_xl.data.catalogue import KnownCorpus, RemoteFile, Source
@@ -187,7 +187,7 @@ def _is_wanted(name: str, pattern: str) -> bool:
     return is_as_deep and all(map(fnmatch.fnmatchcase, ours, theirs))
 
 
-def _extract(stream: IO[bytes], where: str, temporary: Path) -> None:
+def _extract(stream: Any, where: str, temporary: Path) -> None:
     with temporary.open("wb") as file:
         while True:
             # An error of the disk is none of the archive.
