@@ -8,16 +8,15 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor, nn
+from torch import Tensor
 
 from transformer_xl.model.arguments import Rows, stream_numbers
 from transformer_xl.model.embedding import AdaptiveEmbedding, embedded
 from transformer_xl.model.language_model import LanguageModel
-from transformer_xl.model.layer import RMSNorm
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import KeysAndValues, Memory, join
 from transformer_xl.model.reading import read
@@ -54,10 +53,10 @@ class Stepper(ABC):
         """
         model.require_memory(memory)
         memory = model.keep(memory)
-        kind = choose_stepper(model)[0]
-        if kind is NativeStepper and memory.tensors[0].dtype != model.dtype:
+        kind, _ = choose_stepper(model)
+        if kind == NativeStepper and memory.tensors[0].dtype != model.dtype:
             kind = RingStepper
-        return kind(model, lengths, memory)
+        return cast(Any, kind)(model, lengths, memory)
 
     def __call__(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B D"]:
         """Read a token of each stream and set the next state; return the output of the layers.
@@ -455,10 +454,10 @@ class NativeStepper(RingStepper):
         """Leave out what has addresses; it is made again."""
         return self.__dict__ | {"_decoder": None}
 
-    def _lay_out(self, *arguments: Any) -> None:
+    def _move(self, span: int) -> None:
         # First, so that an interrupt leaves none that has the addresses of an old ring.
         self._renew()
-        super()._lay_out(*arguments)
+        super()._move(span)
 
     def _renew(self) -> None:
         self._decoder = None
@@ -473,39 +472,43 @@ class NativeStepper(RingStepper):
         return self._decoder(x[:, 0], seen, (n - self._origin) % self._capacity)[:, None]
 
     def _described(self) -> native.Decoder:
-        model, config = self._model, self._model.config
-        tensors = [
-            native.LayerTensors(
-                *(linear.weight for linear in layer.matrices),
-                layer.feed_forward.inner.bias,
-                layer.feed_forward.outer.bias,
-                *_norm(layer.attention_norm),
-                *_norm(layer.feed_forward_norm),
-                None if layer.attention.q_norm is None else layer.attention.q_norm.weight,
-                None if layer.attention.k_norm is None else layer.attention.k_norm.weight,
-                at.content_bias,
-                at.position_bias,
-                at.r,
-                at.distance_bias,
-                keys,
-                values,
+        model, config, final = self._model, self._model.config, self._model.final_norm
+        tensors = []
+        for layer, at, keys, values in zip(
+            model.layers, self._positions, self._keys, self._values, strict=True
+        ):
+            qkv, o, inner, outer = layer.matrices
+            norms = layer.attention_norm, layer.feed_forward_norm
+            q_norm, k_norm = layer.attention.q_norm, layer.attention.k_norm
+            described = native.LayerTensors(
+                qkv=qkv.weight,
+                o=o.weight,
+                inner=inner.weight,
+                outer=outer.weight,
+                inner_bias=inner.bias,
+                outer_bias=outer.bias,
+                attention_norm=norms[0].weight,
+                attention_norm_bias=getattr(norms[0], "bias", None),
+                feed_forward_norm=norms[1].weight,
+                feed_forward_norm_bias=getattr(norms[1], "bias", None),
+                q_norm=None if q_norm is None else q_norm.weight,
+                k_norm=None if k_norm is None else k_norm.weight,
+                content_bias=at.content_bias,
+                position_bias=at.position_bias,
+                r=at.r,
+                distance_bias=at.distance_bias,
+                keys=keys,
+                values=values,
             )
-            for layer, at, keys, values in zip(
-                model.layers, self._positions, self._keys, self._values, strict=True
-            )
-        ]
+            tensors.append(described)
         return native.Decoder(
             tensors,
-            None if model.final_norm is None else _norm(model.final_norm),
+            None if final is None else (final.weight, getattr(final, "bias", None)),
             activation=config.activation,
             norm_first=config.norm_first,
             is_rms=config.norm == "rms",
             eps=config.norm_eps,
         )
-
-
-def _norm(norm: nn.LayerNorm | RMSNorm) -> tuple[Tensor, Tensor | None]:
-    return norm.weight, getattr(norm, "bias", None)
 
 
 class FixedStepper(RingStepper):
