@@ -242,6 +242,8 @@ def _cut_off_end(
     # Rounded, as 1 - 0.05 - 0.05 is below 0.9 in binary floating point.
     starts = [int(sum(lengths) * round(1 - share, 12)) for share in (held_out, test_share)]
     cuts = [0, *(_find(kind, spans, lengths, start) for start in starts), sum(map(len, spans))]
+    # A word is looked for within a block, so a later cut may come to lie before an earlier one.
+    cuts = itertools.accumulate(cuts, max)
     return [_between(spans, begin, end) for begin, end in itertools.pairwise(cuts)]
 
 
