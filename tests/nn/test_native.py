@@ -67,6 +67,17 @@ def tokens_for(model, batch_size, n):
     return torch.randint(model.config.vocab_size, (n, batch_size))
 
 
+def assert_as_exact(model, exact, batch_size):
+    """The rule of all operations: at most twice the error of the reference in that precision."""
+    steppers, right = both(model, batch_size), both(exact, batch_size)[0]
+    errors = [0.0, 0.0]
+    for tokens in tokens_for(model, batch_size, 60):
+        expected = right(tokens)
+        for n, stepper in enumerate(steppers):
+            errors[n] = max(errors[n], (stepper(tokens).double() - expected).abs().max().item())
+    assert errors[1] <= 2 * errors[0]
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("batch_size", [1, 3, 5, 9, 33])
 def test_the_compiled_step_is_that_of_torch(variant, batch_size):
@@ -83,37 +94,21 @@ def test_the_compiled_step_is_that_of_torch(variant, batch_size):
 @pytest.mark.parametrize("batch_size", [1, 3, 9])
 def test_in_lower_precision_its_error_is_not_larger_than_that_of_torch(dtype, batch_size):
     model = model_of(dtype, norm_first=True, final_norm=True)
-    exact, _ = both(model_of(dtype, norm_first=True, final_norm=True).double(), batch_size)
-    ring, compiled = both(model, batch_size)
-    errors = {"torch": 0.0, "compiled": 0.0}
-    for tokens in tokens_for(model, batch_size, 60):
-        expected = exact(tokens)
-        for name, stepper in (("torch", ring), ("compiled", compiled)):
-            error = (stepper(tokens).double() - expected).abs().max().item()
-            errors[name] = max(errors[name], error)
-    # The rule of all operations: twice the error of the reference in that precision.
-    assert errors["compiled"] <= 2 * errors["torch"]
+    exact = model_of(dtype, norm_first=True, final_norm=True).double()
+    assert_as_exact(model, exact, batch_size)
 
 
 @pytest.mark.parametrize("batch_size", [2, 9])
 def test_matrices_in_int8_are_those_of_the_quantized_model(batch_size):
     model = compact(model_of(torch.float32), "int8")
-    ring, compiled = both(model, batch_size)
-    exact = copy.deepcopy(model_of(torch.float32)).double()
+    exact = model_of(torch.float32).double()
     with torch.no_grad():
         exact.load_state_dict({k: v.double() for k, v in model.state_dict().items()}, strict=False)
         for mine, theirs in zip(exact.layers, model.layers, strict=True):
             for linear, quantized in zip(mine.matrices, theirs.matrices, strict=True):
                 values, scales = quantized.weight.values, quantized.weight.scales
                 linear.weight.copy_(values.double() * scales.double()[:, None])
-    expected, _ = both(exact, batch_size)
-    errors = {"torch": 0.0, "compiled": 0.0}
-    for tokens in tokens_for(model, batch_size, 60):
-        right = expected(tokens)
-        for name, stepper in (("torch", ring), ("compiled", compiled)):
-            error = (stepper(tokens).double() - right).abs().max().item()
-            errors[name] = max(errors[name], error)
-    assert errors["compiled"] <= 2 * errors["torch"]
+    assert_as_exact(model, exact, batch_size)
 
 
 @pytest.mark.parametrize("batch_size", [1, 9])
