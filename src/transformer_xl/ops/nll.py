@@ -15,10 +15,10 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.ops.products import linear, product, takes_onednn
+from transformer_xl.ops.products import add_product, product
 
-CHUNK = 7 << 20
-"""Logits of a chunk: 28 MB in float32, just below the size that glibc's malloc reuses."""
+CHUNK = 2 << 20
+"""Logits of a chunk: 8 MB in float32, which fits in a cache."""
 GPU_CHUNK = 1 << 26
 """Logits of a chunk on a GPU: 256 MB, enough to hide the launches of a dozen kernels."""
 IGNORED = -100
@@ -114,15 +114,18 @@ def _pass(
     w, b = weight.to(dtype), bias.to(dtype)
     places = _counted(targets, targets)
     rows = chunk_rows(x.device.type, len(weight))
+    buffer = x.new_empty(min(rows, len(x)), len(weight), dtype=dtype)
     for start in range(0, len(x), rows):
         part = slice(start, start + rows)
         x_part, target = x[part].to(dtype), places[part, None]
-        logits = _at_least_float32(linear(x_part, w, b))
-        log_probs = torch.log_softmax(logits, -1, out=logits)
-        nll[part] = -log_probs.gather(1, target)[:, 0]
+        logits = _at_least_float32(product(x_part, w.T, buffer[: len(x_part)]).add_(b))
+        own, largest = logits.gather(1, target)[:, 0], logits.amax(-1)
+        probs = torch.softmax(logits, -1, out=logits)
+        # The largest probability is 1 / sum(exp(logits - largest)).
+        nll[part] = largest - own - probs.amax(-1).log_()
         if not any(needed):
             continue
-        d_logits = log_probs.exp_()
+        d_logits = probs
         d_logits.scatter_add_(1, target, d_logits.new_full((), -1).expand_as(target))
         if scale is not None:
             d_logits *= scale[part, None]
@@ -130,22 +133,15 @@ def _pass(
             db += d_logits.sum(0)
         d_logits = d_logits.to(dtype)
         if dx is not None:
-            _add_product(dx[part], d_logits, w)
+            add_product(dx[part], d_logits, w)
         if dw is not None:
-            _add_product(dw, d_logits.T, x_part)
+            add_product(dw, d_logits.T, x_part)
     return _counted(nll, targets), gradients
 
 
 def _counted(x: Tensor, targets: Tensor) -> Tensor:
     """Zero the values of ignored targets."""
     return x.masked_fill(targets == IGNORED, 0)
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    if total.dtype == a.dtype and not takes_onednn(a, b.T):
-        total.addmm_(a, b)
-    else:
-        total += product(a, b)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 
 from transformer_xl.ops.packed import CompactWeight
 
-LEAST_WORK = 1 << 23
+LEAST_WORK = 1 << 22
 """Minimum multiplications of a product for oneDNN."""
 LEAST_ROWS = 32
 """Minimum rows for oneDNN: products of few rows are bound by memory bandwidth."""
@@ -43,9 +43,8 @@ def linear(
     if has_graph and (is_large or dtype is not None):
         with torch.autocast(x.device.type, enabled=False):
             return cast(Tensor, _Linear.apply(x, weight, bias, dtype))
-    if not is_large:
+    with onednn(is_large):
         return F.linear(x, weight, bias)
-    return _product(x.flatten(0, -2), weight, bias).unflatten(0, x.shape[:-1])
 
 
 def project(
@@ -83,9 +82,23 @@ def project(
         return cast(Any, _Projection.apply(x, memory, weight, n_head, dtype))
 
 
-def product(a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner F"]) -> Tensor:
+def product(
+    a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner F"], out: Tensor | None = None
+) -> Tensor:
     """Return ``a @ b``, without autograd."""
-    return _product(a, b.T, None) if takes_onednn(a, b.T) else a @ b
+    with onednn(takes_onednn(a, b.T)):
+        return torch.mm(a, b, out=out)
+
+
+def add_product(
+    total: Float[Tensor, "rows F"], a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner F"]
+) -> None:
+    """Add ``a @ b`` to ``total``, without autograd."""
+    if total.dtype != a.dtype:
+        total += a @ b
+        return
+    with onednn(takes_onednn(a, b.T)):
+        total.addmm_(a, b)
 
 
 def takes_onednn(x: Tensor, weight: Tensor) -> bool:
@@ -105,14 +118,14 @@ def takes_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 @contextmanager
-def fast_batches(x: Float[Tensor, "*batch T K"]) -> Iterator[None]:
-    """Use oneDNN for batched products of matrices like ``x`` inside a ``with`` block.
+def onednn(is_used: bool) -> Iterator[None]:
+    """Use oneDNN for float32 products inside a ``with`` block.
 
     The only setting with which torch does so also permits bfloat16 internally. CPUs with AMX would
     use that, so they are excluded; all others compute in float32 (measured: the same errors against
     float64).
     """
-    if not batches_take_onednn(x):
+    if not is_used:
         yield
         return
     setting = torch.backends.mkldnn.matmul  # pyright: ignore[reportAttributeAccessIssue]
@@ -132,14 +145,13 @@ def fast_batches(x: Float[Tensor, "*batch T K"]) -> Iterator[None]:
 
 
 def batches_take_onednn(x: Float[Tensor, "*batch T K"]) -> bool:
-    """Whether batched float32 products of matrices like ``x`` use oneDNN."""
+    """Whether batched products of matrices like ``x`` use oneDNN."""
     return (
         x.dtype == torch.float32
         and x.device.type == "cpu"
         and x.shape[-2] >= LEAST_ROWS
         and not torch.compiler.is_compiling()
         and onednn_is_faster()
-        and not torch.cpu.get_capabilities().get("amx_bf16")
     )
 
 
@@ -151,6 +163,7 @@ def onednn_is_faster() -> bool:
     return (
         is_x86
         and "Intel" not in str(capabilities.get("cpu_name"))
+        and not capabilities.get("amx_bf16")
         and torch.backends.mkldnn.is_available()
         and torch.backends.mkl.is_available()
     )
@@ -225,7 +238,7 @@ class _Projection(torch.autograd.Function):
             if ctx.needs_input_grad[1]:
                 d_memory = product(past, weight[H * K :]).view(memory.shape).to(memory_dtype)
             if dw is not None:
-                dw[H * K :] += product(past.T, memory.flatten(0, 1))
+                add_product(dw[H * K :], past.T, memory.flatten(0, 1))
         return dx, d_memory, dw, None, None
 
 
@@ -242,9 +255,8 @@ class _Linear(torch.autograd.Function):
         ctx.dtypes = x.dtype, None if bias is None else bias.dtype
         x, rounded = x.to(dtype or x.dtype), weight.to(dtype or weight.dtype)
         ctx.save_for_backward(x, weight)
-        if not takes_onednn(x, rounded):
+        with onednn(takes_onednn(x, rounded)):
             return F.linear(x, rounded, None if bias is None else bias.to(x.dtype))
-        return _product(x.flatten(0, -2), rounded, bias).unflatten(0, x.shape[:-1])
 
     @staticmethod
     @once_differentiable
@@ -266,7 +278,3 @@ class _Linear(torch.autograd.Function):
                 # sum(dtype=...) would cast the whole tensor first.
                 db = d_out.sum(0).to(bias_dtype)
         return dx, dw, db, None
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from transformer_xl.ops.dropout import draw_kept, new_seed, rounded
-from transformer_xl.ops.products import batches_take_onednn, fast_batches
+from transformer_xl.ops.products import batches_take_onednn, onednn
 from transformer_xl.ops.reference import before_first
 
 QUERY_BLOCK = 256
@@ -142,7 +142,7 @@ class _Attention:
             # The additional column; in other blocks, farther distances take its place.
             self.r = F.pad(self.r, (0, 0, 1, 0))
         # The fused kernel would use MKL for float32, even where oneDNN is faster.
-        self.is_left = batches_take_onednn(q)
+        self.is_left = batches_take_onednn(self.q)
         self.has_kernel = q.device.type == "cpu" and not dropout and not self.is_left
         self.generator = None
         if seed is not None:
@@ -255,7 +255,7 @@ class _Attention:
 def _forward(attention: _Attention) -> Float[Tensor, "B T H K"]:
     H, B, T, K = attention.q.shape
     out = attention.q.new_empty(B, T, H, K)
-    with fast_batches(attention.q):
+    with onednn(attention.is_left):
         for block in attention.blocks():
             for group in attention.groups(block):
                 values = attention.read(block, group).unflatten(0, (-1, B))
@@ -277,7 +277,7 @@ def _backward(attention: _Attention, d_out: Tensor) -> tuple[Tensor | None, ...]
     d_out = d_out.permute(2, 0, 1, 3)
     if attention.dropout:
         d_out = d_out / (1 - rounded(attention.dropout))
-    with fast_batches(attention.q):
+    with onednn(attention.is_left):
         for block in attention.blocks():
             d_values = d_out[:, :, block.queries].contiguous().flatten(0, 1)
             rows = slice(columns - block.r.shape[1], columns)
