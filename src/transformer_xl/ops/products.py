@@ -145,14 +145,20 @@ def onednn(is_used: bool) -> Iterator[None]:
 
 
 def batches_take_onednn(x: Float[Tensor, "*batch T K"]) -> bool:
-    """Whether batched products of matrices like ``x`` use oneDNN."""
+    """Whether oneDNN is the fastest for batched products of matrices like ``x``."""
     return (
-        x.dtype == torch.float32
-        and x.device.type == "cpu"
+        x.device.type == "cpu"
         and x.shape[-2] >= LEAST_ROWS
         and not torch.compiler.is_compiling()
         and onednn_is_faster()
+        and (x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and _has_bfloat16()))
     )
+
+
+@cache
+def _has_bfloat16() -> bool:
+    """Whether the processor multiplies bfloat16; others convert each number in software."""
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @cache

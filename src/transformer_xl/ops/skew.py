@@ -141,9 +141,9 @@ class _Attention:
         if self.T > 1:
             # The additional column; in other blocks, farther distances take its place.
             self.r = F.pad(self.r, (0, 0, 1, 0))
-        # The fused kernel would use MKL for float32, even where oneDNN is faster.
-        self.is_left = batches_take_onednn(self.q)
-        self.has_kernel = q.device.type == "cpu" and not dropout and not self.is_left
+        # The fused kernel uses MKL, even where oneDNN is faster.
+        self.uses_onednn = batches_take_onednn(self.q)
+        self.has_kernel = q.device.type == "cpu" and not dropout and not self.uses_onednn
         self.generator = None
         if seed is not None:
             self.generator = torch.Generator(q.device).manual_seed(seed)
@@ -186,7 +186,7 @@ class _Attention:
                 q_position = F.pad(q_position, (0, 1), value=self.scale)
             k, v = (x[:, :, keys].flatten(0, 1) for x in (self.k, self.v))
             r = self.r[:, self.r.shape[1] - S - (T > 1) :]
-            if T > 1 and (self.is_half or self.is_left):
+            if T > 1 and (self.is_half or self.uses_onednn):
                 # oneDNN is slow for operands that are not contiguous.
                 r = r.contiguous()
                 if not self.has_kernel:
@@ -255,7 +255,7 @@ class _Attention:
 def _forward(attention: _Attention) -> Float[Tensor, "B T H K"]:
     H, B, T, K = attention.q.shape
     out = attention.q.new_empty(B, T, H, K)
-    with onednn(attention.is_left):
+    with onednn(attention.uses_onednn):
         for block in attention.blocks():
             for group in attention.groups(block):
                 values = attention.read(block, group).unflatten(0, (-1, B))
@@ -277,7 +277,7 @@ def _backward(attention: _Attention, d_out: Tensor) -> tuple[Tensor | None, ...]
     d_out = d_out.permute(2, 0, 1, 3)
     if attention.dropout:
         d_out = d_out / (1 - rounded(attention.dropout))
-    with onednn(attention.is_left):
+    with onednn(attention.uses_onednn):
         for block in attention.blocks():
             d_values = d_out[:, :, block.queries].contiguous().flatten(0, 1)
             rows = slice(columns - block.r.shape[1], columns)
