@@ -43,8 +43,7 @@ def linear(
     if has_graph and (is_large or dtype is not None):
         with torch.autocast(x.device.type, enabled=False):
             return cast(Tensor, _Linear.apply(x, weight, bias, dtype))
-    with onednn(is_large):
-        return F.linear(x, weight, bias)
+    return _linear(x, weight, bias)
 
 
 def project(
@@ -86,6 +85,8 @@ def product(
     a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner F"], out: Tensor | None = None
 ) -> Tensor:
     """Return ``a @ b``, without autograd."""
+    if out is None and a.is_contiguous():
+        return _linear(a, b.T, None)
     with onednn(takes_onednn(a, b.T)):
         return torch.mm(a, b, out=out)
 
@@ -119,7 +120,7 @@ def takes_onednn(x: Tensor, weight: Tensor) -> bool:
 
 @contextmanager
 def onednn(is_used: bool) -> Iterator[None]:
-    """Use oneDNN for float32 products inside a ``with`` block.
+    """Use oneDNN for float32 products inside a ``with`` block, on CPUs with AVX-512.
 
     The only setting with which torch does so also permits bfloat16 internally. CPUs with AMX would
     use that, so they are excluded; all others compute in float32 (measured: the same errors against
@@ -151,8 +152,16 @@ def batches_take_onednn(x: Float[Tensor, "*batch T K"]) -> bool:
         and x.shape[-2] >= LEAST_ROWS
         and not torch.compiler.is_compiling()
         and onednn_is_faster()
+        # With AVX2, MKL is as fast, and torch's fused kernel, which uses it, faster.
+        and _has_avx512()
         and (x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and _has_bfloat16()))
     )
+
+
+@cache
+def _has_avx512() -> bool:
+    """Whether torch uses AVX-512."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512"
 
 
 @cache
@@ -261,8 +270,7 @@ class _Linear(torch.autograd.Function):
         ctx.dtypes = x.dtype, None if bias is None else bias.dtype
         x, rounded = x.to(dtype or x.dtype), weight.to(dtype or weight.dtype)
         ctx.save_for_backward(x, weight)
-        with onednn(takes_onednn(x, rounded)):
-            return F.linear(x, rounded, None if bias is None else bias.to(x.dtype))
+        return _linear(x, rounded, None if bias is None else bias.to(x.dtype))
 
     @staticmethod
     @once_differentiable
@@ -284,3 +292,16 @@ class _Linear(torch.autograd.Function):
                 # sum(dtype=...) would cast the whole tensor first.
                 db = d_out.sum(0).to(bias_dtype)
         return dx, dw, db, None
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Return what :func:`linear` does, without autograd where oneDNN is used."""
+    if not takes_onednn(x, weight):
+        return F.linear(x, weight, bias)
+    if _has_avx512():
+        with onednn(True):
+            return F.linear(x, weight, bias)
+    # Without AVX-512, torch ignores the setting. This would copy a transposed x.
+    rows = x.flatten(0, -2)
+    out = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return out.unflatten(0, x.shape[:-1])
