@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from transformer_xl.config import TrainConfig
 from transformer_xl.config.device import pick_precision
+from transformer_xl.ops.products import batches_take_onednn, onednn
 
 # The quintic polynomial of the reference implementation, with the fastest growth of small singular
 # values; it ends with all of them between about 0.7 and 1.2.
@@ -100,10 +101,20 @@ def orthogonalize(
     if tall:
         x = x.mT
     # The iteration converges for singular values up to 1, and none exceeds the Frobenius norm.
-    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
-    for _ in range(iterations):
-        gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    x = (x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)).contiguous()
+    n, rows, _ = x.shape
+    # Reused, as allocating large tensors takes as long as a product.
+    y, gram, polynomial = (
+        torch.empty_like(x),
+        x.new_empty(n, rows, rows),
+        x.new_empty(n, rows, rows),
+    )
+    with onednn(batches_take_onednn(x)):
+        for _ in range(iterations):
+            torch.bmm(x, x.mT, out=gram)
+            torch.baddbmm(gram, gram, gram, beta=b, alpha=c, out=polynomial)
+            torch.baddbmm(x, polynomial, x, beta=a, out=y)
+            x, y = y, x
     return x.mT if tall else x
 
 
