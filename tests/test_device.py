@@ -7,7 +7,13 @@ from transformer_xl.apps.bench.speed import circumstances
 from transformer_xl.apps.doctor import diagnose
 from transformer_xl.cli.science import _environment
 from transformer_xl.config import Config, DataConfig, ModelConfig
-from transformer_xl.config.device import autocast, describe_machine, pick_device, pick_precision
+from transformer_xl.config.device import (
+    autocast,
+    describe_machine,
+    pick_device,
+    pick_precision,
+    slow_precision,
+)
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -58,7 +64,11 @@ def test_a_processor_computes_in_bfloat16_only_where_it_has_the_instructions(
     monkeypatch, capabilities, expected
 ):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
     assert pick_precision("auto", CPU) == expected
+    # Asked for where it is emulated, it is said.
+    assert (slow_precision("bfloat16", CPU) is None) == (expected == "bfloat16")
+    assert slow_precision("auto", CPU) is None
 
 
 @pytest.mark.parametrize(("supported", "expected"), [(True, "bfloat16"), (False, "float32")])

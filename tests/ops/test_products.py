@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from transformer_xl.model import FeedForward
-from transformer_xl.ops import linear, products
+from transformer_xl.ops import linear, products, skew
 
 
 @pytest.fixture
@@ -157,3 +157,34 @@ def test_the_setting_for_batches_comes_back_when_the_last_block_ends(onednn, mon
     assert setting.fp32_precision == "bf16"
     second.__exit__(None, None, None)
     assert setting.fp32_precision == before
+
+
+@pytest.fixture
+def emulated(monkeypatch):
+    """As on a processor that does not compute in bfloat16."""
+    monkeypatch.setattr(products, "_lacks_bfloat16", lambda: True)
+
+
+def test_emulated_products_are_float32_products_of_rounded_operands(emulated):
+    x, weight, bias = (operand.detach().bfloat16() for operand in operands((3, 40, 24)))
+    exact = F.linear(x.float(), weight.float(), bias.float())
+    torch.testing.assert_close(linear(x, weight, bias), exact.bfloat16(), rtol=0, atol=0)
+    rows = x.flatten(0, 1)
+    expected = (rows.float() @ weight.float().T).bfloat16()
+    out = torch.empty_like(expected)
+    assert products.product(rows, weight.T, out) is out
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+    torch.testing.assert_close(products.product(rows, weight.T), expected, rtol=0, atol=0)
+
+
+def test_emulated_attention_rounds_its_result_only(emulated):
+    q, k, v = (torch.randn(2, 40, 2, 8).bfloat16().requires_grad_() for _ in range(3))
+    r, bias = torch.randn(40, 2, 8).bfloat16(), torch.randn(2, 2, 8).bfloat16()
+    out = skew.rel_attention(q, k, v, r, *bias)
+    wide = skew.rel_attention(q.float(), k.float(), v.float(), r.float(), *bias.float())
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, wide.bfloat16(), rtol=0, atol=0)
+    out.float().square().sum().backward()
+    assert q.grad.dtype == torch.bfloat16
+    assert q.grad.isfinite().all()
+    assert q.grad.any()

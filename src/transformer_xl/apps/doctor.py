@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from transformer_xl.config import DataConfig
+from transformer_xl.config import DataConfig, openmp
 from transformer_xl.config.device import describe_machine, pick_device, pick_precision
 from transformer_xl.config.distributed import World
 from transformer_xl.config.files import require_model_place
@@ -62,6 +62,7 @@ def diagnose() -> dict[str, Any]:
         "precision": f"{precision}: the {device.type} {has} bfloat16 arithmetic",
         **{f"attention on {each}": _attention(each) for each in devices},
         "decoding on cpu": _decoding(),
+        "shared processors": openmp.reason_against() or "threads spin briefly meanwhile",
         "cache": str(cache_folder(DataConfig())),
         "packages": {name: _version(name) for name in (*_NEEDED, *_OPTIONAL)},
     }

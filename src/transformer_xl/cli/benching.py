@@ -17,7 +17,7 @@ from transformer_xl.cli.given import (
     nothing,
     refuse_others,
 )
-from transformer_xl.cli.printing import say, show
+from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, EvalConfig, GenerateConfig, ModelConfig
 from transformer_xl.config.checks import Count, no_type_check, require
 from transformer_xl.config.recipes import load_recipe
@@ -97,11 +97,11 @@ class Bench(RecipeCommand):
 
     def run(self) -> None:
         """Measure and print."""
-        from transformer_xl.config.device import keep_freed_memory
+        from transformer_xl.config.device import prepare_process
         from transformer_xl.config.files import replace_file
 
         self._check()
-        keep_freed_memory()
+        prepare_process()
         if self.recipe == _TABLE_9:
             result, file = self._measure_windows(), self.windows.get("out")
         else:
@@ -145,6 +145,7 @@ class Bench(RecipeCommand):
                 f"vocab_size={config.model.vocab_size} is assumed, as the recipe takes it from its "
                 "text; --model.vocab_size changes it"
             )
+        say_if_slow(config.train.precision)
         if self.profile is None:
             result = measure(config, steps)
             _show_speed(result)

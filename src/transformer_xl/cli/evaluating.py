@@ -23,7 +23,7 @@ from transformer_xl.cli.loading import (
     read_text,
     require_readable,
 )
-from transformer_xl.cli.printing import say, show
+from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, DataConfig, EvalConfig
 from transformer_xl.config.checks import require
 from transformer_xl.config.recipes import recipe_of
@@ -137,6 +137,7 @@ class Eval:
         configured = None if settings.window else lengths.mem_len
         mem_lens = [None] if configured is None else sorted({*settings.mem_lens, configured})
         places = {}
+        say_if_slow(precision)
         with autocast(precision, model.device):
             rows = {x: measure(x) for x in mem_lens}
             if self.by_position:

@@ -72,10 +72,10 @@ def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> Ev
 
 def load(folder: Path, weights: Weights = "float32") -> tuple["LanguageModel", "Vocab"]:
     """Load the model of a folder, or the best one of a run, with its vocabulary."""
-    from transformer_xl.config.device import keep_freed_memory, pick_device
+    from transformer_xl.config.device import pick_device, prepare_process
     from transformer_xl.inference.generate import open_folder
 
-    keep_freed_memory()
+    prepare_process()
     return open_folder(folder, pick_device(), weights)
 
 

@@ -3,12 +3,23 @@
 import json
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformer_xl.config.device import Precision
 
 
 def say(text: str) -> None:
     """Print a message to stderr."""
     print(text, file=sys.stderr)
+
+
+def say_if_slow(precision: "Precision") -> None:
+    """Print a note if this machine does not compute in a precision."""
+    from transformer_xl.config.device import pick_device, slow_precision
+
+    if why := slow_precision(precision, pick_device()):
+        say(f"note: {why}")
 
 
 def show(values: Mapping[str, Any], *, as_json: bool) -> None:

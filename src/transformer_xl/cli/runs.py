@@ -10,7 +10,7 @@ import tyro
 
 from transformer_xl.cli.given import Given, Recipe, RecipeCommand, nothing
 from transformer_xl.cli.loading import fine_tuning_of
-from transformer_xl.cli.printing import say, show
+from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
 from transformer_xl.config.recipes import load_recipe, recipe_copy, recipe_names, recipe_text
 
@@ -165,13 +165,15 @@ class Train(RecipeCommand):
 
     def run(self) -> None:
         """Train, evaluate, report."""
-        from transformer_xl.config.device import keep_freed_memory
+        from transformer_xl.config.device import prepare_process
         from transformer_xl.config.distributed import Stalled, is_first_process
         from transformer_xl.train import train
 
-        keep_freed_memory()
+        prepare_process()
+        config = self.config()
+        say_if_slow(config.train.precision)
         try:
-            results = train(self.config(), self.out, quiet=self.quiet)
+            results = train(config, self.out, quiet=self.quiet)
         except Stalled as error:
             say(f"txl: {error}")
             # Not sys.exit: threads may still wait for the process that hangs.

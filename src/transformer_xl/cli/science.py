@@ -11,7 +11,7 @@ import tyro
 
 from transformer_xl.cli.given import Given, RecipeCommand, Value, nothing, refuse_others
 from transformer_xl.cli.loading import corpus_of, evaluation_of, read_text
-from transformer_xl.cli.printing import say, show
+from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, EvalConfig, GenerateConfig
 from transformer_xl.config.checks import Count, Positive, Range, check, no_type_check, require
 from transformer_xl.config.recipes import load_recipe, recipe_of
@@ -232,15 +232,16 @@ class Ablate(RecipeCommand):
         """Train, measure, print."""
         why = "an ablation searches for the best lengths; see --attn_lens, --split, --tokens"
         refuse_others(self.eval, "eval.", ("batch_size",), why)
-        from transformer_xl.config.device import keep_freed_memory
+        from transformer_xl.config.device import prepare_process
         from transformer_xl.config.files import replace_file
         from transformer_xl.studies import ablate as study
 
-        keep_freed_memory()
+        prepare_process()
         names = ("seeds", "steps", "minutes", "attn_lens", "split", "tokens")
         given = {name: getattr(self, name) for name in names}
         chosen = tuple(study.rows_of(self.table, self.rows))
         plan = study.Plan(recipe=self.config(), rows=chosen, **given)
+        say_if_slow(plan.recipe.train.precision)
         measured = study.ablate(plan, self.out, say)
         result = {"table": self.table, "rows": study.summary(measured, self.table)}
         content = dumps(result | {"runs": measured}, indent=2) + "\n"

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 import torch
 
+from transformer_xl.config.openmp import follow_load
+
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
@@ -48,11 +50,17 @@ def describe_machine() -> dict[str, Any]:
     }
 
 
+def prepare_process() -> None:
+    """Prepare for large tensors on a machine that may be shared, as the commands do."""
+    keep_freed_memory()
+    follow_load()
+
+
 def keep_freed_memory() -> None:
     """Let glibc's malloc reuse freed memory instead of returning it to the system.
 
     By default it returns the memory of large tensors after each step, and page faults slow down the
-    next one. No effect on other systems. The commands call this; other programs may.
+    next one. No effect on other systems.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -70,12 +78,27 @@ def pick_precision(precision: Precision, device: torch.device) -> Literal["float
     """
     if precision != "auto":
         return precision
+    return "bfloat16" if has_bfloat16(device) else "float32"
+
+
+def has_bfloat16(device: torch.device) -> bool:
+    """Return whether a device computes in bfloat16 itself, and torch lets it."""
     if device.type == "cuda":
-        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
-    else:
-        capabilities = torch.cpu.get_capabilities()
-        has_bfloat16 = bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))
-    return "bfloat16" if has_bfloat16 else "float32"
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    capabilities = torch.cpu.get_capabilities()
+    has_instructions = capabilities.get("avx512_bf16") or capabilities.get("amx_bf16")
+    # Not with ONEDNN_MAX_CPU_ISA=AVX2, for example.
+    return bool(has_instructions and torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def slow_precision(precision: Precision, device: torch.device) -> str | None:
+    """Return why a precision is slow on a device; None if it is not."""
+    if precision != "bfloat16" or has_bfloat16(device):
+        return None
+    return (
+        f"this {device.type} does not compute in bfloat16: numbers are rounded to it and computed "
+        "with in float32, which takes longer than float32 alone, which auto chooses here"
+    )
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager:

@@ -17,6 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from transformer_xl.config.device import has_bfloat16
 from transformer_xl.ops.packed import CompactWeight
 
 LEAST_WORK = 1 << 22
@@ -85,6 +86,9 @@ def product(
     a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner F"], out: Tensor | None = None
 ) -> Tensor:
     """Return ``a @ b``, without autograd."""
+    if is_emulated(a):
+        found = product(a.float(), b.float())
+        return found.to(a.dtype) if out is None else out.copy_(found)
     if out is None and a.is_contiguous():
         return _linear(a, b.T, None)
     with onednn(takes_onednn(a, b.T)):
@@ -95,8 +99,8 @@ def add_product(
     total: Float[Tensor, "rows F"], a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner F"]
 ) -> None:
     """Add ``a @ b`` to ``total``, without autograd."""
-    if total.dtype != a.dtype:
-        total += a @ b
+    if total.dtype != a.dtype or is_emulated(a):
+        total += product(a, b)
         return
     with onednn(takes_onednn(a, b.T)):
         total.addmm_(a, b)
@@ -154,20 +158,27 @@ def batches_take_onednn(x: Float[Tensor, "*batch T K"]) -> bool:
         and onednn_is_faster()
         # With AVX2, MKL is as fast, and torch's fused kernel, which uses it, faster.
         and _has_avx512()
-        and (x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and _has_bfloat16()))
+        and (x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and not is_emulated(x)))
     )
+
+
+def is_emulated(x: Tensor) -> bool:
+    """Whether the processor only emulates products in the precision of ``x``.
+
+    They take up to a hundred times as long as in float32, so the operands are widened to float32.
+    """
+    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and _lacks_bfloat16()
+
+
+@cache
+def _lacks_bfloat16() -> bool:
+    return not has_bfloat16(torch.device("cpu"))
 
 
 @cache
 def _has_avx512() -> bool:
     """Whether torch uses AVX-512."""
     return torch.backends.cpu.get_cpu_capability() == "AVX512"
-
-
-@cache
-def _has_bfloat16() -> bool:
-    """Whether the processor multiplies bfloat16; others convert each number in software."""
-    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 @cache
@@ -296,6 +307,9 @@ class _Linear(torch.autograd.Function):
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return what :func:`linear` does, without autograd where oneDNN is used."""
+    if is_emulated(x):
+        bias = None if bias is None else bias.float()
+        return _linear(x.float(), weight.float(), bias).to(x.dtype)
     if not takes_onednn(x, weight):
         return F.linear(x, weight, bias)
     if _has_avx512():

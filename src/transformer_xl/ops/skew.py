@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from transformer_xl.ops.dropout import draw_kept, new_seed, rounded
-from transformer_xl.ops.products import batches_take_onednn, onednn
+from transformer_xl.ops.products import batches_take_onednn, is_emulated, onednn
 from transformer_xl.ops.reference import before_first
 
 QUERY_BLOCK = 256
@@ -49,14 +49,16 @@ def rel_attention(
 ) -> Float[Tensor, "B T H K"]:
     """Attend from the segment to the memory and to itself; as the reference does."""
     operands = (q, k, v, r, content_bias, position_bias, distance_bias)
+    if is_emulated(q):
+        operands = tuple(None if x is None else x.float() for x in operands)
     hidden = (attn_len, first_key)
     seed = None
     if dropout:
         # The backward pass draws the same numbers again.
         seed = new_seed()
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands):
-        return cast(Tensor, _SkewAttention.apply(*operands, *hidden, dropout, seed))
-    return _forward(_Attention(*operands, *hidden, dropout, seed))
+        return cast(Tensor, _SkewAttention.apply(*operands, *hidden, dropout, seed)).to(q.dtype)
+    return _forward(_Attention(*operands, *hidden, dropout, seed)).to(q.dtype)
 
 
 class _SkewAttention(torch.autograd.Function):

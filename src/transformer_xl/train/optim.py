@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.swa_utils import AveragedModel
 
 from transformer_xl.config import TrainConfig
-from transformer_xl.config.device import pick_precision
+from transformer_xl.config.device import has_bfloat16, pick_precision
 from transformer_xl.ops.products import batches_take_onednn, onednn
 
 # The quintic polynomial of the reference implementation, with the fastest growth of small singular
@@ -250,8 +250,9 @@ class Optimizer:
                 {"params": of_muon[n], "parts": n, "initial_lr": config.muon_lr}
                 for n in sorted({*of_muon, 1}, key=(3, 1, 2, 4).index)
             ]
-            precision = pick_precision(config.precision, next(model.parameters()).device)
-            dtype = getattr(torch, precision)
+            device = next(model.parameters()).device
+            precision = pick_precision(config.precision, device)
+            dtype = getattr(torch, precision) if has_bfloat16(device) else torch.float32
             self.parts.append(Muon(groups, weight_decay=decay, dtype=dtype))
 
     def skip(self) -> None:

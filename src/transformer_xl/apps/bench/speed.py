@@ -28,6 +28,7 @@ from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import layer_matrices
 from transformer_xl.model.reading import read
 from transformer_xl.ops import choose_backend
+from transformer_xl.ops.products import is_emulated, product
 from transformer_xl.train import Network, TrainState, train_step
 from transformer_xl.train.optim import Optimizer, new_average
 
@@ -241,9 +242,10 @@ def ceiling(dtype: str, device: torch.device) -> float:
     """Measure the rate of a large matrix product in GFLOP/s, with the fastest library."""
     width = CEILING_WIDTH[device.type]
     x = torch.randn(width, width, device=device, dtype=getattr(torch, dtype))
-    ways: list[Callable[[], Tensor]] = [lambda: x @ x]
+    ways: list[Callable[[], Tensor]] = [lambda: product(x, x)]
     is_x86 = torch.cpu.get_capabilities().get("architecture") == "x86_64"
-    if device.type == "cpu" and is_x86 and torch.backends.mkldnn.is_available():
+    has_onednn = is_x86 and torch.backends.mkldnn.is_available()
+    if device.type == "cpu" and has_onednn and not is_emulated(x):
         ways.append(lambda: torch.ops.mkldnn._linear_pointwise(x, x, None, "none", [], ""))
     return 2 * width**3 / 1e9 / min(timed(way, 5, device)["seconds"] for way in ways)
 
