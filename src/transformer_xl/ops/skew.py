@@ -48,17 +48,15 @@ def rel_attention(
     dropout: float = 0.0,
 ) -> Float[Tensor, "B T H K"]:
     """Attend from the segment to the memory and to itself; as the reference does."""
-    operands = (q, k, v, r, content_bias, position_bias, distance_bias)
+    operands: Sequence[Any] = (q, k, v, r, content_bias, position_bias, distance_bias)
     if is_emulated(q):
-        operands = tuple(None if x is None else x.float() for x in operands)
-    hidden = (attn_len, first_key)
-    seed = None
-    if dropout:
-        # The backward pass draws the same numbers again.
-        seed = new_seed()
+        operands = [None if x is None else x.float() for x in operands]
+    # The backward pass draws the same numbers again.
+    seed = new_seed() if dropout else None
+    arguments: Sequence[Any] = [*operands, attn_len, first_key, dropout, seed]
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands):
-        return cast(Tensor, _SkewAttention.apply(*operands, *hidden, dropout, seed)).to(q.dtype)
-    return _forward(_Attention(*operands, *hidden, dropout, seed)).to(q.dtype)
+        return cast(Tensor, _SkewAttention.apply(*arguments)).to(q.dtype)
+    return _forward(_Attention(*arguments)).to(q.dtype)
 
 
 class _SkewAttention(torch.autograd.Function):
