@@ -43,7 +43,7 @@ setup(
         Extension(
             f"transformer_xl.ops._native_{level}",
             [str(OPS / "native.cpp")],
-            depends=[str(OPS / "native_threads.h"), str(OPS / "native_vectors.h")],
+            depends=[str(path) for path in OPS.glob("native_*.h")],
             extra_compile_args=[*FLAGS, *flags],
             extra_link_args=["-pthread"],
             language="c++",

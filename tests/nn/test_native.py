@@ -223,3 +223,39 @@ def test_the_library_for_older_processors_computes_the_same(tmp_path):
         check=False,
     )  # fmt: skip
     assert (done.stdout.strip(), done.returncode) == ("avx2", 0), done.stderr
+
+
+@pytest.mark.parametrize("n_rows", [1, 3, 5, 16, 19])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_product_of_few_rows_is_that_of_torch(n_rows, dtype):
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(n_rows, 37), torch.randn(203, 37), torch.randn(203)
+    exact = x.double() @ weight.double().T + bias.double()
+    error = 1e-5 if dtype == torch.float32 else 1e-12
+    for each in (bias.to(dtype), None):
+        found = native.product(x.to(dtype), weight.to(dtype), each)
+        expected = exact if each is not None else exact - bias.double()
+        torch.testing.assert_close(found.double(), expected, rtol=0, atol=error)
+    # A slice of a larger matrix has the stride of that.
+    columns = torch.randn(203, 50, dtype=dtype)[:, 5:42]
+    found = native.product(x.to(dtype), columns, None)
+    torch.testing.assert_close(found.double(), x.double() @ columns.double().T, rtol=0, atol=error)
+
+
+def test_the_softmax_of_few_rows_is_that_of_torch(monkeypatch):
+    model = model_of(torch.float32)
+    hidden = torch.randn(2, 3, CONFIG.d_model)
+    with torch.no_grad():
+        assert native.multiplies(hidden, model.softmax.weight)
+        found = model.softmax(hidden)
+        monkeypatch.setenv("TXL_NATIVE", "0")
+        assert not native.multiplies(hidden, model.softmax.weight)
+        torch.testing.assert_close(found, model.softmax(hidden))
+    monkeypatch.delenv("TXL_NATIVE")
+    # Gradients, autocast and other precisions are left to torch.
+    assert not native.multiplies(hidden, model.softmax.weight)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert not native.multiplies(hidden, model.softmax.weight)
+    with torch.no_grad():
+        assert not native.multiplies(hidden.bfloat16(), model.softmax.weight.bfloat16())
+        assert not native.multiplies(torch.randn(17, 48), model.softmax.weight)

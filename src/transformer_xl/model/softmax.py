@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.model.wrapping import is_plain, unwrapped
-from transformer_xl.ops import linear_nll
+from transformer_xl.ops import linear_nll, native
 from transformer_xl.ops.nll import IGNORED
 
 
@@ -100,6 +100,13 @@ class Softmax(Predictor, nn.Linear):
 
     def reset_parameters(self) -> None:
         """Do nothing: the model initializes its weights."""
+
+    def forward(self, input: Float[Tensor, "*batch E"]) -> Float[Tensor, "*batch V"]:
+        """Return the logits; of a few rows by the threads that also step the layers."""
+        if native.multiplies(input, self.weight):
+            rows = native.product(input.flatten(0, -2), self.weight, self.bias)
+            return rows.unflatten(0, input.shape[:-1])
+        return super().forward(input)
 
     def logits(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
         """Return the unnormalized log-probabilities."""

@@ -28,6 +28,8 @@ _MATRICES_IN = {
     torch.float64: (torch.float64,),
 }
 """Precisions of matrices by that of keys and values."""
+MOST_ROWS = 16
+"""Rows of a product for which torch is not faster."""
 _ACTIVATIONS = ("relu", "relu_squared", "gelu", "geglu", "swiglu")
 _MATRICES = ("qkv", "o", "inner", "outer")
 
@@ -90,7 +92,7 @@ class _Step(ctypes.Structure):
 
 
 _NO_MEMORY = 2
-_VERSION = 1
+_VERSION = 2
 _LAYOUT = _VERSION << 32 | ctypes.sizeof(_Step) << 16 | ctypes.sizeof(_Layer)
 """What the library returns if it was built from the same version of ``native.cpp``."""
 
@@ -136,6 +138,51 @@ def can_read(weight: Any, dtype: torch.dtype) -> bool:
         return dtype != torch.float64
     # Tensors of other classes have their numbers elsewhere.
     return type(weight) in (Tensor, nn.Parameter) and weight.dtype in _MATRICES_IN[dtype]
+
+
+def multiplies(x: Float[Tensor, "*batch D"], weight: Any) -> bool:
+    """Whether :func:`product` is there for these operands and faster than torch."""
+    return (
+        not torch.is_grad_enabled()
+        and not torch.compiler.is_compiling()
+        and x.ndim > 1
+        and 0 < x.numel() <= MOST_ROWS * x.shape[-1]
+        and x.dtype in (torch.float32, torch.float64)
+        and type(weight) in (Tensor, nn.Parameter)
+        and weight.dtype == x.dtype
+        and weight.stride(1) == 1
+        and not torch.is_autocast_enabled(x.device.type)
+        and reason_against(x.device, x.dtype) is None
+    )
+
+
+def product(
+    x: Float[Tensor, "B D"], weight: Float[Tensor, "V D"], bias: Float[Tensor, " V"] | None
+) -> Float[Tensor, "B V"]:
+    """Return ``x weight^T + bias`` by the threads of the compiled step.
+
+    Beside a step this is faster than a product of torch, whose threads would wait for each other
+    while those of the step still spin. ``x`` is in float32 or float64, as is ``bias``.
+    """
+    x, kept = x.contiguous(), None if bias is None else bias.detach().to(x.dtype).contiguous()
+    matrix = _Matrix(
+        weight=weight.data_ptr(),
+        bias=None if kept is None else kept.data_ptr(),
+        kind=_KINDS[weight.dtype],
+        rows=weight.shape[0],
+        columns=weight.shape[1],
+        stride=weight.stride(0),
+    )
+    out = x.new_empty(len(x), len(weight))
+    settings = _KINDS[x.dtype], len(x), torch.get_num_threads()
+    pointers = (c_void_p(tensor.data_ptr()) for tensor in (x, out))
+    _checked(library().txl_product(ctypes.byref(matrix), *pointers, *settings))
+    return out
+
+
+def _checked(error: int) -> None:
+    if error:
+        raise MemoryError("the compiled step") if error == _NO_MEMORY else AssertionError(error)
 
 
 class Decoder:
@@ -214,8 +261,7 @@ class Decoder:
         seen = seen.contiguous()
         step.x, step.seen, step.newest = out.data_ptr(), seen.data_ptr(), newest
         step.n_threads = torch.get_num_threads()
-        if error := library().txl_step(ctypes.byref(step)):
-            raise MemoryError("the compiled step") if error == _NO_MEMORY else AssertionError(error)
+        _checked(library().txl_step(ctypes.byref(step)))
         return out.to(x.dtype)
 
     def _layer(self, tensors: LayerTensors) -> _Layer:
