@@ -176,7 +176,7 @@ def take_turns(
         warm_together: All make those at once: for a GPU, where they compile, each on a core.
 
     Returns:
-        Medians of the seconds; ratios of the others to ours, median and range; memory; whether
+        Seconds, median and range; ratios of the others to ours, median and range; memory; whether
         steps were recorded; which ways failed.
     """
     workers: dict[str, Worker] = {}
@@ -215,6 +215,10 @@ def take_turns(
     }
     return {
         "seconds": {name: statistics.median(turn[name] for turn in turns) for name in last},
+        "seconds_range": {
+            name: [min(turn[name] for turn in turns), max(turn[name] for turn in turns)]
+            for name in last
+        },
         "ratio": {name: statistics.median(x) for name, x in ratios.items()},
         "ratio_range": {name: [x[0], x[-1]] for name, x in ratios.items()},
         "mb_at_first": {name: said["at_first"] for name, said in last.items()},

@@ -2,6 +2,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -238,3 +239,25 @@ def test_as_many_bytes_are_read_as_the_weights_and_the_memory_have() -> None:
     remembered = 2 * shape.n_layer * shape.batch * shape.mem_len * shape.d_model
     expected = 4 * (sum(p.numel() for p in matrices.values()) + remembered)
     assert shapes.read_bytes(shape, "float32") == expected
+
+
+def test_the_step_for_compilers_computes_what_the_model_does() -> None:
+    peers, shapes, ring_step = (import_module(x) for x in ("peers", "shapes", "ring_step"))
+    shape = replace(shapes.SHAPES["tiny"], length=1, batch=1)
+    job = shapes.Job("generation", shape, "float32")
+    tokens = torch.randint(50, (2 * shape.mem_len + 3, 1, 1))
+    with torch.no_grad():
+        peer = peers.build("ours", job)
+        memory = [torch.stack([*x]) for x in peer.mems.store.tensors()]
+        scores = ring_step.ring_scores(ring_step.RingStep(peer.model, shape.mem_len), memory)
+        found = [scores(token) for token in tokens]
+        called = peers.build("ours_called", job)
+        right = [called.scores(token) for token in tokens]
+    torch.testing.assert_close(found, right, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("words", [[], ["--text", __file__]])
+def test_the_compiled_step_writes_what_the_operations_of_torch_write(words: list[str]) -> None:
+    done = _run("engines", "--greedy", "40", "--shape", "tiny", *words)
+    assert done.returncode == 0, done.stderr
+    assert "all 40 tokens are equal" in done.stdout
