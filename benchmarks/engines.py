@@ -2,7 +2,7 @@
 
     python benchmarks/engines.py                                  # shape base, M=2048
     python benchmarks/engines.py --shape demo                     # M=256
-    python benchmarks/engines.py --ways ours aot --keep built     # what is built there is reused
+    python benchmarks/engines.py --ways ours aot --keep built     # what is there is not built again
     OMP_NUM_THREADS=1 python benchmarks/engines.py --greedy 10000 --model runs/demo
     OMP_NUM_THREADS=1 python benchmarks/engines.py --greedy 10000 --shape demo   # random weights
     OMP_NUM_THREADS=1 python benchmarks/engines.py --greedy 10000 --model runs/demo --text FILE
@@ -151,24 +151,27 @@ def serve(way: str, task: str, folder: Path, job: Job, steps: int) -> None:
 
 
 def built(way: str, folder: Path, words: Sequence[str]) -> dict[str, Any] | None:
-    """Build an engine, unless it is there, and load it; if it fails, print why, return None."""
-    kind, about = kind_of(way), folder / f"{kind_of(way)}.json"
-    tasks = ["load"] if about.exists() or not is_built(kind) else ["build", "load"]
-    said: dict[str, Any] = json.loads(about.read_text()) if about.exists() else {}
-    for task in tasks:
-        command = [sys.executable, __file__, "--worker", way, task, *words]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
-            print(f"{way} is left out, {task} failed: {lines[-1]}", file=sys.stderr, flush=True)
-            (folder / f"{kind}.log").write_text(done.stderr)
-            return None
-        found = json.loads(done.stdout.splitlines()[-1])
-        said |= {f"{task}_seconds": found.pop("seconds"), **found}
-        if task == "build":
-            files = [path for path in (folder / kind).rglob("*") if path.is_file()]
-            said["mb"] = sum(path.stat().st_size for path in files) / 1e6
-            about.write_text(json.dumps(said))
+    """Build an engine and load it, unless that was done; if it fails, print why, return None."""
+    kind, said = kind_of(way), {}
+    for task, name in (("build", kind), ("load", way)):
+        about = folder / f"{name}.{task}.json"
+        if task == "build" and not is_built(kind):
+            continue
+        if not about.exists():
+            command = [sys.executable, __file__, "--worker", way, task, *words]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+                print(f"{way} is left out, {task} failed: {last}", file=sys.stderr, flush=True)
+                (folder / f"{name}.{task}.log").write_text(done.stderr)
+                return None
+            found = json.loads(done.stdout.splitlines()[-1])
+            found[f"{task}_seconds"] = found.pop("seconds")
+            if task == "build":
+                files = [path for path in (folder / kind).rglob("*") if path.is_file()]
+                found["mb"] = sum(path.stat().st_size for path in files) / 1e6
+            about.write_text(json.dumps(found))
+        said |= json.loads(about.read_text())
     return said
 
 
