@@ -20,7 +20,9 @@ if platform.machine().lower() in ("x86_64", "amd64"):
         "avx2": ["-mavx2", "-mfma"],
         "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"],
     }
-FLAGS = ["-std=c++20", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-pthread"]
+# GCC 12 warns of variables in its own headers.
+NO_WARNING = "-Wno-maybe-uninitialized"
+FLAGS = ["-std=c++20", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-pthread", NO_WARNING]
 OPS = Path("src/transformer_xl/ops")
 # Python without the global lock has no limited interface.
 IS_LIMITED = not sysconfig.get_config_var("Py_GIL_DISABLED")

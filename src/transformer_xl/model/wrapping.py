@@ -7,6 +7,7 @@ operations of :mod:`transformer_xl.ops`, which are faster.
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
 from typing import Any
 
 from jaxtyping import Float
@@ -96,7 +97,12 @@ def adapters(model: nn.Module) -> Adapters:
 
 def adapted(model: nn.Module) -> list[Any]:
     """Return the modules of a model that have adapters."""
-    return [module for module in _parts(model) if hasattr(type(module), "active_adapters")]
+    return [module for module in _parts(model) if _takes_adapters(type(module))]
+
+
+@cache
+def _takes_adapters(kind: type) -> bool:
+    return hasattr(kind, "active_adapters")
 
 
 def _state(module: Any) -> tuple[Any, ...]:

@@ -104,6 +104,14 @@ template <class R> inline R activated(R x, Activation kind) {
     return R(0.5) * x * (1 + std::erf(x * R(M_SQRT1_2)));
 }
 
+constexpr int AHEAD = 16;  // rows of keys and values that are fetched before they are read
+
+// Asks for n numbers in a row, which need not exist.
+template <class C> inline void fetch(const C *x, int n) {
+    for (const char *at = reinterpret_cast<const char *>(x); at < reinterpret_cast<const char *>(x + n); at += 64)
+        __builtin_prefetch(at);
+}
+
 // Scores of n keys in a row; `nearest` is behind the last of them. Returns the highest.
 template <class R, class C>
 R scores_of(const R *q_content, const R *q_position, const C *k, const C *r, int64_t r_row, const C *bias,
@@ -119,6 +127,7 @@ R scores_of(const R *q_content, const R *q_position, const C *k, const C *r, int
             keys[j] = k + at * K;
             positions[j] = r ? r + at * r_row : nullptr;
         }
+        fetch(k + (i + AHEAD) * K, N * K);
         int e = 0;
         for (; e + L <= K; e += L) {
             const Vec<R> a = load(q_content + e), b = load(q_position + e);
@@ -172,6 +181,20 @@ template <class R> R exponentials(R *score, int64_t n, R highest) {
 template <class R, class C> void add_values(const R *weight, const C *v, int K, int64_t n, R *out) {
     constexpr int L = Lanes<R>::n, N = 4;
     int e = 0;
+    // Several vectors at once, so that rows are read as they lie in memory.
+    for (; e + N * L <= K; e += N * L) {
+        Vec<R> acc[2][N] = {};
+        int64_t i = 0;
+        for (; i + 2 <= n; i += 2) {
+            fetch(v + (i + AHEAD) * K + e, N * L);
+            fetch(v + (i + 1 + AHEAD) * K + e, N * L);
+            for (int j = 0; j < 2; ++j)
+                for (int c = 0; c < N; ++c) acc[j][c] += weight[i + j] * load(v + (i + j) * K + e + c * L);
+        }
+        for (; i < n; ++i)
+            for (int c = 0; c < N; ++c) acc[0][c] += weight[i] * load(v + i * K + e + c * L);
+        for (int c = 0; c < N; ++c) store(out + e + c * L, load(out + e + c * L) + (acc[0][c] + acc[1][c]));
+    }
     for (; e + L <= K; e += L) {
         Vec<R> acc[N] = {};
         int64_t i = 0;

@@ -274,7 +274,7 @@ class Decoder:
         cache = tensors.keys.dtype
         if tensors.r is not None:
             r = tensors.r.detach().to(cache)
-            r = r if r.stride(2) == 1 else r.contiguous()
+            r = r.transpose(0, 1).contiguous().transpose(0, 1)
             described.r, (described.r_row, described.r_head, _) = r.data_ptr(), r.stride()
             self._kept.append(r)
         if tensors.distance_bias is not None:
