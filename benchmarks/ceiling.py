@@ -20,7 +20,9 @@ def products(dtype: torch.dtype, device: str) -> Callable[[], object]:
     n = _width(device)
     a, b = (torch.randn(n, n, dtype=dtype, device=device) for _ in range(2))
     ways: list[Callable[[], object]] = [lambda: a @ b]
-    if device == "cpu" and torch.backends.mkldnn.is_available():
+    # oneDNN refuses bfloat16 on processors without AVX-512.
+    has_product = dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if device == "cpu" and torch.backends.mkldnn.is_available() and has_product:
         ways.append(lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], ""))
     with torch.no_grad():
         return min(ways, key=lambda way: _seconds(way, device))

@@ -4,7 +4,7 @@
     python benchmarks/sharing.py --shape small --seconds 20 --rounds 5
     python benchmarks/sharing.py --works evaluation+evaluation generation+training
 
-Each program has a process of its own with as many threads as processors, and works for so many
+Each program has a process of its own, with as many threads as torch takes, and works for so many
 seconds. A share is what a program does beside the other one, as part of what it does alone; the sum
 of both shares is 1 if nothing is lost. Measured with threads that follow the load, as those of the
 commands do, and with those of the system's OpenMP as it is.
@@ -43,7 +43,9 @@ def steps_a_second(work: str, shape: str, seconds: float, start: float, follows:
     prepare = {"evaluation": evaluation, "generation": generation, "training": training}[work]
     step = prepare.prepare(peer, job)
     step()
-    time.sleep(max(0.0, start - time.time()))
+    if time.time() > start:
+        sys.exit("a program needs longer to start than the other one waits")
+    time.sleep(start - time.time())
     n, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         step()
@@ -53,8 +55,8 @@ def steps_a_second(work: str, shape: str, seconds: float, start: float, follows:
 
 def run(works: list[str], shape: str, seconds: float, follows: bool) -> list[float]:
     """Let programs work at the same time; return the steps a second of each."""
-    # Long enough to import torch on a machine of any kind.
-    start = time.time() + 6
+    # Long enough for two to import torch and to make a first step.
+    start = time.time() + 10
     common = [shape, str(seconds), str(start), str(int(follows))]
     processes = [
         subprocess.Popen(
@@ -65,6 +67,8 @@ def run(works: list[str], shape: str, seconds: float, follows: bool) -> list[flo
         for work in works
     ]
     outputs = [process.communicate()[0] for process in processes]
+    if any(process.returncode for process in processes):
+        sys.exit("a program failed; see above")
     return [float(output.split()[-1]) for output in outputs]
 
 

@@ -47,8 +47,8 @@ def test_there_are_more_threads_than_processors_until_they_are_stopped():
     gnu_openmp_or_skip()
     added, left = run(STARTS_AND_ENDS)
     threads, processors = map(int, added.split())
-    # The region's own threads, one of them that of Python.
-    assert threads == processors + 1
+    # With the two that compute there are more than processors.
+    assert threads == max(1, processors - 1) + 1
     assert left == "0"
 
 
@@ -67,8 +67,8 @@ def test_one_thread_waits_for_nobody():
 
 def test_threads_that_wait_share_the_processors_and_four_quiet_looks_end_that():
     load = openmp.Load()
-    assert not load.look(0.02)
-    assert not load.look(0.08)
+    assert not load.look(0.01)
+    assert not load.look(0.04)
     assert load.look(0.5)
     assert [load.look(0.0) for _ in range(openmp.QUIET_LOOKS)] == [True, True, True, False]
 
@@ -76,5 +76,5 @@ def test_threads_that_wait_share_the_processors_and_four_quiet_looks_end_that():
 def test_a_look_between_the_thresholds_begins_the_quiet_ones_anew():
     load = openmp.Load()
     load.look(1.0)
-    looks = [0.0, 0.0, 0.0, 0.07, 0.0, 0.0, 0.0, 0.0]
+    looks = [0.0, 0.0, 0.0, 0.03, 0.0, 0.0, 0.0, 0.0]
     assert [load.look(share) for share in looks] == [True] * 7 + [False]

@@ -7,12 +7,14 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 import transformer_xl
 from transformer_xl.config import ModelConfig
@@ -259,3 +261,32 @@ def test_the_softmax_of_few_rows_is_that_of_torch(monkeypatch):
     with torch.no_grad():
         assert not native.multiplies(hidden.bfloat16(), model.softmax.weight.bfloat16())
         assert not native.multiplies(torch.randn(17, 48), model.softmax.weight)
+
+
+def test_operands_that_do_not_belong_together_are_left_to_torch():
+    weight = torch.randn(20, 48)
+    with torch.no_grad():
+        assert native.multiplies(torch.randn(1, 48), weight)
+        for x, other in (
+            (torch.randn(1, 32), weight),
+            (torch.randn(48), weight),
+            (torch.randn(1, 48), weight.to("meta")),
+            (torch.randn(1, 48), weight[:0]),
+            (torch.randn(0, 48), weight),
+        ):
+            assert not native.multiplies(x, other)
+
+
+def test_transforms_and_recordings_see_the_product():
+    model, x = model_of(torch.float32), torch.randn(1, 2, CONFIG.d_model)
+    with torch.no_grad():
+        expected = model.softmax(x)
+        torch.testing.assert_close(torch.vmap(model.softmax)(x), expected)
+        with warnings.catch_warnings():
+            # That sizes of the input become constants.
+            warnings.simplefilter("ignore")
+            traced = torch.jit.trace(lambda y: model.softmax(y), (x,), check_trace=False)
+        torch.testing.assert_close(traced(2 * x), model.softmax(2 * x))
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, torch.ones_like(x))
+            assert forward_ad.unpack_dual(model.softmax(dual)).tangent is not None

@@ -3,8 +3,9 @@ from contextlib import nullcontext
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from transformer_xl.model import FeedForward
+from transformer_xl.model import FeedForward, TransformerXL
 from transformer_xl.ops import linear, products, skew
 
 
@@ -162,7 +163,7 @@ def test_the_setting_for_batches_comes_back_when_the_last_block_ends(onednn, mon
 @pytest.fixture
 def emulated(monkeypatch):
     """As on a processor that does not compute in bfloat16."""
-    monkeypatch.setattr(products, "_lacks_bfloat16", lambda: True)
+    monkeypatch.setattr(products, "has_bfloat16", lambda: False)
 
 
 def test_emulated_products_are_float32_products_of_rounded_operands(emulated):
@@ -172,7 +173,7 @@ def test_emulated_products_are_float32_products_of_rounded_operands(emulated):
     rows = x.flatten(0, 1)
     expected = (rows.float() @ weight.float().T).bfloat16()
     out = torch.empty_like(expected)
-    assert products.product(rows, weight.T, out) is out
+    assert products.product(rows, weight.T, out=out) is out
     torch.testing.assert_close(out, expected, rtol=0, atol=0)
     torch.testing.assert_close(products.product(rows, weight.T), expected, rtol=0, atol=0)
 
@@ -188,3 +189,36 @@ def test_emulated_attention_rounds_its_result_only(emulated):
     assert q.grad.dtype == torch.bfloat16
     assert q.grad.isfinite().all()
     assert q.grad.any()
+
+
+class Dtypes(TorchDispatchMode):
+    """Notes the precisions of products."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if any(name in str(function) for name in ("mm", "linear", "attention")):
+            self.seen |= {x.dtype for x in args if isinstance(x, torch.Tensor)}
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("learns", [False, True])
+def test_a_whole_model_emulates_no_product(emulated, tiny_config, learns):
+    torch.manual_seed(0)
+    model = TransformerXL(tiny_config)
+    tokens = torch.randint(tiny_config.vocab_size, (2, 5))
+    with Dtypes() as dtypes, torch.set_grad_enabled(learns), torch.autocast("cpu", torch.bfloat16):
+        out = model(tokens, None, tokens)
+        if learns:
+            out.loss.backward()
+        else:
+            assert model(tokens, out.mems).log_probs.isfinite().all()
+    assert dtypes.seen == {torch.float32}
+
+
+def test_bfloat16_compiles_whole(emulated):
+    weight, x = torch.randn(8, 8).bfloat16(), torch.randn(2, 3, 8).bfloat16()
+    compiled = torch.compile(linear, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, weight, None), F.linear(x, weight))

@@ -62,7 +62,8 @@ def diagnose() -> dict[str, Any]:
         "precision": f"{precision}: the {device.type} {has} bfloat16 arithmetic",
         **{f"attention on {each}": _attention(each) for each in devices},
         "decoding on cpu": _decoding(),
-        "shared processors": openmp.reason_against() or "threads spin briefly meanwhile",
+        "shared processors": openmp.reason_against()
+        or "threads spin only briefly while others compute",
         "cache": str(cache_folder(DataConfig())),
         "packages": {name: _version(name) for name in (*_NEEDED, *_OPTIONAL)},
     }

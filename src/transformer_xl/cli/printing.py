@@ -17,8 +17,9 @@ def say(text: str) -> None:
 def say_if_slow(precision: "Precision") -> None:
     """Print a note if this machine does not compute in a precision."""
     from transformer_xl.config.device import pick_device, slow_precision
+    from transformer_xl.config.distributed import is_first_process
 
-    if why := slow_precision(precision, pick_device()):
+    if is_first_process() and (why := slow_precision(precision, pick_device())):
         say(f"note: {why}")
 
 

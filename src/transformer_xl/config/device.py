@@ -93,11 +93,12 @@ def has_bfloat16(device: torch.device) -> bool:
 
 def slow_precision(precision: Precision, device: torch.device) -> str | None:
     """Return why a precision is slow on a device; None if it is not."""
-    if precision != "bfloat16" or has_bfloat16(device):
+    is_known = device.type == "cuda" or platform.machine().lower() in ("x86_64", "amd64")
+    if precision != "bfloat16" or not is_known or has_bfloat16(device):
         return None
     return (
-        f"this {device.type} does not compute in bfloat16: numbers are rounded to it and computed "
-        "with in float32, which takes longer than float32 alone, which auto chooses here"
+        f"this {device.type} has no bfloat16 arithmetic, so bfloat16 takes longer than float32, "
+        "which auto chooses here"
     )
 
 

@@ -17,9 +17,9 @@ from threading import Event, Lock, Thread
 
 INTERVAL = 0.25
 """Seconds between two looks at the load."""
-SHARED, ALONE = 0.1, 0.05
-"""Seconds a second that threads wait for a processor: above the first it is shared, below the
-second it is not."""
+SHARED, ALONE = 0.05, 0.02
+"""Share of the time that a thread waits for a processor: above the first they are shared, below
+the second they are not."""
 QUIET_LOOKS = 4
 """Looks that must find it not shared before threads spin again."""
 
@@ -42,7 +42,7 @@ def follow_load() -> None:
 def reason_against() -> str | None:
     """Return why the load cannot be followed; None if it can. torch must have been imported."""
     # Whoever sets one of these has chosen.
-    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "OMP_THREAD_LIMIT", "OMP_PROC_BIND"):
         if name in os.environ:
             return f"{name} is set"
     if (library := _gnu_openmp()) is None:
@@ -60,7 +60,7 @@ class Load:
         self._n_quiet = 0
 
     def look(self, share: float) -> bool:
-        """Take the seconds a second that threads waited since the last look."""
+        """Take the share of the time that a thread waited since the last look."""
         self._n_quiet = self._n_quiet + 1 if share < ALONE else 0
         if share > SHARED:
             self.is_shared = True
@@ -70,7 +70,7 @@ class Load:
 
 
 class IdleThreads:
-    """More OpenMP threads than processors, which sleep until :meth:`stop`."""
+    """As many OpenMP threads as make them more than processors; they sleep until :meth:`stop`."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._end, self._started = Event(), Event()
@@ -81,8 +81,12 @@ class IdleThreads:
     def _idle(self, library: ctypes.CDLL) -> None:
         # Any C function, in a parallel region: what it starts lives as long as this thread.
         work = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)
-        library.GOMP_parallel(work, None, len(os.sched_getaffinity(0)) + 1, 0)
-        self._started.set()
+        missing = library.omp_get_num_procs() + 1 - library.omp_get_max_threads()
+        try:
+            # This thread takes part, and counts once more than the others.
+            library.GOMP_parallel(work, None, max(missing, 1) + 1, 0)
+        finally:
+            self._started.set()
         self._end.wait()
 
     def stop(self) -> None:
@@ -104,13 +108,13 @@ def waited() -> dict[str, float]:
 
 
 def _follow(library: ctypes.CDLL) -> None:
-    load, idle = Load(), None
+    load, idle, n_threads = Load(), None, library.omp_get_max_threads()
     before, then = waited(), time.monotonic()
     while True:
         time.sleep(INTERVAL)
         present, now = waited(), time.monotonic()
         delay = sum(seconds - before.get(task, seconds) for task, seconds in present.items())
-        is_shared = load.look(delay / (now - then))
+        is_shared = load.look(delay / (now - then) / n_threads)
         before, then = present, now
         if is_shared and idle is None:
             idle = IdleThreads(library)
@@ -120,9 +124,16 @@ def _follow(library: ctypes.CDLL) -> None:
 
 
 def _gnu_openmp() -> ctypes.CDLL | None:
-    """Return the GNU OpenMP that the process has loaded, if any."""
+    """Return the GNU OpenMP that torch has loaded, if any; other packages may bring their own."""
+    mapped: set[Path] = set()
     with suppress(OSError):
-        for line in Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines():
-            if "libgomp" in line.rpartition("/")[2]:
-                return ctypes.CDLL("/" + line.partition("/")[2])
+        lines = Path("/proc/self/maps").read_text("utf-8", "surrogateescape").splitlines()
+        mapped = {Path("/" + line.partition("/")[2]) for line in lines if "/" in line}
+    found = [path for path in mapped if "libgomp" in path.name]
+    folders = {path.parent for path in mapped if path.name.startswith("libtorch_cpu.")}
+    of_torch = [path for path in found if path.parent in folders]
+    if not of_torch and len(found) != 1:
+        return None
+    with suppress(OSError):
+        return ctypes.CDLL(str((of_torch or found)[0]))
     return None

@@ -200,7 +200,7 @@ class RelAttention(nn.Module):
 
     def positions(self, encoding: Float[Tensor, "S D"]) -> Float[Tensor, "S H K"]:
         """Project position encodings."""
-        return self._finished(self._heads(self.r_proj(encoding)))
+        return self._finished(self._heads(projected(self.r_proj, encoding)))
 
     def _parts(self, x: Tensor, parts: slice) -> Tensor:
         """Project to some of queries, keys and values, in this order."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.model.wrapping import is_plain, unwrapped
-from transformer_xl.ops import linear_nll, native
+from transformer_xl.ops import linear, linear_nll, native
 from transformer_xl.ops.nll import IGNORED
 
 
@@ -30,7 +30,7 @@ class Transposed(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch E"]:
         """Multiply by the transposed weight."""
-        return F.linear(x, self.weight.T)
+        return linear(x, self.weight.T, None)
 
 
 class Predictor(ABC):
@@ -106,7 +106,7 @@ class Softmax(Predictor, nn.Linear):
         if native.multiplies(input, self.weight):
             rows = native.product(input.flatten(0, -2), self.weight, self.bias)
             return rows.unflatten(0, input.shape[:-1])
-        return super().forward(input)
+        return linear(input, self.weight, self.bias)
 
     def logits(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
         """Return the unnormalized log-probabilities."""

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch._C._functorch import maybe_current_level  # pyright: ignore[reportMissingImports]
+from torch.autograd import forward_ad
 
 from transformer_xl.ops.packed import Int8Weight
 
@@ -144,15 +146,29 @@ def multiplies(x: Float[Tensor, "*batch D"], weight: Any) -> bool:
     """Whether :func:`product` is there for these operands and faster than torch."""
     return (
         not torch.is_grad_enabled()
-        and not torch.compiler.is_compiling()
+        and not _is_observed()
+        and type(x) is Tensor
         and x.ndim > 1
         and 0 < x.numel() <= MOST_ROWS * x.shape[-1]
         and x.dtype in (torch.float32, torch.float64)
         and type(weight) in (Tensor, nn.Parameter)
-        and weight.dtype == x.dtype
+        and (weight.dtype, weight.device) == (x.dtype, x.device)
+        and weight.shape[1] == x.shape[-1]
         and weight.stride(1) == 1
+        and len(weight) > 0
         and not torch.is_autocast_enabled(x.device.type)
         and reason_against(x.device, x.dtype) is None
+    )
+
+
+def _is_observed() -> bool:
+    """Whether torch records or replaces operations, which it could not with a compiled one."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or maybe_current_level() is not None
+        or forward_ad._current_level >= 0
     )
 
 

@@ -118,7 +118,7 @@ def _pass(
     for start in range(0, len(x), rows):
         part = slice(start, start + rows)
         x_part, target = x[part].to(dtype), places[part, None]
-        logits = _at_least_float32(product(x_part, w.T, buffer[: len(x_part)]).add_(b))
+        logits = _at_least_float32(product(x_part, w.T, b, buffer[: len(x_part)]))
         own, largest = logits.gather(1, target)[:, 0], logits.amax(-1)
         probs = torch.softmax(logits, -1, out=logits)
         # The largest probability is 1 / sum(exp(logits - largest)).
@@ -131,7 +131,7 @@ def _pass(
             d_logits *= scale[part, None]
         if db is not None:
             db += d_logits.sum(0)
-        d_logits = d_logits.to(dtype)
+        d_logits = d_logits if d_logits.dtype == dtype else buffer[: len(x_part)].copy_(d_logits)
         if dx is not None:
             add_product(dx[part], d_logits, w)
         if dw is not None:

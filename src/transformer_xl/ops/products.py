@@ -1,8 +1,10 @@
-"""Float32 matrix products with oneDNN on CPUs where MKL is slow.
+"""Matrix products by what is fastest for them on a CPU.
 
 torch uses MKL for float32 products, which reaches less than half of the peak on CPUs that are not
 Intel's (AMD Zen 5: 200 instead of 450 GFLOP/s). oneDNN, which torch also includes, reaches it in
 the same precision. For small products its overhead is larger than the gain.
+
+Processors that only emulate bfloat16 multiply its numbers in float32.
 """
 
 from collections.abc import Iterator
@@ -17,7 +19,6 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from transformer_xl.config.device import has_bfloat16
 from transformer_xl.ops.packed import CompactWeight
 
 LEAST_WORK = 1 << 22
@@ -41,7 +42,9 @@ def linear(
     dtype = _autocast_dtype(x, weight) if x.device.type == "cpu" else None
     is_large = takes_onednn(x, weight)
     has_graph = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-    if has_graph and (is_large or dtype is not None):
+    # Where a precision is emulated, autocast must not choose it for the product.
+    is_widened = dtype is not None and emulates(dtype, x.device.type)
+    if (has_graph and (is_large or dtype is not None)) or is_widened:
         with torch.autocast(x.device.type, enabled=False):
             return cast(Tensor, _Linear.apply(x, weight, bias, dtype))
     return _linear(x, weight, bias)
@@ -83,23 +86,26 @@ def project(
 
 
 def product(
-    a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner F"], out: Tensor | None = None
+    a: Float[Tensor, "rows inner"],
+    b: Float[Tensor, "inner F"],
+    bias: Float[Tensor, " F"] | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Return ``a @ b``, without autograd."""
-    if is_emulated(a):
-        found = product(a.float(), b.float())
+    """Return ``a @ b + bias``, without autograd."""
+    if emulates(a.dtype, a.device.type):
+        found = product(a.float(), b.float(), None if bias is None else bias.float())
         return found.to(a.dtype) if out is None else out.copy_(found)
     if out is None and a.is_contiguous():
-        return _linear(a, b.T, None)
+        return _linear(a, b.T, bias)
     with onednn(takes_onednn(a, b.T)):
-        return torch.mm(a, b, out=out)
+        return torch.mm(a, b, out=out) if bias is None else torch.addmm(bias, a, b, out=out)
 
 
 def add_product(
     total: Float[Tensor, "rows F"], a: Float[Tensor, "rows inner"], b: Float[Tensor, "inner F"]
 ) -> None:
     """Add ``a @ b`` to ``total``, without autograd."""
-    if total.dtype != a.dtype or is_emulated(a):
+    if total.dtype != a.dtype or emulates(a.dtype, a.device.type):
         total += product(a, b)
         return
     with onednn(takes_onednn(a, b.T)):
@@ -124,7 +130,7 @@ def takes_onednn(x: Tensor, weight: Tensor) -> bool:
 
 @contextmanager
 def onednn(is_used: bool) -> Iterator[None]:
-    """Use oneDNN for float32 products inside a ``with`` block, on CPUs with AVX-512.
+    """Use oneDNN for products inside a ``with`` block. Without AVX-512, torch ignores it.
 
     The only setting with which torch does so also permits bfloat16 internally. CPUs with AMX would
     use that, so they are excluded; all others compute in float32 (measured: the same errors against
@@ -156,23 +162,30 @@ def batches_take_onednn(x: Float[Tensor, "*batch T K"]) -> bool:
         and x.shape[-2] >= LEAST_ROWS
         and not torch.compiler.is_compiling()
         and onednn_is_faster()
-        # With AVX2, MKL is as fast, and torch's fused kernel, which uses it, faster.
+        # With AVX2, torch's fused kernel, which uses MKL, is faster.
         and _has_avx512()
-        and (x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and not is_emulated(x)))
+        and (x.dtype == torch.float32 or (x.dtype == torch.bfloat16 and has_bfloat16()))
     )
 
 
-def is_emulated(x: Tensor) -> bool:
-    """Whether the processor only emulates products in the precision of ``x``.
+def emulates(dtype: torch.dtype, device: str) -> bool:
+    """Whether a type of device only emulates products in a precision.
 
     They take up to a hundred times as long as in float32, so the operands are widened to float32.
     """
-    return x.dtype == torch.bfloat16 and x.device.type == "cpu" and _lacks_bfloat16()
+    return (
+        dtype == torch.bfloat16
+        and device == "cpu"
+        and not torch.compiler.is_compiling()
+        and not has_bfloat16()
+    )
 
 
 @cache
-def _lacks_bfloat16() -> bool:
-    return not has_bfloat16(torch.device("cpu"))
+def has_bfloat16() -> bool:
+    """Whether oneDNN has products in bfloat16 for this processor. Others than x86 are not asked."""
+    is_x86 = torch.cpu.get_capabilities().get("architecture") == "x86_64"
+    return not is_x86 or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @cache
@@ -242,7 +255,12 @@ class _Projection(torch.autograd.Function):
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
-        dq, dk, dv = grad_outputs
+        # backward() may be called under autocast, but uses the precision of the forward pass.
+        with torch.autocast(grad_outputs[0].device.type, enabled=False):
+            return _Projection._gradients(ctx, *grad_outputs)
+
+    @staticmethod
+    def _gradients(ctx: Any, dq: Tensor, dk: Tensor, dv: Tensor) -> tuple[Tensor | None, ...]:
         x, memory, weight = ctx.saved_tensors
         x_dtype, memory_dtype, weight_dtype = ctx.dtypes
         weight = weight.to(x.dtype)
@@ -307,7 +325,7 @@ class _Linear(torch.autograd.Function):
 
 def _linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return what :func:`linear` does, without autograd where oneDNN is used."""
-    if is_emulated(x):
+    if emulates(x.dtype, x.device.type):
         bias = None if bias is None else bias.float()
         return _linear(x.float(), weight.float(), bias).to(x.dtype)
     if not takes_onednn(x, weight):

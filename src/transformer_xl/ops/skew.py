@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from transformer_xl.ops.dropout import draw_kept, new_seed, rounded
-from transformer_xl.ops.products import batches_take_onednn, is_emulated, onednn
+from transformer_xl.ops.products import batches_take_onednn, emulates, onednn
 from transformer_xl.ops.reference import before_first
 
 QUERY_BLOCK = 256
@@ -49,7 +49,7 @@ def rel_attention(
 ) -> Float[Tensor, "B T H K"]:
     """Attend from the segment to the memory and to itself; as the reference does."""
     operands: Sequence[Any] = (q, k, v, r, content_bias, position_bias, distance_bias)
-    if is_emulated(q):
+    if emulates(q.dtype, q.device.type):
         operands = [None if x is None else x.float() for x in operands]
     # The backward pass draws the same numbers again.
     seed = new_seed() if dropout else None

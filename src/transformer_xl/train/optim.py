@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim.swa_utils import AveragedModel
 
 from transformer_xl.config import TrainConfig
-from transformer_xl.config.device import has_bfloat16, pick_precision
-from transformer_xl.ops.products import batches_take_onednn, onednn
+from transformer_xl.config.device import pick_precision
+from transformer_xl.ops.products import batches_take_onednn, emulates, onednn
 
 # The quintic polynomial of the reference implementation, with the fastest growth of small singular
 # values; it ends with all of them between about 0.7 and 1.2.
@@ -252,7 +252,9 @@ class Optimizer:
             ]
             device = next(model.parameters()).device
             precision = pick_precision(config.precision, device)
-            dtype = getattr(torch, precision) if has_bfloat16(device) else torch.float32
+            dtype = getattr(torch, precision)
+            if emulates(dtype, device.type):
+                dtype = torch.float32
             self.parts.append(Muon(groups, weight_decay=decay, dtype=dtype))
 
     def skip(self) -> None:

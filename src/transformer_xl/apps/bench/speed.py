@@ -28,7 +28,7 @@ from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import layer_matrices
 from transformer_xl.model.reading import read
 from transformer_xl.ops import choose_backend
-from transformer_xl.ops.products import is_emulated, product
+from transformer_xl.ops.products import emulates, product
 from transformer_xl.train import Network, TrainState, train_step
 from transformer_xl.train.optim import Optimizer, new_average
 
@@ -245,7 +245,7 @@ def ceiling(dtype: str, device: torch.device) -> float:
     ways: list[Callable[[], Tensor]] = [lambda: product(x, x)]
     is_x86 = torch.cpu.get_capabilities().get("architecture") == "x86_64"
     has_onednn = is_x86 and torch.backends.mkldnn.is_available()
-    if device.type == "cpu" and has_onednn and not is_emulated(x):
+    if device.type == "cpu" and has_onednn and not emulates(x.dtype, device.type):
         ways.append(lambda: torch.ops.mkldnn._linear_pointwise(x, x, None, "none", [], ""))
     return 2 * width**3 / 1e9 / min(timed(way, 5, device)["seconds"] for way in ways)
 
