@@ -4,6 +4,7 @@ States can be saved to files.
 """
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,7 +60,10 @@ def open_folder(
         ValueError: The settings are invalid, or the vocabulary has another size than the model's.
     """
     folder = find_model_folder(folder)
-    model, vocab = load_model(folder), load_vocab(folder)
+    # A vocabulary is tried in a process of its own, which starts while the weights are read.
+    with ThreadPoolExecutor(1) as executor:
+        loading = executor.submit(load_vocab, folder)
+        model, vocab = load_model(folder), loading.result()
     if len(vocab) != model.config.vocab_size:
         raise ValueError(
             f"the vocabulary in {folder} has {len(vocab)} symbols and the model "
