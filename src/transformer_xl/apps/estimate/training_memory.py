@@ -190,8 +190,8 @@ def outside_activations(plan: Plan) -> int:
 def loss_temporary(plan: Plan) -> int:
     """Count the temporary tensors of the softmax for a chunk of tokens; the largest cluster counts.
 
-    For n logits in a chunk: 4 n, and a copy of their gradients, rounded, or on the CPU transposed
-    for the product; and the product before it is accumulated.
+    For n logits in a chunk: 4 n. In half precision also the product from which they are made, whose
+    place their gradients take, the rounded weights and a product before it is accumulated.
     """
     config = plan.config.model
     if config.sample_softmax:
@@ -211,8 +211,8 @@ def _chunk_bytes(plan: Plan, n_outputs: int, width: int, n_rows: int) -> int:
     c = plan.operand
     logits = min(n_rows, chunk_rows(plan.device, n_outputs)) * n_outputs
     if c < FLOAT:
-        return logits * (FLOAT + 2 * c) + 2 * c * n_outputs * width
-    return FLOAT * (logits + (logits + n_outputs * width) * (plan.device == "cpu"))
+        return logits * (FLOAT + c) + 2 * c * n_outputs * width
+    return FLOAT * logits
 
 
 def layer_temporary(plan: Plan) -> int:
