@@ -277,6 +277,7 @@ def test_operands_that_do_not_belong_together_are_left_to_torch():
             assert not native.multiplies(x, other)
 
 
+@pytest.mark.compile
 def test_transforms_and_recordings_see_the_product():
     model, x = model_of(torch.float32).requires_grad_(False), torch.randn(1, 2, CONFIG.d_model)
     with torch.no_grad():

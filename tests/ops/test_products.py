@@ -218,6 +218,7 @@ def test_a_whole_model_emulates_no_product(emulated, tiny_config, learns):
     assert dtypes.seen == {torch.float32}
 
 
+@pytest.mark.compile
 def test_bfloat16_compiles_whole(emulated):
     weight, x = torch.randn(8, 8).bfloat16(), torch.randn(2, 3, 8).bfloat16()
     compiled = torch.compile(linear, backend="eager", fullgraph=True)
