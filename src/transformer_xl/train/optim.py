@@ -103,7 +103,7 @@ def orthogonalize(
     # The iteration converges for singular values up to 1, and none exceeds the Frobenius norm.
     x = (x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)).contiguous()
     n, rows, _ = x.shape
-    # Reused, as allocating large tensors takes as long as a product.
+    # Reused: new large tensors cost page faults in each product.
     y, gram, polynomial = (
         torch.empty_like(x),
         x.new_empty(n, rows, rows),
