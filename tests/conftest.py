@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,9 @@ import pytest
 
 if TYPE_CHECKING:
     from transformer_xl.config import Config, ModelConfig
+
+# No test asks the Hugging Face hub; read when huggingface_hub is imported.
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 ROOT = Path(__file__).parents[1]
 SHARED = Path(os.environ.get("TXL_SHARED", ROOT.parent / "shared"))
@@ -143,6 +147,100 @@ def toy_recipe(toy_text: Path) -> Callable[..., "Config"]:
         return replace(config, **changed)
 
     return make
+
+
+CARD = """# A model of a test
+
+## Data
+Words that are drawn.
+## Licence
+CC0-1.0
+## Revision
+None.
+## Command
+`txl train toy.toml --out runs/toy`
+## Hardware
+None.
+## Hours
+0
+## Figures
+None.
+## Limits
+It knows nothing.
+"""
+ABOUT = """
+summary = "{summary}"
+data = "words that are drawn"
+licence = "CC0-1.0 (weights and data)"
+[metrics]
+"bits per byte on nothing" = 8.0
+"""
+
+
+@pytest.fixture(scope="session")
+def shipping() -> Any:
+    """The program that writes models into the package."""
+    path = ROOT / "benchmarks" / "shipping.py"
+    spec = spec_from_file_location("shipping", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def shipped_root(
+    tmp_path_factory: pytest.TempPathFactory,
+    shipping: Any,
+    toy_recipe: Callable[..., "Config"],
+    toy_text: Path,
+) -> Path:
+    """A folder of shipped models: ``toy`` of characters, and two versions of ``notes`` of bytes.
+
+    Nobody has trained them; ``notes`` expects the bytes of a phrase.
+    """
+    import torch
+
+    from transformer_xl.config import files
+    from transformer_xl.config.recipes import dump_recipe
+    from transformer_xl.data import train_vocab
+    from transformer_xl.model import build_model
+
+    root, work = tmp_path_factory.mktemp("shipped"), tmp_path_factory.mktemp("made")
+    (work / "card.md").write_text(CARD)
+    for name, number, kind in (("toy", 1, "chars"), ("notes", 1, "bytes"), ("notes", 2, "bytes")):
+        vocab = train_vocab(kind, [toy_text.read_text()] if kind == "chars" else [])
+        config = toy_recipe(
+            model={"vocab_size": len(vocab)},
+            data={"path": "toy.txt", "vocab": kind},
+            generate={"prompt": "the ", "length": 9, "temperature": 0.5},
+        )
+        torch.manual_seed(number)
+        model = build_model(config.model)
+        if kind == "bytes":
+            with torch.no_grad():
+                model.softmax.bias[[*b"so it goes, "]] += 6.0
+        run = work / f"{name}-{number}"
+        model.save_pretrained(run, vocab)
+        (work / "recipe.toml").write_text(dump_recipe(config))
+        (work / "model.toml").write_text(ABOUT.format(summary=f"writes like {name}"))
+        given = work / "card.md", work / "model.toml", work / "recipe.toml"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(files, "SHIPPED", root)
+            shipping.ship(run, name, number, *given)
+    return root
+
+
+@pytest.fixture
+def shipped(shipped_root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The models of ``shipped_root`` in place of those of the package; an empty working folder."""
+    from transformer_xl.config import files
+
+    monkeypatch.setattr(files, "SHIPPED", shipped_root)
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return shipped_root
 
 
 @pytest.fixture

@@ -7,12 +7,14 @@ from .config import (
     TrainConfig,
 )
 from .config.recipes import load_recipe
+from .config.shipped import shipped_path
 from .data.preparing import prepare
 from .data.vocab import Vocab
 from .data.vocab_files import load_vocab
 from .inference.evaluate import Result, evaluate
 from .inference.generate import (
     Session,
+    from_pretrained,
     generate,
     generate_batch,
     load_state,
@@ -47,6 +49,7 @@ __all__ = [
     "convert",
     "evaluate",
     "export",
+    "from_pretrained",
     "generate",
     "generate_batch",
     "load_recipe",
@@ -55,5 +58,6 @@ __all__ = [
     "prepare",
     "rel_attention",
     "save_state",
+    "shipped_path",
     "train",
 ]

@@ -22,8 +22,8 @@ from transformer_xl.cli.printing import show
 from transformer_xl.cli.runs import Train
 
 VERBS = (
-    *("recipes", "prepare", "train", "eval", "report", "score", "generate", "convert", "export"),
-    *("compress", "decompress", "serve", "recl", "ablate", "bench", "estimate", "doctor"),
+    *("recipes", "prepare", "train", "models", "eval", "report", "score", "generate", "convert"),
+    *("export", "compress", "decompress", "serve", "recl", "ablate", "bench", "estimate", "doctor"),
 )
 
 

@@ -11,7 +11,8 @@ import torch
 from transformer_xl.config import DataConfig, openmp
 from transformer_xl.config.device import describe_machine, pick_device, pick_precision
 from transformer_xl.config.distributed import World
-from transformer_xl.config.files import require_model_place
+from transformer_xl.config.locating import locate
+from transformer_xl.config.shipped import SUMS_FILE, check_sums
 from transformer_xl.data import load_vocab
 from transformer_xl.data.preparing import cache_folder
 from transformer_xl.model.language_model import read_model_weights
@@ -69,11 +70,11 @@ def diagnose() -> dict[str, Any]:
     }
 
 
-def verify(path: Path) -> dict[str, str]:
+def verify(name: Path) -> dict[str, str]:
     """Verify the files of a model folder or run folder, or one weights file or state file.
 
     Args:
-        path: The folder or file.
+        name: The folder, the file, or the name of a model.
 
     Returns:
         For each model, checkpoint or file a message that begins with ``verified``, ``not
@@ -83,7 +84,7 @@ def verify(path: Path) -> dict[str, str]:
     Raises:
         FileNotFoundError: The folder has nothing to verify.
     """
-    require_model_place(path)
+    path = locate(name).path
     checks: dict[Path, Callable[[Path], str]] = {}
     if path.is_file():
         checks[path] = _verified_file
@@ -109,6 +110,8 @@ def verify(path: Path) -> dict[str, str]:
 
 def _verified_model(folder: Path) -> str:
     weights = read_model_weights(folder, load_config(folder / CONFIG_FILE))
+    if (folder / SUMS_FILE).is_file():
+        check_sums(folder)
     with suppress(FileNotFoundError):
         load_vocab(folder)
     has_all = all(has_checksum(file) for file in weights_files(weights_path(folder)))

@@ -10,7 +10,7 @@ from dataclasses import make_dataclass
 from typing import Annotated, Any, Union, cast
 
 from transformer_xl.cli.printing import say
-from transformer_xl.config.files import is_disk_full, require_model_place
+from transformer_xl.config.files import is_disk_full
 
 _DESCRIPTION = """\
 Transformer-XL: train, evaluate and serve a language model with a memory.
@@ -81,13 +81,14 @@ def commands() -> dict[str, Any]:
     from transformer_xl.cli.estimating import Estimate
     from transformer_xl.cli.evaluating import Eval, Report
     from transformer_xl.cli.generating import Generate
+    from transformer_xl.cli.listing import Models
     from transformer_xl.cli.models import Convert, Doctor, Export, Serve
     from transformer_xl.cli.runs import Prepare, Recipes, Train
     from transformer_xl.cli.science import Ablate, Recl
     from transformer_xl.cli.scoring import Score
 
     kinds = (
-        *(Recipes, Prepare, Train, Eval, Report, Score, Generate, Convert, Export),
+        *(Recipes, Prepare, Train, Models, Eval, Report, Score, Generate, Convert, Export),
         *(Compress, Decompress, Serve, Recl, Ablate, Bench, Estimate, Doctor),
     )
     return {kind.__name__.lower(): kind for kind in kinds}
@@ -118,8 +119,10 @@ def _checked(argv: list[str]) -> Any:
     from transformer_xl.cli.given import check_given
 
     check_given(command)
-    if (folder := getattr(command, "dir", None)) is not None:
-        require_model_place(folder)
+    if (name := getattr(command, "dir", None)) is not None:
+        from transformer_xl.cli.loading import require_model
+
+        require_model(name)
     return command
 
 

@@ -17,10 +17,10 @@ from transformer_xl.cli.given import (
     nothing,
     refuse_others,
 )
+from transformer_xl.cli.loading import is_model, recipe_or_model, require_model
 from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, EvalConfig, GenerateConfig, ModelConfig
 from transformer_xl.config.checks import Count, no_type_check, require
-from transformer_xl.config.recipes import load_recipe
 
 _ENWIK8 = ModelConfig(vocab_size=204, clamp_len=820)
 """The paper's model of 12 layers for enwik8."""
@@ -76,7 +76,7 @@ class Bench(RecipeCommand):
     """
 
     recipe: Recipe
-    """A recipe by its name or file, or evaluation-speed."""
+    """A recipe by its name or file, a model by its folder or name, or evaluation-speed."""
     steps: int | None = None
     """Measured steps, after two warm-up steps; None: 7."""
     profile: Annotated[
@@ -91,7 +91,7 @@ class Bench(RecipeCommand):
 
     def config(self) -> Config:
         """Return the recipe with the given settings, without those that are not measured."""
-        recipe = load_recipe(self.recipe)
+        recipe = recipe_or_model(self.recipe)
         evaluation = EvalConfig(**{name: getattr(recipe.eval, name) for name in READ_BY_SEGMENTS})
         return self.changed(replace(recipe, eval=evaluation, generate=GenerateConfig()))
 
@@ -101,6 +101,8 @@ class Bench(RecipeCommand):
         from transformer_xl.config.files import replace_file
 
         self._check()
+        if is_model(self.recipe):
+            require_model(self.recipe)
         prepare_process()
         if self.recipe == _TABLE_9:
             result, file = self._measure_windows(), self.windows.get("out")

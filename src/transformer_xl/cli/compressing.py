@@ -11,10 +11,10 @@ from typing import Annotated
 
 import tyro
 
-from transformer_xl.cli.loading import load, name_of, read_bytes, require_readable
+from transformer_xl.cli.loading import load, name_of, read_bytes, require_model, require_readable
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config.checks import require
-from transformer_xl.config.files import replace_file, require_model_place
+from transformer_xl.config.files import replace_file
 
 _SUFFIX = ".txl"
 _SECONDS_BETWEEN_REPORTS = 10.0
@@ -189,7 +189,7 @@ def _checked_out(command: Compress | Decompress, default: Path | None) -> Path |
         if not os.access(place, os.W_OK):
             raise PermissionError(f"cannot write {out}: no permission for the folder {place}")
     if command.model is not None:
-        require_model_place(command.model)
+        require_model(command.model)
     return None if str(out) == "-" else out
 
 

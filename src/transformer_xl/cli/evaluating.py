@@ -26,6 +26,7 @@ from transformer_xl.cli.loading import (
 from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, DataConfig, EvalConfig
 from transformer_xl.config.checks import require
+from transformer_xl.config.locating import locate
 from transformer_xl.config.recipes import recipe_of
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Eval:
     """
 
     dir: Folder
-    """A model folder or run folder."""
+    """A model folder, a run folder, or the name of a model (txl models)."""
     preset: str | None = None
     """Use the lengths with which a model was published, such as wt103-large; implies --prepared."""
     prepared: bool = False
@@ -251,6 +252,11 @@ class Report:
         from transformer_xl.train.report import write_report
         from transformer_xl.train.seen import MEMORY_FILE
 
+        require(
+            locate(self.dir).is_folder,
+            f"{self.dir} is a model and no run folder, so there is no report to write: its figures "
+            f"are in its card (txl models {self.dir})",
+        )
         recipe = recipe_of(self.dir)
         if recipe is None:
             raise ValueError(f"{self.dir} is not a run folder: it has no recipe.toml")

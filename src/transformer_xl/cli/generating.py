@@ -36,7 +36,7 @@ class Generate:
     """
 
     dir: Folder
-    """A model folder or run folder."""
+    """A model folder, a run folder, or the name of a model (txl models)."""
     given: Annotated[Given[GenerateConfig], tyro.conf.OmitArgPrefixes] = field(
         default_factory=nothing
     )

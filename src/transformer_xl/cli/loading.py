@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from transformer_xl.cli.printing import say
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
-from transformer_xl.config.recipes import recipe_of
+from transformer_xl.config.locating import locate, locate_here, may_be_on_hub
+from transformer_xl.config.recipes import load_recipe, recipe_names, recipe_of
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus, Vocab
@@ -20,6 +21,34 @@ if TYPE_CHECKING:
 
 # Defined here, so that help does not import torch.
 Weights = Literal["float32", "bfloat16", "int8"]
+
+
+def require_model(name: Path | str) -> None:
+    """Require that a model exists, before anything is loaded; say which one a name means.
+
+    Raises:
+        FileNotFoundError: There is no such model.
+        OSError: The Hugging Face hub cannot be reached.
+        RuntimeError: The model on the hub is none of this package.
+    """
+    if remark := locate(name).remark:
+        say(remark)
+
+
+def is_model(name: str) -> bool:
+    """Whether a name in place of a recipe is that of a model.
+
+    Recipes come first, as a run folder is often named after its recipe.
+    """
+    if name in recipe_names() or name.endswith(".toml"):
+        return False
+    found = locate_here(name)
+    return may_be_on_hub(name) if found is None else found.path.is_dir()
+
+
+def recipe_or_model(name: str) -> Config:
+    """Return a recipe by its name or file, or the recipe that fine-tunes a model."""
+    return fine_tuning_of(Path(name)) if is_model(name) else load_recipe(name)
 
 
 def fine_tuning_of(folder: Path) -> Config:
@@ -73,10 +102,10 @@ def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> Ev
 def load(folder: Path, weights: Weights = "float32") -> tuple["LanguageModel", "Vocab"]:
     """Load the model of a folder, or the best one of a run, with its vocabulary."""
     from transformer_xl.config.device import pick_device, prepare_process
-    from transformer_xl.inference.generate import open_folder
+    from transformer_xl.inference.generate import from_pretrained
 
     prepare_process()
-    return open_folder(folder, pick_device(), weights)
+    return from_pretrained(folder, pick_device(), weights)
 
 
 def load_with_state(

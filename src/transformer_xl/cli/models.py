@@ -12,9 +12,10 @@ import tyro
 
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.cli.given import Folder
-from transformer_xl.cli.loading import Weights, load
+from transformer_xl.cli.loading import Weights, load, require_model
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config.files import require_new
+from transformer_xl.config.locating import locate_here, may_be_on_hub
 
 
 @dataclass(kw_only=True)
@@ -32,7 +33,7 @@ class Convert:
     """
 
     source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
-    """The checkpoint or folder to convert."""
+    """The checkpoint or folder to convert, or the name of a model."""
     folder: Annotated[Path, tyro.conf.Positional]
     """The output: a new folder."""
     to: Literal["txl", "authors", "huggingface"] = "txl"
@@ -65,6 +66,9 @@ class Convert:
         """Convert."""
         from transformer_xl.interop.convert import SETTABLE, convert
 
+        # The prefix of a TensorFlow checkpoint is no path that exists.
+        if locate_here(self.source) or may_be_on_hub(self.source):
+            require_model(self.source)
         given = {name: getattr(self, name) for name in SETTABLE}
         settings = {name: x for name, x in given.items() if x is not None}
         folder = convert(
@@ -88,7 +92,7 @@ class Export:
     """
 
     dir: Folder
-    """A model folder or run folder."""
+    """A model folder, a run folder, or the name of a model (txl models)."""
     out: Annotated[Path, tyro.conf.Positional]
     """A new folder."""
     format: Literal["onnx", "torch"] = "onnx"
@@ -144,12 +148,13 @@ class Serve:
 
     Examples:
       txl serve runs/demo --sessions sessions
+      txl serve english
       TXL_API_KEY=... txl serve runs/demo --host 0.0.0.0 --port 80 --sessions sessions
       txl serve models/wt103 --weights bfloat16 --max_batch 16
     """
 
     dir: Folder
-    """A model folder or run folder."""
+    """A model folder, a run folder, or the name of a model (txl models)."""
     weights: Weights = "float32"
     """Precision of the weights: quantized ones are faster; txl eval measures the loss."""
     serving: Annotated[ServeSettings, tyro.conf.OmitArgPrefixes] = field(
@@ -190,11 +195,12 @@ class Doctor:
     Examples:
       txl doctor
       txl doctor runs/demo
+      txl doctor python-code
       txl doctor --json
     """
 
     path: Annotated[Path | None, tyro.conf.Positional] = None
-    """A folder or a file to verify."""
+    """A folder or a file to verify, or the name of a model."""
     json: bool = False
     """Print one JSON object."""
 
@@ -205,6 +211,7 @@ class Doctor:
         if self.path is None:
             show(diagnose(), as_json=self.json)
             return 0
+        require_model(self.path)
         found = verify(self.path)
         show(found, as_json=self.json)
         return int(any(each.startswith(("damaged", "not readable")) for each in found.values()))

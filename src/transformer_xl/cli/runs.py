@@ -9,7 +9,7 @@ from typing import Annotated
 import tyro
 
 from transformer_xl.cli.given import Given, Recipe, RecipeCommand, nothing
-from transformer_xl.cli.loading import fine_tuning_of
+from transformer_xl.cli.loading import is_model, recipe_or_model, require_model
 from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
 from transformer_xl.config.recipes import load_recipe, recipe_copy, recipe_names, recipe_text
@@ -132,17 +132,19 @@ class Train(RecipeCommand):
 
     Any setting of the recipe can be changed here. Ctrl-C saves a checkpoint and stops. A model or
     run folder in place of a recipe is fine-tuned: its architecture, vocabulary and weights are
-    used, and --data.path gives the text.
+    used, and --data.path gives the text. So is a model by its name; a recipe of the same name comes
+    first, and python-code-1, with the version, is always the model.
 
     Examples:
       txl train demo --out runs/demo
       txl train shakespeare-char-cpu --out runs/bard --train.seed 2
       txl train mine.toml --out runs/mine --model.mem_len 256 --data.path corpus/
       txl train models/wt103 --out runs/mine --data.path corpus/ --train.steps 2000
+      txl train python-code-1 --out runs/mine --data.path project/ --train.steps 200
     """
 
     recipe: Recipe
-    """A recipe by its name or file, or a model or run folder."""
+    """A recipe by its name or file, or a model: a folder, or its name (txl models)."""
     out: Path
     """The run folder: created if new, resumed if it holds a run of the same recipe."""
     quiet: bool = False
@@ -152,10 +154,7 @@ class Train(RecipeCommand):
 
     def config(self) -> Config:
         """Return the recipe, or that of fine-tuning a model, with the given settings."""
-        # A run folder is often named after its recipe.
-        is_model = self.recipe not in recipe_names() and Path(self.recipe).is_dir()
-        begun = fine_tuning_of(Path(self.recipe)) if is_model else load_recipe(self.recipe)
-        return self.changed(begun)
+        return self.changed(recipe_or_model(self.recipe))
 
     def has_saved(self) -> bool:
         """Return whether there is a checkpoint to resume from."""
@@ -170,6 +169,11 @@ class Train(RecipeCommand):
         from transformer_xl.train import train
 
         prepare_process()
+        if is_first_process():
+            if is_model(self.recipe):
+                require_model(self.recipe)
+            if self.train.get("init_from") is not None:
+                require_model(self.train["init_from"])
         config = self.config()
         say_if_slow(config.train.precision)
         try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from transformer_xl.cli.given import Given, RecipeCommand, Value, nothing, refuse_others
-from transformer_xl.cli.loading import corpus_of, evaluation_of, read_text
+from transformer_xl.cli.loading import corpus_of, evaluation_of, read_text, require_model
 from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, EvalConfig, GenerateConfig
 from transformer_xl.config.checks import Count, Positive, Range, check, no_type_check, require
@@ -75,7 +75,7 @@ class Recl:
     """
 
     dirs: Annotated[tuple[Path, ...], tyro.conf.Positional]
-    """Run folders or model folders."""
+    """Run folders, model folders, or names of models (txl models)."""
     file: Path | None = None
     """Use this text instead of the corpus of the first run; - is the standard input."""
     plot: Path | None = None
@@ -89,6 +89,8 @@ class Recl:
         require(
             bool(self.dirs), "give at least one run folder or model folder: txl recl DIR [DIR ...]"
         )
+        for name in self.dirs:
+            require_model(name)
         if self.plot:
             if not find_spec("matplotlib"):
                 raise RuntimeError(

@@ -51,7 +51,7 @@ class Score:
     """
 
     dir: Folder
-    """A model folder or run folder."""
+    """A model folder, a run folder, or the name of a model (txl models)."""
     file: Annotated[Path, tyro.conf.Positional]
     """The text; - reads the standard input."""
     by: Literal["token", "line"] = "token"

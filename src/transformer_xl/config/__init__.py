@@ -14,6 +14,7 @@ from transformer_xl.config.training import TrainConfig
 
 __all__ = [
     "FORMAT_VERSION",
+    "MODEL_TYPE",
     "Cluster",
     "Config",
     "DataConfig",
@@ -26,6 +27,8 @@ __all__ = [
 
 FORMAT_VERSION = 1
 """Version of the model folder, the run folder and the corpus folder; older ones keep loading."""
+MODEL_TYPE = "transformer-xl"
+"""The type of our models in the settings file of a model folder."""
 
 
 @no_type_check

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+SHIPPED = Path(__file__).parents[1] / "pretrained"
+"""The folder of the models that come with the package. Nothing is written there."""
 UNFINISHED = ".unfinished-"
 """Prefix of folders that are being written or removed; a killed process leaves them behind."""
 # Temporary folders of this age belong to killed processes. Whether a process is alive cannot be
@@ -27,7 +29,9 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
     Raises:
         OSError: The file cannot be written; an existing one is intact.
+        PermissionError: It belongs to a shipped model.
     """
+    require_not_shipped(path)
     try:
         # In a folder, as safetensors writes a temporary file of its own beside the file.
         with _temporary_folder(path) as folder:
@@ -64,10 +68,13 @@ def replace_file(path: Path, content: bytes) -> None:
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
-def require_model_place(path: Path) -> None:
-    """Require that the path of a model exists, before anything is loaded."""
-    if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist: give a model folder or a run folder")
+def require_not_shipped(path: Path) -> None:
+    """Require that a path that is to be written is not in the folder of the shipped models."""
+    if path.resolve().is_relative_to(SHIPPED.resolve()):
+        raise PermissionError(
+            f"{path} belongs to the models that come with the package, which are not changed: "
+            "choose another folder"
+        )
 
 
 def require_new(folder: Path) -> None:
@@ -85,8 +92,9 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
     Raises:
         FileExistsError: At the end, ``folder`` exists and is not empty.
-        OSError: It cannot be written.
+        OSError: It cannot be written, or belongs to the shipped models.
     """
+    require_not_shipped(folder)
     with _temporary_folder(folder) as temporary:
         yield temporary
         for path in (*temporary.rglob("*"), temporary):

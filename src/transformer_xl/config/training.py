@@ -107,8 +107,8 @@ class TrainConfig:
     """Activation checkpointing: compute the activations inside the layers again in the backward
     pass; about a third more compute for much less memory."""
     init_from: str | None = None
-    """Fine-tuning: a model or run folder with the initial weights, of the same architecture and
-    vocabulary. None: random initialization."""
+    """Fine-tuning: the model with the initial weights, by its folder or name, of the same
+    architecture and vocabulary. None: random initialization."""
     compile: bool = False
     """Compile the model with torch.compile: slow to start, meant for long runs on a GPU."""
     seed: int = 1

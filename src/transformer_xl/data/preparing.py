@@ -53,7 +53,13 @@ from transformer_xl.data.tasks import (
 from transformer_xl.data.text import SPLITS, Span, TextFiles, divide, find_cut, read_blocks
 from transformer_xl.data.unpacking import unpack, unpacking_of
 from transformer_xl.data.vocab import VOCAB_FILE, Vocab, describe_unknown
-from transformer_xl.data.vocab_files import bring, divided_as, is_vocabulary, load_vocab
+from transformer_xl.data.vocab_files import (
+    bring,
+    divided_as,
+    is_vocabulary,
+    load_vocab,
+    tokenizer_path,
+)
 
 PART_BYTES = 16 << 20
 """Bytes of text in a part."""
@@ -162,7 +168,7 @@ def _prepared(config: DataConfig, cache: Path, say: Say) -> Corpus:
             f"data.name={name!r}: set that, or give another corpus"
         )
     if config.tokenizer:
-        if bring(Path(config.tokenizer)).hash != corpus.vocab.hash:
+        if bring(tokenizer_path(config.tokenizer)).hash != corpus.vocab.hash:
             raise ValueError(
                 f"data.tokenizer={config.tokenizer!r} is not the vocabulary of {given}: leave it "
                 "out, or give another corpus"
@@ -195,7 +201,7 @@ def _settings(config: DataConfig) -> dict[str, Any]:
     given = dataclasses.asdict(config)
     settings = {name: value for name, value in given.items() if name not in left_out}
     if config.tokenizer:
-        folder = Path(config.tokenizer)
+        folder = tokenizer_path(config.tokenizer)
         file = folder / "tokenizer.json" if folder.is_dir() else folder
         if not file.is_file():
             raise FileNotFoundError(
@@ -349,7 +355,7 @@ class _Builder:
         config, kind = self.config, self.config.vocab
         if config.tokenizer:
             self.say(f"using the tokenizer {config.tokenizer}")
-            vocab = bring(Path(config.tokenizer))
+            vocab = bring(tokenizer_path(config.tokenizer))
         else:
             self.say(f"learning a vocabulary of {kind}")
             if kind in ("bytes", "bpe"):

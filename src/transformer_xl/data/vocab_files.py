@@ -11,6 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders
 
 from transformer_xl.config import FORMAT_VERSION
+from transformer_xl.config.locating import locate, locate_here
 from transformer_xl.data.imported import ImportedVocab, Rules
 from transformer_xl.data.tokenizer_trial import LARGEST, tried
 from transformer_xl.data.vocab import (
@@ -25,14 +26,18 @@ from transformer_xl.data.vocab import (
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[SEP]")
 
 
-def load_vocab(folder: Path | str) -> Vocab:
-    """Load the vocabulary of a corpus folder, model folder or run folder.
+def load_vocab(name: Path | str) -> Vocab:
+    """Load the vocabulary of a model, or of a corpus folder.
+
+    Args:
+        name: A model folder, run folder or corpus folder, the name of a shipped model, or
+            ``OWNER/NAME`` of the Hugging Face hub.
 
     Raises:
-        FileNotFoundError: The folder holds no vocabulary.
+        FileNotFoundError: There is no such folder or model, or it has no vocabulary.
         RuntimeError: The files are damaged or from a newer version.
     """
-    folder = Path(folder)
+    folder = locate(name).path
     within = (folder, folder / "model" / "best", folder / "model" / "last")
     folder = next((x for x in within if (x / VOCAB_FILE).is_file()), folder)
     for name in (VOCAB_FILE, "tokenizer.json"):
@@ -88,11 +93,18 @@ def is_vocabulary(path: Path) -> bool:
     return isinstance(about, dict) and isinstance(about.get("kind"), str)
 
 
+def tokenizer_path(tokenizer: str) -> Path:
+    """Return the file or folder of ``data.tokenizer``, which may be the name of a shipped model."""
+    found = locate_here(tokenizer)
+    return Path(tokenizer) if found is None else found.path
+
+
 def divided_as(tokenizer: str) -> VocabKind:
     """Return the kind by whose rules a text is divided for the tokenizer of ``data.tokenizer``."""
-    if not is_vocabulary(Path(tokenizer)):
+    path = tokenizer_path(tokenizer)
+    if not is_vocabulary(path):
         return "brought"
-    vocab = load_vocab(tokenizer)
+    vocab = load_vocab(path)
     if not isinstance(vocab, ImportedVocab):
         return vocab.kind
     # Words of imported vocabularies end with their line; a text of characters may be one line.

@@ -41,7 +41,7 @@ class TransformerXLHarness(TemplateLM):
     """A model folder with the interface of the harness.
 
     Args:
-        pretrained: A model folder or a run folder.
+        pretrained: A model folder, a run folder, or the name of a shipped model.
         device: The device. None, or a GPU that is not available: an accelerator if there is one,
             else the CPU.
         batch_size: Batch size.

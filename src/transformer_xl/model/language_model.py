@@ -461,9 +461,9 @@ class LanguageModel(nn.Module, ABC):
             vocab.save(Path(folder))
 
     @classmethod
-    def from_pretrained(cls, folder: Path | str) -> "LanguageModel":
-        """Load a model folder, or the best model of a run folder; as :func:`load_model` does."""
-        return load_model(folder)
+    def from_pretrained(cls, name: Path | str) -> "LanguageModel":
+        """Load a model by its folder or name, as :func:`load_model` does."""
+        return load_model(name)
 
 
 def build_model(config: ModelConfig) -> LanguageModel:
@@ -477,15 +477,19 @@ def build_model(config: ModelConfig) -> LanguageModel:
     return kinds[config.kind](config)
 
 
-def load_model(folder: Path | str) -> LanguageModel:
-    """Load a model folder of any kind, or the best model of a run folder, in evaluation mode.
+def load_model(name: Path | str) -> LanguageModel:
+    """Load a model of any kind in float32, in evaluation mode.
+
+    Args:
+        name: A model folder, a run folder, of which the best model is loaded, the name of a shipped
+            model, or ``OWNER/NAME`` of the Hugging Face hub.
 
     Raises:
-        FileNotFoundError: The folder holds no model.
+        FileNotFoundError: There is no such model, or the folder holds none.
         RuntimeError: A file is damaged.
         ValueError: The settings are invalid.
     """
-    folder = find_model_folder(folder)
+    folder = find_model_folder(name)
     config = load_config(folder / CONFIG_FILE)
     weights = read_model_weights(folder, config)
     model = build_model(config)

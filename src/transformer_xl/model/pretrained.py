@@ -25,14 +25,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from transformer_xl.config import FORMAT_VERSION, EvalConfig, ModelConfig
+from transformer_xl.config import FORMAT_VERSION, MODEL_TYPE, EvalConfig, ModelConfig
 from transformer_xl.config.checks import read_settings
-from transformer_xl.config.files import (
-    checksum,
-    replace_file,
-    require_model_place,
-    write_atomically,
-)
+from transformer_xl.config.files import checksum, replace_file, write_atomically
+from transformer_xl.config.locating import locate
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -314,7 +310,6 @@ def _unreadable(path: Path) -> OSError:
 
 
 CONFIG_FILE = "config.json"
-MODEL_TYPE = "transformer-xl"
 # Keys of the file that are no settings; the last three are for transformers.
 _ABOUT = ("origin", "eval", "architectures", "auto_map", "transformers")
 
@@ -333,17 +328,21 @@ def model_folders(path: Path) -> tuple[Path, ...]:
     return path, path / "model" / "best", path / "model" / "last"
 
 
-def find_model_folder(path: Path | str) -> Path:
-    """Return the model folder at ``path``: itself, or the best or last model of a run folder.
+def find_model_folder(name: Path | str) -> Path:
+    """Return the folder of a model: a model folder, or the best or last model of a run folder.
+
+    Args:
+        name: The path of one, the name of a shipped model, or ``OWNER/NAME`` of the hub.
 
     Raises:
         FileNotFoundError: There is none.
+        OSError: The hub cannot be reached.
+        RuntimeError: The model on the hub is none of this package.
     """
-    path = Path(path)
+    path = locate(name).path
     for folder in model_folders(path):
         if (folder / CONFIG_FILE).is_file() and weights_path(folder).is_file():
             return folder
-    require_model_place(path)
     raise FileNotFoundError(
         f"{path} is neither a model folder ({CONFIG_FILE} and {WEIGHTS_FILE}) nor a run folder "
         "with a finished evaluation or checkpoint"

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformer_xl.config import Config, GenerateConfig
 from transformer_xl.config.checks import near, read_settings
+from transformer_xl.config.locating import locate
 
 
 def recipe_names() -> list[str]:
@@ -67,21 +68,24 @@ def load_recipe(recipe: str | Path, *, is_stored: bool = False) -> Config:
     return parse_recipe(text, str(path), is_stored=is_stored)
 
 
-def recipe_of(folder: Path | str) -> Config | None:
-    """Return the recipe of a run folder, or of the run that contains a model folder."""
-    folder = Path(folder).resolve()
+def recipe_of(name: Path | str) -> Config | None:
+    """Return the recipe in the folder of a model, or of the run that contains a model folder.
+
+    ``name`` and errors are those of :func:`~transformer_xl.config.locating.locate`.
+    """
+    folder = locate(name).path.resolve()
     run = [folder.parent.parent] if folder.parent.name == "model" else []
     recipes = (place / "recipe.toml" for place in (folder, *run))
     return next((load_recipe(x, is_stored=True) for x in recipes if x.is_file()), None)
 
 
-def generation_of(folder: Path | str) -> GenerateConfig:
+def generation_of(name: Path | str) -> GenerateConfig:
     """Return the default generation settings of a model or run folder.
 
-    They are the section ``[generate]`` of the recipe of the run, or else the defaults of
+    They are the section ``[generate]`` of the recipe of its training, or else the defaults of
     :class:`GenerateConfig`. `txl generate` and `txl serve` use them.
     """
-    recipe = recipe_of(folder)
+    recipe = recipe_of(name)
     return GenerateConfig() if recipe is None else recipe.generate
 
 

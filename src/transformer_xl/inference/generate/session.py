@@ -44,22 +44,24 @@ Text = str | Tokens
 """A text, or its tokens."""
 
 
-def open_folder(
-    folder: Path | str, device: torch.device | None = None, weights: Weights = "float32"
+def from_pretrained(
+    name: Path | str, device: torch.device | None = None, weights: Weights = "float32"
 ) -> tuple[LanguageModel, Vocab]:
     """Load a model with its vocabulary onto a device, by default the CPU.
 
     Args:
-        folder: A model folder, or a run folder, of which the best model is loaded.
+        name: A model folder, a run folder, of which the best model is loaded, the name of a shipped
+            model, such as ``python-code``, or ``OWNER/NAME`` of the Hugging Face hub.
         device: Device of the model.
         weights: Precision of the weights: ``float32``, ``bfloat16`` or ``int8``.
 
     Raises:
-        FileNotFoundError: The folder holds no model.
-        RuntimeError: A file is damaged.
+        FileNotFoundError: There is no such model, or the folder holds none.
+        OSError: A file cannot be read, or the hub cannot be reached.
+        RuntimeError: A file is damaged, or the model on the hub is none of this package.
         ValueError: The settings are invalid, or the vocabulary has another size than the model's.
     """
-    folder = find_model_folder(folder)
+    folder = find_model_folder(name)
     # A vocabulary is tried in a process of its own, which starts while the weights are read.
     with ThreadPoolExecutor(1) as executor:
         loading = executor.submit(load_vocab, folder)
@@ -70,6 +72,10 @@ def open_folder(
             f"{model.config.vocab_size}: they do not belong together"
         )
     return compact(model.to(device or torch.device("cpu")), weights), vocab
+
+
+open_folder = from_pretrained
+"""The name of :func:`from_pretrained` in earlier versions."""
 
 
 class State(NamedTuple):
@@ -243,10 +249,10 @@ class Session:
         weights: Weights = "float32",
         seed: int | None = None,
     ) -> "Session":
-        """Start a session with a model that :func:`open_folder` loads."""
+        """Start a session with a model that :func:`from_pretrained` loads."""
         # Before loading, as a training may replace the file later.
         checksum = weights_checksum(weights_path(find_model_folder(folder)))
-        model, vocab = open_folder(folder, pick_device(), weights)
+        model, vocab = from_pretrained(folder, pick_device(), weights)
         session = cls(model, vocab, mem_len=mem_len, seed=seed)
         session._weights = checksum
         return session

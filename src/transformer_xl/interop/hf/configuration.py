@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 from functools import cache
 from typing import Any
 
@@ -9,10 +10,17 @@ from transformers import PreTrainedConfig
 
 from transformer_xl.config import FORMAT_VERSION, ModelConfig
 from transformer_xl.config.checks import Count, checked, near, no_type_check, stored
+from transformer_xl.config.locating import locate_here
 from transformer_xl.model.pretrained import MODEL_TYPE
 
 # Keys that transformers expects at the top level, and that our loader keeps.
 _TRANSFORMERS_KEYS = ("architectures", "auto_map", "origin", "eval")
+
+
+def path_of(name: str | os.PathLike) -> str | os.PathLike:
+    """Return the folder of a shipped model; other names and paths are left to transformers."""
+    found = locate_here(os.fspath(name))
+    return name if found is None or found.is_folder else found.path
 
 
 @no_type_check
@@ -91,6 +99,14 @@ class TransformerXLConfig(PreTrainedConfig):
             if not name.startswith("_") and (nearest := near(name, (*_SETTINGS, *_CALLS))):
                 raise ValueError(f"{name}: no such setting; did you mean {nearest}?")
         super().__init__(**settings)
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Read the settings file of a model folder, or of a shipped model by its name."""
+        name = path_of(pretrained_model_name_or_path)
+        return super().from_pretrained(name, *args, **kwargs)
 
     def to_model_config(self) -> ModelConfig:
         """Return only the settings of the model.

@@ -20,7 +20,7 @@ from transformers.modeling_outputs import (
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 
-from transformer_xl.interop.hf.configuration import TransformerXLConfig
+from transformer_xl.interop.hf.configuration import TransformerXLConfig, path_of
 from transformer_xl.interop.hf.inputs import (
     IGNORED,
     Inputs,
@@ -111,7 +111,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         *args: Any,
         **kwargs: Any,
     ) -> Any:
-        """Read a model folder, as transformers documents it.
+        """Read a model folder, as transformers documents it, or a shipped model by its name.
 
         The files of a local folder are verified first; transformers verifies its own downloads.
 
@@ -120,6 +120,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         """
         name = pretrained_model_name_or_path
         if name is not None:
+            name = path_of(name)
             folder = Path(name, kwargs.get("subfolder") or "")
             if (path := weights_path(folder, kwargs.get("variant"))).is_file():
                 verify_weights(path)

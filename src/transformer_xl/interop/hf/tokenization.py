@@ -3,6 +3,7 @@
 # Methods of transformers are overridden with the arguments that they are called with.
 # pyright: reportIncompatibleMethodOverride=false
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import PreTrainedTokenizer
 
 from transformer_xl.data.vocab import Vocab
 from transformer_xl.data.vocab_files import load_vocab
+from transformer_xl.interop.hf.configuration import path_of
 
 _PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 
@@ -67,6 +69,14 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
                     "to which none can be added: choose one of them"
                 )
         super().__init__(**kwargs)
+
+    @classmethod
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | os.PathLike, *args: Any, **kwargs: Any
+    ) -> Any:
+        """Read the vocabulary of a model folder, or of a shipped model by its name."""
+        name = path_of(pretrained_model_name_or_path)
+        return super().from_pretrained(name, *args, **kwargs)
 
     def _pad_id(self) -> int:
         """Return the symbol for padding; without one, the last without a special role."""

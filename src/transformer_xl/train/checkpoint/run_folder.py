@@ -27,7 +27,13 @@ from torch import Tensor
 
 from transformer_xl.config import FORMAT_VERSION, Config, ModelConfig
 from transformer_xl.config.device import describe_machine
-from transformer_xl.config.files import UNFINISHED, remove_temporary, replace_file, require_space
+from transformer_xl.config.files import (
+    UNFINISHED,
+    remove_temporary,
+    replace_file,
+    require_not_shipped,
+    require_space,
+)
 from transformer_xl.config.recipes import differences, dump_recipe, load_recipe
 from transformer_xl.data import Vocab
 from transformer_xl.data.vocab import VOCAB_FILE
@@ -77,8 +83,10 @@ class RunFolder:
 
         Raises:
             FileExistsError: The folder holds something else.
+            PermissionError: It is that of a shipped model.
             ValueError: The folder holds the run of another recipe.
         """
+        require_not_shipped(self.path)
         if not self.holds_run:
             # But for files that a process killed in begin() leaves.
             ours = (_LOCK_FILE, f".{RECIPE_FILE}.")

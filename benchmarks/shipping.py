@@ -1,0 +1,139 @@
+"""Writes a model into the package, and checks those that are there.
+
+    python benchmarks/shipping.py runs/python-code python-code 1 --card card.md --about model.toml
+    python benchmarks/shipping.py --check
+
+The weights of the best model of a run are rounded to bfloat16 and written with its vocabulary, its
+recipe, its cards (`config/shipped.py` says what is in them) and checksums to
+src/transformer_xl/pretrained/NAME-VERSION. Nothing is written if that folder exists or would be
+incomplete. A new recipe for the defaults of generation is given by --recipe.
+"""
+
+import argparse
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from safetensors import safe_open
+
+from transformer_xl.config import files
+from transformer_xl.config.recipes import dump_recipe, load_recipe, recipe_of
+from transformer_xl.config.shipped import (
+    CARD_FILE,
+    SUMS_FILE,
+    TEXT_FILE,
+    ShippedModel,
+    check_sums,
+    shipped_models,
+    write_sums,
+)
+from transformer_xl.data import load_vocab
+from transformer_xl.inference.generate import from_pretrained
+from transformer_xl.model.language_model import read_model_weights
+from transformer_xl.model.pretrained import (
+    CONFIG_FILE,
+    WEIGHTS_FILE,
+    find_model_folder,
+    load_config,
+    write_model,
+)
+
+HEADINGS = ("Data", "Licence", "Revision", "Command", "Hardware", "Hours", "Figures", "Limits")
+"""What a card for readers must say, each under a heading of this name."""
+FILES = (
+    *(CONFIG_FILE, WEIGHTS_FILE, "vocab.json", "tokenizer.json", "recipe.toml"),
+    *(CARD_FILE, TEXT_FILE, SUMS_FILE),
+)
+LARGEST = 20_000_000
+"""Bytes of all shipped models together."""
+
+
+def ship(run: Path, name: str, version: int, card: Path, about: Path, recipe: Path | None) -> Path:
+    """Write a model into the package; return its folder.
+
+    Raises:
+        FileExistsError: This version is there already.
+        ValueError: Something is missing or wrong; nothing was written.
+    """
+    target = files.SHIPPED / f"{name}-{version}"
+    files.require_new(target)
+    source = find_model_folder(run)
+    config = load_config(source / CONFIG_FILE)
+    weights = read_model_weights(source, config)
+    settings = load_recipe(recipe) if recipe else recipe_of(run)
+    if settings is None:
+        raise ValueError(f"{run} has no recipe.toml: give --recipe")
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) / target.name
+        # transformers would load weights in the precision of the file.
+        in_float32 = {"transformers": {"dtype": "float32"}}
+        write_model(config, {x: y.bfloat16() for x, y in weights.items()}, folder, in_float32)
+        load_vocab(source).save(folder)
+        (folder / "recipe.toml").write_text(dump_recipe(settings), encoding="utf-8")
+        shutil.copy(card, folder / TEXT_FILE)
+        shutil.copy(about, folder / CARD_FILE)
+        write_sums(folder)
+        if wrong := problems(folder):
+            raise ValueError("; ".join(wrong))
+        shutil.copytree(folder, target)
+    return target
+
+
+def problems(folder: Path) -> list[str]:
+    """Return what is missing or wrong in the folder of a shipped model."""
+    missing = [f"{name} is missing" for name in FILES if not (folder / name).is_file()]
+    if missing:
+        return missing
+    text = (folder / TEXT_FILE).read_text(encoding="utf-8")
+    headings = re.findall(r"^#+ +(.+?) *$", text, re.M)
+    found = [f"{TEXT_FILE} has no heading {x}" for x in HEADINGS if x not in headings]
+    try:
+        check_sums(folder)
+        model = ShippedModel(folder.name, 1, folder)
+        _ = model.card
+        network, vocab = from_pretrained(folder)
+        recipe = load_recipe(folder / "recipe.toml", is_stored=True)
+        if not vocab.encode(recipe.generate.prompt):
+            found.append("the prompt of the recipe is empty")
+        if sum(x.numel() for x in network.parameters()) != model.n_parameters:
+            found.append(f"{WEIGHTS_FILE} has other parameters than the model")
+    except (OSError, RuntimeError, ValueError) as error:
+        return [*found, str(error)]
+    with safe_open(folder / WEIGHTS_FILE, "numpy") as file:
+        names = [*file.keys()]
+        if any(file.get_slice(name).get_dtype() != "BF16" for name in names):
+            found.append(f"{WEIGHTS_FILE} is not in bfloat16")
+    for path in (TEXT_FILE, CARD_FILE, "recipe.toml", CONFIG_FILE):
+        content = (folder / path).read_text(encoding="utf-8")
+        if own := re.search(r"(?<![\w.:/])/(?:home|root|work|tmp|Users)/\S*", content):
+            found.append(f"{path} names a path of one machine: {own[0]}")
+    return found
+
+
+def main() -> int:
+    """Write or check."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("run", type=Path, nargs="?")
+    parser.add_argument("name", nargs="?")
+    parser.add_argument("version", type=int, nargs="?")
+    parser.add_argument("--card", type=Path, help="README.md of the folder")
+    parser.add_argument("--about", type=Path, help="model.toml of the folder")
+    parser.add_argument("--recipe", type=Path, help="instead of the recipe of the run")
+    parser.add_argument("--check", action="store_true", help="check what is there")
+    given = parser.parse_args()
+    if not given.check:
+        if None in (given.run, given.name, given.version, given.card, given.about):
+            parser.error("give RUN NAME VERSION --card FILE --about FILE, or --check")
+        print(ship(given.run, given.name, given.version, given.card, given.about, given.recipe))
+    found = {model.full_name: problems(model.folder) for model in shipped_models()}
+    for name, wrong in found.items():
+        print(f"{name}: {'; '.join(wrong) or 'complete'}")
+    size = sum(model.n_bytes for model in shipped_models())
+    print(f"{size:,} of {LARGEST:,} bytes")
+    return int(any(found.values()) or size > LARGEST)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
