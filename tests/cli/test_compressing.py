@@ -131,7 +131,10 @@ def test_what_is_piped_in_replaces_a_file_only_by_force(txl, small, byte_model, 
     ids=str,
 )
 def test_misuse_is_said(txl, notes, byte_model, tmp_path, monkeypatch, words, reason):
+    from transformer_xl.config import files
+
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(files, "SHIPPED", tmp_path / "none")
     if "given.txl" in words:
         assert txl("compress", notes, "given.txl", "--model", byte_model).code == 0
     ended = txl(*words)
@@ -307,3 +310,33 @@ def test_the_standard_input_is_no_file_that_could_be_overwritten(
     ended = txl("compress", "-", out, "--model", byte_model, *words)
     assert ended.code == (0 if words else 1)
     assert ("--force overwrites it" in ended.err) == (not words)
+
+
+def test_without_a_model_a_shipped_one_is_chosen_and_found_again(txl, notes, shipped, tmp_path):
+    ended = txl("compress", notes, "--verify", "--json")
+    assert ended.code == 0
+    assert ended.json["model"] == "notes-2"
+    assert "using the shipped model notes (version 2): bits per byte of a sample" in ended.err
+    ended = txl("decompress", tmp_path / "notes.txt.txl", tmp_path / "again")
+    assert (ended.code, (tmp_path / "again").read_bytes()) == (0, _NOTES)
+    assert "using the shipped model notes (version 2), which compressed it" in ended.err
+    # The same archive as with the model given by name, by either version.
+    assert txl("compress", notes, tmp_path / "named", "--model", "notes").code == 0
+    assert (tmp_path / "named").read_bytes() == (tmp_path / "notes.txt.txl").read_bytes()
+    assert txl("compress", notes, tmp_path / "older", "--model", "notes-1").code == 0
+    assert txl("decompress", tmp_path / "older", tmp_path / "three").code == 0
+    assert (tmp_path / "three").read_bytes() == _NOTES
+
+
+def test_with_learn_no_shipped_model_is_chosen(txl, notes, shipped):
+    ended = txl("compress", notes, "--learn", "--streams", 8)
+    assert ended.code == 0
+    assert "shipped model" not in ended.err
+
+
+def test_an_archive_of_an_unknown_model_is_named(txl, small, shipped, tmp_path):
+    ended = txl("decompress", small, tmp_path / "out")
+    assert ended.code == 2
+    assert f"{small}: it was compressed with the model of checksum " in ended.err
+    assert "notes-2, notes-1, toy-1): give that model with --model DIR" in ended.err
+    assert not (tmp_path / "out").exists()

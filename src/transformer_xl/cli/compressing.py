@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -15,6 +15,12 @@ from transformer_xl.cli.loading import load, name_of, read_bytes, require_model,
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config.checks import require
 from transformer_xl.config.files import replace_file
+from transformer_xl.config.shipped import shipped_models
+
+if TYPE_CHECKING:
+    import torch
+
+    from transformer_xl.apps.compress import Choice
 
 _SUFFIX = ".txl"
 _SECONDS_BETWEEN_REPORTS = 10.0
@@ -24,12 +30,15 @@ _SECONDS_BETWEEN_REPORTS = 10.0
 class Compress:
     """Compress a file losslessly with the predictions of a model (arithmetic coding).
 
-    A symbol takes -log2 p bits, with p its probability under the model. With --learn the model is
-    trained on what was coded; with --learn and without --model it starts randomly initialized, and
-    decompression needs only the file, on the same kind of processor with the same PyTorch. Without
-    --learn, any machine with the model can decompress. Incompressible data are stored unchanged.
+    A symbol takes -log2 p bits, with p its probability under the model. Without --model and
+    --learn, the model is the one of those that come with the package (txl models) that compresses a
+    sample of the file best. With --learn the model is trained on what was coded; with --learn and
+    without --model it starts randomly initialized, and decompression needs only the file, on the
+    same kind of processor with the same PyTorch. Without --learn, any machine with the model can
+    decompress. Incompressible data are stored unchanged.
 
     Examples:
+      txl compress notes.txt
       txl compress notes.txt --model runs/enwik8-cpu
       txl compress notes.txt --learn --verify
       txl compress enwik8 enwik8.txl --model runs/enwik8-cpu --learn --lr 0.0003
@@ -41,7 +50,8 @@ class Compress:
     out: Annotated[Path | None, tyro.conf.Positional] = None
     """The archive; - is the standard output. None: FILE.txl."""
     model: Path | None = None
-    """A model folder or run folder; a model of bytes compresses any file."""
+    """A model folder, a run folder, or the name of a model; one of bytes compresses any file. None:
+    a shipped one, chosen by the contents of the file; with --learn, an untrained one."""
     learn: bool = False
     """Train while coding. Decompression then needs the same kind of processor."""
     lr: float | None = None
@@ -70,7 +80,9 @@ class Compress:
         out = _checked_out(self, self.file.with_name(self.file.name + _SUFFIX))
         if self.model is None:
             require(
-                self.learn, "give a model with --model DIR, or train one while coding with --learn"
+                self.learn or bool(shipped_models()),
+                "this installation has no shipped models to choose from: give a model with --model "
+                "DIR, or train one while coding with --learn",
             )
         # Slow imports come after all checks of the arguments.
         from transformer_xl.apps import compress as compression
@@ -85,6 +97,13 @@ class Compress:
             )
         model, vocab = load(self.model) if self.model else (None, None)
         data, name = read_bytes(self.file), name_of(self.file)
+        chosen: dict[str, str] = {}
+        if not self.model and not self.learn:
+            choice = _shipped(self.file, lambda: compression.choose(data, settings, _device()))
+            model, vocab = choice.model, choice.vocab
+            chosen["model"] = choice.shipped.full_name
+            sizes = ", ".join(f"{name} {x:.2f}" for name, x in choice.bits_per_byte.items())
+            say(f"{_using(choice)}: bits per byte of a sample of the file: {sizes}")
         try:
             found = compression.compress(data, model, vocab, settings, _progress())
         except compression.UnrestorableError as error:
@@ -103,7 +122,7 @@ class Compress:
                 raise RuntimeError(f"{name}: restored contents differ; no archive was written")
             say(f"verified: the {len(data):,} bytes are restored")
         _write(out, found.content)
-        report = found.report() | ({"verified": True} if self.verify else {})
+        report = found.report() | chosen | ({"verified": True} if self.verify else {})
         if out is None:
             say(f"{report['bytes']:,} bytes to {report['compressed_bytes']:,}")
         else:
@@ -115,9 +134,11 @@ class Compress:
 class Decompress:
     """Restore a file that was compressed with txl compress, with the same model.
 
-    The output is written only after all of it is restored and its checksum verified.
+    A model that comes with the package is found by the checksum in the file. The output is written
+    only after all of it is restored and its checksum verified.
 
     Examples:
+      txl decompress notes.txt.txl
       txl decompress notes.txt.txl --model runs/enwik8-cpu
       txl decompress notes.txt.txl restored.txt
       txl decompress notes.txl - --model runs/demo | less
@@ -128,7 +149,7 @@ class Decompress:
     out: Annotated[Path | None, tyro.conf.Positional] = None
     """The restored file; - is the standard output. None: FILE without .txl."""
     model: Path | None = None
-    """The model it was compressed with; None: it needs none."""
+    """The model it was compressed with; None: a shipped one, or it needs none."""
     ram: float = 4.0
     """Limit on RAM in gigabytes, without the model and the restored file."""
     force: bool = False
@@ -139,21 +160,21 @@ class Decompress:
     def run(self) -> None:
         """Decompress."""
         out = _checked_out(self, self.file.with_suffix("") if self.file.suffix == _SUFFIX else None)
-        from transformer_xl.apps.compress import check_installed, decompress, needs_model
+        from transformer_xl.apps.compress import check_installed, decompress, find, needs_model
 
         check_installed()
         content = read_bytes(self.file)
         started = time.perf_counter()
         with _archive(self.file, None):
             needed = needs_model(content)
-            require(
-                bool(self.model) or not needed,
-                "it was compressed with a model: give the same one with --model DIR",
-            )
         if self.model and not needed:
             say(f"{name_of(self.file)} needs no model: --model {self.model} is ignored")
         # Outside the block: an error of the model is not one of the archive.
         model, vocab = load(self.model) if self.model and needed else (None, None)
+        if needed and not self.model:
+            choice = _shipped(self.file, lambda: find(content, _device()))
+            model, vocab = choice.model, choice.vocab
+            say(f"{_using(choice)}, which compressed it")
         with _archive(self.file, self.model):
             data = decompress(content, model, vocab, _progress(), self.ram)
         seconds = time.perf_counter() - started
@@ -205,6 +226,27 @@ def _archive(file: Path, model: Path | None) -> Iterator[None]:
     except ValueError as error:
         given = "" if model is None else f" (given: --model {model})"
         raise ValueError(f"{name_of(file)}: {error}{given}") from error
+
+
+def _shipped(file: Path, pick: Callable[[], "Choice"]) -> "Choice":
+    """Return a shipped model that ``pick`` chooses; name the file in errors about it."""
+    from transformer_xl.config.device import prepare_process
+
+    prepare_process()
+    try:
+        return pick()
+    except ValueError as error:
+        raise ValueError(f"{name_of(file)}: {error}") from error
+
+
+def _device() -> "torch.device":
+    from transformer_xl.config.device import pick_device
+
+    return pick_device()
+
+
+def _using(choice: "Choice") -> str:
+    return f"using the shipped model {choice.shipped.name} (version {choice.shipped.version})"
 
 
 def _write(out: Path | None, content: bytes) -> None:

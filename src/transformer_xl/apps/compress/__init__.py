@@ -1,6 +1,7 @@
 """Lossless compression with a model: a symbol of probability p costs -log2 p bits."""
 
 from transformer_xl.apps.compress.arithmetic import check_installed
+from transformer_xl.apps.compress.choosing import Choice, choose, find
 from transformer_xl.apps.compress.contents import (
     Compressed,
     UnrestorableError,
@@ -13,11 +14,14 @@ from transformer_xl.apps.compress.planning import Settings
 
 __all__ = [
     "ArchiveError",
+    "Choice",
     "Compressed",
     "Settings",
     "UnrestorableError",
     "check_installed",
+    "choose",
     "compress",
     "decompress",
+    "find",
     "needs_model",
 ]

@@ -1,0 +1,126 @@
+"""Which shipped model compresses a file best, and which one compressed an archive."""
+
+from typing import NamedTuple
+
+import torch
+
+from transformer_xl.apps.compress.contents import UnrestorableError, compress, to_tokens
+from transformer_xl.apps.compress.header import unpack
+from transformer_xl.apps.compress.planning import Settings
+from transformer_xl.apps.compress.predicting import fingerprint
+from transformer_xl.config.checks import require
+from transformer_xl.config.shipped import ShippedModel, newest_models, shipped_models
+from transformer_xl.data import Vocab
+from transformer_xl.inference.generate import from_pretrained
+from transformer_xl.model import LanguageModel
+
+PART_BYTES = 4096
+"""Bytes of the sample from the beginning, the middle and the end of a file, each."""
+
+
+class Choice(NamedTuple):
+    """A shipped model, loaded."""
+
+    shipped: ShippedModel
+    model: LanguageModel
+    vocab: Vocab
+    bits_per_byte: dict[str, float]
+    """The compressed size of the sample, by the models that can represent it, best first. Empty if
+    the model was found by the checksum in an archive."""
+
+
+def choose(
+    data: bytes, settings: Settings | None = None, device: torch.device | None = None
+) -> Choice:
+    """Choose the shipped model that compresses a sample of some data best.
+
+    Args:
+        data: The data.
+        settings: Settings of the compression.
+        device: Device of the models. None: the CPU.
+
+    Raises:
+        ValueError: No model is shipped, or none can represent the data exactly.
+    """
+    models = newest_models()
+    require(
+        bool(models),
+        "this installation has no shipped models to choose from: give a model with --model DIR, or "
+        "train one while coding with --learn",
+    )
+    sample = sample_of(data)
+    sizes: dict[ShippedModel, float] = {}
+    loaded: dict[ShippedModel, tuple[LanguageModel, Vocab]] = {}
+    problems = []
+    for shipped in models:
+        model, vocab = from_pretrained(shipped.folder, device)
+        try:
+            sizes[shipped] = compress(sample, model, vocab, settings).coded_bits
+        except UnrestorableError as error:
+            problems.append(f"{shipped.name}: {error}")
+        else:
+            loaded[shipped] = model, vocab
+    order = sorted(sizes, key=lambda shipped: sizes[shipped])
+    bits = {each.name: sizes[each] / max(len(sample), 1) for each in order}
+    for shipped in order:
+        model, vocab = loaded[shipped]
+        try:
+            to_tokens(data, vocab)
+        except UnrestorableError as error:
+            problems.append(f"{shipped.name}: {error}")
+        else:
+            return Choice(shipped, model, vocab, bits)
+    raise ValueError(
+        f"no shipped model can represent it exactly ({'; '.join(problems)}): give another model "
+        "with --model DIR, or train one of bytes while coding with --learn"
+    )
+
+
+def find(content: bytes, device: torch.device | None = None) -> Choice:
+    """Find the shipped model with which an archive was compressed, by the checksum in it.
+
+    Args:
+        content: The archive; it needs a model.
+        device: Device of the model. None: the CPU.
+
+    Raises:
+        ArchiveError: It is not an archive, has another version, or is damaged.
+        ValueError: None of the shipped models compressed it.
+    """
+    coding = unpack(content)[0].coding
+    require(coding is not None, "it was compressed without a model")
+    assert coding is not None
+    models = shipped_models()
+    for shipped in models:
+        model, vocab = from_pretrained(shipped.folder, device)
+        if fingerprint(model, vocab.hash) == coding.model:
+            return Choice(shipped, model, vocab, {})
+    names = ", ".join(shipped.full_name for shipped in models) or "this installation has none"
+    raise ValueError(
+        f"it was compressed with the model of checksum {coding.model.hex()}, which is none of the "
+        f"shipped ones ({names}): give that model with --model DIR, or install the version of "
+        "transformer-xl that has it"
+    )
+
+
+def sample_of(data: bytes) -> bytes:
+    """Return the beginning, the middle and the end of some data, or all of it if it is short.
+
+    If it is UTF-8, so is the sample.
+    """
+    if len(data) <= 3 * PART_BYTES:
+        return data
+    middle = (len(data) - PART_BYTES) // 2
+    return b"".join(
+        data[_start(data, place) : _start(data, place + PART_BYTES)]
+        for place in (0, middle, len(data) - PART_BYTES)
+    )
+
+
+def _start(data: bytes, place: int) -> int:
+    """Return the next place at which a character of UTF-8 starts."""
+    # A character has at most three bytes after its first.
+    for start in range(place, min(place + 4, len(data))):
+        if data[start] & 0xC0 != 0x80:
+            return start
+    return min(place, len(data))
