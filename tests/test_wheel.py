@@ -4,10 +4,12 @@ Nothing is downloaded: the environments hold links to the packages installed her
 gets only those that the wheel's own metadata asks for.
 """
 
+import json
 import os
 import subprocess
 import sys
 import venv
+import zipfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
@@ -15,6 +17,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from transformer_xl.config.shipped import newest_models
 
 ROOT = Path(__file__).parents[1]
 RECIPE = """\
@@ -134,7 +138,18 @@ def test_the_wheel_works_with_one_extra(
     where = run("-c", "import transformer_xl; print(transformer_xl.__file__)")
     assert Path(where.strip()).is_relative_to(tmp_path / "environment")
     assert run("-m", "transformer_xl", "--version").strip()
+    known = json.loads(run("-m", "transformer_xl", "models", "--json"))
+    assert [*known] == [model.name for model in newest_models()]
     (tmp_path / "text.txt").write_text("the cat saw a dog and ran to the sea.\n" * 100)
     (tmp_path / "mine.toml").write_text(RECIPE)
     run("-m", "transformer_xl", "train", "mine.toml", "--out", "run", "--quiet")
     run("-c", EXTRAS[extra])
+
+
+def test_the_wheel_has_the_shipped_models(wheel: Path) -> None:
+    folder = ROOT / "src" / "transformer_xl" / "pretrained"
+    with zipfile.ZipFile(wheel) as archive:
+        found = {name: archive.read(name) for name in archive.namelist()}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert found[str(path.relative_to(ROOT / "src"))] == path.read_bytes()

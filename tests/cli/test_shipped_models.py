@@ -163,3 +163,15 @@ def test_training_does_not_write_into_a_shipped_model(txl, shipped, toy_text):
     ended = txl("train", "toy", "--out", shipped / "toy-1", "--data.path", toy_text)
     assert ended.code == 1
     assert "come with the package, which are not changed" in ended.err
+
+
+def test_a_server_has_the_name_that_was_given(txl, monkeypatch):
+    server = pytest.importorskip("transformer_xl.apps.serve.server")
+    found = []
+    monkeypatch.setattr(server, "serve", lambda *arguments: found.append(arguments))
+    ended = txl("serve", "toy")
+    assert (ended.code, ended.err) == (0, f"{TOY}\n")
+    model, vocab, weights, _, name, generation = found[0]
+    assert (name, generation.temperature) == ("toy", 0.5)
+    assert len(vocab) == model.config.vocab_size
+    assert weights.is_relative_to(txl_package.shipped_path("toy"))

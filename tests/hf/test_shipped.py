@@ -1,0 +1,67 @@
+"""Models that come with the package, in transformers: by name, in float32, with adapters."""
+
+from importlib import import_module
+
+import pytest
+import torch
+
+from transformer_xl import from_pretrained, shipped_path
+from transformer_xl.model.pretrained import model_weights
+
+PROMPT = "the cat saw a d"
+
+
+@pytest.fixture
+def hf(shipped):
+    return import_module("transformer_xl.hf")
+
+
+def test_our_classes_take_a_name(hf, shipped):
+    model, vocab = from_pretrained("toy")
+    for name in ("toy", "toy-1", shipped / "toy-1", str(shipped / "toy-1")):
+        tokenizer = hf.TransformerXLTokenizer.from_pretrained(name)
+        assert tokenizer.vocab.hash == vocab.hash
+        assert hf.TransformerXLConfig.from_pretrained(name).to_model_config() == model.config
+        loaded = hf.TransformerXLForCausalLM.from_pretrained(name)
+        own = model_weights(loaded.transformer)
+        assert all(own[x].equal(weight) for x, weight in model_weights(model).items())
+        with torch.no_grad():
+            ids = torch.tensor([vocab.encode(PROMPT)])
+            expected = model.head.log_probs(model.read(ids)[0])
+            found = loaded(ids).logits.log_softmax(-1)
+        torch.testing.assert_close(found, expected)
+
+
+def test_automatic_classes_take_the_folder_of_a_name(hf, transformers):
+    model = transformers.AutoModelForCausalLM.from_pretrained(shipped_path("toy"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(shipped_path("toy"))
+    assert isinstance(model, hf.TransformerXLForCausalLM)
+    # Training needs float32, although the file is in bfloat16.
+    assert {x.dtype for x in model.parameters()} == {torch.float32}
+    found = model.generate(**tokenizer(PROMPT, return_tensors="pt"), max_new_tokens=5)
+    assert tokenizer.decode(found[0]).startswith(PROMPT)
+    half = transformers.AutoModelForCausalLM.from_pretrained(shipped_path("toy"), dtype="bfloat16")
+    assert {x.dtype for x in half.parameters()} == {torch.bfloat16}
+
+
+# What PEFT asks transformers in an old way.
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")
+def test_an_adapter_is_trained_as_on_a_float32_copy(hf, tmp_path):
+    peft = pytest.importorskip("peft")
+    model, vocab = from_pretrained("toy")
+    model.save_pretrained(tmp_path / "exact", vocab)
+    ids = torch.tensor([vocab.encode(PROMPT)])
+    losses = []
+    for name in ("toy", str(tmp_path / "exact")):
+        torch.manual_seed(1)
+        base = hf.TransformerXLForCausalLM.from_pretrained(name)
+        settings = peft.LoraConfig(r=2, target_modules=["qkv_proj", "o_proj"], lora_dropout=0.0)
+        adapted = peft.get_peft_model(base, settings).eval()
+        optimizer = torch.optim.AdamW((x for x in adapted.parameters() if x.requires_grad), 0.01)
+        for _ in range(3):
+            loss = adapted(ids, labels=ids).loss
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert losses[:3] == losses[3:]
+    assert losses[2] < losses[0]
