@@ -53,7 +53,8 @@ def test_a_list_without_models_says_so(txl, monkeypatch, tmp_path):
         ["score", "toy", "text.txt"],
         ["doctor", "toy"],
         ["convert", "toy", "out"],
-        ["export", "toy", "out", "--format", "torch"],
+        # What traces a model cannot see through the check of shapes.
+        pytest.param(["export", "toy", "out", "--format", "torch"], marks=pytest.mark.compile),
         [
             *("recl", "toy", "--file", "text.txt", "--recl.step", "5"),
             *("--recl.longest", "15", "--recl.tokens", "20"),
@@ -142,7 +143,7 @@ def test_a_recipe_may_begin_with_a_shipped_model(txl, toy_text, tmp_path, toy_re
         ended = txl("train", tmp_path / "mine.toml", "--out", tmp_path / "run", *given)
         assert ended.code == 0, ended.err
     assert ended.err.startswith(TOY)
-    ended = txl("train", tmp_path / "mine.toml", "--out", "x", "--train.init_from", "toi")
+    ended = txl("train", tmp_path / "mine.toml", "--out", "x", "--train.init_from", "toz")
     assert ended.code == 1
     assert "did you mean toy?" in ended.err
 

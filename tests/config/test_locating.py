@@ -78,9 +78,9 @@ def test_a_path_is_never_a_name(shipped):
 
 def test_an_unknown_name_is_explained(shipped):
     with pytest.raises(FileNotFoundError) as found:
-        locate("toi")
+        locate("toz")
     assert str(found.value) == (
-        "toi does not exist: give a model folder, a run folder, a shipped model, or OWNER/NAME of "
+        "toz does not exist: give a model folder, a run folder, a shipped model, or OWNER/NAME of "
         "the Hugging Face hub (shipped models: notes, toy; did you mean toy?)"
     )
 
@@ -93,8 +93,8 @@ def test_everything_that_loads_takes_a_name(shipped):
         found = model_weights(loaded)
         assert all(found[name].equal(x) for name, x in expected.items())
     assert vocab.hash == txl.load_vocab("toy").hash == txl.load_vocab(folder).hash
-    with pytest.raises(FileNotFoundError, match="toi does not exist"):
-        txl.from_pretrained("toi")
+    with pytest.raises(FileNotFoundError, match="toz does not exist"):
+        txl.from_pretrained("toz")
 
 
 def test_the_path_of_a_missing_run_is_not_looked_up_on_the_hub(shipped):
