@@ -1,6 +1,5 @@
 """The commands compress and decompress."""
 
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +13,7 @@ import tyro
 from transformer_xl.cli.loading import load, name_of, read_bytes, require_model, require_readable
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config.checks import require
-from transformer_xl.config.files import replace_file
+from transformer_xl.config.files import replace_file, require_new_file
 from transformer_xl.config.shipped import shipped_models
 
 if TYPE_CHECKING:
@@ -197,18 +196,10 @@ def _checked_out(command: Compress | Decompress, default: Path | None) -> Path |
             "--json and the output cannot both go to the standard output: give an output file",
         )
     else:
-        if out.is_dir():
-            raise IsADirectoryError(f"{out} is a folder: give a file in it")
-        if not is_piped and out.exists() and out.samefile(command.file):
+        if not is_piped and out.is_file() and out.samefile(command.file):
             raise FileExistsError(f"{out} is the input file: give the output another name")
-        if out.exists() and not command.force:
-            raise FileExistsError(f"{out} exists; --force overwrites it")
         # Checked now, not after hours of computing.
-        place = next(x for x in out.absolute().parents if x.exists())
-        if not place.is_dir():
-            raise NotADirectoryError(f"cannot write {out}: {place} is a file, not a folder")
-        if not os.access(place, os.W_OK):
-            raise PermissionError(f"cannot write {out}: no permission for the folder {place}")
+        require_new_file(out, force=command.force)
     if command.model is not None:
         require_model(command.model)
     return None if str(out) == "-" else out

@@ -83,6 +83,24 @@ def require_new(folder: Path) -> None:
         raise FileExistsError(f"{folder} exists and is not empty: choose another folder")
 
 
+def require_new_file(file: Path, *, force: bool = False) -> None:
+    """Require that a file can be written, before it is computed; ``force``: it may exist.
+
+    Raises:
+        FileExistsError: It exists.
+        OSError: It is a folder, or its folder cannot be written to.
+    """
+    if file.is_dir():
+        raise IsADirectoryError(f"{file} is a folder: give a file in it")
+    if file.exists() and not force:
+        raise FileExistsError(f"{file} exists; --force overwrites it")
+    place = next(x for x in file.absolute().parents if x.exists())
+    if not place.is_dir():
+        raise NotADirectoryError(f"cannot write {file}: {place} is a file, not a folder")
+    if not os.access(place, os.W_OK):
+        raise PermissionError(f"cannot write {file}: no permission for the folder {place}")
+
+
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder that is renamed to ``folder`` if the block succeeds.
