@@ -42,6 +42,7 @@ _OPTIONAL = {
     "constriction": ("txl compress", "compress"),
     "onnxruntime": ("txl export", "onnx"),
     "datasets": ("hf:... as a corpus", "data"),
+    "mido": ("MIDI files", "music"),
 }
 """Packages by what they are for, and the extra that installs them."""
 _VERIFIED, _DAMAGED, _UNREADABLE = "verified", "damaged", "not readable"

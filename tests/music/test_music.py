@@ -1,0 +1,204 @@
+"""Integers that a model writes are notes, and a MIDI file holds exactly them."""
+
+import sys
+from io import BytesIO
+from pathlib import Path
+
+import mido
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from transformer_xl.apps.music import (
+    REST,
+    Note,
+    joined,
+    midi,
+    notes_of,
+    piano_roll,
+    pieces_of,
+    require_pitches,
+    write_music,
+)
+from transformer_xl.config.music import MusicConfig
+from transformer_xl.data import train_vocab
+
+PITCHES = st.integers(-1, 127)
+PIECES = st.integers(1, 15).flatmap(
+    lambda voices: st.lists(st.tuples(*[PITCHES] * voices), min_size=1, max_size=12)
+)
+
+
+def read(content: bytes) -> mido.MidiFile:
+    return mido.MidiFile(file=BytesIO(content))
+
+
+def steps_in(content: bytes, settings: MusicConfig) -> list[tuple[int, ...]]:
+    """The steps of a MIDI file, a voice a track, by what sounds at each step."""
+    file = read(content)
+    step = file.ticks_per_beat // settings.steps_per_quarter
+    voices = []
+    for track in file.tracks[1:]:
+        voice: list[int] = []
+        sounding = REST
+        for message in track:
+            assert message.time % step == 0
+            voice += [sounding] * (message.time // step)
+            if message.type == "note_on":
+                assert sounding == REST
+                sounding = message.note
+            elif message.type == "note_off":
+                assert sounding == message.note
+                sounding = REST
+        voices.append(voice)
+    return list(zip(*voices, strict=True))
+
+
+@given(PIECES, st.integers(1, 8))
+def test_a_midi_file_holds_the_steps(steps, steps_per_quarter):
+    settings = MusicConfig(steps_per_quarter=steps_per_quarter)
+    assert steps_in(midi(steps, settings), settings) == steps
+
+
+@given(PIECES)
+def test_a_line_of_text_holds_the_steps(steps):
+    line = " ".join(str(pitch) for step in steps for pitch in step)
+    assert pieces_of(line, len(steps[0])) == [steps]
+
+
+@given(PIECES)
+def test_notes_fill_the_steps_that_are_no_rests(steps):
+    filled = np.full((len(steps), len(steps[0])), REST)
+    for note in notes_of(steps):
+        place = slice(note.start, note.start + note.length), note.voice
+        assert (filled[place] == REST).all()
+        filled[place] = note.pitch
+    assert filled.tolist() == [list(step) for step in steps]
+
+
+def test_equal_consecutive_pitches_are_one_held_note():
+    steps = [(60, 48), (60, -1), (60, 48), (62, 48)]
+    assert notes_of(steps) == [
+        *(Note(0, 60, 0, 3), Note(0, 62, 3, 1)),
+        *(Note(1, 48, 0, 1), Note(1, 48, 2, 2)),
+    ]
+
+
+def test_a_piece_of_rests_is_silent_and_as_long():
+    steps = [(-1, -1)] * 5
+    assert notes_of(steps) == []
+    assert steps_in(midi(steps), MusicConfig()) == steps
+    assert piano_roll(steps)
+
+
+def test_a_file_has_a_track_and_a_channel_for_each_voice():
+    file = read(midi([tuple(range(60, 75))] * 2, MusicConfig(program=53, tempo=100)))
+    assert file.ticks_per_beat % 4 == 0
+    assert [x.tempo for x in file.tracks[0] if x.type == "set_tempo"] == [600_000]
+    started = [x for track in file.tracks[1:] for x in track if x.type == "program_change"]
+    assert {x.program for x in started} == {52}
+    channels = [x.channel for x in started]
+    # Channel 10, counted from 1, is for percussion.
+    assert len({*channels} - {9}) == 15
+    assert read(midi([(60,) * 4] * 16, MusicConfig(tempo=120))).length == pytest.approx(2)
+    names = [track.name for track in read(midi([(72, 67, 64, 48)])).tracks[1:]]
+    assert names == ["soprano", "alto", "tenor", "bass"]
+
+
+def test_pieces_end_at_line_ends_and_steps_that_are_cut_off_are_left_out():
+    told = []
+    text = "\n60 59 58 57 60 59\n<eos>\n70 69 68 67 70 69 68 67\n50"
+    pieces = pieces_of(text, say=told.append)
+    assert pieces == [[(60, 59, 58, 57)], [(70, 69, 68, 67)] * 2]
+    assert [line.split(":")[0] for line in told] == [
+        "piece 1 ends within step 2",
+        "piece 3 ends within step 1",
+    ]
+    assert "60 59, 2 of 4 voices" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "no whole step of 4 voices"),
+        ("60 60 60\n60", "no whole step"),
+        ("60 60 60 128", "'128' at place 4 of piece 1 is neither a pitch"),
+        ("60 60 60 60\n60 -2 60 60", "'-2' at place 2 of piece 2"),
+        ("60 60 the 60", "'the' at place 3"),
+        ("60 60 60 " + "9" * 5000, "is neither a pitch"),
+    ],
+)
+def test_what_is_no_music_is_said(text, reason):
+    with pytest.raises(ValueError, match=reason):
+        pieces_of(text)
+
+
+@pytest.mark.parametrize(
+    ("steps", "reason"),
+    [
+        ([], "steps is empty"),
+        ([()], "steps is empty"),
+        ([(60, 60), (60,)], "step 1 has 1 voices and the first one 2"),
+        ([(60, 200)], "step 0 has the pitch 200"),
+        ([(60,) * 16], "16 voices"),
+    ],
+)
+def test_steps_that_are_none_are_refused(steps, reason):
+    with pytest.raises(ValueError, match=reason):
+        midi(steps)
+
+
+def test_arrays_are_steps():
+    steps = np.array([[60, 48], [-1, 48]])
+    assert midi(steps) == midi(steps.tolist())
+
+
+def test_pieces_are_joined_with_silence():
+    assert joined([[(60,)], [(60,), (62,)]], rest=2) == [(60,), (-1,), (-1,), (60,), (62,)]
+
+
+def test_only_a_vocabulary_of_pitches_is_music():
+    require_pitches(train_vocab("integers", ["-1 60 127\n"]))
+    for text in ("60 128\n", "60 -2\n"):
+        with pytest.raises(ValueError, match="neither a pitch"):
+            require_pitches(train_vocab("integers", [text]))
+    with pytest.raises(ValueError, match="vocabulary of chars"):
+        require_pitches(train_vocab("chars", ["60 62\n"]))
+
+
+@pytest.mark.parametrize("n_steps", [1, 17, 600])
+def test_a_piano_roll_is_a_picture_of_any_length(n_steps):
+    steps = [(72, 67, 64, 48)] * n_steps
+    assert piano_roll(steps).startswith(b"\x89PNG")
+    picture = piano_roll(steps, "svg").decode()
+    assert "<svg" in picture
+    assert all(name in picture for name in ("soprano", "alto", "tenor", "bass", "bar"))
+    with pytest.raises(ValueError, match="form='gif' must be png or svg"):
+        piano_roll(steps[:1], "gif")
+
+
+@pytest.mark.parametrize("name", ["a.mid", "a.MIDI", "a.png", "a.svg"])
+def test_an_existing_file_is_overwritten_only_by_force(tmp_path: Path, name):
+    path = tmp_path / name
+    path.write_text("mine")
+    with pytest.raises(FileExistsError, match=f"{name} exists"):
+        write_music(path, [(60, 48)])
+    assert path.read_text() == "mine"
+    write_music(path, [(60, 48)], force=True)
+    assert path.read_bytes()[:4] in (b"MThd", b"\x89PNG", b"<?xm")
+
+
+def test_another_kind_of_file_is_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"must end in one of \.mid, \.midi, \.png, \.svg"):
+        write_music(tmp_path / "a.mp3", [(60,)])
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "extra"), [("mido", "a.mid", "music"), ("matplotlib", "a.png", "plot")]
+)
+def test_a_missing_library_is_named(tmp_path: Path, monkeypatch, library, name, extra):
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(RuntimeError, match=rf"{library}.*transformer-xl\[{extra}\]"):
+        write_music(tmp_path / name, [(60,)])
+    assert not (tmp_path / name).exists()
