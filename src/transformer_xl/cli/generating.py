@@ -9,10 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 
 from transformer_xl.cli.given import Folder, Given, nothing
-from transformer_xl.cli.loading import Weights, encoded_prompt, load_with_state, saved_at_end
+from transformer_xl.cli.loading import (
+    Weights,
+    encoded_prompt,
+    load_with_state,
+    saved_at_end,
+    start_of,
+)
+from transformer_xl.cli.out_files import PIECE_END, OutFiles
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import require
+from transformer_xl.config.music import MusicConfig
 from transformer_xl.config.recipes import generation_of
 
 if TYPE_CHECKING:
@@ -33,6 +41,7 @@ class Generate:
       txl generate runs/demo --length 0 --temperature 0.8 --top_p 0.95
       txl generate runs/demo --state session.safetensors --prompt 'class A'
       txl generate runs/demo --samples 8 --weights bfloat16 --json
+      txl generate runs/chorales --out bach.mid bach.png
     """
 
     dir: Folder
@@ -54,18 +63,37 @@ class Generate:
     """Resume from the memory in this file if it exists, and save the memory there at the end."""
     json: bool = False
     """Print one JSON object at the end instead of streaming the text."""
+    out: tuple[Path, ...] = ()
+    """Write prompt and text to these files instead of the terminal. For a model of music .mid and
+    .midi are MIDI files, .png and .svg piano rolls, and generation stops where the piece ends, or
+    after --length tokens; any other file is text. Of several texts each has its own: bach-1.mid,
+    bach-2.mid."""
+    force: bool = False
+    """Overwrite existing files of --out."""
+    music: Given[MusicConfig] = field(default_factory=nothing)
 
     @cached_property
     def settings(self) -> GenerateConfig:
         """Sampling settings: those of the folder, replaced by the given ones."""
         return replace(generation_of(self.dir), **self.given)
 
+    @cached_property
+    def files(self) -> OutFiles:
+        """The files to write."""
+        n_texts = max(1, len(self.prompts)) * max(1, self.samples)
+        return OutFiles(self.out, n_texts, self.music, self.force)
+
+    @property
+    def _stops(self) -> tuple[str, ...]:
+        return (*self.stop, PIECE_END) if self.files.has_music else self.stop
+
     def run(self) -> None:
-        """Write text to the standard output."""
+        """Write text to the standard output, or to files."""
         self._check()
         from transformer_xl.inference.generate import generate, save_state, text_pieces
 
         model, vocab, state, checksum = load_with_state(self.dir, self.weights, self.state)
+        self.files.require_vocab(vocab)
         if self.prompts or self.samples > 1:
             self._write_several(model, vocab)
             return
@@ -76,7 +104,7 @@ class Generate:
             if state.random is not None and "seed" not in self.given:
                 seed = state.random
             last_token = [state.last_token]
-        prompt = [*last_token, *encoded_prompt(text, vocab)]
+        prompt = [*last_token, *encoded_prompt(text, vocab)] or start_of(vocab)
         settings = self._announced(model, seed if isinstance(seed, int) else None)
         decoding = _decoding(model)
         mems = None if state is None else state.mems
@@ -88,10 +116,10 @@ class Generate:
                 say(f"saved the memory to {self.state}; the same command resumes from it")
 
         with saved_at_end(save):
-            pieces = text_pieces(drawn, vocab, self.stop, prompt)
-            if self.json:
+            pieces = text_pieces(drawn, vocab, self._stops, prompt)
+            if self.json or self.out:
                 found = {"prompt": text, "text": "".join(pieces), "settings": settings}
-                show(found | {"decoding": decoding}, as_json=True)
+                self._show(found | {"decoding": decoding}, [found])
                 return
             sys.stdout.write(text)
             for piece in pieces:
@@ -102,7 +130,9 @@ class Generate:
     def _check(self) -> None:
         """Refuse contradicting options before anything is loaded."""
         is_several = bool(self.prompts) or self.samples > 1
-        endless = "--json needs" if self.json else "several texts need"
+        endless = "several texts need"
+        if self.json or self.out:
+            endless = "--json needs" if self.json else "--out needs"
         require(
             self.mem_len is None or self.mem_len >= 0, f"mem_len={self.mem_len} must be at least 0"
         )
@@ -112,7 +142,7 @@ class Generate:
             "--stop: a stop string is empty, so every text would be empty; leave it out",
         )
         require(
-            self.settings.length > 0 or not (self.json or is_several),
+            self.settings.length > 0 or not (self.json or self.out or is_several),
             f"length=0 generates without end: {endless} a --length above 0",
         )
         require(
@@ -123,23 +153,35 @@ class Generate:
             not (self.prompts and "prompt" in self.given),
             "--prompt and --prompts: give one of them",
         )
+        self.files.check(self.state)
+
+    def _show(self, result: dict[str, Any], texts: list[dict[str, Any]]) -> None:
+        """Write the files, if there are any, and print the JSON object."""
+        if self.out:
+            written = self.files.write(
+                [(x["prompt"], x["text"]) for x in texts], result["settings"]
+            )
+            result |= {"files": written}
+        if self.json:
+            show(result, as_json=True)
 
     def _write_several(self, model: "LanguageModel", vocab: "Vocab") -> None:
         from transformer_xl.inference.generate import generate_batch, seed_of
 
         begins = self.prompts or (self.settings.prompt,)
-        prompts = [ids for text in begins for ids in [encoded_prompt(text, vocab)] * self.samples]
+        encoded = [encoded_prompt(text, vocab) or start_of(vocab) for text in begins]
+        prompts = [ids for ids in encoded for _ in range(self.samples)]
         begins = [text for text in begins for _ in range(self.samples)]
         seed = self.settings.seed
         settings, decoding = self._announced(model, seed), _decoding(model)
         batch = generate_batch(model, prompts, seed=seed, **self._drawing())
-        texts = batch.decode(vocab, self.stop)
+        texts = batch.decode(vocab, self._stops)
         found = [
             {"prompt": prompt, "text": text, "seed": seed_of(seed, n)}
             for n, (prompt, text) in enumerate(zip(begins, texts, strict=True))
         ]
-        if self.json:
-            show({"texts": found, "settings": settings, "decoding": decoding}, as_json=True)
+        if self.json or self.out:
+            self._show({"texts": found, "settings": settings, "decoding": decoding}, found)
             return
         for n, each in enumerate(found, 1):
             sys.stdout.write(f"--- {n} of {len(found)}, seed {each['seed']}\n")

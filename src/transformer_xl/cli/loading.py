@@ -203,6 +203,11 @@ def encoded_prompt(prompt: str, vocab: "Vocab") -> list[int]:
     return encoded("the prompt", _decodable(prompt, vocab, "the prompt"), vocab, vocab.encode)
 
 
+def start_of(vocab: "Vocab") -> list[int]:
+    """Return the tokens of an empty prompt: ``<eos>`` where a text begins, if there is one."""
+    return [] if vocab.eos_id is None else [vocab.eos_id]
+
+
 def _decodable(text: str, vocab: "Vocab", name: str) -> str:
     """Return the text; refuse bytes that are not UTF-8 unless the vocabulary is of bytes."""
     if vocab.kind != "bytes":

@@ -1,0 +1,144 @@
+"""Files that txl generate writes: text, music and piano rolls."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from transformer_xl.cli.given import refuse_others
+from transformer_xl.cli.printing import say
+from transformer_xl.config.checks import require
+from transformer_xl.config.files import replace_file, require_new_file
+from transformer_xl.config.music import MIDI_SUFFIXES, MUSIC_SUFFIXES, PICTURE_SUFFIXES, MusicConfig
+
+if TYPE_CHECKING:
+    from transformer_xl.data import Vocab
+
+PIECE_END = "\n"
+"""The text that ends a piece of music: a line."""
+
+
+@dataclass(frozen=True)
+class OutFiles:
+    """The files of one command. Each suffix says what is written; unknown ones are for text."""
+
+    paths: tuple[Path, ...]
+    """The files as they were given."""
+    n_texts: int
+    """Number of texts; of several, each gets files of its own."""
+    music: dict[str, Any]
+    """Given settings of music."""
+    force: bool
+    """Whether existing files are overwritten."""
+
+    @property
+    def _suffixes(self) -> set[str]:
+        return {path.suffix.lower() for path in self.paths}
+
+    @property
+    def has_music(self) -> bool:
+        """Whether there are MIDI files or piano rolls, which end with the piece."""
+        return not self._suffixes.isdisjoint(MUSIC_SUFFIXES)
+
+    def of_text(self, n: int) -> list[Path]:
+        """Return the files of text ``n``: of several texts, with its number, from 1."""
+        if self.n_texts == 1:
+            return list(self.paths)
+        return [path.with_name(f"{path.stem}-{n + 1}{path.suffix}") for path in self.paths]
+
+    def check(self, state: Path | None) -> None:
+        """Refuse files that cannot be written, and settings without effect.
+
+        Args:
+            state: The file of a memory to resume from, if any.
+
+        Raises:
+            OSError: A file exists and is not to be overwritten, or cannot be written.
+            RuntimeError: A library is missing.
+            ValueError: A setting has no effect.
+        """
+        require(
+            not (self.force and not self.paths),
+            "--force overwrites the files of --out: give it, or leave out --force",
+        )
+        has_midi = not self._suffixes.isdisjoint(MIDI_SUFFIXES)
+        if not self.has_music:
+            why = "it is for --out FILE.mid, .midi, .png or .svg"
+            refuse_others(self.music, "music.", (), why)
+        elif not has_midi:
+            why = "it is for --out FILE.mid or .midi"
+            refuse_others(self.music, "music.", ("voices", "steps_per_quarter"), why)
+        require(
+            not (self.has_music and state),
+            f"--state {state} may resume within a step of a piece, so that voices would be "
+            "exchanged: leave it out, or write a text file",
+        )
+        for path in self.paths:
+            require(self.paths.count(path) == 1, f"--out {path} is given twice: give it once")
+        for n in range(self.n_texts):
+            for path in self.of_text(n):
+                require_new_file(path, force=self.force)
+        if self.has_music:
+            from transformer_xl.apps import music
+
+            if has_midi:
+                music.require_mido()
+            if not self._suffixes.isdisjoint(PICTURE_SUFFIXES):
+                music.require_matplotlib()
+
+    def require_vocab(self, vocab: "Vocab") -> None:
+        """Refuse music for a model whose tokens are no pitches.
+
+        Raises:
+            ValueError: They are none.
+        """
+        if self.has_music:
+            from transformer_xl.apps.music import require_pitches
+
+            require_pitches(vocab)
+
+    def write(self, texts: Sequence[tuple[str, str]], settings: Mapping[str, Any]) -> list[str]:
+        """Write prompts with their texts; return the names of the files.
+
+        Args:
+            texts: Each prompt, and the text after it.
+            settings: How they were sampled; ``length`` is the most tokens of each.
+
+        Raises:
+            OSError: A file cannot be written.
+            ValueError: A text is no music.
+        """
+        if self.has_music:
+            # Each word of such a text is a token.
+            n_cut = sum(len(text.split()) >= settings["length"] for _, text in texts)
+            if n_cut:
+                say(
+                    f"{n_cut} of {len(texts)} pieces had not ended after length="
+                    f"{settings['length']} tokens: a larger --length lets them end"
+                )
+        names = []
+        for n, (prompt, text) in enumerate(texts):
+            paths = self.of_text(n)
+            for path in paths:
+                if path.suffix.lower() not in MUSIC_SUFFIXES:
+                    # Bytes of a prompt that are not UTF-8 are surrogates, and are restored.
+                    content = f"{prompt}{text}\n".encode("utf-8", "surrogateescape")
+                    replace_file(path, content)
+                    names.append(str(path))
+            music = [path for path in paths if path.suffix.lower() in MUSIC_SUFFIXES]
+            if music:
+                self._write_music(music, prompt + text)
+                names += map(str, music)
+        say(f"wrote {', '.join(names)}")
+        return names
+
+    def _write_music(self, paths: list[Path], text: str) -> None:
+        from transformer_xl.apps.music import joined, pieces_of, write_music
+
+        settings, named = MusicConfig(**self.music), " and ".join(map(str, paths))
+        try:
+            pieces = pieces_of(text, settings.voices, lambda problem: say(f"{named}: {problem}"))
+        except ValueError as error:
+            raise ValueError(f"{named} not written: {error}") from error
+        for path in paths:
+            write_music(path, joined(pieces), settings, force=self.force)

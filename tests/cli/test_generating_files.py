@@ -1,0 +1,159 @@
+"""What `txl generate --out` writes: text, MIDI files and piano rolls."""
+
+import json
+import sys
+from pathlib import Path
+
+import mido
+import pytest
+
+from transformer_xl.apps.music import pieces_of
+from transformer_xl.config import ModelConfig
+from transformer_xl.data import train_vocab
+from transformer_xl.model import TransformerXL
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def _folder(path: Path, kind: str, text: str) -> Path:
+    path.mkdir()
+    vocab = train_vocab(kind, [text])
+    vocab.save(path)
+    sizes = {"n_layer": 1, "n_head": 1, "d_model": 8, "d_inner": 8, "mem_len": 4}
+    TransformerXL(ModelConfig(vocab_size=len(vocab), **sizes)).save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def of_music(tmp_path: Path) -> Path:
+    """A model of music, which writes notes at random."""
+    return _folder(tmp_path / "music", "integers", "-1 60 62 64 65 67 69 71 72\n")
+
+
+@pytest.fixture
+def generated(txl, of_music: Path):
+    """Runs `txl generate` with a prompt of two steps."""
+
+    def run(*words):
+        return txl("generate", of_music, "--prompt", "72 67 64 60 72 69 65 60", *words)
+
+    return run
+
+
+def test_a_file_holds_what_the_terminal_would_show(generated, tmp_path):
+    words = ["--length", 30, "--seed", 3]
+    shown = generated(*words)
+    ended = generated(*words, "--out", tmp_path / "a.txt")
+    assert (ended.code, ended.out) == (0, "")
+    assert (tmp_path / "a.txt").read_text() == shown.out
+    assert f"wrote {tmp_path / 'a.txt'}" in ended.err
+
+
+def test_music_is_prompt_and_piece_up_to_its_end(generated, tmp_path):
+    words = ["--length", 400, "--seed", 3, "--json"]
+    text = generated(*words).json["text"]
+    files = [tmp_path / "a.mid", tmp_path / "a.svg", tmp_path / "a.png"]
+    ended = generated(*words, "--out", *files, "--music.tempo", 100)
+    assert ended.code == 0
+    piece = text[: text.index("\n")]
+    assert ended.json["text"] == piece
+    assert ended.json["files"] == [str(path) for path in files]
+    (steps,) = pieces_of(ended.json["prompt"] + piece)
+    assert steps[:2] == [(72, 67, 64, 60), (72, 69, 65, 60)]
+    file = mido.MidiFile(files[0])
+    assert len(file.tracks) == 1 + 4
+    assert file.length == pytest.approx(len(steps) / 4 * 60 / 100, rel=1e-3)
+    assert files[1].read_text().startswith("<?xml")
+    assert files[2].read_bytes().startswith(b"\x89PNG")
+    assert "had not ended" not in ended.err
+
+
+def test_a_piece_that_was_cut_off_is_said_to_be(generated, tmp_path):
+    ended = generated("--length", 1, "--seed", 3, "--out", tmp_path / "a.mid")
+    assert ended.code == 0
+    assert "1 of 1 pieces had not ended after length=1 tokens" in ended.err
+    assert "piece 1 ends within step 3: left out" in ended.err
+
+
+def test_each_of_several_texts_has_its_own_file(generated, tmp_path):
+    words = ["--samples", 2, "--length", 20, "--out", tmp_path / "a.mid", tmp_path / "a.txt"]
+    ended = generated(*words, "--json")
+    assert ended.code == 0
+    names = ["a-1.txt", "a-1.mid", "a-2.txt", "a-2.mid"]
+    assert [Path(name).name for name in ended.json["files"]] == names
+    texts = [text["prompt"] + text["text"] + "\n" for text in ended.json["texts"]]
+    assert [(tmp_path / name).read_text() for name in names[::2]] == texts
+    # Nothing is generated when one of them exists.
+    (tmp_path / "a-1.mid").unlink()
+    ended = generated(*words)
+    assert ended.code == 1
+    assert "a-1.txt exists; --force overwrites it" in ended.err
+    assert not (tmp_path / "a-1.mid").exists()
+    assert generated(*words, "--force").code == 0
+
+
+@pytest.mark.parametrize("prompt", ["", "\n", "<eos>"])
+def test_a_piece_begins_where_the_prompt_is_empty(txl, of_music, tmp_path, prompt):
+    words = ["generate", of_music, f"--prompt={prompt}", "--seed", 3, "--length", 60]
+    assert txl(*words, "--out", tmp_path / "a.mid").code == 0
+    assert txl(*words, "--json").json["text"] == txl(*words[:2], *words[3:], "--json").json["text"]
+
+
+def test_an_empty_prompt_begins_no_text_where_no_token_does(txl, tmp_path):
+    folder = _folder(tmp_path / "chars", "chars", "abc\n")
+    ended = txl("generate", folder, "--prompt=", "--length", 3)
+    assert ended.code == 2
+    assert "empty" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--out", "a.mid", "--length", 0], "--out needs a --length above 0"),
+        (["--out", "a.mid", "a.mid"], "a.mid is given twice"),
+        (["--out", "folder"], "folder is a folder"),
+        (["--out", "mine.mid"], "mine.mid exists; --force overwrites it"),
+        (["--out", "mine.mid/b.mid"], "mine.mid is a file, not a folder"),
+        (["--out", "a.mid", "--state", "s"], "--state s may resume within a step"),
+        (["--force"], "--force overwrites the files of --out"),
+        (["--music.tempo", 90], "--music.tempo 90.0 has no effect here"),
+        (["--out", "a.txt", "--music.program", 1], "--music.program 1 has no effect here"),
+        (["--out", "a.png", "--music.program", 1], "--music.program 1 has no effect here"),
+        (["--out", "a.mid", "--music.program", 129], "music.program=129 must be between 1 and 128"),
+    ],
+    ids=str,
+)
+def test_what_has_no_effect_or_cannot_be_written_is_refused(
+    generated, tmp_path, monkeypatch, words, reason
+):
+    monkeypatch.chdir(tmp_path)
+    Path("folder").mkdir()
+    Path("mine.mid").write_text("mine")
+    ended = generated(*words)
+    assert ended.code in (1, 2)
+    assert reason in ended.err
+    assert "sampling" not in ended.err
+    assert Path("mine.mid").read_text() == "mine"
+    assert not Path("a.mid").exists()
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "extra"), [("mido", "a.mid", "music"), ("matplotlib", "a.svg", "plot")]
+)
+def test_a_missing_library_is_named_before_anything_is_generated(
+    generated, tmp_path, monkeypatch, library, name, extra
+):
+    monkeypatch.setitem(sys.modules, library, None)
+    ended = generated("--out", tmp_path / name)
+    assert ended.code == 1
+    assert f"pip install 'transformer-xl[{extra}]'" in ended.err
+    assert "sampling" not in ended.err
+
+
+def test_only_a_model_of_music_writes_music(txl, trained, tmp_path):
+    ended = txl("generate", trained, "--out", tmp_path / "a.mid")
+    assert ended.code == 2
+    assert "this model has a vocabulary of chars" in ended.err
+    assert "sampling" not in ended.err
+    ended = txl("generate", trained, "--out", tmp_path / "a.txt", "--json")
+    assert json.loads(ended.out)["files"] == [str(tmp_path / "a.txt")]
