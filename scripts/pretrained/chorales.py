@@ -1,0 +1,98 @@
+"""Write the text of the shipped model `chorales`: Bach's chorales, transposed to many keys.
+
+    python scripts/pretrained/chorales.py chorales.json
+    python scripts/pretrained/chorales.py chorales.json --path jsb-chorales --rounds 12
+    txl train chorales --out runs/chorales --data.path chorales.json
+
+It reads the corpus `jsb-chorales` as `txl prepare` does, downloading it unless --path names a copy.
+The training text has rounds: each holds all chorales in random order, each in one of the keys in
+which no voice leaves the range that it has in the training text. A chorale takes its keys in random
+order and begins again when it has had all of them. So every chorale is read equally often, and
+never twice within a round. What is held out stays as it is.
+"""
+
+import argparse
+import json
+import random
+from itertools import cycle, islice
+from pathlib import Path
+
+from transformer_xl import DataConfig, prepare
+from transformer_xl.apps.music import REST, pieces_of
+from transformer_xl.config.files import replace_file
+
+Pieces = list[list[tuple[int, ...]]]
+
+VOICES = 4
+SEED = 1
+
+
+def ranges_of(pieces: Pieces) -> list[tuple[int, int]]:
+    """Return the lowest and the highest pitch of each voice."""
+    sung = [
+        [step[voice] for piece in pieces for step in piece if step[voice] != REST]
+        for voice in range(VOICES)
+    ]
+    return [(min(pitches), max(pitches)) for pitches in sung]
+
+
+def keys_of(piece: list[tuple[int, ...]], ranges: list[tuple[int, int]]) -> list[int]:
+    """Return the transpositions, in semitones, that keep each voice in its range; 0 is one."""
+    own = ranges_of([piece])
+    lowest = max(low - own_low for (low, _), (own_low, _) in zip(ranges, own, strict=True))
+    highest = min(high - own_high for (_, high), (_, own_high) in zip(ranges, own, strict=True))
+    return list(range(lowest, highest + 1))
+
+
+def transposed(piece: list[tuple[int, ...]], semitones: int) -> list[tuple[int, ...]]:
+    """Return a piece with every pitch so much higher; rests stay."""
+    return [tuple(x if x == REST else x + semitones for x in step) for step in piece]
+
+
+def rounds_of(pieces: Pieces, n_rounds: int, seed: int) -> Pieces:
+    """Return the pieces in ``n_rounds`` random orders, each piece in another key each time."""
+    numbers = random.Random(seed)
+    ranges = ranges_of(pieces)
+    keys = [keys_of(piece, ranges) for piece in pieces]
+    for own in keys:
+        numbers.shuffle(own)
+    taken = [list(islice(cycle(own), n_rounds)) for own in keys]
+    found: Pieces = []
+    for n in range(n_rounds):
+        order = numbers.sample(range(len(pieces)), len(pieces))
+        found += [transposed(pieces[i], taken[i][n]) for i in order]
+    return found
+
+
+def write_text(out: Path, path: str | None, n_rounds: int, seed: int) -> dict[str, Pieces]:
+    """Write the JSON file, and return what is in it."""
+    corpus = prepare(DataConfig(name="jsb-chorales", vocab="integers", path=path), print)
+    parts = {
+        part: pieces_of(corpus.vocab.decode(corpus.split(part)), VOICES)
+        for part in ("train", "valid", "test")
+    }
+    parts["train"] = rounds_of(parts["train"], n_rounds, seed)
+    replace_file(out, (json.dumps(parts, separators=(",", ":")) + "\n").encode())
+    return parts
+
+
+def main() -> None:
+    """Read the chorales, write the text."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, help="the JSON file to write")
+    parser.add_argument("--path", help="a copy of the corpus; without it, it is downloaded")
+    parser.add_argument("--rounds", type=int, default=12, help="times that each chorale is read")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the orders and the keys")
+    given = parser.parse_args()
+    if given.rounds < 1:
+        parser.error(f"--rounds {given.rounds} must be at least 1")
+    if given.out.exists():
+        parser.error(f"{given.out} exists: delete it, or choose another name")
+    for part, pieces in write_text(given.out, given.path, given.rounds, given.seed).items():
+        print(f"{part:6} {len(pieces):6,} chorales, {sum(map(len, pieces)):9,} steps")
+
+
+if __name__ == "__main__":
+    main()
