@@ -1,8 +1,8 @@
 """Write the text of the shipped model `chorales`: Bach's chorales, transposed to many keys.
 
-    python scripts/pretrained/chorales.py chorales.json
-    python scripts/pretrained/chorales.py chorales.json --path jsb-chorales --rounds 12
-    txl train chorales --out runs/chorales --data.path chorales.json
+    python scripts/pretrained/chorales.py
+    python scripts/pretrained/chorales.py chorales.json --path jsb-chorales --rounds 24
+    txl train chorales --out runs/pretrained/chorales/run
 
 It reads the corpus `jsb-chorales` as `txl prepare` does, downloading it unless --path names a copy.
 The training text has rounds: each holds all chorales in random order, each in one of the keys in
@@ -23,6 +23,8 @@ from transformer_xl.config.files import replace_file
 
 Pieces = list[list[tuple[int, ...]]]
 
+OUT = Path("runs/pretrained/chorales/text/chorales.json")
+"""Where the recipe `chorales` reads it."""
 VOICES = 4
 SEED = 1
 
@@ -81,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("out", type=Path, help="the JSON file to write")
+    parser.add_argument("out", type=Path, nargs="?", default=OUT, help="the JSON file to write")
     parser.add_argument("--path", help="a copy of the corpus; without it, it is downloaded")
     parser.add_argument("--rounds", type=int, default=12, help="times that each chorale is read")
     parser.add_argument("--seed", type=int, default=SEED, help="of the orders and the keys")
