@@ -275,7 +275,8 @@ def test_the_vocabulary_of_every_shipped_recipe_is_the_one_that_is_estimated():
             assert found == with_known_vocabulary(config), name
         except ValueError:
             guessed.add(config.data.name)
-    assert guessed == {"jsb-chorales"}
+    # Integers that occur in a text; that of the recipe `chorales` has no name.
+    assert guessed == {"jsb-chorales", ""}
 
 
 def test_both_ways_of_evaluating_are_timed_in_turns(monkeypatch):

@@ -96,7 +96,8 @@ def test_every_recipe_with_a_known_vocabulary_is_estimated():
             continue
         found = summary(Plan(config=config), HARDWARE["h100"], Assumed())
         assert found["memory"]["most"] > found["memory"]["moments"]["update"]["weights"] > 0
-    assert unknown == {"jsb-chorales"}
+    # Integers that occur in a text; that of the recipe `chorales` has no name.
+    assert unknown == {"jsb-chorales", ""}
 
 
 def test_known_vocabularies_are_those_of_the_catalogue_and_the_published_models():
