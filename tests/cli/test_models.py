@@ -279,9 +279,19 @@ def test_a_text_goes_on_with_weights_of_another_precision(txl, trained, tmp_path
     assert load_file(state)["keys"].dtype == kept
 
 
-def test_generate_in_parts_draws_what_it_draws_in_one(txl, trained, tmp_path):
+@pytest.mark.parametrize(
+    "settings",
+    [
+        [],
+        ["--min_p", 0.05, "--typical_p", 0.95, "--frequency_penalty", 0.3],
+        ["--dry_multiplier", 2, "--dry_allowed_length", 1, "--repetition_penalty", 1.1],
+        ["--dry_multiplier", 2, "--dry_sequence_breakers", "a", "t", "--penalty_window", 20],
+    ],
+    ids=str,
+)
+def test_generate_in_parts_draws_what_it_draws_in_one(txl, trained, tmp_path, settings):
     def text(state, length, *words):
-        words = ["--json", "--state", tmp_path / state, "--length", length, *words]
+        words = ["--json", "--state", tmp_path / state, "--length", length, *words, *settings]
         return txl("generate", trained, *words).json["text"]
 
     parts = [text("parts", 12, "--seed", 5), text("parts", 18)]
@@ -289,6 +299,15 @@ def test_generate_in_parts_draws_what_it_draws_in_one(txl, trained, tmp_path):
     # What was typed counts.
     shutil.copy(tmp_path / "parts", tmp_path / "again")
     assert text("parts", 20, "--seed", 1) != text("again", 20)
+
+
+def test_generate_says_which_penalties_it_uses(txl, trained):
+    words = ["--dry_multiplier", 0.8, "--dry_sequence_breakers", "a", "--length", 3, "--json"]
+    found = txl("generate", trained, *words)
+    about = "penalty_window 1024, dry_multiplier 0.8, dry_base 1.75, dry_allowed_length 2, dry_seq"
+    assert about in found.err
+    assert found.json["settings"]["dry_sequence_breakers"] == ["a"]
+    assert "min_p" not in found.json["settings"]
 
 
 def test_samples_are_the_texts_of_their_seeds(txl, trained):
@@ -344,6 +363,8 @@ def test_several_prompts_are_continued_side_by_side(txl, trained):
         (["--prompts", "a", ""], "the prompt is empty: give at least one token"),
         (["--stop", ""], "--stop: a stop string is empty, so every text would be empty"),
         (["--stop", "x", "", "--prompts", "a"], "--stop: a stop string is empty"),
+        (["--dry_base", 2], "dry_base=2.0 has no effect with dry_multiplier=0"),
+        (["--dry_multiplier", 1, "--dry_sequence_breakers", ""], "a text is empty"),
     ],
 )
 def test_generate_explains_what_it_cannot_do(txl, trained, words, message):

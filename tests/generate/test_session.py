@@ -121,10 +121,10 @@ def test_a_saved_session_goes_on_with_the_same_bits(tiny_config, tmp_path, kind)
 
 
 def test_the_bytes_of_a_state_are_those_of_the_formula(folder):
-    # 2 x 3 layers x 5 positions x 16 numbers of 4 bytes, and the random numbers.
-    assert Session.open(folder).nbytes == 2 * 3 * 5 * 16 * 4 + 5056
-    assert Session.open(folder, mem_len=100).nbytes == 2 * 3 * 100 * 16 * 4 + 5056
-    assert Session.open(folder, weights="bfloat16").nbytes == 2 * 3 * 5 * 16 * 2 + 5056
+    # 2 x 3 layers x 5 positions x 16 numbers of 4 bytes, the last 4,096 tokens, random numbers.
+    assert Session.open(folder).nbytes == 2 * 3 * 5 * 16 * 4 + 4 * 4096 + 5056
+    assert Session.open(folder, mem_len=100).nbytes == 2 * 3 * 100 * 16 * 4 + 4 * 4096 + 5056
+    assert Session.open(folder, weights="bfloat16").nbytes == 2 * 3 * 5 * 16 * 2 + 4 * 4096 + 5056
 
 
 @pytest.mark.slow

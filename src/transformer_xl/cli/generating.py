@@ -1,7 +1,7 @@
 """The command generate."""
 
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,7 +75,7 @@ class Generate:
     @cached_property
     def settings(self) -> GenerateConfig:
         """Sampling settings: those of the folder, replaced by the given ones."""
-        return replace(generation_of(self.dir), **self.given)
+        return generation_of(self.dir).changed(**self.given)
 
     @cached_property
     def files(self) -> OutFiles:
@@ -98,17 +98,20 @@ class Generate:
             self._write_several(model, vocab)
             return
         text, seed, last_token = self.settings.prompt, self.settings.seed, []
+        history: Any = ()
         if state is not None:
             # The recipe's prompt and seed are for the start of a text, not for one that resumes.
             text = text if "prompt" in self.given else ""
             if state.random is not None and "seed" not in self.given:
                 seed = state.random
             last_token = [state.last_token]
+            history = () if state.read is None else state.read
         prompt = [*last_token, *encoded_prompt(text, vocab)] or start_of(vocab)
-        settings = self._announced(model, seed if isinstance(seed, int) else None)
+        settings = self._announced(vocab, model, seed if isinstance(seed, int) else None)
         decoding = _decoding(model)
         mems = None if state is None else state.mems
-        drawn = generate(model, prompt, mems=mems, seed=seed, **self._drawing())
+        drawing = self._drawing(vocab)
+        drawn = generate(model, prompt, mems=mems, seed=seed, history=history, **drawing)
 
         def save() -> None:
             if self.state:
@@ -173,8 +176,8 @@ class Generate:
         prompts = [ids for ids in encoded for _ in range(self.samples)]
         begins = [text for text in begins for _ in range(self.samples)]
         seed = self.settings.seed
-        settings, decoding = self._announced(model, seed), _decoding(model)
-        batch = generate_batch(model, prompts, seed=seed, **self._drawing())
+        settings, decoding = self._announced(vocab, model, seed), _decoding(model)
+        batch = generate_batch(model, prompts, seed=seed, **self._drawing(vocab))
         texts = batch.decode(vocab, self._stops)
         found = [
             {"prompt": prompt, "text": text, "seed": seed_of(seed, n)}
@@ -187,24 +190,26 @@ class Generate:
             sys.stdout.write(f"--- {n} of {len(found)}, seed {each['seed']}\n")
             sys.stdout.write(f"{each['prompt']}{each['text']}\n")
 
-    def _announced(self, model: "LanguageModel", seed: int | None) -> dict[str, Any]:
+    def _announced(
+        self, vocab: "Vocab", model: "LanguageModel", seed: int | None
+    ) -> dict[str, Any]:
         """Return and print the sampling settings; seed None: a saved random state is used."""
         from transformer_xl.inference.generate import Sampler
         from transformer_xl.model.lengths import Lengths
 
         given = self.settings
-        cuts = given.temperature, given.top_k, given.top_p
-        drawing = Sampler(*cuts, model.config.vocab_size).settings
+        drawing = Sampler(**given.sampling, vocab_size=len(vocab), vocab=vocab).settings
         mem_len = Lengths.of(model.config, mem_len=self.mem_len).mem_len
         found = {**drawing, "seed": seed, "mem_len": mem_len, "weights": self.weights}
         known = (f"{name} {'none' if x is None else x}" for name, x in found.items())
         say(f"sampling with {', '.join(known)}")
         return {**found, "length": given.length or None}
 
-    def _drawing(self) -> dict[str, Any]:
-        drawing = asdict(self.settings) | {"mem_len": self.mem_len}
-        del drawing["prompt"], drawing["seed"]
-        return drawing | {"length": self.settings.length or None}
+    def _drawing(self, vocab: "Vocab") -> dict[str, Any]:
+        from transformer_xl.inference.generate import for_tokens
+
+        lengths = {"length": self.settings.length or None, "mem_len": self.mem_len}
+        return for_tokens(self.settings.sampling, vocab) | lengths
 
 
 def _decoding(model: "LanguageModel") -> str:

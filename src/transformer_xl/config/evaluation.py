@@ -1,6 +1,7 @@
 """How a model is evaluated, and how it generates text."""
 
-from dataclasses import dataclass, fields
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, fields
 from typing import Annotated, Any, Literal
 
 from transformer_xl.config.checks import (
@@ -10,10 +11,16 @@ from transformer_xl.config.checks import (
     Positive,
     Range,
     Share,
+    Unused,
+    UnusedError,
     check,
     no_type_check,
+    refuse_unused,
     require,
 )
+
+MAX_HISTORY = 4_096
+"""Tokens of the end of a text that are kept for the penalties of sampling."""
 
 
 @no_type_check
@@ -127,8 +134,82 @@ class GenerateConfig:
     top_p: Annotated[float, Range(gt=0, le=1)] | None = None
     """Nucleus sampling: sample from the fewest tokens with this total probability; None: from
     all."""
+    min_p: Share | None = None
+    """Sample from the tokens that are at least this share as likely as the likeliest one; None:
+    from all."""
+    typical_p: Annotated[float, Range(gt=0, le=1)] | None = None
+    """Locally typical sampling: sample from the tokens of this total probability whose -log p is
+    closest to the entropy; None: from all."""
+    repetition_penalty: Positive = 1.0
+    """Divide the positive logits of the tokens in the window by this, multiply the negative ones;
+    1: no penalty."""
+    presence_penalty: Annotated[float, Range(ge=-2, le=2)] = 0.0
+    """Subtract this from the logit of each token in the window."""
+    frequency_penalty: Annotated[float, Range(ge=-2, le=2)] = 0.0
+    """Subtract this from the logit of each token for each time that it is in the window."""
+    penalty_window: Annotated[int, Range(gt=0, le=MAX_HISTORY)] = 1_024
+    """How many of the last tokens, prompt included, all penalties and DRY consider."""
+    dry_multiplier: NotNegative = 0.0
+    """DRY: subtract dry_multiplier * dry_base ** (n - dry_allowed_length) from the logit of each
+    token that would extend a repetition of the last n tokens; 0: no penalty."""
+    dry_base: Annotated[float, Range(ge=1)] = 1.75
+    """DRY: the factor for each further token of a repetition."""
+    dry_allowed_length: Count = 2
+    """DRY: the length from which on a repetition is penalized."""
+    dry_sequence_breakers: tuple[str, ...] = ("\n",)
+    """DRY: no repetition goes beyond a token that contains one of these texts."""
     seed: int = 1
     """Random seed; the same seed generates the same text."""
 
     def __post_init__(self) -> None:
         check(self, "generate")
+        refuse_unused(self, self._unused())
+        require(
+            all(self.dry_sequence_breakers),
+            "dry_sequence_breakers: a text is empty, and would be in every token; leave it out",
+        )
+
+    def _unused(self) -> Iterator[Unused]:
+        """Yield settings that have no effect because another one is off."""
+        if not self.dry_multiplier:
+            for name in ("dry_base", "dry_allowed_length", "dry_sequence_breakers"):
+                yield Unused(name, "dry_multiplier=0")
+        if not self.has_penalties:
+            yield Unused("penalty_window", "all penalties off")
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens so far change the probabilities."""
+        own = self.presence_penalty, self.frequency_penalty, self.dry_multiplier
+        return self.repetition_penalty != 1 or any(own)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The settings with which a token is sampled, by name.
+
+        Those that are off are left out, except temperature, top_k and top_p.
+        """
+        used = {"temperature", "top_k", "top_p"}
+        if self.has_penalties:
+            used.add("penalty_window")
+        if self.dry_multiplier:
+            used |= {"dry_base", "dry_allowed_length", "dry_sequence_breakers"}
+        values = {x.name: (getattr(self, x.name), x.default) for x in fields(self)}
+        for name in ("prompt", "length", "seed"):
+            del values[name]
+        return {name: x for name, (x, off) in values.items() if name in used or x != off}
+
+    def changed(self, **given: Any) -> "GenerateConfig":
+        """Return the settings with others in their place; what loses its effect is reset.
+
+        Raises:
+            ValueError: A given setting is invalid, or has no effect.
+        """
+        values = asdict(self) | given
+        while True:
+            try:
+                return GenerateConfig(**values)
+            except UnusedError as error:
+                if error.name in given:
+                    raise
+                values[error.name] = error.value

@@ -294,6 +294,10 @@ class AdaptiveSoftmax(nn.Module):
             parts.append(own + head[..., self._symbol(i), None])
         return torch.cat(parts, -1)
 
+    def logits(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
+        """Return the log-probabilities: words of different clusters have no other common logits."""
+        return self.log_probs(hidden)
+
     @_through_call
     def nll(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]

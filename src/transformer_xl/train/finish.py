@@ -14,7 +14,7 @@ from transformer_xl.config import Config, EvalConfig, GenerateConfig
 from transformer_xl.config.device import autocast
 from transformer_xl.data import Corpus, raw_split
 from transformer_xl.inference.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
-from transformer_xl.inference.generate import generate, text_pieces
+from transformer_xl.inference.generate import for_tokens, generate, text_pieces
 from transformer_xl.model import LanguageModel, load_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.train.checkpoint import RESULTS_FILE, SAMPLE_FILE, RunFolder
@@ -196,8 +196,9 @@ def memory_line(row: dict[str, Any]) -> str:
 
 def _sample(config: Config, corpus: Corpus, model: LanguageModel) -> dict[str, Any]:
     settings = config.generate
-    draw = {name: getattr(settings, name) for name in ("temperature", "top_k", "top_p", "seed")}
+    draw = {**settings.sampling, "seed": settings.seed}
     prompt = corpus.vocab.encode(settings.prompt)
-    tokens = generate(model, prompt, length=settings.length, **draw)
+    arguments = for_tokens(draw, corpus.vocab)
+    tokens = generate(model, prompt, length=settings.length, **arguments)
     text = "".join(text_pieces(tokens, corpus.vocab, prompt=prompt))
     return {"prompt": settings.prompt, "text": text, "settings": draw}

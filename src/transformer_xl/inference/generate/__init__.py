@@ -1,16 +1,24 @@
 """Text generation, at a constant cost per token."""
 
 from collections.abc import Sequence
+from typing import Unpack
 
+import numpy as np
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
 from transformer_xl.inference.generate.batch import (
     Generation,
     GenerationBatch,
-    Sampler,
     random_numbers,
     seed_of,
+)
+from transformer_xl.inference.generate.sampler import (
+    History,
+    Sampler,
+    Sampling,
+    breaker_tokens,
+    for_tokens,
 )
 from transformer_xl.inference.generate.session import (
     Mark,
@@ -29,11 +37,15 @@ from transformer_xl.model.arguments import require_model, shown
 __all__ = [
     "Generation",
     "GenerationBatch",
+    "History",
     "Mark",
     "Sampler",
+    "Sampling",
     "Session",
     "State",
     "TextWriter",
+    "breaker_tokens",
+    "for_tokens",
     "from_pretrained",
     "generate",
     "generate_batch",
@@ -58,6 +70,8 @@ def generate(
     top_p: float | None = None,
     seed: int | UInt8[Tensor, " bytes"] | None = None,
     mem_len: int | None = None,
+    history: Sequence[int] | Int[np.ndarray, " n"] | Int[Tensor, " n"] = (),
+    **more: Unpack[Sampling],
 ) -> Generation:
     """Continue a prompt, token by token.
 
@@ -77,6 +91,10 @@ def generate(
         seed: Random seed, or the ``random_state`` of a generation to continue. None: a different
             one each time.
         mem_len: Memory length. None: as configured.
+        history: The last tokens in ``mems``, which penalties see, too.
+        more: Further settings of sampling: filters, penalties and DRY, as in
+            :class:`~transformer_xl.GenerateConfig`. ``dry_sequence_breakers`` are tokens, none if
+            not given; ``breaker_tokens(vocab, texts)`` finds them.
 
     Returns:
         An iterator over the new tokens, with the memory in its ``mems``; its ``decode(vocab)``
@@ -88,9 +106,12 @@ def generate(
     """
     if isinstance(mems, Memory) and mems.batch_size != 1:
         raise ValueError(f"mems holds {mems.batch_size} streams; select one: mems.select([0])")
-    sampler = Sampler(temperature, top_k, top_p, require_model(model).config.vocab_size)
+    vocab_size = require_model(model).config.vocab_size
+    sampler = Sampler(temperature, top_k, top_p, vocab_size, **more)
     generators = [random_numbers(seed)]
-    return Generation(GenerationBatch(model, [ids], length, mems, sampler, generators, mem_len))
+    return Generation(
+        GenerationBatch(model, [ids], length, mems, sampler, generators, mem_len, history)
+    )
 
 
 def generate_batch(
@@ -104,6 +125,7 @@ def generate_batch(
     top_p: float | None = None,
     seed: int | None = None,
     mem_len: int | None = None,
+    **more: Unpack[Sampling],
 ) -> GenerationBatch:
     """Continue several prompts as a batch, each as :func:`generate` does, up to rounding.
 
@@ -118,6 +140,7 @@ def generate_batch(
         top_p: As for :func:`generate`.
         seed: Text n is sampled with ``seed + n``. None: a different one each time.
         mem_len: As for :func:`generate`.
+        more: As for :func:`generate`. Penalties see the prompt and what was generated.
 
     Returns:
         An iterator over the new tokens of each step, by the index of their text; ``end`` stops a
@@ -127,7 +150,8 @@ def generate_batch(
         ValueError: There is no prompt, one is empty or has a token outside the vocabulary, a
             setting is of a wrong type or out of range, or the memory does not fit the model.
     """
-    sampler = Sampler(temperature, top_k, top_p, require_model(model).config.vocab_size)
+    vocab_size = require_model(model).config.vocab_size
+    sampler = Sampler(temperature, top_k, top_p, vocab_size, **more)
     if isinstance(prompts, str) or not len(prompts):
         raise ValueError(f"prompts={shown(prompts)}: give a list of prompts, one at least")
     seeds = [None if seed is None else seed_of(seed, n) for n in range(len(prompts))]

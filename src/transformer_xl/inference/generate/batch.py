@@ -1,30 +1,27 @@
-"""Batched generation, and the :class:`Sampler` of tokens; a single text is a batch of one."""
+"""Batched generation; a single text is a batch of one."""
 
-import math
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, SupportsIndex
 
+import numpy as np
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int32, UInt8
 from torch import Tensor
 
-from transformer_xl.config import GenerateConfig, ModelConfig
-from transformer_xl.config.checks import checked, no_type_check
+from transformer_xl.config import ModelConfig
+from transformer_xl.config.evaluation import MAX_HISTORY
 from transformer_xl.data import Vocab
+from transformer_xl.inference.generate.sampler import History, Sampler
 from transformer_xl.inference.generate.text_writer import TextWriter
-from transformer_xl.model import AdaptiveSoftmax, Memory, Softmax, Stepper
+from transformer_xl.model import Memory, Stepper
 from transformer_xl.model.arguments import as_tokens, require_model, whole
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import require_capacity, require_mem_len
 from transformer_xl.model.memory import join
 from transformer_xl.model.reading import read
-from transformer_xl.model.softmax import CalledSoftmax, drawn
 from transformer_xl.model.wrapping import evaluating
-
-_COLDEST, _HOTTEST = 1e-30, 1e30
-"""Temperatures are clamped to this range, outside of which float32 over- or underflows."""
 
 
 def random_numbers(seed: Any) -> torch.Generator:
@@ -61,83 +58,6 @@ def seed_of(seed: SupportsIndex, n: int) -> int:
     return (seed + n) % 2**64 if seed + n >= 2**64 else seed + n
 
 
-class Sampler:
-    """Samples a token from each of several distributions.
-
-    The settings are those of :func:`~transformer_xl.generate`; a ``top_k`` of ``vocab_size`` or
-    more filters nothing.
-
-    Raises:
-        ValueError: A setting is no number or out of range.
-    """
-
-    @no_type_check
-    def __init__(
-        self,
-        temperature: float = 1.0,
-        top_k: SupportsIndex | None = None,
-        top_p: float | None = None,
-        vocab_size: int | None = None,
-    ) -> None:
-        # Settings must be finite, and this is equivalent.
-        temperature = _HOTTEST if temperature == math.inf else temperature
-        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        found = checked(GenerateConfig, given)
-        self.temperature: float = found["temperature"]
-        # Normalized to None where nothing is filtered, so that the same tokens are sampled.
-        k: int | None = found["top_k"]
-        self.top_k = None if k and vocab_size and k >= vocab_size else k
-        self.top_p: float | None = None if found["top_p"] == 1 else found["top_p"]
-
-    @property
-    def settings(self) -> dict[str, float | int | None]:
-        """The settings by name; None: no filter."""
-        return {"temperature": self.temperature, "top_k": self.top_k, "top_p": self.top_p}
-
-    def __call__(
-        self,
-        softmax: Softmax | AdaptiveSoftmax | CalledSoftmax,
-        hidden: Float[Tensor, "B D"],
-        numbers: Float[Tensor, " B"],
-    ) -> list[int]:
-        """Sample a token for each stream, given a uniform number from [0, 1) for it."""
-        if self.temperature == 0:
-            return softmax.top_k(hidden, 1)[1][:, 0].tolist()
-        if self.temperature == 1 and self.top_k is None and self.top_p is None:
-            # An adaptive softmax usually skips its rarer clusters.
-            return softmax.draw(hidden, numbers).tolist()
-        if self.top_k is None:
-            values, tokens = softmax.log_probs(hidden), None
-        else:
-            values, tokens = softmax.top_k(hidden, self.top_k)
-        # With a maximum of 0, small temperatures do not overflow.
-        values = values - values.amax(-1, keepdim=True)
-        probs = values.div_(min(max(self.temperature, _COLDEST), _HOTTEST)).softmax(-1)
-        if self.top_p is not None:
-            if tokens is None:
-                probs, tokens = _with_probability(self.top_p, probs)
-            # A token stays if the likelier ones sum to less than top_p; the first one always, even
-            # if top_p rounds to 0 in float32.
-            stays = probs.cumsum(-1) - probs < self.top_p
-            stays[:, 0] = True
-            probs = probs * stays
-        places = drawn(probs, numbers)[0][:, None]
-        return (places if tokens is None else tokens.gather(1, places))[:, 0].tolist()
-
-
-def _with_probability(
-    top_p: float, probs: Float[Tensor, "B V"]
-) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
-    """Return the most likely tokens, in descending order, with this total probability or more."""
-    k, V = 64, probs.shape[-1]
-    while True:
-        # A few are nearly always enough, and topk is faster than sorting the vocabulary.
-        likeliest, tokens = probs.topk(min(k, V))
-        if k >= V or bool((likeliest.sum(-1) >= top_p).all()):
-            return likeliest, tokens
-        k *= 8
-
-
 PROMPT_SEGMENT = 512
 """Segment length for prompts, which bounds the memory use of long ones."""
 
@@ -152,6 +72,16 @@ class GenerationBatch(Iterator[dict[int, int]]):
     Attributes:
         texts: Indices of the texts in the batch.
         generators: The random number generator of each text.
+
+    Args:
+        model: The model.
+        prompts: The prompts in tokens.
+        length: Number of tokens to generate for each. None: without end.
+        mems: The memory to start with, or a stepper.
+        sampler: The sampler.
+        generators: The random number generator of each text.
+        mem_len: Memory length. None: as configured.
+        before: The last tokens in the memory, for penalties.
     """
 
     def __init__(
@@ -163,6 +93,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         sampler: Sampler,
         generators: Sequence[torch.Generator],
         mem_len: Any,
+        before: Any = (),
     ) -> None:
         config = require_model(model).config
         require_mem_len(model, mem_len)
@@ -174,6 +105,8 @@ class GenerationBatch(Iterator[dict[int, int]]):
         # The tokens of each text that are not in the memory yet.
         self._unread = [_checked_prompt(prompt, config) for prompt in prompts]
         n = len(self._unread)
+        known = as_tokens(before, config, "the history").tolist()
+        self._histories = [History((*known, *unread[-MAX_HISTORY:])) for unread in self._unread]
         self.texts, self._is_ended, self._n_drawn = list(range(n)), [False] * n, 0
         require_capacity(model, self._lengths.mem_len, remedy="remember fewer positions")
         if mems is None:
@@ -208,6 +141,10 @@ class GenerationBatch(Iterator[dict[int, int]]):
     def last_tokens(self) -> list[int]:
         """The last token of each text in ``texts``."""
         return [ids[-1] for ids in self._unread]
+
+    def history(self, text: int) -> Int32[np.ndarray, " n"]:
+        """Return the tokens of a text before its last one, the last 4,096 of them at most."""
+        return self._histories[text].last()[:-1].copy()
 
     def _remaining(self, text: int) -> int | None:
         """Return how many tokens of a text are still to be sampled; None: without end."""
@@ -269,11 +206,15 @@ class GenerationBatch(Iterator[dict[int, int]]):
                 hidden, state = stepper.read(torch.tensor([self._unread[row][0] for row in going]))
         texts = [self.texts[row] for row in going]
         generators = [self.generators[text] for text in texts]
+        histories = [self._histories[text] for text in texts]
         before = [generator.get_state() for generator in generators]
+        sizes = [history.size for history in histories]
         try:
             # On the CPU, so that a seed gives the same numbers on every device.
             numbers = [torch.rand((), dtype=torch.float64, generator=each) for each in generators]
-            tokens = self._sampler(self._model.head, hidden, torch.stack(numbers))
+            tokens = self._sampler(self._model.head, hidden, torch.stack(numbers), histories)
+            for history, token in zip(histories, tokens, strict=True):
+                history.append(token)
             # In one assignment, so that an interrupt leaves a consistent state.
             stepper.state, self._at, self.texts, self._unread, self._n_drawn = (
                 state, stepper, texts, [(token,) for token in tokens], self._n_drawn + 1
@@ -281,6 +222,8 @@ class GenerationBatch(Iterator[dict[int, int]]):
         except BaseException:
             for generator, earlier in zip(generators, before, strict=True):
                 generator.set_state(earlier)
+            for history, size in zip(histories, sizes, strict=True):
+                history.cut(size)
             raise
         return dict(zip(texts, tokens, strict=True))
 
@@ -310,7 +253,8 @@ class Generation(Iterator[int]):
     """An iterator over the sampled tokens of one text, with its memory.
 
     ``mems`` has read the prompt and all tokens so far but ``last_token``, so ``generate(model,
-    [g.last_token], mems=g.mems, seed=g.random_state)`` continues the text.
+    [g.last_token], mems=g.mems, history=g.history, seed=g.random_state)`` continues the text;
+    without penalties it needs no ``history``.
     """
 
     def __init__(self, batch: GenerationBatch) -> None:
@@ -344,6 +288,11 @@ class Generation(Iterator[int]):
     def last_token(self) -> int:
         """The last token, which is not in the memory yet."""
         return self._batch.last_tokens[0]
+
+    @property
+    def history(self) -> Int32[np.ndarray, " n"]:
+        """The tokens before ``last_token`` that penalties can see, 4,096 at most."""
+        return self._batch.history(0)
 
     @property
     def random_state(self) -> UInt8[Tensor, " bytes"]:

@@ -6,27 +6,29 @@ States can be saved to files.
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Unpack
 
+import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int, UInt8
+from jaxtyping import Int, Int32, UInt8
 from torch import Tensor
 
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.device import pick_device
+from transformer_xl.config.evaluation import MAX_HISTORY
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.inference.generate.batch import (
     PROMPT_SEGMENT,
     Generation,
     GenerationBatch,
-    Sampler,
     random_numbers,
 )
+from transformer_xl.inference.generate.sampler import History, Sampler, Sampling
 from transformer_xl.inference.generate.text_writer import text_pieces
 from transformer_xl.model import LanguageModel, Memory, load_model
 from transformer_xl.model.arguments import Text as Tokens
-from transformer_xl.model.arguments import require_model, shown, whole
+from transformer_xl.model.arguments import as_tokens, require_model, shown, whole
 from transformer_xl.model.compact import Weights, compact
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import full_memory, most_positions, require_mem_len
@@ -90,12 +92,13 @@ class State(NamedTuple):
     offset: int = 0
     """How many tokens of an incomplete segment are in the memory."""
     read: Int[Tensor, " n"] | None = None
-    """The last tokens in the memory, for display; None: unknown."""
+    """The last tokens in the memory, for penalties and for display; None: unknown."""
 
 
 def save_state(path: Path, generation: Generation, weights: Path | str) -> None:
     """Write the state of a generation, as :func:`write_state` does."""
-    state = State(generation.mems, generation.last_token, generation.random_state)
+    read = torch.from_numpy(generation.history)
+    state = State(generation.mems, generation.last_token, generation.random_state, read=read)
     write_state(path, state, weights)
 
 
@@ -107,10 +110,14 @@ def write_state(path: Path, state: State, weights: Path | str, *, positions: int
         state: The state.
         weights: The weights file of the model, which :func:`load_state` compares; or, if the file
             may have been replaced since, its SHA-256 at the time of loading.
-        positions: Pad the memory to this length, so that all files have the same size.
+        positions: Pad the memory to this length, so that all files have the same size, and the
+            tokens in it to 4,096.
     """
-    unused = max(positions - len(state.mems), 0)
-    found = state.mems.state_dict() | {"random": state.random, "read": state.read}
+    unused, read = max(positions - len(state.mems), 0), state.read
+    n_read = 0 if read is None else len(read)
+    if read is not None and positions:
+        read = F.pad(read, (max(MAX_HISTORY - n_read, 0), 0))
+    found = state.mems.state_dict() | {"random": state.random, "read": read}
     tensors = {name: x.contiguous() for name, x in found.items() if x is not None}
     if unused:
         for name in tensors.keys() & _POSITIONED:
@@ -121,6 +128,7 @@ def write_state(path: Path, state: State, weights: Path | str, *, positions: int
         "last_token": f"{state.last_token:012}",
         "offset": f"{state.offset:012}",
         "unused": f"{unused:012}",
+        "n_read": f"{n_read:012}",
         "weights": weights_checksum(weights),
     }
     write_tensors(tensors, path, about)
@@ -153,6 +161,11 @@ def load_state(path: Path, weights: Path | str, model: LanguageModel | None = No
         if offset < 0 or unused < 0:
             raise ValueError(f"offset={offset}, unused={unused}")
         random, read = tensors.pop("random", None), tensors.pop("read", None)
+        if read is not None:
+            n_read = int(about.get("n_read", len(read)))
+            if not 0 <= n_read <= len(read):
+                raise ValueError(f"n_read={n_read} of {len(read)} tokens")
+            read = read[len(read) - n_read :]
         if random is not None:
             torch.Generator().set_state(random)
         for name in tensors.keys() & _POSITIONED:
@@ -193,6 +206,8 @@ class Mark(NamedTuple):
     state: ReaderState
     random: Tensor
     """The state of the random number generator."""
+    history: Int32[np.ndarray, " n"]
+    """The last tokens, for penalties."""
 
 
 class Session:
@@ -236,6 +251,7 @@ class Session:
         self._chosen, self._weights = mem_len, ""
         self._reader = Reader(model, lengths.windowed())
         self._random: Tensor = random_numbers(seed).get_state()
+        self._history = History()
         # The current generation, and whether it is ahead of the reader.
         self._writing: GenerationBatch | None = None
         self._is_ahead = False
@@ -278,6 +294,8 @@ class Session:
         if session.model.remembers_positions:
             mems = mems.last(session.mem_len)
         session._reader.state = ReaderState(mems, state.last_token)
+        read = [] if state.read is None else state.read.tolist()
+        session._history = History((*read, state.last_token))
         if state.random is not None:
             session._random = state.random
         return session
@@ -295,7 +313,9 @@ class Session:
                 "model.save_pretrained(folder, vocab), then Session.open(folder)"
             )
         last_token = self._last_token("saved")
-        state = State(self._reader_state().mems, last_token, self._random)
+        mems = self._reader_state().mems
+        read = torch.from_numpy(self._history.last()[:-1])
+        state = State(mems, last_token, self._random, read=read)
         positions = most_positions(self.model, self.mem_len)
         write_state(Path(path), state, self._weights, positions=positions)
 
@@ -304,10 +324,12 @@ class Session:
         """Maximum size of the state in bytes, whatever the length of the text.
 
         That is a full memory, of 2 x n_layer x mem_len x n_head x d_head values in the precision of
-        the weights (with absolute positions: n_layer x mem_len x d_model), and the state of the
-        random number generator, 5,056 bytes. A file also has a header of less than 1,000 bytes.
+        the weights (with absolute positions: n_layer x mem_len x d_model), the last 4,096 tokens,
+        16,384 bytes, and the state of the random number generator, 5,056 bytes. A file also has a
+        header of less than 1,000 bytes.
         """
-        return full_memory(self.model, self.mem_len) + self._random.nbytes
+        history = MAX_HISTORY * np.dtype(np.int32).itemsize
+        return full_memory(self.model, self.mem_len) + history + self._random.nbytes
 
     def write(self, text: Text, *, scored: bool = False) -> list[float | None]:
         """Read a text into the memory.
@@ -319,10 +341,13 @@ class Session:
             scored: Return the log-probability of each token, in nats; None for the first token of
                 the session. False: return an empty list.
         """
-        tokens = self.vocab.encode(text) if isinstance(text, str) else text
+        given = self.vocab.encode(text) if isinstance(text, str) else text
+        tokens = as_tokens(given, self.model.config).tolist()
         self._reader_state()
         self._writing = None
-        return self._reader.read(tokens, scored=scored)
+        scores = self._reader.read(tokens, scored=scored)
+        self._history = History((*self._history.last().tolist(), *tokens[-MAX_HISTORY:]))
+        return scores
 
     def score(self, text: Text) -> list[float | None]:
         """Return the log-probability of each token of a continuation, without reading it."""
@@ -337,6 +362,7 @@ class Session:
         top_p: float | None = None,
         seed: int | None = None,
         stop: str | Sequence[str] = (),
+        **more: Unpack[Sampling],
     ) -> Iterator[str]:
         """Continue the text; stream it in pieces.
 
@@ -349,13 +375,16 @@ class Session:
             top_p: As for :func:`~transformer_xl.generate`.
             seed: Random seed. None: continue the random numbers of the session.
             stop: End before this string, or before the first of several.
+            more: As for :func:`~transformer_xl.generate`; ``dry_sequence_breakers`` are texts, and
+                penalties see what was read and generated before, too.
 
         Raises:
             ValueError: Nothing was read yet, or a setting is out of range.
             RuntimeError: The session was used otherwise while the iterator was active.
         """
         length = whole("length", length)
-        sampler = Sampler(temperature, top_k, top_p, self.model.config.vocab_size)
+        vocab_size = self.model.config.vocab_size
+        sampler = Sampler(temperature, top_k, top_p, vocab_size, self.vocab, **more)
         # Raises now, and not with the first piece.
         random_numbers(seed)
         last_token = self._last_token("continued")
@@ -363,12 +392,12 @@ class Session:
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
         prompts = [[self._last_token("continued")]]
-        mems = self._reader.state.mems
+        mems, before = self._reader.state.mems, self._history.last()[:-1]
         if self._writing is not None and self._is_ahead:
-            mems = self._writing.stepper()
+            mems, before = self._writing.stepper(), self._writing.history(0)
         generators = [random_numbers(self._random if seed is None else seed)]
         batch = self._writing = GenerationBatch(
-            self.model, prompts, length, mems, sampler, generators, self._chosen
+            self.model, prompts, length, mems, sampler, generators, self._chosen, before
         )
         while self._writing is batch:
             if not (tokens := next(batch, None)):
@@ -389,7 +418,8 @@ class Session:
 
     def mark(self) -> Mark:
         """Return a snapshot of the session, for :meth:`rewind`."""
-        return Mark(self.model, self._reader_state(), self._random)
+        state = self._reader_state()
+        return Mark(self.model, state, self._random, self._history.last().copy())
 
     def rewind(self, mark: Mark) -> None:
         """Restore a snapshot.
@@ -403,11 +433,14 @@ class Session:
             )
         self._writing, self._is_ahead = None, False
         self._reader.state, self._random = mark.state, mark.random
+        self._history = History(mark.history)
 
     def _reader_state(self) -> ReaderState:
         """Return the state of the reader, after copying generated positions from the stepper."""
         if self._writing is not None and self._is_ahead:
-            self._reader.state = ReaderState(self._writing.mems, self._writing.last_tokens[0])
+            last_token, history = self._writing.last_tokens[0], self._writing.history(0)
+            self._reader.state = ReaderState(self._writing.mems, last_token)
+            self._history = History((*history.tolist(), last_token))
             self._is_ahead = False
         return self._reader.state
 

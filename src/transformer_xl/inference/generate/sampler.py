@@ -1,0 +1,359 @@
+"""The :class:`Sampler` of tokens: penalties, temperature, filters, and the draw."""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, SupportsIndex, TypedDict
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int, Int32
+from torch import Tensor
+
+from transformer_xl.config import GenerateConfig
+from transformer_xl.config.checks import checked, no_type_check, require
+from transformer_xl.config.evaluation import MAX_HISTORY
+from transformer_xl.data import Vocab
+from transformer_xl.model import AdaptiveSoftmax, Softmax
+from transformer_xl.model.arguments import shown
+from transformer_xl.model.softmax import CalledSoftmax, drawn
+
+_COLDEST, _HOTTEST = 1e-30, 1e30
+"""Temperatures are clamped to this range, outside of which float32 over- or underflows."""
+_MAX_PENALTY = 1e30
+"""Penalties of DRY are clamped to this, so that logits stay finite."""
+_MAX_EXCESS = 48
+"""Tokens beyond ``dry_allowed_length`` after which the penalty of DRY grows no more."""
+
+
+class Sampling(TypedDict, total=False):
+    """Settings of sampling that are off by default; :class:`GenerateConfig` says what they are.
+
+    ``dry_sequence_breakers`` are texts where the vocabulary is known, and tokens else.
+    """
+
+    min_p: float | None
+    typical_p: float | None
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    penalty_window: int
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_sequence_breakers: Sequence[str] | Sequence[int]
+
+
+class History:
+    """The last tokens of a text, for penalties: at least as many as a window may have.
+
+    Args:
+        tokens: The tokens so far; older ones than a window has are dropped.
+
+    Attributes:
+        size: How many tokens it was given.
+    """
+
+    def __init__(self, tokens: Sequence[int] | Int32[np.ndarray, " n"] = ()) -> None:
+        known = tokens[-MAX_HISTORY:]
+        self.size = len(known)
+        # Twice as many, so that the last ones are rarely moved to the front.
+        self._tokens, self._end = np.empty(2 * MAX_HISTORY, np.int32), len(known)
+        self._tokens[: self._end] = known
+
+    def append(self, token: int) -> None:
+        """Add a token."""
+        if self._end == len(self._tokens):
+            self._tokens[:MAX_HISTORY] = self._tokens[MAX_HISTORY:]
+            self._end = MAX_HISTORY
+        self._tokens[self._end] = token
+        self._end, self.size = self._end + 1, self.size + 1
+
+    def cut(self, size: int) -> None:
+        """Remove a token that was added after the history had this size."""
+        self._end, self.size = self._end - (self.size - size), size
+
+    def last(self, n: int = MAX_HISTORY) -> Int32[np.ndarray, " n"]:
+        """Return the last ``n`` tokens, or all if there are fewer; a view."""
+        return self._tokens[max(self._end - n, 0) : self._end]
+
+
+class Sampler:
+    """Samples a token from each of several distributions.
+
+    The settings are those of :class:`~transformer_xl.GenerateConfig`. They are applied in the order
+    of transformers: to the logits the repetition penalty, the presence and frequency penalties and
+    DRY, then temperature, ``top_k``, ``top_p``, ``min_p`` and ``typical_p``, each on what the one
+    before has left. An adaptive softmax has no logits of the whole vocabulary: log-probabilities
+    take their place, all of which the repetition penalty multiplies.
+
+    Args:
+        temperature: Sampling temperature; 0: greedy.
+        top_k: Number of tokens to sample from; ``vocab_size`` or more filters nothing.
+        top_p: Total probability of the tokens to sample from.
+        vocab_size: Size of the vocabulary.
+        vocab: The vocabulary, for sequence breakers that are texts.
+        more: The other settings.
+
+    Raises:
+        TypeError: There is no such setting.
+        ValueError: A setting is no number, out of range or without effect.
+    """
+
+    @no_type_check
+    def __init__(
+        self,
+        temperature: float = 1.0,
+        top_k: SupportsIndex | None = None,
+        top_p: float | None = None,
+        vocab_size: int | None = None,
+        vocab: Vocab | None = None,
+        **more: Any,
+    ) -> None:
+        if unknown := more.keys() - Sampling.__annotations__:
+            raise TypeError(f"{min(unknown)!r} is no setting of sampling")
+        # Settings must be finite, and this is equivalent.
+        temperature = _HOTTEST if temperature == math.inf else temperature
+        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, **more}
+        breakers = given.pop("dry_sequence_breakers", ()) if vocab is None else ()
+        config = GenerateConfig(**checked(GenerateConfig, given))
+        if config.dry_multiplier and vocab is not None:
+            breakers = breaker_tokens(vocab, config.dry_sequence_breakers)
+        elif breakers:
+            require(config.dry_multiplier > 0, "dry_sequence_breakers has no effect without DRY")
+            breakers = _checked_tokens(breakers, vocab_size)
+        self._config, self._breakers = config, frozenset(breakers)
+        # The texts, or if there were none the tokens.
+        self._given_breakers = tuple(breakers) if vocab is None else config.dry_sequence_breakers
+        self.has_penalties = config.has_penalties
+        self.temperature = config.temperature
+        # Normalized to None where nothing is filtered, so that the same tokens are sampled.
+        k = config.top_k
+        self.top_k = None if k and vocab_size and k >= vocab_size else k
+        self.top_p = None if config.top_p == 1 else config.top_p
+        self.min_p = config.min_p or None
+        self.typical_p = None if config.typical_p == 1 else config.typical_p
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Temperature, top_k and top_p (None: no filter), and the others that have an effect."""
+        found = self._config.sampling | {"top_k": self.top_k, "top_p": self.top_p}
+        for name in ("min_p", "typical_p"):
+            if getattr(self, name) is None:
+                found.pop(name, None)
+        if "dry_sequence_breakers" in found:
+            found["dry_sequence_breakers"] = self._given_breakers
+        return found
+
+    def __call__(
+        self,
+        softmax: Softmax | AdaptiveSoftmax | CalledSoftmax,
+        hidden: Float[Tensor, "B D"],
+        numbers: Float[Tensor, " B"],
+        histories: Sequence[History] = (),
+    ) -> list[int]:
+        """Sample a token for each stream, given a uniform number from [0, 1) for it.
+
+        Args:
+            softmax: The distribution.
+            hidden: The hidden states.
+            numbers: The uniform numbers.
+            histories: The tokens so far of each stream; needed with penalties alone.
+        """
+        logits = self._penalized(softmax, hidden, histories) if self.has_penalties else None
+        if self.temperature == 0:
+            best = softmax.top_k(hidden, 1)[1] if logits is None else logits.topk(1)[1]
+            return best[:, 0].tolist()
+        if self.temperature == 1 and logits is None and not self._has_filters:
+            # An adaptive softmax usually skips its rarer clusters.
+            return softmax.draw(hidden, numbers).tolist()
+        weights, tokens = self._weights(softmax, hidden, logits)
+        places = drawn(weights, numbers)[0][:, None]
+        return (places if tokens is None else tokens.gather(1, places))[:, 0].tolist()
+
+    @property
+    def _has_filters(self) -> bool:
+        return any(x is not None for x in (self.top_k, self.top_p, self.min_p, self.typical_p))
+
+    def _weights(
+        self,
+        softmax: Softmax | AdaptiveSoftmax | CalledSoftmax,
+        hidden: Float[Tensor, "B D"],
+        logits: Float[Tensor, "B V"] | None,
+    ) -> tuple[Float[Tensor, "B n"], Int[Tensor, "B n"] | None]:
+        """Return unnormalized probabilities after all filters, and their tokens; None: all.
+
+        Args:
+            softmax: The distribution.
+            hidden: The hidden states.
+            logits: The logits after penalties. None: those of the model.
+        """
+        if self.top_k is None:
+            values, tokens = softmax.log_probs(hidden) if logits is None else logits, None
+        elif logits is None:
+            values, tokens = softmax.top_k(hidden, self.top_k)
+        else:
+            values, tokens = logits.topk(min(self.top_k, logits.shape[-1]))
+        # With a maximum of 0, small temperatures do not overflow.
+        values = values - values.amax(-1, keepdim=True)
+        probs = values.div_(min(max(self.temperature, _COLDEST), _HOTTEST)).softmax(-1)
+        if self.top_p is not None:
+            if tokens is None:
+                probs, tokens = _with_probability(self.top_p, probs)
+            # A token stays if the likelier ones sum to less than top_p; the first one always, even
+            # if top_p rounds to 0 in float32.
+            stays = probs.cumsum(-1) - probs < self.top_p
+            stays[:, 0] = True
+            probs = probs * stays
+        if self.min_p is not None:
+            probs = probs * (probs >= self.min_p * probs.amax(-1, keepdim=True))
+        if self.typical_p is not None:
+            probs = probs * _is_typical(self.typical_p, probs)
+        return probs, tokens
+
+    def _penalized(
+        self,
+        softmax: Softmax | AdaptiveSoftmax | CalledSoftmax,
+        hidden: Float[Tensor, "B D"],
+        histories: Sequence[History],
+    ) -> Float[Tensor, "B V"]:
+        """Return the logits of all texts after the penalties, in float32 at least."""
+        logits = softmax.logits(hidden)
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
+        for row, history in zip(range(len(logits)), histories, strict=True):
+            self._penalize(logits[row], history)
+        return logits
+
+    def _penalize(self, logits: Float[Tensor, " V"], history: History) -> None:
+        """Apply the penalties to the logits of one text, in place."""
+        config = self._config
+        window = history.last(config.penalty_window)
+        repetition, presence = config.repetition_penalty, config.presence_penalty
+        frequency = config.frequency_penalty
+        if repetition != 1 or presence or frequency:
+            found, counts = np.unique(window, return_counts=True)
+            seen = torch.from_numpy(found).to(logits.device, torch.int64)
+            own = logits[seen]
+            if repetition != 1:
+                own = torch.where(own < 0, own * repetition, own / repetition)
+            if presence or frequency:
+                own -= torch.from_numpy(counts).to(own) * frequency + presence
+            logits[seen] = own
+        if config.dry_multiplier:
+            lengths = extended(window, self._breakers, config.dry_allowed_length)
+            if lengths:
+                excess = np.array([*lengths.values()]) - config.dry_allowed_length
+                with np.errstate(over="ignore"):
+                    penalties = config.dry_multiplier * config.dry_base ** excess.astype(float)
+                places = torch.tensor([*lengths], device=logits.device)
+                logits[places] -= torch.from_numpy(penalties.clip(max=_MAX_PENALTY)).to(logits)
+
+
+def extended(
+    tokens: Int32[np.ndarray, " n"], breakers: frozenset[int], at_least: int
+) -> dict[int, int]:
+    """Return the tokens that would extend a repetition, with its length.
+
+    The length of token x is the largest n for which the last n tokens stand somewhere before,
+    followed by x; at most 48 more than ``at_least``. Neither they nor x are breakers. The places
+    where the last token stands are compared at once, without a loop over tokens.
+
+    Args:
+        tokens: The tokens so far.
+        breakers: Tokens that no repetition contains.
+        at_least: Lengths below this are left out.
+    """
+    n = len(tokens)
+    longest = min(at_least + _MAX_EXCESS, n - 1)
+    last = tokens[: -longest - 1 : -1].tolist()
+    longest = next((i for i, token in enumerate(last) if token in breakers), longest)
+    if longest < at_least:
+        return {}
+    (ends,) = np.nonzero(tokens[:-1] == tokens[-1])
+    # Places before the first token match nothing.
+    padded = np.concatenate([np.full(longest - 1, -1, np.int32), tokens[:-1]])
+    spans = np.lib.stride_tricks.sliding_window_view(padded, longest)[ends]
+    differs = (spans != tokens[n - longest :])[:, ::-1]
+    lengths = np.where(differs.any(1), differs.argmax(1), longest)
+    found: dict[int, int] = {}
+    is_long = lengths >= at_least
+    followers = tokens[ends[is_long] + 1].tolist()
+    for token, length in zip(followers, lengths[is_long].tolist(), strict=True):
+        if token not in breakers:
+            found[token] = max(length, found.get(token, 0))
+    return found
+
+
+def breaker_tokens(vocab: Vocab, texts: Sequence[str]) -> list[int]:
+    """Return the tokens whose own text contains one of several texts, for DRY.
+
+    The end of a line of a vocabulary of words is the text of a line break.
+
+    Raises:
+        ValueError: A text is empty or no text.
+    """
+    (texts,) = checked(GenerateConfig, {"dry_sequence_breakers": texts}).values()
+    if not all(texts):
+        raise ValueError("dry_sequence_breakers: a text is empty, and would be in every token")
+    return sorted(_containing(vocab, texts))
+
+
+def for_tokens(sampling: dict[str, Any], vocab: Vocab) -> dict[str, Any]:
+    """Return settings of sampling as :func:`generate` takes them: with breakers as tokens."""
+    if "dry_sequence_breakers" not in sampling:
+        return sampling
+    tokens = breaker_tokens(vocab, sampling["dry_sequence_breakers"])
+    return sampling | {"dry_sequence_breakers": tokens}
+
+
+@lru_cache(maxsize=16)
+def _containing(vocab: Vocab, texts: tuple[str, ...]) -> frozenset[int]:
+    wanted = [text.encode("utf-8", "surrogateescape") for text in texts]
+    return frozenset(
+        token
+        for token in range(len(vocab))
+        if any(text in _bytes_of(vocab, token) for text in wanted)
+    )
+
+
+def _bytes_of(vocab: Vocab, token: int) -> bytes:
+    if vocab.token_bytes is None or token == vocab.unk_id:
+        is_end = token == vocab.eos_id
+        return b"\n" if is_end else vocab.symbols[token].encode("utf-8", "replace")
+    return vocab.decode_bytes([token])
+
+
+def _checked_tokens(breakers: Any, vocab_size: int | None) -> list[int]:
+    most = 2**31 if vocab_size is None else vocab_size
+    if isinstance(breakers, str) or not all(isinstance(x, int) and 0 <= x < most for x in breakers):
+        raise ValueError(
+            f"dry_sequence_breakers={shown(breakers)} must be tokens of the vocabulary: "
+            "breaker_tokens(vocab, texts) finds those that contain a text"
+        )
+    return sorted(breakers)
+
+
+def _with_probability(
+    top_p: float, probs: Float[Tensor, "B V"]
+) -> tuple[Float[Tensor, "B k"], Int[Tensor, "B k"]]:
+    """Return the most likely tokens, in descending order, with this total probability or more."""
+    k, V = 64, probs.shape[-1]
+    while True:
+        # A few are nearly always enough, and topk is faster than sorting the vocabulary.
+        likeliest, tokens = probs.topk(min(k, V))
+        if k >= V or bool((likeliest.sum(-1) >= top_p).all()):
+            return likeliest, tokens
+        k *= 8
+
+
+def _is_typical(mass: float, weights: Float[Tensor, "B n"]) -> Tensor:
+    """Return which tokens are locally typical (Meister et al., 2023), of unnormalized weights."""
+    probs = weights / weights.sum(-1, keepdim=True)
+    log_probs = probs.log()
+    # Of a probability of 0, the product is no number, and its limit 0.
+    entropy = -(log_probs * probs).nansum(-1, keepdim=True)
+    distances, order = (-log_probs - entropy).abs().sort(-1)
+    # Those before have less than this probability together.
+    n_before = (probs.gather(1, order).cumsum(-1) < mass).sum(-1, keepdim=True)
+    limit = distances.gather(1, n_before.clamp_(max=probs.shape[-1] - 1))
+    return (-log_probs - entropy).abs() <= limit

@@ -1,0 +1,347 @@
+"""Filters and penalties are what they are elsewhere, and every path applies them alike."""
+
+import random
+from dataclasses import fields, replace
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl import Session
+from transformer_xl.config import GenerateConfig, ModelConfig
+from transformer_xl.config.evaluation import MAX_HISTORY
+from transformer_xl.data.making_vocab import train_vocab
+from transformer_xl.inference.generate import (
+    History,
+    Sampler,
+    Sampling,
+    breaker_tokens,
+    generate,
+    generate_batch,
+    load_state,
+    save_state,
+    text_pieces,
+)
+from transformer_xl.inference.generate.sampler import extended
+from transformer_xl.model import AdaptiveSoftmax, Embedding, Softmax, TransformerXL
+
+V, ROWS = 40, 6
+BYTES = train_vocab("bytes", [])
+PENALTIES = {
+    "repetition_penalty": 1.3,
+    "presence_penalty": 0.4,
+    "frequency_penalty": 0.2,
+    "dry_multiplier": 0.8,
+    "penalty_window": 30,
+}
+EACH = [
+    {"min_p": 0.2},
+    {"typical_p": 0.6},
+    {"repetition_penalty": 1.5, "penalty_window": 7},
+    {"presence_penalty": -0.5, "frequency_penalty": 0.9},
+    {"dry_multiplier": 1.5, "dry_allowed_length": 1, "dry_base": 1.2},
+    {**PENALTIES, "temperature": 0},
+    {**PENALTIES, "temperature": 0.8, "top_k": 12, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.95},
+]
+
+
+@pytest.fixture
+def logits():
+    return 3 * torch.randn(ROWS, V)
+
+
+@torch.no_grad()
+def softmax_of(logits):
+    """A softmax with these logits, for the hidden states of an identity matrix."""
+    config = ModelConfig(vocab_size=V, d_model=ROWS, n_head=1)
+    softmax = Softmax(config, Embedding(config))
+    softmax.weight.copy_(logits.T)
+    softmax.bias.zero_()
+    return softmax
+
+
+@torch.no_grad()
+def probabilities(sampler, softmax, histories=()):
+    hidden = torch.eye(ROWS)
+    logits = sampler._penalized(softmax, hidden, histories) if sampler.has_penalties else None
+    weights, tokens = sampler._weights(softmax, hidden, logits)
+    probs = weights / weights.sum(-1, keepdim=True)
+    return probs if tokens is None else torch.zeros(ROWS, V).scatter(1, tokens, probs)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"min_p": 0.1}, {"min_p": 1.0}, {"typical_p": 0.2}, {"typical_p": 0.9},
+        {"typical_p": 1e-9}, {"repetition_penalty": 1.4}, {"repetition_penalty": 0.7},
+        {"top_k": 9, "min_p": 0.1}, {"top_p": 0.8, "min_p": 0.2}, {"top_p": 0.9, "typical_p": 0.5},
+        {"top_k": 9, "top_p": 0.95, "min_p": 0.01, "typical_p": 0.8, "repetition_penalty": 1.2},
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+def test_filters_and_repetition_penalty_are_those_of_transformers(logits, settings, temperature):
+    from transformers.generation import logits_process as theirs
+
+    ids = torch.randint(V, (ROWS, 25))
+    kinds = {
+        "repetition_penalty": theirs.RepetitionPenaltyLogitsProcessor,
+        "temperature": theirs.TemperatureLogitsWarper,
+        "top_k": theirs.TopKLogitsWarper,
+        "top_p": theirs.TopPLogitsWarper,
+        "min_p": theirs.MinPLogitsWarper,
+        "typical_p": theirs.TypicalLogitsWarper,
+    }
+    settings = {**settings, "temperature": temperature}
+    own = [kind(settings[name]) for name, kind in kinds.items() if name in settings]
+    expected = theirs.LogitsProcessorList(own)(ids, logits).softmax(-1)
+    histories = [History(row) for row in ids.tolist()]
+    found = probabilities(Sampler(**settings), softmax_of(logits), histories)
+    assert torch.equal(found > 0, expected > 0)
+    torch.testing.assert_close(found, expected)
+
+
+def test_presence_and_frequency_penalties_are_those_of_openai(logits):
+    ids = [[1, 2, 2, 3, 2, 1]] * ROWS
+    sampler = Sampler(presence_penalty=0.5, frequency_penalty=-0.25)
+    expected = logits.clone()
+    for token, count in {1: 2, 2: 3, 3: 1}.items():
+        expected[:, token] -= 0.5 - 0.25 * count
+    found = probabilities(sampler, softmax_of(logits), [History(row) for row in ids])
+    torch.testing.assert_close(found, expected.softmax(-1))
+
+
+def test_tokens_before_the_window_are_not_penalized(logits):
+    sampler = Sampler(
+        repetition_penalty=1.5, penalty_window=3, presence_penalty=1, dry_multiplier=1
+    )
+    histories = [History([7, 8, 9, 7, 8, 9, 1, 2, 1])] * ROWS
+    expected = [History([1, 2, 1])] * ROWS
+    softmax = softmax_of(logits)
+    found = probabilities(sampler, softmax, histories)
+    assert torch.equal(found, probabilities(sampler, softmax, expected))
+
+
+@torch.no_grad()
+def test_the_repetition_penalty_multiplies_log_probabilities_where_there_are_no_logits():
+    config = ModelConfig(vocab_size=V, d_model=ROWS, n_head=1, cutoffs=(5, 20))
+    softmax = AdaptiveSoftmax(config, Embedding(config))
+    for weight in softmax.parameters():
+        weight.normal_()
+    expected = softmax.log_probs(torch.eye(ROWS))
+    expected[:, [3, 30]] *= 1.5
+    found = probabilities(
+        Sampler(repetition_penalty=1.5), softmax, [History([3, 30, 3]) for _ in range(ROWS)]
+    )
+    torch.testing.assert_close(found, expected.softmax(-1))
+
+
+def plain_dry(tokens, breakers, allowed):
+    """Lengths by the definition: every earlier place, compared token by token."""
+    found = {}
+    for end in range(len(tokens) - 1):
+        n = 0
+        while n <= end and tokens[end - n] == tokens[-1 - n] and tokens[-1 - n] not in breakers:
+            n += 1
+        follower = tokens[end + 1]
+        n = min(n, allowed + 48)
+        if n >= allowed and follower not in breakers:
+            found[follower] = max(n, found.get(follower, 0))
+    return found
+
+
+@pytest.mark.parametrize("n_symbols", [1, 2, 3, 8])
+def test_dry_finds_what_its_definition_finds(n_symbols):
+    draw = random.Random(n_symbols)
+    n_found = 0
+    for n in [*range(12), 60, 300]:
+        for _ in range(12):
+            tokens = [draw.randrange(n_symbols) for _ in range(n)]
+            if n > 60:
+                tokens[-70:] = tokens[40:110]
+            breakers = frozenset(draw.sample(range(n_symbols), draw.choice((0, 0, 1))))
+            allowed = draw.choice((1, 2, 4, 60))
+            found = extended(np.array(tokens, np.int32), breakers, allowed)
+            assert found == plain_dry(tokens, breakers, allowed)
+            n_found += bool(found)
+    assert n_found > 20
+
+
+def test_dry_subtracts_a_power_of_the_length(logits):
+    sampler = Sampler(dry_multiplier=0.8, dry_base=1.5, dry_allowed_length=2)
+    # 5 would extend a repetition of three tokens, 9 one of two.
+    histories = [History([1, 2, 3, 5, 7, 2, 3, 9, 1, 2, 3])] * ROWS
+    expected = logits.clone()
+    expected[:, 5] -= 0.8 * 1.5
+    expected[:, 9] -= 0.8
+    found = probabilities(sampler, softmax_of(logits), histories)
+    torch.testing.assert_close(found, expected.softmax(-1))
+
+
+def test_the_largest_penalties_leave_finite_logits(logits):
+    sampler = Sampler(dry_multiplier=1e9, dry_base=1e30, repetition_penalty=1e20)
+    found = probabilities(sampler, softmax_of(logits), [History([1, 2] * 60)] * ROWS)
+    assert found.isfinite().all()
+    assert not found[:, 1].any()
+
+
+def test_a_history_holds_the_last_tokens():
+    history, tokens = History([1, 2, 3]), [1, 2, 3]
+    for token in range(3 * MAX_HISTORY):
+        history.append(token % V)
+        tokens.append(token % V)
+        size = history.size
+        history.append(99)
+        history.cut(size)
+        if token % 997 == 0 or token % MAX_HISTORY < 5:
+            assert history.last().tolist()[-MAX_HISTORY:] == tokens[-MAX_HISTORY:]
+            assert history.last(7).tolist() == tokens[-7:]
+
+
+def test_breakers_are_the_tokens_that_contain_a_text():
+    assert breaker_tokens(BYTES, ["\n", "a"]) == [10, 97]
+    bpe = train_vocab("bpe", ["ab\nab\nab\n" * 30], 260)
+    found = breaker_tokens(bpe, ["a"])
+    assert [token for token in range(len(bpe)) if b"a" in bpe.decode_bytes([token])] == found
+    assert len(found) > 1
+    words = train_vocab("words", ["one two\nthree\n"])
+    assert breaker_tokens(words, ["\n"]) == [words.eos_id]
+    with pytest.raises(ValueError, match="a text is empty"):
+        breaker_tokens(BYTES, [""])
+
+
+def test_settings_that_are_off_change_nothing(model):
+    off = {name: getattr(GenerateConfig(), name) for name in Sampling.__annotations__}
+    off |= {"dry_sequence_breakers": (), "min_p": 0.0, "typical_p": 1.0}
+    for settings in ({}, {"top_k": 5}, {"top_p": 0.8, "temperature": 0.7}, {"temperature": 0}):
+        expected = list(generate(model, [1, 2], length=40, seed=3, **settings))
+        assert list(generate(model, [1, 2], length=40, seed=3, **settings, **off)) == expected
+        assert Sampler(**settings, **off).settings == Sampler(**settings).settings
+
+
+def test_all_settings_of_a_recipe_are_settings_of_the_sampler():
+    names = {field.name for field in fields(GenerateConfig)} - {"prompt", "length", "seed"}
+    assert {*Sampling.__annotations__} | {"temperature", "top_k", "top_p"} == names
+    own = {name: getattr(GenerateConfig(), name) for name in names}
+    assert {*Sampler(**own, vocab=BYTES).settings} == {"temperature", "top_k", "top_p"}
+    own |= {"dry_multiplier": 1.0, "min_p": 0.1, "typical_p": 0.9, "repetition_penalty": 2.0}
+    own |= {"presence_penalty": 1.0, "frequency_penalty": 1.0}
+    assert Sampler(**own, vocab=BYTES).settings == own
+
+
+@pytest.mark.parametrize("settings", EACH, ids=str)
+def test_a_batch_draws_what_each_text_draws_alone(tiny_config, settings):
+    model = TransformerXL(replace(tiny_config, init_std=0.3)).double().eval()
+    prompts = [[1, 2, 3, 1, 2], [4], [5, 6, 7] * 9, [1, 2, 3, 1, 2]]
+    steps = list(generate_batch(model, prompts, length=40, seed=3, **settings))
+    for n, prompt in enumerate(prompts):
+        alone = list(generate(model, prompt, length=40, seed=3 + n, **settings))
+        assert [step[n] for step in steps] == alone
+        plain = {name: x for name, x in settings.items() if name in ("temperature", "top_k")}
+        assert alone != list(generate(model, prompt, length=40, seed=3 + n, **plain))
+
+
+@pytest.mark.parametrize("settings", EACH, ids=str)
+def test_a_text_goes_on_with_its_history_as_if_it_had_not_stopped(model, settings, tmp_path):
+    model.save_pretrained(tmp_path)
+    whole = list(generate(model, [7, 2, 3], length=50, seed=3, **settings))
+    first = generate(model, [7, 2, 3], length=30, seed=3, **settings)
+    begun = list(first)
+    again = {"mems": first.mems, "seed": first.random_state, "history": first.history}
+    rest = generate(model, [first.last_token], length=20, **again, **settings)
+    assert begun + list(rest) == whole
+
+    save_state(tmp_path / "state", first, tmp_path / "model.safetensors")
+    state = load_state(tmp_path / "state", tmp_path / "model.safetensors", model)
+    again = {"mems": state.mems, "seed": state.random, "history": state.read}
+    rest = generate(model, [state.last_token], length=20, **again, **settings)
+    assert begun + list(rest) == whole
+
+
+@pytest.mark.parametrize("settings", EACH, ids=str)
+def test_a_session_writes_what_generate_writes_however_it_is_cut(tiny_config, tmp_path, settings):
+    model = TransformerXL(replace(tiny_config, vocab_size=256, init_std=0.3)).eval()
+    model.save_pretrained(tmp_path, BYTES)
+    text = b"one two three one two"
+    breakers = {"dry_sequence_breakers": [10]} if "dry_multiplier" in settings else {}
+
+    def generated(*given, **more):
+        return "".join(Session.generate(*given, **settings, **more))
+
+    session = Session.open(tmp_path, seed=3)
+    session.write(text.decode())
+    start = session.mark()
+    # A session reads its prompt with the keys of a window, so generate goes on from its memory.
+    mems, last = start.state.mems, text[-1:]
+    tokens = generate(
+        model, last, length=60, mems=mems, seed=3, history=text[:-1], **settings, **breakers
+    )
+    whole = "".join(text_pieces(tokens, BYTES))
+    assert generated(session, 60) == whole
+    session.rewind(start)
+    # Bytes that are no UTF-8 are only known together.
+    begun = [*session._drawn(20, _sampler(settings), None)]
+    begun += session._drawn(20, _sampler(settings), None)
+    session.save(tmp_path / "state")
+    again = Session.load(tmp_path, tmp_path / "state")
+    fork = session.fork()
+    for other in (again, fork, session):
+        tokens = [*begun, *other._drawn(20, _sampler(settings), None)]
+        assert "".join(text_pieces(tokens, BYTES)) == whole
+
+
+def _sampler(settings):
+    return Sampler(**settings, vocab=BYTES)
+
+
+def test_an_interrupt_leaves_the_history_as_it_was(model, monkeypatch):
+    settings = {"length": 12, "seed": 4, **PENALTIES}
+    whole = list(generate_batch(model, [[1], [2, 3]], **settings))
+    batch = generate_batch(model, [[1], [2, 3]], **settings)
+    found = [next(batch) for _ in range(5)]
+    append, n_calls = History.append, []
+
+    def interrupted(self, token):
+        append(self, token)
+        n_calls.append(token)
+        if len(n_calls) == 2:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(History, "append", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(batch)
+    assert found + list(batch) == whole
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"min_p": 1.1}, "^min_p=1.1 must be between 0 and 1"),
+        ({"typical_p": 0}, "^typical_p=0 must be above 0 and at most 1"),
+        ({"repetition_penalty": 0}, "^repetition_penalty=0 must be above 0"),
+        ({"presence_penalty": 3}, "^presence_penalty=3 must be between -2 and 2"),
+        ({"penalty_window": 5000}, "^penalty_window=5000 must be above 0 and at most 4096"),
+        ({"penalty_window": 7}, "^penalty_window=7 has no effect with all penalties off"),
+        ({"dry_base": 2.0}, r"^dry_base=2.0 has no effect with dry_multiplier=0; leave it at 1.75"),
+        ({"dry_sequence_breakers": [3]}, "dry_sequence_breakers has no effect without DRY"),
+        ({"dry_multiplier": 1, "dry_sequence_breakers": ["a"]}, "must be tokens of the vocab"),
+        ({"dry_multiplier": 1, "dry_sequence_breakers": [99]}, "must be tokens of the vocab"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_named(settings, message):
+    with pytest.raises(ValueError, match=message):
+        Sampler(vocab_size=V, **settings)
+
+
+def test_an_unknown_setting_is_named(model):
+    with pytest.raises(TypeError, match="'min_q' is no setting of sampling"):
+        generate(model, [1], min_q=0.1)
+
+
+def test_a_setting_that_replaces_another_resets_what_it_makes_ineffective():
+    own = GenerateConfig(dry_multiplier=0.8, dry_base=2.0, penalty_window=50)
+    assert own.changed(dry_multiplier=0.0) == GenerateConfig()
+    assert own.changed(min_p=0.1).dry_base == 2.0
+    with pytest.raises(ValueError, match=r"dry_base=3.0 has no effect with dry_multiplier=0"):
+        own.changed(dry_multiplier=0.0, dry_base=3.0)
