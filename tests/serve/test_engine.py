@@ -117,7 +117,7 @@ def test_a_state_goes_on_as_if_it_had_not_stopped(make_model, start, ask, varian
         engine.submit([each.text])
     state = first.end().state
     assert state.last_token == whole[14]
-    assert [*state.read.tolist(), state.last_token] == [7, 2, 9, *whole[:15]][-17:]
+    assert [*state.read.tolist(), state.last_token] == [7, 2, 9, *whole[:15]]
     rest = ask(made, [state.last_token], 25, seed=state.random, mems=state.mems)
     engine.submit([rest.text])
     assert first.tokens + rest.tokens == whole

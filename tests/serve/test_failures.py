@@ -33,7 +33,7 @@ def test_a_token_that_cannot_be_drawn_ends_its_own_text_alone(
     original, generator = Sampler.__call__, random_numbers(13)
     fatal = [torch.rand((), dtype=torch.float64, generator=generator).item() for _ in range(4)]
 
-    def breaks(self, softmax, hidden, numbers):
+    def breaks(self, softmax, hidden, numbers, histories=()):
         if fatal[place] in numbers.tolist():
             raise RuntimeError("the model's probabilities are not finite")
         return original(self, softmax, hidden, numbers)

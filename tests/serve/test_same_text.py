@@ -8,7 +8,12 @@ from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.cli import main
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.recipes import dump_recipe, generation_of
-from transformer_xl.inference.generate import Session, generate, generate_batch
+from transformer_xl.inference.generate import (
+    Session,
+    breaker_tokens,
+    generate,
+    generate_batch,
+)
 
 OWN = {"temperature": 0.6, "top_k": None, "top_p": 0.8}
 PROMPT, LENGTH = "the cat", 24
@@ -94,6 +99,65 @@ def test_the_same_settings_and_seed_write_the_same_text(run, asked, txl, given, 
     assert found["settings"] == {**used, "seed": seed, **about}
     named = ", ".join(f"{name} {'none' if x is None else x}" for name, x in used.items())
     assert err == f"sampling with {named}, seed {seed}, mem_len 12, weights float32\n"
+
+
+PENALTIES = {
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.3,
+    "frequency_penalty": 0.2,
+    "dry_multiplier": 0.8,
+    "dry_allowed_length": 1,
+    "penalty_window": 20,
+}
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"min_p": 0.5}, {"typical_p": 0.5}, {"repetition_penalty": 1.4}, {"frequency_penalty": 1.5},
+        PENALTIES, {**PENALTIES, "temperature": 0.0},
+        {**PENALTIES, "min_p": 0.02, "typical_p": 0.95, "top_k": 9},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_filters_and_penalties_write_the_same_text(run, asked, txl, given):
+    breakers = {"dry_sequence_breakers": ["e", "\n"]} if "dry_multiplier" in given else {}
+    tokens = {name: breaker_tokens(run.vocab, texts) for name, texts in breakers.items()}
+    expected = run.alone(PROMPT, LENGTH, seed=7, **OWN | given | tokens)
+    assert expected != run.alone(PROMPT, LENGTH, seed=7, **OWN)
+
+    session = Session.open(run.folder, seed=7)
+    session.write(PROMPT)
+    assert "".join(session.generate(LENGTH, **OWN | given | breakers)) == expected
+
+    answer = asked(seed=7, **given, **breakers).json()
+    assert answer["choices"][0]["text"] == expected
+    assert {"temperature", "top_k", "top_p", *given, *breakers} <= answer["settings"].keys()
+    assert answer["settings"].items() >= (given | breakers).items()
+
+    given = {**given, **breakers}
+    words = [[f"--{name}", *(x if isinstance(x, list) else [x])] for name, x in given.items()]
+    found, _ = txl("--seed", 7, *(word for group in words for word in group))
+    assert found["text"] == expected
+    assert found["settings"].items() >= given.items()
+
+
+@pytest.mark.parametrize("seed", [7, -3])
+def test_a_session_in_parts_is_penalized_as_one_text(run, asked, seed):
+    expected = run.alone(PROMPT, LENGTH, seed=seed, **OWN | PENALTIES | {"penalty_window": 40})
+    given = {**PENALTIES, "penalty_window": 40, "session": f"parts{seed}"}
+    given["dry_sequence_breakers"] = []
+    parts = [asked(seed=seed, max_tokens=9, **given)]
+    parts += [asked(prompt="", max_tokens=n, **given) for n in (1, LENGTH - 10)]
+    assert "".join(part.json()["choices"][0]["text"] for part in parts) == expected
+
+
+def test_texts_with_other_penalties_are_drawn_side_by_side(run, asked):
+    prompts = ["the cat", "the cat", "a dog"]
+    settings = {"frequency_penalty": 1.0}
+    found = asked(prompt=prompts, seed=3, **settings).json()["choices"]
+    for n, each in enumerate(found):
+        assert each["text"] == run.alone(prompts[n], LENGTH, seed=3 + n, **OWN, **settings)
 
 
 def test_several_texts_have_the_same_seeds_wherever_they_are_drawn(run, asked, txl):

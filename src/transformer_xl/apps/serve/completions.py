@@ -21,7 +21,7 @@ from transformer_xl.apps.serve.responses import (
     error_content,
     error_response,
 )
-from transformer_xl.apps.serve.schemas import CompletionRequest
+from transformer_xl.apps.serve.schemas import SAMPLING, CompletionRequest
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.apps.serve.sessions import Session
 from transformer_xl.apps.serve.texts import (
@@ -34,8 +34,9 @@ from transformer_xl.apps.serve.texts import (
     Text,
     make_writer,
 )
+from transformer_xl.config.checks import UnusedError
 from transformer_xl.data.vocab import unknown_warning
-from transformer_xl.inference.generate import random_numbers, seed_of
+from transformer_xl.inference.generate import Sampler, random_numbers, seed_of
 
 log = logging.getLogger("transformer_xl.serve")
 
@@ -194,7 +195,8 @@ class Answer:
         if body.attention and not self._service.model.has_attention:
             message = "this model has no attention to return: leave attention out"
             raise ApiError(400, message, "unsupported", "attention")
-        if n * _size(body.prompt) > _MAX_INLINE:
+        # Sequence breakers are looked for in the whole vocabulary.
+        if n * _size(body.prompt) > _MAX_INLINE or body.dry_sequence_breakers:
             await asyncio.to_thread(self._make_texts, n, max_tokens)
         else:
             self._make_texts(n, max_tokens)
@@ -215,11 +217,11 @@ class Answer:
         if session and n * len(prompts) > 1:
             message = "a session is continued by one text: give one prompt, and n=1"
             raise ApiError(400, message, "too_many", "session")
-        sampler = service.sampler(body.temperature, body.top_k, body.top_p)
+        sampler = self._sampler()
         stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
         state = session.state if session else None
         last = () if state is None else (state.last_token,)
-        before = () if state is None or state.read is None else tuple(state.read.tolist())
+        before = () if state is None or state.read is None else state.read.numpy()
         seed: Any = body.seed
         if seed is None:
             # A session continues its random numbers; else the response returns a new seed.
@@ -262,6 +264,13 @@ class Answer:
                 )
                 self._texts.append(text)
                 self._outputs.append(output)
+
+    def _sampler(self) -> Sampler:
+        given = {name: x for name in SAMPLING if (x := getattr(self._body, name)) is not None}
+        try:
+            return self._service.sampler(**given)
+        except UnusedError as error:
+            raise ApiError(400, str(error), "unsupported", error.name) from error
 
     def _receive(self, output: Output, event: Event) -> None:
         """Handle an event of the engine, in the thread of the event loop."""

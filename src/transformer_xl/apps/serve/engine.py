@@ -24,7 +24,6 @@ from transformer_xl.apps.serve.prompt_reading import (
 )
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.texts import Drawn, Ended, Event, PromptRead, Scored, Shares, Text
-from transformer_xl.inference.generate import Sampler
 from transformer_xl.model import LanguageModel, Memory, Stepper
 from transformer_xl.model.lengths import Lengths
 
@@ -321,10 +320,10 @@ class Engine:
         )
         kinds: dict[tuple[object, ...], list[int]] = {}
         for row, text in enumerate(texts):
-            kinds.setdefault(tuple(text.sampler.settings.values()), []).append(row)
+            kinds.setdefault(text.sampler.kind, []).append(row)
         tokens: list[int | None] = [None] * len(texts)
         for rows in kinds.values():
-            drawn = self._sample(texts[rows[0]].sampler, hidden[rows], numbers[rows])
+            drawn = self._sample([texts[row] for row in rows], hidden[rows], numbers[rows])
             for row, token in zip(rows, drawn, strict=True):
                 tokens[row] = token
         scores = self._scores(texts, hidden, tokens)
@@ -333,7 +332,7 @@ class Engine:
             if token is None:
                 reasons.append("failed")
                 continue
-            text.written.append(token)
+            text.add(token)
             piece = text.writer.push(token)
             self._events.append((text, Drawn(token, piece, scores.get(row), seen[row])))
             is_full = len(text.written) >= text.max_tokens
@@ -341,18 +340,20 @@ class Engine:
         return reasons
 
     def _sample(
-        self, sampler: Sampler, hidden: Float[Tensor, "B D"], numbers: Float[Tensor, " B"]
+        self, texts: Sequence[Text], hidden: Float[Tensor, "B D"], numbers: Float[Tensor, " B"]
     ) -> list[int | None]:
         """Sample tokens of texts with the same sampler; None for each that fails."""
+        sampler = texts[0].sampler
+        histories = [text.history for text in texts] if sampler.has_penalties else []
         try:
-            return [*sampler(self.model.head, hidden, numbers)]
+            return [*sampler(self.model.head, hidden, numbers, histories)]
         except Exception:
             if len(hidden) == 1:
                 log.exception("a token cannot be drawn; its text is given up")
                 return [None]
         # One row may be the cause: sampled one by one, the others do not fail with it.
-        rows = zip(hidden.split(1), numbers.split(1), strict=True)
-        return [self._sample(sampler, *row)[0] for row in rows]
+        rows = zip(texts, hidden.split(1), numbers.split(1), strict=True)
+        return [self._sample([text], *row)[0] for text, *row in rows]
 
     def _scores(
         self, texts: Sequence[Text], hidden: Float[Tensor, "B D"], tokens: Sequence[int | None]

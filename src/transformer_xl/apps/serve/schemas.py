@@ -5,10 +5,12 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from transformer_xl.apps.serve.sessions import NAME
+from transformer_xl.config.evaluation import MAX_HISTORY
 
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 SessionName = Annotated[str, Field(pattern=NAME)]
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
+_Breaker = Annotated[str, Field(min_length=1, max_length=64)]
 
 
 class StreamOptions(BaseModel):
@@ -26,10 +28,26 @@ class CompletionRequest(BaseModel):
     prompt: str | list[str] | list[Token] | list[list[Token]] = ""
     max_tokens: int | None = Field(None, ge=0)
     temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(
-        None, description="None, as for top_p and top_k: the default of the model folder."
+        None,
+        description="None, as for all settings of sampling: the default of the model folder.",
     )
     top_p: float | None = Field(None, gt=0, le=1, description="1: all tokens.")
     top_k: int | None = Field(None, ge=1)
+    min_p: float | None = Field(None, ge=0, le=1, description="0: all tokens.")
+    typical_p: float | None = Field(None, gt=0, le=1, description="1: all tokens.")
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="0: none.")
+    presence_penalty: float | None = Field(None, ge=-2, le=2, description="0: none.")
+    repetition_penalty: float | None = Field(None, gt=0, le=1e6, description="1: none.")
+    penalty_window: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_HISTORY,
+        description="How many of the last tokens, prompt and session included, penalties consider.",
+    )
+    dry_multiplier: float | None = Field(None, ge=0, le=1e6, description="0: no DRY.")
+    dry_base: float | None = Field(None, ge=1, le=1e6)
+    dry_allowed_length: int | None = Field(None, ge=1, le=MAX_HISTORY)
+    dry_sequence_breakers: Annotated[list[_Breaker], Field(max_length=16)] | None = None
     n: int | None = Field(None, ge=1)
     stop: _Stop | Annotated[list[_Stop], Field(max_length=16)] | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
@@ -47,8 +65,6 @@ class CompletionRequest(BaseModel):
     user: str | None = None
     suffix: None = None
     best_of: int | None = Field(None, ge=1)
-    frequency_penalty: float | None = Field(None, ge=0, le=0)
-    presence_penalty: float | None = Field(None, ge=0, le=0)
     logit_bias: dict[str, float] | None = Field(None, max_length=0)
 
 
@@ -85,11 +101,24 @@ class Usage(BaseModel):
 
 
 class Drawing(BaseModel):
-    """The settings of sampling: those of the request, else those of the model folder."""
+    """The settings of sampling: those of the request, else those of the model folder.
+
+    Filters and penalties that are off are left out, but for ``top_k`` and ``top_p``.
+    """
 
     temperature: float
     top_k: int | None = Field(description="None: from all tokens.")
     top_p: float | None = Field(description="None: from all tokens.")
+    min_p: float | None = None
+    typical_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    penalty_window: int | None = None
+    dry_multiplier: float | None = None
+    dry_base: float | None = None
+    dry_allowed_length: int | None = None
+    dry_sequence_breakers: list[str] | None = None
     seed: int | None = Field(
         description="Of the first text; text k has the seed plus k. None: the session continued "
         "its own random numbers."
@@ -195,6 +224,10 @@ class ErrorBody(BaseModel):
     """The body of an error response."""
 
     error: _About
+
+
+SAMPLING = {*Drawing.model_fields} & {*CompletionRequest.model_fields} - {"seed", "max_tokens"}
+"""The fields of a request that are settings of sampling."""
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:

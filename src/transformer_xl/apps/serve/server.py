@@ -204,7 +204,7 @@ def serve(
         found = len(server.service.sessions)
         where = f"in {settings.sessions}" if settings.sessions else "in memory only"
         log.info("%s with %d sessions %s", name, found, where)
-        drawing = server.service.sampler(None, None, None).settings
+        drawing = server.service.sampler().settings
         known = ", ".join(f"{key} {'none' if x is None else x}" for key, x in drawing.items())
         log.info("default sampling: %s", known)
         log.info("listening on %s", address_of(listening))

@@ -80,8 +80,8 @@ class Metrics:
 class Service:
     """A model that is served.
 
-    The model is in evaluation mode. ``generation`` has the defaults for ``temperature``, ``top_k``
-    and ``top_p``; None: the model's distribution as it is.
+    The model is in evaluation mode. ``generation`` has the defaults of sampling; None: the model's
+    distribution as it is.
 
     Raises:
         OSError: The folder of the sessions cannot be created or read.
@@ -113,15 +113,14 @@ class Service:
         self._disk = ThreadPoolExecutor(_DISK_THREADS, "disk")
         self._kept: set[asyncio.Task] = set()
 
-    def sampler(self, temperature: float | None, top_k: int | None, top_p: float | None) -> Sampler:
-        """Return the sampler of a request; settings that it omits are those of the model folder."""
-        usual = self.generation
-        return Sampler(
-            usual.temperature if temperature is None else temperature,
-            usual.top_k if top_k is None else top_k,
-            usual.top_p if top_p is None else top_p,
-            self.model.config.vocab_size,
-        )
+    def sampler(self, **given: Any) -> Sampler:
+        """Return the sampler of a request; settings that it omits are those of the model folder.
+
+        Raises:
+            ValueError: A setting has no effect.
+        """
+        settings = self.generation.changed(**given).sampling
+        return Sampler(**settings, vocab_size=self.model.config.vocab_size, vocab=self.vocab)
 
     @property
     def is_ready(self) -> bool:

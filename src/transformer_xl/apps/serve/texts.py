@@ -3,14 +3,18 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 
+from transformer_xl.config.evaluation import MAX_HISTORY
 from transformer_xl.data import Vocab
-from transformer_xl.inference.generate import Sampler, State, TextWriter
+from transformer_xl.inference.generate import History, Sampler, State, TextWriter
 from transformer_xl.model import Memory
 
+Tokens = Sequence[int] | np.ndarray
 _CONTEXT = 16
 """Tokens of the context that decide the whitespace before the first word of a text."""
 _PROMPT_CONTEXT = 1024
@@ -68,7 +72,7 @@ class Text:
     """Tokens to read; of a session first its last token, which was sampled and not read."""
     mems: Memory | None
     """The initial memory; None: as at the start of a text."""
-    before: tuple[int, ...]
+    before: Tokens
     """The tokens in that memory, as far as they are known."""
     writer: TextWriter
     generator: torch.Generator
@@ -98,6 +102,17 @@ class Text:
         """The token that is read next."""
         return self.written[-1] if self.written else self.prompt[-1]
 
+    @cached_property
+    def history(self) -> History:
+        """The tokens so far, for penalties; made when it is first used, before any is sampled."""
+        return History(_joined(self.before, self.prompt, most=MAX_HISTORY))
+
+    def add(self, token: int) -> None:
+        """Add a token that was sampled."""
+        self.written.append(token)
+        if self.sampler.has_penalties:
+            self.history.append(token)
+
     @property
     def is_over(self) -> bool:
         """Whether it was cancelled or its deadline has passed."""
@@ -107,15 +122,22 @@ class Text:
         """Return the state for the session, if it is kept."""
         if not self.keeps_state:
             return None
-        read = (*self.before, *self.prompt, *self.written)[:-1]
-        # As many as it can remember; at least a few, which the decoder needs to continue the text.
-        known = torch.tensor(read[-max(mem_len, _CONTEXT) :], dtype=torch.int64)
+        # As many as it can remember, and as penalties can see.
+        most = max(mem_len, MAX_HISTORY)
+        read = _joined(self.before, self.prompt, self.written, most=most + 1)[:-1]
+        known = torch.from_numpy(read[-most:])
         return State(mems, self.last_token, self.generator.get_state(), read=known)
 
 
+def _joined(*parts: Tokens, most: int) -> np.ndarray:
+    """Return the last tokens of several parts together."""
+    return np.concatenate([np.asarray(part[-most:], np.int32) for part in parts])[-most:]
+
+
 def make_writer(
-    vocab: Vocab, stop: Sequence[str], before: Sequence[int], prompt: Sequence[int]
+    vocab: Vocab, stop: Sequence[str], before: Tokens, prompt: Sequence[int]
 ) -> TextWriter:
     """Return the decoder of the tokens after a prompt."""
     # Not the whole prompt: to decode a long one takes as long as to tokenize it.
-    return TextWriter(vocab, stop, (*before[-_CONTEXT:], *prompt[-_PROMPT_CONTEXT:]))
+    context = map(int, before[-_CONTEXT:])
+    return TextWriter(vocab, stop, (*context, *prompt[-_PROMPT_CONTEXT:]))

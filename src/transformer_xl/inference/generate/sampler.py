@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, SupportsIndex, TypedDict
 
 import numpy as np
@@ -144,6 +144,11 @@ class Sampler:
         if "dry_sequence_breakers" in found:
             found["dry_sequence_breakers"] = self._given_breakers
         return found
+
+    @cached_property
+    def kind(self) -> tuple[object, ...]:
+        """The settings as a key: samplers with the same one can sample as one."""
+        return tuple(self.settings.items())
 
     def __call__(
         self,
@@ -308,12 +313,14 @@ def for_tokens(sampling: dict[str, Any], vocab: Vocab) -> dict[str, Any]:
 
 @lru_cache(maxsize=16)
 def _containing(vocab: Vocab, texts: tuple[str, ...]) -> frozenset[int]:
-    wanted = [text.encode("utf-8", "surrogateescape") for text in texts]
-    return frozenset(
-        token
-        for token in range(len(vocab))
-        if any(text in _bytes_of(vocab, token) for text in wanted)
-    )
+    wanted = [text.encode("utf-8", "surrogatepass") for text in texts]
+    symbols = enumerate(_all_bytes(vocab))
+    return frozenset(token for token, own in symbols if any(text in own for text in wanted))
+
+
+@lru_cache(maxsize=4)
+def _all_bytes(vocab: Vocab) -> list[bytes]:
+    return [_bytes_of(vocab, token) for token in range(len(vocab))]
 
 
 def _bytes_of(vocab: Vocab, token: int) -> bytes:
