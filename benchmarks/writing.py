@@ -1,0 +1,247 @@
+"""What a model writes: repetition, syntax and copying, beside real text of the same length.
+
+    python benchmarks/writing.py python-code --text test.txt --training train.txt --python
+    python benchmarks/writing.py runs/demo --text test.txt --set temperature=0.8 top_p=0.95 \
+        --set temperature=1.0 min_p=0.05
+
+Prompts are taken from the text, at places spread over it, and continued as a batch for --length
+tokens, once for each --set of sampling settings (none: those of the model's recipe). With
+--carried the texts are written one after another, each with the memory that those before it left.
+The real text is cut at the same places into pieces of the same length, and measured likewise.
+
+* repeated 4-grams: share of the 4-grams of tokens that occurred earlier in the same piece;
+* adjacent equal: share of the tokens that equal the one before;
+* longest repeat: tokens in the longest sequence that occurs twice in a piece, mean over the pieces;
+* parses: share of the pieces that Python's parser accepts up to the last statement that is
+  complete, for --python;
+* copied: share of the bytes that lie in a window of 50 bytes that the training text has, too.
+"""
+
+import argparse
+import ast
+import json
+import re
+import statistics
+import warnings
+from bisect import bisect_left
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from experiments import given
+from turns import circumstances
+
+from transformer_xl.cli.loading import load
+from transformer_xl.config.files import replace_file
+from transformer_xl.config.recipes import generation_of
+from transformer_xl.data import Vocab
+from transformer_xl.inference.generate import for_tokens, generate, generate_batch
+from transformer_xl.model import LanguageModel
+
+WINDOW = 50
+"""Bytes of a window that counts as copied."""
+PROMPT_TOKENS = 32
+_DEFINITION = re.compile(r"(?m)^(?:def|class|import|from) ")
+_BASE = np.uint64(0x100000001B3)
+
+
+def repeated(tokens: Sequence[int], n: int = 4) -> float:
+    """Return the share of the n-grams that occurred before in the same sequence."""
+    grams = [*zip(*(tokens[i:] for i in range(n)), strict=False)]
+    return 1 - len(set(grams)) / len(grams)
+
+
+def adjacent_equal(tokens: Sequence[int]) -> float:
+    """Return the share of the tokens that equal the one before."""
+    return sum(a == b for a, b in pairwise(tokens)) / (len(tokens) - 1)
+
+
+def longest_repeat(tokens: Sequence[int]) -> int:
+    """Return the length of the longest sequence that occurs twice; occurrences may overlap."""
+    low, high = 0, len(tokens) - 1
+    # If one of length n occurs twice, so do its beginnings.
+    while low < high:
+        n = (low + high + 1) // 2
+        grams = [*zip(*(tokens[i:] for i in range(n)), strict=False)]
+        low, high = (n, high) if len(set(grams)) < len(grams) else (low, n - 1)
+    return low
+
+
+def parses(text: str) -> bool:
+    """Whether Python's parser accepts a text up to the last statement that is complete.
+
+    The last statement at the left margin is where the text was cut off, and is left out.
+    """
+    lines = text.split("\n")
+    starts = [n for n, line in enumerate(lines) if line[:1] not in ("", " ", "\t", ")", "]", "}")]
+    complete = lines[: starts[-1]] if starts else []
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)
+            ast.parse("\n".join(complete))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+class TrainingText:
+    """Finds windows of bytes that a training text has.
+
+    Args:
+        text: The text.
+    """
+
+    def __init__(self, text: bytes) -> None:
+        self._text = text
+
+    def copied(self, pieces: Sequence[bytes]) -> float:
+        """Return the share of the bytes that lie in a window that the training text has."""
+        hashes = [_hashes(piece) for piece in pieces]
+        wanted = np.unique(np.concatenate(hashes))
+        found = np.zeros(len(wanted), bool)
+        step = 1 << 22
+        for start in range(0, len(self._text), step):
+            own = _hashes(self._text[start : start + step + WINDOW - 1])
+            places = np.searchsorted(wanted, own).clip(max=len(wanted) - 1)
+            found[places[wanted[places] == own]] = True
+        inside = total = 0
+        for piece, own in zip(pieces, hashes, strict=True):
+            is_copied = np.zeros(len(piece), bool)
+            for place in np.flatnonzero(found[np.searchsorted(wanted, own)]):
+                is_copied[place : place + WINDOW] = True
+            inside, total = inside + int(is_copied.sum()), total + len(piece)
+        return inside / total
+
+
+def _hashes(text: bytes) -> np.ndarray:
+    """Return a hash of 64 bits for each window of a text."""
+    read = np.frombuffer(text, np.uint8).astype(np.uint64) + np.uint64(1)
+    n = max(len(read) - WINDOW + 1, 0)
+    found = np.zeros(n, np.uint64)
+    for i in range(WINDOW):
+        found = found * _BASE + read[i : i + n]
+    return found
+
+
+def measure(
+    pieces: Sequence[Sequence[int]],
+    vocab: Vocab,
+    prompts: Sequence[Sequence[int]],
+    training: TrainingText | None,
+    is_python: bool,
+) -> dict[str, float]:
+    """Measure pieces of text, without their prompts."""
+    texts = [vocab.decode([*piece]) for piece in pieces]
+    found = {
+        "repeated_4grams": statistics.fmean(repeated(x) for x in pieces),
+        "adjacent_equal": statistics.fmean(adjacent_equal(x) for x in pieces),
+        "longest_repeat": statistics.fmean(longest_repeat(x) for x in pieces),
+        "most_repeated": max(repeated(x) for x in pieces),
+    }
+    if is_python:
+        whole = [vocab.decode([*a, *b]) for a, b in zip(prompts, pieces, strict=True)]
+        found["parses"] = statistics.fmean(parses(x) for x in whole)
+    if training is not None:
+        found["copied"] = training.copied([x.encode() for x in texts])
+    return found
+
+
+def places(text: str, n: int, is_python: bool) -> list[int]:
+    """Return places spread over a text: for Python, where a definition at the margin begins."""
+    wanted = [len(text) * i // n for i in range(n)]
+    if not is_python:
+        return wanted
+    begins = [x.start() for x in _DEFINITION.finditer(text)]
+    return [begins[bisect_left(begins, x)] for x in wanted]
+
+
+def write(
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    length: int,
+    settings: dict[str, Any],
+    carried: bool,
+) -> list[list[int]]:
+    """Continue prompts: as one batch, or one after another with the memory carried."""
+    settings = settings | {"length": length}
+    if not carried:
+        batch = generate_batch(model, prompts, seed=1, **settings)
+        pieces: list[list[int]] = [[] for _ in prompts]
+        for tokens in batch:
+            for text, token in tokens.items():
+                pieces[text].append(token)
+        return pieces
+    pieces, mems, last = [], None, []
+    for n, prompt in enumerate(prompts):
+        written = generate(model, [*last, *prompt], mems=mems, seed=1 + n, **settings)
+        pieces.append([*written])
+        mems, last = written.mems, [written.last_token]
+    return pieces
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True, help="held-out text")
+    parser.add_argument("--training", type=Path, help="training text, to look for copies in")
+    parser.add_argument("--set", nargs="+", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--length", type=int, default=2000, help="tokens of a piece")
+    parser.add_argument("--carried", action="store_true")
+    parser.add_argument("--python", action="store_true", help="the text is Python source")
+    parser.add_argument("--show", type=int, default=0, help="characters of the first piece to show")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    model, vocab = load(arguments.model)
+    text = arguments.text.read_text(encoding="utf-8")
+    training = arguments.training and TrainingText(arguments.training.read_bytes())
+    most = PROMPT_TOKENS + arguments.length
+    # A token has at least one byte and seldom more than eight.
+    starts = places(text[: -8 * most], arguments.prompts, arguments.python)
+    cut = [vocab.encode(text[x : x + 8 * most])[:most] for x in starts]
+    if any(len(x) < most for x in cut):
+        parser.error(f"{arguments.text} is too short for pieces of {most} tokens")
+    prompts = [x[:PROMPT_TOKENS] for x in cut]
+    real = [x[PROMPT_TOKENS:] for x in cut]
+    rows: dict[str, dict[str, float]] = {
+        "real text": measure(real, vocab, prompts, training, arguments.python)
+    }
+    print("real text", _shown(rows["real text"]), flush=True)
+    own = generation_of(arguments.model).sampling
+    named = [(" ".join(x), given([f"x.{y}" for y in x])["x"]) for x in arguments.set]
+    for name, settings in named or [("recipe", own)]:
+        settings = for_tokens(settings, vocab)
+        with torch.inference_mode():
+            pieces = write(model, prompts, arguments.length, settings, arguments.carried)
+        rows[name] = measure(pieces, vocab, prompts, training, arguments.python)
+        print(name, _shown(rows[name]), flush=True)
+        if arguments.show:
+            print(vocab.decode([*prompts[0], *pieces[0]])[: arguments.show])
+    if arguments.json:
+        found = {
+            "circumstances": circumstances(),
+            "prompts": arguments.prompts,
+            "length": arguments.length,
+            "carried": arguments.carried,
+            "rows": rows,
+        }
+        replace_file(arguments.json, (json.dumps(found, indent=1) + "\n").encode())
+
+
+def _shown(row: dict[str, float]) -> str:
+    return ", ".join(
+        f"{name.replace('_', ' ')} {value:.1f}"
+        if value > 1
+        else f"{name.replace('_', ' ')} {100 * value:.1f} %"
+        for name, value in row.items()
+    )
+
+
+if __name__ == "__main__":
+    main()
