@@ -1,0 +1,200 @@
+"""Write the text of the shipped model `python-code`: sources of Python and of packages for it.
+
+    python scripts/pretrained/python_code.py
+    txl train python-code --out runs/pretrained/python-code/run
+
+Everything is read from the running environment, which `make check` installs from constraints.txt:
+the standard library, and each installed distribution whose metadata name a permissive licence. Left
+out are tests, generated tables, files that mostly repeat earlier ones, and whatever shares a window
+of 30 words with the package that is held out.
+"""
+
+import argparse
+import hashlib
+import importlib.metadata as metadata
+import re
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+OUT = Path("runs/pretrained/python-code/text")
+"""Where the recipe `python-code` reads it."""
+HELD_OUT = "networkx"
+"""The distribution whose sources are the test text."""
+VALIDATION = "werkzeug"
+"""The distribution whose sources are the validation text."""
+WINDOW = 30
+"""Words in a window. A word is a run of letters, digits and underscores, or another sign."""
+MOST_REPEATED = 0.5
+"""A file is left out if more of its windows than this share stood in files before it."""
+MOST_BYTES = 4_000_000
+"""Text of one distribution; more of it is left out, so that no package dominates. The standard
+library is taken whole."""
+MOST_FILE_BYTES = 250_000
+PERMISSIVE = re.compile(
+    r"\b(0BSD|Apache|BSD|BSL|CC0|HPND|ISC|MIT|PSF|Python Software|Unlicense|Zlib)\b", re.I
+)
+NOT_PERMISSIVE = re.compile(r"\b(A?GPL|LGPL|MPL|EPL|CDDL|General Public|Mozilla|Proprietary)", re.I)
+_WORD = re.compile(rb"\w+|[^\w\s]")
+_SKIPPED_FOLDERS = {
+    *("test", "tests", "testing", "_tests", "__pycache__", "site-packages", "idlelib", "lib2to3"),
+    *("pydoc_data", "encodings", "ensurepip", "tkinter", "turtledemo", "dist-packages"),
+    *("third_party", "_vendor", "vendor", "vendored", "lib-dynload", "distutils", "__phello__"),
+}
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class Package:
+    """A distribution and its sources."""
+
+    name: str
+    version: str
+    licence: str
+    files: tuple[Path, ...]
+
+
+def packages() -> list[Package]:
+    """List the standard library and the permissively licensed distributions, by name."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = tuple(x for x in sorted(root.rglob("*.py")) if _is_source(x.relative_to(root)))
+    version = sysconfig.get_python_version()
+    found = {"": Package("Python", version, "PSF-2.0", files)}
+    for distribution in metadata.distributions():
+        name = distribution.metadata["Name"].lower().replace("_", "-")
+        licence = _licence(distribution)
+        is_permissive = PERMISSIVE.search(licence) and not NOT_PERMISSIVE.search(licence)
+        if not is_permissive or name == "transformer-xl":
+            continue
+        listed = [x for x in distribution.files or [] if x.suffix == ".py" and _is_source(Path(x))]
+        sources = tuple(sorted(Path(str(distribution.locate_file(x))) for x in listed))
+        if sources:
+            found[name] = Package(name, distribution.version, licence, sources)
+    return [found[name] for name in sorted(found)]
+
+
+def _licence(distribution: metadata.Distribution) -> str:
+    about = distribution.metadata
+    classifiers = [x for x in about.get_all("Classifier") or [] if x.startswith("License")]
+    named = [x.rpartition("::")[2].strip() for x in classifiers]
+    # Some put the whole text of the licence there.
+    own = about.get("License-Expression") or (about.get("License") or "").partition("\n")[0][:60]
+    return "; ".join(x for x in dict.fromkeys([own, *named]) if x)
+
+
+def _is_source(path: Path) -> bool:
+    parts = path.parts
+    if any(x in _SKIPPED_FOLDERS or x.startswith((".", "config-")) for x in parts[:-1]):
+        return False
+    is_test = parts[-1].startswith("test_") or parts[-1].endswith("_test.py")
+    return not is_test and not parts[-1].startswith("_sysconfigdata")
+
+
+def windows(text: bytes) -> np.ndarray:
+    """Return the hashes of all windows of a text, shape (words - WINDOW + 1,)."""
+    words = _WORD.findall(text)
+    if len(words) < WINDOW:
+        return np.empty(0, np.uint64)
+    hashed = np.array([hash(word) & 0xFFFFFFFFFFFFFFFF for word in words], np.uint64)
+    total = np.zeros(len(words) - WINDOW + 1, np.uint64)
+    for i in range(WINDOW):
+        total = total * _MULTIPLIER + hashed[i : len(words) - WINDOW + 1 + i]
+    return total
+
+
+def is_written_by_people(text: bytes) -> bool:
+    """Whether a file looks like a source that is read, and not like a table or generated code."""
+    lines = text.splitlines()
+    if not 200 <= len(text) <= MOST_FILE_BYTES or b"\0" in text:
+        return False
+    digits = sum(text.count(x) for x in b"0123456789")
+    return (
+        len(text) / len(lines) < 80
+        and max(map(len, lines)) < 1000
+        and digits < 0.12 * len(text)
+        and sum(x > 127 for x in text) < 0.01 * len(text)
+        and b"generated by" not in text[:2000].lower()
+        and b"do not edit" not in text[:2000].lower()
+    )
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
+
+
+def select() -> Iterator[tuple[Package, list[tuple[Path, bytes]], int]]:
+    """Yield each package with the texts that are kept of it and the number that overlap the test.
+
+    The held-out package comes first.
+    """
+    listed = sorted(packages(), key=lambda x: (x.name != HELD_OUT, x.name))
+    seen: set[int] = set()
+    held_out: set[int] = set()
+    for package in listed:
+        kept, total, overlapping = [], 0, 0
+        # Not by name, so that what is left out of a large package is spread over it.
+        for path in sorted(package.files, key=lambda x: _digest(x.parent.name)):
+            if not path.is_file():
+                continue
+            text = path.read_bytes()
+            try:
+                text.decode()
+            except UnicodeDecodeError:
+                continue
+            most = MOST_BYTES if package.name != "Python" else float("inf")
+            if not is_written_by_people(text) or total + len(text) > most:
+                continue
+            found = windows(text).tolist()
+            if package.name == HELD_OUT:
+                held_out.update(found)
+            elif any(x in held_out for x in found):
+                overlapping += 1
+                continue
+            elif sum(x in seen for x in found) > MOST_REPEATED * len(found):
+                continue
+            seen.update(found)
+            kept.append((path, text))
+            total += len(text)
+        yield package, kept, overlapping
+
+
+def write(folder: Path) -> None:
+    """Write train.txt, valid.txt, test.txt and sources.md into a folder."""
+    groups: dict[tuple[str, Path], list[bytes]] = {}
+    lines = ["| distribution | version | licence | bytes |", "|---|---|---|---|"]
+    overlapping_files = 0
+    for package, kept, overlapping in select():
+        overlapping_files += overlapping
+        n_bytes = sum(len(text) for _, text in kept)
+        lines.append(f"| {package.name} | {package.version} | {package.licence} | {n_bytes:,} |")
+        for path, text in kept:
+            groups.setdefault((package.name, path.parent), []).append(text.rstrip() + b"\n\n\n")
+    order = sorted(groups, key=lambda x: _digest(f"{x[0]} {x[1].name}"))
+    parts = {"train": [], "valid": [], "test": []}
+    for group in order:
+        part = {HELD_OUT: "test", VALIDATION: "valid"}.get(group[0], "train")
+        parts[part] += groups[group]
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, texts in parts.items():
+        (folder / f"{part}.txt").write_bytes(b"".join(texts))
+    lines += [
+        "",
+        f"Left out, as they share {WINDOW} words with {HELD_OUT}: {overlapping_files} files.",
+    ]
+    (folder / "sources.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def main() -> None:
+    """Write the text."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, nargs="?", default=OUT, help="the folder to write")
+    write(parser.parse_args().out)
+
+
+if __name__ == "__main__":
+    main()
