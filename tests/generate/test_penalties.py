@@ -63,7 +63,7 @@ def softmax_of(logits):
 @torch.no_grad()
 def probabilities(sampler, softmax, histories=()):
     hidden = torch.eye(ROWS)
-    logits = sampler._penalized(softmax, hidden, histories) if sampler.has_penalties else None
+    logits = sampler._penalized(softmax, hidden, histories) if sampler._changes_logits else None
     weights, tokens = sampler._weights(softmax, hidden, logits)
     probs = weights / weights.sum(-1, keepdim=True)
     return probs if tokens is None else torch.zeros(ROWS, V).scatter(1, tokens, probs)
@@ -225,7 +225,7 @@ def test_all_settings_of_a_recipe_are_settings_of_the_sampler():
     own = {name: getattr(GenerateConfig(), name) for name in names}
     assert {*Sampler(**own, vocab=BYTES).settings} == {"temperature", "top_k", "top_p"}
     own |= {"dry_multiplier": 1.0, "min_p": 0.1, "typical_p": 0.9, "repetition_penalty": 2.0}
-    own |= {"presence_penalty": 1.0, "frequency_penalty": 1.0}
+    own |= {"presence_penalty": 1.0, "frequency_penalty": 1.0, "on_loop": "break"}
     assert Sampler(**own, vocab=BYTES).settings == own
 
 

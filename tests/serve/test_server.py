@@ -102,6 +102,23 @@ def test_a_full_queue_is_said_with_when_to_come_again(made, run_server, until):
         waits.join(60)
 
 
+def test_a_looping_text_is_ended(made, run_server):
+    asked = {"temperature": 0, "max_tokens": 400, "loop_length": 8}
+    with run_server(made) as server:
+        whole = post(server, temperature=0, max_tokens=400).json()["choices"][0]
+        ended = post(server, on_loop="end", **asked).json()
+        broken = post(server, on_loop="break", **asked).json()
+    assert ended["settings"]["on_loop"] == "end"
+    (choice,) = ended["choices"]
+    assert (choice["finish_reason"], choice["stop_reason"]) == ("stop", "repetition")
+    n = len(choice["token_ids"])
+    assert 8 <= n < 400
+    assert choice["token_ids"] == whole["token_ids"][:n]
+    assert "stop_reason" not in whole or whole["stop_reason"] is None
+    assert broken["choices"][0]["token_ids"][:n] == choice["token_ids"]
+    assert len(broken["choices"][0]["token_ids"]) == 400
+
+
 def test_time_is_limited(made, run_server):
     with run_server(made, max_seconds=0.7, max_tokens=10**6) as server:
         answer = post(server, max_tokens=10**6).json()

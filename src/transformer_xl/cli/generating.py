@@ -1,6 +1,7 @@
 """The command generate."""
 
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -122,6 +123,7 @@ class Generate:
             pieces = text_pieces(drawn, vocab, self._stops, prompt)
             if self.json or self.out:
                 found = {"prompt": text, "text": "".join(pieces), "settings": settings}
+                self._say_looping([0] if drawn.is_looping else [])
                 self._show(found | {"decoding": decoding}, [found])
                 return
             sys.stdout.write(text)
@@ -129,6 +131,7 @@ class Generate:
                 sys.stdout.write(piece)
                 sys.stdout.flush()
             sys.stdout.write("\n")
+            self._say_looping([0] if drawn.is_looping else [])
 
     def _check(self) -> None:
         """Refuse contradicting options before anything is loaded."""
@@ -179,6 +182,7 @@ class Generate:
         settings, decoding = self._announced(vocab, model, seed), _decoding(model)
         batch = generate_batch(model, prompts, seed=seed, **self._drawing(vocab))
         texts = batch.decode(vocab, self._stops)
+        self._say_looping(batch.looping)
         found = [
             {"prompt": prompt, "text": text, "seed": seed_of(seed, n)}
             for n, (prompt, text) in enumerate(zip(begins, texts, strict=True))
@@ -189,6 +193,18 @@ class Generate:
         for n, each in enumerate(found, 1):
             sys.stdout.write(f"--- {n} of {len(found)}, seed {each['seed']}\n")
             sys.stdout.write(f"{each['prompt']}{each['text']}\n")
+
+    def _say_looping(self, texts: Collection[int]) -> None:
+        """Say which texts were ended because they looped."""
+        if not texts:
+            return
+        several = self.prompts or self.samples > 1
+        which = ", ".join(str(text + 1) for text in sorted(texts))
+        say(
+            f"{f'texts {which}' if several else 'the text'} ended early: the last "
+            f"{self.settings.loop_length} tokens repeat one sequence; --on_loop continue goes on, "
+            "--on_loop break excludes the token that would repeat it"
+        )
 
     def _announced(
         self, vocab: "Vocab", model: "LanguageModel", seed: int | None

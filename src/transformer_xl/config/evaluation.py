@@ -158,6 +158,12 @@ class GenerateConfig:
     """DRY: the length from which on a repetition is penalized."""
     dry_sequence_breakers: tuple[str, ...] = ("\n",)
     """DRY: no repetition goes beyond a token that contains one of these texts."""
+    on_loop: Literal["continue", "end", "break"] = "continue"
+    """What to do once a text loops: go on, end the text, or exclude the token that would continue
+    the loop."""
+    loop_length: Annotated[int, Range(ge=4, le=MAX_HISTORY)] = 200
+    """A text loops when its last loop_length tokens are one sequence repeated four times or
+    more."""
     seed: int = 1
     """Random seed; the same seed generates the same text."""
 
@@ -176,6 +182,8 @@ class GenerateConfig:
                 yield Unused(name, "dry_multiplier=0")
         if not self.has_penalties:
             yield Unused("penalty_window", "all penalties off")
+        if self.on_loop == "continue":
+            yield Unused("loop_length", "on_loop='continue'")
 
     @property
     def has_penalties(self) -> bool:
@@ -194,6 +202,8 @@ class GenerateConfig:
             used.add("penalty_window")
         if self.dry_multiplier:
             used |= {"dry_base", "dry_allowed_length", "dry_sequence_breakers"}
+        if self.on_loop != "continue":
+            used.add("loop_length")
         values = {x.name: (getattr(self, x.name), x.default) for x in fields(self)}
         for name in ("prompt", "length", "seed"):
             del values[name]

@@ -48,6 +48,10 @@ _EVENT_SECONDS = 0.002
 """Least time between two events, of all streamed responses together."""
 
 
+_FINISH_REASONS = {"stop": "stop", "repetition": "stop"}
+"""OpenAI's reasons by ours; all others are "length"."""
+
+
 class Output:
     """What a text of a response has written since the last event of the response.
 
@@ -82,7 +86,7 @@ class Output:
                 self._attention.append(event.attended)
         elif isinstance(event, Ended):
             self._parts.append(event.text)
-            self._reason = "stop" if event.reason == "stop" else "length"
+            self._reason = event.reason
         elif self._echo is None:
             return
         else:
@@ -96,9 +100,11 @@ class Output:
             "index": self._index,
             "text": "".join(self._parts),
             "logprobs": self._scores() if self._scored else None,
-            "finish_reason": self._reason,
+            "finish_reason": self._reason and _FINISH_REASONS.get(self._reason, "length"),
             "token_ids": self._tokens,
         }
+        if self._reason == "repetition":
+            choice["stop_reason"] = self._reason
         if self._attention:
             choice["attention"] = self._attention
         self._clear()

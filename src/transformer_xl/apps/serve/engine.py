@@ -335,8 +335,7 @@ class Engine:
             text.add(token)
             piece = text.writer.push(token)
             self._events.append((text, Drawn(token, piece, scores.get(row), seen[row])))
-            is_full = len(text.written) >= text.max_tokens
-            reasons.append("stop" if text.writer.has_stopped else "length" if is_full else "")
+            reasons.append(text.reason_to_end)
         return reasons
 
     def _sample(
@@ -344,7 +343,7 @@ class Engine:
     ) -> list[int | None]:
         """Sample tokens of texts with the same sampler; None for each that fails."""
         sampler = texts[0].sampler
-        histories = [text.history for text in texts] if sampler.has_penalties else []
+        histories = [text.history for text in texts] if sampler.needs_history else []
         try:
             return [*sampler(self.model.head, hidden, numbers, histories)]
         except Exception:

@@ -48,6 +48,12 @@ class CompletionRequest(BaseModel):
     dry_base: float | None = Field(None, ge=1, le=1e6)
     dry_allowed_length: int | None = Field(None, ge=1, le=MAX_HISTORY)
     dry_sequence_breakers: Annotated[list[_Breaker], Field(max_length=16)] | None = None
+    on_loop: Literal["continue", "end", "break"] | None = Field(
+        None,
+        description="What to do once the last loop_length tokens are one sequence repeated four "
+        "times or more.",
+    )
+    loop_length: int | None = Field(None, ge=4, le=MAX_HISTORY)
     n: int | None = Field(None, ge=1)
     stop: _Stop | Annotated[list[_Stop], Field(max_length=16)] | None = None
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
@@ -84,6 +90,9 @@ class Choice(BaseModel):
     text: str
     logprobs: Logprobs | None = None
     finish_reason: Literal["stop", "length"] | None
+    stop_reason: Literal["repetition"] | None = Field(
+        None, description='"repetition": the text was ended because it loops.'
+    )
     token_ids: list[int] = Field(description="The sampled tokens.")
     attention: list[list[tuple[int, float]]] | None = Field(
         None,
@@ -119,6 +128,8 @@ class Drawing(BaseModel):
     dry_base: float | None = None
     dry_allowed_length: int | None = None
     dry_sequence_breakers: list[str] | None = None
+    on_loop: str | None = None
+    loop_length: int | None = None
     seed: int | None = Field(
         description="Of the first text; text k has the seed plus k. None: the session continued "
         "its own random numbers."

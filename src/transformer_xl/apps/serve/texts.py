@@ -52,8 +52,9 @@ class Drawn(NamedTuple):
 class Ended(NamedTuple):
     """A text has ended."""
 
-    reason: Literal["stop", "length", "cancelled", "late", "failed"]
-    """late: the deadline passed before it began. failed: an internal error of the server."""
+    reason: Literal["stop", "repetition", "length", "cancelled", "late", "failed"]
+    """repetition: it loops. late: the deadline passed before it began. failed: an internal error of
+    the server."""
     text: str = ""
     """The remaining text that was held back."""
     state: State | None = None
@@ -110,8 +111,17 @@ class Text:
     def add(self, token: int) -> None:
         """Add a token that was sampled."""
         self.written.append(token)
-        if self.sampler.has_penalties:
+        if self.sampler.needs_history:
             self.history.append(token)
+
+    @property
+    def reason_to_end(self) -> Literal["stop", "repetition", "length", ""]:
+        """Why it ends after the last token; empty: it goes on."""
+        if self.writer.has_stopped:
+            return "stop"
+        if self.sampler.ends(self.history):
+            return "repetition"
+        return "length" if len(self.written) >= self.max_tokens else ""
 
     @property
     def is_over(self) -> bool:

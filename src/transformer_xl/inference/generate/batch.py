@@ -72,6 +72,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
     Attributes:
         texts: Indices of the texts in the batch.
         generators: The random number generator of each text.
+        looping: Indices of the texts that were ended because they looped (``on_loop="end"``).
 
     Args:
         model: The model.
@@ -108,6 +109,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         known = as_tokens(before, config, "the history").tolist()
         self._histories = [History((*known, *unread[-MAX_HISTORY:])) for unread in self._unread]
         self.texts, self._is_ended, self._n_drawn = list(range(n)), [False] * n, 0
+        self.looping: set[int] = set()
         require_capacity(model, self._lengths.mem_len, remedy="remember fewer positions")
         if mems is None:
             mems = model.start_memory(1, self._lengths.mem_len)
@@ -219,6 +221,10 @@ class GenerationBatch(Iterator[dict[int, int]]):
             stepper.state, self._at, self.texts, self._unread, self._n_drawn = (
                 state, stepper, texts, [(token,) for token in tokens], self._n_drawn + 1
             )  # fmt: skip
+            for text, history in zip(texts, histories, strict=True):
+                if self._sampler.ends(history):
+                    self.looping.add(text)
+                    self.end(text)
         except BaseException:
             for generator, earlier in zip(generators, before, strict=True):
                 generator.set_state(earlier)
@@ -293,6 +299,11 @@ class Generation(Iterator[int]):
     def history(self) -> Int32[np.ndarray, " n"]:
         """The tokens before ``last_token`` that penalties can see, 4,096 at most."""
         return self._batch.history(0)
+
+    @property
+    def is_looping(self) -> bool:
+        """Whether the text was ended because it looped (``on_loop="end"``)."""
+        return 0 in self._batch.looping
 
     @property
     def random_state(self) -> UInt8[Tensor, " bytes"]:

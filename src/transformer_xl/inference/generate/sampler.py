@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from typing import Any, SupportsIndex, TypedDict
+from typing import Any, Literal, SupportsIndex, TypedDict
 
 import numpy as np
 import torch
@@ -24,6 +24,8 @@ _MAX_PENALTY = 1e30
 """Penalties of DRY are clamped to this, so that logits stay finite."""
 _MAX_EXCESS = 48
 """Tokens beyond ``dry_allowed_length`` after which the penalty of DRY grows no more."""
+_LEAST_REPEATS = 4
+"""How often a sequence is repeated in a loop, at least."""
 
 
 class Sampling(TypedDict, total=False):
@@ -42,6 +44,8 @@ class Sampling(TypedDict, total=False):
     dry_base: float
     dry_allowed_length: int
     dry_sequence_breakers: Sequence[str] | Sequence[int]
+    on_loop: Literal["continue", "end", "break"]
+    loop_length: int
 
 
 class History:
@@ -82,10 +86,11 @@ class Sampler:
     """Samples a token from each of several distributions.
 
     The settings are those of :class:`~transformer_xl.GenerateConfig`. They are applied in the order
-    of transformers: to the logits the repetition penalty, the presence and frequency penalties and
-    DRY, then temperature, ``top_k``, ``top_p``, ``min_p`` and ``typical_p``, each on what the one
-    before has left. An adaptive softmax has no logits of the whole vocabulary: log-probabilities
-    take their place, all of which the repetition penalty multiplies.
+    of transformers: to the logits the repetition penalty, the presence and frequency penalties, DRY
+    and the exclusion of a token that continues a loop; then temperature, ``top_k``, ``top_p``,
+    ``min_p`` and ``typical_p``, each on what the one before has left. An adaptive softmax has no
+    logits of the whole vocabulary: log-probabilities take their place, all of which the repetition
+    penalty multiplies.
 
     Args:
         temperature: Sampling temperature; 0: greedy.
@@ -125,7 +130,8 @@ class Sampler:
         self._config, self._breakers = config, frozenset(breakers)
         # The texts, or if there were none the tokens.
         self._given_breakers = tuple(breakers) if vocab is None else config.dry_sequence_breakers
-        self.has_penalties = config.has_penalties
+        self.needs_history = config.has_penalties or config.on_loop != "continue"
+        self._changes_logits = config.has_penalties or config.on_loop == "break"
         self.temperature = config.temperature
         # Normalized to None where nothing is filtered, so that the same tokens are sampled.
         k = config.top_k
@@ -163,9 +169,9 @@ class Sampler:
             softmax: The distribution.
             hidden: The hidden states.
             numbers: The uniform numbers.
-            histories: The tokens so far of each stream; needed with penalties alone.
+            histories: The tokens so far of each stream; required if ``needs_history``.
         """
-        logits = self._penalized(softmax, hidden, histories) if self.has_penalties else None
+        logits = self._penalized(softmax, hidden, histories) if self._changes_logits else None
         if self.temperature == 0:
             best = softmax.top_k(hidden, 1)[1] if logits is None else logits.topk(1)[1]
             return best[:, 0].tolist()
@@ -175,6 +181,11 @@ class Sampler:
         weights, tokens = self._weights(softmax, hidden, logits)
         places = drawn(weights, numbers)[0][:, None]
         return (places if tokens is None else tokens.gather(1, places))[:, 0].tolist()
+
+    def ends(self, history: History) -> bool:
+        """Whether a text with this history ends because it loops."""
+        config = self._config
+        return config.on_loop == "end" and loop_period(history.last(), config.loop_length) > 0
 
     @property
     def _has_filters(self) -> bool:
@@ -252,6 +263,10 @@ class Sampler:
                     penalties = config.dry_multiplier * config.dry_base ** excess.astype(float)
                 places = torch.tensor([*lengths], device=logits.device)
                 logits[places] -= torch.from_numpy(penalties.clip(max=_MAX_PENALTY)).to(logits)
+        if config.on_loop == "break" and len(logits) > 1:
+            known = history.last()
+            if period := loop_period(known, config.loop_length):
+                logits[int(known[-period])] = -math.inf
 
 
 def extended(
@@ -287,6 +302,24 @@ def extended(
         if token not in breakers:
             found[token] = max(length, found.get(token, 0))
     return found
+
+
+def loop_period(tokens: Int32[np.ndarray, " n"], length: int) -> int:
+    """Return the period of the loop in which a text is; 0: it does not loop.
+
+    A text loops if its last ``length`` tokens are one sequence repeated at least four times; the
+    last repetition may be incomplete. The period is the length of the shortest such sequence.
+
+    Args:
+        tokens: The tokens so far.
+        length: Number of tokens that are compared, 4 at least.
+    """
+    if len(tokens) < length:
+        return 0
+    end, longest = tokens[-length:], length // _LEAST_REPEATS
+    (equal,) = np.nonzero(end[-2 : -longest - 2 : -1] == end[-1])
+    periods = (equal + 1).tolist()
+    return next((p for p in periods if np.array_equal(end[p:], end[:-p])), 0)
 
 
 def breaker_tokens(vocab: Vocab, texts: Sequence[str]) -> list[int]:
