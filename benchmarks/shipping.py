@@ -59,19 +59,9 @@ def ship(run: Path, name: str, version: int, card: Path, about: Path, recipe: Pa
     """
     target = files.SHIPPED / f"{name}-{version}"
     files.require_new(target)
-    source = find_model_folder(run)
-    config = load_config(source / CONFIG_FILE)
-    weights = read_model_weights(source, config)
-    settings = load_recipe(recipe) if recipe else recipe_of(run)
-    if settings is None:
-        raise ValueError(f"{run} has no recipe.toml: give --recipe")
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / target.name
-        # transformers would load weights in the precision of the file.
-        in_float32 = {"transformers": {"dtype": "float32"}}
-        write_model(config, {x: y.bfloat16() for x, y in weights.items()}, folder, in_float32)
-        load_vocab(source).save(folder)
-        (folder / "recipe.toml").write_text(dump_recipe(settings), encoding="utf-8")
+        write_rounded(run, folder, recipe)
         shutil.copy(card, folder / TEXT_FILE)
         shutil.copy(about, folder / CARD_FILE)
         write_sums(folder)
@@ -79,6 +69,25 @@ def ship(run: Path, name: str, version: int, card: Path, about: Path, recipe: Pa
             raise ValueError("; ".join(wrong))
         shutil.copytree(folder, target)
     return target
+
+
+def write_rounded(run: Path, folder: Path, recipe: Path | None = None) -> None:
+    """Write the best model of a run in bfloat16, with its vocabulary and its recipe.
+
+    Raises:
+        ValueError: There is no recipe.
+    """
+    source = find_model_folder(run)
+    config = load_config(source / CONFIG_FILE)
+    weights = read_model_weights(source, config)
+    settings = load_recipe(recipe) if recipe else recipe_of(run)
+    if settings is None:
+        raise ValueError(f"{run} has no recipe.toml: give --recipe")
+    # transformers would load weights in the precision of the file.
+    in_float32 = {"transformers": {"dtype": "float32"}}
+    write_model(config, {x: y.bfloat16() for x, y in weights.items()}, folder, in_float32)
+    load_vocab(source).save(folder)
+    (folder / "recipe.toml").write_text(dump_recipe(settings), encoding="utf-8")
 
 
 def problems(folder: Path) -> list[str]:
