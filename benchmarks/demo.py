@@ -1,0 +1,142 @@
+"""The demo: trains it, measures what it writes, and puts the figures into README and documents.
+
+    python benchmarks/demo.py                      # train, measure, write README.md and docs/
+    python benchmarks/demo.py --run runs/demo      # the same with a run that is there
+    python benchmarks/demo.py --samples            # only the text of a shipped model, in README.md
+
+Three parts of README.md and docs/results.md stand between `<!-- NAME -->` and `<!-- /NAME -->`, and
+are replaced: what a shipped model writes, what the demo prints, and the table of its figures. The
+picture of the report is drawn anew. All figures of one call are of one machine, which is named.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from revision import ROOT, commit
+
+from transformer_xl.config.files import replace_file
+from transformer_xl.config.recipes import recipe_of
+from transformer_xl.data import prepare
+from transformer_xl.train.checkpoint.checkpoints import read_about
+from transformer_xl.train.report import plot_curves
+
+README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"
+SAMPLE = ("generate", "python-code", "--prompt", "class Stack:", "--length", "160", "--seed", "1")
+KEPT = re.compile(r"(\d[\d,]* parameters on|memory +\d+:|gzip:|evaluating the best)")
+"""Lines of the demo that the README shows, beside the first of training."""
+
+
+def replace_part(path: Path, name: str, content: str) -> None:
+    """Replace a part of a document.
+
+    Raises:
+        ValueError: The document has no such part.
+    """
+    text = path.read_text(encoding="utf-8")
+    begin, end = f"<!-- {name} -->\n", f"<!-- /{name} -->\n"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"{path} has no part between {begin.strip()} and {end.strip()}")
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    replace_file(path, f"{before}{begin}{content.strip()}\n{end}{after}".encode())
+
+
+def run_txl(*words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command; what it prints is kept."""
+    command = [sys.executable, "-m", "transformer_xl", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+
+
+def printed(log: str) -> str:
+    """Return the lines of a demo that the README shows."""
+    lines = [line.rstrip() for line in re.split(r"[\r\n]+", log)]
+    first = next(line for line in lines if re.match(r"training +\d+/", line))
+    kept = [line for line in lines if KEPT.match(line)]
+    return "\n".join(["```", kept[0], first, "...", *kept[1:], "```"])
+
+
+def measured(run: Path) -> dict[str, dict[str, float]]:
+    """Return what benchmarks/writing.py finds: rows for real text and for the demo."""
+    recipe = recipe_of(run)
+    assert recipe is not None
+    corpus = prepare(recipe.data)
+    with tempfile.TemporaryDirectory() as temporary:
+        text, out = Path(temporary) / "test.txt", Path(temporary) / "found.json"
+        text.write_text(corpus.vocab.decode(corpus.split("test").tolist()), encoding="utf-8")
+        program = ROOT / "benchmarks" / "writing.py"
+        words = [str(run), "--text", str(text), "--python", "--json", str(out)]
+        subprocess.run([sys.executable, str(program), *words], check=True, cwd=ROOT)
+        return json.loads(out.read_text(encoding="utf-8"))["rows"]
+
+
+def figures(run: Path, rows: dict[str, dict[str, float]]) -> str:
+    """Return the section of docs/results.md: machine, losses by memory length, what it writes."""
+    about = json.loads((run / "environment.json").read_text(encoding="utf-8"))
+    found = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    state = read_about(max((run / "checkpoints").glob("step_*")))
+    recipe = recipe_of(run)
+    assert recipe is not None
+    precision = re.search(r"in (\w+);", (run / "printed.txt").read_text(encoding="utf-8"))
+    tokens = state["step"] * recipe.train.batch_size * recipe.train.segment_len
+    curve = sorted([*found["memory_curve"], found["test"]], key=lambda x: x["mem_len"])
+    rows_of_curve = {
+        x["mem_len"]: f"| {x['mem_len']} | {x['nll']:.4f} | {x['bits_per_byte']:.4f} |"
+        for x in curve
+    }
+    real, own = rows.values()
+    return "\n".join(
+        [
+            f"{state['seconds'] / 60:.1f} minutes of training, {state['step']:,} steps, "
+            f"{tokens / 1e6:.1f} M tokens; {about['processor']}, {about['threads']} threads, "
+            f"{precision[1] if precision else ''}, torch {about['packages']['torch']}, revision "
+            f"{commit()}. Source code of the standard library of Python {about['python']}; the "
+            "test text is whole files that were held out.",
+            "",
+            "| memory | nats per token | bits per byte |",
+            "|---|---|---|",
+            *rows_of_curve.values(),
+            f"| `gzip -9` | | {found['gzip_bits_per_byte']:.4f} |",
+            f"| `xz -9e` | | {found['xz_bits_per_byte']:.4f} |",
+            "",
+            "What it writes: 20 prompts from the test text, 2,000 tokens each.",
+            "",
+            "| | repeated 4-grams | adjacent equal tokens | longest repeat, tokens | parses |",
+            "|---|---|---|---|---|",
+            *(
+                f"| {name} | {x['repeated_4grams']:.1%} | {x['adjacent_equal']:.1%} | "
+                f"{x['longest_repeat']:.0f} | {x['parses']:.0%} |"
+                for name, x in (("test text", real), ("demo", own))
+            ),
+        ]
+    )
+
+
+def main() -> None:
+    """Train if need be, measure, write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--run", type=Path, default=ROOT / "runs" / "demo")
+    parser.add_argument("--samples", action="store_true", help="only the shipped model's text")
+    given = parser.parse_args()
+    sample = run_txl(*SAMPLE).stdout.rstrip()
+    command = f'txl generate python-code --prompt "class Stack:" --length {SAMPLE[5]}'
+    replace_part(README, "sample", f"```\n$ {command}\n{sample}\n```")
+    if given.samples:
+        return
+    log = given.run / "printed.txt"
+    if not log.is_file():
+        done = run_txl("train", "demo", "--out", str(given.run))
+        replace_file(log, (done.stderr + done.stdout).encode())
+    replace_part(README, "demo", printed(log.read_text(encoding="utf-8")))
+    replace_part(RESULTS, "demo", figures(given.run, measured(given.run)))
+    plot_curves(given.run, ROOT / "docs" / "images" / "demo.png")
+
+
+if __name__ == "__main__":
+    main()
