@@ -11,7 +11,6 @@ the two lines of +++ stands the card for programs. benchmarks/shipping.py writes
 import argparse
 import json
 import lzma
-import re
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from revision import commit  # noqa: E402
 from shipping import ship, write_rounded  # noqa: E402
+from tang_poems import is_in_form  # noqa: E402
 
 from transformer_xl.cli.loading import load  # noqa: E402
 from transformer_xl.config.recipes import generation_of, recipe_of  # noqa: E402
@@ -103,12 +103,6 @@ def _poems_in_form(folder: Path, corpus: Corpus) -> Figures:
     prompts = [vocab.encode("\n\n" + title) for title in titles]
     poems = generate_batch(model, prompts, length=400, seed=1, **settings).decode(vocab, "\n\n")
     return {"in_form": sum(map(is_in_form, poems)) / len(poems)}
-
-
-def is_in_form(poem: str) -> bool:
-    """Whether all lines of a poem have 5 characters, or all 7."""
-    lines = [x for x in re.split(r"\W+", poem) if x]
-    return bool(lines) and {*map(len, lines)} in ({5}, {7})
 
 
 def _python(folder: Path, corpus: Corpus) -> Figures:

@@ -4,9 +4,10 @@
     txl train tang-poems --out runs/pretrained/tang-poems/run
 
 The source is the public repository chinese-poetry/chinese-poetry, a clone of which is given; its
-files are under the MIT licence, the poems are from before 1000. Left out are poems with notes, gaps
-or other signs, very short and very long ones, repeated ones, and those with a character that stands
-in few other poems, so that the vocabulary has no unknown character and stays small.
+files are under the MIT licence, the poems are from before 1000. Only poems whose lines all have
+five characters, or all seven, are taken. Left out are those with notes, gaps or other signs, very
+short and very long ones, repeated ones, and those with a character that stands in few other poems,
+so that the vocabulary has no unknown character and stays small.
 """
 
 # ruff: noqa: RUF001 - punctuation of the text
@@ -31,6 +32,12 @@ _LINE = re.compile(rf"(?:[{_HAN}]+[，。？！；、])+")
 _TITLE = re.compile(rf"[{_HAN}]+(?: [{_HAN}]+)*")
 
 
+def is_in_form(poem: str) -> bool:
+    """Whether all lines of a poem, as punctuation divides them, have 5 characters, or all 7."""
+    lines = [x for x in re.split(r"\W+", poem) if x]
+    return bool(lines) and {*map(len, lines)} in ({5}, {7})
+
+
 def poems(root: Path) -> list[str]:
     """Read the poems, in a fixed order that mixes authors."""
     files = sorted((root / FOLDER).glob("poet.tang.*.json"))
@@ -46,6 +53,7 @@ def poems(root: Path) -> list[str]:
                 and len(title) <= 30
                 and _TITLE.fullmatch(title)
                 and all(map(_LINE.fullmatch, lines))
+                and is_in_form(body)
             ):
                 found.setdefault(body, f"{title}\n{body}\n\n")
     counted = Counter(x for poem in found.values() for x in set(poem))
