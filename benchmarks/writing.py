@@ -18,7 +18,7 @@ The real text is cut at the same places into pieces of the same length, and meas
 """
 
 import argparse
-import ast
+import codeop
 import json
 import re
 import statistics
@@ -73,16 +73,14 @@ def longest_repeat(tokens: Sequence[int]) -> int:
 def parses(text: str) -> bool:
     """Whether Python's parser accepts a text up to the last statement that is complete.
 
-    The last statement at the left margin is where the text was cut off, and is left out.
+    The last line may be cut off and is left out; a statement that needs more lines is no error.
     """
-    lines = text.split("\n")
-    starts = [n for n, line in enumerate(lines) if line[:1] not in ("", " ", "\t", ")", "]", "}")]
-    complete = lines[: starts[-1]] if starts else []
+    complete = text.rpartition("\n")[0] + "\n"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
-            ast.parse("\n".join(complete))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
+            codeop.compile_command(complete, symbol="exec")
+    except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
         return False
     return True
 

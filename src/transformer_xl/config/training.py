@@ -62,6 +62,10 @@ class TrainConfig:
     temporal_activation_reg: NotNegative = 0.0
     """Temporal activation regularization (TAR): weight of the mean squared difference between
     consecutive outputs of the last layer before dropout."""
+    repetition_noise: Fraction = 0.0
+    """Share of the input tokens that are replaced by repetitions of the tokens before them; the
+    targets stay those of the text. So the model learns to leave a repetition instead of continuing
+    it for ever, which no text shows."""
     optimizer: Literal["adamw", "muon", "lamb"] = "adamw"
     """AdamW or LAMB for all weights, or Muon for the matrices inside the layers and AdamW for the
     rest."""
