@@ -1,13 +1,14 @@
 """One text for one seed and the same settings, whoever is asked: Python, the server, `txl`."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.cli import main
 from transformer_xl.config import GenerateConfig
-from transformer_xl.config.recipes import dump_recipe, generation_of
+from transformer_xl.config.recipes import dump_recipe, generation_of, load_recipe
 from transformer_xl.inference.generate import (
     Session,
     breaker_tokens,
@@ -49,9 +50,13 @@ def asked(run):
     model, vocab, weights, _, name, generation = given[0]
     service = Service(model, vocab, weights, ServeSettings(), name, generation)
     with TestClient(create_app(service), base_url="http://127.0.0.1") as client:
-        yield lambda **body: client.post(
-            "/v1/completions", json={"prompt": PROMPT, "max_tokens": LENGTH, **body}
-        )
+
+        def ask(**body):
+            given = {"prompt": PROMPT, "max_tokens": LENGTH, **body}
+            return client.post("/v1/completions", json=given)
+
+        ask.service = service
+        yield ask
 
 
 @pytest.fixture
@@ -150,6 +155,24 @@ def test_a_session_in_parts_is_penalized_as_one_text(run, asked, seed):
     parts = [asked(seed=seed, max_tokens=9, **given)]
     parts += [asked(prompt="", max_tokens=n, **given) for n in (1, LENGTH - 10)]
     assert "".join(part.json()["choices"][0]["text"] for part in parts) == expected
+
+
+def test_the_stop_strings_of_a_recipe_end_a_text(run, asked, txl, monkeypatch):
+    whole = run.alone(PROMPT, LENGTH, seed=5, **OWN)
+    stop = whole[6:9]
+    recipe, written = run.folder / "recipe.toml", whole[: whole.index(stop)]
+    own = {**OWN, "length": LENGTH, "prompt": PROMPT, "stop": (stop,)}
+    generation = GenerateConfig(**own)
+    before = recipe.read_text()
+    try:
+        recipe.write_text(dump_recipe(replace(load_recipe(recipe), generate=generation)))
+        assert txl("--seed", 5)[0]["text"] == written
+        assert txl("--seed", 5, "--stop")[0]["text"] == whole
+    finally:
+        recipe.write_text(before)
+    monkeypatch.setattr(asked.service, "generation", generation)
+    assert asked(seed=5).json()["choices"][0]["text"] == written
+    assert asked(seed=5, stop=[]).json()["choices"][0]["text"] == whole
 
 
 def test_texts_with_other_penalties_are_drawn_side_by_side(run, asked):

@@ -54,8 +54,6 @@ class Generate:
     """Several prompts, continued as one batch, instead of the one prompt."""
     samples: int = 1
     """Samples of each prompt, generated as one batch. The seed of sample n is the first plus n."""
-    stop: tuple[str, ...] = ()
-    """Stop strings: a text ends before the first of them."""
     mem_len: int | None = None
     """Memory length; None: as configured in the model."""
     weights: Weights = "float32"
@@ -86,7 +84,8 @@ class Generate:
 
     @property
     def _stops(self) -> tuple[str, ...]:
-        return (*self.stop, PIECE_END) if self.files.has_music else self.stop
+        stop = self.settings.stop
+        return (*stop, PIECE_END) if self.files.has_music else stop
 
     def run(self) -> None:
         """Write text to the standard output, or to files."""
@@ -143,10 +142,6 @@ class Generate:
             self.mem_len is None or self.mem_len >= 0, f"mem_len={self.mem_len} must be at least 0"
         )
         require(self.samples >= 1, f"samples={self.samples} must be at least 1")
-        require(
-            all(self.stop),
-            "--stop: a stop string is empty, so every text would be empty; leave it out",
-        )
         require(
             self.settings.length > 0 or not (self.json or self.out or is_several),
             f"length=0 generates without end: {endless} a --length above 0",

@@ -164,12 +164,18 @@ class GenerateConfig:
     loop_length: Annotated[int, Range(ge=4, le=MAX_HISTORY)] = 200
     """A text loops when its last loop_length tokens are one sequence repeated four times or
     more."""
+    stop: tuple[str, ...] = ()
+    """Stop strings: a text ends before the first of them."""
     seed: int = 1
     """Random seed; the same seed generates the same text."""
 
     def __post_init__(self) -> None:
         check(self, "generate")
         refuse_unused(self, self._unused())
+        require(
+            all(self.stop),
+            "stop: a stop string is empty, so every text would be empty; leave it out",
+        )
         require(
             all(self.dry_sequence_breakers),
             "dry_sequence_breakers: a text is empty, and would be in every token; leave it out",
@@ -205,7 +211,7 @@ class GenerateConfig:
         if self.on_loop != "continue":
             used.add("loop_length")
         values = {x.name: (getattr(self, x.name), x.default) for x in fields(self)}
-        for name in ("prompt", "length", "seed"):
+        for name in ("prompt", "length", "stop", "seed"):
             del values[name]
         return {name: x for name, (x, off) in values.items() if name in used or x != off}
 

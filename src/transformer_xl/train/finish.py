@@ -200,5 +200,5 @@ def _sample(config: Config, corpus: Corpus, model: LanguageModel) -> dict[str, A
     prompt = corpus.vocab.encode(settings.prompt)
     arguments = for_tokens(draw, corpus.vocab)
     tokens = generate(model, prompt, length=settings.length, **arguments)
-    text = "".join(text_pieces(tokens, corpus.vocab, prompt=prompt))
+    text = "".join(text_pieces(tokens, corpus.vocab, settings.stop, prompt))
     return {"prompt": settings.prompt, "text": text, "settings": draw}

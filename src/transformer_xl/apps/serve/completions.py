@@ -224,7 +224,8 @@ class Answer:
             message = "a session is continued by one text: give one prompt, and n=1"
             raise ApiError(400, message, "too_many", "session")
         sampler = self._sampler()
-        stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+        stop = service.generation.stop if body.stop is None else body.stop
+        stop = [stop] if isinstance(stop, str) else stop
         state = session.state if session else None
         last = () if state is None else (state.last_token,)
         before = () if state is None or state.read is None else state.read.numpy()

@@ -55,7 +55,9 @@ class CompletionRequest(BaseModel):
     )
     loop_length: int | None = Field(None, ge=4, le=MAX_HISTORY)
     n: int | None = Field(None, ge=1)
-    stop: _Stop | Annotated[list[_Stop], Field(max_length=16)] | None = None
+    stop: _Stop | Annotated[list[_Stop], Field(max_length=16)] | None = Field(
+        None, description="None: the default of the model folder; []: none."
+    )
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
