@@ -35,14 +35,29 @@ CHUNK = 60_000
 """Characters of a novel that stay together when all is shuffled."""
 _HEADING = re.compile(r"(?m)^ = (?!=)")
 _SPACING = (
-    (re.compile(r" @([-,.])@ "), r"\1"),
+    (re.compile(r" ?@([-,.])@ ?"), r"\1"),
     (re.compile(r" ([,.;:?!%)\]]|n't\b|'(?:s|re|ve|ll|d|m)\b)"), r"\1"),
     (re.compile(r"([(\[$£€#]) "), r"\1"),
-    (re.compile(r'" ([^"]*?) "'), r'"\1"'),
+    (re.compile(r"\b(O|D|L) '(?=[A-Z])"), r"\1'"),
     (re.compile(r" – "), "–"),
     (re.compile(r" / "), "/"),
     (re.compile(r"(\w) ' (?=s\b|\W)"), r"\1' "),
 )
+
+
+def _with_quotes(paragraph: str) -> str:
+    """Join quotation marks, which are words of their own, to the words that they enclose."""
+    pieces = paragraph.split('"')
+    joined = pieces[0]
+    for n, piece in enumerate(pieces[1:]):
+        joined = joined + '"' + piece.lstrip() if n % 2 == 0 else joined.rstrip() + '"' + piece
+    return joined
+
+
+def _spaced(text: str) -> str:
+    for pattern, replacement in _SPACING:
+        text = pattern.sub(replacement, text)
+    return text
 
 
 def plain(article: str) -> str:
@@ -52,13 +67,10 @@ def plain(article: str) -> str:
         words = line.strip()
         if words.startswith("="):
             if "<unk>" not in words:
-                lines += ["", words.strip("= "), ""]
+                lines += ["", _spaced(_with_quotes(words.strip("= "))), ""]
             continue
-        sentences = [x for x in re.split(r"(?<= [.?!]) ", words) if "<unk>" not in x]
-        text = " ".join(x.strip() for x in sentences)
-        for pattern, replacement in _SPACING:
-            text = pattern.sub(replacement, text)
-        if text:
+        sentences = re.split(r"(?<= [.?!]) |(?<= [.?!]\") ", _with_quotes(words))
+        if text := _spaced(" ".join(x.strip() for x in sentences if "<unk>" not in x)):
             lines.append(text)
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n\n\n"
 
