@@ -275,17 +275,31 @@ def test_ablate_and_bench_refuse_what_they_do_not_take(command, run, txl, tmp_pa
 
 
 DRAWN = {
-    "prompt": "a cat",
-    "length": 7,
-    "temperature": 0.2,
-    "top_k": 1,
-    "top_p": 0.05,
-    "seed": 2,
+    # Beside which others, and another value.
+    "prompt": ({}, "a cat"),
+    "length": ({}, 7),
+    "temperature": ({}, 0.2),
+    "top_k": ({}, 1),
+    "top_p": ({}, 0.05),
+    "min_p": ({}, 0.9),
+    "typical_p": ({}, 0.05),
+    "repetition_penalty": ({}, 20.0),
+    "presence_penalty": ({}, 2.0),
+    "frequency_penalty": ({}, 2.0),
+    "penalty_window": ({"repetition_penalty": 20.0}, 4),
+    "dry_multiplier": ({"length": 60, "top_k": 2}, 5.0),
+    "dry_base": ({"length": 60, "top_k": 2, "dry_multiplier": 0.01}, 50.0),
+    "dry_allowed_length": ({"length": 60, "top_k": 2, "dry_multiplier": 5.0}, 1),
+    "dry_sequence_breakers": ({"length": 60, "top_k": 2, "dry_multiplier": 5.0}, ("c", "r")),
+    "on_loop": ({"length": 250, "top_k": 1}, "end"),
+    "loop_length": ({"length": 250, "top_k": 1, "on_loop": "end"}, 100),
+    "stop": ({}, ("e",)),
+    "seed": ({}, 2),
 }
 
 
 def test_each_setting_of_writing_changes_the_text(run, config, corpus, model, txl):
-    assert set(DRAWN) == {field.name for field in fields(GenerateConfig)}
+    assert [*DRAWN] == [field.name for field in fields(GenerateConfig)]
 
     def sample(**settings):
         asked = replace(config, generate=replace(config.generate, **settings))
@@ -293,8 +307,10 @@ def test_each_setting_of_writing_changes_the_text(run, config, corpus, model, tx
         return found["prompt"], found["text"]
 
     def written(**settings):
-        words = [word for name, value in settings.items() for word in (f"--{name}", value)]
-        code, out, _ = txl("generate", run, *words, "--json")
+        groups = [
+            (f"--{name}", *(x if isinstance(x, tuple) else [x])) for name, x in settings.items()
+        ]
+        code, out, _ = txl("generate", run, *(word for group in groups for word in group), "--json")
         assert code == 0
         found = json.loads(out)
         return found["prompt"], found["text"]
@@ -302,8 +318,9 @@ def test_each_setting_of_writing_changes_the_text(run, config, corpus, model, tx
     for write in (sample, written):
         usual = write()
         assert usual == write()
-        for name, value in DRAWN.items():
-            assert write(**{name: value}) != usual, name
+        for name, (beside, value) in DRAWN.items():
+            before = write(**beside) if beside else usual
+            assert write(**beside, **{name: value}) != before, name
 
 
 @pytest.mark.parametrize("name", ["attn_len", "clamp_len"])

@@ -29,6 +29,7 @@ TRAIN = {
     "loss": ({}, "half", "numbers"),
     "activation_reg": ({}, 2.0, "numbers"),
     "temporal_activation_reg": ({}, 2.0, "numbers"),
+    "repetition_noise": ({}, 0.3, "numbers"),
     "optimizer": ({}, "lamb", "numbers"),
     "lr": ({}, 2e-2, "numbers"),
     "embedding_lr": ({}, 2.0, "numbers"),
