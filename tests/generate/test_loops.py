@@ -1,6 +1,7 @@
 """A text that repeats one sequence is found, and ended or kept from repeating it, in every path."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -8,12 +9,17 @@ import pytest
 import torch
 
 from transformer_xl import Session
+from transformer_xl.config import GenerateConfig
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.inference.generate import generate, generate_batch
-from transformer_xl.inference.generate.sampler import loop_period
+from transformer_xl.inference.generate import History, generate, generate_batch
+from transformer_xl.inference.generate.loops import LoopRule
+from transformer_xl.inference.generate.sampler import Sampler
 
 SHARED = Path(os.environ.get("TXL_SHARED", "../shared"))
-LOOP = {"loop_length": 20, "seed": 3}
+RULE = LoopRule(max_period=5, min_count=4, min_length=20)
+LOOP = {"loop_max_period": 5, "loop_min_count": 4, "loop_min_length": 20}
+OWN = GenerateConfig()
+DEFAULT = LoopRule(OWN.loop_max_period, OWN.loop_min_count, OWN.loop_min_length)
 PROMPTS = [[1, 2, 3], [4], [5, 6, 7], [8, 9], [10], [11]]
 
 
@@ -25,28 +31,50 @@ def model(model):
     return model
 
 
-def slow_period(tokens, length):
+def slow_period(tokens, rule):
     """The definition, word by word."""
-    end = list(tokens[-length:])
-    periods = range(1, length // 4 + 1) if len(end) == length else ()
-    for p in periods:
-        if all(end[i] == end[i - p] for i in range(p, length)):
+    for p in range(1, rule.max_period + 1):
+        length = max(rule.min_length, rule.min_count * p)
+        end = list(tokens[-length:])
+        if len(end) == length and all(end[i] == end[i - p] for i in range(p, length)):
             return p
     return 0
 
 
-@pytest.mark.parametrize("length", [4, 7, 40, 201])
-def test_loops_of_every_period_are_found_and_no_others(length):
-    numbers = np.random.default_rng(1)
-    for period in range(1, length):
+@pytest.mark.parametrize(
+    "rule",
+    [
+        (1, 2, 1),
+        (3, 4, 1),
+        (5, 2, 4),
+        (9, 3, 40),
+        (40, 4, 40),
+        (40, 4, 12),
+        (12, 5, 201),
+        (90, 2, 7),
+    ],
+)
+def test_loops_of_every_period_are_found_and_no_others(rule):
+    rule, numbers, found = LoopRule(*rule), np.random.default_rng(1), set()
+    for period in range(1, rule.max_period + 3):
         pattern = numbers.integers(0, 3, period)
+        length = max(rule.min_length, rule.min_count * period)
         text = np.concatenate([numbers.integers(0, 3, 9), np.resize(pattern, length)])
-        assert loop_period(text, length) == slow_period(text, length)
-        for end in (len(text) - 1, length - 1):
-            assert loop_period(text[:end], length) == slow_period(text[:end], length)
+        text = text.astype(np.int32)
+        for n in {*range(max(len(text) - 20, 0), len(text) + 1), 0, 1, 2, 3, length // 2}:
+            assert rule.period(text[:n]) == slow_period(text[:n], rule)
+        found.add(rule.period(text))
         changed = text.copy()
         changed[-1 - period // 2] += 3
-        assert loop_period(changed, length) == 0
+        assert rule.period(changed) == slow_period(changed, rule)
+    assert len(found) > min(rule.max_period, 8)
+
+
+def test_a_loop_of_lines_is_found_whose_length_is_the_longest():
+    line = np.arange(256, dtype=np.int32)
+    assert DEFAULT.period(np.tile(line, 4)) == 256
+    assert DEFAULT.period(np.tile(line, 4)[1:]) == 0
+    assert DEFAULT.period(np.tile(np.arange(257, dtype=np.int32), 5)) == 0
 
 
 def test_source_code_with_lines_of_dashes_and_tables_does_not_loop():
@@ -59,29 +87,51 @@ def test_source_code_with_lines_of_dashes_and_tables_does_not_loop():
         + "]\n\n\n"
     )
     tokens = np.array(vocab.encode(text), np.int32)
-    assert not any(loop_period(tokens[:n], 200) for n in range(200, len(tokens)))
+    assert not any(DEFAULT.period(tokens[:n]) for n in range(200, len(tokens)))
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="TXL_SHARED names no folder with data")
 def test_plays_do_not_loop():
     text = (SHARED / "data/tinyshakespeare/input.txt").read_text(encoding="utf-8")[:200_000]
     tokens = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
-    assert not any(loop_period(tokens[:n], 100) for n in range(100, len(tokens)))
+    rule = DEFAULT._replace(min_length=100)
+    assert not any(rule.period(tokens[max(n - 1100, 0) : n]) for n in range(100, len(tokens)))
 
 
 def test_a_text_ends_with_the_first_token_that_completes_a_loop(model):
     whole = [*generate(model, [1, 2, 3], length=300, seed=3)]
-    written = generate(model, [1, 2, 3], length=300, on_loop="end", **LOOP)
+    written = generate(model, [1, 2, 3], length=300, on_loop="end", seed=3, **LOOP)
     text = [*written]
     assert written.is_looping
     assert text == whole[: len(text)]
-    seen = [1, 2, 3, *text]
-    assert slow_period(seen, 20)
-    assert not slow_period(seen[:-1], 20)
+    assert slow_period(text, RULE)
+    assert not slow_period(text[:-1], RULE)
+
+
+def test_only_what_was_sampled_counts_as_a_loop(model):
+    settings = {"temperature": 0, "on_loop": "end", **LOOP}
+    written = generate(model, [5] * 300, length=50, **settings)
+    assert [*written] == [5] * 20
+    again = {"mems": written.mems, "history": written.history}
+    assert [*generate(model, [written.last_token], length=50, **again, **settings)] == [5] * 20
+    session = _session(model)
+    session.write([5] * 300)
+    for _ in range(2):
+        before = len(session.mark().history)
+        [*session.generate(50, **settings)]
+        assert len(session.mark().history) == before + 20
+
+
+def test_a_text_whose_last_token_completes_a_loop_has_not_ended_early(model):
+    settings = {"temperature": 0, "on_loop": "end", **LOOP}
+    for length, is_looping in ((20, False), (21, True)):
+        written = generate(model, [5], length=length, **settings)
+        assert len([*written]) == 20
+        assert written.is_looping is is_looping
 
 
 def test_a_text_of_a_batch_ends_where_it_ends_alone(model):
-    settings = {"length": 60, "on_loop": "end", "loop_length": 20}
+    settings = {"length": 60, "on_loop": "end", **LOOP}
     alone = [[*generate(model, prompt, seed=3 + n, **settings)] for n, prompt in enumerate(PROMPTS)]
     batch = generate_batch(model, PROMPTS, seed=3, **settings)
     texts = [[] for _ in PROMPTS]
@@ -93,27 +143,93 @@ def test_a_text_of_a_batch_ends_where_it_ends_alone(model):
     assert 0 < len(batch.looping) < len(PROMPTS)
 
 
+@pytest.mark.parametrize("is_before", [True, False])
+def test_an_interrupt_while_loops_are_looked_for_changes_nothing(model, monkeypatch, is_before):
+    settings = {"length": 60, "on_loop": "end", "seed": 3, **LOOP}
+    whole = [*generate_batch(model, PROMPTS, **settings)]
+    batch = generate_batch(model, PROMPTS, **settings)
+    found, ends = [], Sampler.ends
+
+    def interrupted(self, history):
+        if is_before or ends(self, history):
+            raise KeyboardInterrupt
+        return False
+
+    while True:
+        with monkeypatch.context() as patch:
+            patch.setattr(Sampler, "ends", interrupted)
+            try:
+                # Where no text loops yet, the step is made.
+                found.append(next(batch))
+                continue
+            except KeyboardInterrupt:
+                pass
+            except StopIteration:
+                break
+        if not (step := next(batch, None)):
+            break
+        found.append(step)
+    assert found == whole
+
+
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_a_token_that_would_continue_a_loop_is_excluded(model, temperature):
-    settings = {"length": 300, "temperature": temperature, "on_loop": "break", **LOOP}
-    seen = [1, 2, 3, *generate(model, [1, 2, 3], **settings)]
-    assert len(seen) == 303
-    looping = [n for n in range(20, len(seen)) if slow_period(seen[:n], 20)]
-    assert len(looping) > 3
-    assert all(seen[n] != seen[n - slow_period(seen[:n], 20)] for n in looping)
+    settings = {"length": 300, "temperature": temperature, "on_loop": "break", "seed": 3, **LOOP}
+    text = [*generate(model, [1, 2, 3], **settings)]
+    assert len(text) == 300
+    looping = [n for n in range(20, len(text)) if slow_period(text[:n], RULE)]
+    assert looping
+    assert all(text[n] != text[n - slow_period(text[:n], RULE)] for n in looping)
+
+
+@pytest.mark.parametrize("bias", [6, 30])
+def test_a_model_that_goes_on_with_a_broken_loop_is_kept_from_it(model, bias):
+    with torch.no_grad():
+        model.softmax.bias[5] = bias
+    text = [*generate(model, [5], length=2000, temperature=0, on_loop="break")]
+    assert text[:200] == [5] * 200
+    # At first half of the 200 tokens count as a loop, then a quarter, and so on.
+    assert Counter(text)[5] < 0.7 * len(text)
+    assert Counter(text[500:])[5] < 0.6 * len(text[500:])
+
+
+def test_after_a_loop_was_broken_shorter_ones_are_found_until_the_text_is_free_of_it():
+    history = History([7] * 9)
+    lengths = []
+    for n in range(150):
+        if n in (20, 30, 35):
+            history.add_break()
+            history.add_break()
+        rule = RULE.after_breaks(history)
+        lengths.append(rule.min_length)
+        assert rule.min_count == (4 if rule.min_length == 20 else 2)
+        history.append(n)
+    assert lengths == [20] * 21 + [10] * 10 + [5] * 5 + [2] * 19 + [20] * 95
+
+
+def _session(model, **settings):
+    symbols = [str(n) for n in range(model.config.vocab_size - 1)]
+    return Session(model, train_vocab("words", [" ".join(symbols)]), **settings)
 
 
 def test_a_session_ends_a_looping_text_as_generate_does(model):
-    symbols = [str(n) for n in range(model.config.vocab_size - 1)]
-    session = Session(model, train_vocab("words", [" ".join(symbols)]), seed=3)
+    session = _session(model, seed=3)
     session.write([1, 2, 3])
-    expected = [*generate(model, [1, 2, 3], length=300, on_loop="end", **LOOP)]
-    [*session.generate(300, on_loop="end", **LOOP)]
+    expected = [*generate(model, [1, 2, 3], length=300, on_loop="end", seed=3, **LOOP)]
+    assert not session.is_looping
+    [*session.generate(300, on_loop="end", seed=3, **LOOP)]
     assert session.mark().history.tolist() == [1, 2, 3, *expected]
+    assert session.is_looping
+    [*session.generate(3)]
+    assert not session.is_looping
 
 
-def test_a_length_without_effect_is_refused(model):
-    with pytest.raises(ValueError, match="loop_length=40 has no effect with on_loop='continue'"):
-        generate(model, [1], loop_length=40)
+def test_a_loop_that_cannot_be_is_refused(model):
+    message = "loop_min_length=40 has no effect with on_loop='continue'"
+    with pytest.raises(ValueError, match=message):
+        generate(model, [1], loop_min_length=40)
     with pytest.raises(ValueError, match="on_loop"):
         generate(model, [1], on_loop="stop")
+    message = "loop_max_period=1000 times loop_min_count=5 must be at most 4096"
+    with pytest.raises(ValueError, match=message):
+        generate(model, [1], on_loop="end", loop_max_period=1000, loop_min_count=5)

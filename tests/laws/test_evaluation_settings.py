@@ -292,7 +292,12 @@ DRAWN = {
     "dry_allowed_length": ({"length": 60, "top_k": 2, "dry_multiplier": 5.0}, 1),
     "dry_sequence_breakers": ({"length": 60, "top_k": 2, "dry_multiplier": 5.0}, ("c", "r")),
     "on_loop": ({"length": 250, "top_k": 1}, "end"),
-    "loop_length": ({"length": 250, "top_k": 1, "on_loop": "end"}, 100),
+    "loop_max_period": (
+        {"top_k": 1, "on_loop": "end", "loop_min_count": 2, "loop_min_length": 6},
+        1,
+    ),
+    "loop_min_count": ({"length": 99, "top_k": 1, "on_loop": "end", "loop_min_length": 9}, 16),
+    "loop_min_length": ({"length": 250, "top_k": 1, "on_loop": "end"}, 100),
     "stop": ({}, ("e",)),
     "seed": ({}, 2),
 }

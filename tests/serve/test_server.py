@@ -103,7 +103,7 @@ def test_a_full_queue_is_said_with_when_to_come_again(made, run_server, until):
 
 
 def test_a_looping_text_is_ended(made, run_server):
-    asked = {"temperature": 0, "max_tokens": 400, "loop_length": 8}
+    asked = {"temperature": 0, "max_tokens": 400, "loop_min_length": 8}
     with run_server(made) as server:
         whole = post(server, temperature=0, max_tokens=400).json()["choices"][0]
         ended = post(server, on_loop="end", **asked).json()

@@ -196,9 +196,9 @@ class Generate:
         several = self.prompts or self.samples > 1
         which = ", ".join(str(text + 1) for text in sorted(texts))
         say(
-            f"{f'texts {which}' if several else 'the text'} ended early: the last "
-            f"{self.settings.loop_length} tokens repeat one sequence; --on_loop continue goes on, "
-            "--on_loop break excludes the token that would repeat it"
+            f"{f'texts {which}' if several else 'the text'} ended early: the "
+            f"last {self.settings.loop_min_length} tokens or more repeat one sequence; --on_loop "
+            "continue goes on, --on_loop break excludes the token that would repeat it"
         )
 
     def _announced(

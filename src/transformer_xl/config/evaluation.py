@@ -117,6 +117,8 @@ _DYNAMIC_RULES = {
 }
 """The values of ``dynamic`` with which a setting has an effect."""
 
+_LOOP = ("loop_max_period", "loop_min_count", "loop_min_length")
+
 
 @no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -159,11 +161,14 @@ class GenerateConfig:
     dry_sequence_breakers: tuple[str, ...] = ("\n",)
     """DRY: no repetition goes beyond a token that contains one of these texts."""
     on_loop: Literal["continue", "end", "break"] = "continue"
-    """What to do once a text loops: go on, end the text, or exclude the token that would continue
-    the loop."""
-    loop_length: Annotated[int, Range(ge=4, le=MAX_HISTORY)] = 200
-    """A text loops when its last loop_length tokens are one sequence repeated four times or
-    more."""
+    """What to do once the generated text loops, that is repeats one sequence of tokens: go on, end
+    the text, or exclude the token that would continue the loop. The prompt does not count."""
+    loop_max_period: Annotated[int, Range(gt=0, le=1_024)] = 256
+    """A loop repeats at most this many tokens."""
+    loop_min_count: Annotated[int, Range(ge=2, le=MAX_HISTORY)] = 4
+    """A loop repeats them at least this often."""
+    loop_min_length: Annotated[int, Range(gt=0, le=MAX_HISTORY)] = 200
+    """A loop has at least this many tokens, all repetitions together."""
     stop: tuple[str, ...] = ()
     """Stop strings: a text ends before the first of them."""
     seed: int = 1
@@ -180,6 +185,12 @@ class GenerateConfig:
             all(self.dry_sequence_breakers),
             "dry_sequence_breakers: a text is empty, and would be in every token; leave it out",
         )
+        period, count = self.loop_max_period, self.loop_min_count
+        require(
+            period * count <= MAX_HISTORY,
+            f"loop_max_period={period} times loop_min_count={count} must be at most {MAX_HISTORY}, "
+            "the tokens that are kept: lower one of them",
+        )
 
     def _unused(self) -> Iterator[Unused]:
         """Yield settings that have no effect because another one is off."""
@@ -189,7 +200,8 @@ class GenerateConfig:
         if not self.has_penalties:
             yield Unused("penalty_window", "all penalties off")
         if self.on_loop == "continue":
-            yield Unused("loop_length", "on_loop='continue'")
+            for name in _LOOP:
+                yield Unused(name, "on_loop='continue'")
 
     @property
     def has_penalties(self) -> bool:
@@ -209,7 +221,7 @@ class GenerateConfig:
         if self.dry_multiplier:
             used |= {"dry_base", "dry_allowed_length", "dry_sequence_breakers"}
         if self.on_loop != "continue":
-            used.add("loop_length")
+            used |= {*_LOOP}
         values = {x.name: (getattr(self, x.name), x.default) for x in fields(self)}
         for name in ("prompt", "length", "stop", "seed"):
             del values[name]

@@ -50,10 +50,13 @@ class CompletionRequest(BaseModel):
     dry_sequence_breakers: Annotated[list[_Breaker], Field(max_length=16)] | None = None
     on_loop: Literal["continue", "end", "break"] | None = Field(
         None,
-        description="What to do once the last loop_length tokens are one sequence repeated four "
-        "times or more.",
+        description="What to do once the sampled tokens repeat one sequence, of at most "
+        "loop_max_period tokens, loop_min_count times or more and over loop_min_length tokens or "
+        "more.",
     )
-    loop_length: int | None = Field(None, ge=4, le=MAX_HISTORY)
+    loop_max_period: int | None = Field(None, ge=1, le=1024)
+    loop_min_count: int | None = Field(None, ge=2, le=MAX_HISTORY)
+    loop_min_length: int | None = Field(None, ge=1, le=MAX_HISTORY)
     n: int | None = Field(None, ge=1)
     stop: _Stop | Annotated[list[_Stop], Field(max_length=16)] | None = Field(
         None, description="None: the default of the model folder; []: none."
@@ -131,7 +134,9 @@ class Drawing(BaseModel):
     dry_allowed_length: int | None = None
     dry_sequence_breakers: list[str] | None = None
     on_loop: str | None = None
-    loop_length: int | None = None
+    loop_max_period: int | None = None
+    loop_min_count: int | None = None
+    loop_min_length: int | None = None
     seed: int | None = Field(
         description="Of the first text; text k has the seed plus k. None: the session continued "
         "its own random numbers."

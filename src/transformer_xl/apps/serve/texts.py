@@ -6,15 +6,14 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 
 from transformer_xl.config.evaluation import MAX_HISTORY
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate import History, Sampler, State, TextWriter
+from transformer_xl.inference.generate.history import Tokens, joined
 from transformer_xl.model import Memory
 
-Tokens = Sequence[int] | np.ndarray
 _CONTEXT = 16
 """Tokens of the context that decide the whitespace before the first word of a text."""
 _PROMPT_CONTEXT = 1024
@@ -106,7 +105,7 @@ class Text:
     @cached_property
     def history(self) -> History:
         """The tokens so far, for penalties; made when it is first used, before any is sampled."""
-        return History(_joined(self.before, self.prompt, most=MAX_HISTORY))
+        return History(self.before, self.prompt)
 
     def add(self, token: int) -> None:
         """Add a token that was sampled."""
@@ -119,9 +118,10 @@ class Text:
         """Why it ends after the last token; empty: it goes on."""
         if self.writer.has_stopped:
             return "stop"
-        if self.sampler.ends(self.history):
-            return "repetition"
-        return "length" if len(self.written) >= self.max_tokens else ""
+        if len(self.written) >= self.max_tokens:
+            return "length"
+        is_looping = self.sampler.needs_history and self.sampler.ends(self.history)
+        return "repetition" if is_looping else ""
 
     @property
     def is_over(self) -> bool:
@@ -134,14 +134,9 @@ class Text:
             return None
         # As many as it can remember, and as penalties can see.
         most = max(mem_len, MAX_HISTORY)
-        read = _joined(self.before, self.prompt, self.written, most=most + 1)[:-1]
+        read = joined(self.before, self.prompt, self.written, most=most + 1)[:-1]
         known = torch.from_numpy(read[-most:])
         return State(mems, self.last_token, self.generator.get_state(), read=known)
-
-
-def _joined(*parts: Tokens, most: int) -> np.ndarray:
-    """Return the last tokens of several parts together."""
-    return np.concatenate([np.asarray(part[-most:], np.int32) for part in parts])[-most:]
 
 
 def make_writer(

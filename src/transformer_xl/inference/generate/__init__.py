@@ -13,8 +13,8 @@ from transformer_xl.inference.generate.batch import (
     random_numbers,
     seed_of,
 )
+from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.sampler import (
-    History,
     Sampler,
     Sampling,
     breaker_tokens,

@@ -11,9 +11,9 @@ from jaxtyping import Float, Int32, UInt8
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.config.evaluation import MAX_HISTORY
 from transformer_xl.data import Vocab
-from transformer_xl.inference.generate.sampler import History, Sampler
+from transformer_xl.inference.generate.history import History
+from transformer_xl.inference.generate.sampler import Sampler
 from transformer_xl.inference.generate.text_writer import TextWriter
 from transformer_xl.model import Memory, Stepper
 from transformer_xl.model.arguments import as_tokens, require_model, whole
@@ -107,7 +107,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         self._unread = [_checked_prompt(prompt, config) for prompt in prompts]
         n = len(self._unread)
         known = as_tokens(before, config, "the history").tolist()
-        self._histories = [History((*known, *unread[-MAX_HISTORY:])) for unread in self._unread]
+        self._histories = [History(known, unread) for unread in self._unread]
         self.texts, self._is_ended, self._n_drawn = list(range(n)), [False] * n, 0
         self.looping: set[int] = set()
         require_capacity(model, self._lengths.mem_len, remedy="remember fewer positions")
@@ -146,7 +146,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
     def history(self, text: int) -> Int32[np.ndarray, " n"]:
         """Return the tokens of a text before its last one, the last 4,096 of them at most."""
-        return self._histories[text].last()[:-1].copy()
+        return self._histories[text].kept[:-1].copy()
 
     def _remaining(self, text: int) -> int | None:
         """Return how many tokens of a text are still to be sampled; None: without end."""
@@ -217,14 +217,16 @@ class GenerationBatch(Iterator[dict[int, int]]):
             tokens = self._sampler(self._model.head, hidden, torch.stack(numbers), histories)
             for history, token in zip(histories, tokens, strict=True):
                 history.append(token)
+            looping = self.looping | self._newly_looping(texts, histories)
+            is_ended = [each or n in looping for n, each in enumerate(self._is_ended)]
             # In one assignment, so that an interrupt leaves a consistent state.
-            stepper.state, self._at, self.texts, self._unread, self._n_drawn = (
-                state, stepper, texts, [(token,) for token in tokens], self._n_drawn + 1
+            (
+                stepper.state, self._at, self.texts, self._unread, self._n_drawn, self.looping,
+                self._is_ended,
+            ) = (
+                state, stepper, texts, [(token,) for token in tokens], self._n_drawn + 1, looping,
+                is_ended,
             )  # fmt: skip
-            for text, history in zip(texts, histories, strict=True):
-                if self._sampler.ends(history):
-                    self.looping.add(text)
-                    self.end(text)
         except BaseException:
             for generator, earlier in zip(generators, before, strict=True):
                 generator.set_state(earlier)
@@ -232,6 +234,13 @@ class GenerationBatch(Iterator[dict[int, int]]):
                 history.cut(size)
             raise
         return dict(zip(texts, tokens, strict=True))
+
+    def _newly_looping(self, texts: Sequence[int], histories: Sequence[History]) -> set[int]:
+        """Return the texts that end because they loop, and not because of their length."""
+        if self._n_drawn + 1 == self._length:
+            return set()
+        each = zip(texts, histories, strict=True)
+        return {text for text, history in each if self._sampler.ends(history)}
 
     def _read_prompts(
         self, rows: Sequence[int], mems: Memory

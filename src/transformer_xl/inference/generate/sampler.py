@@ -12,8 +12,9 @@ from torch import Tensor
 
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import checked, no_type_check, require
-from transformer_xl.config.evaluation import MAX_HISTORY
 from transformer_xl.data import Vocab
+from transformer_xl.inference.generate.history import History
+from transformer_xl.inference.generate.loops import LoopRule
 from transformer_xl.model import AdaptiveSoftmax, Softmax
 from transformer_xl.model.arguments import shown
 from transformer_xl.model.softmax import CalledSoftmax, drawn
@@ -24,8 +25,6 @@ _MAX_PENALTY = 1e30
 """Penalties of DRY are clamped to this, so that logits stay finite."""
 _MAX_EXCESS = 48
 """Tokens beyond ``dry_allowed_length`` after which the penalty of DRY grows no more."""
-_LEAST_REPEATS = 4
-"""How often a sequence is repeated in a loop, at least."""
 
 
 class Sampling(TypedDict, total=False):
@@ -45,41 +44,9 @@ class Sampling(TypedDict, total=False):
     dry_allowed_length: int
     dry_sequence_breakers: Sequence[str] | Sequence[int]
     on_loop: Literal["continue", "end", "break"]
-    loop_length: int
-
-
-class History:
-    """The last tokens of a text, for penalties: at least as many as a window may have.
-
-    Args:
-        tokens: The tokens so far; older ones than a window has are dropped.
-
-    Attributes:
-        size: How many tokens it was given.
-    """
-
-    def __init__(self, tokens: Sequence[int] | Int32[np.ndarray, " n"] = ()) -> None:
-        known = tokens[-MAX_HISTORY:]
-        self.size = len(known)
-        # Twice as many, so that the last ones are rarely moved to the front.
-        self._tokens, self._end = np.empty(2 * MAX_HISTORY, np.int32), len(known)
-        self._tokens[: self._end] = known
-
-    def append(self, token: int) -> None:
-        """Add a token."""
-        if self._end == len(self._tokens):
-            self._tokens[:MAX_HISTORY] = self._tokens[MAX_HISTORY:]
-            self._end = MAX_HISTORY
-        self._tokens[self._end] = token
-        self._end, self.size = self._end + 1, self.size + 1
-
-    def cut(self, size: int) -> None:
-        """Remove a token that was added after the history had this size."""
-        self._end, self.size = self._end - (self.size - size), size
-
-    def last(self, n: int = MAX_HISTORY) -> Int32[np.ndarray, " n"]:
-        """Return the last ``n`` tokens, or all if there are fewer; a view."""
-        return self._tokens[max(self._end - n, 0) : self._end]
+    loop_max_period: int
+    loop_min_count: int
+    loop_min_length: int
 
 
 class Sampler:
@@ -132,6 +99,7 @@ class Sampler:
         self._given_breakers = tuple(breakers) if vocab is None else config.dry_sequence_breakers
         self.needs_history = config.has_penalties or config.on_loop != "continue"
         self._changes_logits = config.has_penalties or config.on_loop == "break"
+        self._loop = LoopRule(config.loop_max_period, config.loop_min_count, config.loop_min_length)
         self.temperature = config.temperature
         # Normalized to None where nothing is filtered, so that the same tokens are sampled.
         k = config.top_k
@@ -183,9 +151,9 @@ class Sampler:
         return (places if tokens is None else tokens.gather(1, places))[:, 0].tolist()
 
     def ends(self, history: History) -> bool:
-        """Whether a text with this history ends because it loops."""
+        """Whether a text ends because what was sampled loops."""
         config = self._config
-        return config.on_loop == "end" and loop_period(history.last(), config.loop_length) > 0
+        return config.on_loop == "end" and self._loop.period(history.sampled()) > 0
 
     @property
     def _has_filters(self) -> bool:
@@ -264,9 +232,10 @@ class Sampler:
                 places = torch.tensor([*lengths], device=logits.device)
                 logits[places] -= torch.from_numpy(penalties.clip(max=_MAX_PENALTY)).to(logits)
         if config.on_loop == "break" and len(logits) > 1:
-            known = history.last()
-            if period := loop_period(known, config.loop_length):
-                logits[int(known[-period])] = -math.inf
+            written = history.sampled()
+            if period := self._loop.after_breaks(history).period(written):
+                logits[int(written[-period])] = -math.inf
+                history.add_break()
 
 
 def extended(
@@ -302,24 +271,6 @@ def extended(
         if token not in breakers:
             found[token] = max(length, found.get(token, 0))
     return found
-
-
-def loop_period(tokens: Int32[np.ndarray, " n"], length: int) -> int:
-    """Return the period of the loop in which a text is; 0: it does not loop.
-
-    A text loops if its last ``length`` tokens are one sequence repeated at least four times; the
-    last repetition may be incomplete. The period is the length of the shortest such sequence.
-
-    Args:
-        tokens: The tokens so far.
-        length: Number of tokens that are compared, 4 at least.
-    """
-    if len(tokens) < length:
-        return 0
-    end, longest = tokens[-length:], length // _LEAST_REPEATS
-    (equal,) = np.nonzero(end[-2 : -longest - 2 : -1] == end[-1])
-    periods = (equal + 1).tolist()
-    return next((p for p in periods if np.array_equal(end[p:], end[:-p])), 0)
 
 
 def breaker_tokens(vocab: Vocab, texts: Sequence[str]) -> list[int]:

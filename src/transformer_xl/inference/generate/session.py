@@ -24,7 +24,8 @@ from transformer_xl.inference.generate.batch import (
     GenerationBatch,
     random_numbers,
 )
-from transformer_xl.inference.generate.sampler import History, Sampler, Sampling
+from transformer_xl.inference.generate.history import History
+from transformer_xl.inference.generate.sampler import Sampler, Sampling
 from transformer_xl.inference.generate.text_writer import text_pieces
 from transformer_xl.model import LanguageModel, Memory, load_model
 from transformer_xl.model.arguments import Text as Tokens
@@ -294,8 +295,8 @@ class Session:
         if session.model.remembers_positions:
             mems = mems.last(session.mem_len)
         session._reader.state = ReaderState(mems, state.last_token)
-        read = [] if state.read is None else state.read.tolist()
-        session._history = History((*read, state.last_token))
+        read = () if state.read is None else state.read.numpy()
+        session._history = History(read, [state.last_token])
         if state.random is not None:
             session._random = state.random
         return session
@@ -314,7 +315,7 @@ class Session:
             )
         last_token = self._last_token("saved")
         mems = self._reader_state().mems
-        read = torch.from_numpy(self._history.last()[:-1])
+        read = torch.from_numpy(self._history.kept[:-1])
         state = State(mems, last_token, self._random, read=read)
         positions = most_positions(self.model, self.mem_len)
         write_state(Path(path), state, self._weights, positions=positions)
@@ -331,6 +332,11 @@ class Session:
         history = MAX_HISTORY * np.dtype(np.int32).itemsize
         return full_memory(self.model, self.mem_len) + history + self._random.nbytes
 
+    @property
+    def is_looping(self) -> bool:
+        """Whether the last :meth:`generate` ended the text because it looped."""
+        return self._writing is not None and 0 in self._writing.looping
+
     def write(self, text: Text, *, scored: bool = False) -> list[float | None]:
         """Read a text into the memory.
 
@@ -346,7 +352,7 @@ class Session:
         self._reader_state()
         self._writing = None
         scores = self._reader.read(tokens, scored=scored)
-        self._history = History((*self._history.last().tolist(), *tokens[-MAX_HISTORY:]))
+        self._history.extend(tokens)
         return scores
 
     def score(self, text: Text) -> list[float | None]:
@@ -376,7 +382,8 @@ class Session:
             seed: Random seed. None: continue the random numbers of the session.
             stop: End before this string, or before the first of several.
             more: As for :func:`~transformer_xl.generate`; ``dry_sequence_breakers`` are texts, and
-                penalties see what was read and generated before, too.
+                penalties see what was read and generated before, too. Loops are those of the tokens
+                of this call; ``is_looping`` tells whether one has ended the text.
 
         Raises:
             ValueError: Nothing was read yet, or a setting is out of range.
@@ -392,7 +399,7 @@ class Session:
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
         prompts = [[self._last_token("continued")]]
-        mems, before = self._reader.state.mems, self._history.last()[:-1]
+        mems, before = self._reader.state.mems, self._history.kept[:-1]
         if self._writing is not None and self._is_ahead:
             mems, before = self._writing.stepper(), self._writing.history(0)
         generators = [random_numbers(self._random if seed is None else seed)]
@@ -419,7 +426,7 @@ class Session:
     def mark(self) -> Mark:
         """Return a snapshot of the session, for :meth:`rewind`."""
         state = self._reader_state()
-        return Mark(self.model, state, self._random, self._history.last().copy())
+        return Mark(self.model, state, self._random, self._history.kept.copy())
 
     def rewind(self, mark: Mark) -> None:
         """Restore a snapshot.
@@ -438,9 +445,9 @@ class Session:
     def _reader_state(self) -> ReaderState:
         """Return the state of the reader, after copying generated positions from the stepper."""
         if self._writing is not None and self._is_ahead:
-            last_token, history = self._writing.last_tokens[0], self._writing.history(0)
+            last_token, before = self._writing.last_tokens[0], self._writing.history(0)
             self._reader.state = ReaderState(self._writing.mems, last_token)
-            self._history = History((*history.tolist(), last_token))
+            self._history = History(before, [last_token])
             self._is_ahead = False
         return self._reader.state
 
