@@ -1,11 +1,13 @@
 """Filters and penalties are what they are elsewhere, and every path applies them alike."""
 
 import random
+import re
 from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_xl import Session
 from transformer_xl.config import GenerateConfig, ModelConfig
@@ -185,6 +187,33 @@ def test_the_largest_penalties_leave_finite_logits(logits):
     assert not found[:, 1].any()
 
 
+@pytest.mark.parametrize("penalty", [1e-300, 1e-40, 1e39, 1e300])
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_extreme_repetition_penalties_leave_finite_logits(logits, penalty, temperature):
+    sampler = Sampler(temperature, repetition_penalty=penalty)
+    found = probabilities(sampler, softmax_of(logits), [History([1, 2, 3])] * ROWS)
+    assert found.isfinite().all()
+    chosen = found[:, :4].sum(-1)
+    assert ((chosen < 0.5) | (chosen == 1)).all()
+
+
+def test_the_number_of_operations_does_not_depend_on_the_number_of_texts(logits):
+    class Counted(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal n_calls
+            n_calls += 1
+            return function(*args, **(kwargs or {}))
+
+    sampler, found = Sampler(**PENALTIES, on_loop="break"), []
+    for n in (2, ROWS):
+        n_calls = 0
+        histories = [History([1, 2, row, 1, 2]) for row in range(n)]
+        with Counted():
+            sampler._penalized(softmax_of(logits), torch.eye(ROWS)[:n], histories)
+        found.append(n_calls)
+    assert found[0] == found[1] > 0
+
+
 def test_a_history_holds_the_last_tokens():
     history, tokens = History([1, 2, 3]), [1, 2, 3]
     for token in range(3 * MAX_HISTORY):
@@ -208,6 +237,18 @@ def test_breakers_are_the_tokens_that_contain_a_text():
     assert breaker_tokens(words, ["\n"]) == [words.eos_id]
     with pytest.raises(ValueError, match="a text is empty"):
         breaker_tokens(BYTES, [""])
+
+
+@pytest.mark.parametrize("text", ["\n\n", "\\n", "。"])
+def test_a_breaker_that_no_token_contains_is_refused(text):
+    message = f"no token of the vocabulary contains {re.escape(repr(text))}"
+    with pytest.raises(ValueError, match=message):
+        breaker_tokens(BYTES, ["a", text])
+    with pytest.raises(ValueError, match=message):
+        Sampler(vocab=BYTES, dry_multiplier=1, dry_sequence_breakers=[text])
+    letters = train_vocab("chars", ["abc"])
+    # The default is for texts of lines.
+    assert breaker_tokens(letters, ["\n"]) == []
 
 
 def test_settings_that_are_off_change_nothing(model):
@@ -324,6 +365,11 @@ def test_an_interrupt_leaves_the_history_as_it_was(model, monkeypatch):
         ({"presence_penalty": 3}, "^presence_penalty=3 must be between -2 and 2"),
         ({"penalty_window": 5000}, "^penalty_window=5000 must be above 0 and at most 4096"),
         ({"penalty_window": 7}, "^penalty_window=7 has no effect with all penalties off"),
+        ({"dry_multiplier": 1, "dry_allowed_length": 65}, "^dry_allowed_length=65 must be above 0"),
+        (
+            {"dry_multiplier": 1, "dry_allowed_length": 9, "penalty_window": 9},
+            "^dry_allowed_length=9 must be below penalty_window=9",
+        ),
         ({"dry_base": 2.0}, r"^dry_base=2.0 has no effect with dry_multiplier=0; leave it at 1.75"),
         ({"dry_sequence_breakers": [3]}, "dry_sequence_breakers has no effect without DRY"),
         ({"dry_multiplier": 1, "dry_sequence_breakers": ["a"]}, "must be tokens of the vocab"),

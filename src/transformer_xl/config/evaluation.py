@@ -156,7 +156,7 @@ class GenerateConfig:
     token that would extend a repetition of the last n tokens; 0: no penalty."""
     dry_base: Annotated[float, Range(ge=1)] = 1.75
     """DRY: the factor for each further token of a repetition."""
-    dry_allowed_length: Count = 2
+    dry_allowed_length: Annotated[int, Range(gt=0, le=64)] = 2
     """DRY: the length from which on a repetition is penalized."""
     dry_sequence_breakers: tuple[str, ...] = ("\n",)
     """DRY: no repetition goes beyond a token that contains one of these texts."""
@@ -184,6 +184,11 @@ class GenerateConfig:
         require(
             all(self.dry_sequence_breakers),
             "dry_sequence_breakers: a text is empty, and would be in every token; leave it out",
+        )
+        require(
+            not self.dry_multiplier or self.dry_allowed_length < self.penalty_window,
+            f"dry_allowed_length={self.dry_allowed_length} must be below penalty_window="
+            f"{self.penalty_window}, or DRY has no effect: change one of them",
         )
         period, count = self.loop_max_period, self.loop_min_count
         require(

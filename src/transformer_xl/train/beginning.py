@@ -10,6 +10,7 @@ from transformer_xl.config import Config
 from transformer_xl.config.distributed import World
 from transformer_xl.data import Corpus, Segments
 from transformer_xl.data.vocab_files import is_vocabulary, load_vocab
+from transformer_xl.inference.generate import for_tokens
 from transformer_xl.model import LanguageModel, build_model
 from transformer_xl.model.language_model import read_model_weights
 from transformer_xl.model.lengths import Lengths
@@ -126,6 +127,8 @@ def fit_to_corpus(config: Config, corpus: Corpus) -> Config:
                 f"{config.data.reset_at!r}, which is {reset_at}; leave it out to take that"
             )
         model = replace(model, reset_at=reset_at)
+    # At the end of the training it would be too late.
+    for_tokens(config.generate.sampling, corpus.vocab)
     return replace(config, model=model)
 
 

@@ -46,7 +46,7 @@ class CompletionRequest(BaseModel):
     )
     dry_multiplier: float | None = Field(None, ge=0, le=1e6, description="0: no DRY.")
     dry_base: float | None = Field(None, ge=1, le=1e6)
-    dry_allowed_length: int | None = Field(None, ge=1, le=MAX_HISTORY)
+    dry_allowed_length: int | None = Field(None, ge=1, le=64)
     dry_sequence_breakers: Annotated[list[_Breaker], Field(max_length=16)] | None = None
     on_loop: Literal["continue", "end", "break"] | None = Field(
         None,

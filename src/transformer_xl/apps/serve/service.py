@@ -86,7 +86,8 @@ class Service:
     Raises:
         OSError: The folder of the sessions cannot be created or read.
         RuntimeError: The model cannot run.
-        ValueError: The memories of ``max_batch`` texts do not fit into the device.
+        ValueError: The memories of ``max_batch`` texts do not fit into the device, or a setting of
+            sampling does not fit the vocabulary.
     """
 
     def __init__(
@@ -101,6 +102,8 @@ class Service:
         _require_working(model, settings.max_batch)
         self.generation = generation or GenerateConfig()
         self.model, self.vocab, self.settings, self.name = model, vocab, settings, name
+        # Not with each request: a setting may not fit the vocabulary.
+        self.sampler()
         self.created = int(time.time())
         self.is_closing = False
         self.n_streams = 0

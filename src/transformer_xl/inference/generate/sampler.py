@@ -22,7 +22,7 @@ from transformer_xl.model.softmax import CalledSoftmax, drawn
 _COLDEST, _HOTTEST = 1e-30, 1e30
 """Temperatures are clamped to this range, outside of which float32 over- or underflows."""
 _MAX_PENALTY = 1e30
-"""Penalties of DRY are clamped to this, so that logits stay finite."""
+"""Penalties are clamped to this (as a divisor, to its inverse), so that logits stay finite."""
 _MAX_EXCESS = 48
 """Tokens beyond ``dry_allowed_length`` after which the penalty of DRY grows no more."""
 
@@ -201,41 +201,71 @@ class Sampler:
         hidden: Float[Tensor, "B D"],
         histories: Sequence[History],
     ) -> Float[Tensor, "B V"]:
-        """Return the logits of all texts after the penalties, in float32 at least."""
+        """Return the logits of all texts after the penalties, in float32 at least.
+
+        What is penalized is found in NumPy; the logits of all texts are changed at once.
+        """
         logits = softmax.logits(hidden)
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
-        for row, history in zip(range(len(logits)), histories, strict=True):
-            self._penalize(logits[row], history)
-        return logits
-
-    def _penalize(self, logits: Float[Tensor, " V"], history: History) -> None:
-        """Apply the penalties to the logits of one text, in place."""
         config = self._config
-        window = history.last(config.penalty_window)
-        repetition, presence = config.repetition_penalty, config.presence_penalty
-        frequency = config.frequency_penalty
+        assert len(histories) == len(logits)
+        windows = [history.last(config.penalty_window) for history in histories]
+        repetition = min(max(config.repetition_penalty, 1 / _MAX_PENALTY), _MAX_PENALTY)
+        presence, frequency = config.presence_penalty, config.frequency_penalty
         if repetition != 1 or presence or frequency:
-            found, counts = np.unique(window, return_counts=True)
-            seen = torch.from_numpy(found).to(logits.device, torch.int64)
-            own = logits[seen]
+            *found, counts = (torch.from_numpy(x).to(logits.device) for x in _counted(windows))
+            places = tuple(found)
+            own = logits[places]
             if repetition != 1:
                 own = torch.where(own < 0, own * repetition, own / repetition)
             if presence or frequency:
-                own -= torch.from_numpy(counts).to(own) * frequency + presence
-            logits[seen] = own
+                own -= counts.to(own) * frequency + presence
+            logits[places] = own
         if config.dry_multiplier:
-            lengths = extended(window, self._breakers, config.dry_allowed_length)
-            if lengths:
-                excess = np.array([*lengths.values()]) - config.dry_allowed_length
-                with np.errstate(over="ignore"):
-                    penalties = config.dry_multiplier * config.dry_base ** excess.astype(float)
-                places = torch.tensor([*lengths], device=logits.device)
-                logits[places] -= torch.from_numpy(penalties.clip(max=_MAX_PENALTY)).to(logits)
-        if config.on_loop == "break" and len(logits) > 1:
-            written = history.sampled()
-            if period := self._loop.after_breaks(history).period(written):
-                logits[int(written[-period])] = -math.inf
-                history.add_break()
+            allowed = config.dry_allowed_length
+            found = [extended(window, self._breakers, allowed) for window in windows]
+            excess = np.array([length - allowed for each in found for length in each.values()])
+            with np.errstate(over="ignore"):
+                penalties = config.dry_multiplier * config.dry_base ** excess.astype(float)
+            places = _places([[*each] for each in found], logits.device)
+            logits[places] -= torch.from_numpy(penalties.clip(max=_MAX_PENALTY)).to(logits)
+        if config.on_loop == "break" and logits.shape[-1] > 1:
+            excluded = [self._looping_token(history) for history in histories]
+            logits[_places(excluded, logits.device)] = -math.inf
+        return logits
+
+    def _looping_token(self, history: History) -> list[int]:
+        """Return the token that would continue the loop of a text, if it loops."""
+        written = history.sampled()
+        period = self._loop.after_breaks(history).period(written)
+        if not period:
+            return []
+        history.add_break()
+        return [int(written[-period])]
+
+
+def _counted(windows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return row, token and count of each distinct token of each window."""
+    n = max(map(len, windows))
+    ordered = np.full((len(windows), n), -1, np.int64)
+    for row, window in zip(ordered, windows, strict=True):
+        row[n - len(window) :] = window
+    ordered.sort(axis=1)
+    is_first = np.ones(ordered.shape, bool)
+    is_first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
+    (starts,) = np.nonzero(is_first.ravel())
+    tokens, counts = ordered.ravel()[starts], np.diff(starts, append=ordered.size)
+    is_known = tokens >= 0
+    return (starts // n)[is_known], tokens[is_known], counts[is_known]
+
+
+def _places(
+    tokens: Sequence[Sequence[int] | np.ndarray], device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return the rows and columns of logits, for tokens of each row."""
+    rows = np.repeat(np.arange(len(tokens)), [len(each) for each in tokens])
+    columns = np.concatenate([np.asarray(each, np.int64) for each in tokens])
+    return torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
 
 
 def extended(
@@ -279,12 +309,18 @@ def breaker_tokens(vocab: Vocab, texts: Sequence[str]) -> list[int]:
     The end of a line of a vocabulary of words is the text of a line break.
 
     Raises:
-        ValueError: A text is empty or no text.
+        ValueError: A text is empty or no text, or no token contains it; the default may be in none.
     """
-    (texts,) = checked(GenerateConfig, {"dry_sequence_breakers": texts}).values()
-    if not all(texts):
-        raise ValueError("dry_sequence_breakers: a text is empty, and would be in every token")
-    return sorted(_containing(vocab, texts))
+    own = GenerateConfig(dry_multiplier=1.0, dry_sequence_breakers=texts).dry_sequence_breakers
+    found = {text: _containing(vocab, text) for text in own}
+    for text, tokens in found.items():
+        require(
+            bool(tokens) or text in GenerateConfig().dry_sequence_breakers,
+            f"dry_sequence_breakers: no token of the vocabulary contains {text!r}, which has no "
+            "effect; leave it out, or give a part of it that is in one token (in a shell, "
+            "$'\\n' is a line break)",
+        )
+    return sorted(frozenset().union(*found.values()))
 
 
 def for_tokens(sampling: dict[str, Any], vocab: Vocab) -> dict[str, Any]:
@@ -295,11 +331,10 @@ def for_tokens(sampling: dict[str, Any], vocab: Vocab) -> dict[str, Any]:
     return sampling | {"dry_sequence_breakers": tokens}
 
 
-@lru_cache(maxsize=16)
-def _containing(vocab: Vocab, texts: tuple[str, ...]) -> frozenset[int]:
-    wanted = [text.encode("utf-8", "surrogatepass") for text in texts]
-    symbols = enumerate(_all_bytes(vocab))
-    return frozenset(token for token, own in symbols if any(text in own for text in wanted))
+@lru_cache(maxsize=64)
+def _containing(vocab: Vocab, text: str) -> frozenset[int]:
+    wanted = text.encode("utf-8", "surrogatepass")
+    return frozenset(token for token, own in enumerate(_all_bytes(vocab)) if wanted in own)
 
 
 @lru_cache(maxsize=4)
