@@ -8,7 +8,7 @@ from transformer_xl.config.distributed import World
 from transformer_xl.data import prepare
 from transformer_xl.train import Network, loop
 from transformer_xl.train.beginning import fit_to_corpus, new_state
-from transformer_xl.train.step import with_repetitions
+from transformer_xl.train.repetitions import with_repetitions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOKENS = torch.arange(64 * 128).view(64, 128)
@@ -26,7 +26,7 @@ def test_every_replaced_token_repeats_one_that_stood_before_it_in_its_stream():
 
 def test_a_span_repeats_a_sequence_once_to_four_times():
     seen = set()
-    for seed in range(300):
+    for seed in range(900):
         found = with_repetitions(TOKENS[:1], 0.02, np.random.default_rng(seed))[0]
         (places,) = torch.nonzero(found != TOKENS[0], as_tuple=True)
         if not len(places):
@@ -45,14 +45,31 @@ def test_a_span_repeats_a_sequence_once_to_four_times():
     assert all(length <= 4 * period for period, length in seen)
 
 
-@pytest.mark.parametrize("share", [0.02, 0.1])
-def test_the_share_is_about_what_is_asked_for(share):
+@pytest.mark.parametrize("share", [0.02, 0.1, 0.4])
+@pytest.mark.parametrize("length", [16, 32, 64, 128])
+@pytest.mark.parametrize("n_before", [0, 3, 32])
+def test_the_share_is_what_is_asked_for(share, length, n_before):
+    text = torch.arange(256 * 160).view(256, 160)
+    before, tokens = text[:, :n_before], text[:, n_before : n_before + length]
     shares = [
-        (with_repetitions(TOKENS, share, np.random.default_rng(seed)) != TOKENS).double().mean()
-        for seed in range(60)
+        (with_repetitions(tokens, share, np.random.default_rng(seed), before) != tokens)
+        .double()
+        .mean()
+        for seed in range(40)
     ]
-    # Spans overlap, and those at the end of a segment are cut off.
-    assert 0.65 * share < float(torch.stack(shares).mean()) < 1.05 * share
+    # Places in the middle are covered more often than the first ones.
+    assert 0.85 * share < float(torch.stack(shares).mean()) < 1.1 * share
+
+
+def test_a_segment_repeats_the_tokens_before_it():
+    before, tokens = TOKENS[:, :32], TOKENS[:, 32:64]
+    first, distances = 0, set()
+    for seed in range(200):
+        found = with_repetitions(tokens, 0.5, np.random.default_rng(seed), before)
+        first += int((found[:, 0] != tokens[:, 0]).sum())
+        distances |= set((tokens - found)[:, 0].tolist())
+    assert distances == set(range(33))
+    assert first > 0.05 * 200 * len(tokens)
 
 
 def test_short_segments_are_possible():

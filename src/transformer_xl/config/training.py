@@ -64,8 +64,8 @@ class TrainConfig:
     consecutive outputs of the last layer before dropout."""
     repetition_noise: Fraction = 0.0
     """Share of the input tokens that are replaced by repetitions of the tokens before them; the
-    targets stay those of the text. So the model learns to leave a repetition instead of continuing
-    it for ever, which no text shows."""
+    targets stay those of the text, so the model learns to leave a repetition. The logged loss of
+    the training is that of this input, and higher."""
     optimizer: Literal["adamw", "muon", "lamb"] = "adamw"
     """AdamW or LAMB for all weights, or Muon for the matrices inside the layers and AdamW for the
     rest."""
@@ -158,10 +158,12 @@ class TrainConfig:
             "random_segment_len=true with compile=true would compile the model for each length: "
             "choose one",
         )
-        require(
-            not (self.roll and self.seed < 0),
-            f"seed={self.seed} with roll=true must be at least 0",
-        )
+        for name in ("roll", "repetition_noise"):
+            value = getattr(self, name)
+            require(
+                not value or self.seed >= 0,
+                f"seed={self.seed} with {name}={str(value).lower()} must be at least 0",
+            )
         self._check_stages()
         refuse_unused(self, self.unused())
 

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Int
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
@@ -23,6 +22,7 @@ from transformer_xl.config.distributed import World
 from transformer_xl.model import LanguageModel, Output, build_model
 from transformer_xl.model.pretrained import copy_weights
 from transformer_xl.train.optim import lr_scale
+from transformer_xl.train.repetitions import LONGEST_PERIOD, with_repetitions
 from transformer_xl.train.state import TrainState
 
 
@@ -140,9 +140,8 @@ def activation_penalty(config: TrainConfig, out: Output, predicted: int) -> Tens
     return penalty
 
 
-_LONGEST_PERIOD, _MOST_REPEATS = 32, 4
-# The mean of a period, which is log-uniform, times that of the repeats.
-_MEAN_SPAN = (_LONGEST_PERIOD - 1) / math.log(_LONGEST_PERIOD) * (1 + _MOST_REPEATS) / 2
+_NOISE = 0x6E6F697365
+"""The first number of the seed of repetition noise; random numbers for other uses have none."""
 KNOWN_AFTER = 20
 """Updates after which the running mean of the gradient norm is reliable."""
 _KEPT = 0.98
@@ -175,11 +174,16 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     if state.has_varying_lengths:
         mem_len, scale = state.next_lengths(config)
     offset = state.segments.offset
-    tokens, targets = (_moved(x, device) for x in state.segments.next_segment())
+    before = state.segments.before(LONGEST_PERIOD if settings.repetition_noise else 0)
+    tokens, targets = state.segments.next_segment()
     state.tokens += targets.numel() * state.world.size
     if settings.repetition_noise:
-        numbers = np.random.default_rng([settings.seed, state.step, state.world.rank])
-        tokens = with_repetitions(tokens, settings.repetition_noise, numbers)
+        numbers = np.random.default_rng([_NOISE, settings.seed, state.step, state.world.rank])
+        # The context is text that was read already.
+        context, segment = tokens.tensor_split([tokens.shape[1] - targets.shape[1]], dim=1)
+        noisy = with_repetitions(segment, settings.repetition_noise, numbers, before)
+        tokens = torch.cat([context, noisy], dim=1)
+    tokens, targets = _moved(tokens, device), _moved(targets, device)
     if settings.loss == "half":
         targets = targets[:, targets.shape[1] // 2 :]
     lengths = {"mem_len": mem_len, "context": tokens.shape[1] - targets.shape[1]}
@@ -222,36 +226,6 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     state.step += 1
     state.add_to_average(settings)
     return Update(loss, settings.lr * scale, offset, norm, is_skipped=False)
-
-
-def with_repetitions(
-    tokens: Int[Tensor, "B T"], share: float, numbers: np.random.Generator
-) -> Int[Tensor, "B T"]:
-    """Replace spans of each stream by repetitions of the tokens before them.
-
-    A span repeats the k tokens before it one to four times, with k from 1 to 32 at random, short
-    ones more often. As in scheduled sampling (Bengio et al., 2015) the model reads what it would
-    read if it had generated them, and as in DITTO (Xu et al., 2022) that is a pseudo-repetition;
-    but the loss is that of the true next tokens.
-
-    Args:
-        tokens: The tokens of a segment.
-        share: Expected share of the tokens that are replaced, if spans do not overlap.
-        numbers: Random numbers.
-    """
-    B, T = tokens.shape
-    n_spans = numbers.poisson(share * T / _MEAN_SPAN, size=B)
-    if T < 2 or not n_spans.any():
-        return tokens
-    changed = tokens.clone()
-    for row in np.repeat(np.arange(B), n_spans):
-        period = min(int(_LONGEST_PERIOD ** numbers.random()), T - 1)
-        start = int(numbers.integers(period, T))
-        end = min(start + period * int(numbers.integers(1, _MOST_REPEATS + 1)), T)
-        pattern = changed[row, start - period : start]
-        places = torch.arange(end - start, device=tokens.device) % period
-        changed[row, start:end] = pattern[places]
-    return changed
 
 
 def running_mean(before: float | None, value: float) -> float:

@@ -311,8 +311,8 @@ def breaker_tokens(vocab: Vocab, texts: Sequence[str]) -> list[int]:
     Raises:
         ValueError: A text is empty or no text, or no token contains it; the default may be in none.
     """
-    own = GenerateConfig(dry_multiplier=1.0, dry_sequence_breakers=texts).dry_sequence_breakers
-    found = {text: _containing(vocab, text) for text in own}
+    given: dict[str, Any] = {"dry_multiplier": 1.0, "dry_sequence_breakers": texts}
+    found = {x: _containing(vocab, x) for x in GenerateConfig(**given).dry_sequence_breakers}
     for text, tokens in found.items():
         require(
             bool(tokens) or text in GenerateConfig().dry_sequence_breakers,
