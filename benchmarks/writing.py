@@ -7,21 +7,26 @@
 Prompts are taken from the text, at places spread over it, and continued as a batch for --length
 tokens, once for each --set of sampling settings (none: those of the model's recipe). With
 --carried the texts are written one after another, each with the memory that those before it left.
-The real text is cut at the same places into pieces of the same length, and measured likewise.
+The real text is cut at the same places into pieces of the same length, and measured likewise. A
+text that ends early (on_loop=end) is shorter, and has fewer repetitions for that.
 
+* mean length: tokens of a piece;
 * repeated 4-grams: share of the 4-grams of tokens that occurred earlier in the same piece;
+* most repeated: the same of the piece where it is largest;
 * adjacent equal: share of the tokens that equal the one before;
 * longest repeat: tokens in the longest sequence that occurs twice in a piece, mean over the pieces;
 * parses: share of the pieces that Python's parser accepts up to the last statement that is
-  complete, for --python;
+  complete, and in which no string is open for more than 40 lines, for --python;
 * copied: share of the bytes that lie in a window of 50 bytes that the training text has, too.
 """
 
 import argparse
 import codeop
+import io
 import json
 import re
 import statistics
+import tokenize
 import warnings
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -35,28 +40,33 @@ from experiments import given
 from turns import circumstances
 
 from transformer_xl.cli.loading import load
+from transformer_xl.config import GenerateConfig
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import generation_of
 from transformer_xl.data import Vocab
-from transformer_xl.inference.generate import for_tokens, generate, generate_batch
+from transformer_xl.inference.generate import Sampling, for_tokens, generate, generate_batch
 from transformer_xl.model import LanguageModel
 
 WINDOW = 50
 """Bytes of a window that counts as copied."""
+MOST_OPEN_LINES = 40
+"""Lines for which a string at the end of a text may be open."""
 PROMPT_TOKENS = 32
+_COUNTS = ("mean_length", "longest_repeat")
+"""Figures that are no shares."""
 _DEFINITION = re.compile(r"(?m)^(?:def|class|import|from) ")
 _BASE = np.uint64(0x100000001B3)
 
 
 def repeated(tokens: Sequence[int], n: int = 4) -> float:
-    """Return the share of the n-grams that occurred before in the same sequence."""
+    """Return the share of the n-grams that occurred before in the sequence; 0 if it has none."""
     grams = [*zip(*(tokens[i:] for i in range(n)), strict=False)]
-    return 1 - len(set(grams)) / len(grams)
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
 
 
 def adjacent_equal(tokens: Sequence[int]) -> float:
     """Return the share of the tokens that equal the one before."""
-    return sum(a == b for a, b in pairwise(tokens)) / (len(tokens) - 1)
+    return sum(a == b for a, b in pairwise(tokens)) / max(len(tokens) - 1, 1)
 
 
 def longest_repeat(tokens: Sequence[int]) -> int:
@@ -73,7 +83,8 @@ def longest_repeat(tokens: Sequence[int]) -> int:
 def parses(text: str) -> bool:
     """Whether Python's parser accepts a text up to the last statement that is complete.
 
-    The last line may be cut off and is left out; a statement that needs more lines is no error.
+    The last line may be cut off and is left out; a statement that needs more lines is no error, but
+    a string is that is open for more than 40 lines, as everything after it would be accepted.
     """
     complete = text.rpartition("\n")[0] + "\n"
     try:
@@ -82,7 +93,23 @@ def parses(text: str) -> bool:
             codeop.compile_command(complete, symbol="exec")
     except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError):
         return False
-    return True
+    return _open_lines(complete) <= MOST_OPEN_LINES
+
+
+def _open_lines(text: str) -> int:
+    """Return for how many lines a string at the end is open; 0: none is."""
+    try:
+        for _ in tokenize.generate_tokens(io.StringIO(text).readline):
+            pass
+    except tokenize.TokenError as error:
+        # Python 3.11 says multi-line string, and later versions triple-quoted.
+        message, (line, _) = error.args
+        if "multi-line string" in message or "triple-quoted" in message:
+            return text.count("\n") - line + 1
+    except SyntaxError:
+        # Of an incomplete statement.
+        pass
+    return 0
 
 
 class TrainingText:
@@ -99,6 +126,9 @@ class TrainingText:
         """Return the share of the bytes that lie in a window that the training text has."""
         hashes = [_hashes(piece) for piece in pieces]
         wanted = np.unique(np.concatenate(hashes))
+        if not len(wanted):
+            # All pieces are shorter than a window.
+            return 0.0
         found = np.zeros(len(wanted), bool)
         step = 1 << 22
         for start in range(0, len(self._text), step):
@@ -134,6 +164,7 @@ def measure(
     """Measure pieces of text, without their prompts."""
     texts = [vocab.decode([*piece]) for piece in pieces]
     found = {
+        "mean_length": statistics.fmean(len(x) for x in pieces),
         "repeated_4grams": statistics.fmean(repeated(x) for x in pieces),
         "adjacent_equal": statistics.fmean(adjacent_equal(x) for x in pieces),
         "longest_repeat": statistics.fmean(longest_repeat(x) for x in pieces),
@@ -148,12 +179,18 @@ def measure(
 
 
 def places(text: str, n: int, is_python: bool) -> list[int]:
-    """Return places spread over a text: for Python, where a definition at the margin begins."""
+    """Return places spread over a text: for Python, where a definition at the margin begins.
+
+    Raises:
+        ValueError: There is no definition.
+    """
     wanted = [len(text) * i // n for i in range(n)]
     if not is_python:
         return wanted
     begins = [x.start() for x in _DEFINITION.finditer(text)]
-    return [begins[bisect_left(begins, x)] for x in wanted]
+    if not begins:
+        raise ValueError("no line of the text begins with def, class, import or from")
+    return [begins[min(bisect_left(begins, x), len(begins) - 1)] for x in wanted]
 
 
 def write(
@@ -172,12 +209,25 @@ def write(
             for text, token in tokens.items():
                 pieces[text].append(token)
         return pieces
-    pieces, mems, last = [], None, []
+    pieces, last, before = [], [], {}
     for n, prompt in enumerate(prompts):
-        written = generate(model, [*last, *prompt], mems=mems, seed=1 + n, **settings)
+        written = generate(model, [*last, *prompt], seed=1 + n, **before, **settings)
         pieces.append([*written])
-        mems, last = written.mems, [written.last_token]
+        last, before = [written.last_token], {"mems": written.mems, "history": written.history}
     return pieces
+
+
+def sampling_of(words: Sequence[str]) -> dict[str, Any]:
+    """Return the settings of sampling that are given as NAME=VALUE.
+
+    Raises:
+        ValueError: One is invalid, or no setting of sampling.
+    """
+    settings = given([f"x.{word}" for word in words])["x"]
+    names = Sampling.__annotations__.keys() | {"temperature", "top_k", "top_p"}
+    if unknown := settings.keys() - names:
+        raise ValueError(f"--set {min(unknown)}: no setting of sampling; these are {sorted(names)}")
+    return GenerateConfig(**settings).sampling
 
 
 def main() -> None:
@@ -201,9 +251,13 @@ def main() -> None:
     training = arguments.training and TrainingText(arguments.training.read_bytes())
     most = PROMPT_TOKENS + arguments.length
     # A token has at least one byte and seldom more than eight.
-    starts = places(text[: -8 * most], arguments.prompts, arguments.python)
+    try:
+        starts = places(text[: -8 * most], arguments.prompts, arguments.python)
+        named = [(" ".join(x), sampling_of(x)) for x in arguments.set]
+    except ValueError as error:
+        parser.error(str(error))
     cut = [vocab.encode(text[x : x + 8 * most])[:most] for x in starts]
-    if any(len(x) < most for x in cut):
+    if len(text) <= 8 * most or any(len(x) < most for x in cut):
         parser.error(f"{arguments.text} is too short for pieces of {most} tokens")
     prompts = [x[:PROMPT_TOKENS] for x in cut]
     real = [x[PROMPT_TOKENS:] for x in cut]
@@ -212,7 +266,6 @@ def main() -> None:
     }
     print("real text", _shown(rows["real text"]), flush=True)
     own = generation_of(arguments.model).sampling
-    named = [(" ".join(x), given([f"x.{y}" for y in x])["x"]) for x in arguments.set]
     for name, settings in named or [("recipe", own)]:
         settings = for_tokens(settings, vocab)
         with torch.inference_mode():
@@ -235,7 +288,7 @@ def main() -> None:
 def _shown(row: dict[str, float]) -> str:
     return ", ".join(
         f"{name.replace('_', ' ')} {value:.1f}"
-        if value > 1
+        if name in _COUNTS
         else f"{name.replace('_', ' ')} {100 * value:.1f} %"
         for name, value in row.items()
     )
