@@ -115,8 +115,34 @@ def test_a_looping_text_is_ended(made, run_server):
     assert 8 <= n < 400
     assert choice["token_ids"] == whole["token_ids"][:n]
     assert "stop_reason" not in whole or whole["stop_reason"] is None
-    assert broken["choices"][0]["token_ids"][:n] == choice["token_ids"]
-    assert len(broken["choices"][0]["token_ids"]) == 400
+    assert broken["settings"]["on_loop"] == "break"
+    (broken_choice,) = broken["choices"]
+    assert broken_choice["finish_reason"] == "length"
+    assert broken_choice.get("stop_reason") is None
+    tokens = broken_choice["token_ids"]
+    assert tokens[:n] == choice["token_ids"]
+    assert tokens[n] != whole["token_ids"][n]
+    assert len(tokens) == 400
+    # The loop is not gone on with.
+    assert _repeated(tokens[n:]) < 0.5 < _repeated(whole["token_ids"][n:])
+
+
+def _repeated(tokens):
+    """The share of the tokens that a loop of at most 16 tokens would have there."""
+    looping = [
+        any(tokens[n - 3 * p : n + p] == tokens[n - p : n] * 4 for p in range(1, 17) if n >= 3 * p)
+        for n in range(len(tokens))
+    ]
+    return sum(looping) / len(tokens)
+
+
+def test_a_session_has_at_most_the_size_that_is_counted_for_it(made, run_server):
+    with run_server(made) as server:
+        kept = server.service.sessions
+        for _ in range(3):
+            assert post(server, max_tokens=1500, session="s").status_code == 200
+            assert kept.nbytes <= kept._largest
+        assert kept.nbytes > 0.9 * kept._largest
 
 
 def test_time_is_limited(made, run_server):

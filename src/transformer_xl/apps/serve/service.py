@@ -17,10 +17,11 @@ from transformer_xl.apps.serve.engine import Engine, Events, tell
 from transformer_xl.apps.serve.errors import file_error
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.sessions import Session, Sessions
+from transformer_xl.apps.serve.texts import most_tokens
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.device import total_memory
 from transformer_xl.data import Vocab
-from transformer_xl.inference.generate import Sampler, State
+from transformer_xl.inference.generate import Sampler, State, largest_state
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import full_memory, require_bytes
@@ -107,7 +108,8 @@ class Service:
         self.created = int(time.time())
         self.is_closing = False
         self.n_streams = 0
-        largest = full_memory(model, model.config.mem_len)
+        mem_len = model.config.mem_len
+        largest = largest_state(model, mem_len, most_tokens(mem_len))
         self.sessions = Sessions(settings, weights, model, largest=largest)
         self.engine = Engine(model, settings, self._deliver, lambda n: self.metrics.stepped(n))
         self.metrics = Metrics(self.engine, self.sessions)

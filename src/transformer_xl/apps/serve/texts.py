@@ -132,11 +132,15 @@ class Text:
         """Return the state for the session, if it is kept."""
         if not self.keeps_state:
             return None
-        # As many as it can remember, and as penalties can see.
-        most = max(mem_len, MAX_HISTORY)
+        most = most_tokens(mem_len)
         read = joined(self.before, self.prompt, self.written, most=most + 1)[:-1]
         known = torch.from_numpy(read[-most:])
         return State(mems, self.last_token, self.generator.get_state(), read=known)
+
+
+def most_tokens(mem_len: int) -> int:
+    """Return how many tokens a state has at most: those remembered, and those penalties can see."""
+    return max(mem_len, MAX_HISTORY)
 
 
 def make_writer(

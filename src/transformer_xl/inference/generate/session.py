@@ -96,6 +96,12 @@ class State(NamedTuple):
     """The last tokens in the memory, for penalties and for display; None: unknown."""
 
 
+def largest_state(model: LanguageModel, mem_len: int, n_tokens: int = MAX_HISTORY) -> int:
+    """Return the maximum bytes of a state: memory, last tokens, and random numbers."""
+    random = random_numbers(0).get_state()
+    return full_memory(model, mem_len) + n_tokens * np.dtype(np.int32).itemsize + random.nbytes
+
+
 def save_state(path: Path, generation: Generation, weights: Path | str) -> None:
     """Write the state of a generation, as :func:`write_state` does."""
     read = torch.from_numpy(generation.history)
@@ -329,8 +335,7 @@ class Session:
         16,384 bytes, and the state of the random number generator, 5,056 bytes. A file also has a
         header of less than 1,000 bytes.
         """
-        history = MAX_HISTORY * np.dtype(np.int32).itemsize
-        return full_memory(self.model, self.mem_len) + history + self._random.nbytes
+        return largest_state(self.model, self.mem_len)
 
     @property
     def is_looping(self) -> bool:
