@@ -1,0 +1,60 @@
+"""`txl generate --on_loop` ends a text that loops and says so, or breaks the loop."""
+
+import pytest
+
+LENGTH = 300
+
+
+@pytest.fixture
+def written(txl, trained):
+    def run(*words, length=LENGTH):
+        loop = ["--loop_min_length", 20] if "--on_loop" in words else []
+        words = ["--prompt", "the ", "--temperature", 0, "--length", length, *words, *loop]
+        ended = txl("generate", trained, *words, "--json")
+        assert ended.code == 0, ended.err
+        found = ended.json
+        return found, ended.err
+
+    return run
+
+
+def test_a_text_that_loops_is_ended_and_that_is_said(written, tmp_path):
+    whole, err = written()
+    assert "ended early" not in err
+    found, err = written("--on_loop", "end")
+    assert whole["text"].startswith(found["text"])
+    assert len(found["text"]) < LENGTH
+    assert "the text ended early: the last 20 tokens or more repeat one sequence" in err
+    assert found["settings"]["on_loop"] == "end"
+    assert found["settings"]["loop_min_length"] == 20
+    # What a state remembers does not count.
+    again = ["--on_loop", "end", "--state", tmp_path / "state"]
+    for _ in range(2):
+        text = written(*again)[0]["text"]
+        assert len(text) >= 20
+
+
+def test_a_text_that_reaches_its_length_has_not_ended_early(written):
+    n = len(written("--on_loop", "end")[0]["text"])
+    assert "ended early" not in written("--on_loop", "end", length=n)[1]
+
+
+def test_which_of_several_texts_loop_is_said(txl, trained):
+    words = ["--temperature", 0, "--length", LENGTH, "--on_loop", "end", "--loop_min_length", 20]
+    ended = txl("generate", trained, "--prompts", "the ", "a", *words, "--json")
+    assert ended.code == 0, ended.err
+    assert "texts 1, 2 ended early" in ended.err
+
+
+def test_a_loop_is_broken(written):
+    whole, _ = written()
+    found, err = written("--on_loop", "break")
+    assert "ended early" not in err
+    assert len(found["text"]) == LENGTH
+    assert found["text"] != whole["text"]
+
+
+def test_a_setting_of_loops_alone_is_refused(txl, trained):
+    ended = txl("generate", trained, "--loop_min_count", 3)
+    assert ended.code == 2
+    assert "loop_min_count=3 has no effect with on_loop='continue'" in ended.err
