@@ -30,7 +30,8 @@ _MAX_EXCESS = 48
 class Sampling(TypedDict, total=False):
     """Settings of sampling that are off by default; :class:`GenerateConfig` says what they are.
 
-    ``dry_sequence_breakers`` are texts where the vocabulary is known, and tokens else.
+    ``dry_sequence_breakers`` are texts for :class:`Session` and tokens for :func:`generate`, which
+    has no vocabulary.
     """
 
     min_p: float | None
@@ -56,8 +57,8 @@ class Sampler:
     of transformers: to the logits the repetition penalty, the presence and frequency penalties, DRY
     and the exclusion of a token that continues a loop; then temperature, ``top_k``, ``top_p``,
     ``min_p`` and ``typical_p``, each on what the one before has left. An adaptive softmax has no
-    logits of the whole vocabulary: log-probabilities take their place, all of which the repetition
-    penalty multiplies.
+    logits of the whole vocabulary, so the penalties apply to log-probabilities. These are negative,
+    so the repetition penalty always multiplies.
 
     Args:
         temperature: Sampling temperature; 0: greedy.
@@ -379,7 +380,7 @@ def _is_typical(mass: float, weights: Float[Tensor, "B n"]) -> Tensor:
     # Of a probability of 0, the product is no number, and its limit 0.
     entropy = -(log_probs * probs).nansum(-1, keepdim=True)
     distances, order = (-log_probs - entropy).abs().sort(-1)
-    # Those before have less than this probability together.
+    # The tokens whose cumulative probability is still below the mass; the next one reaches it.
     n_before = (probs.gather(1, order).cumsum(-1) < mass).sum(-1, keepdim=True)
     limit = distances.gather(1, n_before.clamp_(max=probs.shape[-1] - 1))
     return (-log_probs - entropy).abs() <= limit
