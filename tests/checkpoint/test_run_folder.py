@@ -3,6 +3,10 @@
 import errno
 import json
 import os
+import shlex
+import subprocess
+import sys
+from datetime import date
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
@@ -11,7 +15,9 @@ import torch
 
 import transformer_xl
 from transformer_xl.config import FORMAT_VERSION, ModelConfig
+from transformer_xl.config import revision as revisions
 from transformer_xl.config.recipes import load_recipe
+from transformer_xl.config.revision import revision
 from transformer_xl.data import load_vocab, train_vocab
 from transformer_xl.model import TransformerXL
 from transformer_xl.model.pretrained import model_weights
@@ -150,6 +156,40 @@ def test_the_folder_says_what_was_run_and_where(run, toy_recipe):
     assert about["format_version"] == FORMAT_VERSION
     # A build for a certain GPU is not always told as a part of what is installed.
     assert about["packages"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert shlex.split(about["command"]) == sys.argv
+    assert date.fromisoformat(about["date"]) <= date.today()
+    assert about["revision"] == revision()
+
+
+def test_resuming_keeps_the_revision_and_the_date_of_the_beginning(run, toy_recipe):
+    path = run.path / "environment.json"
+    about = json.loads(path.read_text()) | {"revision": "abc", "date": "2000-01-01"}
+    path.write_text(json.dumps(about))
+    run.begin(toy_recipe(model={"vocab_size": 30}), 10)
+    assert json.loads(path.read_text()) == about
+
+
+def test_the_revision_is_that_of_the_checkout_or_nothing(tmp_path, monkeypatch):
+    def git(*words):
+        name = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path), *name, *words], check=True, capture_output=True, text=True
+        )
+        return done.stdout.strip()
+
+    sources = tmp_path / "src"
+    sources.mkdir()
+    monkeypatch.setattr(revisions, "_SOURCES", sources)
+    assert revision() is None
+    git("init")
+    (sources / "file").write_text("1")
+    git("add", ".")
+    git("commit", "-m", "one")
+    assert revision() == git("rev-parse", "--short=10", "HEAD")
+    (sources / "file").write_text("2")
+    assert revision() == git("rev-parse", "--short=10", "HEAD") + "-dirty"
+    monkeypatch.setattr(revisions, "_SOURCES", tmp_path / "site-packages")
+    assert revision() is None
 
 
 def test_a_run_begins_where_the_package_is_on_the_path_and_not_installed(
@@ -166,8 +206,9 @@ def test_a_run_begins_where_the_package_is_on_the_path_and_not_installed(
     run.close()
     about = json.loads((run.path / "environment.json").read_text())
     assert about["packages"]["transformer-xl"] == transformer_xl.__version__
+    begun = ["date", "revision"]
     machine = ["python", "platform", "processor", "cores", "threads", "gpu"]
-    assert [*about] == ["format_version", *machine, "command", "packages"]
+    assert [*about] == ["format_version", *machine, "command", *begun, "packages"]
 
 
 def test_a_folder_that_was_killed_while_it_was_made_is_completed(tmp_path, toy_recipe):

@@ -3,7 +3,7 @@
 ::
 
     recipe.toml            the settings
-    environment.json       versions and hardware
+    environment.json       versions, hardware, command and date of its beginning
     metrics.jsonl          what was measured
     checkpoints/step_…/    the state of training (`checkpoints`)
     model/best, model/last model folders
@@ -14,10 +14,12 @@ All writes are atomic, so that a run can be resumed after being killed at any mo
 
 import errno
 import json
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from transformer_xl.config.files import (
     require_space,
 )
 from transformer_xl.config.recipes import differences, dump_recipe, load_recipe
+from transformer_xl.config.revision import revision
 from transformer_xl.data import Vocab
 from transformer_xl.data.vocab import VOCAB_FILE
 from transformer_xl.model.pretrained import write_model
@@ -152,7 +155,8 @@ class RunFolder:
             for name in ("torch", "numpy", "safetensors", "tokenizers"):
                 packages[name] = version(name)
             about = {"format_version": FORMAT_VERSION, **describe_machine()}
-            about |= {"command": " ".join(sys.argv), "packages": packages}
+            about |= {"command": shlex.join(sys.argv), "date": date.today().isoformat()}
+            about |= {"revision": revision(), "packages": packages}
             self.write_json(ENVIRONMENT_FILE, about)
 
     def close(self) -> None:
