@@ -14,15 +14,16 @@ import json
 import re
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 from revision import ROOT, commit
+from writing_rows import writing_rows
 
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import recipe_of
 from transformer_xl.data import prepare
-from transformer_xl.train.checkpoint.checkpoints import read_about
+from transformer_xl.train.checkpoint import CHECKPOINTS
+from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about
 from transformer_xl.train.report import plot_curves
 
 README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"
@@ -60,25 +61,11 @@ def printed(log: str) -> str:
     return "\n".join(["```", kept[0], first, "...", *kept[1:], "```"])
 
 
-def measured(run: Path) -> dict[str, dict[str, float]]:
-    """Return what benchmarks/writing.py finds: rows for real text and for the demo."""
-    recipe = recipe_of(run)
-    assert recipe is not None
-    corpus = prepare(recipe.data)
-    with tempfile.TemporaryDirectory() as temporary:
-        text, out = Path(temporary) / "test.txt", Path(temporary) / "found.json"
-        text.write_text(corpus.vocab.decode(corpus.split("test").tolist()), encoding="utf-8")
-        program = ROOT / "benchmarks" / "writing.py"
-        words = [str(run), "--text", str(text), "--python", "--json", str(out)]
-        subprocess.run([sys.executable, str(program), *words], check=True, cwd=ROOT)
-        return json.loads(out.read_text(encoding="utf-8"))["rows"]
-
-
-def figures(run: Path, rows: dict[str, dict[str, float]]) -> str:
+def figures(run: Path) -> str:
     """Return the section of docs/results.md: machine, losses by memory length, what it writes."""
     about = json.loads((run / "environment.json").read_text(encoding="utf-8"))
     found = json.loads((run / "results.json").read_text(encoding="utf-8"))
-    state = read_about(max((run / "checkpoints").glob("step_*")))
+    state = read_about(checkpoints_in(run / CHECKPOINTS)[0])
     recipe = recipe_of(run)
     assert recipe is not None
     precision = re.search(r"in (\w+);", (run / "printed.txt").read_text(encoding="utf-8"))
@@ -88,7 +75,7 @@ def figures(run: Path, rows: dict[str, dict[str, float]]) -> str:
         x["mem_len"]: f"| {x['mem_len']} | {x['nll']:.4f} | {x['bits_per_byte']:.4f} |"
         for x in curve
     }
-    real, own = rows.values()
+    real, own = writing_rows(run, prepare(recipe.data), "--python")
     return "\n".join(
         [
             f"{state['seconds'] / 60:.1f} minutes of training, {state['step']:,} steps, "
@@ -134,7 +121,7 @@ def main() -> None:
         done = run_txl("train", "demo", "--out", str(given.run))
         replace_file(log, (done.stderr + done.stdout).encode())
     replace_part(README, "demo", printed(log.read_text(encoding="utf-8")))
-    replace_part(RESULTS, "demo", figures(given.run, measured(given.run)))
+    replace_part(RESULTS, "demo", figures(given.run))
     plot_curves(given.run, ROOT / "docs" / "images" / "demo.png")
 
 

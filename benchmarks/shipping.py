@@ -18,7 +18,9 @@ from pathlib import Path
 
 from safetensors import safe_open
 
+import transformer_xl
 from transformer_xl.config import files
+from transformer_xl.config.checks import require
 from transformer_xl.config.recipes import dump_recipe, load_recipe, recipe_of
 from transformer_xl.config.shipped import (
     CARD_FILE,
@@ -40,6 +42,7 @@ from transformer_xl.model.pretrained import (
     write_model,
 )
 
+ROOT = Path(__file__).parents[1]
 HEADINGS = ("Data", "Licence", "Revision", "Command", "Hardware", "Hours", "Figures", "Limits")
 """What a card for readers must say, each under a heading of this name."""
 FILES = (
@@ -57,18 +60,64 @@ def ship(run: Path, name: str, version: int, card: Path, about: Path, recipe: Pa
         FileExistsError: This version is there already.
         ValueError: Something is missing or wrong; nothing was written.
     """
-    target = files.SHIPPED / f"{name}-{version}"
-    files.require_new(target)
+    target = new_target(name, version)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) / target.name
         write_rounded(run, folder, recipe)
         shutil.copy(card, folder / TEXT_FILE)
         shutil.copy(about, folder / CARD_FILE)
-        write_sums(folder)
-        if wrong := problems(folder):
-            raise ValueError("; ".join(wrong))
-        shutil.copytree(folder, target)
+        put(folder, target)
     return target
+
+
+def new_target(name: str, version: int) -> Path:
+    """Return the folder that a model will have in the package.
+
+    Raises:
+        FileExistsError: This version is there already.
+        ValueError: A shipped model cannot have this name or version.
+    """
+    require(
+        re.fullmatch(r"[a-z][a-z0-9-]*", name) is not None,
+        f"name={name!r} must have small letters, digits and hyphens, a letter first",
+    )
+    require(
+        re.search(r"-[0-9]+$", name) is None,
+        f"name={name!r} ends like a version: give the number after it, as in `{name[:-2]} 1`",
+    )
+    require(version >= 1, f"version={version} must be at least 1")
+    target = files.SHIPPED / f"{name}-{version}"
+    files.require_new(target)
+    return target
+
+
+def put(folder: Path, target: Path) -> None:
+    """Add the checksums to a complete folder, check it, and copy it into the package, atomically.
+
+    Raises:
+        FileExistsError: The target is there already.
+        ValueError: Something is missing or wrong; nothing was written.
+    """
+    write_sums(folder)
+    if wrong := problems(folder):
+        raise ValueError("; ".join(wrong))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    # No name of a model begins with a dot.
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as temporary:
+        copied = Path(temporary) / target.name
+        shutil.copytree(folder, copied)
+        files.require_new(target)
+        copied.replace(target)
+
+
+def require_own_package() -> None:
+    """Require that the package of this checkout is imported, into which models are written."""
+    own, imported = ROOT / "src" / "transformer_xl", Path(transformer_xl.__file__).parent
+    require(
+        imported.resolve() == own.resolve(),
+        f"the imported package is {imported}, and not {own}, that of this program: set "
+        f"PYTHONPATH={own.parent}, or install that checkout",
+    )
 
 
 def write_rounded(run: Path, folder: Path, recipe: Path | None = None) -> None:
@@ -132,6 +181,7 @@ def main() -> int:
     parser.add_argument("--recipe", type=Path, help="instead of the recipe of the run")
     parser.add_argument("--check", action="store_true", help="check what is there")
     given = parser.parse_args()
+    require_own_package()
     if not given.check:
         if None in (given.run, given.name, given.version, given.card, given.about):
             parser.error("give RUN NAME VERSION --card FILE --about FILE, or --check")

@@ -3,18 +3,20 @@
     python scripts/pretrained/ship.py python-code 1
 
 It reads the run runs/pretrained/NAME/run and its corpus, rounds the weights to bfloat16, and
-measures those: the loss on the test text, what the model writes (benchmarks/writing.py), how it
-compresses. The card is scripts/pretrained/cards/NAME.md with the figures in their places; between
-the two lines of +++ stands the card for programs. benchmarks/shipping.py writes the folder.
+measures those: the loss on the test text, and what measuring.py has for this model. The card is
+scripts/pretrained/cards/NAME.md with the figures in their places; between the two lines of +++
+stands the card for programs. benchmarks/shipping.py writes the folder.
+
+Refused are a run that has not ended, one of another recipe than the repository's, one whose loss is
+not the measured one, and a checkout with uncommitted changes, but for --dirty.
 """
 
 import argparse
 import json
-import lzma
+import shlex
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
@@ -23,163 +25,251 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
+from measuring import MEASURED, Figures  # noqa: E402
 from revision import commit  # noqa: E402
-from shipping import ship, write_rounded  # noqa: E402
-from tang_poems import is_in_form  # noqa: E402
+from shipping import new_target, put, require_own_package, write_rounded  # noqa: E402
 
-from transformer_xl.cli.loading import load  # noqa: E402
-from transformer_xl.config.recipes import generation_of, recipe_of  # noqa: E402
-from transformer_xl.data import Corpus, prepare  # noqa: E402
+from transformer_xl.config import Config  # noqa: E402
+from transformer_xl.config.checks import require  # noqa: E402
+from transformer_xl.config.recipes import differences, load_recipe  # noqa: E402
+from transformer_xl.config.shipped import CARD_FILE, TEXT_FILE  # noqa: E402
+from transformer_xl.data import prepare  # noqa: E402
 from transformer_xl.inference.evaluate.measuring import evaluate_by  # noqa: E402
-from transformer_xl.inference.generate import (  # noqa: E402
-    for_tokens,
-    from_pretrained,
-    generate_batch,
+from transformer_xl.inference.generate import from_pretrained  # noqa: E402
+from transformer_xl.train.checkpoint import (  # noqa: E402
+    CHECKPOINTS,
+    ENVIRONMENT_FILE,
+    RECIPE_FILE,
+    RESULTS_FILE,
 )
-from transformer_xl.train.checkpoint.checkpoints import read_about  # noqa: E402
+from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about  # noqa: E402
+from transformer_xl.train.finish import held_out  # noqa: E402
 
-Figures = dict[str, Any]
-
-UNSEEN = ("drawing/nx_pylab.py", "utils/backends.py", "algorithms/shortest_paths/weighted.py")
-"""Files of the held-out package networkx, of about 100 kB each."""
-
-
-def _txl(*words: str | Path) -> Any:
-    """Run a command, and return the JSON object that it prints."""
-    command = [sys.executable, "-m", "transformer_xl", *map(str, words), "--json"]
-    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def _written(folder: Path, corpus: Corpus, *words: str) -> Figures:
-    """Run benchmarks/writing.py; return the figures of the real text and of the model."""
-    program = ROOT / "benchmarks" / "writing.py"
-    with tempfile.TemporaryDirectory() as temporary:
-        paths = {part: Path(temporary) / part for part in ("train", "held_out", "json")}
-        for part, split in (("train", "train"), ("held_out", held_out(corpus))):
-            text = corpus.vocab.decode(corpus.split(split).tolist())
-            paths[part].write_text(text, encoding="utf-8")
-        options = {"text": "held_out", "training": "train", "json": "json"}
-        given = [x for name, part in options.items() for x in (f"--{name}", str(paths[part]))]
-        command = [sys.executable, str(program), str(folder), *given, *words]
-        subprocess.run(command, cwd=ROOT, check=True)
-        rows = json.loads(paths["json"].read_text(encoding="utf-8"))["rows"]
-    real, own = rows.values()
-    return {f"real_{name}": x for name, x in real.items()} | own
+RECIPES = ROOT / "src" / "transformer_xl" / "config" / "recipes"
+CARDS = Path(__file__).parent / "cards"
+SOURCES_FILE = "sources.md"
+"""Stands beside the training text of python_code.py; the card has its content."""
+MAY_DIFFER = (
+    *("eval.", "generate.", "data.path", "data.valid_path", "data.test_path", "data.cache_dir"),
+    *("data.workers", "data.verify"),
+    # Set from the corpus.
+    *("model.vocab_size:", "model.reset_at:"),
+)
+"""Settings in which the recipe of the run may differ from that of the repository."""
+MOST_ROUNDING = 0.01
+"""Rounding the weights to bfloat16 changes the loss by less than this share of it: each weight by
+at most 1/256, the loss of these models by about a thousandth."""
+SAME = ("split", "tokens", "segment_len", "mem_len", "attn_len", "clamp_len", "window")
+"""What an evaluation has in common with that of the run, of which it has the loss."""
 
 
-def held_out(corpus: Corpus) -> str:
-    """Return which split is measured: the test text, or without one the validation text."""
-    return "test" if corpus.n_tokens("test") else "valid"
+def require_same_recipe(run: Path, recipe: Path) -> Config:
+    """Require that a run was trained by a recipe; return that of the run.
+
+    Raises:
+        FileNotFoundError: The run has no recipe.
+        ValueError: They differ.
+    """
+    own = load_recipe(run / RECIPE_FILE, is_stored=True)
+    found = [x for x in differences(own, load_recipe(recipe)) if not x.startswith(MAY_DIFFER)]
+    require(
+        not found,
+        f"{run} was trained by another recipe than {recipe} (there, here): {'; '.join(found)}. "
+        "Train again, or give the recipe the settings of the run",
+    )
+    return own
 
 
-def compressed(folder: Path) -> Figures:
-    """Compress three files of the held-out package, alone and with what it learns on the way."""
-    import networkx
+def results_of(run: Path) -> Figures:
+    """Return what a run found at its end.
 
-    root = Path(networkx.__file__).parent
-    sizes: dict[str, int] = {"xz": 0, "own": 0, "learn": 0, "whole": 0}
-    for name in UNSEEN:
-        content = (root / name).read_bytes()
-        sizes["whole"] += len(content)
-        sizes["xz"] += len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
-        for kind, words in (("own", []), ("learn", ["--learn"])):
-            with tempfile.TemporaryDirectory() as temporary:
-                out = Path(temporary) / "file.txl"
-                _txl("compress", root / name, out, "--model", folder, *words)
-                sizes[kind] += out.stat().st_size
-    return {
-        "xz_ratio": sizes["own"] / sizes["xz"],
-        "xz_ratio_learning": sizes["learn"] / sizes["xz"],
+    Raises:
+        FileNotFoundError: It has not ended.
+    """
+    path = run / RESULTS_FILE
+    if not path.is_file():
+        raise FileNotFoundError(
+            f"{path} is missing: the run has not ended. The command of its training goes on with it"
+        )
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def require_same_loss(found: Figures, results: Figures) -> None:
+    """Require that the rounded weights have the loss that the run found at its end.
+
+    Raises:
+        ValueError: They have another one, or the evaluations cannot be compared.
+    """
+    stored = results["test"]
+    other = [
+        f"{name}={stored.get(name)} there, {found[name]} here"
+        for name in SAME
+        if stored.get(name) != found[name]
+    ]
+    require(
+        not other,
+        f"{RESULTS_FILE} of the run is of another evaluation: {', '.join(other)}. Call `txl train` "
+        "on it again with the recipe's settings of evaluation, and the text of its training",
+    )
+    require(
+        abs(found["nll"] - stored["nll"]) <= MOST_ROUNDING * stored["nll"],
+        f"the loss is {found['nll']:.4f}, and {stored['nll']:.4f} in {RESULTS_FILE} of the run: "
+        f"rounding to bfloat16 changes it by less than {MOST_ROUNDING:.0%}. Is its best model, or "
+        "its text, of another training?",
+    )
+
+
+def require_committed() -> None:
+    """Require that no tracked file of the checkout has changes.
+
+    Raises:
+        ValueError: Some have.
+    """
+    words = ["git", "-C", str(ROOT), "status", "--porcelain", "--untracked-files=no"]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    changed = [line[3:] for line in done.stdout.splitlines()]
+    require(
+        not changed,
+        f"{', '.join(changed[:5])} {'and others ' if changed[5:] else ''}have uncommitted changes, "
+        "so that no revision says what was measured: commit them, or give --dirty",
+    )
+
+
+def shown_command(command: str) -> str:
+    """Return the command of a training without paths of one machine.
+
+    Those in this checkout become relative to it, of others the last name is left.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        # Earlier versions did not quote.
+        words = command.split()
+    name = Path(words[0]).name
+    shown = ["txl" if name == "__main__.py" else name]
+    for word in words[1:]:
+        option, sign, value = word.partition("=") if word.startswith("-") else ("", "", word)
+        if (path := Path(value)).is_absolute():
+            inside = path.is_relative_to(ROOT)
+            value = path.relative_to(ROOT).as_posix() if inside else path.name
+        shown.append(option + sign + value)
+    return shlex.join(shown)
+
+
+def origin(about: Figures, today: str, revision: str) -> str:
+    """Return the sentence about revision and date: of training, or where unknown of measuring."""
+    torch = about["packages"]["torch"]
+    if about.get("revision") and about.get("date"):
+        return (
+            f"Trained with revision {about['revision']} of this repository, on {about['date']}; "
+            f"torch {torch}. Measured with revision {revision}, on {today}."
+        )
+    return f"Measured with revision {revision} of this repository, on {today}; torch {torch}."
+
+
+def background(name: str, run: Path, recipe: Config) -> Figures:
+    """Return what the card says about the training of a run.
+
+    Raises:
+        FileNotFoundError: A file of the run or of its text is missing.
+    """
+    about = json.loads((run / ENVIRONMENT_FILE).read_text(encoding="utf-8"))
+    state = read_about(checkpoints_in(run / CHECKPOINTS)[0])
+    found = {x: about[x] for x in ("processor", "threads", "python")} | {
+        "command": shown_command(about["command"]),
+        "origin": origin(about, date.today().isoformat(), commit()),
+        "steps": state["step"],
+        "hours": state["seconds"] / 3600,
     }
+    if name == "python-code":
+        path = Path(str(recipe.data.path)).parent / SOURCES_FILE
+        found["sources"] = path.read_text(encoding="utf-8").strip()
+    return found
 
 
-def _poems_in_form(folder: Path, corpus: Corpus) -> Figures:
-    """Write 100 poems to titles of the test text; return the share whose lines have one length."""
-    text = corpus.vocab.decode(corpus.split("test").tolist())
-    titles = [x.partition("\n")[0] + "\n" for x in text.split("\n\n")[:100]]
-    model, vocab = load(folder)
-    settings = for_tokens(generation_of(folder).sampling, vocab)
-    prompts = [vocab.encode("\n\n" + title) for title in titles]
-    poems = generate_batch(model, prompts, length=400, seed=1, **settings).decode(vocab, "\n\n")
-    return {"in_form": sum(map(is_in_form, poems)) / len(poems)}
-
-
-def _python(folder: Path, corpus: Corpus) -> Figures:
-    return _written(folder, corpus, "--python") | compressed(folder)
-
-
-MEASURED: dict[str, Callable[[Path, Corpus], Figures]] = {
-    "python-code": _python,
-    "english": _written,
-    "shakespeare": _written,
-    "tang-poems": _poems_in_form,
-    "chorales": lambda folder, corpus: {},
-}
-
-
-def figures(name: str, folder: Path, run: Path) -> Figures:
-    """Return all figures of a model, by the names that its card has."""
-    recipe = recipe_of(run)
-    assert recipe is not None
+def losses(folder: Path, recipe: Config) -> Figures:
+    """Evaluate a model on the held-out text, and count its parameters."""
     corpus = prepare(recipe.data)
     split = held_out(corpus)
     model, vocab = from_pretrained(folder)
-    length = recipe.train.segment_len
     result = evaluate_by(
         recipe.eval,
         model,
         corpus.split(split),
         vocab=vocab,
         n_bytes=corpus.n_bytes(split),
-        segment_len=length,
+        segment_len=recipe.train.segment_len,
     )
-    about = json.loads((run / "environment.json").read_text(encoding="utf-8"))
-    state = read_about(max((run / "checkpoints").glob("step_*")))
-    found = asdict(result) | {x: about[x] for x in ("processor", "threads", "python")}
-    found |= {
-        "split": split,
-        "parameters": sum(x.numel() for x in model.parameters()),
-        "torch": about["packages"]["torch"],
-        "steps": state["step"],
-        "hours": state["seconds"] / 3600,
-        "date": date.today().isoformat(),
-        "revision": commit(),
-    }
-    return found | MEASURED[name](folder, corpus)
+    n_parameters = sum(x.numel() for x in model.parameters())
+    return {**asdict(result), "split": split, "parameters": n_parameters}
+
+
+LOSSES = ("nll", "ppl", "bits_per_token", "bpc", "bits_per_byte", "mem_len", "parameters")
+"""Numbers of :func:`losses` that a card may have."""
+
+
+def card(name: str, found: Figures) -> tuple[str, str]:
+    """Return the card for programs and the card for readers, with the figures in their places.
+
+    Raises:
+        ValueError: The card has a place for a figure that is not measured.
+    """
+    path = CARDS / f"{name}.md"
+    _, head, text = path.read_text(encoding="utf-8").split("+++\n", 2)
+    try:
+        return head.strip().format(**found) + "\n", text.strip().format(**found) + "\n"
+    except KeyError as error:
+        raise ValueError(
+            f"{path} has {{{error.args[0]}}}, which is not measured; known are {', '.join(found)}"
+        ) from error
 
 
 def main() -> None:
-    """Measure, write the card, ship."""
+    """Check, measure, write the card, ship."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", choices=[*MEASURED])
     parser.add_argument("version", type=int)
     parser.add_argument("--run", type=Path, help="default runs/pretrained/NAME/run")
+    parser.add_argument("--dirty", action="store_true", help="also with uncommitted changes")
     given = parser.parse_args()
-    run = given.run or ROOT / "runs" / "pretrained" / given.name / "run"
-    recipe = ROOT / "src/transformer_xl/config/recipes" / f"{given.name}.toml"
+    try:
+        print(shipped(given.name, given.version, given.run, is_dirty=given.dirty))
+    except (OSError, ValueError) as error:
+        parser.exit(1, f"{error}\n")
+
+
+def shipped(name: str, version: int, run: Path | None = None, *, is_dirty: bool = False) -> Path:
+    """Ship the model of a run, by default runs/pretrained/NAME/run; return its folder.
+
+    Raises:
+        OSError: This version is there already, or the run or its text is incomplete.
+        ValueError: Something is wrong; nothing was written.
+    """
+    require_own_package()
+    target = new_target(name, version)
+    run = run or ROOT / "runs" / "pretrained" / name / "run"
+    recipe = RECIPES / f"{name}.toml"
+    settings = require_same_recipe(run, recipe)
+    results = results_of(run)
+    if not is_dirty:
+        require_committed()
+    measurement = MEASURED[name]
+    known: dict[str, Any] = {"version": version, **background(name, run, settings)}
+    # So that a mistake in the card is found before anything is measured.
+    card(name, known | dict.fromkeys((*LOSSES, *measurement.names), 0))
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) / given.name
+        folder = Path(temporary) / target.name
         write_rounded(run, folder, recipe)
-        found = figures(given.name, folder, run)
+        found = known | losses(folder, settings)
+        require_same_loss(found, results)
+        found |= measurement.measure(folder, prepare(settings.data))
         print(json.dumps(found, indent=1))
-        head, text = card(given.name, found)
-        for file, content in (("model.toml", head), ("card.md", text)):
-            (Path(temporary) / file).write_text(content, encoding="utf-8")
-        files = Path(temporary) / "card.md", Path(temporary) / "model.toml"
-        print(ship(run, given.name, given.version, *files, recipe))
-
-
-def card(name: str, found: Figures) -> tuple[str, str]:
-    """Return the card for programs and the card for readers, with the figures in their places."""
-    written = (Path(__file__).parent / "cards" / f"{name}.md").read_text(encoding="utf-8")
-    sources = ROOT / "runs" / "pretrained" / name / "text" / "sources.md"
-    if sources.is_file():
-        found = found | {"sources": sources.read_text(encoding="utf-8").strip()}
-    _, head, text = written.split("+++\n", 2)
-    return head.strip().format(**found) + "\n", text.strip().format(**found) + "\n"
+        for file, content in zip((CARD_FILE, TEXT_FILE), card(name, found), strict=True):
+            (folder / file).write_text(content, encoding="utf-8")
+        put(folder, target)
+    return target
 
 
 if __name__ == "__main__":

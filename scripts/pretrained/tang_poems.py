@@ -27,6 +27,7 @@ LEAST_POEMS = 12
 LEAST_CHARACTERS, MOST_CHARACTERS = 20, 400
 HELD_OUT_PERCENT = 4
 """Of validation and of test text each."""
+POEM_END = "\n\n"
 _HAN = r"㐀-䶿一-鿿"
 _LINE = re.compile(rf"(?:[{_HAN}]+[，。？！；、])+")
 _TITLE = re.compile(rf"[{_HAN}]+(?: [{_HAN}]+)*")
@@ -55,7 +56,7 @@ def poems(root: Path) -> list[str]:
                 and all(map(_LINE.fullmatch, lines))
                 and is_in_form(body)
             ):
-                found.setdefault(body, f"{title}\n{body}\n\n")
+                found.setdefault(body, f"{title}\n{body}{POEM_END}")
     counted = Counter(x for poem in found.values() for x in set(poem))
     kept = [x for x in found.values() if min(counted[c] for c in set(x)) >= LEAST_POEMS]
     return sorted(kept, key=lambda x: hashlib.sha256(x.encode()).digest())

@@ -1,0 +1,135 @@
+"""What is measured of the models that come with the package, beside the loss."""
+
+import json
+import lzma
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from tang_poems import POEM_END, is_in_form  # noqa: E402
+from writing_rows import writing_rows  # noqa: E402
+
+from transformer_xl.cli.loading import load  # noqa: E402
+from transformer_xl.config.recipes import generation_of  # noqa: E402
+from transformer_xl.data import Corpus  # noqa: E402
+from transformer_xl.inference.generate import for_tokens, generate_batch  # noqa: E402
+
+Figures = dict[str, Any]
+
+UNSEEN = ("drawing/nx_pylab.py", "utils/backends.py", "algorithms/shortest_paths/weighted.py")
+"""Files of the held-out package networkx, of about 100 kB each."""
+N_POEMS, N_CHORALES = 100, 16
+VOICES = 4
+
+
+class Measurement(NamedTuple):
+    """How a model is measured."""
+
+    measure: Callable[[Path, Corpus], Figures]
+    """Takes its folder and its corpus."""
+    names: tuple[str, ...]
+    """The figures that are returned."""
+
+
+def _txl(*words: str | Path) -> Any:
+    """Run a command, and return the JSON object that it prints."""
+    command = [sys.executable, "-m", "transformer_xl", *map(str, words), "--json"]
+    done = subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _written(folder: Path, corpus: Corpus, *words: str) -> Figures:
+    real, own = writing_rows(folder, corpus, *words, with_training=True)
+    return {f"real_{name}": x for name, x in real.items()} | own
+
+
+def compressed(folder: Path) -> Figures:
+    """Compress three files of the held-out package, alone and with what it learns on the way."""
+    import networkx
+
+    root = Path(networkx.__file__).parent
+    sizes = {"xz": 0, "own": 0, "learn": 0}
+    for name in UNSEEN:
+        content = (root / name).read_bytes()
+        sizes["xz"] += len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
+        for kind, words in (("own", []), ("learn", ["--learn"])):
+            with tempfile.TemporaryDirectory() as temporary:
+                out = Path(temporary) / "file.txl"
+                _txl("compress", root / name, out, "--model", folder, *words)
+                sizes[kind] += out.stat().st_size
+    return {
+        "xz_ratio": sizes["own"] / sizes["xz"],
+        "xz_ratio_learning": sizes["learn"] / sizes["xz"],
+    }
+
+
+def _python(folder: Path, corpus: Corpus) -> Figures:
+    return _written(folder, corpus, "--python") | compressed(folder)
+
+
+def _poems(folder: Path, corpus: Corpus) -> Figures:
+    """Count the poems, and how many of 100 to titles of the test text have lines of one length."""
+    texts = {part: corpus.vocab.decode(corpus.split(part)) for part in ("train", "valid", "test")}
+    titles = [x.partition("\n")[0] + "\n" for x in texts["test"].split(POEM_END)[:N_POEMS]]
+    model, vocab = load(folder)
+    settings = for_tokens(generation_of(folder).sampling, vocab)
+    prompts = [vocab.encode(POEM_END + title) for title in titles]
+    poems = generate_batch(model, prompts, length=400, seed=1, **settings).decode(vocab, POEM_END)
+    counts = {part: text.count(POEM_END) for part, text in texts.items()}
+    return {
+        "poems": sum(counts.values()),
+        "training_poems": counts["train"],
+        "symbols": len({*"".join(texts.values())}),
+        "in_form": sum(map(is_in_form, poems)) / len(poems),
+    }
+
+
+def longest_chord(text: str) -> int:
+    """Return for how many steps a piece repeats all its voices at most; 0: it has no step."""
+    words = text.split()
+    steps = [words[n : n + VOICES] for n in range(0, len(words) - VOICES + 1, VOICES)]
+    return max((sum(1 for _ in same) for _, same in groupby(steps)), default=0)
+
+
+def _chords(texts: Iterable[str], prefix: str = "") -> Figures:
+    found = [longest_chord(text) for text in texts]
+    return {f"{prefix}median_chord": statistics.median(found), f"{prefix}most_chord": max(found)}
+
+
+def _chorales(folder: Path, corpus: Corpus) -> Figures:
+    """Write pieces from the recipe's prompt; see whether they end, and how long a chord is held."""
+    settings = generation_of(folder)
+    model, vocab = load(folder)
+    prompts = [vocab.encode(settings.prompt)] * N_CHORALES
+    drawing = for_tokens(settings.sampling, vocab)
+    batch = generate_batch(model, prompts, length=settings.length, seed=1, **drawing)
+    texts = batch.decode(vocab, "\n")
+    ended = [
+        n not in batch.looping and len(text.split()) < settings.length
+        for n, text in enumerate(texts)
+    ]
+    real = [x for x in corpus.vocab.decode(corpus.split("test")).split("\n") if x.strip()]
+    shares = {"ended": sum(ended) / len(texts)}
+    return shares | _chords(texts) | _chords(real, "real_")
+
+
+_BOTH = ("repeated_4grams", "adjacent_equal", "longest_repeat", "most_repeated", "copied")
+_WRITING = (*_BOTH, *(f"real_{name}" for name in _BOTH))
+_PYTHON = (*_WRITING, "parses", "real_parses", "xz_ratio", "xz_ratio_learning")
+_CHORDS = ("median_chord", "most_chord", "real_median_chord", "real_most_chord")
+
+MEASURED: Mapping[str, Measurement] = {
+    "python-code": Measurement(_python, _PYTHON),
+    "english": Measurement(_written, _WRITING),
+    "shakespeare": Measurement(_written, _WRITING),
+    "tang-poems": Measurement(_poems, ("poems", "training_poems", "symbols", "in_form")),
+    "chorales": Measurement(_chorales, ("ended", *_CHORDS)),
+}

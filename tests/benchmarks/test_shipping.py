@@ -1,0 +1,210 @@
+"""What comes with the package is what was trained and measured, or nothing is written."""
+
+import json
+import random
+import sys
+import tomllib
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from transformer_xl import train
+from transformer_xl.config import files
+from transformer_xl.config.recipes import dump_recipe, load_recipe
+from transformer_xl.config.shipped import Card, ShippedModel
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = ("ship", "measuring", "shipping", "tang_poems", "writing_rows")
+
+
+@pytest.fixture
+def ship(monkeypatch):
+    """The program scripts/pretrained/ship.py."""
+    for folder in ("benchmarks", "scripts/pretrained"):
+        monkeypatch.syspath_prepend(str(ROOT / folder))
+    for name in PROGRAMS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return import_module("ship")
+
+
+def background(ship, **others):
+    """Figures of a training."""
+    about = {"revision": "abc", "date": "2000-01-01", "packages": {"torch": "2.0"}}
+    return {
+        "processor": "a processor",
+        "threads": 1,
+        "python": "3.11",
+        "steps": 9,
+        "hours": 0.5,
+        "version": 1,
+        "command": "txl train toy",
+        "sources": "none",
+        "origin": ship.origin(about, "2000-01-02", "def"),
+        **others,
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["chorales", "english", "python-code", "shakespeare", "tang-poems"]
+)
+def test_each_card_has_places_for_what_is_measured(ship, name):
+    measured = dict.fromkeys((*ship.LOSSES, *ship.MEASURED[name].names), 0.5)
+    integers = {"poems": 3, "training_poems": 2, "symbols": 4, "parameters": 10, "mem_len": 8}
+    head, text = ship.card(name, background(ship, **measured | integers))
+    assert "{" not in head + text
+    assert "txl train toy" in text
+    assert f"ship.py {name} 1" in text
+    assert "Trained with revision abc of this repository, on 2000-01-01" in text
+    Card(**tomllib.loads(head))
+    with pytest.raises(ValueError, match=r"md has \{.*\}, which is not measured; known are"):
+        ship.card(name, {"nll": 1.0})
+
+
+def test_without_a_record_the_card_says_what_is_of_measuring(ship):
+    about = {"packages": {"torch": "2.0"}}
+    assert ship.origin(about, "2000-01-02", "def") == (
+        "Measured with revision def of this repository, on 2000-01-02; torch 2.0."
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        (".venv/bin/txl train chorales --out runs/a", "txl train chorales --out runs/a"),
+        (f"{ROOT}/src/transformer_xl/__main__.py train {ROOT}/a.toml", "txl train a.toml"),
+        (
+            "txl train a --data.path /srv/data/text --seed 1",
+            "txl train a --data.path text --seed 1",
+        ),
+        ("txl train a --data.path=/srv/data/text", "txl train a --data.path=text"),
+        ("txl train a --train.stages '[[0, 4, 4]]'", "txl train a --train.stages '[[0, 4, 4]]'"),
+        ("txl train a --generate.prompt it's", "txl train a --generate.prompt 'it'\"'\"'s'"),
+    ],
+)
+def test_the_command_on_a_card_names_no_path_of_one_machine(ship, command, expected):
+    assert ship.shown_command(command) == expected
+
+
+def test_the_longest_chord_is_that_of_all_voices(ship):
+    longest = import_module("measuring").longest_chord
+    assert longest("") == longest("60 55 52") == 0
+    assert longest("60 55 52 48 60 55 52 48 60 55 52 47 60 55 52 48") == 2
+
+
+@pytest.fixture
+def chorales(ship, tmp_path, monkeypatch, toy_recipe, one_thread):
+    """A run of a tiny recipe in place of `chorales`, in an empty package; returns its folder."""
+    numbers = random.Random(0)
+    song = [[numbers.randrange(60, 64) for _ in range(4)] for _ in range(10)]
+    parts = {"train": [song] * 20, "valid": [song] * 3, "test": [[[60, 60, 60, 60]] * 3, song]}
+    (tmp_path / "text.json").write_text(json.dumps(parts))
+    config = toy_recipe(
+        data={"path": str(tmp_path / "text.json"), "vocab": "integers"},
+        train={"steps": 4},
+        generate={"prompt": "\n", "length": 40},
+    )
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "chorales.toml").write_text(dump_recipe(config))
+    monkeypatch.setattr(ship, "RECIPES", tmp_path / "recipes")
+    monkeypatch.setattr(files, "SHIPPED", tmp_path / "shipped")
+    # The path of this test's text is one of this machine.
+    monkeypatch.setattr(ship, "write_rounded", without_path(ship.write_rounded, tmp_path))
+    train(config, tmp_path / "run")
+    about = json.loads((tmp_path / "run" / "environment.json").read_text())
+    about |= {"command": "txl train chorales --out runs/pretrained/chorales/run"}
+    (tmp_path / "run" / "environment.json").write_text(json.dumps(about))
+    return tmp_path / "run"
+
+
+def without_path(write_rounded, folder):
+    def write(run, target, recipe):
+        write_rounded(run, target, recipe)
+        config = load_recipe(target / "recipe.toml")
+        config = replace(config, data=replace(config.data, path="text.json"))
+        (target / "recipe.toml").write_text(dump_recipe(config))
+
+    return write
+
+
+def test_a_run_is_measured_and_shipped(ship, chorales, tmp_path, capsys):
+    (tmp_path / "shipped" / "chorales-1").mkdir(parents=True)
+    folder = ship.shipped("chorales", 1, chorales, is_dirty=True)
+    assert [x.name for x in folder.parent.iterdir()] == ["chorales-1"]
+    found = json.loads(capsys.readouterr().out)
+    assert (found["real_median_chord"], found["real_most_chord"]) == (2, 3)
+    assert 0 <= found["ended"] <= 1
+    model = ShippedModel("chorales", 1, folder)
+    assert model.card.metrics == {
+        "nats per note (a voice in a sixteenth)": pytest.approx(found["nll"], abs=1e-3)
+    }
+    assert import_module("shipping").problems(folder) == []
+    with pytest.raises(FileExistsError, match="chorales-1 exists and is not empty"):
+        ship.shipped("chorales", 1, chorales, is_dirty=True)
+
+
+def test_what_is_not_what_was_trained_is_refused_before_measuring(
+    ship, chorales, tmp_path, monkeypatch
+):
+    def never(*words):
+        raise AssertionError("it was measured")
+
+    monkeypatch.setattr(ship, "losses", never)
+
+    def refused(message, version=1):
+        with pytest.raises((OSError, ValueError), match=message):
+            ship.shipped("chorales", version, chorales, is_dirty=True)
+        assert not files.SHIPPED.exists()
+
+    recipe = tmp_path / "recipes" / "chorales.toml"
+    text = recipe.read_text()
+    recipe.write_text(text.replace("steps = 4", "steps = 5"))
+    refused(r"another recipe than .*train\.steps: 4, 5\. Train again")
+    recipe.write_text(text.replace("length = 40", "length = 30"))
+    monkeypatch.setattr(ship, "CARDS", tmp_path)
+    (tmp_path / "chorales.md").write_text("+++\n+++\n{what}\n")
+    refused(r"has \{what\}, which is not measured")
+    refused("version=0 must be at least 1", version=0)
+    (chorales / "results.json").unlink()
+    refused("results.json is missing: the run has not ended")
+
+
+def test_a_loss_that_is_not_that_of_the_run_is_refused(ship, chorales):
+    path = chorales / "results.json"
+    results = json.loads(path.read_text())
+    test = results["test"]
+    path.write_text(json.dumps(results | {"test": test | {"nll": test["nll"] * 1.02}}))
+    with pytest.raises(ValueError, match=r"the loss is .* rounding to bfloat16 changes it"):
+        ship.shipped("chorales", 1, chorales, is_dirty=True)
+    path.write_text(json.dumps(results | {"test": test | {"tokens": 3}}))
+    with pytest.raises(ValueError, match=r"another evaluation: tokens=3 there, .* here\."):
+        ship.shipped("chorales", 1, chorales, is_dirty=True)
+    assert not files.SHIPPED.exists()
+
+
+def test_uncommitted_changes_are_refused(ship, monkeypatch, tmp_path):
+    class Done:
+        stdout = " M README.md\n"
+
+    monkeypatch.setattr(ship.subprocess, "run", lambda *words, **others: Done)
+    with pytest.raises(ValueError, match=r"README\.md have uncommitted changes.*--dirty"):
+        ship.require_committed()
+    Done.stdout = ""
+    ship.require_committed()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("Toy", "must have small letters"), ("../toy", "must"), ("toy-3", "ends like a version")],
+)
+def test_a_name_that_could_not_be_found_is_refused(shipping, name, message):
+    with pytest.raises(ValueError, match=message):
+        shipping.new_target(name, 1)
+
+
+def test_models_are_written_only_into_the_package_of_the_program(shipping, monkeypatch, tmp_path):
+    shipping.require_own_package()
+    monkeypatch.setattr(shipping, "ROOT", tmp_path)
+    with pytest.raises(ValueError, match="set PYTHONPATH="):
+        shipping.require_own_package()
