@@ -17,9 +17,10 @@ import random
 from itertools import cycle, islice
 from pathlib import Path
 
+from text_files import add_force, require_new_files, write_files
+
 from transformer_xl import DataConfig, prepare
 from transformer_xl.apps.music import REST, pieces_of
-from transformer_xl.config.files import replace_file
 
 Pieces = list[list[tuple[int, ...]]]
 
@@ -74,7 +75,7 @@ def write_text(out: Path, path: str | None, n_rounds: int, seed: int) -> dict[st
         for part in ("train", "valid", "test")
     }
     parts["train"] = rounds_of(parts["train"], n_rounds, seed)
-    replace_file(out, (json.dumps(parts, separators=(",", ":")) + "\n").encode())
+    write_files({out: (json.dumps(parts, separators=(",", ":")) + "\n").encode()})
     return parts
 
 
@@ -87,12 +88,16 @@ def main() -> None:
     parser.add_argument("--path", help="a copy of the corpus; without it, it is downloaded")
     parser.add_argument("--rounds", type=int, default=12, help="times that each chorale is read")
     parser.add_argument("--seed", type=int, default=SEED, help="of the orders and the keys")
+    add_force(parser)
     given = parser.parse_args()
     if given.rounds < 1:
         parser.error(f"--rounds {given.rounds} must be at least 1")
-    if given.out.exists():
-        parser.error(f"{given.out} exists: delete it, or choose another name")
-    for part, pieces in write_text(given.out, given.path, given.rounds, given.seed).items():
+    try:
+        require_new_files([given.out], force=given.force)
+        parts = write_text(given.out, given.path, given.rounds, given.seed)
+    except (OSError, ValueError) as error:
+        parser.exit(1, f"{error}\n")
+    for part, pieces in parts.items():
         print(f"{part:6} {len(pieces):6,} chorales, {sum(map(len, pieces)):9,} steps")
 
 

@@ -8,7 +8,8 @@ Without --wikitext and --books, the texts are downloaded.
 WikiText-2 is divided into words by spaces ("@-@" for a hyphen within a word, "<unk>" for a rare
 word). So that the model also writes ordinary English, a second copy has ordinary typography; in it,
 only sentences without "<unk>" are kept. The novels are books of PG-19's test part, published before
-1919 and in the public domain.
+1919 and in the public domain. PG-19's files, which are downloaded, have a header and some words
+replaced by "<DW..>"; the shipped model has read copies of Project Gutenberg's text without those.
 """
 
 # ruff: noqa: RUF001 - punctuation of the text
@@ -16,20 +17,35 @@ only sentences without "<unk>" are kept. The novels are books of PG-19's test pa
 import argparse
 import hashlib
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pooch
+from text_files import add_force, require_new_files, write_files
 
 from transformer_xl import DataConfig
+from transformer_xl.config.files import checksum
 from transformer_xl.data.finding import find_text
 
 OUT = Path("runs/pretrained/english/text")
 """Where the recipe `english` reads it."""
 CACHE = Path("runs/pretrained/downloads")
-BOOKS = (28988, 4047, 9931, 28444, 860)
-"""Numbers of the novels at Project Gutenberg."""
+PUBLISHED = {
+    28988: "5ba1eb22b96320155afd942871f76b1f040d4918d9871a1d4b854176c7015567",
+    4047: "a1126b6bec29256f9e92fb120c71520623694813d3a9772853c09ad1c5f75f8a",
+    9931: "23935eb122717a05d7153e7c6ab95a9000c116139fa5af4b403513ead6f0c61a",
+    28444: "f7bd54971caf53bc3ca651cacbaaefae402812b56918f6c4b5dcaeb6a279864f",
+    860: "4b52c996d63bfeb3c942fff20b6b2298d3455be8954d44a3350022c3187dd584",
+}
+"""Numbers of the novels at Project Gutenberg, and SHA-256 of PG-19's files."""
+READ = {
+    28988: "cd0fa047f30d04f2a653a44201a5fddc972cd0ffd821807aea24e723470bcdeb",
+    4047: "c24c974659b8a8b84a7fdc58a3539858592eeafd19f23e63f53f5c0638d0af28",
+    9931: "6e3741c760db1001345b80a9337d429997d6d1ca25d1493fee3b3a7a6a120be6",
+    28444: "f2acf70c27738cd8edf744f87714f1207e28c9aa4539b32667c847a4ea478a4a",
+    860: "db64fcd309c50a37370aa984870624c73bc4d973a49c313fc73e99ff40c42f47",
+}
+"""SHA-256 of the copies that the shipped model has read."""
 BOOK_URL = "https://storage.googleapis.com/deepmind-gutenberg/test/{}.txt"
 CHUNK = 60_000
 """Characters of a novel that stay together when all is shuffled."""
@@ -95,17 +111,38 @@ def paragraphs(book: str) -> Iterator[str]:
         yield chunk
 
 
-def write(folder: Path, wikitext: dict[str, Path], books: list[Path]) -> None:
-    """Write the three parts; the training text is articles in both forms and chunks of novels."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for part in ("valid", "test"):
-        shutil.copyfile(wikitext[part], folder / f"{part}.txt")
+def texts(wikitext: dict[str, Path], books: list[Path]) -> dict[str, bytes]:
+    """Return the three parts; the training text is articles in both forms and chunks of novels."""
     found = [*articles(wikitext["train"].read_text(encoding="utf-8"))]
     pieces = [*found, *map(plain, found)]
     for book in books:
         pieces += paragraphs(book.read_text(encoding="utf-8"))
     pieces.sort(key=lambda x: hashlib.sha256(x.encode()).digest())
-    (folder / "train.txt").write_text("".join(pieces), encoding="utf-8")
+    held_out = {part: wikitext[part].read_bytes() for part in ("valid", "test")}
+    return {"train": "".join(pieces).encode(), **held_out}
+
+
+def books_in(folder: Path | None) -> list[Path]:
+    """Return the novels in a folder, NUMBER.txt each; None: download PG-19's files.
+
+    Raises:
+        FileNotFoundError: One is missing.
+        ValueError: One is another text.
+    """
+    if folder is None:
+        known = PUBLISHED.items()
+        return [Path(pooch.retrieve(BOOK_URL.format(x), y, path=CACHE)) for x, y in known]
+    found = [folder / f"{number}.txt" for number in READ]
+    for number, path in zip(READ, found, strict=True):
+        if not path.is_file():
+            raise FileNotFoundError(f"{path} is missing: leave out --books to download PG-19's")
+        if (digest := checksum(path)) not in (READ[number], PUBLISHED[number]):
+            raise ValueError(
+                f"{path} has the SHA-256 {digest}: it must be PG-19's {PUBLISHED[number]}, or "
+                f"{READ[number]}, which the shipped model has read. Leave out --books to download "
+                "PG-19's"
+            )
+    return found
 
 
 def main() -> None:
@@ -116,14 +153,17 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="?", default=OUT, help="the folder to write")
     parser.add_argument("--wikitext", help="a copy of WikiText-2; without it, it is downloaded")
     parser.add_argument("--books", type=Path, help="a folder with the novels, NUMBER.txt each")
+    add_force(parser)
     given = parser.parse_args()
-    texts = find_text(DataConfig(name="wikitext-2", path=given.wikitext), CACHE, print)
-    wikitext = {part: files[0] for part, files in texts.parts.items()}
-    if given.books:
-        books = [given.books / f"{number}.txt" for number in BOOKS]
-    else:
-        books = [Path(pooch.retrieve(BOOK_URL.format(x), None, path=CACHE)) for x in BOOKS]
-    write(given.out, wikitext, books)
+    paths = {part: given.out / f"{part}.txt" for part in ("train", "valid", "test")}
+    try:
+        require_new_files(paths.values(), force=given.force)
+        books = books_in(given.books)
+        found = find_text(DataConfig(name="wikitext-2", path=given.wikitext), CACHE, print)
+        wikitext = {part: files[0] for part, files in found.parts.items()}
+        write_files({paths[part]: text for part, text in texts(wikitext, books).items()})
+    except (OSError, ValueError) as error:
+        parser.exit(1, f"{error}\n")
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@
     txl train python-code --out runs/pretrained/python-code/run
 
 Everything is read from the running environment, which `make check` installs from constraints.txt:
-the standard library, and each installed distribution whose metadata name a permissive licence. Left
-out are tests, generated tables, files that mostly repeat earlier ones, and whatever shares a window
-of 30 words with the package that is held out.
+the standard library, and each installed distribution whose metadata name a permissive licence, pip
+among them, which nothing pins. Left out are tests, generated tables, files that mostly repeat
+earlier ones, and whatever shares a window of 30 words and signs with the test text.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from text_files import add_force, require_new_files, write_files
 
 OUT = Path("runs/pretrained/python-code/text")
 """Where the recipe `python-code` reads it."""
@@ -27,7 +28,8 @@ HELD_OUT = "networkx"
 VALIDATION = "werkzeug"
 """The distribution whose sources are the validation text."""
 WINDOW = 30
-"""Words in a window. A word is a run of letters, digits and underscores, or another sign."""
+"""Words and signs in a window. A word is a run of letters, digits and underscores; a sign is any
+other character but space."""
 MOST_REPEATED = 0.5
 """A file is left out if more of its windows than this share stood in files before it."""
 MOST_BYTES = 4_000_000
@@ -38,7 +40,7 @@ PERMISSIVE = re.compile(
     r"\b(0BSD|Apache|BSD|BSL|CC0|HPND|ISC|MIT|PSF|Python Software|Unlicense|Zlib)\b", re.I
 )
 NOT_PERMISSIVE = re.compile(r"\b(A?GPL|LGPL|MPL|EPL|CDDL|General Public|Mozilla|Proprietary)", re.I)
-_WORD = re.compile(rb"\w+|[^\w\s]")
+_WORD_OR_SIGN = re.compile(rb"\w+|[^\w\s]")
 _SKIPPED_FOLDERS = {
     *("test", "tests", "testing", "_tests", "__pycache__", "site-packages", "idlelib", "lib2to3"),
     *("pydoc_data", "encodings", "ensurepip", "tkinter", "turtledemo", "dist-packages"),
@@ -72,7 +74,8 @@ def packages() -> list[Package]:
         listed = [x for x in distribution.files or [] if x.suffix == ".py" and _is_source(Path(x))]
         sources = tuple(sorted(Path(str(distribution.locate_file(x))) for x in listed))
         if sources:
-            found[name] = Package(name, distribution.version, licence, sources)
+            shown = _shown_licence(distribution)
+            found[name] = Package(name, distribution.version, shown, sources)
     return [found[name] for name in sorted(found)]
 
 
@@ -85,6 +88,15 @@ def _licence(distribution: metadata.Distribution) -> str:
     return "; ".join(x for x in dict.fromkeys([own, *named]) if x)
 
 
+def _shown_licence(distribution: metadata.Distribution) -> str:
+    """Return the expression of the licence, or else its classifiers, or else its first line."""
+    about = distribution.metadata
+    classifiers = [x for x in about.get_all("Classifier") or [] if x.startswith("License ::")]
+    named = [x.rpartition("::")[2].strip() for x in classifiers]
+    named = [x for x in named if x not in ("OSI Approved", "DFSG approved")]
+    return about.get("License-Expression") or "; ".join(named) or _licence(distribution)
+
+
 def _is_source(path: Path) -> bool:
     parts = path.parts
     if any(x in _SKIPPED_FOLDERS or x.startswith((".", "config-")) for x in parts[:-1]):
@@ -95,7 +107,7 @@ def _is_source(path: Path) -> bool:
 
 def windows(text: bytes) -> np.ndarray:
     """Return the hashes of all windows of a text, shape (words - WINDOW + 1,)."""
-    words = _WORD.findall(text)
+    words = _WORD_OR_SIGN.findall(text)
     if len(words) < WINDOW:
         return np.empty(0, np.uint64)
     hashed = np.array([hash(word) & 0xFFFFFFFFFFFFFFFF for word in words], np.uint64)
@@ -128,7 +140,8 @@ def _digest(text: str) -> bytes:
 def select() -> Iterator[tuple[Package, list[tuple[Path, bytes]], int]]:
     """Yield each package with the texts that are kept of it and the number that overlap the test.
 
-    The held-out package comes first.
+    The held-out package comes first. What it has beside the test text (its tests, and files left
+    out for another reason) is not compared.
     """
     listed = sorted(packages(), key=lambda x: (x.name != HELD_OUT, x.name))
     seen: set[int] = set()
@@ -161,30 +174,31 @@ def select() -> Iterator[tuple[Package, list[tuple[Path, bytes]], int]]:
         yield package, kept, overlapping
 
 
-def write(folder: Path) -> None:
-    """Write train.txt, valid.txt, test.txt and sources.md into a folder."""
+def texts() -> dict[str, bytes]:
+    """Return the contents of train.txt, valid.txt, test.txt and sources.md."""
     groups: dict[tuple[str, Path], list[bytes]] = {}
     lines = ["| distribution | version | licence | bytes |", "|---|---|---|---|"]
     overlapping_files = 0
     for package, kept, overlapping in select():
         overlapping_files += overlapping
         n_bytes = sum(len(text) for _, text in kept)
-        lines.append(f"| {package.name} | {package.version} | {package.licence} | {n_bytes:,} |")
+        if n_bytes:
+            row = package.name, package.version, package.licence, f"{n_bytes:,}"
+            lines.append(f"| {' | '.join(row)} |")
         for path, text in kept:
             groups.setdefault((package.name, path.parent), []).append(text.rstrip() + b"\n\n\n")
     order = sorted(groups, key=lambda x: _digest(f"{x[0]} {x[1].name}"))
-    parts = {"train": [], "valid": [], "test": []}
+    parts: dict[str, list[bytes]] = {"train": [], "valid": [], "test": []}
     for group in order:
         part = {HELD_OUT: "test", VALIDATION: "valid"}.get(group[0], "train")
         parts[part] += groups[group]
-    folder.mkdir(parents=True, exist_ok=True)
-    for part, texts in parts.items():
-        (folder / f"{part}.txt").write_bytes(b"".join(texts))
     lines += [
         "",
-        f"Left out, as they share {WINDOW} words with {HELD_OUT}: {overlapping_files} files.",
+        f"Left out, as they share {WINDOW} words and signs in a row with the test text, which is of "
+        f"{HELD_OUT}: {overlapping_files} files.",
     ]
-    (folder / "sources.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    found = {f"{part}.txt": b"".join(pieces) for part, pieces in parts.items()}
+    return found | {"sources.md": ("\n".join(lines) + "\n").encode()}
 
 
 def main() -> None:
@@ -193,7 +207,14 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path, nargs="?", default=OUT, help="the folder to write")
-    write(parser.parse_args().out)
+    add_force(parser)
+    given = parser.parse_args()
+    names = ("train.txt", "valid.txt", "test.txt", "sources.md")
+    try:
+        require_new_files((given.out / name for name in names), force=given.force)
+        write_files({given.out / name: content for name, content in texts().items()})
+    except (OSError, ValueError) as error:
+        parser.exit(1, f"{error}\n")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,16 @@
 """Write the text of the shipped model `tang-poems`: the Quan Tang Shi, a title and its lines each.
 
+    git clone https://github.com/chinese-poetry/chinese-poetry
+    git -C chinese-poetry checkout 99ebbef7e1345c0985c44b9fd96a3f9e776f117b
     python scripts/pretrained/tang_poems.py --poems chinese-poetry
     txl train tang-poems --out runs/pretrained/tang-poems/run
 
 The source is the public repository chinese-poetry/chinese-poetry, a clone of which is given; its
 files are under the MIT licence, the poems are from before 1000. Only poems whose lines all have
 five characters, or all seven, are taken. Left out are those with notes, gaps or other signs, very
-short and very long ones, repeated ones, and those with a character that stands in few other poems,
-so that the vocabulary has no unknown character and stays small.
+short and very long ones, and repeated ones; then, once, those with a character that stands in few
+of the rest, so that the vocabulary stays small. As that removes poems with other characters, too, a
+few characters are left that stand in fewer.
 """
 
 # ruff: noqa: RUF001 - punctuation of the text
@@ -19,11 +22,13 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from text_files import add_force, require_new_files, write_files
+
 OUT = Path("runs/pretrained/tang-poems/text")
 """Where the recipe `tang-poems` reads it."""
 FOLDER = "全唐诗"
 LEAST_POEMS = 12
-"""A poem is left out if it has a character that fewer poems than this have."""
+"""A poem is left out if it has a character that fewer poems than this have, before this filter."""
 LEAST_CHARACTERS, MOST_CHARACTERS = 20, 400
 HELD_OUT_PERCENT = 4
 """Of validation and of test text each."""
@@ -69,14 +74,19 @@ def main() -> None:
     )
     parser.add_argument("out", type=Path, nargs="?", default=OUT, help="the folder to write")
     parser.add_argument("--poems", type=Path, required=True, help="a clone of chinese-poetry")
-    arguments = parser.parse_args()
-    found = poems(arguments.poems)
-    n = len(found) * HELD_OUT_PERCENT // 100
-    parts = {"valid": found[:n], "test": found[n : 2 * n], "train": found[2 * n :]}
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    add_force(parser)
+    given = parser.parse_args()
+    paths = {part: given.out / f"{part}.txt" for part in ("valid", "test", "train")}
+    try:
+        require_new_files(paths.values(), force=given.force)
+        found = poems(given.poems)
+        n = len(found) * HELD_OUT_PERCENT // 100
+        parts = {"valid": found[:n], "test": found[n : 2 * n], "train": found[2 * n :]}
+        write_files({paths[part]: "".join(texts).encode() for part, texts in parts.items()})
+    except (OSError, ValueError) as error:
+        parser.exit(1, f"{error}\n")
     for part, texts in parts.items():
         text = "".join(texts)
-        (arguments.out / f"{part}.txt").write_text(text, encoding="utf-8")
         print(f"{part}: {len(texts):,} poems, {len(text):,} characters, {len(set(text)):,} symbols")
 
 

@@ -1,9 +1,6 @@
-"""What benchmarks/writing.py measures, and what the texts of shipped models hold."""
-
-# ruff: noqa: RUF001 - punctuation of poems
+"""What benchmarks/writing.py measures."""
 
 import random
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -19,18 +16,6 @@ ROOT = Path(__file__).parents[2]
 def writing(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     return import_module("writing")
-
-
-@pytest.fixture
-def program(monkeypatch):
-    """Import a program of scripts/pretrained by its name."""
-    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "pretrained"))
-
-    def load(name):
-        sys.modules.pop(name, None)
-        return import_module(name)
-
-    return load
 
 
 def test_repetition_is_counted(writing):
@@ -131,62 +116,3 @@ def test_prompts_for_python_begin_with_a_definition(writing):
     assert writing.places("def f\n" + "#\n" * 99, 4, is_python=True) == [0] * 4
     with pytest.raises(ValueError, match="no line of the text begins with def"):
         writing.places("x = 1\n", 4, is_python=True)
-
-
-def test_text_that_the_held_out_package_shares_is_left_out(program, tmp_path, monkeypatch):
-    python_code = program("python_code")
-    body = "\n".join(
-        f"def function_{i}(argument_{i}):\n    return argument_{i} + 1" for i in range(20)
-    )
-    other = body.replace("function", "operation").replace("argument", "value")
-    texts = {
-        ("networkx", "a.py"): body,
-        ("shares", "a.py"): "import os\n" + body[200:600] + "\n" + "x = 1  # of its own\n" * 20,
-        ("shares", "b.py"): other,
-        ("vendors", "c.py"): "# a copy\n" + other,
-    }
-    found = {}
-    for (package, name), text in texts.items():
-        path = tmp_path / package / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
-        found.setdefault(package, []).append(path)
-    packages = [
-        python_code.Package(name, "1", "MIT", tuple(files)) for name, files in found.items()
-    ]
-    monkeypatch.setattr(python_code, "packages", lambda: packages)
-    kept = {
-        package.name: ([path.name for path, _ in files], overlapping)
-        for package, files, overlapping in python_code.select()
-    }
-    assert kept == {"networkx": (["a.py"], 0), "shares": (["b.py"], 1), "vendors": ([], 0)}
-
-
-def test_licences_that_are_not_permissive_are_left_out(program):
-    python_code = program("python_code")
-    taken = {package.name: package.licence for package in python_code.packages()}
-    assert {"Python", "numpy", "networkx"} <= taken.keys()
-    assert "hypothesis" not in taken  # MPL-2.0
-    assert "transformer-xl" not in taken
-
-
-def test_wikitext_becomes_plain_english(program):
-    english = program("english")
-    text = (
-        " = Title = \n \n It rained , he said ( twice ) . The <unk> was wet . "
-        "A well @-@ known city 's 1 @,@ 200 people did n't care ; \" quoted \" . \n"
-    )
-    assert english.plain(text) == (
-        "Title\n\nIt rained, he said (twice). A well-known city's 1,200 people didn't care; "
-        '"quoted".\n\n\n'
-    )
-    two = " = A = \n \n one \n = = B = = \n two \n = C = \n three \n"
-    assert [*english.articles(two)] == [two[: two.index(" = C")], " = C = \n three \n"]
-
-
-def test_poems_have_a_form(program):
-    poems = program("tang_poems")
-    five = "白日依山盡，黃河入海流。\n欲窮千里目，更上一層樓。"
-    assert poems.is_in_form(five)
-    assert not poems.is_in_form(five + "\n春。")
-    assert not poems.is_in_form("")

@@ -11,7 +11,12 @@ import pytest
 PROGRAM = Path(__file__).parents[2] / "scripts" / "pretrained" / "chorales.py"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(autouse=True)
+def _beside(monkeypatch) -> None:
+    monkeypatch.syspath_prepend(str(PROGRAM.parent))
+
+
+@pytest.fixture
 def program() -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(PROGRAM)))
 
@@ -47,7 +52,7 @@ def test_a_round_has_every_piece_once_and_keys_come_again_after_all_others(progr
 
 
 def test_the_text_is_read_as_a_corpus_and_what_is_held_out_is_as_it_was(
-    program, tmp_path, monkeypatch
+    program, tmp_path, monkeypatch, capsys
 ):
     from transformer_xl import DataConfig, prepare
 
@@ -63,5 +68,12 @@ def test_the_text_is_read_as_a_corpus_and_what_is_held_out_is_as_it_was(
     assert sorted(written["train"]) == sorted(parts["train"] * 2)
     corpus = prepare(DataConfig(path=str(out), vocab="integers"))
     assert corpus.n_tokens("train") == 2 * (4 * 4 + 1 + 4 * 6 + 1)
+    before = out.read_bytes()
+    monkeypatch.setattr(sys, "argv", [*words, "--seed", "5"])
     with pytest.raises(SystemExit):
         runpy.run_path(str(PROGRAM), run_name="__main__")
+    assert "chorales.json exists; --force overwrites it" in capsys.readouterr().err
+    assert out.read_bytes() == before
+    monkeypatch.setattr(sys, "argv", [*words, "--seed", "5", "--force"])
+    runpy.run_path(str(PROGRAM), run_name="__main__")
+    assert out.read_bytes() != before

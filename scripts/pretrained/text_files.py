@@ -1,0 +1,38 @@
+"""Writing of the texts: nothing is overwritten unasked, and no part is empty or half written."""
+
+import argparse
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from transformer_xl.config.files import replace_file, require_new_file
+
+
+def add_force(parser: argparse.ArgumentParser) -> None:
+    """Add the option that :func:`require_new_files` needs."""
+    parser.add_argument("--force", action="store_true", help="overwrite what is there")
+
+
+def require_new_files(paths: Iterable[Path], *, force: bool) -> None:
+    """Require that files can be written, before anything is read; ``force``: they may exist.
+
+    Raises:
+        OSError: One exists, or its folder cannot be written to.
+    """
+    for path in paths:
+        require_new_file(path, force=force)
+
+
+def write_files(files: Mapping[Path, bytes]) -> None:
+    """Write files atomically, none of them if one has no text.
+
+    Raises:
+        OSError: One cannot be written.
+        ValueError: One has no text.
+    """
+    empty = [str(path) for path, content in files.items() if not content.strip()]
+    if empty:
+        raise ValueError(
+            f"nothing for {', '.join(empty)}, so that no file was written: is the source complete?"
+        )
+    for path, content in files.items():
+        replace_file(path, content)

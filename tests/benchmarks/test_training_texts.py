@@ -1,0 +1,157 @@
+"""What the programs write that make the texts of the shipped models."""
+
+# ruff: noqa: RUF001 - punctuation of poems
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from transformer_xl.config.files import checksum
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def program(monkeypatch):
+    """Import a program of scripts/pretrained by its name."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts" / "pretrained"))
+
+    def load(name):
+        sys.modules.pop(name, None)
+        return import_module(name)
+
+    return load
+
+
+def test_text_that_the_held_out_package_shares_is_left_out(program, tmp_path, monkeypatch):
+    python_code = program("python_code")
+    body = "\n".join(
+        f"def function_{i}(argument_{i}):\n    return argument_{i} + 1" for i in range(20)
+    )
+    other = body.replace("function", "operation").replace("argument", "value")
+    texts = {
+        ("networkx", "a.py"): body,
+        ("shares", "a.py"): "import os\n" + body[200:600] + "\n" + "x = 1  # of its own\n" * 20,
+        ("shares", "b.py"): other,
+        ("vendors", "c.py"): "# a copy\n" + other,
+    }
+    found = {}
+    for (package, name), text in texts.items():
+        path = tmp_path / package / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        found.setdefault(package, []).append(path)
+    packages = [
+        python_code.Package(name, "1", "MIT", tuple(files)) for name, files in found.items()
+    ]
+    monkeypatch.setattr(python_code, "packages", lambda: packages)
+    kept = {
+        package.name: ([path.name for path, _ in files], overlapping)
+        for package, files, overlapping in python_code.select()
+    }
+    assert kept == {"networkx": (["a.py"], 0), "shares": (["b.py"], 1), "vendors": ([], 0)}
+
+
+def test_licences_that_are_not_permissive_are_left_out(program):
+    python_code = program("python_code")
+    taken = {package.name: package.licence for package in python_code.packages()}
+    assert {"Python", "numpy", "networkx"} <= taken.keys()
+    assert "hypothesis" not in taken  # MPL-2.0
+    assert "transformer-xl" not in taken
+    assert taken["cycler"] == "BSD License"
+    assert not any("Copyright" in licence or "===" in licence for licence in taken.values())
+
+
+def test_wikitext_becomes_plain_english(program):
+    english = program("english")
+    text = (
+        " = Title = \n \n It rained , he said ( twice ) . The <unk> was wet . "
+        "A well @-@ known city 's 1 @,@ 200 people did n't care ; \" quoted \" . \n"
+    )
+    assert english.plain(text) == (
+        "Title\n\nIt rained, he said (twice). A well-known city's 1,200 people didn't care; "
+        '"quoted".\n\n\n'
+    )
+    two = " = A = \n \n one \n = = B = = \n two \n = C = \n three \n"
+    assert [*english.articles(two)] == [two[: two.index(" = C")], " = C = \n three \n"]
+
+
+def test_poems_have_a_form(program):
+    poems = program("tang_poems")
+    five = "白日依山盡，黃河入海流。\n欲窮千里目，更上一層樓。"
+    assert poems.is_in_form(five)
+    assert not poems.is_in_form(five + "\n春。")
+    assert not poems.is_in_form("")
+
+
+def run(program, monkeypatch, name, *words):
+    """Run a program as the command line does."""
+    monkeypatch.setattr(sys, "argv", [name, *map(str, words)])
+    program(name).main()
+
+
+def test_the_text_of_english_is_articles_in_both_forms_and_novels(
+    program, tmp_path, monkeypatch, capsys
+):
+    english = program("english")
+    (tmp_path / "wikitext").mkdir()
+    text = " \n = A = \n \n It rained , he said . \n"
+    for part in ("train", "valid", "test"):
+        (tmp_path / "wikitext" / f"wiki.{part}.tokens").write_text(text)
+    (tmp_path / "books").mkdir()
+    books = {number: tmp_path / "books" / f"{number}.txt" for number in english.READ}
+    for number, path in books.items():
+        path.write_text(f"Chapter {number}\n\nIt was\nlate.\n")
+    words = tmp_path / "out", "--wikitext", tmp_path / "wikitext", "--books", tmp_path / "books"
+    with pytest.raises(SystemExit):
+        run(program, monkeypatch, "english", *words)
+    assert "28988.txt has the SHA-256" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    read = {number: checksum(path) for number, path in books.items()}
+    english = program("english")
+    monkeypatch.setattr(english, "READ", read)
+    monkeypatch.setattr(sys, "argv", ["english", *map(str, words)])
+    english.main()
+    train = (tmp_path / "out" / "train.txt").read_text()
+    for piece in (" = A = \n \n It rained , he said . \n", "A\n\nIt rained, he said.\n\n\n"):
+        assert piece in train
+    assert "Chapter 860\n\nIt was late.\n\n" in train
+    assert (tmp_path / "out" / "test.txt").read_text() == text
+    (tmp_path / "out" / "train.txt").unlink()
+    with pytest.raises(SystemExit):
+        english.main()
+    assert "valid.txt exists; --force overwrites it" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "train.txt").exists()
+
+
+def test_the_text_of_poems_is_written_whole_or_not_at_all(program, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "clone" / "全唐诗"
+    folder.mkdir(parents=True)
+    lines = ["白日依山盡，黃河入海流。", "欲窮千里目，更上一層樓。"]
+    poems = [{"title": "登樓", "paragraphs": lines * (n + 2)} for n in range(14)]
+    poems += [{"title": "其他", "paragraphs": [*lines, "甲乙丙丁戊，白日依山盡。"]}]
+    (folder / "poet.tang.0.json").write_text(json.dumps(poems))
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit):
+        run(program, monkeypatch, "tang_poems", out, "--poems", tmp_path / "clone")
+    assert "nothing for" in capsys.readouterr().err
+    assert not out.exists()
+    out.mkdir()
+    (out / "test.txt").write_text("mine")
+    with pytest.raises(SystemExit):
+        run(program, monkeypatch, "tang_poems", out, "--poems", tmp_path / "clone")
+    assert "test.txt exists; --force overwrites it" in capsys.readouterr().err
+    tang_poems = program("tang_poems")
+    monkeypatch.setattr(tang_poems, "HELD_OUT_PERCENT", 10)
+    words = ["tang_poems", str(out), "--poems", str(tmp_path / "clone"), "--force"]
+    monkeypatch.setattr(sys, "argv", words)
+    tang_poems.main()
+    parts = {part: (out / f"{part}.txt").read_text() for part in ("train", "valid", "test")}
+    counts = {part: text.count(tang_poems.POEM_END) for part, text in parts.items()}
+    assert counts["valid"] == counts["test"] == 1
+    assert "其" not in "".join(parts.values())
+    for poem in "".join(parts.values()).split(tang_poems.POEM_END)[:-1]:
+        assert tang_poems.is_in_form(poem.partition("\n")[2])
