@@ -194,8 +194,8 @@ def texts() -> dict[str, bytes]:
         parts[part] += groups[group]
     lines += [
         "",
-        f"Left out, as they share {WINDOW} words and signs in a row with the test text, which is of "
-        f"{HELD_OUT}: {overlapping_files} files.",
+        f"Left out, as they share {WINDOW} words and signs in a row with the test text, which is "
+        f"of {HELD_OUT}: {overlapping_files} files.",
     ]
     found = {f"{part}.txt": b"".join(pieces) for part, pieces in parts.items()}
     return found | {"sources.md": ("\n".join(lines) + "\n").encode()}
