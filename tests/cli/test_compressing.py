@@ -1,6 +1,7 @@
 """txl compress and txl decompress: files, pipes, and what must not be overwritten."""
 
 import io
+import random
 import sys
 
 import pytest
@@ -326,6 +327,33 @@ def test_without_a_model_a_shipped_one_is_chosen_and_found_again(txl, notes, shi
     assert txl("compress", notes, tmp_path / "older", "--model", "notes-1").code == 0
     assert txl("decompress", tmp_path / "older", tmp_path / "three").code == 0
     assert (tmp_path / "three").read_bytes() == _NOTES
+
+
+def test_what_no_shipped_model_can_represent_is_stored(txl, shipped, tmp_path, monkeypatch):
+    from transformer_xl.config import files
+
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root" / "toy-1").symlink_to(shipped / "toy-1")
+    monkeypatch.setattr(files, "SHIPPED", tmp_path / "root")
+    data = tmp_path / "data"
+    data.write_bytes(b"\xff\xfe" * 100)
+    ended = txl("compress", data, "--verify", "--json")
+    assert ended.code == 0
+    assert f"{data} is stored unchanged: no shipped model can represent it exactly" in ended.err
+    assert ended.err.count("--learn") == 1
+    assert "model" not in ended.json
+    assert txl("decompress", tmp_path / "data.txl", tmp_path / "again").code == 0
+    assert (tmp_path / "again").read_bytes() == data.read_bytes()
+
+
+def test_a_model_that_was_not_used_is_not_reported(txl, shipped, tmp_path):
+    data = tmp_path / "data"
+    data.write_bytes(random.Random(0).randbytes(300))
+    ended = txl("compress", data, "--json")
+    assert ended.code == 0
+    assert f"{data} is incompressible and stored unchanged" in ended.err
+    assert ended.json["streams"] == 0
+    assert "model" not in ended.json
 
 
 def test_with_learn_no_shipped_model_is_chosen(txl, notes, shipped):

@@ -112,6 +112,22 @@ def test_a_damaged_shipped_model_is_named(txl, shipped, tmp_path, monkeypatch):
     assert "recipe.toml has changed; install transformer-xl again" in " ".join(out.split())
 
 
+def test_one_damaged_model_does_not_hide_the_others(txl, shipped, tmp_path, monkeypatch):
+    from transformer_xl.config import files
+
+    shutil.copytree(shipped, tmp_path / "copy")
+    monkeypatch.setattr(files, "SHIPPED", tmp_path / "copy")
+    (tmp_path / "copy" / "toy-2").mkdir()
+    code, out, _ = txl("models")
+    assert (code, "toy (version 1)" in out) == (0, True)
+    (tmp_path / "copy" / "notes-2" / "model.safetensors").write_bytes(b"x" * 100)
+    code, out, err = txl("models")
+    assert (code, "toy (version 1)" in out) == (1, True)
+    assert "notes-2 cannot be read, install transformer-xl again: " in err
+    ended = txl("models", "--json")
+    assert (ended.code, [*ended.json]) == (1, ["toy"])
+
+
 def test_a_shipped_model_is_fine_tuned_as_a_float32_copy_of_it(txl, shipped, toy_text, tmp_path):
     own = load_model("toy")
     exact = tmp_path / "exact"

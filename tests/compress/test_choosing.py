@@ -1,13 +1,25 @@
 """A shipped model is chosen by content, and found by the checksum in an archive."""
 
+import shutil
+from dataclasses import replace
+
 import pytest
 import torch
 
-from transformer_xl.apps.compress import Settings, choose, compress, decompress, find
+from transformer_xl.apps.compress import (
+    Settings,
+    UnrestorableError,
+    choose,
+    compress,
+    decompress,
+    find,
+    store,
+)
 from transformer_xl.apps.compress.choosing import PART_BYTES, sample_of
 from transformer_xl.config import files
+from transformer_xl.data import train_vocab
 from transformer_xl.inference.generate import from_pretrained
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import TransformerXL, build_model
 
 NOTES = b"so it goes, " * 40
 # Of the characters of the model, but for the last.
@@ -39,11 +51,56 @@ def test_what_no_model_can_represent_is_explained(shipped, tmp_path, monkeypatch
     (tmp_path / "root").mkdir()
     (tmp_path / "root" / "toy-1").symlink_to(shipped / "toy-1")
     monkeypatch.setattr(files, "SHIPPED", tmp_path / "root")
-    with pytest.raises(ValueError, match=r"toy: byte 0 is not UTF-8.*--learn"):
+    with pytest.raises(UnrestorableError, match=r"toy: byte 0 is not UTF-8.*--learn") as found:
         choose(b"\xff\xfe")
+    assert "a model of bytes compresses any file" not in str(found.value)
     monkeypatch.setattr(files, "SHIPPED", tmp_path / "none")
     with pytest.raises(ValueError, match="no shipped models to choose from: give a model"):
         choose(NOTES)
+
+
+def test_a_model_of_integers_is_not_asked(shipped, tmp_path, monkeypatch, tiny_config):
+    vocab = train_vocab("integers", ["1 2 3\n"])
+    folder = tmp_path / "root" / "tunes-1"
+    build_model(replace(tiny_config, vocab_size=len(vocab))).save_pretrained(folder, vocab)
+    (folder / "model.toml").write_text("")
+    monkeypatch.setattr(files, "SHIPPED", tmp_path / "root")
+    with pytest.raises(UnrestorableError, match=r"exactly \(none is for text\); give another"):
+        choose(b"1 2 3\n")
+
+
+def test_what_is_stored_needs_no_model():
+    for data in (b"", b"\xff\xfe" * 9):
+        found = store(data)
+        assert decompress(found.content) == data
+        assert found.report()["streams"] == 0
+
+
+@pytest.mark.parametrize("damage", ["recipe", "settings", "weights"])
+def test_a_damaged_model_is_left_out_and_said(shipped, tmp_path, monkeypatch, damage):
+    root = tmp_path / "root"
+    shutil.copytree(shipped, root)
+    monkeypatch.setattr(files, "SHIPPED", root)
+    name = {"settings": "config.json", "weights": "model.safetensors"}.get(damage, "recipe.toml")
+    path = root / "notes-2" / name
+    path.write_bytes(b"{" if damage != "weights" else path.read_bytes()[:100])
+    said: list[str] = []
+    if damage == "recipe":
+        # Nothing that compression reads.
+        assert choose(NOTES, say=said.append).shipped.full_name == "notes-2"
+        assert said == []
+        return
+    content = compress(NOTES, *from_pretrained("notes-1")).content
+    choice = choose(TOY, say=said.append)
+    assert choice.shipped.full_name == "toy-1"
+    assert len(said) == 1
+    assert said[0].startswith("notes-2 cannot be read, and is left out: ")
+    assert find(content).shipped.full_name == "notes-1"
+    for folder in root.iterdir():
+        (folder / "config.json").write_text("{")
+    for call in (lambda: choose(TOY), lambda: find(content)):
+        with pytest.raises(RuntimeError, match="none of the shipped models can be read: install"):
+            call()
 
 
 @pytest.mark.parametrize("name", ["toy", "notes", "notes-1"])

@@ -51,11 +51,11 @@ def hub(monkeypatch, tmp_path):
 
 def test_a_shipped_model_is_found_by_its_name(shipped):
     for name, version in (("notes", 2), ("notes-1", 1), ("toy", 1)):
-        path, remark, is_folder = locate(name)
+        path, remark, is_path = locate(name)
         own = name.partition("-")[0]
         assert path == find_model_folder(Path(name)) == shipped / f"{own}-{version}"
         assert remark == f"using the shipped model {own} (version {version})"
-        assert not is_folder
+        assert not is_path
 
 
 def test_a_folder_comes_before_a_shipped_model_and_says_so(shipped):
@@ -105,6 +105,9 @@ def test_the_path_of_a_missing_run_is_not_looked_up_on_the_hub(shipped):
         locate("runs/demo")
     for path in ("../x", "./x", "/x/y", "a/b/c", "a", "-a/b", "a/.b", "a/" + 97 * "b"):
         assert not may_be_on_hub(path)
+    # What the hub would refuse, with a message about names and not about the path.
+    for path in ("a..b/c", "a/b..c", "a/b--c", "a-/b", "a/b.", "a/b-", "a/ß"):
+        assert not may_be_on_hub(path)
 
 
 def test_a_model_of_the_hub_is_read_without_pickles_and_code(hub, shipped):
@@ -112,9 +115,9 @@ def test_a_model_of_the_hub_is_read_without_pickles_and_code(hub, shipped):
     shutil.copytree(shipped / "toy-1", root / "me" / "toy")
     for name in ("pytorch_model.bin", "modeling.py", "training_args.pt"):
         (root / "me" / "toy" / name).write_text("")
-    path, remark, is_folder = locate("me/toy")
+    path, remark, is_path = locate("me/toy")
     assert remark == "using me/toy from the Hugging Face hub (revision 0123456789ab)"
-    assert not is_folder
+    assert not is_path
     assert {"config.json", "model.safetensors", "vocab.json", "tokenizer.json"} <= {*asked}
     assert not {"pytorch_model.bin", "modeling.py", "training_args.pt"} & {*asked}
     model, vocab = txl.from_pretrained("me/toy")

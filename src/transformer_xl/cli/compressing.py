@@ -14,7 +14,6 @@ from transformer_xl.cli.loading import load, name_of, read_bytes, require_model,
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config.checks import require
 from transformer_xl.config.files import replace_file, require_new_file
-from transformer_xl.config.shipped import shipped_models
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +33,8 @@ class Compress:
     sample of the file best. With --learn the model is trained on what was coded; with --learn and
     without --model it starts randomly initialized, and decompression needs only the file, on the
     same kind of processor with the same PyTorch. Without --learn, any machine with the model can
-    decompress. Incompressible data are stored unchanged.
+    decompress. Incompressible data are stored unchanged, and so are those that no model of the
+    package can represent.
 
     Examples:
       txl compress notes.txt
@@ -77,12 +77,6 @@ class Compress:
     def run(self) -> None:
         """Compress."""
         out = _checked_out(self, self.file.with_name(self.file.name + _SUFFIX))
-        if self.model is None:
-            require(
-                self.learn or bool(shipped_models()),
-                "this installation has no shipped models to choose from: give a model with --model "
-                "DIR, or train one while coding with --learn",
-            )
         # Slow imports come after all checks of the arguments.
         from transformer_xl.apps import compress as compression
 
@@ -96,19 +90,27 @@ class Compress:
             )
         model, vocab = load(self.model) if self.model else (None, None)
         data, name = read_bytes(self.file), name_of(self.file)
-        chosen: dict[str, str] = {}
-        if not self.model and not self.learn:
-            choice = _shipped(self.file, lambda: compression.choose(data, settings, _device()))
-            model, vocab = choice.model, choice.vocab
-            chosen["model"] = choice.shipped.full_name
-            sizes = ", ".join(f"{name} {x:.2f}" for name, x in choice.bits_per_byte.items())
-            say(f"{_using(choice)}: bits per byte of a sample of the file: {sizes}")
+        choice = None
         try:
+            if not self.model and not self.learn:
+                choice = _shipped(
+                    self.file, lambda: compression.choose(data, settings, _device(), say=say)
+                )
+                model, vocab = choice.model, choice.vocab
+                sizes = ", ".join(f"{name} {x:.2f}" for name, x in choice.bits_per_byte.items())
+                say(f"{choice.shipped.using}: bits per byte of a sample of the file: {sizes}")
             found = compression.compress(data, model, vocab, settings, _progress())
         except compression.UnrestorableError as error:
-            raise ValueError(f"{name}: {error}") from error
-        if self.learn and found.made_for is None:
-            say(f"{name} is incompressible and stored unchanged: it can be restored on any machine")
+            if self.model or self.learn:
+                raise ValueError(f"{name}: {error}") from error
+            say(f"{name} is stored unchanged: {error}")
+            found = compression.store(data)
+        else:
+            if data and not found.streams:
+                anywhere = ": it can be restored on any machine" if self.learn else ""
+                say(f"{name} is incompressible and stored unchanged{anywhere}")
+        is_used = choice is not None and compression.needs_model(found.content)
+        chosen = {"model": choice.shipped.full_name} if choice and is_used else {}
         if self.verify:
             say("verifying: restoring what was compressed")
             given = (model, vocab) if compression.needs_model(found.content) else (None, None)
@@ -171,9 +173,9 @@ class Decompress:
         # Outside the block: an error of the model is not one of the archive.
         model, vocab = load(self.model) if self.model and needed else (None, None)
         if needed and not self.model:
-            choice = _shipped(self.file, lambda: find(content, _device()))
+            choice = _shipped(self.file, lambda: find(content, _device(), say=say))
             model, vocab = choice.model, choice.vocab
-            say(f"{_using(choice)}, which compressed it")
+            say(f"{choice.shipped.using}, which compressed it")
         with _archive(self.file, self.model):
             data = decompress(content, model, vocab, _progress(), self.ram)
         seconds = time.perf_counter() - started
@@ -224,8 +226,12 @@ def _shipped(file: Path, pick: Callable[[], "Choice"]) -> "Choice":
     from transformer_xl.config.device import prepare_process
 
     prepare_process()
+    from transformer_xl.apps.compress import UnrestorableError
+
     try:
         return pick()
+    except UnrestorableError:
+        raise
     except ValueError as error:
         raise ValueError(f"{name_of(file)}: {error}") from error
 
@@ -234,10 +240,6 @@ def _device() -> "torch.device":
     from transformer_xl.config.device import pick_device
 
     return pick_device()
-
-
-def _using(choice: "Choice") -> str:
-    return f"using the shipped model {choice.shipped.name} (version {choice.shipped.version})"
 
 
 def _write(out: Path | None, content: bytes) -> None:

@@ -253,7 +253,7 @@ class Report:
         from transformer_xl.train.seen import MEMORY_FILE
 
         require(
-            locate(self.dir).is_folder,
+            locate(self.dir).is_path,
             f"{self.dir} is a model and no run folder, so there is no report to write: its figures "
             f"are in its card (txl models {self.dir})",
         )

@@ -28,23 +28,31 @@ class Models:
     json: bool = False
     """Print one JSON object: all models by name, or the named one."""
 
-    def run(self) -> None:
-        """Print the list or the card."""
+    def run(self) -> int:
+        """Print the list or the card; return 1 if a model cannot be read."""
         if self.name:
             model = require_shipped(self.name)
             if self.json:
                 show(model.about(), as_json=True)
             else:
                 print(model.text, end="")
-            return
+            return 0
         models = newest_models()
-        if self.json:
-            show({model.name: model.about() for model in models}, as_json=True)
-            return
-        if not models:
+        if not models and not self.json:
             say("this installation has no models")
+        found = {}
         for model in models:
-            _show(model)
+            try:
+                found[model.name] = model.about()
+            except (OSError, RuntimeError, ValueError) as error:
+                say(f"{model.full_name} cannot be read, install transformer-xl again: {error}")
+        if self.json:
+            show(found, as_json=True)
+        else:
+            for model in models:
+                if model.name in found:
+                    _show(model)
+        return int(len(found) < len(models))
 
 
 def _show(model: ShippedModel) -> None:

@@ -16,7 +16,10 @@ from transformer_xl.config.shipped import hint, shipped_model
 
 # What a model folder or a run folder has at least one of.
 _MARKS = ("config.json", "vocab.json", "recipe.toml", "model", "checkpoints")
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
+# As the hub has them: neither part has two hyphens or two dots side by side, or ends with one.
+_HUB_NAME = re.compile(
+    r"(?!.*(?:--|\.\.|[.-]/|[.-]$))[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII
+)
 # No pickles, and no code.
 _HUB_FILES = (
     *("config.json", "model.safetensors", "model.safetensors.index.json"),
@@ -31,7 +34,7 @@ class Located(NamedTuple):
     """A folder; or a file, if the name is the path of one."""
     remark: str = ""
     """Which model the name means, where the name is not simply a path."""
-    is_folder: bool = True
+    is_path: bool = True
     """Whether the name is a path of the caller, whose contents may change."""
 
 
@@ -49,7 +52,7 @@ def locate(name: Path | str) -> Located:
     if may_be_on_hub(name):
         folder = _download(text)
         remark = f"using {text} from the Hugging Face hub (revision {folder.name[:12]})"
-        return Located(folder, remark, is_folder=False)
+        return Located(folder, remark, is_path=False)
     raise FileNotFoundError(f"{name} does not exist: {_remedy(text)}")
 
 
@@ -65,8 +68,7 @@ def locate_here(name: Path | str) -> Located | None:
         return Located(path, remark)
     if model is None:
         return None
-    remark = f"using the shipped model {model.name} (version {model.version})"
-    return Located(model.folder, remark, is_folder=False)
+    return Located(model.folder, model.using, is_path=False)
 
 
 def may_be_on_hub(name: Path | str) -> bool:

@@ -40,7 +40,7 @@ class Card:
     licence: str = ""
     """The licences of the weights and of the data, in a line."""
     metrics: dict[str, float] = dataclasses.field(default_factory=dict)
-    """Its figures by name, with their unit and text; the most important one first."""
+    """Its figures, the most important one first. A name says the unit, and of which text."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -65,6 +65,11 @@ class ShippedModel:
     def full_name(self) -> str:
         """The name with the version, as in ``python-code-1``."""
         return f"{self.name}-{self.version}"
+
+    @property
+    def using(self) -> str:
+        """What a command says that uses it."""
+        return f"using the shipped model {self.name} (version {self.version})"
 
     @property
     def n_bytes(self) -> int:
@@ -93,12 +98,21 @@ class ShippedModel:
 
     @cached_property
     def n_parameters(self) -> int:
-        """Number of parameters, tied ones once."""
-        from safetensors import safe_open
+        """Number of parameters, tied ones once.
 
-        with safe_open(self.folder / "model.safetensors", "numpy") as file:
-            shapes = (file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
-            return sum(map(math.prod, shapes))
+        Raises:
+            OSError: The weights cannot be read.
+            RuntimeError: They are damaged.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        path = self.folder / "model.safetensors"
+        try:
+            with safe_open(path, "numpy") as file:
+                shapes = (file.get_slice(name).get_shape() for name in file.keys())  # noqa: SIM118
+                return sum(map(math.prod, shapes))
+        except SafetensorError as error:
+            raise RuntimeError(f"{path} is damaged: {error}") from error
 
     def about(self) -> dict[str, Any]:
         """Return what ``txl models --json`` prints."""
@@ -108,11 +122,14 @@ class ShippedModel:
 
 
 def shipped_models() -> list[ShippedModel]:
-    """Return all versions of all shipped models, by name, the newest version first."""
+    """Return all versions of all shipped models, by name, the newest version first.
+
+    A folder without settings of a model or without its card is none.
+    """
     found = []
     for folder in files.SHIPPED.iterdir() if files.SHIPPED.is_dir() else ():
         match = re.fullmatch(r"([a-z][a-z0-9-]*)-([1-9][0-9]*)", folder.name)
-        if match and folder.is_dir():
+        if match and all((folder / name).is_file() for name in ("config.json", CARD_FILE)):
             found.append(ShippedModel(match[1], int(match[2]), folder))
     return sorted(found, key=lambda model: (model.name, -model.version))
 

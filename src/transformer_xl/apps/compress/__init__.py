@@ -8,6 +8,7 @@ from transformer_xl.apps.compress.contents import (
     compress,
     decompress,
     needs_model,
+    store,
 )
 from transformer_xl.apps.compress.header import ArchiveError
 from transformer_xl.apps.compress.planning import Settings
@@ -24,4 +25,5 @@ __all__ = [
     "decompress",
     "find",
     "needs_model",
+    "store",
 ]

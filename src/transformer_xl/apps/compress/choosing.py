@@ -1,5 +1,6 @@
 """Which shipped model compresses a file best, and which one compressed an archive."""
 
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,8 @@ from transformer_xl.config.shipped import ShippedModel, newest_models, shipped_m
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate import from_pretrained
 from transformer_xl.model import LanguageModel
+
+Say = Callable[[str], object]
 
 PART_BYTES = 4096
 """Bytes of the sample from the beginning, the middle and the end of a file, each."""
@@ -30,7 +33,11 @@ class Choice(NamedTuple):
 
 
 def choose(
-    data: bytes, settings: Settings | None = None, device: torch.device | None = None
+    data: bytes,
+    settings: Settings | None = None,
+    device: torch.device | None = None,
+    *,
+    say: Say | None = None,
 ) -> Choice:
     """Choose the shipped model that compresses a sample of some data best.
 
@@ -38,9 +45,12 @@ def choose(
         data: The data.
         settings: Settings of the compression.
         device: Device of the models. None: the CPU.
+        say: Called with a message about each model that cannot be read, and is left out.
 
     Raises:
-        ValueError: No model is shipped, or none can represent the data exactly.
+        RuntimeError: None of the models can be read.
+        UnrestorableError: None can represent the data exactly.
+        ValueError: No model is shipped.
     """
     models = newest_models()
     require(
@@ -52,12 +62,14 @@ def choose(
     sizes: dict[ShippedModel, float] = {}
     loaded: dict[ShippedModel, tuple[LanguageModel, Vocab]] = {}
     problems = []
-    for shipped in models:
-        model, vocab = from_pretrained(shipped.folder, device)
+    for shipped, model, vocab in _readable(models, device, say):
+        # Numbers written as text are no text that such a model was trained on.
+        if vocab.kind == "integers":
+            continue
         try:
             sizes[shipped] = compress(sample, model, vocab, settings).coded_bits
         except UnrestorableError as error:
-            problems.append(f"{shipped.name}: {error}")
+            problems.append(f"{shipped.name}: {error.reason}")
         else:
             loaded[shipped] = model, vocab
     order = sorted(sizes, key=lambda shipped: sizes[shipped])
@@ -67,32 +79,33 @@ def choose(
         try:
             to_tokens(data, vocab)
         except UnrestorableError as error:
-            problems.append(f"{shipped.name}: {error}")
+            problems.append(f"{shipped.name}: {error.reason}")
         else:
             return Choice(shipped, model, vocab, bits)
-    raise ValueError(
-        f"no shipped model can represent it exactly ({'; '.join(problems)}): give another model "
-        "with --model DIR, or train one of bytes while coding with --learn"
+    raise UnrestorableError(
+        f"no shipped model can represent it exactly ({'; '.join(problems) or 'none is for text'})",
+        "give another model with --model DIR, or train one of bytes while coding with --learn",
     )
 
 
-def find(content: bytes, device: torch.device | None = None) -> Choice:
+def find(content: bytes, device: torch.device | None = None, *, say: Say | None = None) -> Choice:
     """Find the shipped model with which an archive was compressed, by the checksum in it.
 
     Args:
         content: The archive; it needs a model.
         device: Device of the model. None: the CPU.
+        say: Called with a message about each model that cannot be read, and is left out.
 
     Raises:
         ArchiveError: It is not an archive, has another version, or is damaged.
+        RuntimeError: None of the models can be read.
         ValueError: None of the shipped models compressed it.
     """
     coding = unpack(content)[0].coding
     require(coding is not None, "it was compressed without a model")
     assert coding is not None
     models = shipped_models()
-    for shipped in models:
-        model, vocab = from_pretrained(shipped.folder, device)
+    for shipped, model, vocab in _readable(models, device, say):
         if fingerprint(model, vocab.hash) == coding.model:
             return Choice(shipped, model, vocab, {})
     names = ", ".join(shipped.full_name for shipped in models) or "this installation has none"
@@ -101,6 +114,31 @@ def find(content: bytes, device: torch.device | None = None) -> Choice:
         f"shipped ones ({names}): give that model with --model DIR, or install the version of "
         "transformer-xl that has it"
     )
+
+
+def _readable(
+    models: list[ShippedModel], device: torch.device | None, say: Say | None
+) -> Iterator[tuple[ShippedModel, LanguageModel, Vocab]]:
+    """Load models one after another; leave out those that cannot be read, and say so.
+
+    Raises:
+        RuntimeError: At the end, if none can be read.
+    """
+    n_read, problem = 0, None
+    for shipped in models:
+        try:
+            model, vocab = from_pretrained(shipped.folder, device)
+        except (OSError, RuntimeError, ValueError) as error:
+            problem = error
+            if say is not None:
+                say(f"{shipped.full_name} cannot be read, and is left out: {error}")
+        else:
+            n_read += 1
+            yield shipped, model, vocab
+    if problem is not None and not n_read:
+        raise RuntimeError(
+            f"none of the shipped models can be read: install transformer-xl again ({problem})"
+        ) from problem
 
 
 def sample_of(data: bytes) -> bytes:

@@ -34,7 +34,15 @@ _FRESH_VOCAB = "bytes"
 
 
 class UnrestorableError(ValueError):
-    """The vocabulary of the model cannot represent a text exactly."""
+    """The vocabulary of the model cannot represent a text exactly.
+
+    Attributes:
+        reason: The message without the remedy.
+    """
+
+    def __init__(self, reason: str, remedy: str = "a model of bytes compresses any file") -> None:
+        super().__init__(f"{reason}; {remedy}")
+        self.reason = reason
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +121,17 @@ def compress(
             coded, found = encode(tokens, rounds)
         if len(coded) < len(data):
             payload, coding, bits = coded, planned, found
+    return _archive(data, payload, coding, bits, started)
+
+
+def store(data: bytes) -> Compressed:
+    """Put data into an archive as they are."""
+    return _archive(data, data, None, Bits(coded=8.0 * len(data)), time.perf_counter())
+
+
+def _archive(
+    data: bytes, payload: bytes, coding: Coding | None, bits: Bits, started: float
+) -> Compressed:
     header = Header(
         size=len(data),
         digest=_digest(data),
@@ -190,12 +209,12 @@ def to_tokens(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"]:
     vocab = _text_vocab(vocab)
     if vocab is None:
         return np.frombuffer(data, np.uint8).astype(np.int32)
-    name, remedy = f"the model's vocabulary ({vocab.kind})", "a model of bytes compresses any file"
+    name = f"the model's vocabulary ({vocab.kind})"
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UnrestorableError(
-            f"byte {error.start:,} is not UTF-8, and {name} is for text; {remedy}"
+            f"byte {error.start:,} is not UTF-8, and {name} is for text"
         ) from None
     try:
         ids = vocab.encode(text)
@@ -207,7 +226,7 @@ def to_tokens(data: bytes, vocab: Vocab | None) -> Int32[np.ndarray, " n"]:
         unknown = vocab.unknown(text)
         what = describe_unknown(unknown, vocab.first_unknown_line(text))
         problem = f": it has no symbol for {what}" if unknown else f": {error}"
-    raise UnrestorableError(f"{name} cannot represent this file{problem}; {remedy}")
+    raise UnrestorableError(f"{name} cannot represent this file{problem}")
 
 
 def made_here() -> str:

@@ -20,7 +20,7 @@ _TRANSFORMERS_KEYS = ("architectures", "auto_map", "origin", "eval")
 def path_of(name: str | os.PathLike) -> str | os.PathLike:
     """Return the folder of a shipped model; other names and paths are left to transformers."""
     found = locate_here(os.fspath(name))
-    return name if found is None or found.is_folder else found.path
+    return name if found is None or found.is_path else found.path
 
 
 @no_type_check
