@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +86,31 @@ def test_a_folder_of_the_name_is_taken_and_said(txl, shipped):
     ended = txl("generate", "toy", "--prompt", "so it", "--length", "4")
     assert ended.code == 0
     assert ended.err.startswith("using the folder toy, not the shipped model toy-1\n")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("generate", "./toy"),
+        ("eval", "./toy"),
+        ("score", "./toy", "text"),
+        ("doctor", "./toy"),
+        ("export", "./toy", "out"),
+        ("convert", "./toy", "out"),
+        ("recl", "./toy"),
+        ("train", "./toy", "--out", "out"),
+        ("compress", "text", "--model", "./toy"),
+        ("report", "./toy"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_path_on_the_command_line_is_never_a_name(txl, words):
+    Path("text").write_text("the cat")
+    code, _, err = txl(*words)
+    assert code in (1, 2)
+    assert "toy" in err
+    assert "using the shipped model" not in err
+    assert not Path("out").exists()
 
 
 def test_a_plain_folder_is_taken_silently(txl, shipped):

@@ -71,7 +71,7 @@ def diagnose() -> dict[str, Any]:
     }
 
 
-def verify(name: Path) -> dict[str, str]:
+def verify(name: Path | str) -> dict[str, str]:
     """Verify the files of a model folder or run folder, or one weights file or state file.
 
     Args:

@@ -48,7 +48,7 @@ class Compress:
     """The file; - reads the standard input."""
     out: Annotated[Path | None, tyro.conf.Positional] = None
     """The archive; - is the standard output. None: FILE.txl."""
-    model: Path | None = None
+    model: str | None = None
     """A model folder, a run folder, or the name of a model; one of bytes compresses any file. None:
     a shipped one, chosen by the contents of the file; with --learn, an untrained one."""
     learn: bool = False
@@ -149,7 +149,7 @@ class Decompress:
     """The file; - reads the standard input."""
     out: Annotated[Path | None, tyro.conf.Positional] = None
     """The restored file; - is the standard output. None: FILE without .txl."""
-    model: Path | None = None
+    model: str | None = None
     """The model it was compressed with; None: a shipped one, or it needs none."""
     ram: float = 4.0
     """Limit on RAM in gigabytes, without the model and the restored file."""
@@ -208,7 +208,7 @@ def _checked_out(command: Compress | Decompress, default: Path | None) -> Path |
 
 
 @contextmanager
-def _archive(file: Path, model: Path | None) -> Iterator[None]:
+def _archive(file: Path, model: str | None) -> Iterator[None]:
     """Add the names of the archive and of the given model to errors about them."""
     from transformer_xl.apps.compress import ArchiveError
 

@@ -260,7 +260,7 @@ class Report:
         recipe = recipe_of(self.dir)
         if recipe is None:
             raise ValueError(f"{self.dir} is not a run folder: it has no recipe.toml")
-        is_there = (self.dir / MEMORY_FILE).exists() and not self.measure
+        is_there = (Path(self.dir) / MEMORY_FILE).exists() and not self.measure
         if is_there:
             why = "the memory has been measured already; add --measure"
             refuse_others(self.eval, "eval.", (), why)
@@ -273,7 +273,7 @@ class Report:
                 if self.measure:
                     raise
                 say(f"the memory was not measured: {error}")
-        print(write_report(self.dir))
+        print(write_report(Path(self.dir)))
 
     def _measure_memory(self, recipe: Config) -> None:
         from transformer_xl.train.checkpoint import RunFolder

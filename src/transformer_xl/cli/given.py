@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypedDict, TypeVar, get_type_hints
 
 import tyro
@@ -22,7 +21,8 @@ READ_BY_SEGMENTS = ("segment_len", "mem_len", "attn_len", "clamp_len", "ext_len"
 # Booleans take a value, too.
 Value = tyro.conf.FlagConversionOff
 Recipe = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="RECIPE")]
-Folder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
+# No Path, which is the same for ./english as for the name english.
+Folder = Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 
 
 class Given(dict[str, Any], Generic[_Section]):

@@ -48,10 +48,10 @@ def is_model(name: str) -> bool:
 
 def recipe_or_model(name: str) -> Config:
     """Return a recipe by its name or file, or the recipe that fine-tunes a model."""
-    return fine_tuning_of(Path(name)) if is_model(name) else load_recipe(name)
+    return fine_tuning_of(name) if is_model(name) else load_recipe(name)
 
 
-def fine_tuning_of(folder: Path) -> Config:
+def fine_tuning_of(folder: Path | str) -> Config:
     """Return a recipe that fine-tunes a model: its architecture, vocabulary and weights.
 
     Settings of training, evaluation and generation come from the recipe of its run, if any.
@@ -84,7 +84,7 @@ def _prompt_for(vocab: "Vocab") -> str:
     return "\n"
 
 
-def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> EvalConfig:
+def evaluation_of(folder: Path | str, recipe: Config | None, preset: str | None) -> EvalConfig:
     """Return evaluation settings: of the preset, else the recipe, else the settings file."""
     if recipe and not preset:
         return recipe.eval
@@ -99,7 +99,7 @@ def evaluation_of(folder: Path, recipe: Config | None, preset: str | None) -> Ev
     return preset_eval(preset, keys_beyond_memory=int(written_by in ("tensorflow", "nvidia")))
 
 
-def load(folder: Path, weights: Weights = "float32") -> tuple["LanguageModel", "Vocab"]:
+def load(folder: Path | str, weights: Weights = "float32") -> tuple["LanguageModel", "Vocab"]:
     """Load the model of a folder, or the best one of a run, with its vocabulary."""
     from transformer_xl.config.device import pick_device, prepare_process
     from transformer_xl.inference.generate import from_pretrained
@@ -109,7 +109,7 @@ def load(folder: Path, weights: Weights = "float32") -> tuple["LanguageModel", "
 
 
 def load_with_state(
-    folder: Path, weights: Weights, path: Path | None
+    folder: Path | str, weights: Weights, path: Path | None
 ) -> tuple["LanguageModel", "Vocab", "State | None", str]:
     """Load a model, the state of a text if its file exists, and the checksum of the weights."""
     from transformer_xl.inference.generate import load_state
@@ -137,7 +137,7 @@ def saved_at_end(save: Callable[[], None]) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
-def corpus_of(data: DataConfig, vocab: "Vocab", folder: Path, remedy: str) -> "Corpus":
+def corpus_of(data: DataConfig, vocab: "Vocab", folder: Path | str, remedy: str) -> "Corpus":
     """Prepare the corpus of a run; require that its vocabulary is that of the model."""
     from transformer_xl.data import prepare
 

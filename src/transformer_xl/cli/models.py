@@ -32,7 +32,7 @@ class Convert:
       txl convert models/wt103 wt103-hf --to huggingface
     """
 
-    source: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
+    source: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SOURCE")]
     """The checkpoint or folder to convert, or the name of a model."""
     folder: Annotated[Path, tyro.conf.Positional]
     """The output: a new folder."""
@@ -199,7 +199,7 @@ class Doctor:
       txl doctor --json
     """
 
-    path: Annotated[Path | None, tyro.conf.Positional] = None
+    path: Annotated[str | None, tyro.conf.Positional] = None
     """A folder or a file to verify, or the name of a model."""
     json: bool = False
     """Print one JSON object."""

@@ -74,7 +74,7 @@ class Recl:
       txl recl models/a models/b --file wiki.test.tokens --recl.longest 2000
     """
 
-    dirs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    dirs: Annotated[tuple[str, ...], tyro.conf.Positional]
     """Run folders, model folders, or names of models (txl models)."""
     file: Path | None = None
     """Use this text instead of the corpus of the first run; - is the standard input."""
@@ -143,7 +143,7 @@ class Recl:
         has_split = corpus.n_tokens(self.recl.split) > 1
         return corpus.split(self.recl.split if has_split else "valid")
 
-    def _losses(self, folder: Path, ids: Any, places: list[int]) -> "np.ndarray":
+    def _losses(self, folder: str, ids: Any, places: list[int]) -> "np.ndarray":
         from transformer_xl.config.device import pick_device
         from transformer_xl.model import load_model
         from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
@@ -271,17 +271,17 @@ def _recl_table(found: "dict[float, dict[str, LengthFound]]") -> str:
     return "\n".join(lines)
 
 
-def _names(folders: tuple[Path, ...]) -> list[str]:
+def _names(folders: tuple[str, ...]) -> list[str]:
     """Name models by their folders, by full paths where names are equal."""
-    names = [folder.resolve().name for folder in folders]
-    paths = [str(folder) for folder in folders]
+    names = [Path(folder).resolve().name for folder in folders]
+    paths = [str(Path(folder)) for folder in folders]
     if len({*paths}) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise ValueError(f"{twice} is given twice")
     return [x if names.count(x) == 1 else path for x, path in zip(names, paths, strict=True)]
 
 
-def _shared_vocabulary(folders: tuple[Path, ...]) -> "Vocab":
+def _shared_vocabulary(folders: tuple[str, ...]) -> "Vocab":
     from transformer_xl.data import load_vocab
     from transformer_xl.model.pretrained import find_model_folder
 

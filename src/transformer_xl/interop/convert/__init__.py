@@ -75,14 +75,15 @@ def convert(
             that format.
     """
     # Absolute, because temporary files beside the folder need its name, also for ".".
-    source, folder = Path(source), Path(folder).absolute()
+    folder = Path(folder).absolute()
     if to not in ("txl", "authors", "huggingface"):
         raise ValueError(f"to={to!r} is unknown; choose txl, authors or huggingface")
     require_new(folder)
     if vocab is not None and not Path(vocab).exists():
         raise FileNotFoundError(f"{vocab} does not exist: give the file with the vocabulary")
-    opened = _open_ours if _is_ours(source) else _open_theirs
-    model = opened(source, dict(settings or {}), None if vocab is None else Path(vocab), say)
+    given = dict(settings or {}), None if vocab is None else Path(vocab), say
+    # No Path of one of ours: ./english is no name.
+    model = _open_ours(source, *given) if _is_ours(source) else _open_theirs(Path(source), *given)
     with new_folder(folder) as unfinished:
         _write(model, unfinished, to, say)
     say(f"{folder} is written")
@@ -98,14 +99,16 @@ class _Model(NamedTuple):
     about: dict[str, Any]
 
 
-def _is_ours(source: Path) -> bool:
+def _is_ours(source: Path | str) -> bool:
     try:
         return read_json(find_model_folder(source) / CONFIG_FILE).get("model_type") == MODEL_TYPE
     except (FileNotFoundError, UnreadableFile):
         return False
 
 
-def _open_ours(source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say) -> _Model:
+def _open_ours(
+    source: Path | str, settings: dict[str, Any], vocab: Path | None, say: _Say
+) -> _Model:
     if settings:
         raise ValueError(f"{next(iter(settings))}: a model folder has all settings; leave them out")
     source = find_model_folder(source)
