@@ -17,6 +17,7 @@ from transformer_xl.config.files import (
     new_folder,
     remove_temporary,
     replace_file,
+    require_new_file,
     require_space,
     sync,
     write_atomically,
@@ -264,3 +265,26 @@ def test_files_and_folders_can_be_synced(tmp_path):
     (tmp_path / "a").write_text("x")
     sync(tmp_path / "a")
     sync(tmp_path)
+
+
+def test_what_is_no_file_is_never_replaced_by_one(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "to-nothing").symlink_to("nothing")
+    for name, what in (("pipe", "a pipe"), ("to-nothing", "symbolic link to nothing")):
+        for force in (False, True):
+            with pytest.raises(OSError, match=what):
+                require_new_file(tmp_path / name, force=force)
+        with pytest.raises(OSError, match=what):
+            replace_file(tmp_path / name, b"content")
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "to-nothing").is_symlink()
+    assert not (tmp_path / "nothing").exists()
+
+
+def test_a_link_is_not_replaced_unasked(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "link").symlink_to("mine")
+    with pytest.raises(FileExistsError, match="--force overwrites it"):
+        require_new_file(tmp_path / "link")
+    with pytest.raises(OSError, match=f"link is a symbolic link.* give {tmp_path / 'mine'}"):
+        require_new_file(tmp_path / "link", force=True)

@@ -32,6 +32,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         PermissionError: It belongs to a shipped model.
     """
     require_not_shipped(path)
+    _require_no_other(path)
     try:
         # In a folder, as safetensors writes a temporary file of its own beside the file.
         with _temporary_folder(path) as folder:
@@ -68,6 +69,18 @@ def replace_file(path: Path, content: bytes) -> None:
     write_atomically(path, lambda temporary: temporary.write_bytes(content))
 
 
+def _require_no_other(path: Path) -> None:
+    """Require that a path that is to be replaced by a file is none yet, a file, or a folder.
+
+    Raises:
+        OSError: It is something else: a device, a pipe, or a link to nothing.
+    """
+    if path.is_symlink() and not path.exists():
+        raise OSError(f"{path} is a symbolic link to nothing: delete it, or give another file")
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(f"{path} is a device, a pipe or a socket, and no file: give a file")
+
+
 def require_not_shipped(path: Path) -> None:
     """Require that a path that is to be written is not in the folder of the shipped models."""
     if path.resolve().is_relative_to(SHIPPED.resolve()):
@@ -88,10 +101,16 @@ def require_new_file(file: Path, *, force: bool = False) -> None:
 
     Raises:
         FileExistsError: It exists.
-        OSError: It is a folder, or its folder cannot be written to.
+        OSError: It is a folder, a link or a device, or its folder cannot be written to.
     """
     if file.is_dir():
         raise IsADirectoryError(f"{file} is a folder: give a file in it")
+    _require_no_other(file)
+    if file.is_symlink() and force:
+        raise OSError(
+            f"{file} is a symbolic link, which a file would replace: give {file.resolve()}, to "
+            "which it points, or delete it"
+        )
     if file.exists() and not force:
         raise FileExistsError(f"{file} exists; --force overwrites it")
     place = next(x for x in file.absolute().parents if x.exists())
