@@ -28,6 +28,8 @@ from transformer_xl.train.report import plot_curves
 
 README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"
 SAMPLE = ("generate", "python-code", "--prompt", "class Stack:", "--length", "160", "--seed", "1")
+LOG = "printed.txt"
+"""What a training of this program printed, in its run folder."""
 KEPT = re.compile(r"(\d[\d,]* parameters on|memory +\d+:|gzip:|evaluating the best)")
 """Lines of the demo that the README shows, beside the first of training."""
 
@@ -48,16 +50,25 @@ def replace_part(path: Path, name: str, content: str) -> None:
 
 
 def run_txl(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command; what it prints is kept."""
+    """Run a command, keep what it prints, and pass on what it says beside."""
     command = [sys.executable, "-m", "transformer_xl", *words]
-    return subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    sys.stderr.write(done.stderr)
+    done.check_returncode()
+    return done
 
 
 def printed(log: str) -> str:
-    """Return the lines of a demo that the README shows."""
+    """Return the lines of a demo that the README shows.
+
+    Raises:
+        ValueError: It has none of a training.
+    """
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", log)]
-    first = next(line for line in lines if re.match(r"training +\d+/", line))
+    first = next((line for line in lines if re.match(r"training +\d+/", line)), None)
     kept = [line for line in lines if KEPT.match(line)]
+    if first is None or not kept:
+        raise ValueError(f"{LOG} has no line of a training: delete the run, to train it again")
     return "\n".join(["```", kept[0], first, "...", *kept[1:], "```"])
 
 
@@ -68,7 +79,7 @@ def figures(run: Path) -> str:
     state = read_about(checkpoints_in(run / CHECKPOINTS)[0])
     recipe = recipe_of(run)
     assert recipe is not None
-    precision = re.search(r"in (\w+);", (run / "printed.txt").read_text(encoding="utf-8"))
+    precision = re.search(r"in (\w+);", (run / LOG).read_text(encoding="utf-8"))
     tokens = state["step"] * recipe.train.batch_size * recipe.train.segment_len
     curve = sorted([*found["memory_curve"], found["test"]], key=lambda x: x["mem_len"])
     rows_of_curve = {
@@ -111,12 +122,18 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=ROOT / "runs" / "demo")
     parser.add_argument("--samples", action="store_true", help="only the shipped model's text")
     given = parser.parse_args()
+    log = given.run / LOG
+    if not given.samples and given.run.exists() and not log.is_file():
+        parser.exit(
+            1,
+            f"{given.run} has no {LOG}, as it was not trained by this program: give another --run, "
+            "which may be new, and is trained then\n",
+        )
     sample = run_txl(*SAMPLE).stdout.rstrip()
     command = f'txl generate python-code --prompt "class Stack:" --length {SAMPLE[5]}'
     replace_part(README, "sample", f"```\n$ {command}\n{sample}\n```")
     if given.samples:
         return
-    log = given.run / "printed.txt"
     if not log.is_file():
         done = run_txl("train", "demo", "--out", str(given.run))
         replace_file(log, (done.stderr + done.stdout).encode())
