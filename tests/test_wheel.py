@@ -47,6 +47,7 @@ EXTRAS = {
     "serve": "import transformer_xl.apps.serve.server",
     "data": "import datasets, zstandard",
     "store": "import fsspec; fsspec.filesystem('https')",
+    "music": "from transformer_xl.apps.music import midi; assert midi([(60,)])[:4] == b'MThd'",
     "hf": "import transformers, transformer_xl.hf as hf; hf.TransformerXLConfig()",
     "eval": "import transformer_xl.harness",
 }
