@@ -1,6 +1,7 @@
 """What `txl generate --out` writes: text, MIDI files and piano rolls."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import mido
 import pytest
 
 from transformer_xl.apps.music import pieces_of
+from transformer_xl.cli.out_files import OutFiles
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import train_vocab
 from transformer_xl.model import TransformerXL
@@ -111,6 +113,11 @@ def test_an_empty_prompt_begins_no_text_where_no_token_does(txl, tmp_path):
     [
         (["--out", "a.mid", "--length", 0], "--out needs a --length above 0"),
         (["--out", "a.mid", "a.mid"], "a.mid is given twice"),
+        (["--out", "b.mid", "sub/../b.mid"], "--out b.mid sub/../b.mid is given twice"),
+        (["--out", "-"], "--out - is no file"),
+        (["--out", "to-nothing.mid", "--force"], "to-nothing.mid is a symbolic link to nothing"),
+        (["--out", "pipe.mid", "--force"], "pipe.mid is a device, a pipe or a socket"),
+        (["--out", "to-mine.mid", "--force"], "to-mine.mid is a symbolic link, which a file would"),
         (["--out", "folder"], "folder is a folder"),
         (["--out", "mine.mid"], "mine.mid exists; --force overwrites it"),
         (["--out", "mine.mid/b.mid"], "mine.mid is a file, not a folder"),
@@ -129,12 +136,31 @@ def test_what_has_no_effect_or_cannot_be_written_is_refused(
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("mine.mid").write_text("mine")
+    Path("to-mine.mid").symlink_to("mine.mid")
+    Path("to-nothing.mid").symlink_to("nothing")
+    os.mkfifo("pipe.mid")
     ended = generated(*words)
     assert ended.code in (1, 2)
     assert reason in ended.err
     assert "sampling" not in ended.err
     assert Path("mine.mid").read_text() == "mine"
     assert not Path("a.mid").exists()
+    assert Path("pipe.mid").is_fifo()
+    assert Path("to-nothing.mid").is_symlink()
+
+
+def test_an_empty_piece_keeps_no_other_from_being_written(tmp_path, capsys):
+    files = OutFiles((tmp_path / "a.mid",), 3, {}, False)
+    texts = [("", "60 55 52"), ("", "60 55 52 48"), ("", "60 55")]
+    with pytest.raises(
+        ValueError, match=r"a-1\.mid not written.*; .*a-3\.mid not written"
+    ) as found:
+        files.write(texts, {"length": 3})
+    first, last = str(found.value).split("; /")
+    assert "generate more tokens, at least 4" in first
+    assert "it ended before; generate it with another seed" in last
+    assert [path.name for path in tmp_path.iterdir()] == ["a-2.mid"]
+    assert f"wrote {tmp_path / 'a-2.mid'}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Integers that a model writes are notes, and a MIDI file holds exactly them."""
 
+import re
 import sys
 from io import BytesIO
 from pathlib import Path
@@ -126,6 +127,9 @@ def test_pieces_end_at_line_ends_and_steps_that_are_cut_off_are_left_out():
         ("60 60 60 128", "'128' at place 4 of piece 1 is neither a pitch"),
         ("60 60 60 60\n60 -2 60 60", "'-2' at place 2 of piece 2"),
         ("60 60 the 60", "'the' at place 3"),
+        ("60 60 60 6_0", "'6_0' at place 4 of piece 1 is neither a pitch"),
+        ("60 60 60 +60", r"'\+60' at place 4 of piece 1 is neither a pitch"),
+        ("60 60 60 \u0666\u0660", "at place 4 of piece 1 is neither a pitch"),
         ("60 60 60 " + "9" * 5000, "is neither a pitch"),
     ],
 )
@@ -202,3 +206,10 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch, library, name, 
     with pytest.raises(RuntimeError, match=rf"{library}.*transformer-xl\[{extra}\]"):
         write_music(tmp_path / name, [(60,)])
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize("n_voices", [4, 5, 15])
+def test_each_voice_has_a_color_of_its_own(n_voices):
+    picture = piano_roll([tuple(range(50, 50 + n_voices))], "svg").decode()
+    colors = {x.lower() for x in re.findall(r"fill: (#[0-9a-fA-F]{6}); opacity: 0.85", picture)}
+    assert len(colors) == n_voices

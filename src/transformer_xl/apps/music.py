@@ -8,6 +8,7 @@ held note: the text does not say where a note is repeated.
 MIDI files need ``pip install 'transformer-xl[music]'``, piano rolls ``'transformer-xl[plot]'``.
 """
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from itertools import groupby
@@ -34,6 +35,9 @@ Steps = Sequence[Step]
 
 _CHORUS = ("soprano", "alto", "tenor", "bass")
 _COLORS = ("#c4501b", "#8a5a00", "#0f7b6c", "#2463b8")
+_MORE_COLORS = "tab20"
+"""The colors of matplotlib for more voices; from the 21st voice on they repeat."""
+_INTEGER = re.compile(r"-1|[0-9]{1,3}")
 _LABELED = {0: "C", 4: "E", 7: "G"}
 """Pitches with a label in a piano roll, by semitones above C."""
 _TICKS = 120
@@ -75,7 +79,11 @@ def require_pitches(vocab: Vocab) -> None:
 
 
 def pieces_of(
-    text: str, voices: int = 4, say: Callable[[str], object] | None = None
+    text: str,
+    voices: int = 4,
+    say: Callable[[str], object] | None = None,
+    *,
+    has_ended: bool = False,
 ) -> list[list[tuple[int, ...]]]:
     """Read the pieces in a text: lines of integers, ``voices`` of them a step.
 
@@ -86,6 +94,7 @@ def pieces_of(
         text: The text, as a vocabulary of integers decodes it.
         voices: Number of voices.
         say: Called with a message about each step that was left out.
+        has_ended: Whether the text is one that ended by itself, for the remedy in an error.
 
     Raises:
         ValueError: There is something other than pitches and rests, or no whole step.
@@ -111,19 +120,18 @@ def pieces_of(
                 f"{' '.join(words[-n_left:])}, {n_left} of {voices} voices"
             )
     if not found:
-        raise ValueError(
-            f"the text has no whole step of {voices} voices: generate more tokens, at least "
-            f"{voices}"
-        )
+        remedy = f"generate more tokens, at least {voices}"
+        if has_ended:
+            remedy = "it ended before; generate it with another seed"
+        raise ValueError(f"the text has no whole step of {voices} voices: {remedy}")
     return found
 
 
 def _pitch(word: str) -> int | None:
     """Return the pitch or rest that a word is; None: it is neither."""
-    try:
-        number = int(word)
-    except ValueError:
+    if not _INTEGER.fullmatch(word):
         return None
+    number = int(word)
     return number if REST <= number <= HIGHEST else None
 
 
@@ -175,7 +183,7 @@ def midi(steps: Steps, settings: MusicConfig | None = None) -> bytes:
 
     Raises:
         RuntimeError: mido is not installed.
-        ValueError: The steps are none (`notes_of`), or have more than 15 voices.
+        ValueError: They are not the steps of a piece (`notes_of`), or have more than 15 voices.
     """
     mido = require_mido()
     settings = settings or MusicConfig()
@@ -252,7 +260,7 @@ def piano_roll(steps: Steps, form: str = "png", settings: MusicConfig | None = N
 
     Raises:
         RuntimeError: matplotlib is not installed.
-        ValueError: The steps are none (`notes_of`), or the form is neither.
+        ValueError: They are not the steps of a piece (`notes_of`), or the form is neither.
     """
     require_matplotlib()
     from transformer_xl.train.figures import rendered
@@ -297,10 +305,18 @@ def _draw_row(axes: "Axes", notes: list[Note], n_voices: int, start: int, end: i
             [note.length - 0.15 for note in own],
             left=[note.start for note in own],
             height=0.9,
-            color=_COLORS[voice % len(_COLORS)],
+            color=_color(voice, n_voices),
             alpha=0.85,
             label=_voice_name(voice, n_voices),
         )
+
+
+def _color(voice: int, n_voices: int) -> Any:
+    if n_voices <= len(_COLORS):
+        return _COLORS[voice]
+    from matplotlib import colormaps
+
+    return colormaps[_MORE_COLORS](voice % colormaps[_MORE_COLORS].N)
 
 
 def _voice_name(voice: int, n_voices: int) -> str:
@@ -321,7 +337,7 @@ def write_music(
     Raises:
         FileExistsError: The file exists.
         RuntimeError: mido or matplotlib is not installed.
-        ValueError: The name ends otherwise, or the steps are none (`notes_of`).
+        ValueError: The name ends otherwise, or they are not the steps of a piece (`notes_of`).
     """
     path = Path(path)
     suffix = path.suffix.lower()

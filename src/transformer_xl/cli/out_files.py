@@ -74,7 +74,12 @@ class OutFiles:
             "exchanged: leave it out, or write a text file",
         )
         for path in self.paths:
-            require(self.paths.count(path) == 1, f"--out {path} is given twice: give it once")
+            require(
+                str(path) != "-",
+                "--out - is no file: without --out, the text goes to the terminal or a pipe",
+            )
+            same = [str(x) for x in self.paths if x.resolve() == path.resolve()]
+            require(len(same) == 1, f"--out {' '.join(same)} is given twice: give it once")
         for n in range(self.n_texts):
             for path in self.of_text(n):
                 require_new_file(path, force=self.force)
@@ -87,10 +92,10 @@ class OutFiles:
                 music.require_matplotlib()
 
     def require_vocab(self, vocab: "Vocab") -> None:
-        """Refuse music for a model whose tokens are no pitches.
+        """Refuse music for a model with tokens other than pitches.
 
         Raises:
-            ValueError: They are none.
+            ValueError: It has others.
         """
         if self.has_music:
             from transformer_xl.apps.music import require_pitches
@@ -99,6 +104,8 @@ class OutFiles:
 
     def write(self, texts: Sequence[tuple[str, str]], settings: Mapping[str, Any]) -> list[str]:
         """Write prompts with their texts; return the names of the files.
+
+        If some cannot be written, the others are.
 
         Args:
             texts: Each prompt, and the text after it.
@@ -109,14 +116,14 @@ class OutFiles:
             ValueError: A text is no music.
         """
         if self.has_music:
-            # Each word of such a text is a token.
-            n_cut = sum(len(text.split()) >= settings["length"] for _, text in texts)
+            n_cut = sum(not _has_ended(text, settings) for _, text in texts)
             if n_cut:
                 say(
                     f"{n_cut} of {len(texts)} pieces had not ended after length="
                     f"{settings['length']} tokens: a larger --length lets them end"
                 )
-        names = []
+        names: list[str] = []
+        problems: list[ValueError] = []
         for n, (prompt, text) in enumerate(texts):
             paths = self.of_text(n)
             for path in paths:
@@ -127,18 +134,36 @@ class OutFiles:
                     names.append(str(path))
             music = [path for path in paths if path.suffix.lower() in MUSIC_SUFFIXES]
             if music:
-                self._write_music(music, prompt + text)
-                names += map(str, music)
-        say(f"wrote {', '.join(names)}")
+                try:
+                    self._write_music(music, prompt + text, _has_ended(text, settings))
+                except ValueError as error:
+                    problems.append(error)
+                else:
+                    names += map(str, music)
+        if names:
+            say(f"wrote {', '.join(names)}")
+        if problems:
+            raise ValueError("; ".join(map(str, problems))) from problems[0]
         return names
 
-    def _write_music(self, paths: list[Path], text: str) -> None:
+    def _write_music(self, paths: list[Path], text: str, has_ended: bool) -> None:
         from transformer_xl.apps.music import joined, pieces_of, write_music
 
         settings, named = MusicConfig(**self.music), " and ".join(map(str, paths))
         try:
-            pieces = pieces_of(text, settings.voices, lambda problem: say(f"{named}: {problem}"))
+            pieces = pieces_of(
+                text,
+                settings.voices,
+                lambda problem: say(f"{named}: {problem}"),
+                has_ended=has_ended,
+            )
         except ValueError as error:
             raise ValueError(f"{named} not written: {error}") from error
         for path in paths:
             write_music(path, joined(pieces), settings, force=self.force)
+
+
+def _has_ended(text: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a piece ended before it had the most tokens."""
+    # Each word of such a text is a token.
+    return len(text.split()) < settings["length"]
