@@ -56,9 +56,9 @@ MAY_DIFFER = (
     *("model.vocab_size:", "model.reset_at:"),
 )
 """Settings in which the recipe of the run may differ from that of the repository."""
-MOST_ROUNDING = 0.01
-"""Rounding the weights to bfloat16 changes the loss by less than this share of it: each weight by
-at most 1/256, the loss of these models by about a thousandth."""
+MOST_ROUNDING = 0.002
+"""Rounding the weights to bfloat16 changes the loss by less than this share of it: it was 0.00003
+for the chorales, and 0.0001 for Shakespeare."""
 SAME = ("split", "tokens", "segment_len", "mem_len", "attn_len", "clamp_len", "window")
 """What an evaluation has in common with that of the run, of which it has the loss."""
 
@@ -114,7 +114,7 @@ def require_same_loss(found: Figures, results: Figures) -> None:
     require(
         abs(found["nll"] - stored["nll"]) <= MOST_ROUNDING * stored["nll"],
         f"the loss is {found['nll']:.4f}, and {stored['nll']:.4f} in {RESULTS_FILE} of the run: "
-        f"rounding to bfloat16 changes it by less than {MOST_ROUNDING:.0%}. Is its best model, or "
+        f"rounding to bfloat16 changes it by less than {MOST_ROUNDING:.1%}. Is its best model, or "
         "its text, of another training?",
     )
 

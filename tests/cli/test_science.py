@@ -112,7 +112,7 @@ def test_models_that_cannot_be_compared_are_named(
 
 def test_settings_out_of_range_are_named() -> None:
     assert parse(["recl", "runs/a", "runs/b", "--recl.top", "0.5"]) == Recl(
-        dirs=(Path("runs/a"), Path("runs/b")), recl=ReclConfig(top=(0.5,))
+        dirs=("runs/a", "runs/b"), recl=ReclConfig(top=(0.5,))
     )
     assert [*ReclConfig(step=5, first=2, longest=15).contexts] == [2, 7, 12]
     with pytest.raises(ValueError, match=r"recl\.step=0 must be above 0"):
