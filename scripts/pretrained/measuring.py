@@ -60,14 +60,13 @@ def compressed(folder: Path) -> Figures:
     for name in UNSEEN:
         content = (root / name).read_bytes()
         sizes["xz"] += len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
-        for kind, words in (("own", []), ("learn", ["--learn"])):
+        for kind, words in (("own", []),):
             with tempfile.TemporaryDirectory() as temporary:
                 out = Path(temporary) / "file.txl"
                 _txl("compress", root / name, out, "--model", folder, *words)
                 sizes[kind] += out.stat().st_size
     return {
         "xz_ratio": sizes["own"] / sizes["xz"],
-        "xz_ratio_learning": sizes["learn"] / sizes["xz"],
     }
 
 
