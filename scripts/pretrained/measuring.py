@@ -56,7 +56,7 @@ def compressed(folder: Path) -> Figures:
     import networkx
 
     root = Path(networkx.__file__).parent
-    sizes = {"xz": 0, "own": 0, "learn": 0}
+    sizes = {"xz": 0, "own": 0}
     for name in UNSEEN:
         content = (root / name).read_bytes()
         sizes["xz"] += len(lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
@@ -122,7 +122,7 @@ def _chorales(folder: Path, corpus: Corpus) -> Figures:
 
 _BOTH = ("repeated_4grams", "adjacent_equal", "longest_repeat", "most_repeated", "copied")
 _WRITING = (*_BOTH, *(f"real_{name}" for name in _BOTH))
-_PYTHON = (*_WRITING, "parses", "real_parses", "xz_ratio", "xz_ratio_learning")
+_PYTHON = (*_WRITING, "parses", "real_parses", "xz_ratio")
 _CHORDS = ("median_chord", "most_chord", "real_median_chord", "real_most_chord")
 
 MEASURED: Mapping[str, Measurement] = {
