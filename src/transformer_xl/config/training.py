@@ -64,8 +64,8 @@ class TrainConfig:
     consecutive outputs of the last layer before dropout."""
     repetition_noise: Fraction = 0.0
     """Share of the input tokens that are replaced by repetitions of the tokens before them; the
-    targets stay those of the text, so the model learns to leave a repetition. The logged loss of
-    the training is that of this input, and higher."""
+    targets stay those of the text. The logged loss of the training is that of this input, and
+    higher."""
     optimizer: Literal["adamw", "muon", "lamb"] = "adamw"
     """AdamW or LAMB for all weights, or Muon for the matrices inside the layers and AdamW for the
     rest."""
