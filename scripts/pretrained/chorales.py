@@ -11,13 +11,12 @@ order and begins again when it has had all of them. So every chorale is read equ
 never twice within a round. What is held out stays as it is.
 """
 
-import argparse
 import json
 import random
 from itertools import cycle, islice
 from pathlib import Path
 
-from text_files import add_force, require_new_files, write_files
+from text_files import parser_for, require_new_files, write_files
 
 from transformer_xl import DataConfig, prepare
 from transformer_xl.apps.music import REST, pieces_of
@@ -81,14 +80,10 @@ def write_text(out: Path, path: str | None, n_rounds: int, seed: int) -> dict[st
 
 def main() -> None:
     """Read the chorales, write the text."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("out", type=Path, nargs="?", default=OUT, help="the JSON file to write")
+    parser = parser_for(__doc__, OUT, "the JSON file")
     parser.add_argument("--path", help="a copy of the corpus; without it, it is downloaded")
     parser.add_argument("--rounds", type=int, default=12, help="times that each chorale is read")
     parser.add_argument("--seed", type=int, default=SEED, help="of the orders and the keys")
-    add_force(parser)
     given = parser.parse_args()
     if given.rounds < 1:
         parser.error(f"--rounds {given.rounds} must be at least 1")

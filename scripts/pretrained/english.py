@@ -14,14 +14,13 @@ replaced by "<DW..>"; the shipped model has read copies of Project Gutenberg's t
 
 # ruff: noqa: RUF001 - punctuation of the text
 
-import argparse
 import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pooch
-from text_files import add_force, require_new_files, write_files
+from text_files import parser_for, require_new_files, write_files
 
 from transformer_xl import DataConfig
 from transformer_xl.config.files import checksum
@@ -147,13 +146,9 @@ def books_in(folder: Path | None) -> list[Path]:
 
 def main() -> None:
     """Find or download the texts, and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("out", type=Path, nargs="?", default=OUT, help="the folder to write")
+    parser = parser_for(__doc__, OUT, "the folder")
     parser.add_argument("--wikitext", help="a copy of WikiText-2; without it, it is downloaded")
     parser.add_argument("--books", type=Path, help="a folder with the novels, NUMBER.txt each")
-    add_force(parser)
     given = parser.parse_args()
     paths = {part: given.out / f"{part}.txt" for part in ("train", "valid", "test")}
     try:

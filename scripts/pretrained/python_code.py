@@ -9,7 +9,6 @@ among them, which nothing pins. Left out are tests, generated tables, files that
 earlier ones, and whatever shares a window of 30 words and signs with the test text.
 """
 
-import argparse
 import hashlib
 import importlib.metadata as metadata
 import re
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from text_files import add_force, require_new_files, write_files
+from text_files import parser_for, require_new_files, write_files
 
 OUT = Path("runs/pretrained/python-code/text")
 """Where the recipe `python-code` reads it."""
@@ -203,11 +202,7 @@ def texts() -> dict[str, bytes]:
 
 def main() -> None:
     """Write the text."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("out", type=Path, nargs="?", default=OUT, help="the folder to write")
-    add_force(parser)
+    parser = parser_for(__doc__, OUT, "the folder")
     given = parser.parse_args()
     names = ("train.txt", "valid.txt", "test.txt", "sources.md")
     try:

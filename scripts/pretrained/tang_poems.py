@@ -15,14 +15,13 @@ few characters are left that stand in fewer.
 
 # ruff: noqa: RUF001 - punctuation of the text
 
-import argparse
 import hashlib
 import json
 import re
 from collections import Counter
 from pathlib import Path
 
-from text_files import add_force, require_new_files, write_files
+from text_files import parser_for, require_new_files, write_files
 
 OUT = Path("runs/pretrained/tang-poems/text")
 """Where the recipe `tang-poems` reads it."""
@@ -69,12 +68,8 @@ def poems(root: Path) -> list[str]:
 
 def main() -> None:
     """Write train.txt, valid.txt and test.txt."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("out", type=Path, nargs="?", default=OUT, help="the folder to write")
+    parser = parser_for(__doc__, OUT, "the folder")
     parser.add_argument("--poems", type=Path, required=True, help="a clone of chinese-poetry")
-    add_force(parser)
     given = parser.parse_args()
     paths = {part: given.out / f"{part}.txt" for part in ("valid", "test", "train")}
     try:

@@ -7,9 +7,14 @@ from pathlib import Path
 from transformer_xl.config.files import replace_file, require_new_file
 
 
-def add_force(parser: argparse.ArgumentParser) -> None:
-    """Add the option that :func:`require_new_files` needs."""
+def parser_for(description: str | None, out: Path, writes: str) -> argparse.ArgumentParser:
+    """Return a parser of the place to write to, and of whether files there are overwritten."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("out", type=Path, nargs="?", default=out, help=f"{writes} to write")
     parser.add_argument("--force", action="store_true", help="overwrite what is there")
+    return parser
 
 
 def require_new_files(paths: Iterable[Path], *, force: bool) -> None:
