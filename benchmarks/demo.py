@@ -12,6 +12,7 @@ picture of the report is drawn anew. All figures of one call are of one machine,
 import argparse
 import json
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_abo
 from transformer_xl.train.report import plot_curves
 
 README, RESULTS = ROOT / "README.md", ROOT / "docs" / "results.md"
-SAMPLE = ("generate", "python-code", "--prompt", "class Stack:", "--length", "160", "--seed", "1")
+SAMPLE = ("generate", "english", "--prompt", "The history of", "--length", "120", "--seed", "1")
 LOG = "printed.txt"
 """What a training of this program printed, in its run folder."""
 KEPT = re.compile(r"(\d[\d,]* parameters on|memory +\d+:|gzip:|evaluating the best)")
@@ -130,7 +131,7 @@ def main() -> None:
             "which may be new, and is trained then\n",
         )
     sample = run_txl(*SAMPLE).stdout.rstrip()
-    command = f'txl generate python-code --prompt "class Stack:" --length {SAMPLE[5]}'
+    command = f"txl {shlex.join(SAMPLE)}"
     replace_part(README, "sample", f"```\n$ {command}\n{sample}\n```")
     if given.samples:
         return
