@@ -17,7 +17,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from revision import ROOT, commit
+from revision import ROOT
 from writing_rows import writing_rows
 
 from transformer_xl.config.files import replace_file
@@ -80,7 +80,7 @@ def figures(run: Path) -> str:
     state = read_about(checkpoints_in(run / CHECKPOINTS)[0])
     recipe = recipe_of(run)
     assert recipe is not None
-    precision = re.search(r"in (\w+);", (run / LOG).read_text(encoding="utf-8"))
+    precision = re.search(r" on \w+ in (\w+)", (run / LOG).read_text(encoding="utf-8"))
     tokens = state["step"] * recipe.train.batch_size * recipe.train.segment_len
     curve = sorted([*found["memory_curve"], found["test"]], key=lambda x: x["mem_len"])
     rows_of_curve = {
@@ -93,7 +93,7 @@ def figures(run: Path) -> str:
             f"{state['seconds'] / 60:.1f} minutes of training, {state['step']:,} steps, "
             f"{tokens / 1e6:.1f} M tokens; {about['processor']}, {about['threads']} threads, "
             f"{precision[1] if precision else ''}, torch {about['packages']['torch']}, revision "
-            f"{commit()}. Source code of the standard library of Python {about['python']}; the "
+            f"{about['revision']}. Source code of the standard library of Python {about['python']}; the "
             "test text is whole files that were held out.",
             "",
             "| memory | nats per token | bits per byte |",
