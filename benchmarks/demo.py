@@ -93,8 +93,8 @@ def figures(run: Path) -> str:
             f"{state['seconds'] / 60:.1f} minutes of training, {state['step']:,} steps, "
             f"{tokens / 1e6:.1f} M tokens; {about['processor']}, {about['threads']} threads, "
             f"{precision[1] if precision else ''}, torch {about['packages']['torch']}, revision "
-            f"{about['revision']}. Source code of the standard library of Python {about['python']}; the "
-            "test text is whole files that were held out.",
+            f"{about['revision']}. Source code of the standard library of Python "
+            f"{about['python']}; the test text is whole files that were held out.",
             "",
             "| memory | nats per token | bits per byte |",
             "|---|---|---|",
@@ -130,14 +130,15 @@ def main() -> None:
             f"{given.run} has no {LOG}, as it was not trained by this program: give another --run, "
             "which may be new, and is trained then\n",
         )
+    if not given.samples and not log.is_file():
+        # First, while no file is changed that the revision would call uncommitted.
+        done = run_txl("train", "demo", "--out", str(given.run))
+        replace_file(log, (done.stderr + done.stdout).encode())
     sample = run_txl(*SAMPLE).stdout.rstrip()
     command = f"txl {shlex.join(SAMPLE)}"
     replace_part(README, "sample", f"```\n$ {command}\n{sample}\n```")
     if given.samples:
         return
-    if not log.is_file():
-        done = run_txl("train", "demo", "--out", str(given.run))
-        replace_file(log, (done.stderr + done.stdout).encode())
     replace_part(README, "demo", printed(log.read_text(encoding="utf-8")))
     replace_part(RESULTS, "demo", figures(given.run))
     plot_curves(given.run, ROOT / "docs" / "images" / "demo.png")
