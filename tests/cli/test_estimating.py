@@ -48,7 +48,7 @@ def test_estimate_takes_the_settings_of_the_recipe_and_of_the_line(txl):
     [
         (
             ("demo", "--gpus", 3),
-            "batch_size=8 streams cannot be divided evenly over gpus=3 with train.accumulate=1: "
+            "batch_size=16 streams cannot be divided evenly over gpus=3 with train.accumulate=1: "
             "give a multiple of 3 as --train.batch_size, or another --gpus",
         ),
         (("demo", "--gpus", 0), "gpus=0 must be at least 1"),

@@ -217,8 +217,10 @@ class GenerationBatch(Iterator[dict[int, int]]):
             tokens = self._sampler(self._model.head, hidden, torch.stack(numbers), histories)
             for history, token in zip(histories, tokens, strict=True):
                 history.append(token)
-            looping = self.looping | self._newly_looping(texts, histories)
-            is_ended = [each or n in looping for n, each in enumerate(self._is_ended)]
+            looping, is_ended = self.looping, self._is_ended
+            if self._sampler.ends_loops:
+                looping = looping | self._newly_looping(texts, histories)
+                is_ended = [each or n in looping for n, each in enumerate(is_ended)]
             # In one assignment, so that an interrupt leaves a consistent state.
             (
                 stepper.state, self._at, self.texts, self._unread, self._n_drawn, self.looping,

@@ -99,6 +99,7 @@ class Sampler:
         # The texts, or if there were none the tokens.
         self._given_breakers = tuple(breakers) if vocab is None else config.dry_sequence_breakers
         self.needs_history = config.has_penalties or config.on_loop != "continue"
+        self.ends_loops = config.on_loop == "end"
         self._changes_logits = config.has_penalties or config.on_loop == "break"
         self._loop = LoopRule(config.loop_max_period, config.loop_min_count, config.loop_min_length)
         self.temperature = config.temperature
@@ -108,6 +109,8 @@ class Sampler:
         self.top_p = None if config.top_p == 1 else config.top_p
         self.min_p = config.min_p or None
         self.typical_p = None if config.typical_p == 1 else config.typical_p
+        filters = self.top_k, self.top_p, self.min_p, self.typical_p
+        self._has_filters = any(x is not None for x in filters)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -153,12 +156,7 @@ class Sampler:
 
     def ends(self, history: History) -> bool:
         """Whether a text ends because what was sampled loops."""
-        config = self._config
-        return config.on_loop == "end" and self._loop.period(history.sampled()) > 0
-
-    @property
-    def _has_filters(self) -> bool:
-        return any(x is not None for x in (self.top_k, self.top_p, self.min_p, self.typical_p))
+        return self.ends_loops and self._loop.period(history.sampled()) > 0
 
     def _weights(
         self,
