@@ -16,6 +16,9 @@ from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from jaxtyping import Int
+
 from transformer_xl.config.checks import require
 from transformer_xl.config.files import replace_file, require_new_file
 from transformer_xl.config.music import MIDI_SUFFIXES, MUSIC_SUFFIXES, PICTURE_SUFFIXES, MusicConfig
@@ -31,7 +34,7 @@ HIGHEST = 127
 """The highest note number of MIDI."""
 
 Step = Sequence[int]
-Steps = Sequence[Step]
+Steps = Sequence[Step] | Int[np.ndarray, "steps voices"]
 
 _CHORUS = ("soprano", "alto", "tenor", "bass")
 _COLORS = ("#c4501b", "#8a5a00", "#0f7b6c", "#2463b8")
