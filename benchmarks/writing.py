@@ -51,7 +51,6 @@ WINDOW = 50
 """Bytes of a window that counts as copied."""
 MOST_OPEN_LINES = 40
 """Lines for which a string at the end of a text may be open."""
-PROMPT_TOKENS = 32
 _COUNTS = ("mean_length", "longest_repeat")
 """Figures that are no shares."""
 _DEFINITION = re.compile(r"(?m)^(?:def|class|import|from) ")
@@ -240,6 +239,7 @@ def main() -> None:
     parser.add_argument("--training", type=Path, help="training text, to look for copies in")
     parser.add_argument("--set", nargs="+", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--prompt-tokens", type=int, default=32, help="tokens of a prompt")
     parser.add_argument("--length", type=int, default=2000, help="tokens of a piece")
     parser.add_argument("--carried", action="store_true")
     parser.add_argument("--python", action="store_true", help="the text is Python source")
@@ -249,7 +249,8 @@ def main() -> None:
     model, vocab = load(arguments.model)
     text = arguments.text.read_text(encoding="utf-8")
     training = arguments.training and TrainingText(arguments.training.read_bytes())
-    most = PROMPT_TOKENS + arguments.length
+    n_prompt = arguments.prompt_tokens
+    most = n_prompt + arguments.length
     # A token has at least one byte and seldom more than eight.
     try:
         starts = places(text[: -8 * most], arguments.prompts, arguments.python)
@@ -259,8 +260,8 @@ def main() -> None:
     cut = [vocab.encode(text[x : x + 8 * most])[:most] for x in starts]
     if len(text) <= 8 * most or any(len(x) < most for x in cut):
         parser.error(f"{arguments.text} is too short for pieces of {most} tokens")
-    prompts = [x[:PROMPT_TOKENS] for x in cut]
-    real = [x[PROMPT_TOKENS:] for x in cut]
+    prompts = [x[:n_prompt] for x in cut]
+    real = [x[n_prompt:] for x in cut]
     rows: dict[str, dict[str, float]] = {
         "real text": measure(real, vocab, prompts, training, arguments.python)
     }
@@ -278,6 +279,7 @@ def main() -> None:
         found = {
             "circumstances": circumstances(),
             "prompts": arguments.prompts,
+            "prompt_tokens": n_prompt,
             "length": arguments.length,
             "carried": arguments.carried,
             "rows": rows,

@@ -56,6 +56,8 @@ class Package:
     version: str
     licence: str
     files: tuple[Path, ...]
+    others: tuple[Path, ...] = ()
+    """Its other Python files, such as tests."""
 
 
 def packages() -> list[Package]:
@@ -70,11 +72,17 @@ def packages() -> list[Package]:
         is_permissive = PERMISSIVE.search(licence) and not NOT_PERMISSIVE.search(licence)
         if not is_permissive or name == "transformer-xl":
             continue
-        listed = [x for x in distribution.files or [] if x.suffix == ".py" and _is_source(Path(x))]
-        sources = tuple(sorted(Path(str(distribution.locate_file(x))) for x in listed))
+        listed = [x for x in distribution.files or [] if x.suffix == ".py"]
+        sources, others = (
+            tuple(sorted(Path(str(distribution.locate_file(x))) for x in group))
+            for group in (
+                [x for x in listed if _is_source(Path(x))],
+                [x for x in listed if not _is_source(Path(x))],
+            )
+        )
         if sources:
             shown = _shown_licence(distribution)
-            found[name] = Package(name, distribution.version, shown, sources)
+            found[name] = Package(name, distribution.version, shown, sources, others)
     return [found[name] for name in sorted(found)]
 
 
@@ -139,12 +147,15 @@ def _digest(text: str) -> bytes:
 def select() -> Iterator[tuple[Package, list[tuple[Path, bytes]], int]]:
     """Yield each package with the texts that are kept of it and the number that overlap the test.
 
-    The held-out package comes first. What it has beside the test text (its tests, and files left
-    out for another reason) is not compared.
+    The held-out package comes first; all of its Python files are compared, whether they are in the
+    test text or not.
     """
     listed = sorted(packages(), key=lambda x: (x.name != HELD_OUT, x.name))
     seen: set[int] = set()
     held_out: set[int] = set()
+    for path in (*listed[0].files, *listed[0].others):
+        if path.is_file() and listed[0].name == HELD_OUT:
+            held_out.update(windows(path.read_bytes()).tolist())
     for package in listed:
         kept, total, overlapping = [], 0, 0
         # Not by name, so that what is left out of a large package is spread over it.
@@ -160,13 +171,12 @@ def select() -> Iterator[tuple[Package, list[tuple[Path, bytes]], int]]:
             if not is_written_by_people(text) or total + len(text) > most:
                 continue
             found = windows(text).tolist()
-            if package.name == HELD_OUT:
-                held_out.update(found)
-            elif any(x in held_out for x in found):
-                overlapping += 1
-                continue
-            elif sum(x in seen for x in found) > MOST_REPEATED * len(found):
-                continue
+            if package.name != HELD_OUT:
+                if any(x in held_out for x in found):
+                    overlapping += 1
+                    continue
+                if sum(x in seen for x in found) > MOST_REPEATED * len(found):
+                    continue
             seen.update(found)
             kept.append((path, text))
             total += len(text)
@@ -194,7 +204,7 @@ def texts() -> dict[str, bytes]:
     lines += [
         "",
         f"Left out, as they share {WINDOW} words and signs in a row with the test text, which is "
-        f"of {HELD_OUT}: {overlapping_files} files.",
+        f"of {HELD_OUT}, or with another Python file of it: {overlapping_files} files.",
     ]
     found = {f"{part}.txt": b"".join(pieces) for part, pieces in parts.items()}
     return found | {"sources.md": ("\n".join(lines) + "\n").encode()}

@@ -62,6 +62,9 @@ class TrainConfig:
     temporal_activation_reg: NotNegative = 0.0
     """Temporal activation regularization (TAR): weight of the mean squared difference between
     consecutive outputs of the last layer before dropout."""
+    reset_memory: Fraction = 0.0
+    """Probability that the memory of a stream is reset before a segment. Without it, a model has
+    seen a short context only in the first segment of its training."""
     repetition_noise: Fraction = 0.0
     """Share of the input tokens that are replaced by repetitions of the tokens before them; the
     targets stay those of the text. The logged loss of the training is that of this input, and
@@ -158,7 +161,7 @@ class TrainConfig:
             "random_segment_len=true with compile=true would compile the model for each length: "
             "choose one",
         )
-        for name in ("roll", "repetition_noise"):
+        for name in ("roll", "reset_memory", "repetition_noise"):
             value = getattr(self, name)
             require(
                 not value or self.seed >= 0,

@@ -19,7 +19,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformer_xl.config import Config, TrainConfig
 from transformer_xl.config.device import pick_precision
 from transformer_xl.config.distributed import World
-from transformer_xl.model import LanguageModel, Output, build_model
+from transformer_xl.model import LanguageModel, Memory, Output, build_model
 from transformer_xl.model.pretrained import copy_weights
 from transformer_xl.train.optim import lr_scale
 from transformer_xl.train.repetitions import LONGEST_PERIOD, with_repetitions
@@ -140,8 +140,9 @@ def activation_penalty(config: TrainConfig, out: Output, predicted: int) -> Tens
     return penalty
 
 
-_NOISE = 0x6E6F697365
-"""The first number of the seed of repetition noise; random numbers for other uses have none."""
+_NOISE, _RESET = 0x6E6F697365, 0x7265736574
+"""The first numbers of the seeds of repetition noise and of resets of the memory; random numbers for
+other uses have none."""
 KNOWN_AFTER = 20
 """Updates after which the running mean of the gradient norm is reliable."""
 _KEPT = 0.98
@@ -187,12 +188,13 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     if settings.loss == "half":
         targets = targets[:, targets.shape[1] // 2 :]
     lengths = {"mem_len": mem_len, "context": tokens.shape[1] - targets.shape[1]}
+    remembered = _partly_reset(state, settings)
     loss, mems = torch.zeros((), device=device), []
     for i, (part, part_targets) in enumerate(
         zip(tokens.chunk(parts), targets.chunk(parts), strict=True)
     ):
         # Each length of a memory that is filling up would be compiled separately.
-        memory = state.mems[i]
+        memory = remembered[i]
         is_full = memory is not None and len(memory) == mem_len
         with network.shares_gradients(i == parts - 1):
             out = network(part, memory, part_targets, is_compiled=is_full, **lengths)
@@ -226,6 +228,19 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     state.step += 1
     state.add_to_average(settings)
     return Update(loss, settings.lr * scale, offset, norm, is_skipped=False)
+
+
+def _partly_reset(state: TrainState, settings: TrainConfig) -> list[Memory | None]:
+    """Return the memory, reset for random streams: the same with any number of processes."""
+    if not settings.reset_memory or state.mems[0] is None:
+        return state.mems
+    numbers = np.random.default_rng([_RESET, settings.seed, state.step])
+    drawn = numbers.random(settings.batch_size) < settings.reset_memory
+    own = np.split(drawn[state.world.rows(settings.batch_size)], len(state.mems))
+    return [
+        memory.reset(torch.from_numpy(rows)) if memory is not None and rows.any() else memory
+        for memory, rows in zip(state.mems, own, strict=True)
+    ]
 
 
 def running_mean(before: float | None, value: float) -> float:
