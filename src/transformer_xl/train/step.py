@@ -141,8 +141,8 @@ def activation_penalty(config: TrainConfig, out: Output, predicted: int) -> Tens
 
 
 _NOISE, _RESET = 0x6E6F697365, 0x7265736574
-"""The first numbers of the seeds of repetition noise and of resets of the memory; random numbers for
-other uses have none."""
+"""The first numbers of the seeds of repetition noise and of resets; random numbers for other uses
+have none."""
 KNOWN_AFTER = 20
 """Updates after which the running mean of the gradient norm is reliable."""
 _KEPT = 0.98
