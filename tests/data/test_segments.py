@@ -153,17 +153,3 @@ def test_rolled_streams_resume_and_divide_over_processes(shape, n_read):
         part.load_state_dict(whole.state_dict())
     expected, _ = read(whole, 3)
     assert np.array_equal(np.concatenate([read(part, 3)[0] for part in parts]), expected)
-
-
-@pytest.mark.parametrize("roll_seed", [None, 3])
-@pytest.mark.parametrize("ext_len", [0, 2])
-def test_the_tokens_before_a_segment_are_those_that_were_read(roll_seed, ext_len):
-    segments = Segments(np.arange(60), 3, 4, ext_len, rows=range(1, 3), roll_seed=roll_seed)
-    assert segments.before(7).shape == (2, 0)
-    read = []
-    for _ in range(12):
-        read.append(segments.next_segment()[0][:, ext_len:])
-        state = segments.state_dict()
-        assert torch.equal(segments.before(7), torch.cat(read, dim=1)[:, -7:])
-        assert segments.before(0).shape == (2, 0)
-        assert segments.state_dict() == state

@@ -19,7 +19,7 @@ OPTIONS = {
     "average_start": 0.4,
     "stages": ((0.0, 6, 6), (0.6, 8, 8)),
     "random_segment_len": True,
-    "repetition_noise": 0.2,
+    "reset_memory": 0.3,
     "temporal_activation_reg": 1.0,
 }
 

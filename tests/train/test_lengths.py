@@ -146,10 +146,8 @@ COOLDOWN = {"minutes": 1.0, "schedule": "constant_cooldown", "cooldown_fraction"
         ({"stages": ((0.0, 4, 8), (0.6, 8, 8)), **COOLDOWN}, "start before the cooldown"),
         ({"random_segment_len": True, "compile": True}, "choose one"),
         ({"roll": True, "seed": -1}, "seed=-1 with roll=true must be at least 0"),
-        (
-            {"repetition_noise": 0.1, "seed": -1},
-            "seed=-1 with repetition_noise=0.1 must be at least 0",
-        ),
+        ({"reset_memory": 0.1, "seed": -1}, "seed=-1 with reset_memory=0.1 must be at least 0"),
+        ({"reset_memory": 1.0}, "reset_memory=1.0 must be at least 0 and below 1"),
         ({"average_start": 1.5}, "average_start=1.5 must be between 0 and 1"),
         ({"average_decay": 1.0}, "average_decay=1.0 must be at least 0 and below 1"),
         ({"activation_reg": -1.0}, "activation_reg=-1.0 must be at least 0"),

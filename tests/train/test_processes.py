@@ -38,7 +38,13 @@ VARIANTS = {
     "ddp": {"model": EXACT, "train": SETTINGS},
     "ddp in parts, average": {
         "model": EXACT,
-        "train": {**SETTINGS, "accumulate": 2, "average": "ema", "average_decay": 0.5},
+        "train": {
+            **SETTINGS,
+            "accumulate": 2,
+            "average": "ema",
+            "average_decay": 0.5,
+            "reset_memory": 0.3,
+        },
     },
     "ddp, lamb, adaptive": {
         "model": {**EXACT, "cutoffs": (3, 9), "div_val": 2, "d_embed": 16},

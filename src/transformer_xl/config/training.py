@@ -65,10 +65,6 @@ class TrainConfig:
     reset_memory: Fraction = 0.0
     """Probability that the memory of a stream is reset before a segment. Without it, a model has
     seen a short context only in the first segment of its training."""
-    repetition_noise: Fraction = 0.0
-    """Share of the input tokens that are replaced by repetitions of the tokens before them; the
-    targets stay those of the text. The logged loss of the training is that of this input, and
-    higher."""
     optimizer: Literal["adamw", "muon", "lamb"] = "adamw"
     """AdamW or LAMB for all weights, or Muon for the matrices inside the layers and AdamW for the
     rest."""
@@ -119,7 +115,7 @@ class TrainConfig:
     compile: bool = False
     """Compile the model with torch.compile: slow to start, meant for long runs on a GPU."""
     seed: int = 1
-    """Random seed of the initial weights, of dropout, and of random lengths."""
+    """Random seed of the initial weights, of dropout, of random lengths and of resets."""
     max_skips: Length = 10
     """How many updates in a row may be skipped because the gradient is not finite or too large;
     after one more, the run stops with an error. Skipped updates count as steps."""
@@ -161,7 +157,7 @@ class TrainConfig:
             "random_segment_len=true with compile=true would compile the model for each length: "
             "choose one",
         )
-        for name in ("roll", "reset_memory", "repetition_noise"):
+        for name in ("roll", "reset_memory"):
             value = getattr(self, name)
             require(
                 not value or self.seed >= 0,

@@ -108,19 +108,7 @@ class Segments:
         The tokens begin with the ``ext_len`` before the segment; these have no targets.
         """
         # One token more than the segment: the target of its last token.
-        window = self._window(-self.ext_len, self.length + 1)
-        self.segments_read += 1
-        self.tokens_read += self.length
-        return window[:, :-1].contiguous(), window[:, self.ext_len + 1 :].contiguous()
-
-    def before(self, n: int) -> Int64[Tensor, "B before"]:
-        """Return the last ``n`` tokens that were read of each stream, fewer at its beginning."""
-        n = min(n, self.tokens_read)
-        return self._window(-n, 0) if n else torch.empty(len(self._rows), 0, dtype=torch.int64)
-
-    def _window(self, start: int, stop: int) -> Int64[Tensor, "B n"]:
-        """Return tokens of each stream at positions relative to the next segment."""
-        times = self.tokens_read + np.arange(start, stop)
+        times = self.tokens_read + np.arange(-self.ext_len, self.length + 1)
         places = times[None]
         if self._roll_seed is not None:
             # Positions before the first epoch belong to it.
@@ -131,7 +119,10 @@ class Segments:
             rolls = [x.integers(self._stream_len, size=self.batch_size) for x in generators]
             places = (times + np.stack(rolls, axis=1)[self._rows][:, where]) % self._stream_len
         places = (self._rows[:, None] * self._stream_len + places) % len(self._tokens)
-        return torch.from_numpy(self._tokens[places].astype(np.int64))
+        window = torch.from_numpy(self._tokens[places].astype(np.int64))
+        self.segments_read += 1
+        self.tokens_read += self.length
+        return window[:, :-1].contiguous(), window[:, self.ext_len + 1 :].contiguous()
 
     def state_dict(self) -> SegmentsState:
         """Return the position and the sizes it refers to; the same for all rows."""

@@ -22,7 +22,6 @@ from transformer_xl.config.distributed import World
 from transformer_xl.model import LanguageModel, Memory, Output, build_model
 from transformer_xl.model.pretrained import copy_weights
 from transformer_xl.train.optim import lr_scale
-from transformer_xl.train.repetitions import LONGEST_PERIOD, with_repetitions
 from transformer_xl.train.state import TrainState
 
 
@@ -140,9 +139,8 @@ def activation_penalty(config: TrainConfig, out: Output, predicted: int) -> Tens
     return penalty
 
 
-_NOISE, _RESET = 0x6E6F697365, 0x7265736574
-"""The first numbers of the seeds of repetition noise and of resets; random numbers for other uses
-have none."""
+_RESET = 0x7265736574
+"""The first number of the seed of resets; random numbers for other uses have none."""
 KNOWN_AFTER = 20
 """Updates after which the running mean of the gradient norm is reliable."""
 _KEPT = 0.98
@@ -175,15 +173,8 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     if state.has_varying_lengths:
         mem_len, scale = state.next_lengths(config)
     offset = state.segments.offset
-    before = state.segments.before(LONGEST_PERIOD if settings.repetition_noise else 0)
     tokens, targets = state.segments.next_segment()
     state.tokens += targets.numel() * state.world.size
-    if settings.repetition_noise:
-        numbers = np.random.default_rng([_NOISE, settings.seed, state.step, state.world.rank])
-        # The context is text that was read already.
-        context, segment = tokens.tensor_split([tokens.shape[1] - targets.shape[1]], dim=1)
-        noisy = with_repetitions(segment, settings.repetition_noise, numbers, before)
-        tokens = torch.cat([context, noisy], dim=1)
     tokens, targets = _moved(tokens, device), _moved(targets, device)
     if settings.loss == "half":
         targets = targets[:, targets.shape[1] // 2 :]

@@ -29,7 +29,7 @@ TRAIN = {
     "loss": ({}, "half", "numbers"),
     "activation_reg": ({}, 2.0, "numbers"),
     "temporal_activation_reg": ({}, 2.0, "numbers"),
-    "repetition_noise": ({}, 0.3, "numbers"),
+    "reset_memory": ({}, 0.5, "numbers"),
     "optimizer": ({}, "lamb", "numbers"),
     "lr": ({}, 2e-2, "numbers"),
     "embedding_lr": ({}, 2.0, "numbers"),
