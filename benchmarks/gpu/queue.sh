@@ -34,6 +34,7 @@ measure() {
     run "$seconds" "$python" "benchmarks/$program.py" "$@"
 }
 
+# train RECIPE TEXT WORD...: at most five minutes of steps, if the words do not say otherwise
 train() {
     recipe=$1 text=$2 folder=/tmp/txl_runs/$1 && shift 2
     # The command txl, which takes the kernels without an edit of the sources.
@@ -41,14 +42,25 @@ train() {
 from transformer_xl import cli, ops
 ops.TRITON_IS_TRIED = True
 sys.exit(cli.main())"
-    set -- --data.path ".data/$text" --train.compile True --train.minutes 5
-    [ "$TRY" ] && set -- --data.path ".data/$text" --model.n_layer 1 --model.n_head 2 \
+    set -- --data.path "$text" --train.compile True --train.minutes 5 "$@"
+    [ "$TRY" ] && set -- "$@" --train.compile False --model.n_layer 1 --model.n_head 2 \
         --model.d_model 32 --model.d_head 16 --model.d_inner 32 --train.steps 8 \
-        --train.warmup_steps 2 --train.log_every 2 --train.minutes 5
+        --train.warmup_steps 2 --train.log_every 2
     run 530 "$python" -c "$txl" train "$recipe" --out "$folder" --json "$@"
     for file in results.json metrics.jsonl report.html; do
         cp "$folder/$file" "$OUT/$recipe-$file" || failed=1
     done
+}
+
+# ship RECIPE: longer than on a processor; the run comes back, from which the model is shipped
+ship() {
+    text=/tmp/txl_texts/$1 && mkdir -p "$text"
+    for part in train valid test; do
+        gzip -dc ".data/$1/$part.txt.gz" >"$text/$part.txt" || failed=1
+    done
+    train "$1" "$text/train.txt" --data.valid_path "$text/valid.txt" \
+        --data.test_path "$text/test.txt" --train.batch_size 64 --train.minutes 6
+    tar -C /tmp/txl_runs --exclude checkpoints -cf "$OUT/$1-run.tar" "$1" || failed=1
 }
 
 training="--dtypes bfloat16 --ways ours_triton ours gpt"
@@ -90,9 +102,10 @@ decoding)
         --batches 1 32 --ways ours_triton ours
     ;;
 blocks) run 330 "$python" benchmarks/gpu/tune.py --minutes 5 --json "$OUT/blocks.json" ;;
-shakespeare-char) train shakespeare-char tinyshakespeare/input.txt ;;
-ptb-word | ptb-char) train "$1" ptb ;;
-wikitext-2) train wikitext-2 wikitext-2 ;;
+shakespeare-char) train shakespeare-char .data/tinyshakespeare/input.txt ;;
+ptb-word | ptb-char) train "$1" .data/ptb ;;
+wikitext-2) train wikitext-2 .data/wikitext-2 ;;
+python-code | english) ship "$1" ;;
 *)
     sed -n '2,3p' "$0" >&2
     exit 2

@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 GPU = ROOT / "benchmarks" / "gpu"
-RECIPES = ("shakespeare-char", "ptb-word", "ptb-char", "wikitext-2")
+RECIPES = ("shakespeare-char", "ptb-word", "ptb-char", "wikitext-2", "python-code", "english")
 MEASUREMENTS = ("attention", "training", "decoding", "compiled")
 IN_ITS_PLACE = """#!/bin/sh
 for word; do printf '%s\\0' "$word"; done >>"$RECORD"
