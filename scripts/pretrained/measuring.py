@@ -46,12 +46,19 @@ def _txl(*words: str | Path) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+SHORT = ("--prompt-tokens", "3", "--prompts", "100", "--length", "200")
+"""Options of writing.py for texts after prompts of three tokens."""
+
+
 def _written(folder: Path, corpus: Corpus, *words: str) -> Figures:
     real, own = writing_rows(folder, corpus, *words, with_training=True)
-    return {f"real_{name}": x for name, x in real.items()} | own
+    real_short, short = writing_rows(folder, corpus, *words, *SHORT)
+    _, carried = writing_rows(folder, corpus, *words, "--carried")
+    rows = {"real_": real, "": own, "carried_": carried, "real_short_": real_short, "short_": short}
+    return {prefix + name: x for prefix, row in rows.items() for name, x in row.items()}
 
 
-def compressed(folder: Path) -> Figures:
+def compressed(folder: Path, *words: str) -> float:
     """Compress three files of the held-out package; return the size relative to that of xz."""
     import networkx
 
@@ -61,13 +68,17 @@ def compressed(folder: Path) -> Figures:
         xz += len(lzma.compress((root / name).read_bytes(), preset=9 | lzma.PRESET_EXTREME))
         with tempfile.TemporaryDirectory() as temporary:
             out = Path(temporary) / "file.txl"
-            _txl("compress", root / name, out, "--model", folder)
+            _txl("compress", root / name, out, "--model", folder, *words)
             own += out.stat().st_size
-    return {"xz_ratio": own / xz}
+    return own / xz
 
 
 def _python(folder: Path, corpus: Corpus) -> Figures:
-    return _written(folder, corpus, "--python") | compressed(folder)
+    ratios = {
+        "xz_ratio": compressed(folder),
+        "xz_ratio_longer": compressed(folder, "--streams", "1", "--mem_len", "1024"),
+    }
+    return _written(folder, corpus, "--python") | ratios
 
 
 def _poems(folder: Path, corpus: Corpus) -> Figures:
@@ -116,9 +127,10 @@ def _chorales(folder: Path, corpus: Corpus) -> Figures:
     return shares | _chords(texts) | _chords(real, "real_")
 
 
-_BOTH = ("repeated_4grams", "adjacent_equal", "longest_repeat", "most_repeated", "copied")
-_WRITING = (*_BOTH, *(f"real_{name}" for name in _BOTH))
-_PYTHON = (*_WRITING, "parses", "real_parses", "xz_ratio")
+_BOTH = ("repeated_4grams", "adjacent_equal", "longest_repeat", "most_repeated")
+_ROWS = ("", "real_", "carried_", "short_", "real_short_")
+_WRITING = ("copied", "real_copied", *(row + name for row in _ROWS for name in _BOTH))
+_PYTHON = (*_WRITING, "parses", "real_parses", "xz_ratio", "xz_ratio_longer")
 _CHORDS = ("median_chord", "most_chord", "real_median_chord", "real_most_chord")
 
 MEASURED: Mapping[str, Measurement] = {
