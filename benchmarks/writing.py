@@ -4,11 +4,11 @@
     python benchmarks/writing.py runs/demo --text test.txt --set temperature=0.8 top_p=0.95 \
         --set temperature=1.0 min_p=0.05
 
-Prompts are taken from the text, at places spread over it, and continued as a batch for --length
-tokens, once for each --set of sampling settings (none: those of the model's recipe). With
---carried the texts are written one after another, each with the memory that those before it left.
-The real text is cut at the same places into pieces of the same length, and measured likewise. A
-text that ends early (on_loop=end) is shorter, and has fewer repetitions for that.
+Prompts of --prompt_tokens are taken from the text, at places spread over it, and continued as a
+batch for --length tokens, once for each --set of sampling settings (none: those of the model's
+recipe). With --carried the texts are written one after another, each with the memory that those
+before it left. The real text is cut at the same places into pieces of the same length, and measured
+likewise. A text that ends early (on_loop=end) is shorter, and has fewer repetitions for that.
 
 * mean length: tokens of a piece;
 * repeated 4-grams: share of the 4-grams of tokens that occurred earlier in the same piece;
@@ -239,7 +239,7 @@ def main() -> None:
     parser.add_argument("--training", type=Path, help="training text, to look for copies in")
     parser.add_argument("--set", nargs="+", action="append", default=[], metavar="NAME=VALUE")
     parser.add_argument("--prompts", type=int, default=20)
-    parser.add_argument("--prompt-tokens", type=int, default=32, help="tokens of a prompt")
+    parser.add_argument("--prompt_tokens", type=int, default=32, help="tokens of a prompt")
     parser.add_argument("--length", type=int, default=2000, help="tokens of a piece")
     parser.add_argument("--carried", action="store_true")
     parser.add_argument("--python", action="store_true", help="the text is Python source")
@@ -250,6 +250,8 @@ def main() -> None:
     text = arguments.text.read_text(encoding="utf-8")
     training = arguments.training and TrainingText(arguments.training.read_bytes())
     n_prompt = arguments.prompt_tokens
+    if n_prompt < 1:
+        parser.error(f"--prompt_tokens {n_prompt} must be at least 1")
     most = n_prompt + arguments.length
     # A token has at least one byte and seldom more than eight.
     try:

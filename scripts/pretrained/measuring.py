@@ -46,16 +46,22 @@ def _txl(*words: str | Path) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-SHORT = ("--prompt-tokens", "3", "--prompts", "100", "--length", "200")
+SHORT = ("--prompt_tokens", "3", "--prompts", "100", "--length", "200")
 """Options of writing.py for texts after prompts of three tokens."""
 
 
 def _written(folder: Path, corpus: Corpus, *words: str) -> Figures:
     real, own = writing_rows(folder, corpus, *words, with_training=True)
+    return {f"real_{name}": x for name, x in real.items()} | own
+
+
+def _written_fully(folder: Path, corpus: Corpus, *words: str) -> Figures:
+    """Also with the memory carried from text to text, and after prompts of three tokens."""
+    found = _written(folder, corpus, *words)
     real_short, short = writing_rows(folder, corpus, *words, *SHORT)
     _, carried = writing_rows(folder, corpus, *words, "--carried")
-    rows = {"real_": real, "": own, "carried_": carried, "real_short_": real_short, "short_": short}
-    return {prefix + name: x for prefix, row in rows.items() for name, x in row.items()}
+    rows = {"carried_": carried, "real_short_": real_short, "short_": short}
+    return found | {prefix + name: x for prefix, row in rows.items() for name, x in row.items()}
 
 
 def compressed(folder: Path, *words: str) -> float:
@@ -78,7 +84,7 @@ def _python(folder: Path, corpus: Corpus) -> Figures:
         "xz_ratio": compressed(folder),
         "xz_ratio_longer": compressed(folder, "--streams", "1", "--mem_len", "1024"),
     }
-    return _written(folder, corpus, "--python") | ratios
+    return _written_fully(folder, corpus, "--python") | ratios
 
 
 def _poems(folder: Path, corpus: Corpus) -> Figures:
@@ -127,15 +133,15 @@ def _chorales(folder: Path, corpus: Corpus) -> Figures:
     return shares | _chords(texts) | _chords(real, "real_")
 
 
-_BOTH = ("repeated_4grams", "adjacent_equal", "longest_repeat", "most_repeated")
-_ROWS = ("", "real_", "carried_", "short_", "real_short_")
-_WRITING = ("copied", "real_copied", *(row + name for row in _ROWS for name in _BOTH))
-_PYTHON = (*_WRITING, "parses", "real_parses", "xz_ratio", "xz_ratio_longer")
+_REPETITION = ("repeated_4grams", "adjacent_equal", "longest_repeat", "most_repeated")
+_WRITING = tuple(row + name for row in ("", "real_") for name in (*_REPETITION, "copied"))
+_MORE = tuple(row + x for row in ("carried_", "short_", "real_short_") for x in _REPETITION)
+_PYTHON = (*_WRITING, *_MORE, "parses", "real_parses", "xz_ratio", "xz_ratio_longer")
 _CHORDS = ("median_chord", "most_chord", "real_median_chord", "real_most_chord")
 
 MEASURED: Mapping[str, Measurement] = {
     "python-code": Measurement(_python, _PYTHON),
-    "english": Measurement(_written, _WRITING),
+    "english": Measurement(_written_fully, (*_WRITING, *_MORE)),
     "shakespeare": Measurement(_written, _WRITING),
     "tang-poems": Measurement(_poems, ("poems", "training_poems", "symbols", "in_form")),
     "chorales": Measurement(_chorales, ("ended", *_CHORDS)),

@@ -152,10 +152,11 @@ def select() -> Iterator[tuple[Package, list[tuple[Path, bytes]], int]]:
     """
     listed = sorted(packages(), key=lambda x: (x.name != HELD_OUT, x.name))
     seen: set[int] = set()
+    if listed[0].name != HELD_OUT:
+        raise ValueError(f"{HELD_OUT}, which is held out, is not installed: make check installs it")
     held_out: set[int] = set()
-    for path in (*listed[0].files, *listed[0].others):
-        if path.is_file() and listed[0].name == HELD_OUT:
-            held_out.update(windows(path.read_bytes()).tolist())
+    for path in filter(Path.is_file, (*listed[0].files, *listed[0].others)):
+        held_out.update(windows(path.read_bytes()).tolist())
     for package in listed:
         kept, total, overlapping = [], 0, 0
         # Not by name, so that what is left out of a large package is spread over it.

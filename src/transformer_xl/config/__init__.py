@@ -6,7 +6,7 @@ A recipe file is one :class:`Config`; the command line overrides single fields a
 
 from dataclasses import dataclass, field
 
-from transformer_xl.config.checks import Unused, check, no_type_check, refuse_unused
+from transformer_xl.config.checks import Unused, check, no_type_check, refuse_unused, require
 from transformer_xl.config.data import DataConfig
 from transformer_xl.config.evaluation import EvalConfig, GenerateConfig
 from transformer_xl.config.model import Cluster, ModelConfig, Quirk
@@ -50,5 +50,13 @@ class Config:
                 Unused("compile", "model.kind='lstm': its layers are compiled already"),
             )
             refuse_unused(self.train, unused)
+        elif not self.model.mem_len:
+            refuse_unused(self.train, (Unused("reset_memory", "model.mem_len=0: no memory"),))
+        require(
+            not self.train.reset_memory
+            or (self.model.start_memory == "empty" and not self.model.ext_len),
+            f"train.reset_memory={self.train.reset_memory} needs model.start_memory='empty' and "
+            "model.ext_len=0: only then is a reset memory that of the beginning of a text",
+        )
         lengths = ("attn_len", "clamp_len", "ext_len")
         refuse_unused(self.eval, (x for x in self.model.unused() if x.name in lengths))

@@ -63,8 +63,9 @@ class TrainConfig:
     """Temporal activation regularization (TAR): weight of the mean squared difference between
     consecutive outputs of the last layer before dropout."""
     reset_memory: Fraction = 0.0
-    """Probability that the memory of a stream is reset before a segment. Without it, a model has
-    seen a short context only in the first segment of its training."""
+    """Probability that the memory of a stream is reset before a segment, so that a model also
+    learns short contexts; otherwise only the first segment of the training and data.reset_at have
+    them. The logged loss of the training includes these segments, and is higher."""
     optimizer: Literal["adamw", "muon", "lamb"] = "adamw"
     """AdamW or LAMB for all weights, or Muon for the matrices inside the layers and AdamW for the
     rest."""

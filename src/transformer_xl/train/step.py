@@ -222,14 +222,15 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
 
 
 def _partly_reset(state: TrainState, settings: TrainConfig) -> list[Memory | None]:
-    """Return the memory, reset for random streams: the same with any number of processes."""
-    if not settings.reset_memory or state.mems[0] is None:
+    """Return the memory, reset for random streams; the draw covers those of all processes."""
+    if not settings.reset_memory:
         return state.mems
     numbers = np.random.default_rng([_RESET, settings.seed, state.step])
     drawn = numbers.random(settings.batch_size) < settings.reset_memory
     own = np.split(drawn[state.world.rows(settings.batch_size)], len(state.mems))
+    # Also where no stream is reset: a checkpoint has the masks of all parts and processes or none.
     return [
-        memory.reset(torch.from_numpy(rows)) if memory is not None and rows.any() else memory
+        None if memory is None else memory.reset(torch.from_numpy(rows))
         for memory, rows in zip(state.mems, own, strict=True)
     ]
 
