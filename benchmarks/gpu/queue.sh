@@ -53,13 +53,14 @@ sys.exit(cli.main())"
 }
 
 # ship RECIPE: the run is copied back without its weights for resuming; the model is shipped from it.
-# Not compiled: a stage would be compiled while its pace decides where the training ends.
+# Not compiled: compilation would distort the measured speed from which the last step is computed.
 ship() {
-    text=runs/pretrained/$1/text && mkdir -p "$text"
+    text=/tmp/txl_texts/$1 && mkdir -p "$text"
     for part in train valid test; do
         gzip -dc ".data/$1/$part.txt.gz" >"$text/$part.txt" || failed=1
     done
-    train "$1" "$text/train.txt" --train.compile False
+    train "$1" "$text/train.txt" --data.valid_path "$text/valid.txt" \
+        --data.test_path "$text/test.txt" --train.compile False
     tar -C /tmp/txl_runs --exclude 'shard-*' -cf "$OUT/$1-run.tar" "$1" || failed=1
 }
 

@@ -56,7 +56,7 @@ def _written(folder: Path, corpus: Corpus, *words: str) -> Figures:
 
 
 def _written_fully(folder: Path, corpus: Corpus, *words: str) -> Figures:
-    """Also with the memory carried from text to text, and after prompts of three tokens."""
+    """Measure texts also with the memory carried on, and after prompts of three tokens."""
     found = _written(folder, corpus, *words)
     real_short, short = writing_rows(folder, corpus, *words, *SHORT)
     _, carried = writing_rows(folder, corpus, *words, "--carried")

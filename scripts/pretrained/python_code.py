@@ -6,7 +6,7 @@
 Everything is read from the running environment, which `make check` installs from constraints.txt:
 the standard library, and each installed distribution whose metadata name a permissive licence, pip
 among them, which nothing pins. Left out are tests, generated tables, files that mostly repeat
-earlier ones, and whatever shares a window of 30 words and signs with the test text.
+earlier ones, and whatever shares a window of 30 words and signs with the held-out package.
 """
 
 import hashlib
