@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from tang_poems import POEM_END, is_in_form  # noqa: E402
+from writing import TrainingText  # noqa: E402
 from writing_rows import writing_rows  # noqa: E402
 
 from transformer_xl.cli.loading import load  # noqa: E402
@@ -87,6 +88,11 @@ def _python(folder: Path, corpus: Corpus) -> Figures:
     return _written_fully(folder, corpus, "--python") | ratios
 
 
+def _copied(corpus: Corpus, texts: Iterable[str]) -> Figures:
+    training = TrainingText(corpus.vocab.decode(corpus.split("train")).encode())
+    return {"copied": training.copied([text.encode() for text in texts])}
+
+
 def _poems(folder: Path, corpus: Corpus) -> Figures:
     """Count the poems, and how many of 100 to titles of the test text have lines of one length."""
     texts = {part: corpus.vocab.decode(corpus.split(part)) for part in ("train", "valid", "test")}
@@ -101,6 +107,7 @@ def _poems(folder: Path, corpus: Corpus) -> Figures:
         "training_poems": counts["train"],
         "symbols": len({*"".join(texts.values())}),
         "in_form": sum(map(is_in_form, poems)) / len(poems),
+        **_copied(corpus, poems),
     }
 
 
@@ -130,7 +137,7 @@ def _chorales(folder: Path, corpus: Corpus) -> Figures:
     ]
     real = [x for x in corpus.vocab.decode(corpus.split("test")).split("\n") if x.strip()]
     shares = {"ended": sum(ended) / len(texts)}
-    return shares | _chords(texts) | _chords(real, "real_")
+    return shares | _copied(corpus, texts) | _chords(texts) | _chords(real, "real_")
 
 
 _REPETITION = ("repeated_4grams", "adjacent_equal", "longest_repeat", "most_repeated")
@@ -143,6 +150,6 @@ MEASURED: Mapping[str, Measurement] = {
     "python-code": Measurement(_python, _PYTHON),
     "english": Measurement(_written_fully, (*_WRITING, *_MORE)),
     "shakespeare": Measurement(_written, _WRITING),
-    "tang-poems": Measurement(_poems, ("poems", "training_poems", "symbols", "in_form")),
-    "chorales": Measurement(_chorales, ("ended", *_CHORDS)),
+    "tang-poems": Measurement(_poems, ("poems", "training_poems", "symbols", "in_form", "copied")),
+    "chorales": Measurement(_chorales, ("ended", "copied", *_CHORDS)),
 }
