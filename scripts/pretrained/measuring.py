@@ -88,9 +88,9 @@ def _python(folder: Path, corpus: Corpus) -> Figures:
     return _written_fully(folder, corpus, "--python") | ratios
 
 
-def _copied(corpus: Corpus, texts: Iterable[str]) -> Figures:
+def _copied(corpus: Corpus, texts: Iterable[str], prefix: str = "") -> Figures:
     training = TrainingText(corpus.vocab.decode(corpus.split("train")).encode())
-    return {"copied": training.copied([text.encode() for text in texts])}
+    return {f"{prefix}copied": training.copied([text.encode() for text in texts])}
 
 
 def _poems(folder: Path, corpus: Corpus) -> Figures:
@@ -136,8 +136,13 @@ def _chorales(folder: Path, corpus: Corpus) -> Figures:
         for n, text in enumerate(texts)
     ]
     real = [x for x in corpus.vocab.decode(corpus.split("test")).split("\n") if x.strip()]
-    shares = {"ended": sum(ended) / len(texts)}
-    return shares | _copied(corpus, texts) | _chords(texts) | _chords(real, "real_")
+    return (
+        {"ended": sum(ended) / len(texts)}
+        | _copied(corpus, texts)
+        | _copied(corpus, real, "real_")
+        | _chords(texts)
+        | _chords(real, "real_")
+    )
 
 
 _REPETITION = ("repeated_4grams", "adjacent_equal", "longest_repeat", "most_repeated")
@@ -151,5 +156,5 @@ MEASURED: Mapping[str, Measurement] = {
     "english": Measurement(_written_fully, (*_WRITING, *_MORE)),
     "shakespeare": Measurement(_written, _WRITING),
     "tang-poems": Measurement(_poems, ("poems", "training_poems", "symbols", "in_form", "copied")),
-    "chorales": Measurement(_chorales, ("ended", "copied", *_CHORDS)),
+    "chorales": Measurement(_chorales, ("ended", "copied", "real_copied", *_CHORDS)),
 }
