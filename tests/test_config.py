@@ -215,6 +215,7 @@ def test_settings_of_old_models_may_come_from_the_command_line():
     model = parsed(*line.split(), "--model.tie_projections", "True", "False", "False").model
     assert {name: getattr(model, name) for name in ADAPTIVE} == ADAPTIVE
     line = "--model.attn_type 3 --model.n_positions 40 --model.ext_len 4 --train.loss half"
+    line += " --train.reset_memory 0"
     command = parsed(*line.split(), "--eval.ext_len", "2", "--model.quirks", "stored_positions")
     assert (command.model.attn_type, command.model.n_positions) == (3, 40)
     assert (command.model.ext_len, command.eval.ext_len) == (4, 2)
