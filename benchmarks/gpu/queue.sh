@@ -57,7 +57,9 @@ sys.exit(cli.main())"
 ship() {
     text=/tmp/txl_texts/$1 && mkdir -p "$text"
     for part in train valid test; do
-        gzip -dc ".data/$1/$part.txt.gz" >"$text/$part.txt" || failed=1
+        # Where the compressed text is missing, one that is there already is not emptied.
+        packed=.data/$1/$part.txt.gz
+        { [ -s "$packed" ] && gzip -dc "$packed" >"$text/$part.txt"; } || failed=1
     done
     train "$1" "$text/train.txt" --data.valid_path "$text/valid.txt" \
         --data.test_path "$text/test.txt" --train.compile False
