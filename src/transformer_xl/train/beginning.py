@@ -37,9 +37,14 @@ def check_machine(config: Config, device: torch.device, world: World) -> None:
     """Require that the processes can divide the batch, and enough memory, by a lower bound.
 
     Raises:
-        ValueError: They cannot, or the device has less memory.
+        ValueError: They cannot, the device has less memory, or CPU time is to be counted elsewhere.
     """
     settings = config.train
+    if settings.clock == "cpu" and (device.type != "cpu" or world.size > 1):
+        raise ValueError(
+            f"train.clock='cpu' on {world.size} x {device.type}: the CPU time of a process says "
+            "how long a step takes on a CPU and with one process only; use train.clock='wall'"
+        )
     own = len(world.rows(settings.batch_size))
     if own % settings.accumulate:
         raise ValueError(

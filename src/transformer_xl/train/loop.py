@@ -202,16 +202,17 @@ class _Run:
         )
         network = Network(state.model, settings, world)
         state.model.train()
+        now = _cpu_seconds if settings.clock == "cpu" else time.perf_counter
         self.logged_at = own_seconds = state.seconds
         while state.step < state.total_steps:
-            began = time.perf_counter()
+            began = now()
             update = train_step(config, state, network)
             if update.is_skipped:
                 self._report_skip(update)
             else:
                 state.losses.append(update.loss)
                 state.offsets.append(update.offset)
-            own_seconds += time.perf_counter() - began
+            own_seconds += now() - began
             # Read once: a later signal is handled after the next step.
             number, seconds = max(interrupts, default=0), own_seconds
             has_failed = self.checkpoints.has_failed
@@ -377,6 +378,11 @@ class _Run:
         own = all(bool(local(p).isfinite().all()) for p in self.state.model.parameters())
         if not all(self.state.world.gather(own)):
             raise diverged(self.state.step, "the weights are not finite")
+
+
+def _cpu_seconds() -> float:
+    """Return the CPU time of this process as if its threads had run at the same time."""
+    return time.process_time() / torch.get_num_threads()
 
 
 def _every(n: int, step: int) -> bool:
