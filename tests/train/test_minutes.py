@@ -185,7 +185,7 @@ def test_cpu_time_is_refused_where_it_does_not_say_how_long_a_step_takes(toy_rec
     limits = {"minutes": 1.0, "clock": "cpu", "schedule": "constant_cooldown"}
     config = toy_recipe(train=limits)
     world = SimpleNamespace(size=2)
-    with pytest.raises(ValueError, match="train.clock='cpu' on 2 x cpu"):
+    with pytest.raises(ValueError, match=r"train\.clock='cpu' on 2 x cpu"):
         check_machine(config, torch.device("cpu"), world)
-    with pytest.raises(ValueError, match="train.clock='cpu' on 1 x cuda"):
+    with pytest.raises(ValueError, match=r"train\.clock='cpu' on 1 x cuda"):
         check_machine(config, torch.device("cuda"), SimpleNamespace(size=1))

@@ -74,6 +74,15 @@ _ATTENTION = (
     *("norm_eps", "quirks", "ext_len"),
 )
 
+_USED: dict[str, tuple[str, ...]] = {
+    "lstm": (),
+    "gpt": (
+        *("n_head", "d_head", "d_inner", "activation", "attn_len", "norm", "qk_norm"),
+        *("attn_dropout", "ff_dropout", "norm_eps"),
+    ),
+}
+"""Of the settings of attention, those that other kinds of models use."""
+
 MOST_CUTOFFS = 1_000
 """Maximum number of cutoffs of an adaptive softmax; the paper has three."""
 
@@ -87,7 +96,7 @@ class ModelConfig:
         ValueError: A setting is out of range or incompatible with another one.
     """
 
-    kind: Literal["transformer_xl", "lstm"] = "transformer_xl"
+    kind: Literal["transformer_xl", "gpt", "lstm"] = "transformer_xl"
     """The architecture: the paper's Transformer-XL, or an LSTM with its n_layer, d_model, embedding
     and softmax."""
     vocab_size: Length = 0
@@ -247,9 +256,10 @@ class ModelConfig:
         ``variational_dropout`` without dropout, ``tie_projections`` and ``proj_init_std`` without
         projections.
         """
-        if not self.has_attention:
-            about = "kind='lstm', which has no attention, feed-forward layers or normalization"
-            yield from (Unused(name, about) for name in _ATTENTION)
+        if self.kind != "transformer_xl":
+            about = f"kind={self.kind!r}, which has no such part"
+            used = _USED[self.kind]
+            yield from (Unused(name, about) for name in _ATTENTION if name not in used)
             return
         about = f"attn_type={self.attn_type}"
         if self.attn_type == 3:
