@@ -91,5 +91,5 @@ def test_a_model_of_another_kind_or_precision_is_named(made, of_kind):
     config = made().config
     with pytest.raises(ValueError, match=r"weights in torch\.bfloat16 are for reading"):
         make_step(made().bfloat16())
-    with pytest.raises(ValueError, match="a model of kind='lstm' has no memory of positions"):
+    with pytest.raises(ValueError, match="a model of kind='lstm' cannot be exported"):
         make_step(build_model(of_kind(config, "lstm", mem_len=0)))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import LanguageModel, TransformerXL, build_model
 
 # Weights far from zero: at the start of a training attention is nearly uniform and hides mistakes.
 CONFIG = ModelConfig(
@@ -30,6 +30,8 @@ VARIANTS = {
     "clamped distances": {"clamp_len": 3},
     "limited attention": {"attn_len": 4},
     "narrow embeddings": {"d_embed": 5, "tie_embeddings": False},
+    "gpt with a cache": {"kind": "gpt"},
+    "gpt with limited attention": {"kind": "gpt", "attn_len": 4, "qk_norm": True, "norm": "rms"},
 }
 
 
@@ -43,9 +45,9 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(params=VARIANTS)
-def model(request: pytest.FixtureRequest) -> TransformerXL:
+def model(request: pytest.FixtureRequest) -> LanguageModel:
     """A model in double precision, in which a law holds to the last digits or not at all."""
-    return TransformerXL(replace(CONFIG, **VARIANTS[request.param])).double().eval()
+    return build_model(replace(CONFIG, **VARIANTS[request.param])).double().eval()
 
 
 @pytest.fixture

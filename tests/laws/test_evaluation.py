@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from transformer_xl.inference.evaluate import evaluate, score
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import build_model
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def text():
 
 
 def with_layers(model, n_layer):
-    return TransformerXL(replace(model.config, n_layer=n_layer)).double().eval()
+    return build_model(replace(model.config, n_layer=n_layer)).double().eval()
 
 
 @torch.no_grad()

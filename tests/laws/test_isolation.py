@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import build_model
 
 EXACT = {"rtol": 0, "atol": 1e-12}
 
@@ -26,7 +26,7 @@ def test_no_gradient_enters_the_memory(model):
 
 def test_words_of_earlier_segments_learn_nothing(model):
     # Untied: the softmax of the present segment would teach all words.
-    model = TransformerXL(replace(model.config, tie_embeddings=False)).double()
+    model = build_model(replace(model.config, tie_embeddings=False)).double()
     earlier, present = torch.randint(10, (3, 5)), torch.randint(10, 23, (3, 9))
     model(present, model(earlier).mems, some_text()).loss.backward()
     learned = model.embedding.weight.grad.any(1)

@@ -97,8 +97,8 @@ class ModelConfig:
     """
 
     kind: Literal["transformer_xl", "gpt", "lstm"] = "transformer_xl"
-    """The architecture: the paper's Transformer-XL, or an LSTM with its n_layer, d_model, embedding
-    and softmax."""
+    """The architecture: the paper's Transformer-XL; or, to compare with, a GPT with rotary positions
+    (with mem_len, its keys and values are carried across segments), or an LSTM."""
     vocab_size: Length = 0
     """Number of tokens in the vocabulary; 0: as in the vocabulary of the corpus."""
     reset_at: Length | None = None
@@ -211,7 +211,11 @@ class ModelConfig:
             "change one of them or set d_head",
         )
         require(
-            not self.has_attention or self.d_model % 2 == 0 or self.attn_type in (1, 3),
+            self.kind != "gpt" or self.head_width % 2 == 0,
+            f"d_head={self.head_width} must be even with kind='gpt': rotary positions rotate pairs",
+        )
+        require(
+            self.kind != "transformer_xl" or self.d_model % 2 == 0 or self.attn_type in (1, 3),
             f"d_model={self.d_model} must be even: position encodings are pairs of sine and cosine",
         )
         require(
@@ -279,8 +283,8 @@ class ModelConfig:
 
     @property
     def has_attention(self) -> bool:
-        """Whether the model has attention: False for an LSTM."""
-        return self.kind == "transformer_xl"
+        """Whether the layers are those of a Transformer: attention and feed-forward."""
+        return self.kind in ("transformer_xl", "gpt")
 
     @property
     def clusters(self) -> tuple[Cluster, ...]:

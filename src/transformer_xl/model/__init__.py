@@ -1,6 +1,7 @@
 """The network: attention, layers, memory, positions, embedding and softmax of the paper."""
 
 from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding
+from transformer_xl.model.gpt import GPT
 from transformer_xl.model.language_model import LanguageModel, Output, build_model, load_model
 from transformer_xl.model.layer import DecoderLayer, FeedForward, GRUGate, RelAttention
 from transformer_xl.model.lstm import LSTMModel
@@ -11,6 +12,7 @@ from transformer_xl.model.stepper import Stepper
 from transformer_xl.model.transformer_xl import TransformerXL
 
 __all__ = [
+    "GPT",
     "AdaptiveEmbedding",
     "AdaptiveSoftmax",
     "DecoderLayer",

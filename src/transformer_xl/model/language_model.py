@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -170,6 +170,33 @@ class Segment(NamedTuple):
         place = torch.arange(M, M + self.starts.shape[1], device=self.device)
         before = 0 if forgotten is None else forgotten[:, None]
         return torch.where(self.starts, place, before).cummax(1).values
+
+    def remembered(
+        self,
+        mems: Memory,
+        present: Sequence[Any],
+        first_key: Tensor | None,
+        mem_len: int,
+        kept: int,
+    ) -> Memory:
+        """Return the memory after the segment, of its first ``kept`` positions.
+
+        Args:
+            mems: The memory before it.
+            present: What each layer returned for the memory.
+            first_key: What :meth:`first_keys` returned.
+            mem_len: Maximum length of the memory.
+            kept: How many positions are remembered.
+        """
+        M = len(mems)
+        # Padded rows are truncated after realigned() has moved the padding to the front.
+        most = mem_len if self.short is None else M + kept
+        mems = mems.extend(present, most, kept)
+        if self.starts is not None and kept:
+            # The next segment continues the document of the last position.
+            assert first_key is not None
+            mems = mems.forgetting(first_key[:, kept - 1] - (M + kept - len(mems)))
+        return mems if self.short is None else mems.realigned(self.short, mem_len)
 
 
 def _require_segment(tokens: Any, vectors: Any, starts: Any, config: ModelConfig) -> None:
@@ -451,6 +478,19 @@ class LanguageModel(nn.Module, ABC):
                 f"the memory holds {mems.batch_size} streams and the segment {batch_size}; "
                 "use mems.select(rows), or mems=None to begin anew"
             )
+
+    def require_continued(self, segment: Segment, mems: Any, ext_len: int) -> None:
+        """Require a memory of positions that can be continued with a segment.
+
+        Raises:
+            ValueError: It is no memory of this model, or padded rows are to be read again.
+        """
+        if segment.short is not None and ext_len:
+            raise ValueError(
+                f"lengths with ext_len={ext_len}: rows that end at different places cannot be read "
+                "again from one place on; set ext_len to 0"
+            )
+        self.require_memory(mems, segment.shape[0])
 
     def save_pretrained(self, folder: Path | str, vocab: SavesItself | None = None) -> None:
         """Write ``config.json``, ``model.safetensors`` and, if given, the vocabulary."""

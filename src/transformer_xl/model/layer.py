@@ -1,9 +1,11 @@
 """One layer: attention over memory and segment, then a feed-forward network.
 
-Its parts, in this order: normalization, the gate of GTrXL, attention, feed-forward, the layer.
+Its parts, in this order: normalization, the gate of GTrXL, attention, feed-forward, the layer, its
+initial weights.
 """
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -355,3 +357,27 @@ class DecoderLayer(nn.Module):
     ) -> tuple[Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:
         """Project inputs of the layer to keys and values."""
         return self.attention.keys_and_values(self.attention_norm(x) if self.norm_first else x)
+
+
+@torch.no_grad()
+def draw_weights(parameters: Iterable[tuple[str, Tensor]], config: ModelConfig) -> None:
+    """Draw the initial weights of a model of these layers, by the names of the parameters."""
+    table = (
+        # (names end in, mean, standard deviation)
+        (("norm.weight",), 1.0, config.init_std),
+        (("gate.bias",), GATE_BIAS, 0.0),
+        (("norm.bias", "inner.bias", "outer.bias", "softmax.bias"), 0.0, 0.0),
+        (("cluster_bias", "distance_bias"), 0.0, 0.0),
+        (("embedding.proj.weight", "softmax.proj.weight"), 0.0, config.proj_init_std),
+        (("_proj.weight", "inner.weight", "outer.weight"), 0.0, config.init_std),
+        (("embedding.weight", "softmax.weight", "cluster_weight"), 0.0, config.init_std),
+        (("content_bias", "position_bias"), 0.0, config.init_std),
+        (("distance_embedding", "position_embedding"), 0.0, config.init_std),
+    )
+    for name, parameter in parameters:
+        # Parameters of clusters have an index.
+        name = re.sub(r"weights\.\d+", "weight", re.sub(r"projs\.\d+", "proj", name))
+        mean, std = next((m, s) for ends, m, s in table if name.endswith(ends))
+        # On the meta device, normal_ would import torch's compiler.
+        if not parameter.is_meta:
+            parameter.normal_(mean, std)

@@ -27,7 +27,8 @@ def layer_matrices(config: ModelConfig) -> list[tuple[int, int]]:
     D, F, width = config.d_model, config.d_inner, config.n_head * config.head_width
     if not config.has_attention:
         return [(4 * D, D)] * 2
-    n_projections = 4 if config.attn_type == 0 else 3
+    has_r = config.kind == "transformer_xl" and config.attn_type == 0
+    n_projections = 4 if has_r else 3
     matrices = [(width, D)] * n_projections + [(D, width)]
     matrices += [(F, D)] * (1 + config.is_gated) + [(D, F)]
     return matrices + [(D, D)] * (12 if config.gate == "gru" else 0)
@@ -48,8 +49,10 @@ def least_weights(config: ModelConfig) -> int:
 
 
 def state_bytes(config: ModelConfig, n_streams: int, mem_len: int) -> int:
-    """Count the bytes of a memory of hidden states in float32."""
-    return FLOAT * config.n_layer * n_streams * mem_len * config.d_model
+    """Count the bytes of a memory in float32: of hidden states, or of a GPT's keys and values."""
+    is_gpt = config.kind == "gpt"
+    width = 2 * config.n_head * config.head_width if is_gpt else config.d_model
+    return FLOAT * config.n_layer * n_streams * mem_len * width
 
 
 def most_positions(model: "LanguageModel", mem_len: int) -> int:

@@ -39,19 +39,50 @@ def relative_positions(
     (section 3.3 of the paper). Distances above ``clamp_len`` are clamped. Frequencies are rounded
     to ``precision``, which is float32 in every published PyTorch checkpoint.
     """
-    # The size grows in powers of two while a memory fills up. An export bypasses the cache, as its
-    # tensors are fake.
-    sinusoids = _sinusoids.__wrapped__ if torch.compiler.is_exporting() else _kept_sinusoids
-    table = sinusoids(1 << (S - 1).bit_length(), d_model, dtype, device, precision)
+    table = _table(S, d_model, dtype, device, precision)
     if clamp_len is None or clamp_len >= S:
         return table[:S].flip(0)
     return table[distances(S, clamp_len, device)]
+
+
+def rotary(
+    S: int, d_head: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Float[Tensor, "S half"], Float[Tensor, "S half"]]:
+    """Return sine and cosine of the angles by which :func:`rotated` turns the positions 0, 1, ..."""
+    # Not in half precision, in which angles of long contexts would be far off.
+    dtype = torch.promote_types(dtype, torch.float32)
+    table = _table(S, d_head, dtype, device, torch.float32)[:S]
+    sin, cos = table.chunk(2, -1)
+    return sin, cos
+
+
+def rotated(
+    x: Float[Tensor, "B S H K"], sin: Float[Tensor, "S half"], cos: Float[Tensor, "S half"]
+) -> Float[Tensor, "B S H K"]:
+    """Rotate queries or keys by their positions (RoPE; Su et al., 2021, arXiv 2104.09864).
+
+    Products of rotated queries and keys depend on the difference of their positions only. Features
+    m and m + K / 2 are a pair.
+    """
+    first, second = x.chunk(2, -1)
+    sin, cos = sin[:, None], cos[:, None]
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(x.dtype)
 
 
 def distances(S: int, largest: int | None, device: torch.device) -> Int[Tensor, " S"]:
     """Return the distances ``S - 1, ..., 1, 0``, those above ``largest`` as ``largest``."""
     distance = torch.arange(S - 1, -1, -1, device=device)
     return distance if largest is None else distance.clamp(max=largest)
+
+
+def _table(
+    S: int, width: int, dtype: torch.dtype, device: torch.device, precision: torch.dtype
+) -> Float[Tensor, "more width"]:
+    """Return the sinusoids of at least the distances 0 to S - 1."""
+    # The size grows in powers of two while a memory fills up. An export bypasses the cache, as its
+    # tensors are fake.
+    sinusoids = _sinusoids.__wrapped__ if torch.compiler.is_exporting() else _kept_sinusoids
+    return sinusoids(1 << (S - 1).bit_length(), width, dtype, device, precision)
 
 
 def _kept_sinusoids(*about: Any) -> Tensor:

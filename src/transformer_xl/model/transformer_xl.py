@@ -1,6 +1,5 @@
 """Transformer-XL: embedding, layers with memory, softmax."""
 
-import re
 from collections.abc import Sequence
 from threading import get_ident
 from typing import Any
@@ -12,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.language_model import LanguageModel, Segment
-from transformer_xl.model.layer import GATE_BIAS, DecoderLayer, make_norm
+from transformer_xl.model.layer import DecoderLayer, draw_weights, make_norm
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import KeysAndValues, Memory, Past
 from transformer_xl.model.positions import Positions, distances, relative_positions
@@ -67,29 +66,9 @@ class TransformerXL(LanguageModel):
         """Copy everything but the cache of projected positions."""
         return {**vars(self), "_projected": {}, "_probe": None}
 
-    @torch.no_grad()
     def init_weights(self) -> None:
         """Draw the initial weights, by the names of the parameters."""
-        config = self.config
-        table = (
-            # (names end in, mean, standard deviation)
-            (("norm.weight",), 1.0, config.init_std),
-            (("gate.bias",), GATE_BIAS, 0.0),
-            (("norm.bias", "inner.bias", "outer.bias", "softmax.bias"), 0.0, 0.0),
-            (("cluster_bias", "distance_bias"), 0.0, 0.0),
-            (("embedding.proj.weight", "softmax.proj.weight"), 0.0, config.proj_init_std),
-            (("_proj.weight", "inner.weight", "outer.weight"), 0.0, config.init_std),
-            (("embedding.weight", "softmax.weight", "cluster_weight"), 0.0, config.init_std),
-            (("content_bias", "position_bias"), 0.0, config.init_std),
-            (("distance_embedding", "position_embedding"), 0.0, config.init_std),
-        )
-        for name, parameter in self.named_parameters():
-            # Parameters of clusters have an index.
-            name = re.sub(r"weights\.\d+", "weight", re.sub(r"projs\.\d+", "proj", name))
-            mean, std = next((m, s) for ends, m, s in table if name.endswith(ends))
-            # On the meta device, normal_ would import torch's compiler.
-            if not parameter.is_meta:
-                parameter.normal_(mean, std)
+        draw_weights(self.named_parameters(), self.config)
 
     @torch.no_grad()
     def attention_weights(
@@ -175,25 +154,11 @@ class TransformerXL(LanguageModel):
             kept = T - min(M, lengths.ext_len, T)
         if positioned:
             mems = Memory(positioned, mems.forgotten)
-        # Padded rows are truncated after realigned() has moved the padding to the front.
-        most = lengths.mem_len if segment.short is None else M + kept
-        mems = mems.extend(present, most, kept)
-        if segment.starts is not None and kept:
-            # The next segment continues the document of the last position.
-            assert first_key is not None
-            mems = mems.forgetting(first_key[:, kept - 1] - (M + kept - len(mems)))
-        if segment.short is not None:
-            mems = mems.realigned(segment.short, lengths.mem_len)
-        return x, mems
+        return x, segment.remembered(mems, present, first_key, lengths.mem_len, kept)
 
     def _require_readable(self, segment: Segment, mems: Memory, ext_len: int) -> None:
         """Require that this memory can be continued with this segment."""
-        if segment.short is not None and ext_len:
-            raise ValueError(
-                f"lengths with ext_len={ext_len}: rows that end at different places cannot be read "
-                "again from one place on; set ext_len to 0"
-            )
-        self.require_memory(mems, segment.shape[0])
+        self.require_continued(segment, mems, ext_len)
         if isinstance(mems.store, KeysAndValues):
             if torch.is_grad_enabled():
                 raise ValueError(

@@ -143,13 +143,19 @@ def attention(
     first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B T H K"]:
-    """Attend as :func:`rel_attention` does, with content scores only: for absolute positions.
+    """Attend as :func:`rel_attention` does, with content scores only: for positions that are
+    part of queries and keys.
 
     Raises:
         ValueError: ``attn_len`` is below 1.
     """
     if attn_len is not None:
         _check_attn_len(attn_len)
+    if attn_len is None and first_key is None and q.shape[1] == k.shape[1]:
+        # Without a mask, the hidden half is not computed.
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=dropout)
+        return out.transpose(1, 2)
     hidden_BHTS = reference.hidden_keys(q.shape[1], k.shape[1], attn_len, q.device)[None, None]
     if first_key is not None:
         hidden_BTS = reference.before_first(first_key, 0, k.shape[1])

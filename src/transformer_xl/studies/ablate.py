@@ -114,7 +114,7 @@ def recipe_of(
         ValueError: The recipe has no attention or no memory, or the settings are inconsistent.
     """
     model = recipe.model
-    if not model.has_attention:
+    if model.kind != "transformer_xl":
         raise ValueError(f"model.kind={model.kind!r} has no recurrence or encoding to take away")
     if not model.mem_len:
         raise ValueError(

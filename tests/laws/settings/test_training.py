@@ -3,6 +3,7 @@
 import json
 from dataclasses import fields
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ TRAIN = {
     # Beside which others, another value, and where it is seen.
     "steps": ({}, 5, "numbers"),
     "minutes": ({"schedule": "constant_cooldown"}, 1.0, "state"),
+    "clock": ({"schedule": "constant_cooldown", "minutes": 1.0}, "cpu", "clocks"),
     "batch_size": ({}, 2, "numbers"),
     "segment_len": ({}, 6, "numbers"),
     "stages": ({"segment_len": 8}, ((0.0, 4, 4), (0.5, 8, 8)), "numbers"),
@@ -141,11 +143,24 @@ def files(monkeypatch, begun, config, folder):
     return [(line["kind"], line["step"]) for line in lines], checkpoints
 
 
+def clocks(monkeypatch, begun, config, folder):
+    """Which clock is read."""
+    seen = []
+    reads = {name: partial(seen.append, name) for name in ("perf_counter", "process_time")}
+    times = {name: lambda read=read: read() or 0.0 for name, read in reads.items()}
+    monkeypatch.setattr(loop, "time", SimpleNamespace(**times))
+    monkeypatch.setattr(loop, "finish", lambda *about: {})
+    train(config, folder, quiet=True)
+    return set(seen)
+
+
 SEEN = {
     "state": state_of,
     "calls": calls,
+    "clocks": clocks,
     "compiled": compiled,
     "shared": shared,
+    "files": files,
     "skips": skips,
     "waits": waits,
 }
@@ -161,7 +176,9 @@ def test_a_setting_of_the_training_counts(monkeypatch, recipe, begun, numbers, t
         if where == "numbers":
             found.append(numbers(config).tolist())
             continue
-        see = partial(files, folder=tmp_path / str(number)) if where == "files" else SEEN[where]
+        see = SEEN[where]
+        if where in ("files", "clocks"):
+            see = partial(see, folder=tmp_path / str(number))
         with monkeypatch.context() as patch:
             found.append(see(patch, begun, config))
     assert found[0] != found[1]

@@ -314,7 +314,7 @@ def _generate(
 def require_transformer_xl(model: ModelConfig) -> None:
     """Require a Transformer-XL, whose FLOPs and memory are known here."""
     require(
-        model.has_attention,
+        model.kind == "transformer_xl",
         f"model.kind={model.kind!r}: only a model of kind 'transformer_xl' can be measured",
     )
 

@@ -125,7 +125,7 @@ class Predictor:
     ) -> None:
         self.model = copy.deepcopy(model).double().eval().requires_grad_(False)
         config = model.config
-        has_sinusoids = config.has_attention and config.attn_type in (0, 2)
+        has_sinusoids = config.kind == "transformer_xl" and config.attn_type in (0, 2)
         if exact_frequencies and has_sinusoids and _EXACT not in config.quirks:
             self.model.config = dataclasses.replace(config, quirks=(*config.quirks, _EXACT))
         self.lengths = lengths(model, mem_len)

@@ -35,7 +35,7 @@ def count_weights(config: ModelConfig) -> Weights:
     Raises:
         ValueError: It is another kind of model, or the size of its vocabulary is not set.
     """
-    if not config.has_attention:
+    if config.kind != "transformer_xl":
         raise ValueError(
             f"model.kind={config.kind!r}: only a model of kind 'transformer_xl' can be estimated"
         )

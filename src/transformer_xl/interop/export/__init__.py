@@ -145,9 +145,9 @@ def make_step(
     """
     config = model.config
     mem_len = Lengths.of(config, mem_len=mem_len).mem_len
-    if not model.remembers_positions:
+    if not isinstance(model, TransformerXL):
         raise ValueError(
-            f"a model of kind={config.kind!r} has no memory of positions: export a Transformer-XL"
+            f"a model of kind={config.kind!r} cannot be exported: export a Transformer-XL"
         )
     if mem_len < 1:
         raise ValueError(f"mem_len={mem_len}: a step without a memory knows one token; at least 1")
