@@ -21,7 +21,7 @@ from transformer_xl.apps.bench.speed import forward_flops, token_bytes, training
 from transformer_xl.apps.estimate import with_known_vocabulary
 from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
 from transformer_xl.config.recipes import load_recipe, recipe_names
-from transformer_xl.ops import use_backend
+from transformer_xl.ops import timing, use_backend
 
 CPU = torch.device("cpu")
 BASE = ModelConfig(
@@ -44,7 +44,7 @@ VARIANTS = {
 @pytest.fixture(autouse=True)
 def _quick(one_thread, monkeypatch):
     for name in ("CEILING_WIDTH", "READING_WIDTH"):
-        monkeypatch.setattr(speed, name, {"cpu": 64})
+        monkeypatch.setattr(timing, name, {"cpu": 64})
     monkeypatch.setattr(speed, "TOKENS", 3)
 
 

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from transformer_xl.apps.bench import speed as measuring
+from transformer_xl.ops import timing
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -12,7 +13,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     for name in ("CEILING_WIDTH", "READING_WIDTH"):
-        monkeypatch.setattr(measuring, name, {"cpu": 64})
+        monkeypatch.setattr(timing, name, {"cpu": 64})
     monkeypatch.setattr(measuring, "TOKENS", 3)
 
 

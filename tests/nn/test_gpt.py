@@ -8,8 +8,15 @@ from transformer_xl.inference.generate import generate
 from transformer_xl.model import GPT, Memory, build_model, load_model
 
 CONFIG = {
-    **{"kind": "gpt", "vocab_size": 31, "n_layer": 2, "n_head": 2, "d_model": 16, "d_inner": 24},
-    **{"mem_len": 0, "dropout": 0.0, "init_std": 0.3},
+    "kind": "gpt",
+    "vocab_size": 31,
+    "n_layer": 2,
+    "n_head": 2,
+    "d_model": 16,
+    "d_inner": 24,
+    "mem_len": 0,
+    "dropout": 0.0,
+    "init_std": 0.3,
 }
 
 

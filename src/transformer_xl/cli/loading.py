@@ -58,6 +58,7 @@ def fine_tuning_of(folder: Path | str) -> Config:
     """
     from transformer_xl.data import load_vocab
     from transformer_xl.data.vocab_files import is_vocabulary
+    from transformer_xl.inference.generate.text_writer import prompt_for
     from transformer_xl.model.pretrained import CONFIG_FILE, find_model_folder, load_config
 
     found = find_model_folder(folder)
@@ -69,19 +70,8 @@ def fine_tuning_of(folder: Path | str) -> Config:
     if is_vocabulary(found):
         data = replace(data, tokenizer=str(found))
         if recipe is None:
-            base = replace(base, generate=GenerateConfig(prompt=_prompt_for(load_vocab(found))))
+            base = replace(base, generate=GenerateConfig(prompt=prompt_for(load_vocab(found))))
     return replace(base, model=model, data=data, train=replace(base.train, init_from=str(found)))
-
-
-def _prompt_for(vocab: "Vocab") -> str:
-    """Return a prompt that the vocabulary can encode; some have no line break."""
-    for text in ("\n", "The", "the", *vocab.symbols):
-        try:
-            if vocab.encode(text):
-                return text
-        except ValueError:
-            continue
-    return "\n"
 
 
 def evaluation_of(folder: Path | str, recipe: Config | None, preset: str | None) -> EvalConfig:

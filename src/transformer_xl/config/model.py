@@ -78,7 +78,7 @@ _USED: dict[str, tuple[str, ...]] = {
     "lstm": (),
     "gpt": (
         *("n_head", "d_head", "d_inner", "activation", "attn_len", "norm", "qk_norm"),
-        *("attn_dropout", "ff_dropout", "norm_eps"),
+        *("attn_dropout", "ff_dropout", "norm_eps", "ext_len"),
     ),
 }
 """Of the settings of attention, those that other kinds of models use."""
@@ -97,8 +97,8 @@ class ModelConfig:
     """
 
     kind: Literal["transformer_xl", "gpt", "lstm"] = "transformer_xl"
-    """The architecture: the paper's Transformer-XL; or, to compare with, a GPT with rotary positions
-    (with mem_len, its keys and values are carried across segments), or an LSTM."""
+    """The architecture: the paper's Transformer-XL; or, to compare with, a GPT with rotary
+    positions (with mem_len, its keys and values are carried across segments), or an LSTM."""
     vocab_size: Length = 0
     """Number of tokens in the vocabulary; 0: as in the vocabulary of the corpus."""
     reset_at: Length | None = None

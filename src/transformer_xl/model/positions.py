@@ -48,7 +48,7 @@ def relative_positions(
 def rotary(
     S: int, d_head: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Float[Tensor, "S half"], Float[Tensor, "S half"]]:
-    """Return sine and cosine of the angles by which :func:`rotated` turns the positions 0, 1, ..."""
+    """Return sine and cosine of the angles of the positions 0 to S - 1, for :func:`rotated`."""
     # Not in half precision, in which angles of long contexts would be far off.
     dtype = torch.promote_types(dtype, torch.float32)
     table = _table(S, d_head, dtype, device, torch.float32)[:S]

@@ -143,8 +143,9 @@ def attention(
     first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B T H K"]:
-    """Attend as :func:`rel_attention` does, with content scores only: for positions that are
-    part of queries and keys.
+    """Attend as :func:`rel_attention` does, with content scores only.
+
+    For absolute positions, which are part of the input, and rotary ones.
 
     Raises:
         ValueError: ``attn_len`` is below 1.

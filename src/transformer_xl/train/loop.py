@@ -91,7 +91,9 @@ _LATEST_END = 1.1
 """Maximum duration of a run, as a factor of its time limit."""
 
 
-def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[str, Any]:
+def train(
+    config: Config, run_dir: Path | str, *, quiet: bool = False, reports: bool = True
+) -> dict[str, Any]:
     """Train a model, or resume an interrupted run; then evaluate it and write the report.
 
     Under ``torchrun``, all processes train one model (:mod:`transformer_xl.config.distributed`),
@@ -102,10 +104,11 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
         run_dir: The run folder, on a shared disk if there are several machines. A run of the same
             recipe is resumed.
         quiet: Print nothing.
+        reports: False: end with the training, without the evaluation and the report.
 
     Returns:
         The contents of ``results.json``: the evaluation, also at other memory lengths, and the
-        compression of the same text by gzip and xz.
+        compression of the same text by gzip and xz. Empty without ``reports``.
 
     Raises:
         ValueError: The recipe does not fit the corpus, the run folder or the number of processes.
@@ -154,6 +157,8 @@ def train(config: Config, run_dir: Path | str, *, quiet: bool = False) -> dict[s
                 with log or nullcontext(), caught_interrupts() as caught:
                     _Run(config, folder, corpus, state, checkpoints, log, progress).go(caught)
         progress.stop()
+        if not reports:
+            return {}
         try:
             return world.by_first(
                 lambda: finish(config, folder, corpus, device, progress.say, quiet)

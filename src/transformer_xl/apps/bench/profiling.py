@@ -20,7 +20,7 @@ from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
-from transformer_xl.apps.bench.speed import circumstances, timed, training, training_size
+from transformer_xl.apps.bench.speed import circumstances, training, training_size
 from transformer_xl.config import Config
 from transformer_xl.config.checks import require
 from transformer_xl.config.device import pick_device, pick_precision
@@ -36,6 +36,7 @@ from transformer_xl.model import (
     layer,
 )
 from transformer_xl.model.layer import RMSNorm
+from transformer_xl.ops.timing import timed
 from transformer_xl.train import TrainState
 from transformer_xl.train import step as updating
 from transformer_xl.train.optim import Optimizer

@@ -5,11 +5,8 @@ the memory projected again where the weights change, positions projected once fo
 Additional work of an implementation, such as scores that are masked afterwards, is not counted.
 """
 
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +25,7 @@ from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import layer_matrices
 from transformer_xl.model.reading import read
 from transformer_xl.ops import choose_backend
-from transformer_xl.ops.products import emulates, product
+from transformer_xl.ops.timing import ceiling, peak_mb, reading_rate, timed
 from transformer_xl.train import Network, TrainState, train_step
 from transformer_xl.train.optim import Optimizer, new_average
 
@@ -113,14 +110,8 @@ def _softmax(config: ModelConfig, n_samples: int) -> float:
     return total
 
 
-WARM_UP = 2
-"""Steps before the measured ones."""
 TOKENS = 32
 """Least number of generated tokens: the time of one is so short that it is noisy."""
-CEILING_WIDTH = {"cpu": 2048, "cuda": 8192}
-"""Width of the square matrices whose product measures the peak rate."""
-READING_WIDTH = {"cpu": 8192, "cuda": 32768}
-"""Width of the float32 matrix that measures the bandwidth: larger than any cache."""
 _ASSUMED_SIZES = {"authors-bytes": 204, "chars": 100, "words": 10_000, "integers": 50}
 """Assumed vocabulary size of an unknown text, by ``data.vocab``."""
 
@@ -217,58 +208,6 @@ def circumstances(config: Config, device: torch.device) -> dict[str, Any]:
         "d_model": config.model.d_model,
         "vocab_size": config.model.vocab_size,
     }
-
-
-def timed(
-    step: Callable[[], object], steps: int, device: torch.device, warm_up: int = WARM_UP
-) -> dict[str, Any]:
-    """Return the median and the range of the seconds of a step."""
-    seconds = []
-    for _ in range(warm_up + steps):
-        began = time.perf_counter()
-        step()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - began)
-    return median_and_range(seconds[warm_up:])
-
-
-def median_and_range(seconds: list[float]) -> dict[str, Any]:
-    """Return the median of measured seconds, and the least and the most."""
-    return {"seconds": statistics.median(seconds), "seconds_range": [min(seconds), max(seconds)]}
-
-
-def ceiling(dtype: str, device: torch.device) -> float:
-    """Measure the rate of a large matrix product in GFLOP/s, with the fastest library."""
-    width = CEILING_WIDTH[device.type]
-    x = torch.randn(width, width, device=device, dtype=getattr(torch, dtype))
-    ways: list[Callable[[], Tensor]] = [lambda: product(x, x)]
-    is_x86 = torch.cpu.get_capabilities().get("architecture") == "x86_64"
-    has_onednn = is_x86 and torch.backends.mkldnn.is_available()
-    if device.type == "cpu" and has_onednn and not emulates(x.dtype, device.type):
-        ways.append(lambda: torch.ops.mkldnn._linear_pointwise(x, x, None, "none", [], ""))
-    return 2 * width**3 / 1e9 / min(timed(way, 5, device)["seconds"] for way in ways)
-
-
-def reading_rate(device: torch.device) -> float:
-    """Measure the memory bandwidth in GB/s, by reading."""
-    x = torch.ones(READING_WIDTH[device.type], READING_WIDTH[device.type], device=device)
-    ways = (x.sum, lambda: x @ x[0])
-    return x.nbytes / 1e9 / min(timed(way, 5, device)["seconds"] for way in ways)
-
-
-def peak_mb(device: torch.device) -> float:
-    """Return the peak memory of this process in MB, on the accelerator if there is one."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / 2**20
-    status = Path("/proc/self/status")
-    if status.exists():
-        # Not getrusage, whose peak includes that of the parent process.
-        lines = status.read_text(encoding="utf-8").splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 
 def training_size(config: Config) -> dict[str, Any]:

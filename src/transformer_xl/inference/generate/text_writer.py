@@ -70,3 +70,14 @@ def _overlap(text: str, stop: str) -> int:
     """Return the length of the longest suffix of ``text`` that is a proper prefix of ``stop``."""
     lengths = range(min(len(text), len(stop) - 1), 0, -1)
     return next((n for n in lengths if text.endswith(stop[:n])), 0)
+
+
+def prompt_for(vocab: Vocab) -> str:
+    """Return a prompt that the vocabulary can encode; some have no line break."""
+    for text in ("\n", "The", "the", *vocab.symbols):
+        try:
+            if vocab.encode(text):
+                return text
+        except ValueError:
+            continue
+    return "\n"

@@ -1,0 +1,314 @@
+"""Models compared at equal cost: the same text and vocabulary, the same time, the same search.
+
+Each contestant is a recipe. Its learning rate is searched with short runs, then it is trained once
+with each seed for the time of the comparison. The short run with the chosen learning rate and the
+long ones are two points of a curve over the training tokens, both after a cooldown, between which
+losses at equal tokens and equal FLOPs are interpolated (:mod:`transformer_xl.studies.standings`).
+"""
+
+import hashlib
+import json
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from transformer_xl.config import Config, DataConfig
+from transformer_xl.config.files import replace_file
+from transformer_xl.config.recipes import load_recipe, recipe_names
+from transformer_xl.data import prepare
+from transformer_xl.studies.contestant import measured
+
+PREFIX = "compare-"
+"""Names of the recipes of contestants begin with it."""
+RUNS_FILE = "runs.json"
+"""In the folder of a comparison: what was measured of each run."""
+FACTORS = (0.5, 1.0, 2.0, 4.0)
+"""Factors of the learning rates of a recipe that are searched."""
+_NO_LIMIT = 10**9
+"""Steps: the time is the only limit."""
+
+
+def contestants() -> list[str]:
+    """Return the names of the contestants that have a recipe in the package."""
+    return [x.removeprefix(PREFIX) for x in recipe_names() if x.startswith(PREFIX)]
+
+
+def load_contestants(names: Sequence[str]) -> dict[str, Config]:
+    """Return the recipes of contestants.
+
+    Args:
+        names: Names of :func:`contestants`, of recipes, or recipe files, which go by their stems.
+
+    Raises:
+        FileNotFoundError: A recipe file does not exist.
+        ValueError: A name is unknown, two are the same, or a recipe is invalid.
+    """
+    found: dict[str, Config] = {}
+    for name in names:
+        recipe = f"{PREFIX}{name}" if name in contestants() else name
+        stem = Path(name).stem
+        if stem in found:
+            raise ValueError(f"models={' '.join(names)}: {stem} is given twice")
+        try:
+            found[stem] = load_recipe(recipe)
+        except ValueError as error:
+            raise ValueError(f"{error}; contestants are {', '.join(contestants())}") from error
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What is compared, and at which cost.
+
+    Raises:
+        ValueError: A setting is out of range, or a contestant cannot be trained for a time.
+    """
+
+    data: DataConfig
+    """The text and the vocabulary of all."""
+    models: Mapping[str, Config]
+    """The recipes of the contestants by name; their own text is not used."""
+    minutes: float = 20.0
+    """Training time of each run."""
+    seeds: tuple[int, ...] = (1,)
+    factors: tuple[float, ...] = FACTORS
+    """Factors of the learning rates to search; one factor alone is not searched."""
+    search_minutes: float | None = None
+    """Training time of a run of the search; None: a quarter of ``minutes``."""
+    clock: str = "wall"
+    """How the time is counted (``train.clock``)."""
+    jobs: int = 1
+    """Runs at the same time; each has its share of the threads."""
+    eval_tokens: int | None = None
+    """Evaluate on this many tokens from the start of each split; None: on all."""
+
+    def __post_init__(self) -> None:
+        if not self.models:
+            raise ValueError("models: give at least one contestant")
+        if not self.seeds or len({*self.seeds}) < len(self.seeds):
+            raise ValueError(f"seeds={self.seeds} must be different, and at least one")
+        if not self.factors or min(self.factors) <= 0:
+            raise ValueError(f"factors={self.factors} must be above 0, and at least one")
+        if self.jobs < 1:
+            raise ValueError(f"jobs={self.jobs} must be at least 1")
+        if min(self.minutes, self.searched_minutes) <= 0:
+            raise ValueError(f"minutes={self.minutes} must be above 0")
+        for name, config in self.models.items():
+            if config.train.schedule != "constant_cooldown":
+                raise ValueError(
+                    f"{name}: train.schedule={config.train.schedule!r} needs to know its last "
+                    "step: runs with a time limit need constant_cooldown"
+                )
+
+    @property
+    def searched_minutes(self) -> float:
+        """Training time of a run of the search."""
+        return self.minutes / 4 if self.search_minutes is None else self.search_minutes
+
+
+class Run(msgspec.Struct, kw_only=True):
+    """What was measured of a run."""
+
+    model: str
+    phase: str
+    """``search`` or ``run``."""
+    factor: float
+    """Of the learning rates of the recipe."""
+    seed: int
+    digest: str
+    """Identifies the settings and the text."""
+    minutes: float
+    found: dict[str, Any]
+    """What :func:`~transformer_xl.studies.contestant.measured` returned, or ``failed``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Task:
+    """A run that is to be made."""
+
+    model: str
+    phase: str
+    factor: float
+    seed: int
+    config: Config
+    folder: Path
+    threads: int
+    eval_tokens: int | None
+    is_detailed: bool
+    """Whether all is measured, or the losses only."""
+
+    @property
+    def digest(self) -> str:
+        """Identify the settings on which the results depend."""
+        config = self.config
+        # A corpus is identified by what it was made from, wherever that is.
+        data = asdict(config.data) | {"cache_dir": None, "workers": None, "verify": None}
+        settings = [asdict(config.model), data, asdict(config.train), asdict(config.eval)]
+        text = json.dumps([*settings, self.eval_tokens, self.is_detailed], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Comparison:
+    """Runs of a plan, in a folder.
+
+    Args:
+        plan: The plan.
+        folder: Holds the runs, and what was measured of those that have ended, which are not made
+            again: not even if their run folders are gone.
+
+    Raises:
+        ValueError: The file of the runs is damaged.
+    """
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan, self.folder = plan, folder
+        self.runs: list[Run] = []
+        if (path := folder / RUNS_FILE).is_file():
+            try:
+                self.runs = msgspec.json.decode(path.read_bytes(), type=list[Run])
+            except msgspec.DecodeError as error:
+                raise ValueError(f"{path} is damaged, or no file of runs: {error}") from error
+
+    def search(self) -> list[Task]:
+        """Return the runs of the search."""
+        if len(self.plan.factors) == 1:
+            return []
+        seed = self.plan.seeds[0]
+        return [
+            self._task(model, "search", factor, seed)
+            for factor in sorted(self.plan.factors, key=lambda x: abs(x - 1))
+            for model in self.plan.models
+        ]
+
+    def final(self) -> Iterator[Task]:
+        """Yield the runs with the chosen learning rates; a search must have ended."""
+        for seed in self.plan.seeds:
+            for model in self.plan.models:
+                if (factor := self.factor(model)) is not None:
+                    yield self._task(model, "run", factor, seed)
+
+    def factor(self, model: str) -> float | None:
+        """Return the factor of the best run of the search; None if all of them failed."""
+        if len(self.plan.factors) == 1:
+            return self.plan.factors[0]
+        tasks = [task for task in self.search() if task.model == model]
+        found = [run for task in tasks if (run := self.done(task)) and "valid" in run.found]
+        best = min(found, key=lambda run: run.found["valid"]["nll"], default=None)
+        return None if best is None else best.factor
+
+    def done(self, task: Task) -> Run | None:
+        """Return what was measured of a run, if it has ended."""
+        digest = task.digest
+        return next((run for run in self.runs if run.digest == digest), None)
+
+    def go(self, say: Callable[[str], None] = print) -> None:
+        """Search the learning rates and train, seed by seed."""
+        self._make(self.search(), say)
+        self._make([*self.final()], say)
+
+    def _task(self, model: str, phase: str, factor: float, seed: int) -> Task:
+        plan = self.plan
+        is_search = phase == "search"
+        name = f"search_{factor:g}" if is_search else f"seed_{seed}"
+        return Task(
+            model=model,
+            phase=phase,
+            factor=factor,
+            seed=seed,
+            config=recipe_of(
+                plan.models[model],
+                plan.data,
+                minutes=plan.searched_minutes if is_search else plan.minutes,
+                factor=factor,
+                seed=seed,
+                clock=plan.clock,
+            ),
+            folder=self.folder / model / name,
+            threads=max((os.cpu_count() or 1) // plan.jobs, 1),
+            eval_tokens=plan.eval_tokens,
+            is_detailed=not is_search and seed == plan.seeds[0],
+        )
+
+    def _make(self, tasks: Sequence[Task], say: Callable[[str], None]) -> None:
+        left = [task for task in tasks if self.done(task) is None]
+        if len(left) < len(tasks):
+            say(f"{len(tasks) - len(left)} of {len(tasks)} runs have been made before")
+        if not left:
+            return
+        # Once, before processes do it at the same time.
+        prepare(self.plan.data, say)
+        with _workers(self.plan.jobs, left[0].threads) as workers:
+            waiting = {workers.submit(_carry_out, task): task for task in left}
+            for future in as_completed(waiting):
+                task = waiting[future]
+                found = future.result()
+                run = Run(
+                    model=task.model,
+                    phase=task.phase,
+                    factor=task.factor,
+                    seed=task.seed,
+                    digest=task.digest,
+                    minutes=task.config.train.minutes or 0.0,
+                    found=found,
+                )
+                self.runs.append(run)
+                text = msgspec.json.format(msgspec.json.encode(self.runs), indent=1)
+                replace_file(self.folder / RUNS_FILE, text + b"\n")
+                say(f"{task.folder.relative_to(self.folder)}: {_line(found)}")
+
+
+def recipe_of(
+    recipe: Config, data: DataConfig, *, minutes: float, factor: float, seed: int, clock: str
+) -> Config:
+    """Return the recipe of a run of a contestant.
+
+    Raises:
+        ValueError: The recipe cannot be trained for a time.
+    """
+    train: dict[str, Any] = {"lr": recipe.train.lr * factor}
+    if recipe.train.optimizer == "muon":
+        train["muon_lr"] = recipe.train.muon_lr * factor
+    train |= {"steps": _NO_LIMIT, "minutes": minutes, "seed": seed, "clock": clock}
+    return replace(
+        recipe,
+        data=data,
+        train=replace(recipe.train, **train),
+        eval=replace(recipe.eval, mem_lens=(), dynamic=None),
+    )
+
+
+def _carry_out(task: Task) -> dict[str, Any]:
+    """Train and measure, in a process of its own."""
+    import torch
+
+    torch.set_num_threads(task.threads)
+    try:
+        return measured(
+            task.config, task.folder, n_tokens=task.eval_tokens, is_detailed=task.is_detailed
+        )
+    except (ImportError, RuntimeError, ValueError) as error:
+        # A run that diverges, or that lacks a package, does not end the comparison.
+        return {"failed": f"{type(error).__name__}: {error}"}
+
+
+def _workers(jobs: int, threads: int) -> ProcessPoolExecutor:
+    """Start processes, a new one for each run, so that its peak memory is its own."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1)
+
+
+def _line(found: Mapping[str, Any]) -> str:
+    if "failed" in found:
+        return f"failed: {found['failed']}"
+    trained = found["training"]
+    return (
+        f"{found['valid']['nll']:.4f} nats on the validation text, {trained['tokens']:,} tokens "
+        f"in {trained['seconds']:,.0f} s"
+    )

@@ -1,0 +1,203 @@
+"""One contestant of a comparison: trained, then measured in every way that it is compared."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from transformer_xl.config import Config, GenerateConfig
+from transformer_xl.config.device import autocast, describe_machine, pick_device, pick_precision
+from transformer_xl.data import Corpus, prepare
+from transformer_xl.inference.evaluate import Result, evaluate, evaluate_by
+from transformer_xl.inference.evaluate.streams import loss_from_start, spans
+from transformer_xl.inference.generate.text_writer import prompt_for
+from transformer_xl.model import LanguageModel, Stepper, build_model, load_model
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.reading import read
+from transformer_xl.ops.timing import ceiling, peak_mb, timed
+from transformer_xl.train import train
+from transformer_xl.train.checkpoint import CHECKPOINTS
+from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about
+from transformer_xl.train.finish import held_out
+
+MEM_LENS = (1, 2, 4)
+"""Memory lengths to choose from, on the validation text, as multiples of that of training."""
+_CHOOSING = 50_000
+"""Tokens of the validation text on which they are compared."""
+CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""Memory lengths up to far beyond that of training, at which a model is evaluated."""
+_READ = 16_384
+"""Tokens read with each of them."""
+_FROM_START = 8_192
+"""Tokens of each piece of text that is read from an empty memory."""
+WRITTEN = (1_000, 10_000, 100_000)
+"""Tokens of a stream after which the size of the state and the time of a token are measured."""
+_STEPS = 32
+"""Tokens of which the time is the median."""
+
+
+def measured(
+    config: Config, folder: Path, *, n_tokens: int | None = None, is_detailed: bool = True
+) -> dict[str, Any]:
+    """Train a contestant, or resume it, and measure it.
+
+    Args:
+        config: Its recipe.
+        folder: Its run folder.
+        n_tokens: Evaluate on this many tokens from the start of each split. None: on all.
+        is_detailed: Also measure the loss by context, and writing.
+
+    Returns:
+        ``training``: tokens, seconds and steps, FLOPs, memory and the share of the ceiling;
+        ``valid`` and ``test``: the losses, with the memory length that is best on the validation
+        text; if detailed ``by_mem_len``, ``from_start`` and ``writing``; and the machine.
+    """
+    corpus = prepare(config.data, lambda _: None)
+    # Required, although no sample is written.
+    config = replace(config, generate=GenerateConfig(prompt=prompt_for(corpus.vocab)))
+    train(config, folder, quiet=True, reports=False)
+    peak, device = peak_mb(pick_device()), pick_device()
+    model = load_model(folder / "model" / "best").to(device)
+    settings = config.eval
+    found: dict[str, Any] = {"training": _trained(config, model, folder) | {"peak_mb": peak}}
+
+    def losses(split: str, mem_len: int | None, n_tokens: int | None = n_tokens) -> Result:
+        ids = corpus.split(split)[: n_tokens and n_tokens + 1]
+        share = len(ids) / max(corpus.n_tokens(split), 1)
+        n_bytes = round(corpus.n_bytes(split) * share)
+        return evaluate_by(
+            settings,
+            model,
+            ids,
+            vocab=corpus.vocab,
+            n_bytes=n_bytes,
+            segment_len=config.train.segment_len,
+            mem_len=mem_len,
+        )
+
+    with autocast(config.train.precision, device):
+        mem_lens: Sequence[int | None] = [None]
+        if model.remembers_positions and config.model.mem_len:
+            mem_lens = [n * config.model.mem_len for n in MEM_LENS]
+        best = mem_lens[0]
+        if len(mem_lens) > 1:
+            n = min(_CHOOSING, n_tokens or _CHOOSING)
+            best = min(mem_lens, key=lambda mem_len: losses("valid", mem_len, n).nll)
+        found["valid"] = _figures(losses("valid", best))
+        split = held_out(corpus)
+        found["test"] = _figures(losses(split, best)) | {"split": split}
+        if is_detailed:
+            lengths = Lengths.of(model.config, **settings.lengths_after(config.train.segment_len))
+            if best is not None:
+                lengths = lengths._replace(mem_len=best)
+            found |= _detailed(model, corpus.split(split), lengths)
+    if is_detailed:
+        # In the precision of the weights, as `txl generate` does.
+        found["writing"] = [*_written(model, corpus, lengths)]
+    machine = describe_machine()
+    found["machine"] = {name: machine[name] for name in ("processor", "gpu", "threads")}
+    found["machine"] |= {"torch": torch.__version__}
+    return found
+
+
+def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, Any]:
+    """Return what the training cost."""
+    state = read_about(checkpoints_in(folder / CHECKPOINTS)[0])
+    segments = state["segments"]
+    tokens, seconds = segments["position"] * segments["batch_size"], state["seconds"]
+    flops = training_flops(config, model)
+    dtype = pick_precision(config.train.precision, model.device)
+    peak = ceiling(dtype, model.device)
+    outside = sum(p.numel() for p in (*model.embedding.parameters(), *model.softmax.parameters()))
+    parameters = sum(p.numel() for p in model.parameters())
+    return {
+        "steps": state["step"],
+        "tokens": tokens,
+        "seconds": seconds,
+        "parameters": parameters,
+        "inside": parameters - outside,
+        "dtype": dtype,
+        "mflop_per_token": flops / 1e6,
+        "ceiling_gflops": peak,
+        "share_of_ceiling": flops * tokens / seconds / 1e9 / peak,
+    }
+
+
+def training_flops(config: Config, model: LanguageModel) -> float:
+    """Count the FLOPs per token of a training step with a full memory, in matrix products.
+
+    Counted by PyTorch, as computed: masked scores count, elementwise operations do not.
+    """
+    # On the CPU, fused attention and LSTM kernels are not counted; without them, the same products
+    # are.
+    counted = build_model(model.config).train()
+    T = config.train.segment_len
+    tokens = torch.randint(model.config.vocab_size, (2, T + 1))
+    mems = None
+    with torch.no_grad():
+        for _ in range(1 + -(-model.config.mem_len // T)):
+            mems = counted(tokens[:, :-1], mems).mems
+    with (
+        sdpa_kernel(SDPBackend.MATH),
+        torch.backends.mkldnn.flags(enabled=False),
+        FlopCounterMode(display=False) as counter,
+    ):
+        loss = counted(tokens[:, :-1], mems, tokens[:, 1:]).loss
+        assert loss is not None
+        loss.backward()
+    return counter.get_total_flops() / (2 * T)
+
+
+def _figures(result: Result) -> dict[str, Any]:
+    names = ("nll", "ppl", "bits_per_token", "bits_per_byte", "tokens", "mem_len", "ext_len")
+    return {name: getattr(result, name) for name in names}
+
+
+def _detailed(model: LanguageModel, ids: np.ndarray, lengths: Lengths) -> dict[str, Any]:
+    """Measure the loss by memory length, and by the number of tokens since an empty memory."""
+    by_mem_len = []
+    for n in CONTEXTS if model.remembers_positions else ():
+        given = _with_context(model, lengths, n)
+        result = evaluate(model, ids[: _READ + 1], batch_size=4, **given._asdict())
+        by_mem_len.append({"context": n, "nll": result.nll})
+    length = min(_FROM_START, len(ids) - 1)
+    found = loss_from_start(model, ids, length=length, batch_size=16, **lengths._asdict())
+    return {"by_mem_len": by_mem_len, "from_start": spans(found)}
+
+
+def _with_context(model: LanguageModel, lengths: Lengths, n: int) -> Lengths:
+    """Return lengths with which a token sees at least ``n`` before it, if the text has them."""
+    if model.config.mem_len:
+        return lengths._replace(mem_len=n, ext_len=0)
+    # Without a memory they are read again; in long strides, as each costs the whole context.
+    return lengths._replace(mem_len=0, ext_len=n, segment_len=max(lengths.segment_len, n // 4))
+
+
+@torch.no_grad()
+def _written(model: LanguageModel, corpus: Corpus, lengths: Lengths) -> Iterator[dict[str, Any]]:
+    """Measure the time of a token and the size of the state, after ever more tokens."""
+    model.eval()
+    ids = np.asarray(corpus.split("train")[: max(WRITTEN)], dtype=np.int64)
+    text, done = torch.from_numpy(ids)[None].to(model.device), 0
+    lengths = lengths._replace(ext_len=0, segment_len=128)
+    memory = model.start_memory(1, lengths.mem_len)
+    for n in WRITTEN:
+        if n > text.shape[1]:
+            return
+        for piece in read(model, text[:, done:n], lengths, memory):
+            memory = piece.mems
+        done = n
+        stepper = Stepper.of(model, lengths, memory)
+        token = text[:, n - 1]
+        taken = timed(lambda step=stepper, token=token: step(token), _STEPS, model.device)
+        yield {
+            "tokens": n,
+            "state_bytes": memory.nbytes,
+            "ms_per_token": 1e3 * taken["seconds"],
+            "stepper": type(stepper).__name__,
+        }
