@@ -20,6 +20,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from transformer_xl.apps.compress.header import unpack
 from transformer_xl.apps.compress.predicting import AT_ONCE, lengths, start_symbol
 from transformer_xl.config.device import pick_device
 from transformer_xl.data import Vocab, load_vocab
+from transformer_xl.inference.floors import compress as compress_by
 from transformer_xl.model import LanguageModel, load_model
 from transformer_xl.model.pretrained import find_model_folder
 from transformer_xl.model.reading import read
@@ -41,20 +43,17 @@ Pair = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
 
 def others() -> dict[str, Pair]:
     """Return ways to compress and to restore that are not ours."""
-    extreme = 9 | lzma.PRESET_EXTREME
     found: dict[str, Pair] = {
-        "xz -9e": (lambda data: lzma.compress(data, preset=extreme), lzma.decompress),
-        "bzip2 -9": (lambda data: bz2.compress(data, 9), bz2.decompress),
+        "xz -9e": (partial(compress_by, "xz -9e"), lzma.decompress),
+        "bzip2 -9": (partial(compress_by, "bzip2 -9"), bz2.decompress),
     }
     try:
         import zstandard
     except ImportError:
         print("zstd is left out: pip install zstandard")
         return found
-    found["zstd -19"] = (
-        zstandard.ZstdCompressor(level=19).compress,
-        zstandard.ZstdDecompressor().decompress,
-    )
+    restore = zstandard.ZstdDecompressor().decompress
+    found["zstd -19"] = (partial(compress_by, "zstd -19"), restore)
     return found
 
 

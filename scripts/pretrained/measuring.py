@@ -1,7 +1,6 @@
 """What is measured of the models that come with the package, beside the loss."""
 
 import json
-import lzma
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from writing_rows import writing_rows  # noqa: E402
 from transformer_xl.cli.loading import load  # noqa: E402
 from transformer_xl.config.recipes import generation_of  # noqa: E402
 from transformer_xl.data import Corpus  # noqa: E402
+from transformer_xl.inference.floors import compressed_bytes  # noqa: E402
 from transformer_xl.inference.generate import for_tokens, generate_batch  # noqa: E402
 
 Figures = dict[str, Any]
@@ -72,7 +72,7 @@ def compressed(folder: Path, *words: str) -> float:
     root = Path(networkx.__file__).parent
     own = xz = 0
     for name in UNSEEN:
-        xz += len(lzma.compress((root / name).read_bytes(), preset=9 | lzma.PRESET_EXTREME))
+        xz += compressed_bytes("xz -9e", (root / name).read_bytes())
         with tempfile.TemporaryDirectory() as temporary:
             out = Path(temporary) / "file.txl"
             _txl("compress", root / name, out, "--model", folder, *words)

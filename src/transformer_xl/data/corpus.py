@@ -275,13 +275,18 @@ class StoredCorpus(Corpus):
         """Do nothing: sizes were compared, and downloads are verified."""
 
 
-def raw_split(corpus: Corpus, name: str) -> bytes:
+def raw_split(corpus: Corpus, name: str, *, last: int = 0) -> bytes:
     """Restore the bytes of a split from its tokens, as input for a compressor.
+
+    Args:
+        corpus: The corpus.
+        name: The split.
+        last: Only of so many tokens at its end; 0: of all.
 
     Raises:
         ValueError: The split is empty, or its tokens do not determine the text.
     """
-    tokens = corpus.split(name)
+    tokens = corpus.split(name)[-last:]
     if corpus.vocab.kind == "bytes":
         return tokens.astype(np.uint8).tobytes()
     return corpus.vocab.decode_bytes(tokens.tolist())

@@ -1,8 +1,6 @@
 """What a finished run shows: how well the model predicts, what it writes, and the report."""
 
-import gzip
 import json
-import lzma
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -14,6 +12,7 @@ from transformer_xl.config import Config, EvalConfig, GenerateConfig
 from transformer_xl.config.device import autocast
 from transformer_xl.data import Corpus, raw_split
 from transformer_xl.inference.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
+from transformer_xl.inference.floors import compressed_bytes
 from transformer_xl.inference.generate import for_tokens, generate, text_pieces
 from transformer_xl.model import LanguageModel, load_model
 from transformer_xl.model.lengths import Lengths
@@ -168,8 +167,8 @@ def _compressed(corpus: Corpus, split: str, say: Callable[[str], None]) -> dict[
         say(f"no comparison with gzip and xz: {error}")
         return {}
     bits = {
-        "gzip": 8 * len(gzip.compress(text, 9)) / len(text),
-        "xz": 8 * len(lzma.compress(text, preset=9 | lzma.PRESET_EXTREME)) / len(text),
+        name.split()[0]: 8 * compressed_bytes(name, text) / len(text)
+        for name in ("gzip -9", "xz -9e")
     }
     say("   ".join(f"{name}: {x:.4f} bits per byte" for name, x in bits.items()))
     return {f"{name}_bits_per_byte": x for name, x in bits.items()}

@@ -11,6 +11,7 @@ from transformer_xl.inference.evaluate.measuring import (
     cost_of,
     evaluate,
     evaluate_by,
+    predicted_bytes,
     token_bytes_in,
 )
 from transformer_xl.inference.evaluate.rollout import Attended, attended
@@ -35,6 +36,7 @@ __all__ = [
     "loss_from_start",
     "loss_in_segment",
     "plan_dynamic",
+    "predicted_bytes",
     "score",
     "spans",
     "token_bytes_in",

@@ -147,8 +147,7 @@ def evaluate(
 
     mean = total / n
     bits = mean / math.log(2)
-    sizes = None if token_bytes is None else np.asarray(token_bytes)[text[1:]]
-    n_bytes = None if sizes is None or not sizes.all() else sizes.sum().item()
+    n_bytes = predicted_bytes(token_bytes, text)
     return Result(
         nll=mean,
         ppl=math.exp(mean) if mean < 700 else math.inf,
@@ -186,6 +185,15 @@ def token_bytes_in(
     n_unknown = np.count_nonzero(sizes == 0)
     left = max(n_bytes - int(sizes.sum()), 0)
     return np.where(known == 0, left / n_unknown, known) if n_unknown else known
+
+
+def predicted_bytes(
+    token_bytes: Real[np.ndarray, " V"] | None,
+    text: Integer[Tensor, " length"] | Integer[np.ndarray, " length"],
+) -> float | None:
+    """Return the bytes of all tokens but the first; None where those of a token are unknown."""
+    sizes = None if token_bytes is None else np.asarray(token_bytes)[text[1:]]
+    return None if sizes is None or not sizes.all() else sizes.sum().item()
 
 
 def evaluate_by(

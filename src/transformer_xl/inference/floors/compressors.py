@@ -1,0 +1,112 @@
+"""General compressors, by libraries: gzip, bzip2, xz, zstd and PPMd.
+
+They predict a text from its own beginning, or in addition from a text before it
+(:func:`compressed_bytes`).
+"""
+
+import bz2
+import gzip
+import lzma
+from collections.abc import Callable
+from functools import partial
+
+from transformer_xl.data.unpacking import optional_package
+
+PPMD_ORDERS = (4, 6, 8, 12, 16)
+"""Orders of PPMd (variant H, as in 7-Zip) that are tried: bytes of context at most. The best is
+reported. Its size is that of the stream, which does not hold the order, a byte of a file."""
+PPMD_BYTES = (64 << 20, 2 << 30)
+"""Least and most memory of PPMd. When it is full the model starts anew."""
+_PPMD_BYTES_PER_BYTE = 48
+_XZ_REACH = 64 << 20
+_EXTREME = 9 | lzma.PRESET_EXTREME
+
+
+def _gzip(data: bytes, reach: int) -> bytes:
+    return gzip.compress(data, 9, mtime=0)
+
+
+def _bzip2(data: bytes, reach: int) -> bytes:
+    return bz2.compress(data, 9)
+
+
+def _xz(data: bytes, reach: int) -> bytes:
+    if reach <= _XZ_REACH:
+        return lzma.compress(data, preset=_EXTREME)
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": _EXTREME, "dict_size": reach}]
+    return lzma.compress(data, filters=filters)
+
+
+def _zstd(data: bytes, reach: int) -> bytes:
+    zstandard = optional_package("zstandard", "the compressor zstd -19")
+    if not reach:
+        return zstandard.ZstdCompressor(level=19).compress(data)
+    log = min(max((reach - 1).bit_length(), 23), zstandard.WINDOWLOG_MAX)
+    settings = zstandard.ZstdCompressionParameters.from_level(
+        19, window_log=log, chain_log=min(log + 1, zstandard.CHAINLOG_MAX), hash_log=min(log, 26)
+    )
+    return zstandard.ZstdCompressor(compression_params=settings).compress(data)
+
+
+def _ppmd(data: bytes, reach: int, *, order: int) -> bytes:
+    pyppmd = optional_package("pyppmd", "the compressor PPMd")
+    least, most = PPMD_BYTES
+    size = min(max(_PPMD_BYTES_PER_BYTE * len(data), least), most)
+    return pyppmd.compress(data, max_order=order, mem_size=size, variant="H")
+
+
+COMPRESSORS: dict[str, tuple[Callable[[bytes, int], bytes], ...]] = {
+    "gzip -9": (_gzip,),
+    "bzip2 -9": (_bzip2,),
+    "xz -9e": (_xz,),
+    "zstd -19": (_zstd,),
+    "PPMd": tuple(partial(_ppmd, order=order) for order in PPMD_ORDERS),
+}
+"""Ways to compress, by name; of several the best counts. Each is given the data and how far back a
+repetition should be found, in bytes; 0: as usual."""
+
+
+def compress(name: str, data: bytes) -> bytes:
+    """Compress data.
+
+    Args:
+        name: One of `COMPRESSORS`.
+        data: What to compress.
+
+    Returns:
+        A file of the compressor; of PPMd a stream, which is to be restored with the order and
+        memory that it was made with and the length of the data.
+
+    Raises:
+        ValueError: There is no such compressor, or its package is missing.
+    """
+    return min((way(data, 0) for way in _ways(name)), key=len)
+
+
+def compressed_bytes(name: str, text: bytes, before: bytes = b"") -> int:
+    """Return how many bytes a text takes that follows another one.
+
+    For a fair comparison with models that were trained on a training text, it is the text
+    ``before``: counted is compressed(before + text) - compressed(before), which is what the text
+    adds for one who has the other already. xz and zstd are given a window that covers both, PPMd
+    the memory for both (`PPMD_BYTES`). gzip finds nothing that is more than 32 KiB back, and bzip2
+    nothing outside a block of 900 kB: they gain little by it.
+
+    Args:
+        name: One of `COMPRESSORS`.
+        text: What to compress.
+        before: The text before it. Empty: none, and the size is that of the compressor alone.
+
+    Raises:
+        ValueError: There is no such compressor, or its package is missing.
+    """
+    if not before:
+        return len(compress(name, text))
+    reach = len(before) + len(text)
+    return min(len(way(before + text, reach)) - len(way(before, reach)) for way in _ways(name))
+
+
+def _ways(name: str) -> tuple[Callable[[bytes, int], bytes], ...]:
+    if name not in COMPRESSORS:
+        raise ValueError(f"compressor {name!r} is none of {', '.join(COMPRESSORS)}")
+    return COMPRESSORS[name]

@@ -1,0 +1,186 @@
+"""Floors of a corpus: one row for each way to predict its text without training by gradient."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Integer
+
+from transformer_xl.data import Corpus, raw_split
+from transformer_xl.inference.evaluate import predicted_bytes, token_bytes_in
+from transformer_xl.inference.floors.compressors import COMPRESSORS, compressed_bytes
+from transformer_xl.inference.floors.kneser_ney import KneserNey
+
+FLOORS = ("uniform", "unigram", "n-gram", *COMPRESSORS)
+"""Names of all floors."""
+TRAINING_BYTES = 64 << 20
+"""Bytes of the training text that compressors are given at most, about: its end."""
+TRAINING_TOKENS = 8_000_000
+"""Tokens of the training text that n-grams are counted in at most: its end. In the worst case,
+where hardly a sequence occurs twice, they take 2 GB at order 5."""
+_SMALL_VOCAB = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Floor:
+    """A row: what a text takes."""
+
+    name: str
+    """One of `FLOORS`; of n-grams with the order, as "6-gram"."""
+    trained: bool
+    """Whether it was given the training text."""
+    bits_per_token: float
+    bits_per_byte: float | None
+    """Bits per byte of text in UTF-8; None where the bytes of tokens are unknown, as of words."""
+    tokens: int
+    """Number of predicted tokens: all for compressors, all but the first for the others."""
+    seconds: float
+
+
+def floors(
+    corpus: Corpus,
+    split: str = "test",
+    *,
+    names: Sequence[str] = FLOORS,
+    order: int | None = None,
+    each: Callable[[Floor], None] | None = None,
+) -> list[Floor]:
+    """Measure floors of a text, each one once without the training text and once with it.
+
+    * uniform: log2 V bits for each token.
+    * unigram: the frequency of each token in the training text, with one added to each count.
+    * n-gram: modified Kneser-Ney (:class:`KneserNey`). The order is the best on the validation
+      text, for lack of one the highest.
+    * compressors (`COMPRESSORS`): alone, and after the training text (:func:`compressed_bytes`).
+      Other than models, which are fixed after training, they go on learning in the text.
+
+    Bits per byte and per token are those of :class:`~transformer_xl.inference.evaluate.Result`, so
+    that rows can stand beside those of models: n-grams predict each token but the first, from those
+    before it in the same split. Compressors are given the text in UTF-8 where tokens restore it.
+    Where they do not (words, ``<unk>``), they are given the tokens, each as a byte in a vocabulary
+    of up to 256, else as the text of the tokens, words with spaces between them.
+
+    Args:
+        corpus: The corpus, of any vocabulary.
+        split: The text to predict: ``test`` or ``valid``.
+        names: Which floors, in this order.
+        order: The highest order of n-grams. None: 8 for vocabularies of up to 1,000, else 5.
+        each: Called with each row as soon as it is measured.
+
+    Returns:
+        The rows.
+
+    Raises:
+        ValueError: A name is unknown, its package is missing, the split is empty, the text has
+            fewer than two tokens, or there is no training text.
+    """
+    if unknown := [name for name in names if name not in FLOORS]:
+        raise ValueError(f"floor {unknown[0]!r} is none of {', '.join(FLOORS)}")
+    if split == "train":
+        raise ValueError("split='train' is what floors are trained on: give 'test' or 'valid'")
+    text, training = np.asarray(corpus.split(split)), corpus.split("train")
+    if len(text) < 2:
+        raise ValueError(f"the {split} text has {len(text)} token, and 2 are needed to predict one")
+    rows: list[Floor] = []
+
+    def add(row: Floor) -> None:
+        rows.append(row)
+        if each is not None:
+            each(row)
+
+    for name in names:
+        began = time.perf_counter()
+        if name in COMPRESSORS:
+            data, before = _texts(corpus, split)
+            for trained in (False, True):
+                began = time.perf_counter()
+                bits = 8 * compressed_bytes(name, data, before if trained else b"")
+                add(
+                    Floor(
+                        name=name,
+                        trained=trained,
+                        bits_per_token=bits / len(text),
+                        bits_per_byte=_per_byte(corpus, split, bits),
+                        tokens=len(text),
+                        seconds=time.perf_counter() - began,
+                    )
+                )
+            continue
+        if name == "uniform":
+            bits = (len(text) - 1) * math.log2(len(corpus.vocab))
+        elif name == "unigram":
+            bits = unigram_nll(training, text, len(corpus.vocab))[1:].sum() / math.log(2)
+        else:
+            name, bits = _n_gram(corpus, text, training, order)
+        sizes = token_bytes_in(corpus.vocab, text, corpus.n_bytes(split))
+        n_bytes = predicted_bytes(sizes, text)
+        add(
+            Floor(
+                name=name,
+                trained=name != "uniform",
+                bits_per_token=float(bits) / (len(text) - 1),
+                bits_per_byte=None if n_bytes is None else float(bits) / n_bytes,
+                tokens=len(text) - 1,
+                seconds=time.perf_counter() - began,
+            )
+        )
+    return rows
+
+
+def unigram_nll(
+    training: Integer[np.ndarray, " length"], text: Integer[np.ndarray, " T"], vocab_size: int
+) -> Float[np.ndarray, " T"]:
+    """Return -log p of each token, in nats: its frequency in a training text, with one added."""
+    counts = np.bincount(training, minlength=vocab_size) + 1
+    return -np.log(counts / counts.sum())[text]
+
+
+def floors_table(rows: Sequence[Floor]) -> str:
+    """Write rows as a table in Markdown."""
+    lines = [
+        "| floor | training text | bits per byte | bits per token | seconds |",
+        "|---|---|---|---|---|",
+    ]
+    for row in rows:
+        per_byte = "" if row.bits_per_byte is None else f"{row.bits_per_byte:.4f}"
+        lines.append(
+            f"| {row.name} | {'yes' if row.trained else 'no'} | {per_byte} "
+            f"| {row.bits_per_token:.4f} | {row.seconds:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def _n_gram(
+    corpus: Corpus, text: np.ndarray, training: np.ndarray, order: int | None
+) -> tuple[str, float]:
+    vocab_size = len(corpus.vocab)
+    if order is None:
+        order = 8 if vocab_size <= _SMALL_VOCAB else 5
+    model = KneserNey(training[-TRAINING_TOKENS:], vocab_size, order=order)
+    best = model.order
+    if corpus.n_tokens("valid"):
+        best = model.best_order(corpus.split("valid"))
+    return f"{best}-gram", model.nll(text, order=best)[1:].sum() / math.log(2)
+
+
+def _texts(corpus: Corpus, split: str) -> tuple[bytes, bytes]:
+    """Return what compressors are given: the text of a split, and the end of the training text."""
+    share = min(TRAINING_BYTES / max(corpus.n_bytes("train"), 1), 1)
+    lengths = {split: corpus.n_tokens(split), "train": math.ceil(share * corpus.n_tokens("train"))}
+    vocab = corpus.vocab
+    try:
+        text, before = (raw_split(corpus, name, last=n) for name, n in lengths.items())
+    except ValueError:
+        # Both alike, also where only one of them has an <unk>.
+        ids = [corpus.split(name)[-n:] for name, n in lengths.items()]
+        if len(vocab) <= 256:
+            text, before = (x.astype(np.uint8).tobytes() for x in ids)
+        else:
+            text, before = (vocab.decode(x).encode() for x in ids)
+    return text, before
+
+
+def _per_byte(corpus: Corpus, split: str, bits: int) -> float | None:
+    return None if corpus.vocab.token_bytes is None else bits / corpus.n_bytes(split)
