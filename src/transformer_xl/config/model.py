@@ -74,14 +74,18 @@ _ATTENTION = (
     *("norm_eps", "quirks", "ext_len"),
 )
 
+_RECURRENT = ("state_size", "expand", "conv_width")
+
 _USED: dict[str, tuple[str, ...]] = {
+    "transformer_xl": _ATTENTION,
     "lstm": (),
     "gpt": (
         *("n_head", "d_head", "d_inner", "activation", "attn_len", "norm", "qk_norm"),
         *("attn_dropout", "ff_dropout", "norm_eps"),
     ),
+    "mamba2": ("n_head", "norm_eps", *_RECURRENT),
 }
-"""Of the settings of attention, those that other kinds of models use."""
+"""Of the settings of attention and recurrence, those that each kind of model uses."""
 
 MOST_CUTOFFS = 1_000
 """Maximum number of cutoffs of an adaptive softmax; the paper has three."""
@@ -96,9 +100,9 @@ class ModelConfig:
         ValueError: A setting is out of range or incompatible with another one.
     """
 
-    kind: Literal["transformer_xl", "gpt", "lstm"] = "transformer_xl"
-    """The architecture: the paper's Transformer-XL, or an LSTM with its n_layer, d_model, embedding
-    and softmax."""
+    kind: Literal["transformer_xl", "gpt", "lstm", "mamba2"] = "transformer_xl"
+    """The architecture: the paper's Transformer-XL, or another one with its embedding and softmax:
+    an LSTM, or Mamba-2 with the layers of the library transformers."""
     vocab_size: Length = 0
     """Number of tokens in the vocabulary; 0: as in the vocabulary of the corpus."""
     reset_at: Length | None = None
@@ -117,6 +121,12 @@ class ModelConfig:
     activation: Activation = "relu"
     """Activation of the feed-forward layer: ReLU (the paper), squared ReLU, GELU, GEGLU or
     SwiGLU."""
+    state_size: Count = 128
+    """Width of the recurrent state for each feature of a Mamba-2 layer."""
+    expand: Count = 2
+    """Width inside a Mamba-2 layer, as a multiple of d_model."""
+    conv_width: Annotated[int, Range(ge=2)] = 4
+    """Width of the convolution over time in a Mamba-2 layer."""
     d_embed: Count | None = None
     """Width of the token embeddings; None: d_model. Another width adds a projection."""
     attn_type: Literal[0, 1, 2, 3] = 0
@@ -211,6 +221,11 @@ class ModelConfig:
             "change one of them or set d_head",
         )
         require(
+            self.kind != "mamba2" or self.expand * self.d_model % self.n_head == 0,
+            f"n_head={self.n_head} must divide expand x d_model = {self.expand * self.d_model}; "
+            "change one of them",
+        )
+        require(
             not self.has_attention or self.d_model % 2 == 0 or self.attn_type in (1, 3),
             f"d_model={self.d_model} must be even: position encodings are pairs of sine and cosine",
         )
@@ -256,10 +271,10 @@ class ModelConfig:
         ``variational_dropout`` without dropout, ``tie_projections`` and ``proj_init_std`` without
         projections.
         """
+        about = f"kind={self.kind!r}, which has no such part"
+        used = _USED[self.kind]
+        yield from (Unused(name, about) for name in (*_ATTENTION, *_RECURRENT) if name not in used)
         if self.kind != "transformer_xl":
-            about = f"kind={self.kind!r}, which has no such part"
-            used = _USED[self.kind]
-            yield from (Unused(name, about) for name in _ATTENTION if name not in used)
             return
         about = f"attn_type={self.attn_type}"
         if self.attn_type == 3:

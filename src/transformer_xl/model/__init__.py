@@ -1,11 +1,13 @@
 """The network: attention, layers, memory, positions, embedding and softmax of the paper."""
 
+from transformer_xl.model.borrowed import Mamba2Model
 from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.model.language_model import LanguageModel, Output, build_model, load_model
 from transformer_xl.model.layer import DecoderLayer, FeedForward, GRUGate, RelAttention
 from transformer_xl.model.lstm import LSTMModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.positions import Positions, relative_positions
+from transformer_xl.model.recurrent import RecurrentModel
 from transformer_xl.model.softmax import AdaptiveSoftmax, Softmax
 from transformer_xl.model.stepper import Stepper
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -19,9 +21,11 @@ __all__ = [
     "GRUGate",
     "LSTMModel",
     "LanguageModel",
+    "Mamba2Model",
     "Memory",
     "Output",
     "Positions",
+    "RecurrentModel",
     "RelAttention",
     "Softmax",
     "Stepper",

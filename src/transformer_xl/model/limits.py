@@ -25,8 +25,11 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 def layer_matrices(config: ModelConfig) -> list[tuple[int, int]]:
     """List (rows, columns) of the matrices of a layer, as Muon splits them."""
     D, F, width = config.d_model, config.d_inner, config.n_head * config.head_width
-    if not config.has_attention:
+    if config.kind == "lstm":
         return [(4 * D, D)] * 2
+    if config.kind == "mamba2":
+        inner = config.expand * D
+        return [(2 * (inner + config.state_size) + config.n_head, D), (D, inner)]
     n_projections = 4 if config.attn_type == 0 else 3
     matrices = [(width, D)] * n_projections + [(D, width)]
     matrices += [(F, D)] * (1 + config.is_gated) + [(D, F)]
