@@ -74,16 +74,16 @@ _ATTENTION = (
     *("norm_eps", "quirks", "ext_len"),
 )
 
-_RECURRENT = ("state_size", "expand", "conv_width")
+_RECURRENT = ("state_size", "expand", "conv_width", "weight_dropout")
 
 _USED: dict[str, tuple[str, ...]] = {
     "transformer_xl": _ATTENTION,
-    "lstm": (),
+    "lstm": ("weight_dropout",),
     "gpt": (
         *("n_head", "d_head", "d_inner", "activation", "attn_len", "norm", "qk_norm"),
         *("attn_dropout", "ff_dropout", "norm_eps"),
     ),
-    "mamba2": ("n_head", "norm_eps", *_RECURRENT),
+    "mamba2": ("n_head", "norm_eps", "state_size", "expand", "conv_width"),
 }
 """Of the settings of attention and recurrence, those that each kind of model uses."""
 
@@ -181,6 +181,9 @@ class ModelConfig:
     """Dropout on the attention weights."""
     qkv_dropout: Fraction = 0.0
     """Dropout on queries, keys and values, and on the keys of relative positions."""
+    weight_dropout: Fraction = 0.0
+    """Share of the hidden-to-hidden weights of an LSTM that is dropped, drawn once for each segment
+    (DropConnect; AWD-LSTM)."""
     embed_dropout: Fraction = 0.0
     """Embedding dropout: share of the words whose embedding is zero in a step."""
     input_dropout: Fraction | None = None

@@ -3,25 +3,34 @@
 Embedding, softmax, dropout and the API are those of :class:`LanguageModel`, with LSTM layers
 (Hochreiter and Schmidhuber, 1997) between. The state of a layer in the memory is the hidden state
 concatenated with the cell state.
+
+With ``weight_dropout`` and ``variational_dropout`` it is trained as an AWD-LSTM (Merity et al.,
+arXiv 1708.02182); ``embed_dropout``, ``train.activation_reg``,
+``train.temporal_activation_reg`` and ``train.random_segment_len`` belong to it, too.
 """
 
 from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.model.language_model import Segment
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.memory import Memory
 from transformer_xl.model.recurrent import RecurrentModel
+from transformer_xl.ops import dropout
 
 
 class LSTMModel(RecurrentModel):
     """A language model of LSTM layers.
 
-    Only these settings are used: ``n_layer``, ``d_model``
-    (the width of the states), those of the vocabulary, and dropout on the embeddings, between
-    layers (never variational) and on the output. All others are refused.
+    Only these settings are used: ``n_layer``, ``d_model`` (the width of the states), those of the
+    vocabulary, and dropout on the embeddings, between layers, on the output and on the
+    hidden-to-hidden weights. All others are refused.
 
     Args:
         config: Widths and options. Its ``vocab_size`` must be set.
@@ -38,6 +47,7 @@ class LSTMModel(RecurrentModel):
         # With one layer, torch warns that dropout has no effect.
         between = config.dropout if N > 1 else 0.0
         self.lstm = nn.LSTM(D, D, N, batch_first=True, dropout=between)
+        self._drawn: _Drawn | None = None
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -67,9 +77,35 @@ class LSTMModel(RecurrentModel):
         # Quantized layers may have no parameters of torch.
         return next(chain(self.lstm.parameters(), self.parameters()))
 
+    def _read(
+        self, segment: Segment, mems: Memory | None, lengths: Lengths
+    ) -> tuple[Float[Tensor, "B T D"], Memory]:
+        config, (B, _) = self.config, segment.shape
+        is_masked = config.variational_dropout and config.dropout and config.n_layer > 1
+        if not (self.training and (config.weight_dropout or is_masked)):
+            return super()._read(segment, mems, lengths)
+        self._drawn = self._draw(B)
+        try:
+            return super()._read(segment, mems, lengths)
+        finally:
+            self._drawn = None
+
+    def _draw(self, B: int) -> "_Drawn":
+        """Draw the dropout of a segment."""
+        N, ones = self.config.n_layer, self._weight.new_ones(B, 1, self.config.d_model)
+        weights = [self.lstm.get_parameter(f"weight_hh_l{n}") for n in range(N)]
+        p = self.config.dropout
+        is_locked = self.config.variational_dropout
+        return _Drawn(
+            [dropout(weight, self.config.weight_dropout, True) for weight in weights],
+            [dropout(ones, p, True) for _ in range(N - 1)] if is_locked and p else None,
+        )
+
     def _advance(
         self, x: Float[Tensor, "B T D"], state: Float[Tensor, "N B W"]
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N B W"]]:
+        if self._drawn is not None:
+            return self._advance_dropped(self._drawn, x, state, None)
         out, after = self.lstm(x, self._hidden_and_cell(state))
         return out, torch.cat(after, -1)
 
@@ -81,10 +117,46 @@ class LSTMModel(RecurrentModel):
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N B W"]]:
         # Packed sequences cannot be empty; the states of empty rows are restored below.
         lengths = real.clamp(min=1).cpu()
-        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        packed, after = self.lstm(packed, self._hidden_and_cell(state))
-        out, _ = pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])
-        return out, torch.where((real > 0)[:, None], torch.cat(after, -1), state)
+        if self._drawn is not None:
+            out, after = self._advance_dropped(self._drawn, x, state, lengths)
+        else:
+            packed, after = self.lstm(_packed(x, lengths), self._hidden_and_cell(state))
+            out, after = _padded(packed, x.shape[1]), torch.cat(after, -1)
+        return out, torch.where((real > 0)[:, None], after, state)
+
+    def _advance_dropped(
+        self,
+        drawn: "_Drawn",
+        x: Float[Tensor, "B T D"],
+        state: Float[Tensor, "N B W"],
+        lengths: Int[Tensor, " B"] | None,
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N B W"]]:
+        """Advance the state layer by layer, with the dropout of this segment."""
+        states = []
+        for n, (weight, old) in enumerate(zip(drawn.weights, state, strict=True)):
+            if n and drawn.masks is not None:
+                x = x * drawn.masks[n - 1]
+            elif n:
+                x = dropout(x, self.config.dropout, True)
+            own = [
+                getattr(self.lstm, f"{name}_l{n}") for name in ("weight_ih", "bias_ih", "bias_hh")
+            ]
+            parameters = [own[0], weight, own[1], own[2]]
+            options: Any = (parameters, True, 1, 0.0, True, False)
+            before = self._hidden_and_cell(old[None])
+            if lengths is None:
+                x, *after = torch.lstm(x, before, *options, True)
+            else:
+                packed = _packed(x, lengths)
+                order, back = packed.sorted_indices, packed.unsorted_indices
+                before = tuple(y[:, order] for y in before)
+                data, *after = torch.lstm(packed.data, packed.batch_sizes, before, *options)
+                x, after = (
+                    _padded(packed._replace(data=data), x.shape[1]),
+                    [y[:, back] for y in after],
+                )
+            states.append(torch.cat(after, -1))
+        return x, torch.cat(states)
 
     def _hidden_and_cell(self, state: Float[Tensor, "N B W"]) -> tuple[Tensor, Tensor]:
         hidden, cell = state.chunk(2, -1)
@@ -93,3 +165,20 @@ class LSTMModel(RecurrentModel):
     @property
     def _state_width(self) -> int:
         return 2 * self.config.d_model
+
+
+class _Drawn(NamedTuple):
+    """The dropout of a segment."""
+
+    weights: list[Float[Tensor, "gates D"]]
+    """The hidden-to-hidden weights of each layer."""
+    masks: list[Float[Tensor, "B 1 D"]] | None
+    """The factor of the input of each layer but the first. None: drawn for each position."""
+
+
+def _packed(x: Float[Tensor, "B T D"], lengths: Int[Tensor, " B"]) -> PackedSequence:
+    return pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+
+
+def _padded(packed: PackedSequence, T: int) -> Float[Tensor, "B T D"]:
+    return pad_packed_sequence(packed, batch_first=True, total_length=T)[0]
