@@ -83,6 +83,8 @@ _USED: dict[str, tuple[str, ...]] = {
         *("n_head", "d_head", "d_inner", "activation", "attn_len", "norm", "qk_norm"),
         *("attn_dropout", "ff_dropout", "norm_eps"),
     ),
+    "rwkv": ("d_inner", "norm_eps"),
+    "xlstm": ("n_head", "d_inner", "norm_eps"),
     "mamba2": ("n_head", "norm_eps", "state_size", "expand", "conv_width"),
 }
 """Of the settings of attention and recurrence, those that each kind of model uses."""
@@ -100,9 +102,9 @@ class ModelConfig:
         ValueError: A setting is out of range or incompatible with another one.
     """
 
-    kind: Literal["transformer_xl", "gpt", "lstm", "mamba2"] = "transformer_xl"
+    kind: Literal["transformer_xl", "gpt", "lstm", "mamba2", "rwkv", "xlstm"] = "transformer_xl"
     """The architecture: the paper's Transformer-XL, or another one with its embedding and softmax:
-    an LSTM, or Mamba-2 with the layers of the library transformers."""
+    an LSTM, or Mamba-2, RWKV or xLSTM with the layers of the library transformers."""
     vocab_size: Length = 0
     """Number of tokens in the vocabulary; 0: as in the vocabulary of the corpus."""
     reset_at: Length | None = None
@@ -227,6 +229,16 @@ class ModelConfig:
             self.kind != "mamba2" or self.expand * self.d_model % self.n_head == 0,
             f"n_head={self.n_head} must divide expand x d_model = {self.expand * self.d_model}; "
             "change one of them",
+        )
+        require(
+            self.kind != "xlstm" or self.d_model % (2 * self.n_head) == 0,
+            f"n_head={self.n_head} must divide d_model / 2 = {self.d_model / 2:g}, the width of "
+            "queries and keys; change one of them",
+        )
+        require(
+            self.kind != "rwkv" or self.n_layer > 1,
+            f"n_layer={self.n_layer} must be 2 or more: the initial weights of an RWKV differ from "
+            "the first to the last layer",
         )
         require(
             not self.has_attention or self.d_model % 2 == 0 or self.attn_type in (1, 3),

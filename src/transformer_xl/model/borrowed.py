@@ -20,9 +20,6 @@ CHUNK = 64
 """Tokens that a scan computes at once; shorter segments are padded to it."""
 
 
-_NO_VOCABULARY = {"vocab_size": 1, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-
-
 class BorrowedModel(RecurrentModel):
     """A recurrent model with the layers of ``transformers``.
 
@@ -79,7 +76,7 @@ class Mamba2Model(BorrowedModel):
         library = _library(self.kind)
         inner = config.expand * config.d_model
         settings = library.Mamba2Config(
-            **_NO_VOCABULARY,
+            **_no_vocabulary(),
             hidden_size=config.d_model,
             num_hidden_layers=config.n_layer,
             num_heads=config.n_head,
@@ -135,6 +132,118 @@ class _ScanStates:
         return False
 
 
+class RWKVModel(BorrowedModel):
+    """RWKV-4 (Peng et al., arXiv 2305.13048), with the layers of ``transformers``.
+
+    Of the settings of layers, ``n_layer`` (at least 2), ``d_model``, ``d_inner`` and ``norm_eps``
+    are used. Dropout is that on the embeddings and on the output. The state of a layer is the last
+    input of its two blocks, and numerator, denominator and largest exponent of its average. On a
+    CPU the library computes one position after another.
+    """
+
+    kind = "rwkv"
+    _title = "RWKV"
+
+    def _build(self, config: ModelConfig) -> None:
+        library = _library(self.kind)
+        settings = library.RwkvConfig(
+            **_no_vocabulary(),
+            hidden_size=config.d_model,
+            intermediate_size=config.d_inner,
+            num_hidden_layers=config.n_layer,
+            layer_norm_epsilon=config.norm_eps,
+            # For half precision; it would change the weights between training and evaluation.
+            rescale_every=0,
+        )
+        self.body = _without_embedding(library.RwkvModel(settings))
+
+    @property
+    def _state_width(self) -> int:
+        return 5 * self.config.d_model
+
+    def _initial_state(self) -> Float[Tensor, "N 1 W"]:
+        state = super()._initial_state()
+        # The largest exponent of none.
+        state[..., -self.config.d_model :] = -1e30
+        return state
+
+    def _advance(
+        self, x: Float[Tensor, "B T D"], state: Float[Tensor, "N B W"]
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N B W"]]:
+        # For a single token, their code adds the last input, (B, D), to its input, (B, 1, D).
+        is_single = x.shape[1] == 1
+        parts = [
+            _Replaced([*part], has_time=is_single and n < 2)
+            for n, part in enumerate(state.chunk(5, -1))
+        ]
+        out = self.body(inputs_embeds=x, state=parts, use_cache=True)
+        after = torch.cat([torch.stack(part.layers) for part in parts], -1)
+        return out.last_hidden_state, after
+
+
+class _Replaced:
+    """A tensor of RWKV's state, (B, D, N) for the library.
+
+    What is written replaces the tensor of a layer, so that gradients flow.
+    """
+
+    def __init__(self, layers: list[Float[Tensor, "B D"]], has_time: bool) -> None:
+        self.layers, self._has_time = layers, has_time
+
+    def __getitem__(self, index: tuple[slice, slice, int]) -> Tensor:
+        x = self.layers[index[2]]
+        return x[:, None] if self._has_time else x
+
+    def __setitem__(self, index: tuple[slice, slice, int], x: Tensor) -> None:
+        self.layers[index[2]] = x
+
+
+class XLSTMModel(BorrowedModel):
+    """xLSTM with mLSTM blocks (Beck et al., arXiv 2503.13427), with the layers of ``transformers``.
+
+    Of the settings of layers, ``n_layer``, ``d_model``, ``n_head``, ``d_inner`` and ``norm_eps``
+    are used; queries and keys have half the width of the model. Dropout is that on the embeddings
+    and on the output. The logits are not capped. The state of a layer is the matrix, the normalizer and
+    the largest exponent of each head.
+    """
+
+    kind = "xlstm"
+    _title = "xLSTM"
+
+    def _build(self, config: ModelConfig) -> None:
+        library, D = _library(self.kind), config.d_model
+        settings = library.xLSTMConfig(
+            **_no_vocabulary(),
+            hidden_size=D,
+            num_hidden_layers=config.n_layer,
+            num_heads=config.n_head,
+            # Rounded down by the library.
+            ffn_proj_factor=(config.d_inner + 0.5) / D,
+            ffn_round_up_to_multiple_of=1,
+            norm_eps=config.norm_eps,
+            autocast_kernel_dtype="float32",
+            # What is left over is computed one position after another.
+            chunk_size=CHUNK // 2,
+        )
+        self.body = _without_embedding(library.xLSTMModel(settings))
+        H = config.n_head
+        self._shapes = (H, D // 2 // H, D // H), (H, D // 2 // H), (H, 1)
+
+    @property
+    def _state_width(self) -> int:
+        return sum(torch.Size(shape).numel() for shape in self._shapes)
+
+    def _advance(
+        self, x: Float[Tensor, "B T D"], state: Float[Tensor, "N B W"]
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N B W"]]:
+        # Their model would write to the states in place.
+        states = split(state, self._shapes)
+        for n, block in enumerate(self.body.blocks):
+            x, after = block(x, tuple(states[n]))
+            states[n] = [*after]
+        return self.body.out_norm(x), joined(states)
+
+
 def split(state: Float[Tensor, "N B W"], shapes: Sequence[tuple[int, ...]]) -> list[list[Tensor]]:
     """Return copies of the tensors of each layer's state, (B, *shape) each."""
     sizes = [torch.Size(shape).numel() for shape in shapes]
@@ -164,6 +273,11 @@ def _library(kind: str) -> Any:
             f"kind={kind!r} has the layers of transformers 5: pip install 'transformer-xl[hf]'"
         ) from error
     return transformers
+
+
+def _no_vocabulary() -> dict[str, Any]:
+    """Return settings of the library for a model without embedding."""
+    return {"vocab_size": 1} | dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
 
 
 def _without_embedding(body: Any) -> Any:

@@ -27,6 +27,10 @@ def layer_matrices(config: ModelConfig) -> list[tuple[int, int]]:
     D, F, width = config.d_model, config.d_inner, config.n_head * config.head_width
     if config.kind == "lstm":
         return [(4 * D, D)] * 2
+    if config.kind == "rwkv":
+        return [(D, D)] * 5 + [(F, D), (D, F)]
+    if config.kind == "xlstm":
+        return [(D // 2, D)] * 2 + [(D, D)] * 3 + [(F, D)] * 2 + [(D, F)]
     if config.kind == "mamba2":
         inner = config.expand * D
         return [(2 * (inner + config.state_size) + config.n_head, D), (D, inner)]
