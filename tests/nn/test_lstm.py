@@ -128,7 +128,7 @@ def test_a_folder_holds_it(change: dict, tmp_path: Path) -> None:
 
 def test_what_does_not_fit_is_refused(model: LSTMModel, tiny_config: ModelConfig) -> None:
     tokens = torch.randint(31, (2, 4))
-    with pytest.raises(ValueError, match="ext_len=2: an LSTM cannot take back"):
+    with pytest.raises(ValueError, match=r"ext_len=2: a model of kind=.lstm. cannot take back"):
         model.read(tokens, ext_len=2)
     with pytest.raises(ValueError, match="ext_len=1"):
         LSTMModel(replace(CONFIG, ext_len=1))

@@ -45,9 +45,10 @@ class Config:
     def __post_init__(self) -> None:
         check(self)
         if not self.model.has_attention:
+            about = f"model.kind={self.model.kind!r}: its layers"
             unused = (
-                Unused("recompute", "model.kind='lstm': its layers keep what they computed"),
-                Unused("compile", "model.kind='lstm': its layers are compiled already"),
+                Unused("recompute", f"{about} keep what they computed"),
+                Unused("compile", f"{about} run as their library wrote them"),
             )
             refuse_unused(self.train, unused)
         elif not self.model.mem_len:

@@ -74,14 +74,20 @@ _ATTENTION = (
     *("norm_eps", "quirks", "ext_len"),
 )
 
+_RECURRENT = ("state_size", "expand", "conv_width", "weight_dropout")
+
 _USED: dict[str, tuple[str, ...]] = {
-    "lstm": (),
+    "transformer_xl": _ATTENTION,
+    "lstm": ("weight_dropout",),
     "gpt": (
         *("n_head", "d_head", "d_inner", "activation", "attn_len", "norm", "qk_norm"),
         *("attn_dropout", "ff_dropout", "norm_eps", "ext_len"),
     ),
+    "rwkv": ("d_inner", "norm_eps"),
+    "xlstm": ("n_head", "d_inner", "norm_eps"),
+    "mamba2": ("n_head", "norm_eps", "state_size", "expand", "conv_width"),
 }
-"""Of the settings of attention, those that other kinds of models use."""
+"""Of the settings of attention and recurrence, those that each kind of model uses."""
 
 MOST_CUTOFFS = 1_000
 """Maximum number of cutoffs of an adaptive softmax; the paper has three."""
@@ -96,9 +102,11 @@ class ModelConfig:
         ValueError: A setting is out of range or incompatible with another one.
     """
 
-    kind: Literal["transformer_xl", "gpt", "lstm"] = "transformer_xl"
-    """The architecture: the paper's Transformer-XL; or, to compare with, a GPT with rotary
-    positions (with mem_len, its keys and values are carried across segments), or an LSTM."""
+    kind: Literal["transformer_xl", "gpt", "lstm", "mamba2", "rwkv", "xlstm"] = "transformer_xl"
+    """The architecture: the paper's Transformer-XL; or, to compare with, another one with its
+    embedding and softmax: a GPT with rotary positions (with mem_len, its keys and values are
+    carried across segments), an LSTM, or Mamba-2, RWKV or xLSTM with the layers of the library
+    transformers."""
     vocab_size: Length = 0
     """Number of tokens in the vocabulary; 0: as in the vocabulary of the corpus."""
     reset_at: Length | None = None
@@ -117,6 +125,12 @@ class ModelConfig:
     activation: Activation = "relu"
     """Activation of the feed-forward layer: ReLU (the paper), squared ReLU, GELU, GEGLU or
     SwiGLU."""
+    state_size: Count = 128
+    """Width of the recurrent state for each feature of a Mamba-2 layer."""
+    expand: Count = 2
+    """Width inside a Mamba-2 layer, as a multiple of d_model."""
+    conv_width: Annotated[int, Range(ge=2)] = 4
+    """Width of the convolution over time in a Mamba-2 layer."""
     d_embed: Count | None = None
     """Width of the token embeddings; None: d_model. Another width adds a projection."""
     attn_type: Literal[0, 1, 2, 3] = 0
@@ -171,6 +185,9 @@ class ModelConfig:
     """Dropout on the attention weights."""
     qkv_dropout: Fraction = 0.0
     """Dropout on queries, keys and values, and on the keys of relative positions."""
+    weight_dropout: Fraction = 0.0
+    """Share of the hidden-to-hidden weights of an LSTM that is dropped, drawn once for each segment
+    (DropConnect; AWD-LSTM)."""
     embed_dropout: Fraction = 0.0
     """Embedding dropout: share of the words whose embedding is zero in a step."""
     input_dropout: Fraction | None = None
@@ -213,6 +230,21 @@ class ModelConfig:
         require(
             self.kind != "gpt" or self.head_width % 2 == 0,
             f"d_head={self.head_width} must be even with kind='gpt': rotary positions rotate pairs",
+        )
+        require(
+            self.kind != "mamba2" or self.expand * self.d_model % self.n_head == 0,
+            f"n_head={self.n_head} must divide expand x d_model = {self.expand * self.d_model}; "
+            "change one of them",
+        )
+        require(
+            self.kind != "xlstm" or self.d_model % (2 * self.n_head) == 0,
+            f"n_head={self.n_head} must divide d_model / 2 = {self.d_model / 2:g}, the width of "
+            "queries and keys; change one of them",
+        )
+        require(
+            self.kind != "rwkv" or self.n_layer > 1,
+            f"n_layer={self.n_layer} must be 2 or more: the initial weights of an RWKV differ from "
+            "the first to the last layer",
         )
         require(
             self.kind != "transformer_xl" or self.d_model % 2 == 0 or self.attn_type in (1, 3),
@@ -260,10 +292,10 @@ class ModelConfig:
         ``variational_dropout`` without dropout, ``tie_projections`` and ``proj_init_std`` without
         projections.
         """
+        about = f"kind={self.kind!r}, which has no such part"
+        used = _USED[self.kind]
+        yield from (Unused(name, about) for name in (*_ATTENTION, *_RECURRENT) if name not in used)
         if self.kind != "transformer_xl":
-            about = f"kind={self.kind!r}, which has no such part"
-            used = _USED[self.kind]
-            yield from (Unused(name, about) for name in _ATTENTION if name not in used)
             return
         about = f"attn_type={self.attn_type}"
         if self.attn_type == 3:

@@ -1,5 +1,6 @@
 """The network: attention, layers, memory, positions, embedding and softmax of the paper."""
 
+from transformer_xl.model.borrowed import Mamba2Model, RWKVModel, XLSTMModel
 from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.model.gpt import GPT
 from transformer_xl.model.language_model import LanguageModel, Output, build_model, load_model
@@ -7,6 +8,7 @@ from transformer_xl.model.layer import DecoderLayer, FeedForward, GRUGate, RelAt
 from transformer_xl.model.lstm import LSTMModel
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.positions import Positions, relative_positions
+from transformer_xl.model.recurrent import RecurrentModel
 from transformer_xl.model.softmax import AdaptiveSoftmax, Softmax
 from transformer_xl.model.stepper import Stepper
 from transformer_xl.model.transformer_xl import TransformerXL
@@ -21,13 +23,17 @@ __all__ = [
     "GRUGate",
     "LSTMModel",
     "LanguageModel",
+    "Mamba2Model",
     "Memory",
     "Output",
     "Positions",
+    "RWKVModel",
+    "RecurrentModel",
     "RelAttention",
     "Softmax",
     "Stepper",
     "TransformerXL",
+    "XLSTMModel",
     "build_model",
     "load_model",
     "relative_positions",

@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -512,9 +512,16 @@ def build_model(config: ModelConfig) -> LanguageModel:
     Raises:
         ValueError: The size of the vocabulary is not set.
     """
-    # A class without a kind of its own is not what settings describe.
-    kinds = {model.kind: model for model in LanguageModel.__subclasses__() if "kind" in vars(model)}
+    # A class without a kind of its own is abstract, or not what settings describe.
+    kinds = {model.kind: model for model in _subclasses(LanguageModel) if "kind" in vars(model)}
     return kinds[config.kind](config)
+
+
+def _subclasses(model: type[LanguageModel]) -> Iterator[type[LanguageModel]]:
+    """Yield the subclasses of a class, and those of these."""
+    for subclass in model.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def load_model(name: Path | str) -> LanguageModel:

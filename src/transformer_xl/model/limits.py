@@ -25,8 +25,15 @@ _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 def layer_matrices(config: ModelConfig) -> list[tuple[int, int]]:
     """List (rows, columns) of the matrices of a layer, as Muon splits them."""
     D, F, width = config.d_model, config.d_inner, config.n_head * config.head_width
-    if not config.has_attention:
+    if config.kind == "lstm":
         return [(4 * D, D)] * 2
+    if config.kind == "rwkv":
+        return [(D, D)] * 5 + [(F, D), (D, F)]
+    if config.kind == "xlstm":
+        return [(D // 2, D)] * 2 + [(D, D)] * 3 + [(F, D)] * 2 + [(D, F)]
+    if config.kind == "mamba2":
+        inner = config.expand * D
+        return [(2 * (inner + config.state_size) + config.n_head, D), (D, inner)]
     has_r = config.kind == "transformer_xl" and config.attn_type == 0
     n_projections = 4 if has_r else 3
     matrices = [(width, D)] * n_projections + [(D, width)]

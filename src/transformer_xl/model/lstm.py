@@ -1,33 +1,36 @@
 """The LSTM language model, a baseline of the paper.
 
 Embedding, softmax, dropout and the API are those of :class:`LanguageModel`, with LSTM layers
-(Hochreiter and Schmidhuber, 1997) between. The memory of a layer is its state after the last token:
-one position of a :class:`Memory`, the hidden state concatenated with the cell state. So everything
-that handles a memory works with LSTMs, too.
+(Hochreiter and Schmidhuber, 1997) between. The state of a layer in the memory is the hidden state
+concatenated with the cell state.
+
+With ``weight_dropout`` and ``variational_dropout`` it is trained as an AWD-LSTM (Merity et al.,
+arXiv 1708.02182); ``embed_dropout``, ``train.activation_reg``,
+``train.temporal_activation_reg`` and ``train.random_segment_len`` belong to it, too.
 """
 
-from itertools import chain, pairwise
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.language_model import LanguageModel, Segment
+from transformer_xl.model.language_model import Segment
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import Memory
+from transformer_xl.model.recurrent import RecurrentModel
+from transformer_xl.ops import dropout
 
 
-class LSTMModel(LanguageModel):
-    """A language model of LSTM layers; backpropagation through time is truncated at segments.
+class LSTMModel(RecurrentModel):
+    """A language model of LSTM layers.
 
-    ``mem_len`` only sets how many tokens warm up the state in a batched evaluation; ``txl recl``
-    measures the effective context length. Only these settings are used: ``n_layer``, ``d_model``
-    (the width of the states), those of the vocabulary, and dropout on the embeddings, between
-    layers (never variational) and on the output. All others are refused.
-
-    The batch is split at every position where a document begins in any row (``starts``).
+    Only these settings are used: ``n_layer``, ``d_model`` (the width of the states), those of the
+    vocabulary, and dropout on the embeddings, between layers, on the output and on the
+    hidden-to-hidden weights. All others are refused.
 
     Args:
         config: Widths and options. Its ``vocab_size`` must be set.
@@ -38,13 +41,13 @@ class LSTMModel(LanguageModel):
 
     kind = "lstm"
     _title = "LSTM"
-    remembers_positions = False
 
     def _build(self, config: ModelConfig) -> None:
         D, N = config.d_model, config.n_layer
         # With one layer, torch warns that dropout has no effect.
         between = config.dropout if N > 1 else 0.0
         self.lstm = nn.LSTM(D, D, N, batch_first=True, dropout=between)
+        self._drawn: _Drawn | None = None
 
     @torch.no_grad()
     def init_weights(self) -> None:
@@ -77,59 +80,105 @@ class LSTMModel(LanguageModel):
     def _read(
         self, segment: Segment, mems: Memory | None, lengths: Lengths
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
-        if lengths.ext_len:
-            raise ValueError(
-                f"ext_len={lengths.ext_len}: an LSTM cannot take back what it has read; set it to 0"
-            )
-        B, T = segment.shape
-        if mems is None:
-            mems = self.start_memory(B)
-        self.require_memory(mems, B)
-        x = self._embedded(segment)
-        state, parts, begins = self._state(mems), [], segment.starts
-        cuts = [] if begins is None else begins[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()
-        for start, stop in pairwise([0, *cuts, T]):
-            if begins is not None:
-                hidden, cell = (y.masked_fill(begins[:, start, None], 0.0) for y in state)
-                state = hidden, cell
-            real = None
-            if segment.short is not None:
-                real = (T - segment.short).clamp(start, stop) - start
-            part, state = self._through(x[:, start:stop], state, real)
-            parts.append(part)
-        raw = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-        states = torch.cat(state, -1).to(self.dtype).detach()[:, :, None]
-        return raw.to(self.dtype), Memory(states.unbind())
+        config, (B, _) = self.config, segment.shape
+        is_masked = config.variational_dropout and config.dropout and config.n_layer > 1
+        if not (self.training and (config.weight_dropout or is_masked)):
+            return super()._read(segment, mems, lengths)
+        self._drawn = self._draw(B)
+        try:
+            return super()._read(segment, mems, lengths)
+        finally:
+            self._drawn = None
 
-    def _through(
-        self, x: Float[Tensor, "B T D"], state: tuple[Tensor, Tensor], real: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Advance the state by the first ``real`` tokens of each row."""
-        if real is None:
-            return self.lstm(x, state)
+    def _draw(self, B: int) -> "_Drawn":
+        """Draw the dropout of a segment."""
+        N, ones = self.config.n_layer, self._weight.new_ones(B, 1, self.config.d_model)
+        weights = [self.lstm.get_parameter(f"weight_hh_l{n}") for n in range(N)]
+        p = self.config.dropout
+        is_locked = self.config.variational_dropout
+        return _Drawn(
+            [dropout(weight, self.config.weight_dropout, True) for weight in weights],
+            [dropout(ones, p, True) for _ in range(N - 1)] if is_locked and p else None,
+        )
+
+    def _advance(
+        self, x: Float[Tensor, "B T D"], state: Float[Tensor, "N B W"]
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N B W"]]:
+        if self._drawn is not None:
+            return self._advance_dropped(self._drawn, x, state, None)
+        out, after = self.lstm(x, self._hidden_and_cell(state))
+        return out, torch.cat(after, -1)
+
+    def _advance_padded(
+        self,
+        x: Float[Tensor, "B T D"],
+        state: Float[Tensor, "N B W"],
+        real: Int[Tensor, " B"],
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N B W"]]:
         # Packed sequences cannot be empty; the states of empty rows are restored below.
         lengths = real.clamp(min=1).cpu()
-        packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        packed, (hidden, cell) = self.lstm(packed, state)
-        out, _ = pad_packed_sequence(packed, batch_first=True, total_length=x.shape[1])
-        is_read = (real > 0)[:, None]
-        hidden, cell = (
-            torch.where(is_read, new, old) for new, old in zip((hidden, cell), state, strict=True)
-        )
-        return out, (hidden, cell)
-
-    def _state(self, mems: Memory) -> tuple[Tensor, Tensor]:
-        """Return hidden and cell states; zeros for an empty or masked memory."""
-        D = self.config.d_model
-        if len(mems):
-            states = torch.stack([state[:, -1] for state in mems.states]).to(self.dtype)
+        if self._drawn is not None:
+            out, after = self._advance_dropped(self._drawn, x, state, lengths)
         else:
-            shape = len(mems.states), mems.batch_size, 2 * D
-            states = torch.zeros(shape, device=self.device, dtype=self.dtype)
-        if mems.forgotten is not None:
-            states = states.masked_fill((mems.forgotten >= len(mems))[:, None], 0.0)
-        return states[..., :D].contiguous(), states[..., D:].contiguous()
+            packed, after = self.lstm(_packed(x, lengths), self._hidden_and_cell(state))
+            out, after = _padded(packed, x.shape[1]), torch.cat(after, -1)
+        return out, torch.where((real > 0)[:, None], after, state)
+
+    def _advance_dropped(
+        self,
+        drawn: "_Drawn",
+        x: Float[Tensor, "B T D"],
+        state: Float[Tensor, "N B W"],
+        lengths: Int[Tensor, " B"] | None,
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N B W"]]:
+        """Advance the state layer by layer, with the dropout of this segment."""
+        states = []
+        for n, (weight, old) in enumerate(zip(drawn.weights, state, strict=True)):
+            if n and drawn.masks is not None:
+                x = x * drawn.masks[n - 1]
+            elif n:
+                x = dropout(x, self.config.dropout, True)
+            own = [
+                getattr(self.lstm, f"{name}_l{n}") for name in ("weight_ih", "bias_ih", "bias_hh")
+            ]
+            parameters = [own[0], weight, own[1], own[2]]
+            options: Any = (parameters, True, 1, 0.0, True, False)
+            before = self._hidden_and_cell(old[None])
+            if lengths is None:
+                x, *after = torch.lstm(x, before, *options, True)
+            else:
+                packed = _packed(x, lengths)
+                order, back = packed.sorted_indices, packed.unsorted_indices
+                before = tuple(y[:, order] for y in before)
+                data, *after = torch.lstm(packed.data, packed.batch_sizes, before, *options)
+                x, after = (
+                    _padded(packed._replace(data=data), x.shape[1]),
+                    [y[:, back] for y in after],
+                )
+            states.append(torch.cat(after, -1))
+        return x, torch.cat(states)
+
+    def _hidden_and_cell(self, state: Float[Tensor, "N B W"]) -> tuple[Tensor, Tensor]:
+        hidden, cell = state.chunk(2, -1)
+        return hidden.contiguous(), cell.contiguous()
 
     @property
     def _state_width(self) -> int:
         return 2 * self.config.d_model
+
+
+class _Drawn(NamedTuple):
+    """The dropout of a segment."""
+
+    weights: list[Float[Tensor, "gates D"]]
+    """The hidden-to-hidden weights of each layer."""
+    masks: list[Float[Tensor, "B 1 D"]] | None
+    """The factor of the input of each layer but the first. None: drawn for each position."""
+
+
+def _packed(x: Float[Tensor, "B T D"], lengths: Int[Tensor, " B"]) -> PackedSequence:
+    return pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+
+
+def _padded(packed: PackedSequence, T: int) -> Float[Tensor, "B T D"]:
+    return pad_packed_sequence(packed, batch_first=True, total_length=T)[0]

@@ -183,8 +183,8 @@ class Lamb(torch.optim.Optimizer):
 
 _EMBEDDINGS = "embedding.weight"
 """Prefix of the embedding tables, one or one for each cluster, without their projections."""
-_INSIDE = ("layers.", "lstm.")
-"""Prefixes of the parameters inside the layers of either kind of model."""
+_INSIDE = ("layers.", "lstm.", "body.")
+"""Prefixes of the parameters inside the layers, for each kind of model."""
 
 
 def lr_scale(

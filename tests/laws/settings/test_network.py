@@ -24,6 +24,7 @@ from transformer_xl.model.pretrained import load_config
 from transformer_xl.model.stepper import Stepper
 
 LSTM = {"kind": "lstm", "n_head": 8, "d_inner": 2048}
+MAMBA2 = {"kind": "mamba2", "n_head": 8, "d_inner": 2048}
 MODEL = {
     # setting: beside which others, another value
     "kind": ({"n_head": 8, "d_inner": 2048}, "lstm"),
@@ -35,6 +36,9 @@ MODEL = {
     "d_head": ({}, 5),
     "d_inner": ({}, 20),
     "activation": ({}, "gelu"),
+    "state_size": (MAMBA2, 4),
+    "expand": (MAMBA2, 1),
+    "conv_width": (MAMBA2, 2),
     "d_embed": ({}, 6),
     "attn_type": ({}, 2),
     "n_positions": ({"attn_type": 1, "n_positions": 30}, 3),
@@ -59,6 +63,7 @@ MODEL = {
     "dropout": ({}, 0.3),
     "attn_dropout": ({}, 0.3),
     "qkv_dropout": ({}, 0.3),
+    "weight_dropout": (LSTM, 0.3),
     "embed_dropout": ({}, 0.3),
     "input_dropout": ({}, 0.3),
     "ff_dropout": ({}, 0.3),
@@ -102,8 +107,8 @@ def differs(one, other):
 
 # Settings that count in training alone; what reads a text has all weights and drops nothing.
 IN_TRAINING = {
-    *("sample_softmax", "dropout", "attn_dropout", "qkv_dropout", "embed_dropout"),
-    *("input_dropout", "ff_dropout", "output_dropout", "variational_dropout"),
+    *("sample_softmax", "dropout", "attn_dropout", "qkv_dropout", "weight_dropout"),
+    *("embed_dropout", "input_dropout", "ff_dropout", "output_dropout", "variational_dropout"),
 }
 
 
@@ -115,6 +120,8 @@ def test_a_setting_of_the_network_counts_in_training(recipe, numbers, name):
         with pytest.raises(ValueError, match=r"model\.vocab_size=29 is not the size"):
             numbers(recipe(model={name: value}))
         return
+    if base is MAMBA2:
+        pytest.importorskip("transformers", reason="transformers is not installed")
     assert differs(*(numbers(recipe(model=x)) for x in (base, base | {name: value})))
 
 
@@ -129,8 +136,9 @@ def test_a_setting_of_an_lstm_counts_or_is_refused(recipe, numbers, name):
         found = (numbers(recipe(model=own, data=x)) for x in ({}, {"reset_at": "a"}))
         assert differs(*found)
         return
-    changed = {**base, name: value} if name not in LSTM else {name: value}
-    base = base if name not in LSTM else {}
+    if name in LSTM or base is MAMBA2:
+        base = {}
+    changed = {**base, name: value}
     if name == "mem_len":
         # What it remembers is a state; the length says how much warms it up in an evaluation.
         return
@@ -221,6 +229,7 @@ READ = {
 # Of these the shapes of the weights tell.
 SHAPES = {
     *("vocab_size", "n_layer", "d_model", "d_head", "d_inner", "d_embed", "cutoffs", "div_val"),
+    *("state_size", "expand", "conv_width"),
 }
 
 
@@ -270,7 +279,9 @@ def test_a_setting_of_the_network_is_converted_or_refused_or_said(tmp_path, row,
         lambda: convert(tmp_path / "ours", tmp_path / "theirs", to=to, say=said.append)
     )
     if refused:
-        assert any(each in refused for each in (f"{name}=", "attn_type=", "ext_len=", "quirk"))
+        assert any(
+            each in refused for each in (f"{name}=", "kind=", "attn_type=", "ext_len=", "quirk")
+        )
         return
     settings = {"layer_norm_epsilon": model.config.norm_eps}
     folder = convert(tmp_path / "theirs", tmp_path / "again", settings=settings)
