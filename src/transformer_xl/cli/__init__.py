@@ -77,6 +77,7 @@ def parse(argv: list[str]) -> Any:
 def commands() -> dict[str, Any]:
     """Return the command classes by name."""
     from transformer_xl.cli.benching import Bench
+    from transformer_xl.cli.comparing import Compare
     from transformer_xl.cli.compressing import Compress, Decompress
     from transformer_xl.cli.estimating import Estimate
     from transformer_xl.cli.evaluating import Eval, Report
@@ -89,7 +90,7 @@ def commands() -> dict[str, Any]:
 
     kinds = (
         *(Recipes, Prepare, Train, Models, Eval, Report, Score, Generate, Convert, Export),
-        *(Compress, Decompress, Serve, Recl, Ablate, Bench, Estimate, Doctor),
+        *(Compress, Decompress, Serve, Recl, Ablate, Compare, Bench, Estimate, Doctor),
     )
     return {kind.__name__.lower(): kind for kind in kinds}
 

@@ -203,8 +203,8 @@ class XLSTMModel(BorrowedModel):
 
     Of the settings of layers, ``n_layer``, ``d_model``, ``n_head``, ``d_inner`` and ``norm_eps``
     are used; queries and keys have half the width of the model. Dropout is that on the embeddings
-    and on the output. The logits are not capped. The state of a layer is the matrix, the normalizer and
-    the largest exponent of each head.
+    and on the output. The logits are not capped. The state of a layer is the matrix, the normalizer
+    and the largest exponent of each head.
     """
 
     kind = "xlstm"

@@ -207,6 +207,11 @@ class Comparison:
         digest = task.digest
         return next((run for run in self.runs if run.digest == digest), None)
 
+    def planned(self) -> list[Run]:
+        """Return the runs of the plan that have ended, in its order."""
+        tasks = [*self.search(), *self.final()]
+        return [run for task in tasks if (run := self.done(task))]
+
     def go(self, say: Callable[[str], None] = print) -> None:
         """Search the learning rates and train, seed by seed."""
         self._make(self.search(), say)
@@ -245,22 +250,28 @@ class Comparison:
         prepare(self.plan.data, say)
         with _workers(self.plan.jobs, left[0].threads) as workers:
             waiting = {workers.submit(_carry_out, task): task for task in left}
-            for future in as_completed(waiting):
-                task = waiting[future]
-                found = future.result()
-                run = Run(
-                    model=task.model,
-                    phase=task.phase,
-                    factor=task.factor,
-                    seed=task.seed,
-                    digest=task.digest,
-                    minutes=task.config.train.minutes or 0.0,
-                    found=found,
-                )
-                self.runs.append(run)
-                text = msgspec.json.format(msgspec.json.encode(self.runs), indent=1)
-                replace_file(self.folder / RUNS_FILE, text + b"\n")
-                say(f"{task.folder.relative_to(self.folder)}: {_line(found)}")
+            try:
+                for future in as_completed(waiting):
+                    task, found = waiting[future], future.result()
+                    self._add(task, found)
+                    say(f"{task.folder.relative_to(self.folder)}: {_line(found)}")
+            finally:
+                # After an error or an interrupt, no further run begins.
+                workers.shutdown(cancel_futures=True)
+
+    def _add(self, task: Task, found: dict[str, Any]) -> None:
+        run = Run(
+            model=task.model,
+            phase=task.phase,
+            factor=task.factor,
+            seed=task.seed,
+            digest=task.digest,
+            minutes=task.config.train.minutes or 0.0,
+            found=found,
+        )
+        self.runs.append(run)
+        text = msgspec.json.format(msgspec.json.encode(self.runs), indent=1)
+        replace_file(self.folder / RUNS_FILE, text + b"\n")
 
 
 def recipe_of(
@@ -274,7 +285,9 @@ def recipe_of(
     train: dict[str, Any] = {"lr": recipe.train.lr * factor}
     if recipe.train.optimizer == "muon":
         train["muon_lr"] = recipe.train.muon_lr * factor
+    # Evaluated at the end only: it takes time that is not counted.
     train |= {"steps": _NO_LIMIT, "minutes": minutes, "seed": seed, "clock": clock}
+    train |= {"eval_every": 0}
     return replace(
         recipe,
         data=data,

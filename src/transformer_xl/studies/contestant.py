@@ -91,17 +91,17 @@ def measured(
         found["valid"] = _figures(losses("valid", best))
         split = held_out(corpus)
         found["test"] = _figures(losses(split, best)) | {"split": split}
+        lengths = Lengths.of(model.config, **settings.lengths_after(config.train.segment_len))
+        if best is not None:
+            lengths = lengths._replace(mem_len=best)
         if is_detailed:
-            lengths = Lengths.of(model.config, **settings.lengths_after(config.train.segment_len))
-            if best is not None:
-                lengths = lengths._replace(mem_len=best)
             found |= _detailed(model, corpus.split(split), lengths)
     if is_detailed:
         # In the precision of the weights, as `txl generate` does.
         found["writing"] = [*_written(model, corpus, lengths)]
     machine = describe_machine()
     found["machine"] = {name: machine[name] for name in ("processor", "gpu", "threads")}
-    found["machine"] |= {"torch": torch.__version__}
+    found["machine"] |= {"torch": str(torch.__version__)}
     return found
 
 

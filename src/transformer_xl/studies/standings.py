@@ -1,0 +1,256 @@
+"""The result of a comparison: tables at equal time, tokens and FLOPs, and plots."""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from transformer_xl.studies import save_figure
+
+if TYPE_CHECKING:
+    from transformer_xl.studies.compare import Run
+
+Runs = Sequence["Run"]
+Cost = Callable[["Run"], float]
+"""What a run cost: tokens, FLOPs."""
+
+
+def unit_of(runs: Runs) -> str:
+    """Return the unit of the losses: ``bits per byte`` where it is known, else per token."""
+    is_known = all(run.found["test"]["bits_per_byte"] is not None for run in runs)
+    return "bits per byte" if is_known else "bits per token"
+
+
+def bits(run: "Run", unit: str, split: str = "test") -> float:
+    """Return the loss of a run in this unit."""
+    return run.found[split][unit.replace(" ", "_")]
+
+
+def tokens(run: "Run") -> float:
+    """Return the tokens of a training."""
+    return run.found["training"]["tokens"]
+
+
+def flops(run: "Run") -> float:
+    """Return the FLOPs of a training."""
+    return 1e6 * run.found["training"]["mflop_per_token"] * tokens(run)
+
+
+def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
+    """Sum up the runs of a comparison.
+
+    Args:
+        runs: All runs, those of the search included.
+        reference: The contestant whose tokens and FLOPs the others are given. None: the first.
+
+    Returns:
+        ``unit``, and ``models``: for each contestant, best first, its losses at equal time, mean
+        and standard deviation over the seeds; the loss at the tokens, and at the FLOPs, of the
+        reference (:func:`loss_at`); what it cost; and the ``failed`` runs.
+    """
+    failed = [run for run in runs if "failed" in run.found]
+    done = [run for run in runs if "failed" not in run.found]
+    final = [run for run in done if run.phase == "run"]
+    found: list[dict[str, Any]] = []
+    unit = unit_of(final) if final else "bits per token"
+    names = list(dict.fromkeys(run.model for run in final))
+    at = [run for run in final if run.model == (reference or next(iter(names), None))]
+    for name in names:
+        own = [run for run in final if run.model == name]
+        curve = [*_chosen_search(done, own), *own]
+        losses = [bits(run, unit) for run in own]
+        first = own[0].found
+        row = {
+            "model": name,
+            "seeds": [run.seed for run in own],
+            "factor": own[0].factor,
+            "mean": statistics.fmean(losses),
+            "std": statistics.stdev(losses) if len(losses) > 1 else None,
+            "valid": statistics.fmean(bits(run, unit, "valid") for run in own),
+            "mem_len": first["test"]["mem_len"],
+            **{x: first["training"][x] for x in ("parameters", "inside", "mflop_per_token")},
+            "dtype": first["training"]["dtype"],
+            "tokens": statistics.fmean(map(tokens, own)),
+            "seconds": statistics.fmean(run.found["training"]["seconds"] for run in own),
+            "peak_mb": statistics.fmean(run.found["training"]["peak_mb"] for run in own),
+            "share_of_ceiling": statistics.fmean(
+                run.found["training"]["share_of_ceiling"] for run in own
+            ),
+            "writing": first.get("writing"),
+        }
+        for what, cost in (("at_tokens", tokens), ("at_flops", flops)):
+            there = statistics.fmean(map(cost, at))
+            row[what] = loss_at(there, curve, cost, unit)
+        found.append(row)
+    found.sort(key=lambda row: row["mean"])
+    lost = [{"model": run.model, "seed": run.seed, "why": run.found["failed"]} for run in failed]
+    return {
+        "unit": unit,
+        "reference": at[0].model if at else None,
+        "models": found,
+        "failed": lost,
+        "machine": final[0].found["machine"] if final else None,
+    }
+
+
+def loss_at(there: float, curve: Runs, cost: Cost, unit: str) -> float | None:
+    """Return the loss of a contestant at a cost, or None outside of what it was trained for.
+
+    A curve has the run of the search and the long ones, all after a cooldown. Between the two costs
+    the loss is interpolated linearly in the logarithms of both, as in a power law.
+    """
+    by_phase: dict[str, list[Run]] = {}
+    for run in curve:
+        by_phase.setdefault(run.phase, []).append(run)
+    points = sorted(
+        (statistics.fmean(map(cost, some)), statistics.fmean(bits(run, unit) for run in some))
+        for some in by_phase.values()
+    )
+    costs, losses = np.log(np.array(points)).T
+    # As good as equal: the runs of a contestant differ in their costs, too.
+    if not costs[0] - 0.05 <= math.log(there) <= costs[-1] + 0.05:
+        return None
+    return float(np.exp(np.interp(math.log(there), costs, losses)))
+
+
+def _chosen_search(done: Runs, own: Runs) -> list["Run"]:
+    """Return the runs of the search with the learning rates of the long ones."""
+    return [
+        run
+        for run in done
+        if run.phase == "search" and run.model == own[0].model and run.factor == own[0].factor
+    ]
+
+
+def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Format the standings as Markdown tables.
+
+    Args:
+        result: What :func:`standings` returned.
+        floors: Rows with ``name``, ``trained`` and ``bits``, of what needs no gradient.
+    """
+    unit, reference = result["unit"], result["reference"]
+    lines = [
+        f"| model | {unit} at equal time | at the tokens of {reference} | at its FLOPs "
+        "| weights inside | tokens | MFLOP per token | share of the ceiling | peak memory |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    for row in result["models"]:
+        spread = "" if row["std"] is None else f" ± {row['std']:.4f}"
+        cells = [
+            row["model"],
+            f"{row['mean']:.4f}{spread}",
+            *(_number(row[x], ".4f") for x in ("at_tokens", "at_flops")),
+            f"{row['inside'] / 1e6:.2f} M",
+            f"{row['tokens'] / 1e6:.2f} M",
+            f"{row['mflop_per_token']:.1f}",
+            f"{row['share_of_ceiling']:.2f}",
+            f"{row['peak_mb']:.0f} MB",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    for row in sorted(floors, key=lambda row: row["bits"]):
+        trained = ", given the training text" * row["trained"]
+        lines.append(f"| {row['name']}{trained} | {row['bits']:.4f} |" + " |" * 7)
+    parts = ["\n".join(lines)]
+    written = [row for row in result["models"] if row["writing"]]
+    if written:
+        counts = [x["tokens"] for x in written[0]["writing"]]
+        heads = [f"{n:,} tokens" for n in counts]
+        table = [
+            "| model | time of a token after " + " | ".join(heads) + " | state after "
+            + " | ".join(heads) + " | step |",
+            "|---|" + "--:|" * (2 * len(counts)) + "---|",
+        ]  # fmt: skip
+        for row in written:
+            times = [f"{x['ms_per_token']:.2f} ms" for x in row["writing"]]
+            sizes = [f"{x['state_bytes'] / 1e6:.2f} MB" for x in row["writing"]]
+            cells = [row["model"], *times, *sizes, row["writing"][0]["stepper"]]
+            table.append(f"| {' | '.join(cells)} |")
+        parts.append("\n".join(table))
+    slow = _slow(result["models"])
+    if slow:
+        parts.append(
+            f"{', '.join(slow)}: less than half of the best share of the machine's ceiling, so the "
+            "time measures the implementation; tokens and FLOPs decide."
+        )
+    for row in result["failed"]:
+        parts.append(f"{row['model']}, seed {row['seed']}, failed: {row['why']}")
+    return "\n\n".join(parts) + "\n"
+
+
+def _slow(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Name the contestants that use the machine half as well as the GPT, or the best, at most."""
+    by_name = {row["model"]: row["share_of_ceiling"] for row in rows}
+    bar = by_name.get("gpt", max(by_name.values(), default=0.0)) / 2
+    return [name for name, share in by_name.items() if share < bar]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)
+
+
+def draw(path: Path, runs: Runs) -> None:
+    """Plot a comparison, .png or .svg: loss by tokens and FLOPs, by context, and by memory length.
+
+    Raises:
+        ImportError: matplotlib is missing.
+        OSError: The file cannot be written.
+    """
+    # Without pyplot, which has global state and may need a display.
+    from matplotlib.figure import Figure
+
+    done = [run for run in runs if "failed" not in run.found]
+    final = [run for run in done if run.phase == "run"]
+    unit = unit_of(final)
+    figure = Figure(figsize=(11, 8), layout="constrained")
+    ((by_tokens, by_flops), (from_start, by_memory)) = figure.subplots(2, 2)
+    for n, name in enumerate(dict.fromkeys(run.model for run in final)):
+        own = [run for run in final if run.model == name]
+        color = f"C{n}"
+        for axes, cost in ((by_tokens, tokens), (by_flops, flops)):
+            points = [*_chosen_search(done, own), *own]
+            axes.plot([*map(cost, points)], [bits(x, unit) for x in points], ".", color=color)
+            ends = [
+                (statistics.fmean(map(cost, some)), statistics.fmean(bits(x, unit) for x in some))
+                for some in (_chosen_search(done, own), own)
+                if some
+            ]
+            axes.plot(*zip(*ends, strict=True), color=color, label=name)
+        detailed = next((run.found for run in own if "from_start" in run.found), None)
+        if detailed is None:
+            continue
+        # Of spans and lengths, losses are known in nats per token.
+        start = detailed["from_start"]
+        middle = [math.sqrt(x["first"] * x["last"]) for x in start]
+        from_start.plot(middle, [x["nll"] / math.log(2) for x in start], color=color, label=name)
+        lengths = detailed["by_mem_len"]
+        if lengths:
+            by_memory.plot(
+                [max(x["context"], 32) for x in lengths],
+                [x["nll"] / math.log(2) for x in lengths],
+                marker=".",
+                color=color,
+                label=name,
+            )
+    labels = {
+        by_tokens: ("tokens of training", unit),
+        by_flops: ("FLOPs of training", unit),
+        from_start: ("tokens since an empty memory", "bits per token"),
+        by_memory: ("memory length, or context, at evaluation (0 at the left)", "bits per token"),
+    }
+    for axes, (x, y) in labels.items():
+        axes.set_xscale("log")
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.3)
+    # Without a memory, or far beyond it, some losses are many times the others.
+    for axes in (from_start, by_memory):
+        values = [y for line in axes.lines for y in np.asarray(line.get_ydata())]
+        if values:
+            axes.set_ylim(min(values) * 0.97, min(max(values), 2.2 * min(values)))
+    by_tokens.legend(frameon=False, fontsize=8)
+    save_figure(figure, path)
