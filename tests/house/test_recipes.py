@@ -31,7 +31,7 @@ def test_every_recipe_says_at_its_head_what_it_is(path: Path) -> None:
     assert {"model", "data", "train"} <= tomllib.loads(text).keys()
 
 
-BORROWED = ("mamba2", "rwkv", "xlstm")
+BORROWED = ("mamba2", "rwkv", "xlnet", "xlstm")
 """Kinds with the layers of transformers."""
 
 

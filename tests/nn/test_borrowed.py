@@ -21,6 +21,7 @@ KINDS = {
     # Their causal model, and settings of ours.
     "mamba2": ("Mamba2ForCausalLM", {"n_head": 4, "state_size": 8, "conv_width": 3, "expand": 3}),
     "rwkv": ("RwkvForCausalLM", {"d_inner": 37}),
+    "xlnet": ("XLNetLMHeadModel", {"n_head": 4, "d_inner": 37}),
     "xlstm": ("xLSTMForCausalLM", {"n_head": 4, "d_inner": 37}),
 }
 
@@ -30,7 +31,7 @@ def pair_of(kind: str) -> tuple[LanguageModel, torch.nn.Module]:
     name, change = KINDS[kind]
     own = build_model(ModelConfig(kind=kind, **SIZES, **change, tie_embeddings=False)).eval()
     # They cap the logits of an xLSTM, and we do not.
-    change = {"vocab_size": V, "output_logit_soft_cap": 1e6}
+    change = {"vocab_size": V, "output_logit_soft_cap": 1e6, "tie_word_embeddings": False}
     settings = type(own.body.config)(**own.body.config.to_dict() | change)
     return own, getattr(transformers, name)(settings).eval()
 
@@ -81,6 +82,8 @@ def test_muon_takes_the_matrices_of_the_layers_and_vectors_do_not_decay(kind):
 
 def is_matrix(name: str) -> bool:
     # Convolutions have three dimensions.
+    if name.endswith(tuple(f".rel_attn.{x}" for x in "qkvor")):
+        return True
     return name.endswith(".weight") and not any(x in name for x in ("norm", "ln", "conv1d"))
 
 
