@@ -106,9 +106,7 @@ class ModelConfig:
         ValueError: A setting is out of range or incompatible with another one.
     """
 
-    kind: Literal["transformer_xl", "gpt", "lstm", "mamba2", "rwkv", "xlstm", "xlnet"] = (
-        "transformer_xl"
-    )
+    kind: Kind = "transformer_xl"
     """The architecture: the paper's Transformer-XL, or another one with its embedding and softmax:
     an LSTM, or Mamba-2, RWKV, xLSTM or XLNet with layers of the library transformers."""
     vocab_size: Length = 0
@@ -130,7 +128,7 @@ class ModelConfig:
     """Activation of the feed-forward layer: ReLU (the paper), squared ReLU, GELU, GEGLU or
     SwiGLU."""
     state_size: Count = 128
-    """Width of the recurrent state for each feature of a Mamba-2 layer."""
+    """Width of the recurrent state for each feature of a Mamba-2 layer (d_state)."""
     expand: Count = 2
     """Width inside a Mamba-2 layer, as a multiple of d_model."""
     conv_width: Annotated[int, Range(ge=2)] = 4

@@ -3,6 +3,9 @@
 Embedding, softmax and the API are those of :class:`LanguageModel`; the layers between, their final
 normalization and their initial weights are the library's. It is imported when such a model is
 built, and needs ``pip install 'transformer-xl[hf]'``.
+
+RecurrentGemma is not among them: for more than one token, its convolution begins anew instead of
+continuing its state, so that a text cannot be read in segments (transformers 5.23).
 """
 
 from collections.abc import Callable, Sequence
