@@ -179,7 +179,7 @@ class RWKVModel(_BorrowedRecurrentModel):
     def _advance(
         self, x: Float[Tensor, "B T D"], state: Float[Tensor, "N B W"]
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N B W"]]:
-        # For a single token, their code adds the last input, (B, D), to its input, (B, 1, D).
+        # For a single token, their code adds the last input to its input without a time dimension.
         is_single = x.shape[1] == 1
         parts = [
             _Replaced([*part], has_time=is_single and n < 2)
