@@ -31,7 +31,7 @@ def test_every_recipe_says_at_its_head_what_it_is(path: Path) -> None:
     assert {"model", "data", "train"} <= tomllib.loads(text).keys()
 
 
-BORROWED = ("mamba2", "rwkv", "xlstm")
+BORROWED = ("mamba2", "rwkv", "xlnet", "xlstm")
 """Kinds with the layers of transformers."""
 
 
@@ -70,7 +70,7 @@ def _tiny(config: Config, folder: Path) -> Config:
             steps=2,
             batch_size=2 * train.accumulate,
             segment_len=length,
-            stages=tuple((start, length, min(M, length)) for start, _, mem_len in train.stages),
+            stages=tuple((start, length, min(M, length)) for start, _, M in train.stages),
             warmup_steps=min(train.warmup_steps, 1),
             # A minute for each recipe; tests of compiled code are in tests/nn.
             compile=False,

@@ -21,6 +21,7 @@ KINDS = {
     # Their causal model, and settings of ours.
     "mamba2": ("Mamba2ForCausalLM", {"n_head": 4, "state_size": 8, "conv_width": 3, "expand": 3}),
     "rwkv": ("RwkvForCausalLM", {"d_inner": 37}),
+    "xlnet": ("XLNetLMHeadModel", {"n_head": 4, "d_inner": 37}),
     "xlstm": ("xLSTMForCausalLM", {"n_head": 4, "d_inner": 37}),
 }
 
@@ -30,7 +31,7 @@ def pair_of(kind: str) -> tuple[LanguageModel, torch.nn.Module]:
     name, change = KINDS[kind]
     own = build_model(ModelConfig(kind=kind, **SIZES, **change, tie_embeddings=False)).eval()
     # They cap the logits of an xLSTM, and we do not.
-    change = {"vocab_size": V, "output_logit_soft_cap": 1e6}
+    change = {"vocab_size": V, "output_logit_soft_cap": 1e6, "tie_word_embeddings": False}
     settings = type(own.body.config)(**own.body.config.to_dict() | change)
     return own, getattr(transformers, name)(settings).eval()
 
@@ -65,6 +66,24 @@ def test_the_loss_is_that_of_the_library(kind, copy):
     torch.testing.assert_close(loss, expected, rtol=1e-5, atol=1e-5)
 
 
+@torch.no_grad()
+def test_the_memory_of_xlnet_is_that_of_the_library():
+    own, theirs = pair_of("xlnet")
+    copy_to_library(own, theirs)
+    first, second = torch.randint(V, (2, 2, 9))
+    theirs.base_model.mem_len = 12
+    expected = theirs(second, mems=theirs(first, use_mems=True).mems, use_mems=True)
+    mems = own(first, mem_len=12).mems
+    found = own(second, mems, mem_len=12)
+    logits = expected.logits.log_softmax(-1)
+    torch.testing.assert_close(found.log_probs, logits, rtol=1e-4, atol=1e-5)
+    assert len(found.mems) == 12
+    states = tuple(x.transpose(0, 1) for x in expected.mems)
+    torch.testing.assert_close(found.mems.states, states, rtol=1e-4, atol=1e-5)
+    with pytest.raises(ValueError, match=r"attn_len=3: a model of kind='xlnet' has no such"):
+        own(first, attn_len=3)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_muon_takes_the_matrices_of_the_layers_and_vectors_do_not_decay(kind):
     model, _ = pair_of(kind)
@@ -81,6 +100,8 @@ def test_muon_takes_the_matrices_of_the_layers_and_vectors_do_not_decay(kind):
 
 def is_matrix(name: str) -> bool:
     # Convolutions have three dimensions.
+    if name.endswith(tuple(f".rel_attn.{x}" for x in "qkvor")):
+        return True
     return name.endswith(".weight") and not any(x in name for x in ("norm", "ln", "conv1d"))
 
 

@@ -54,6 +54,9 @@ Activation = Literal["relu", "relu_squared", "gelu", "geglu", "swiglu"]
 * ``geglu``, ``swiglu``: the GELU, or x sigmoid(x), of one projection times another (Shazeer, 2020).
 """
 
+Kind = Literal["transformer_xl", "gpt", "lstm", "mamba2", "rwkv", "xlnet", "xlstm"]
+"""The architecture of a model."""
+
 Quirk = Literal["stored_positions", "swapped_ext_len", "raw_queries", "exact_frequencies"]
 """Deviations of the authors' code from the paper, which converted checkpoints depend on.
 
@@ -85,6 +88,7 @@ _USED: dict[str, tuple[str, ...]] = {
     ),
     "rwkv": ("d_inner", "norm_eps"),
     "xlstm": ("n_head", "d_inner", "norm_eps"),
+    "xlnet": ("n_head", "d_inner", "norm_eps"),
     "mamba2": ("n_head", "norm_eps", "state_size", "expand", "conv_width"),
 }
 """Of the settings of attention and recurrence, those that each kind of model uses."""
@@ -102,10 +106,10 @@ class ModelConfig:
         ValueError: A setting is out of range or incompatible with another one.
     """
 
-    kind: Literal["transformer_xl", "gpt", "lstm", "mamba2", "rwkv", "xlstm"] = "transformer_xl"
+    kind: Kind = "transformer_xl"
     """The architecture: the paper's Transformer-XL; or, to compare with, another one with its
     embedding and softmax: a GPT with rotary positions (with mem_len, its keys and values are
-    carried across segments), an LSTM, or Mamba-2, RWKV or xLSTM with the layers of the library
+    carried across segments), an LSTM, or Mamba-2, RWKV, xLSTM or XLNet with layers of the library
     transformers."""
     vocab_size: Length = 0
     """Number of tokens in the vocabulary; 0: as in the vocabulary of the corpus."""
@@ -126,7 +130,7 @@ class ModelConfig:
     """Activation of the feed-forward layer: ReLU (the paper), squared ReLU, GELU, GEGLU or
     SwiGLU."""
     state_size: Count = 128
-    """Width of the recurrent state for each feature of a Mamba-2 layer."""
+    """Width of the recurrent state for each feature of a Mamba-2 layer (d_state)."""
     expand: Count = 2
     """Width inside a Mamba-2 layer, as a multiple of d_model."""
     conv_width: Annotated[int, Range(ge=2)] = 4
@@ -223,7 +227,9 @@ class ModelConfig:
             f"vocab_size={self.vocab_size}",
         )
         require(
-            not self.has_attention or self.d_head is not None or self.d_model % self.n_head == 0,
+            not (self.has_attention or self.kind == "xlnet")
+            or self.d_head is not None
+            or self.d_model % self.n_head == 0,
             f"n_head={self.n_head} must divide d_model={self.d_model}; "
             "change one of them or set d_head",
         )
@@ -247,7 +253,9 @@ class ModelConfig:
             "the first to the last layer",
         )
         require(
-            self.kind != "transformer_xl" or self.d_model % 2 == 0 or self.attn_type in (1, 3),
+            self.kind not in ("transformer_xl", "xlnet")
+            or self.d_model % 2 == 0
+            or self.attn_type in (1, 3),
             f"d_model={self.d_model} must be even: position encodings are pairs of sine and cosine",
         )
         require(

@@ -1,6 +1,6 @@
 """The network: attention, layers, memory, positions, embedding and softmax of the paper."""
 
-from transformer_xl.model.borrowed import Mamba2Model, RWKVModel, XLSTMModel
+from transformer_xl.model.borrowed import Mamba2Model, RWKVModel, XLNetModel, XLSTMModel
 from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding
 from transformer_xl.model.gpt import GPT
 from transformer_xl.model.language_model import LanguageModel, Output, build_model, load_model
@@ -33,6 +33,7 @@ __all__ = [
     "Softmax",
     "Stepper",
     "TransformerXL",
+    "XLNetModel",
     "XLSTMModel",
     "build_model",
     "load_model",

@@ -3,6 +3,9 @@
 Embedding, softmax and the API are those of :class:`LanguageModel`; the layers between, their final
 normalization and their initial weights are the library's. It is imported when such a model is
 built, and needs ``pip install 'transformer-xl[hf]'``.
+
+RecurrentGemma is not among them: for more than one token, its convolution begins anew instead of
+continuing its state, so that a text cannot be read in segments (transformers 5.23).
 """
 
 from collections.abc import Callable, Sequence
@@ -10,20 +13,21 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.recurrent import RecurrentModel
+from transformer_xl.model.language_model import LanguageModel, Segment
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.memory import Memory
+from transformer_xl.model.recurrent import RecurrentModel, refuse_ext_len
 
 CHUNK = 64
 """Tokens that a scan computes at once; shorter segments are padded to it."""
 
 
-class BorrowedModel(RecurrentModel):
-    """A recurrent model with the layers of ``transformers``.
-
-    The memory holds its states in float32, or float64 with such weights.
+class BorrowedModel(LanguageModel):
+    """A model with the layers of ``transformers``.
 
     Args:
         config: Widths and options. Its ``vocab_size`` must be set.
@@ -42,7 +46,8 @@ class BorrowedModel(RecurrentModel):
     def init_weights(self) -> None:
         """Draw the initial weights of embedding and softmax; the library has drawn its own."""
         for name, parameter in self.named_parameters():
-            if name.startswith("body."):
+            # On the meta device, normal_ would import torch's compiler.
+            if name.startswith("body.") or parameter.is_meta:
                 continue
             if name.endswith("bias"):
                 parameter.zero_()
@@ -55,12 +60,16 @@ class BorrowedModel(RecurrentModel):
     def _weight(self) -> Tensor:
         return next(self.body.parameters())
 
+
+class _BorrowedRecurrentModel(BorrowedModel, RecurrentModel):
+    """A recurrent one; its states are kept in float32, or float64 with such weights."""
+
     @property
     def _state_dtype(self) -> torch.dtype:
         return torch.promote_types(self.dtype, torch.float32)
 
 
-class Mamba2Model(BorrowedModel):
+class Mamba2Model(_BorrowedRecurrentModel):
     """Mamba-2 (Dao and Gu, arXiv 2405.21060), with the layers of ``transformers``.
 
     Of the settings of layers, ``n_layer``, ``d_model``, ``expand``, ``n_head``, ``state_size``,
@@ -132,7 +141,7 @@ class _ScanStates:
         return False
 
 
-class RWKVModel(BorrowedModel):
+class RWKVModel(_BorrowedRecurrentModel):
     """RWKV-4 (Peng et al., arXiv 2305.13048), with the layers of ``transformers``.
 
     Of the settings of layers, ``n_layer`` (at least 2), ``d_model``, ``d_inner`` and ``norm_eps``
@@ -170,7 +179,7 @@ class RWKVModel(BorrowedModel):
     def _advance(
         self, x: Float[Tensor, "B T D"], state: Float[Tensor, "N B W"]
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N B W"]]:
-        # For a single token, their code adds the last input, (B, D), to its input, (B, 1, D).
+        # For a single token, their code adds the last input to its input without a time dimension.
         is_single = x.shape[1] == 1
         parts = [
             _Replaced([*part], has_time=is_single and n < 2)
@@ -198,13 +207,13 @@ class _Replaced:
         self.layers[index[2]] = x
 
 
-class XLSTMModel(BorrowedModel):
+class XLSTMModel(_BorrowedRecurrentModel):
     """xLSTM with mLSTM blocks (Beck et al., arXiv 2503.13427), with the layers of ``transformers``.
 
     Of the settings of layers, ``n_layer``, ``d_model``, ``n_head``, ``d_inner`` and ``norm_eps``
     are used; queries and keys have half the width of the model. Dropout is that on the embeddings
-    and on the output. The logits are not capped. The state of a layer is the matrix, the normalizer
-    and the largest exponent of each head.
+    and on the output. The logits are not capped. The state of a layer is the matrix, the
+    normalizer and the largest exponent of each head.
     """
 
     kind = "xlstm"
@@ -236,12 +245,109 @@ class XLSTMModel(BorrowedModel):
     def _advance(
         self, x: Float[Tensor, "B T D"], state: Float[Tensor, "N B W"]
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N B W"]]:
-        # Their model would write to the states in place.
-        states = split(state, self._shapes)
+        # Their model would write to the states in place, and theirs have the precision of weights.
+        states = split(state.to(self.dtype), self._shapes)
         for n, block in enumerate(self.body.blocks):
             x, after = block(x, tuple(states[n]))
             states[n] = [*after]
         return self.body.out_norm(x), joined(states)
+
+
+class XLNetModel(BorrowedModel):
+    """XLNet (Yang et al., arXiv 1906.08237) from left to right; layers of ``transformers``.
+
+    A Transformer-XL with biases of each layer's own and GELU. Of the settings of layers,
+    ``n_layer``, ``d_model``, ``n_head``, ``d_inner``, ``dropout``, ``mem_len``
+    and ``norm_eps`` are used. The memory is that of a Transformer-XL. The batch is split
+    at every position where a document begins in any row, and into rows that see equally much.
+    """
+
+    kind = "xlnet"
+    _title = "XLNet"
+
+    def _build(self, config: ModelConfig) -> None:
+        library = _library(self.kind)
+        settings = library.XLNetConfig(
+            **_no_vocabulary(),
+            d_model=config.d_model,
+            n_layer=config.n_layer,
+            n_head=config.n_head,
+            d_inner=config.d_inner,
+            attn_type="uni",
+            initializer_range=config.init_std,
+            layer_norm_eps=config.norm_eps,
+            dropout=config.dropout,
+        )
+        self.body = _without_embedding(library.XLNetModel(settings))
+        # Embeddings and output have the dropout of all models.
+        self.body.dropout = nn.Identity()
+        # For masked words and pairs of texts.
+        self.body.mask_emb = None
+        for layer in self.body.layer:
+            layer.rel_attn.seg_embed = layer.rel_attn.r_s_bias = None
+
+    @property
+    def _state_width(self) -> int:
+        return self.config.d_model
+
+    def _read(
+        self, segment: Segment, mems: Memory | None, lengths: Lengths
+    ) -> tuple[Float[Tensor, "B T D"], Memory]:
+        refuse_ext_len(self.kind, lengths)
+        for name in ("attn_len", "clamp_len"):
+            if (n := getattr(lengths, name)) is not None:
+                raise ValueError(
+                    f"{name}={n}: a model of kind={self.kind!r} has no such limit; leave it out"
+                )
+        B, T = segment.shape
+        mems = self.start_memory(B) if mems is None else mems
+        self.require_memory(mems, B)
+        x, M = self._embedded(segment), len(mems)
+        past = [state.to(x.dtype) for state in mems.with_capacity(T, lengths.mem_len).states]
+        # The first position that each row sees.
+        first = mems.forgotten if mems.forgotten is not None else _zeros(B, self.device)
+        parts = []
+        for start, stop in segment.pieces():
+            if segment.starts is not None:
+                first = torch.where(segment.starts[:, start], M + start, first)
+            part, present = self._advance(x[:, start:stop], past, first)
+            past = [torch.cat(pair, 1) for pair in zip(past, present, strict=True)]
+            parts.append(part)
+        present = [state[:, M:] for state in past]
+        most = lengths.mem_len if segment.short is None else M + T
+        after = mems.extend(present, most)
+        if first.any():
+            after = after.forgetting(first - (M + T - len(after)))
+        if segment.short is not None:
+            after = after.realigned(segment.short, lengths.mem_len)
+        return torch.cat(parts, 1), after
+
+    def _advance(
+        self,
+        x: Float[Tensor, "B T D"],
+        past: Sequence[Float[Tensor, "B M D"]],
+        first: Int[Tensor, " B"],
+    ) -> tuple[Float[Tensor, "B T D"], list[Float[Tensor, "B T D"]]]:
+        """Return the output of the layers and the input of each; rows see ``past[first:]``."""
+        out, inputs = torch.empty_like(x), [torch.empty_like(x) for _ in past]
+        for n in first.unique().tolist():
+            rows = (first == n).nonzero()[:, 0]
+            found = self.body(
+                inputs_embeds=x[rows],
+                mems=[state[rows, n:].transpose(0, 1) for state in past],
+                use_mems=False,
+                output_hidden_states=True,
+            )
+            out = out.index_copy(0, rows, found.last_hidden_state.to(out.dtype))
+            inputs = [
+                state.index_copy(0, rows, own.to(state.dtype))
+                for state, own in zip(inputs, found.hidden_states[:-1], strict=True)
+            ]
+        return out, inputs
+
+
+def _zeros(B: int, device: torch.device) -> Int[Tensor, " B"]:
+    return torch.zeros(B, dtype=torch.int64, device=device)
 
 
 def split(state: Float[Tensor, "N B W"], shapes: Sequence[tuple[int, ...]]) -> list[list[Tensor]]:

@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -157,6 +158,12 @@ class Segment(NamedTuple):
         if self.short is None:
             return torch.ones(B, n, dtype=torch.bool, device=self.device)
         return torch.arange(T - n, T, device=self.device) < T - self.short[:, None]
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Yield start and end of the parts between which documents begin, in any row."""
+        starts = self.starts
+        cuts = [] if starts is None else starts[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()
+        return pairwise([0, *cuts, self.shape[1]])
 
     def first_keys(
         self, M: int, forgotten: Int[Tensor, " B"] | None

@@ -29,6 +29,8 @@ def layer_matrices(config: ModelConfig) -> list[tuple[int, int]]:
         return [(4 * D, D)] * 2
     if config.kind == "rwkv":
         return [(D, D)] * 5 + [(F, D), (D, F)]
+    if config.kind == "xlnet":
+        return [(D, D)] * 5 + [(F, D), (D, F)]
     if config.kind == "xlstm":
         return [(D // 2, D)] * 2 + [(D, D)] * 3 + [(F, D)] * 2 + [(D, F)]
     if config.kind == "mamba2":

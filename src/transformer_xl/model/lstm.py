@@ -132,29 +132,28 @@ class LSTMModel(RecurrentModel):
         lengths: Int[Tensor, " B"] | None,
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N B W"]]:
         """Advance the state layer by layer, with the dropout of this segment."""
+        # Its stubs lack the overloads.
+        lstm: Any = torch.lstm
         states = []
         for n, (weight, old) in enumerate(zip(drawn.weights, state, strict=True)):
             if n and drawn.masks is not None:
                 x = x * drawn.masks[n - 1]
             elif n:
                 x = dropout(x, self.config.dropout, True)
-            own = [
-                getattr(self.lstm, f"{name}_l{n}") for name in ("weight_ih", "bias_ih", "bias_hh")
-            ]
-            parameters = [own[0], weight, own[1], own[2]]
-            options: Any = (parameters, True, 1, 0.0, True, False)
+            names = f"weight_ih_l{n}", f"bias_ih_l{n}", f"bias_hh_l{n}"
+            inward, *biases = (self.lstm.get_parameter(name) for name in names)
+            # With biases, one layer, no dropout of its own, training, one direction.
+            options = [inward, weight, *biases], True, 1, 0.0, True, False
             before = self._hidden_and_cell(old[None])
             if lengths is None:
-                x, *after = torch.lstm(x, before, *options, True)
+                x, *after = lstm(x, before, *options, True)
             else:
                 packed = _packed(x, lengths)
                 order, back = packed.sorted_indices, packed.unsorted_indices
                 before = tuple(y[:, order] for y in before)
-                data, *after = torch.lstm(packed.data, packed.batch_sizes, before, *options)
-                x, after = (
-                    _padded(packed._replace(data=data), x.shape[1]),
-                    [y[:, back] for y in after],
-                )
+                data, *after = lstm(packed.data, packed.batch_sizes, before, *options)
+                x = _padded(packed._replace(data=data), x.shape[1])
+                after = [y[:, back] for y in after]
             states.append(torch.cat(after, -1))
         return x, torch.cat(states)
 

@@ -6,7 +6,6 @@ models, too.
 """
 
 from abc import abstractmethod
-from itertools import pairwise
 
 import torch
 from jaxtyping import Float, Int
@@ -15,6 +14,19 @@ from torch import Tensor
 from transformer_xl.model.language_model import LanguageModel, Segment
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import Memory
+
+
+def refuse_ext_len(kind: str, lengths: Lengths) -> None:
+    """Refuse an extended context.
+
+    Raises:
+        ValueError: There is one.
+    """
+    if lengths.ext_len:
+        raise ValueError(
+            f"ext_len={lengths.ext_len}: a model of kind={kind!r} cannot take back what it has "
+            "read; set it to 0"
+        )
 
 
 class RecurrentModel(LanguageModel):
@@ -72,11 +84,7 @@ class RecurrentModel(LanguageModel):
     def _read(
         self, segment: Segment, mems: Memory | None, lengths: Lengths
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
-        if lengths.ext_len:
-            raise ValueError(
-                f"ext_len={lengths.ext_len}: a model of kind={self.kind!r} cannot take back what "
-                "it has read; set it to 0"
-            )
+        refuse_ext_len(self.kind, lengths)
         B, T = segment.shape
         if mems is None:
             mems = self.start_memory(B)
@@ -84,8 +92,7 @@ class RecurrentModel(LanguageModel):
         x = self._embedded(segment)
         initial, state = self._initial_state(), self._state(mems)
         parts, begins = [], segment.starts
-        cuts = [] if begins is None else begins[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()
-        for start, stop in pairwise([0, *cuts, T]):
+        for start, stop in segment.pieces():
             if begins is not None:
                 state = torch.where(begins[:, start, None], initial, state)
             part = x[:, start:stop]

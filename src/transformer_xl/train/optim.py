@@ -66,7 +66,7 @@ class Muon(torch.optim.Optimizer):
                     ahead = ahead.full_tensor()
                     changed = torch.zeros_like(ahead)
                     shared.append((parameter, changed))
-                matrices, updates = (x.chunk(group["parts"]) for x in (changed, ahead))
+                matrices, updates = (x.flatten(1).chunk(group["parts"]) for x in (changed, ahead))
                 alike[matrices[0].shape, group["lr"]].extend(zip(matrices, updates, strict=True))
         for ((rows, columns), lr), entries in alike.items():
             matrices, ahead = (list(each) for each in zip(*entries, strict=True))
@@ -222,7 +222,8 @@ class Optimizer:
         self._names: dict[Any, str] = {parameter: name for name, parameter in parameters.items()}
         matrices, vectors, tables, of_muon = [], [], [], defaultdict(list)
         for name, parameter in parameters.items():
-            is_matrix = parameter.ndim == 2
+            # XLNet's projections have a dimension for heads, and so have its biases.
+            is_matrix = parameter.ndim == (3 if ".rel_attn." in name else 2)
             if config.optimizer == "muon" and is_matrix and name.startswith(_INSIDE):
                 of_muon[_matrices_in(name, parameters)].append(parameter)
             elif config.embedding_lr != 1 and name.startswith(_EMBEDDINGS):
