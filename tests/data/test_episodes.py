@@ -55,13 +55,37 @@ def test_each_answer_is_determined_by_the_token_at_its_distance(task, beyond, co
     distance = config.shortest(task) + beyond
     for episode in drawn(task, distance, config):
         tokens, answers = episode.tokens, episode.answers
-        assert (tokens[answers] == tokens[answers - distance]).all()
-        assert dict(zip(answers.tolist(), tokens[answers].tolist(), strict=True)) == looked_up(
-            tokens, config
-        )
+        assert (answers - episode.sources == distance).all()
+        assert (tokens[answers] == tokens[episode.sources]).all()
+        told = dict(zip(answers.tolist(), tokens[answers].tolist(), strict=True))
+        assert told == looked_up(tokens, config)
         # The last token is an answer, and none of the others could be padding.
         assert answers[-1] == len(tokens) - 1
         assert 0 <= tokens.min() <= tokens.max() < config.eos_id
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=range(len(CONFIGS)))
+@pytest.mark.parametrize("task", TASKS)
+def test_an_episode_of_a_training_text_begins_with_an_answer_at_its_distance(task, config) -> None:
+    draw = np.random.default_rng(0)
+    for distance in range(config.shortest(task), 60):
+        episode = make_episode(task, distance, draw, config, n_asked=4)
+        tokens, answers, sources = episode
+        assert answers[0] - sources[0] == distance
+        assert (tokens[answers] == tokens[sources]).all()
+        assert answers[-1] == len(tokens) - 1
+        assert len(answers) == {"copy": config.string_len, "recall": min(4, config.n_pairs)}.get(
+            task, 4
+        )
+        if task != "copy":
+            # What stands before an answer stands before its source, too.
+            assert (tokens[answers - 1] == tokens[sources - 1]).all()
+            assert (np.diff(answers) > 0).all()
+        if task == "recall":
+            assert len({*sources.tolist()}) == len(sources)
+            assert (np.abs(answers - sources - distance) < 2 * 2 * config.n_pairs).all()
+        if task == "induction":
+            assert (answers - sources <= distance).all()
 
 
 @pytest.mark.parametrize("task", ["recall", "induction"])
@@ -105,8 +129,8 @@ def test_a_longer_text_begins_with_a_shorter_one(tmp_path: Path) -> None:
     short, long, other = (path.read_text() for path in paths)
     assert long.startswith(short)
     assert short != other
-    # The last episode has at most twice the distance and what stands around it.
-    assert all(n <= size < n + 90 for n, size in zip((500, 2000, 500), sizes, strict=True))
+    # The last episode has at most four times the distance and what stands around it.
+    assert all(n <= size < n + 320 for n, size in zip((500, 2000, 500), sizes, strict=True))
 
 
 def test_the_corpus_has_the_tokens_of_the_episodes(tmp_path: Path) -> None:
@@ -134,8 +158,9 @@ def test_the_corpus_has_the_tokens_of_the_episodes(tmp_path: Path) -> None:
 def test_distances_are_log_uniform_and_tasks_uniform() -> None:
     episodes = training_episodes((10, 999), config=EpisodeConfig())
     drawn = [next(episodes) for _ in range(3000)]
-    assert {x.distance for x in drawn} <= {*range(10, 1000)}
-    shares = [np.mean([x.distance < limit for x in drawn]) for limit in (32, 100, 316)]
+    distances = [int(x.answers[0] - x.sources[0]) for x in drawn]
+    assert {*distances} <= {*range(10, 1000)}
+    shares = [np.mean([d < limit for d in distances]) for limit in (32, 100, 316)]
     assert shares == pytest.approx([0.25, 0.5, 0.75], abs=0.05)
     tasks = Counter(int(x.tokens[0]) for x in drawn)
     assert [tasks[n] / len(drawn) for n in range(3)] == pytest.approx([1 / 3] * 3, abs=0.05)

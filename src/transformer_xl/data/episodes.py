@@ -9,8 +9,12 @@ earlier token that determines it:
 
 An answer is predicted from the token before it, so a model has to look back ``d - 1`` tokens. The
 strings, keys, values and pairs are random symbols, so that nothing but this look back tells an
-answer: a guess is right in one of ``n_symbols`` cases. The symbols of a recall are all different;
-filler is drawn from tokens of its own, and that of an induction from the symbols themselves.
+answer: a guess is right in one of ``n_symbols`` cases (in a recall, in one of ``n_pairs`` if the
+values are known and not their keys). The symbols of a recall are all different; filler is drawn
+from tokens of its own, and that of an induction from the symbols themselves.
+
+In a training text, a recall goes on with other keys and their values, and an induction with the
+same pair at other distances, so that there is more to learn from.
 
 The vocabulary is that of ``data.vocab="integers"`` with ``data.vocab_size``: the four marks 0 to 3,
 the symbols, the filler, and ``<eos>``, which ends each episode.
@@ -20,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
@@ -47,15 +51,17 @@ class EpisodeConfig:
 
     n_symbols: int = 32
     """Number of symbols, of which strings, keys, values and pairs are drawn."""
-    n_filler: int = 16
+    n_filler: int = 4
     """Number of tokens that only fill."""
     string_len: int = 8
     """Length of the string of a copy."""
     n_pairs: int = 4
     """Number of pairs of a recall."""
+    n_asked: int = 4
+    """Answers of an induction, and at most of a recall, in a training text; otherwise one."""
 
     def __post_init__(self) -> None:
-        for name in ("n_filler", "string_len", "n_pairs"):
+        for name in ("n_filler", "string_len", "n_pairs", "n_asked"):
             value = getattr(self, name)
             require(value >= 1, f"{name}={value} must be at least 1")
         least = max(2 * self.n_pairs, 3)
@@ -90,20 +96,23 @@ class Episode(NamedTuple):
 
     tokens: Int64[np.ndarray, " length"]
     answers: Int64[np.ndarray, " answers"]
-    """Indices of the tokens that are determined by the one ``distance`` before them."""
-    distance: int
+    """Indices of the tokens that are determined by earlier ones."""
+    sources: Int64[np.ndarray, " answers"]
+    """Indices of the tokens that determine them, which they repeat."""
 
 
 def make_episode(
-    task: str, distance: int, draw: np.random.Generator, config: EpisodeConfig
+    task: str, distance: int, draw: np.random.Generator, config: EpisodeConfig, n_asked: int = 1
 ) -> Episode:
     """Draw an episode.
 
     Args:
         task: The task.
-        distance: From each answer to the token that it repeats.
+        distance: From each answer to the token that it repeats; with ``n_asked`` above 1, from the
+            first one.
         draw: The source of random numbers.
         config: The sizes.
+        n_asked: Answers of an induction, and at most of a recall.
 
     Raises:
         ValueError: There is no such task, or the distance is too short for it.
@@ -116,28 +125,65 @@ def make_episode(
         f"string_len={config.string_len} and n_pairs={config.n_pairs}: shorten those, or give a "
         "longer distance",
     )
-    n = config.n_symbols
-    # The index of the first token that the answers repeat.
-    source, n_answers = 1, 1
     if task == "copy":
-        n_answers = config.string_len
-        said = asked = draw.integers(n, size=n_answers)
-    else:
-        n_pairs = config.n_pairs if task == "recall" else 1
-        said = draw.permutation(n)[: 2 * n_pairs]
-        source = 2 + 2 * int(draw.integers(n_pairs))
-        asked = said[source - 2 : source]
-    marks = [] if task == "induction" else [ASK]
-    first = source + distance
-    n_between = first + n_answers - 1 - len(said) - len(marks) - len(asked)
-    if task == "induction":
-        others = np.setdiff1d(np.arange(n), said)
-        between = FIRST_SYMBOL + draw.choice(others, n_between)
-    else:
-        between = FIRST_SYMBOL + n + draw.integers(config.n_filler, size=n_between)
-    parts = ([TASKS.index(task)], FIRST_SYMBOL + said, between, marks, FIRST_SYMBOL + asked)
-    tokens = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
-    return Episode(tokens, np.arange(first, first + n_answers), distance)
+        return _copy(distance, draw, config)
+    if task == "recall":
+        return _recall(distance, draw, config, min(n_asked, config.n_pairs))
+    return _induction(distance, draw, config, n_asked)
+
+
+def _copy(distance: int, draw: np.random.Generator, config: EpisodeConfig) -> Episode:
+    string = draw.integers(config.n_symbols, size=config.string_len)
+    gap = _filler(distance - len(string) - 1, draw, config)
+    sources = 1 + np.arange(len(string))
+    return _episode("copy", (string, gap, [_ASKED], string), sources + distance, sources)
+
+
+def _recall(
+    distance: int, draw: np.random.Generator, config: EpisodeConfig, n_asked: int
+) -> Episode:
+    n = config.n_pairs
+    pairs = draw.permutation(config.n_symbols)[: 2 * n].reshape(n, 2)
+    asked = draw.permutation(n)[:n_asked]
+    sources = 2 + 2 * asked
+    answers = sources[0] + distance + 2 * np.arange(n_asked)
+    # Before the first answer stand the marks, the pairs, the gap and a key.
+    gap = _filler(int(answers[0]) - 2 * n - 3, draw, config)
+    parts = (pairs.flatten(), gap, [_ASKED], pairs[asked].flatten())
+    return _episode("recall", parts, answers, sources)
+
+
+def _induction(
+    distance: int, draw: np.random.Generator, config: EpisodeConfig, n_asked: int
+) -> Episode:
+    symbols = draw.permutation(config.n_symbols)
+    pair, others = symbols[:2], symbols[2:]
+    shortest = config.shortest("induction")
+    more = [_log_uniform(shortest, distance, draw) for _ in range(n_asked - 1)]
+    parts, answers = [pair], [2]
+    for d in (distance, *more):
+        parts += [draw.choice(others, d - 2), pair]
+        answers.append(answers[-1] + d)
+    return _episode("induction", parts, np.array(answers[1:]), np.array(answers[:-1]))
+
+
+_ASKED = ASK - FIRST_SYMBOL
+
+
+def _filler(n: int, draw: np.random.Generator, config: EpisodeConfig) -> np.ndarray:
+    return config.n_symbols + draw.integers(config.n_filler, size=n)
+
+
+def _episode(task: str, parts: Sequence[Any], answers: np.ndarray, sources: np.ndarray) -> Episode:
+    """Join the parts of an episode, whose tokens count from the first symbol."""
+    tokens = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts]) + FIRST_SYMBOL
+    return Episode(np.concatenate([[TASKS.index(task)], tokens]), answers, sources)
+
+
+def _log_uniform(shortest: int, longest: int, draw: np.random.Generator) -> int:
+    # Each distance gets the share of the numbers that are rounded down to it.
+    drawn = np.exp(draw.uniform(np.log(shortest), np.log(longest + 1)))
+    return min(int(drawn), longest)
 
 
 def evaluation_episodes(
@@ -193,9 +239,7 @@ def _training_episode(
 ) -> Episode:
     draw = np.random.default_rng([_TRAINING, seed, i])
     task = tasks[int(draw.integers(len(tasks)))]
-    # Each distance gets the share of the numbers that are rounded down to it.
-    drawn = np.exp(draw.uniform(np.log(shortest), np.log(longest + 1)))
-    return make_episode(task, min(int(drawn), longest), draw, config)
+    return make_episode(task, _log_uniform(shortest, longest, draw), draw, config, config.n_asked)
 
 
 def write_episodes(

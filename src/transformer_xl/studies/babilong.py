@@ -16,6 +16,7 @@ from transformer_xl.inference.generate import generate_batch
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_at_least
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.model.limits import require_mem_len
 from transformer_xl.model.reading import read_all
 from transformer_xl.model.wrapping import evaluating
 
@@ -84,6 +85,7 @@ def answer_samples(
         )
     if not samples:
         raise ValueError("no samples: give at least one")
+    require_mem_len(model, mem_len)
     lengths = Lengths.of(model.config, segment_len=segment_len, mem_len=mem_len, ext_len=0)
     texts = [vocab.encode(sample.prompt) for sample in samples]
     order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
@@ -126,7 +128,7 @@ def _written(
         [text[-1:] for text in texts],
         length=answer_len,
         mems=mems,
-        mem_len=lengths.mem_len,
+        mem_len=lengths.mem_len if model.remembers_positions else None,
         temperature=0.0,
     )
     return batch.decode(vocab, stop=".")

@@ -21,6 +21,7 @@ from transformer_xl.data.episodes import (
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_at_least
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.model.limits import require_mem_len
 from transformer_xl.model.reading import read
 from transformer_xl.model.wrapping import evaluating
 
@@ -89,6 +90,7 @@ def accuracy_by_distance(
             f"have {config.vocab_size}: measure with the EpisodeConfig of its training text, and "
             f"train with --data.vocab integers --data.vocab_size {config.vocab_size}"
         )
+    require_mem_len(model, mem_len)
     lengths = Lengths.of(
         model.config,
         segment_len=segment_len,
