@@ -22,8 +22,10 @@ def model_of(**settings) -> TransformerXL:
 def oracle(known: list[int]) -> int:
     """Return the answer by the rule of the task, or ``<eos>`` where it is not in reach."""
     nothing = EPISODES.eos_id
-    if known[0] != EPISODES.eos_id:
-        known = [nothing, *known]
+    known = known[::-1]
+    known = [nothing, *(known[: known.index(nothing)] if nothing in known else known)[::-1]]
+    if len(known) < 2:
+        return nothing
     last, before = known[-1], known[1:-1]
     if ASK in known:
         place = known.index(ASK)
@@ -71,6 +73,22 @@ def test_the_look_back_that_is_needed_is_the_distance(ruled, distance) -> None:
     assert not any(x.accuracy == 1 for x in found)
 
 
+def test_answers_stand_at_all_places_of_a_segment(ruled) -> None:
+    def copied(known: list[int]) -> int:
+        return known[-24] if len(known) >= 24 else EPISODES.eos_id
+
+    found = accuracy_by_distance(
+        ruled(copied, **SIZES | {"mem_len": 20}),
+        (24,),
+        n_episodes=400,
+        batch_size=100,
+        config=EPISODES,
+        segment_len=8,
+    )
+    # 24 tokens are known from the fourth of eight places on.
+    assert [x.accuracy for x in found] == pytest.approx([5 / 8] * 3, abs=0.1)
+
+
 def test_who_always_says_the_same_is_right_by_chance(ruled) -> None:
     found = accuracy_by_distance(
         ruled(lambda known: ASK + 1, **SIZES),
@@ -102,7 +120,8 @@ def test_a_result_does_not_depend_on_batches_and_the_mode_stays(of_kind, kind) -
 
 
 def test_a_segment_has_no_effect_with_enough_memory() -> None:
-    model = model_of(mem_len=64).double()
+    # Nothing before an episode is seen, either.
+    model = model_of(mem_len=128, reset_at=EPISODES.eos_id).double()
     found = [
         accuracy_by_distance(model, (30,), n_episodes=4, config=EPISODES, segment_len=n)
         for n in (3, 8, 64)

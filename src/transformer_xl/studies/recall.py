@@ -4,12 +4,12 @@ The episodes are those of :mod:`transformer_xl.data.episodes`; only the tokens t
 count.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int64
+from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.data.episodes import (
@@ -17,6 +17,7 @@ from transformer_xl.data.episodes import (
     Episode,
     EpisodeConfig,
     evaluation_episodes,
+    training_episodes,
 )
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_at_least
@@ -58,8 +59,9 @@ def accuracy_by_distance(
 ) -> list[Recalled]:
     """Measure how often a model finds the answer at each distance.
 
-    Each episode is a text of its own, which begins with an ``<eos>``, as it does in training. It is
-    read in segments with the memory carried, as in an evaluation.
+    Each episode is read in segments with the memory carried, as in an evaluation. Before it comes
+    the end of other episodes, as in training, of random length, so that answers stand at all places
+    of a segment.
 
     Args:
         model: A model trained on episodes with the same ``config``; its mode is restored
@@ -104,8 +106,11 @@ def accuracy_by_distance(
         for task in tasks:
             for distance in distances:
                 episodes = evaluation_episodes(task, distance, n_episodes, config=config, seed=seed)
-                batches = (episodes[i : i + batch_size] for i in range(0, n_episodes, batch_size))
-                answers = [_answers(model, batch, config.eos_id, lengths) for batch in batches]
+                leads = _leads(task, distance, lengths.segment_len, config=config, seed=seed)
+                answers = [
+                    _answers(model, episodes[i : i + batch_size], leads, config.eos_id, lengths)
+                    for i in range(0, n_episodes, batch_size)
+                ]
                 nll, is_right = (np.concatenate(each) for each in zip(*answers, strict=True))
                 results.append(
                     Recalled(
@@ -119,13 +124,38 @@ def accuracy_by_distance(
     return results
 
 
+def _leads(
+    task: str, distance: int, segment_len: int, *, config: EpisodeConfig, seed: int
+) -> Iterator[list[int]]:
+    """Yield what is read before an episode: the end of others, 1 to ``segment_len`` tokens."""
+    draw = np.random.default_rng(seed)
+    # No longer than needed to fill a segment.
+    distance = max(min(distance, segment_len), config.shortest(task))
+    others = training_episodes((distance, distance), config=config, tasks=[task], seed=seed)
+    while True:
+        length, lead = int(draw.integers(segment_len)) + 1, [config.eos_id]
+        while len(lead) < length:
+            lead = [config.eos_id, *next(others).tokens.tolist(), *lead]
+        yield lead[-length:]
+
+
 def _answers(
-    model: LanguageModel, episodes: Sequence[Episode], eos_id: int, lengths: Lengths
+    model: LanguageModel,
+    episodes: Sequence[Episode],
+    leads: Iterator[list[int]],
+    eos_id: int,
+    lengths: Lengths,
 ) -> tuple[Float[np.ndarray, " answers"], Float[np.ndarray, " answers"]]:
     """Return -log p of each answer of a batch, and 1 where it is the most likely token, else 0."""
-    texts = _padded(episodes, eos_id)
-    # An answer is predicted where the token before it is read; <eos> moves it by one.
-    places = torch.from_numpy(np.stack([episode.answers for episode in episodes]))
+    parts = [(next(leads), episode) for episode in episodes]
+    longest = max(len(lead) + len(episode.tokens) for lead, episode in parts)
+    # Padding comes after the answers, which do not see it.
+    texts = torch.full((len(parts), longest), eos_id)
+    for row, (lead, episode) in zip(texts, parts, strict=True):
+        row[: len(lead)] = torch.tensor(lead)
+        row[len(lead) : len(lead) + len(episode.tokens)] = torch.from_numpy(episode.tokens)
+    # An answer is predicted where the token before it is read.
+    places = torch.tensor([(len(lead) + episode.answers - 1).tolist() for lead, episode in parts])
     rows = torch.arange(len(texts))[:, None].expand_as(places)
     targets = texts.gather(1, places + 1)
     mems = model.keep(model.start_memory(len(texts), lengths.mem_len))
@@ -140,12 +170,3 @@ def _answers(
         nll.append(-log_probs.gather(1, asked[:, None])[:, 0].numpy())
         is_right.append((log_probs.argmax(1) == asked).double().numpy())
     return np.concatenate(nll), np.concatenate(is_right)
-
-
-def _padded(episodes: Sequence[Episode], eos_id: int) -> Int64[Tensor, "B L"]:
-    """Return texts of one length that begin with ``<eos>``; what follows the answers is padding."""
-    longest = max(len(episode.tokens) for episode in episodes)
-    texts = np.full((len(episodes), longest + 1), eos_id)
-    for row, episode in zip(texts, episodes, strict=True):
-        row[1 : len(episode.tokens) + 1] = episode.tokens
-    return torch.from_numpy(texts)
