@@ -6,6 +6,7 @@ count.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from transformer_xl.model.limits import require_mem_len
 from transformer_xl.model.reading import read
 from transformer_xl.model.wrapping import evaluating
 
+_GOLDEN_RATIO = (5**0.5 - 1) / 2
 DISTANCES = (10, 30, 100, 300, 1000, 3000, 10000)
 
 
@@ -60,8 +62,8 @@ def accuracy_by_distance(
     """Measure how often a model finds the answer at each distance.
 
     Each episode is read in segments with the memory carried, as in an evaluation. Before it comes
-    the end of other episodes, as in training, of random length, so that answers stand at all places
-    of a segment.
+    the end of other episodes, as in training, of different length, so that answers stand at all
+    places of a segment.
 
     Args:
         model: A model trained on episodes with the same ``config``; its mode is restored
@@ -128,12 +130,12 @@ def _leads(
     task: str, distance: int, segment_len: int, *, config: EpisodeConfig, seed: int
 ) -> Iterator[list[int]]:
     """Yield what is read before an episode: the end of others, 1 to ``segment_len`` tokens."""
-    draw = np.random.default_rng(seed)
     # No longer than needed to fill a segment.
     distance = max(min(distance, segment_len), config.shortest(task))
     others = training_episodes((distance, distance), config=config, tasks=[task], seed=seed)
-    while True:
-        length, lead = int(draw.integers(segment_len)) + 1, [config.eos_id]
+    for i in count():
+        # Spread evenly, whatever the number of episodes.
+        length, lead = 1 + int(segment_len * (i * _GOLDEN_RATIO % 1)), [config.eos_id]
         while len(lead) < length:
             lead = [config.eos_id, *next(others).tokens.tolist(), *lead]
         yield lead[-length:]
