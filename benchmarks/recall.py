@@ -1,16 +1,10 @@
 """How far back a trained model finds an answer that one token determines.
 
     python benchmarks/recall.py text recall.txt --tokens 4000000 --distances 10 200
-    txl train recall.toml --out runs/recall
+    txl train benchmarks/recall.toml --data.path recall.txt --out runs/recall
     python benchmarks/recall.py measure runs/recall --distances 10 100 1000 --json recall.json
 
-with, in recall.toml, what the first command says:
-
-    [data]
-    path = "recall.txt"
-    vocab = "integers"
-    vocab_size = 41
-    reset_at = "<eos>"
+The first command says which settings of the data belong to the text; another recipe needs these.
 
 Copy, recall and induction at exact distances (`transformer_xl.data.episodes`). The text has
 distances drawn log-uniformly from a range, and a model is measured at each of the given ones, with

@@ -87,3 +87,11 @@ def test_questions_in_books_are_asked_at_each_length(
     assert "not comparable with pretrained models" in shown
     with pytest.raises(SystemExit, match="has no qa2_"):
         babilong.main(["measure", run, *where[:4], "--tasks", "qa2"])
+
+
+def test_the_recipe_for_recall_is_for_its_text() -> None:
+    from transformer_xl.config.recipes import load_recipe
+    from transformer_xl.data.episodes import EpisodeConfig
+
+    recipe = load_recipe(str(Path(__file__).parents[2] / "benchmarks" / "recall.toml"))
+    assert recipe.data.vocab_size == EpisodeConfig().vocab_size
