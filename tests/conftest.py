@@ -296,3 +296,53 @@ def refused() -> Callable[[str], AbstractContextManager[None]]:
         assert not is_ours or re.search(message, str(found.value)), found.value
 
     return check
+
+
+@pytest.fixture(scope="session")
+def babi_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files in the format of bAbI: ``qa1``, and ``qa3`` with longer stories, compressed.
+
+    The first story of each test file is in the training file, too.
+    """
+    import gzip
+
+    folder, draw = tmp_path_factory.mktemp("babi"), random.Random(0)
+
+    def story(n_facts: int) -> str:
+        lines, where = [], {}
+        for _ in range(n_facts // 2):
+            for _ in range(2):
+                who, place = (
+                    draw.choice(["Mary", "John", "Ann"]),
+                    draw.choice(["hall", "park", "bar"]),
+                )
+                where[who] = place
+                lines.append(f"{who} went to the {place}.")
+            asked = draw.choice([*where])
+            lines.append(f"Where is {asked}? \t{where[asked]}\t1")
+        return "".join(f"{number} {line}\n" for number, line in enumerate(lines, 1))
+
+    for name, n_facts in (("qa1_one-fact", 10), ("qa3_three-facts", 60)):
+        tests = [story(n_facts) for _ in range(8)]
+        trained = [story(n_facts) for _ in range(19)]
+        trained.insert(4, tests[0])
+        (folder / f"{name}_train.txt").write_text("".join(trained))
+        with gzip.open(folder / f"{name}_test.txt.gz", "wt") as file:
+            file.write("".join(tests))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def book_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four books, each with words of its own, and a file that is none."""
+    folder, draw = tmp_path_factory.mktemp("books"), random.Random(1)
+    for number in (9, 70, 8, 100):
+        words = [f"{word}{chr(ord('a') + number % 26)}" for word in ("sun", "sea", "ox", "elm")]
+        paragraphs = ["CHAPTER I"]
+        for _ in range(40):
+            sentences = (" ".join(draw.choices(words, k=draw.randint(2, 9))) for _ in range(4))
+            text = " ".join(f"{sentence.capitalize()}." for sentence in sentences)
+            paragraphs.append(text.replace(" ", "\n", 1))
+        (folder / f"{number}.txt").write_text("\n\n".join(paragraphs) + "\n")
+    (folder / "ids.txt").write_text("9\n70\n")
+    return folder

@@ -94,9 +94,16 @@ def read(
         yield Piece(start, out.hidden, out.nll, mems)
 
 
-def read_all(model: LanguageModel, texts: Texts, lengths: Lengths, mems: Memory) -> Memory:
+def read_all(
+    model: LanguageModel,
+    texts: Texts,
+    lengths: Lengths,
+    mems: Memory,
+    *,
+    sizes: Int[Tensor, " B"] | None = None,
+) -> Memory:
     """Read texts as :func:`read` does; return the final memory."""
-    for piece in read(model, texts, lengths, mems):
+    for piece in read(model, texts, lengths, mems, sizes=sizes):
         mems = piece.mems
     return mems
 

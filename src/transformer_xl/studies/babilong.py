@@ -1,0 +1,134 @@
+"""Answers to bAbI questions in long texts, scored as BABILong does (arXiv 2406.10149).
+
+The samples are those of :mod:`transformer_xl.data.babi`. A model trained on such samples from
+scratch is not comparable with one that was pretrained on other text and told what to do.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from transformer_xl.data import Vocab
+from transformer_xl.data.babi import Sample
+from transformer_xl.inference.generate import generate_batch
+from transformer_xl.model import LanguageModel
+from transformer_xl.model.arguments import require_at_least
+from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.model.limits import require_mem_len
+from transformer_xl.model.reading import read_all
+from transformer_xl.model.wrapping import evaluating
+
+LENGTHS = (0, 1000, 2000, 4000, 8000, 16000, 32000)
+ANSWER_LEN = 64
+"""Tokens of an answer at most; the longest of bAbI has 19 characters."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answered:
+    """What a model answers to samples."""
+
+    accuracy: float
+    """Share of the samples with a right answer."""
+    most_frequent: float
+    """Accuracy of the most frequent answer of these samples, given to all of them."""
+    n_samples: int
+    n_tokens: float
+    """Mean length of the texts, in tokens."""
+    outputs: tuple[str, ...]
+    """What the model wrote after each sample."""
+
+
+def is_right(output: str, target: str) -> bool:
+    """Whether the target is in the first sentence of the output, in lower case.
+
+    >>> is_right(" The Bathroom. Not the garden.", "bathroom")
+    True
+    >>> is_right(" garden. bathroom.", "bathroom")
+    False
+    """
+    return target.lower() in output.lower().strip().split(".")[0]
+
+
+@torch.no_grad()
+def answer_samples(
+    model: LanguageModel,
+    vocab: Vocab,
+    samples: Sequence[Sample],
+    *,
+    batch_size: int = 10,
+    segment_len: int = SEGMENT_LEN,
+    mem_len: int | None = None,
+    answer_len: int = ANSWER_LEN,
+) -> Answered:
+    """Read each sample with the memory carried, write up to the end of a sentence, and score it.
+
+    Args:
+        model: The model, trained on such samples; its mode is restored afterwards.
+        vocab: Its vocabulary.
+        samples: The samples.
+        batch_size: Samples that are read and answered as a batch, those of similar length together.
+        segment_len: Segment length.
+        mem_len: Memory length. None: as configured.
+        answer_len: Tokens of an answer at most.
+
+    Raises:
+        ValueError: The vocabulary is not that of the model or lacks a symbol of a sample, there is
+            no sample, a length does not fit the model, or a count is below 1.
+    """
+    require_at_least(1, batch_size=batch_size, answer_len=answer_len)
+    if len(vocab) != model.config.vocab_size:
+        raise ValueError(
+            f"the model has a vocabulary of {model.config.vocab_size:,} tokens and this one has "
+            f"{len(vocab):,}: give the vocabulary of the model's folder"
+        )
+    if not samples:
+        raise ValueError("no samples: give at least one")
+    require_mem_len(model, mem_len)
+    lengths = Lengths.of(model.config, segment_len=segment_len, mem_len=mem_len, ext_len=0)
+    texts = [vocab.encode(sample.prompt) for sample in samples]
+    order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
+    outputs = [""] * len(texts)
+    with evaluating(model):
+        for first in range(0, len(order), batch_size):
+            rows = order[first : first + batch_size]
+            written = _written(model, vocab, [texts[n] for n in rows], lengths, answer_len)
+            for n, output in zip(rows, written, strict=True):
+                outputs[n] = output
+    n_right = sum(is_right(x, y.answer) for x, y in zip(outputs, samples, strict=True))
+    ((_, most),) = Counter(sample.answer for sample in samples).most_common(1)
+    return Answered(
+        accuracy=n_right / len(samples),
+        most_frequent=most / len(samples),
+        n_samples=len(samples),
+        n_tokens=sum(map(len, texts)) / len(texts),
+        outputs=tuple(outputs),
+    )
+
+
+def _written(
+    model: LanguageModel,
+    vocab: Vocab,
+    texts: Sequence[list[int]],
+    lengths: Lengths,
+    answer_len: int,
+) -> list[str]:
+    """Return what a model writes after each text, up to the end of a sentence."""
+    # All but the last token, from which the writing begins.
+    sizes = [len(text) - 1 for text in texts]
+    tokens = torch.zeros(len(texts), max(sizes), dtype=torch.long)
+    for row, text, size in zip(tokens, texts, sizes, strict=True):
+        row[:size] = torch.tensor(text[:size])
+    padded = torch.tensor(sizes) if min(sizes) < max(sizes) else None
+    mems = model.keep(model.start_memory(len(texts), lengths.mem_len))
+    mems = read_all(model, tokens, lengths, mems, sizes=padded)
+    batch = generate_batch(
+        model,
+        [text[-1:] for text in texts],
+        length=answer_len,
+        mems=mems,
+        mem_len=lengths.mem_len if model.remembers_positions else None,
+        temperature=0.0,
+    )
+    return batch.decode(vocab, stop=".")

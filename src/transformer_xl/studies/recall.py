@@ -1,0 +1,174 @@
+"""How far back a model finds an answer: accuracy by distance on synthetic episodes.
+
+The episodes are those of :mod:`transformer_xl.data.episodes`; only the tokens that are determined
+count.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transformer_xl.data.episodes import (
+    TASKS,
+    Episode,
+    EpisodeConfig,
+    evaluation_episodes,
+    training_episodes,
+)
+from transformer_xl.model import LanguageModel
+from transformer_xl.model.arguments import require_at_least
+from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.model.limits import require_mem_len
+from transformer_xl.model.reading import read
+from transformer_xl.model.wrapping import evaluating
+
+_GOLDEN_RATIO = (5**0.5 - 1) / 2
+DISTANCES = (10, 30, 100, 300, 1000, 3000, 10000)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recalled:
+    """What a model answers in the episodes of one task and distance."""
+
+    task: str
+    distance: int
+    accuracy: float
+    """Share of the answers to which the model gives the highest probability."""
+    nll: float
+    """Mean of -log p of the answers, in nats."""
+    n_answers: int
+
+
+@torch.no_grad()
+def accuracy_by_distance(
+    model: LanguageModel,
+    distances: Sequence[int] = DISTANCES,
+    *,
+    tasks: Sequence[str] = TASKS,
+    n_episodes: int = 100,
+    config: EpisodeConfig | None = None,
+    seed: int = 0,
+    batch_size: int = 25,
+    segment_len: int = SEGMENT_LEN,
+    mem_len: int | None = None,
+    attn_len: int | None = None,
+    clamp_len: int | None = None,
+) -> list[Recalled]:
+    """Measure how often a model finds the answer at each distance.
+
+    Each episode is read in segments with the memory carried, as in an evaluation. Before it comes
+    the end of other episodes, as in training, of different length, so that answers stand at all
+    places of a segment.
+
+    Args:
+        model: A model trained on episodes with the same ``config``; its mode is restored
+            afterwards.
+        distances: The distances.
+        tasks: The tasks.
+        n_episodes: Episodes of each task and distance.
+        config: The sizes of the episodes. None: the defaults.
+        seed: Random seed of the episodes.
+        batch_size: Episodes that are read as a batch.
+        segment_len: Segment length.
+        mem_len: Memory length. None: as configured, like ``attn_len`` and ``clamp_len``.
+        attn_len: Keys a query sees, counting its own.
+        clamp_len: Distances above it count as it.
+
+    Returns:
+        A result for each task and distance, in this order.
+
+    Raises:
+        ValueError: The vocabulary of the model is not that of the episodes, a distance is too short
+            for a task, a length does not fit the model, or a count is below 1.
+    """
+    config = config or EpisodeConfig()
+    require_at_least(1, n_episodes=n_episodes, batch_size=batch_size)
+    if model.config.vocab_size != config.vocab_size:
+        raise ValueError(
+            f"the model has a vocabulary of {model.config.vocab_size} tokens, and these episodes "
+            f"have {config.vocab_size}: measure with the EpisodeConfig of its training text, and "
+            f"train with --data.vocab integers --data.vocab_size {config.vocab_size}"
+        )
+    require_mem_len(model, mem_len)
+    lengths = Lengths.of(
+        model.config,
+        segment_len=segment_len,
+        mem_len=mem_len,
+        attn_len=attn_len,
+        clamp_len=clamp_len,
+        ext_len=0,
+    )
+    results = []
+    with evaluating(model):
+        for task in tasks:
+            for distance in distances:
+                episodes = evaluation_episodes(task, distance, n_episodes, config=config, seed=seed)
+                leads = _leads(task, distance, lengths.segment_len, config=config, seed=seed)
+                answers = [
+                    _answers(model, episodes[i : i + batch_size], leads, config.eos_id, lengths)
+                    for i in range(0, n_episodes, batch_size)
+                ]
+                nll, is_right = (np.concatenate(each) for each in zip(*answers, strict=True))
+                results.append(
+                    Recalled(
+                        task=task,
+                        distance=distance,
+                        accuracy=float(is_right.mean()),
+                        nll=float(nll.mean()),
+                        n_answers=len(nll),
+                    )
+                )
+    return results
+
+
+def _leads(
+    task: str, distance: int, segment_len: int, *, config: EpisodeConfig, seed: int
+) -> Iterator[list[int]]:
+    """Yield what is read before an episode: the end of others, 1 to ``segment_len`` tokens."""
+    # No longer than needed to fill a segment.
+    distance = max(min(distance, segment_len), config.shortest(task))
+    others = training_episodes((distance, distance), config=config, tasks=[task], seed=seed)
+    for i in count():
+        # Spread evenly, whatever the number of episodes.
+        length, lead = 1 + int(segment_len * (i * _GOLDEN_RATIO % 1)), [config.eos_id]
+        while len(lead) < length:
+            lead = [config.eos_id, *next(others).tokens.tolist(), *lead]
+        yield lead[-length:]
+
+
+def _answers(
+    model: LanguageModel,
+    episodes: Sequence[Episode],
+    leads: Iterator[list[int]],
+    eos_id: int,
+    lengths: Lengths,
+) -> tuple[Float[np.ndarray, " answers"], Float[np.ndarray, " answers"]]:
+    """Return -log p of each answer of a batch, and 1 where it is the most likely token, else 0."""
+    parts = [(next(leads), episode) for episode in episodes]
+    longest = max(len(lead) + len(episode.tokens) for lead, episode in parts)
+    # Padding comes after the answers, which do not see it.
+    texts = torch.full((len(parts), longest), eos_id)
+    for row, (lead, episode) in zip(texts, parts, strict=True):
+        row[: len(lead)] = torch.tensor(lead)
+        row[len(lead) : len(lead) + len(episode.tokens)] = torch.from_numpy(episode.tokens)
+    # An answer is predicted where the token before it is read.
+    places = torch.tensor([(len(lead) + episode.answers - 1).tolist() for lead, episode in parts])
+    rows = torch.arange(len(texts))[:, None].expand_as(places)
+    targets = texts.gather(1, places + 1)
+    mems = model.keep(model.start_memory(len(texts), lengths.mem_len))
+    nll, is_right = [], []
+    for piece in read(model, texts[:, :-1], lengths, mems):
+        within = (piece.start <= places) & (places < piece.start + piece.hidden.shape[1])
+        if not within.any():
+            continue
+        states = piece.hidden[rows[within], places[within] - piece.start]
+        log_probs: Tensor = model.head.log_probs(states).double().cpu()
+        asked = targets[within]
+        nll.append(-log_probs.gather(1, asked[:, None])[:, 0].numpy())
+        is_right.append((log_probs.argmax(1) == asked).double().numpy())
+    return np.concatenate(nll), np.concatenate(is_right)

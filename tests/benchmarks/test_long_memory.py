@@ -1,0 +1,97 @@
+"""The programs that write texts with known answers, and measure models trained on them."""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from transformer_xl.config import DataConfig
+from transformer_xl.config.files import replace_file
+from transformer_xl.config.recipes import dump_recipe
+from transformer_xl.train import train
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(autouse=True)
+def _modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+
+
+def trained(recipe: Any, data: dict[str, Any], folder: Path) -> str:
+    """Train two steps; return the run folder."""
+    config = recipe(train={"steps": 2}, generate={"prompt": "1"})
+    config = type(config)(
+        model=config.model,
+        data=DataConfig(**data),
+        train=config.train,
+        eval=config.eval,
+        generate=config.generate,
+    )
+    replace_file(folder.with_suffix(".toml"), dump_recipe(config).encode())
+    train(config, folder, quiet=True)
+    return str(folder)
+
+
+def test_recall_is_measured_at_each_distance(toy_recipe, one_thread, tmp_path, capsys) -> None:
+    recall = import_module("recall")
+    text, result = tmp_path / "recall.txt", tmp_path / "recall.json"
+    recall.main(["text", str(text), "--tokens", "3000", "--distances", "10", "20"])
+    said = capsys.readouterr().err
+    assert 'vocab = "integers"\nvocab_size = 41\nreset_at = "<eos>"' in said
+    data = {"path": str(text), "vocab": "integers", "vocab_size": 41, "reset_at": "<eos>"}
+    run = trained(toy_recipe, data, tmp_path / "run")
+    more = ["--distances", "10", "40", "--episodes", "3", "--tasks", "copy", "induction"]
+    recall.main(["measure", run, *more, "--json", str(result)])
+    found = json.loads(result.read_text())
+    (model,) = found["models"]
+    assert [(x["task"], x["distance"], x["n_answers"]) for x in model["results"]] == [
+        ("copy", 10, 24), ("copy", 40, 24), ("induction", 10, 3), ("induction", 40, 3)
+    ]  # fmt: skip
+    assert found["chance"] == 1 / 32
+    table = capsys.readouterr().out
+    assert f"| copy | run | {model['parameters']:,} |" in table
+    assert "trained from scratch" in table
+    with pytest.raises(SystemExit, match="vocabulary of 41 integers, and these episodes the inte"):
+        recall.main(["measure", run, "--n_symbols", "20"])
+
+
+def test_questions_in_books_are_asked_at_each_length(
+    toy_recipe, babi_folder, book_folder, one_thread, tmp_path, capsys
+) -> None:
+    babilong = import_module("babilong")
+    result, table = tmp_path / "babi.json", tmp_path / "babi.md"
+    where = ["--babi", str(babi_folder), "--books", str(book_folder), "--tasks", "qa1", "qa3"]
+    for split in ("train", "valid"):
+        more = ["--split", split, "--lengths", "0", "400", "--tokens", "5000"]
+        babilong.main(["text", str(tmp_path / f"{split}.txt"), *where, *more])
+    data = {
+        "path": str(tmp_path / "train.txt"),
+        "valid_path": str(tmp_path / "valid.txt"),
+        "vocab": "bytes",
+        "reset_at": "\n",
+    }
+    run = trained(toy_recipe, data, tmp_path / "run")
+    capsys.readouterr()
+    more = ["--lengths", "0", "150", "--samples", "4", "--json", str(result)]
+    babilong.main(["measure", run, *where, *more, "--markdown", str(table)])
+    (model,) = json.loads(result.read_text())["models"]
+    assert model["trained"] == "from scratch"
+    assert {(x["task"], x["length"]) for x in model["results"]} >= {("qa1", 0), ("qa1", 150)}
+    assert all(x["n_samples"] <= 4 and x["accuracy"] >= 0 for x in model["results"])
+    shown = capsys.readouterr().out
+    assert table.read_text() == shown
+    assert "| qa3 | *the most frequent answer* |" in shown
+    assert "not comparable with pretrained models" in shown
+    with pytest.raises(SystemExit, match="has no qa2_"):
+        babilong.main(["measure", run, *where[:4], "--tasks", "qa2"])
+
+
+def test_the_recipe_for_recall_is_for_its_text() -> None:
+    from transformer_xl.config.recipes import load_recipe
+    from transformer_xl.data.episodes import EpisodeConfig
+
+    recipe = load_recipe(str(Path(__file__).parents[2] / "benchmarks" / "recall.toml"))
+    assert recipe.data.vocab_size == EpisodeConfig().vocab_size

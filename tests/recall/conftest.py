@@ -1,0 +1,60 @@
+"""Models that predict by a rule from the tokens they remember."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn.functional import one_hot
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.model import Memory, TransformerXL
+
+Rule = Callable[[list[int]], int]
+
+
+class Ruled(TransformerXL):
+    """Says which token comes next; its hidden states are the tokens themselves."""
+
+    rule: Rule
+
+    def _read(self, segment, mems, lengths):
+        V = self.config.vocab_size
+        states = one_hot(segment.tokens, V).float()
+        M, T = len(mems), states.shape[1]
+        most = lengths.mem_len if segment.short is None else M + T
+        read = torch.cat([mems.states[0], states], 1).argmax(2).tolist()
+        unseen = [0] * len(read) if mems.forgotten is None else mems.forgotten.tolist()
+        answers = [
+            [self.rule(row[n : M + t + 1]) for t in range(T)]
+            for row, n in zip(read, unseen, strict=True)
+        ]
+        mems = mems.extend([states], most)
+        if segment.short is not None:
+            mems = mems.realigned(segment.short, lengths.mem_len)
+        return one_hot(torch.tensor(answers), V).float(), mems
+
+    def keep(self, memory: Memory) -> Memory:
+        return memory
+
+
+@pytest.fixture
+def ruled() -> Callable[..., Ruled]:
+    """Makes models of a rule: `ruled(rule, vocab_size=16, mem_len=9)`."""
+
+    def make(rule: Rule, *, vocab_size: int, mem_len: int) -> Ruled:
+        config = ModelConfig(
+            vocab_size=vocab_size,
+            n_layer=1,
+            n_head=1,
+            d_model=vocab_size,
+            d_inner=4,
+            mem_len=mem_len,
+        )
+        model = Ruled(config).eval()
+        model.rule = rule
+        with torch.no_grad():
+            model.softmax.weight.copy_(50 * torch.eye(vocab_size))
+            model.softmax.bias.zero_()
+        return model
+
+    return make
