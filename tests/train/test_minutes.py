@@ -168,8 +168,8 @@ def test_one_step_that_has_to_wait_ends_no_run(tmp_path, toy_recipe, seconds_at,
 
 def test_cpu_time_counts_what_this_process_has_computed(tmp_path, toy_recipe, monkeypatch):
     cpu, wall = itertools.count(step=2), itertools.count(step=50)
-    clocks = {"process_time": lambda: next(cpu), "perf_counter": lambda: next(wall)}
-    monkeypatch.setattr(loop, "time", SimpleNamespace(**clocks))
+    monkeypatch.setattr(loop, "cpu_seconds", lambda: next(cpu))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(wall)))
     settings = {"schedule": "constant_cooldown", "cooldown_fraction": 0.5, "steps": 1000}
     train(toy_recipe(train={**settings, "minutes": 1.0, "clock": "cpu"}), tmp_path, quiet=True)
     # A minute of steps of two seconds, and not of fifty.

@@ -19,17 +19,30 @@ READING_WIDTH = {"cpu": 8192, "cuda": 32768}
 """Width of the float32 matrix that measures the bandwidth: larger than any cache."""
 
 
+def cpu_seconds() -> float:
+    """Return the CPU time of this process as if its threads had run at the same time.
+
+    Other programs on the machine hardly change it.
+    """
+    return time.process_time() / torch.get_num_threads()
+
+
 def timed(
-    step: Callable[[], object], steps: int, device: torch.device, warm_up: int = WARM_UP
+    step: Callable[[], object],
+    steps: int,
+    device: torch.device,
+    warm_up: int = WARM_UP,
+    *,
+    now: Callable[[], float] = time.perf_counter,
 ) -> dict[str, Any]:
-    """Return the median and the range of the seconds of a step."""
+    """Return the median and the range of the seconds of a step, by the clock ``now``."""
     seconds = []
     for _ in range(warm_up + steps):
-        began = time.perf_counter()
+        began = now()
         step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(now() - began)
     return median_and_range(seconds[warm_up:])
 
 
@@ -38,7 +51,9 @@ def median_and_range(seconds: list[float]) -> dict[str, Any]:
     return {"seconds": statistics.median(seconds), "seconds_range": [min(seconds), max(seconds)]}
 
 
-def ceiling(dtype: str, device: torch.device) -> float:
+def ceiling(
+    dtype: str, device: torch.device, *, now: Callable[[], float] = time.perf_counter
+) -> float:
     """Measure the rate of a large matrix product in GFLOP/s, with the fastest library."""
     width = CEILING_WIDTH[device.type]
     x = torch.randn(width, width, device=device, dtype=getattr(torch, dtype))
@@ -47,7 +62,7 @@ def ceiling(dtype: str, device: torch.device) -> float:
     has_onednn = is_x86 and torch.backends.mkldnn.is_available()
     if device.type == "cpu" and has_onednn and not emulates(x.dtype, device.type):
         ways.append(lambda: torch.ops.mkldnn._linear_pointwise(x, x, None, "none", [], ""))
-    return 2 * width**3 / 1e9 / min(timed(way, 5, device)["seconds"] for way in ways)
+    return 2 * width**3 / 1e9 / min(timed(way, 5, device, now=now)["seconds"] for way in ways)
 
 
 def reading_rate(device: torch.device) -> float:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import torch
 
 from transformer_xl.config import Config, DataConfig
 from transformer_xl.config.files import replace_file
@@ -235,7 +236,7 @@ class Comparison:
                 clock=plan.clock,
             ),
             folder=self.folder / model / name,
-            threads=max((os.cpu_count() or 1) // plan.jobs, 1),
+            threads=max(torch.get_num_threads() // plan.jobs, 1),
             eval_tokens=plan.eval_tokens,
             is_detailed=not is_search and seed == plan.seeds[0],
         )
@@ -298,8 +299,6 @@ def recipe_of(
 
 def _carry_out(task: Task) -> dict[str, Any]:
     """Train and measure, in a process of its own."""
-    import torch
-
     torch.set_num_threads(task.threads)
     try:
         return measured(

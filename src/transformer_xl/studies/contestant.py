@@ -1,7 +1,9 @@
 """One contestant of a comparison: trained, then measured in every way that it is compared."""
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from transformer_xl.inference.generate.text_writer import prompt_for
 from transformer_xl.model import LanguageModel, Stepper, build_model, load_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read
-from transformer_xl.ops.timing import ceiling, peak_mb, timed
+from transformer_xl.ops.timing import ceiling, cpu_seconds, peak_mb, timed
 from transformer_xl.train import train
 from transformer_xl.train.checkpoint import CHECKPOINTS
 from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about
@@ -98,7 +100,7 @@ def measured(
             found |= _detailed(model, corpus.split(split), lengths)
     if is_detailed:
         # In the precision of the weights, as `txl generate` does.
-        found["writing"] = [*_written(model, corpus, lengths)]
+        found["writing"] = [*_written(model, corpus, lengths, _clock(config))]
     machine = describe_machine()
     found["machine"] = {name: machine[name] for name in ("processor", "gpu", "threads")}
     found["machine"] |= {"torch": str(torch.__version__)}
@@ -112,7 +114,7 @@ def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, An
     tokens, seconds = segments["position"] * segments["batch_size"], state["seconds"]
     flops = training_flops(config, model)
     dtype = pick_precision(config.train.precision, model.device)
-    peak = ceiling(dtype, model.device)
+    peak = ceiling(dtype, model.device, now=_clock(config))
     outside = sum(p.numel() for p in (*model.embedding.parameters(), *model.softmax.parameters()))
     parameters = sum(p.numel() for p in model.parameters())
     return {
@@ -153,6 +155,11 @@ def training_flops(config: Config, model: LanguageModel) -> float:
     return counter.get_total_flops() / (2 * T)
 
 
+def _clock(config: Config) -> Callable[[], float]:
+    """Return the clock by which the training was timed."""
+    return cpu_seconds if config.train.clock == "cpu" else time.perf_counter
+
+
 def _figures(result: Result) -> dict[str, Any]:
     names = ("nll", "ppl", "bits_per_token", "bits_per_byte", "tokens", "mem_len", "ext_len")
     return {name: getattr(result, name) for name in names}
@@ -179,7 +186,9 @@ def _with_context(model: LanguageModel, lengths: Lengths, n: int) -> Lengths:
 
 
 @torch.no_grad()
-def _written(model: LanguageModel, corpus: Corpus, lengths: Lengths) -> Iterator[dict[str, Any]]:
+def _written(
+    model: LanguageModel, corpus: Corpus, lengths: Lengths, now: Callable[[], float]
+) -> Iterator[dict[str, Any]]:
     """Measure the time of a token and the size of the state, after ever more tokens."""
     model.eval()
     ids = np.asarray(corpus.split("train")[: max(WRITTEN)], dtype=np.int64)
@@ -193,8 +202,8 @@ def _written(model: LanguageModel, corpus: Corpus, lengths: Lengths) -> Iterator
             memory = piece.mems
         done = n
         stepper = Stepper.of(model, lengths, memory)
-        token = text[:, n - 1]
-        taken = timed(lambda step=stepper, token=token: step(token), _STEPS, model.device)
+        step = partial(stepper, text[:, n - 1])
+        taken = timed(step, _STEPS, model.device, now=now)
         yield {
             "tokens": n,
             "state_bytes": memory.nbytes,

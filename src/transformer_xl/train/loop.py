@@ -28,6 +28,7 @@ from transformer_xl.inference.evaluate import Result, cost_of, evaluate_by
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.pretrained import model_weights
 from transformer_xl.ops import choose_backend
+from transformer_xl.ops.timing import cpu_seconds
 from transformer_xl.train.beginning import (
     check_machine,
     fit_to_corpus,
@@ -207,7 +208,7 @@ class _Run:
         )
         network = Network(state.model, settings, world)
         state.model.train()
-        now = _cpu_seconds if settings.clock == "cpu" else time.perf_counter
+        now = cpu_seconds if settings.clock == "cpu" else time.perf_counter
         self.logged_at = own_seconds = state.seconds
         while state.step < state.total_steps:
             began = now()
@@ -383,11 +384,6 @@ class _Run:
         own = all(bool(local(p).isfinite().all()) for p in self.state.model.parameters())
         if not all(self.state.world.gather(own)):
             raise diverged(self.state.step, "the weights are not finite")
-
-
-def _cpu_seconds() -> float:
-    """Return the CPU time of this process as if its threads had run at the same time."""
-    return time.process_time() / torch.get_num_threads()
 
 
 def _every(n: int, step: int) -> bool:
