@@ -70,7 +70,6 @@ class Compare:
         """Search, train, measure, print."""
         from transformer_xl.config.device import prepare_process
         from transformer_xl.config.files import replace_file
-        from transformer_xl.data import prepare
         from transformer_xl.studies import compare as study
         from transformer_xl.studies import standings
 
@@ -87,11 +86,11 @@ class Compare:
             jobs=self.jobs,
             eval_tokens=self.tokens,
         )
-        comparison = study.Comparison(plan, self.out)
-        comparison.go(say)
+        comparison = study.Comparison(plan, self.out, say)
+        comparison.go()
         runs = comparison.planned()
         result = standings.standings(runs)
-        result["floors"] = self._floors(prepare(plan.data, say), result["unit"])
+        result["floors"] = self._floors(comparison.corpus, result["unit"])
         if self.clock == "cpu":
             result["clock"] = "cpu"
         replace_file(self.out / "comparison.json", (dumps(result, indent=2) + "\n").encode())

@@ -114,6 +114,14 @@ class Corpus:
             raise ValueError(f"split {name!r} is none of {', '.join(SPLITS)}")
         return self.manifest["splits"][name]
 
+    @property
+    def checksums(self) -> dict[str, str]:
+        """What identifies the corpus wherever it is: SHA-256 of the vocabulary and each split."""
+        return {
+            "vocab": self.vocab.hash,
+            **{name: self._about(name)["sha256"] for name in SPLITS},
+        }
+
     def n_tokens(self, name: str) -> int:
         """Number of tokens of a split."""
         return self._about(name)["tokens"]

@@ -143,16 +143,16 @@ class Task:
     eval_tokens: int | None
     is_detailed: bool
     """Whether all is measured, or the losses only."""
+    checksums: Mapping[str, str]
+    """Of the corpus."""
 
     @property
     def digest(self) -> str:
-        """Identify the settings on which the results depend."""
+        """Identify the settings and the text, wherever that is."""
         config = self.config
-        # A corpus is identified by what it was made from, wherever that is.
-        data = asdict(config.data) | {"cache_dir": None, "workers": None, "verify": None}
-        settings = [asdict(config.model), data, asdict(config.train), asdict(config.eval)]
-        text = json.dumps([*settings, self.eval_tokens, self.is_detailed], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        settings = [asdict(x) for x in (config.model, config.train, config.eval)]
+        given = [*settings, dict(self.checksums), self.eval_tokens, self.is_detailed]
+        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Comparison:
@@ -162,13 +162,21 @@ class Comparison:
         plan: The plan.
         folder: Holds the runs, and what was measured of those that have ended, which are not made
             again: not even if their run folders are gone.
+        say: Is told what is prepared, and what has been made.
+
+    Attributes:
+        corpus: The prepared text.
+        runs: All runs that have ended, also those of other plans.
 
     Raises:
-        ValueError: The file of the runs is damaged.
+        ValueError: The file of the runs is damaged, or the text cannot be read so.
     """
 
-    def __init__(self, plan: Plan, folder: Path) -> None:
-        self.plan, self.folder = plan, folder
+    def __init__(
+        self, plan: Plan, folder: Path, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self.plan, self.folder, self._say = plan, folder, say
+        self.corpus = prepare(plan.data, say)
         self.runs: list[Run] = []
         if (path := folder / RUNS_FILE).is_file():
             try:
@@ -213,10 +221,10 @@ class Comparison:
         tasks = [*self.search(), *self.final()]
         return [run for task in tasks if (run := self.done(task))]
 
-    def go(self, say: Callable[[str], None] = print) -> None:
+    def go(self) -> None:
         """Search the learning rates and train, seed by seed."""
-        self._make(self.search(), say)
-        self._make([*self.final()], say)
+        self._make(self.search())
+        self._make([*self.final()])
 
     def _task(self, model: str, phase: str, factor: float, seed: int) -> Task:
         plan = self.plan
@@ -239,23 +247,22 @@ class Comparison:
             threads=max(torch.get_num_threads() // plan.jobs, 1),
             eval_tokens=plan.eval_tokens,
             is_detailed=not is_search and seed == plan.seeds[0],
+            checksums=self.corpus.checksums,
         )
 
-    def _make(self, tasks: Sequence[Task], say: Callable[[str], None]) -> None:
+    def _make(self, tasks: Sequence[Task]) -> None:
         left = [task for task in tasks if self.done(task) is None]
         if len(left) < len(tasks):
-            say(f"{len(tasks) - len(left)} of {len(tasks)} runs have been made before")
+            self._say(f"{len(tasks) - len(left)} of {len(tasks)} runs have been made before")
         if not left:
             return
-        # Once, before processes do it at the same time.
-        prepare(self.plan.data, say)
         with _workers(self.plan.jobs, left[0].threads) as workers:
             waiting = {workers.submit(_carry_out, task): task for task in left}
             try:
                 for future in as_completed(waiting):
                     task, found = waiting[future], future.result()
                     self._add(task, found)
-                    say(f"{task.folder.relative_to(self.folder)}: {_line(found)}")
+                    self._say(f"{task.folder.relative_to(self.folder)}: {_line(found)}")
             finally:
                 # After an error or an interrupt, no further run begins.
                 workers.shutdown(cancel_futures=True)

@@ -194,7 +194,6 @@ def new_state(
     if average is not None:
         shard(average.module, settings, world, device)
     world.seed_apart()
-    splits = corpus.manifest["splits"]
     return TrainState(
         model=model,
         optimizer=Optimizer(model, settings),
@@ -205,10 +204,8 @@ def new_state(
         world=world,
         average=average,
         has_varying_lengths=bool(settings.stages or settings.random_segment_len),
-        corpus={
-            "vocab": corpus.vocab.hash,
-            **{name: splits[name]["sha256"] for name in ("train", "valid")},
-        },
+        # The test text may be another one when a run goes on.
+        corpus={name: corpus.checksums[name] for name in ("vocab", "train", "valid")},
     )
 
 
