@@ -1,6 +1,7 @@
 """One contestant of a comparison: trained, then measured in every way that it is compared."""
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -110,8 +111,10 @@ def measured(
 def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, Any]:
     """Return what the training cost."""
     state = read_about(checkpoints_in(folder / CHECKPOINTS)[0])
-    segments = state["segments"]
-    tokens, seconds = segments["position"] * segments["batch_size"], state["seconds"]
+    read, seconds = state["segments"], state["seconds"]
+    # Where all segments have one length, the position is not stored.
+    position = read.get("position", read["segments_read"] * read["segment_len"])
+    tokens = position * read["batch_size"]
     flops = training_flops(config, model)
     dtype = pick_precision(config.train.precision, model.device)
     peak = ceiling(dtype, model.device, now=_clock(config))
@@ -144,14 +147,17 @@ def training_flops(config: Config, model: LanguageModel) -> float:
     with torch.no_grad():
         for _ in range(1 + -(-model.config.mem_len // T)):
             mems = counted(tokens[:, :-1], mems).mems
-    with (
-        sdpa_kernel(SDPBackend.MATH),
-        torch.backends.mkldnn.flags(enabled=False),
-        FlopCounterMode(display=False) as counter,
-    ):
-        loss = counted(tokens[:, :-1], mems, tokens[:, 1:]).loss
-        assert loss is not None
-        loss.backward()
+    with warnings.catch_warnings():
+        # oneDNN's switch warns of GPUs that are not there.
+        warnings.simplefilter("ignore", UserWarning)
+        with (
+            sdpa_kernel(SDPBackend.MATH),
+            torch.backends.mkldnn.flags(enabled=False),
+            FlopCounterMode(display=False) as counter,
+        ):
+            loss = counted(tokens[:, :-1], mems, tokens[:, 1:]).loss
+            assert loss is not None
+            loss.backward()
     return counter.get_total_flops() / (2 * T)
 
 

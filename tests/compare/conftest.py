@@ -1,0 +1,66 @@
+"""A comparison of toy models whose runs cost nothing."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.studies import compare
+
+LOSSES = {"txl": 2.0, "gpt": 2.2, "lstm": 2.4}
+
+
+def found(nll, *, tokens=1000.0, mflop=2.0, seconds=60.0, share=0.5, **more):
+    """What is measured of a run."""
+    bits = nll / 0.6931471805599453
+    losses = {"nll": nll, "bits_per_token": bits, "bits_per_byte": bits, "mem_len": 8}
+    training = {"steps": 5, "tokens": tokens, "seconds": seconds, "parameters": 9000}
+    training |= {"inside": 8000, "dtype": "float32", "mflop_per_token": mflop}
+    training |= {"ceiling_gflops": 100.0, "share_of_ceiling": share, "peak_mb": 50.0}
+    machine = {"processor": "a processor", "threads": 1}
+    split = {"split": "test"}
+    return {
+        "training": training,
+        "valid": losses,
+        "test": losses | split,
+        "machine": machine,
+        **more,
+    }
+
+
+@pytest.fixture(name="found")
+def _found():
+    return found
+
+
+@pytest.fixture
+def models(toy_recipe):
+    timed = {"schedule": "constant_cooldown", "minutes": 1.0, "lr": 0.01}
+    recipe = toy_recipe(train=timed)
+    small = {"d_model": recipe.model.d_model, "n_layer": 1, "vocab_size": recipe.model.vocab_size}
+    heads = {"n_head": recipe.model.n_head, "d_inner": recipe.model.d_inner, "dropout": 0.0}
+    return {
+        "txl": recipe,
+        "gpt": replace(recipe, model=ModelConfig(kind="gpt", mem_len=8, **small, **heads)),
+        "lstm": replace(recipe, model=ModelConfig(kind="lstm", mem_len=0, dropout=0.0, **small)),
+    }
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Let runs be made at once; return the tasks that were carried out.
+
+    The loss falls with the factor of the learning rate up to 2, and with the time.
+    """
+    tasks = []
+
+    def carry_out(task):
+        tasks.append(task)
+        minutes = task.config.train.minutes
+        loss = LOSSES[task.model] + abs(task.factor - 2) / 10 + task.seed / 100 + 1 / minutes
+        return found(loss, tokens=1000 * minutes)
+
+    monkeypatch.setattr(compare, "_carry_out", carry_out)
+    monkeypatch.setattr(compare, "_workers", lambda jobs, threads: ThreadPoolExecutor(1))
+    return tasks

@@ -1,0 +1,95 @@
+"""What is measured of a contestant, on toy models that are really trained."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.model import build_model, load_model
+from transformer_xl.ops import timing
+from transformer_xl.studies import contestant
+from transformer_xl.studies.compare import Comparison, Plan, recipe_of
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch):
+    monkeypatch.setattr(timing, "CEILING_WIDTH", {"cpu": 64})
+    monkeypatch.setattr(contestant, "CONTEXTS", (0, 8, 32))
+    monkeypatch.setattr(contestant, "WRITTEN", (10, 50))
+    monkeypatch.setattr(contestant, "_STEPS", 2)
+
+
+def timed(recipe, data):
+    config = recipe_of(recipe, data, minutes=0.5, factor=1.0, seed=1, clock="wall")
+    return replace(config, train=replace(config.train, steps=6))
+
+
+@pytest.mark.parametrize("kind", ["txl", "gpt", "lstm"])
+def test_a_contestant_is_trained_and_measured(tmp_path, models, kind):
+    config = timed(models[kind], models["txl"].data)
+    found = contestant.measured(config, tmp_path / "run")
+    corpus = contestant.prepare(config.data, lambda _: None)
+    model = load_model(tmp_path / "run" / "model" / "best")
+    training, test = found["training"], found["test"]
+    assert training["steps"] == 6
+    assert training["tokens"] == 6 * config.train.batch_size * config.train.segment_len
+    assert training["parameters"] == sum(p.numel() for p in model.parameters())
+    mem_len = test["mem_len"] if config.model.mem_len else None
+    expected = evaluate(
+        model,
+        corpus.split(test["split"]),
+        batch_size=config.eval.batch_size,
+        segment_len=config.eval.segment_len or config.train.segment_len,
+        mem_len=mem_len,
+    )
+    assert test["nll"] == pytest.approx(expected.nll)
+    assert [row["context"] for row in found["by_mem_len"]] == ([] if kind == "lstm" else [0, 8, 32])
+    assert found["from_start"][0]["first"] == 1
+    # An LSTM remembers one state, the others fill their memory.
+    sizes = [row["state_bytes"] for row in found["writing"]]
+    assert (sizes[0] == sizes[1]) == (kind == "lstm" or (mem_len is not None and mem_len <= 10))
+    assert all(row["ms_per_token"] > 0 for row in found["writing"])
+
+
+def test_losses_alone_are_quicker(tmp_path, models):
+    config = timed(models["lstm"], models["txl"].data)
+    found = contestant.measured(config, tmp_path, n_tokens=20, is_detailed=False)
+    assert found["valid"]["tokens"] == found["test"]["tokens"] == 20
+    assert "writing" not in found
+    assert "from_start" not in found
+
+
+def test_flops_of_an_lstm_are_those_of_its_matrices(models):
+    two_layers = replace(models["lstm"].model, n_layer=2, vocab_size=20)
+    config = replace(models["lstm"], model=two_layers)
+    model = build_model(config.model)
+    D, V = config.model.d_model, config.model.vocab_size
+    # Twice a multiplication, forward and for both gradients; the embedding is looked up.
+    expected = 6 * (2 * 8 * D * D + V * D)
+    assert contestant.training_flops(config, model) == pytest.approx(expected, rel=0.05)
+
+
+def test_flops_of_a_gpt_include_the_scores_of_its_context(models):
+    model = build_model(replace(models["gpt"].model, vocab_size=20))
+    config = model.config
+    D, F, T, M = config.d_model, config.d_inner, models["gpt"].train.segment_len, config.mem_len
+    inside = 4 * D * D + 2 * D * F
+    # As computed: all keys of memory and segment, hidden ones too.
+    scores = 2 * (M + T) * D
+    expected = 6 * (inside + scores + config.vocab_size * D)
+    assert contestant.training_flops(models["gpt"], model) == pytest.approx(expected, rel=0.05)
+
+
+@pytest.mark.slow
+def test_runs_are_made_in_processes_of_their_own(tmp_path, models):
+    models = {name: timed(models[name], models["txl"].data) for name in ("txl", "lstm")}
+    plan = Plan(data=models["txl"].data, models=models, minutes=0.02, factors=(1.0,), jobs=2)
+    comparison = Comparison(plan, tmp_path)
+    comparison.go()
+    runs = comparison.planned()
+    assert {run.model for run in runs} == {"txl", "lstm"}
+    assert not [run.found["failed"] for run in runs if "failed" in run.found]
+    assert torch.get_num_threads() == 1

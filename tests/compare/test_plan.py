@@ -1,0 +1,156 @@
+"""Which runs a comparison makes, with which settings, and that none is made twice."""
+
+from dataclasses import replace
+
+import pytest
+
+from transformer_xl.config.recipes import recipe_text
+from transformer_xl.model.limits import least_weights, table_numbers
+from transformer_xl.studies import compare
+from transformer_xl.studies.compare import Comparison, Plan, load_contestants
+
+
+def plan(models, **settings):
+    return Plan(data=models["txl"].data, models=models, minutes=8.0, **settings)
+
+
+def test_learning_rates_are_searched_in_a_quarter_of_the_time_and_the_best_is_trained(
+    tmp_path, models, made
+):
+    Comparison(plan(models, seeds=(1, 2)), tmp_path).go()
+    search = [task for task in made if task.phase == "search"]
+    final = made[len(search) :]
+    assert {(x.model, x.factor) for x in search} == {
+        (model, factor) for model in models for factor in compare.FACTORS
+    }
+    assert {task.config.train.minutes for task in search} == {2.0}
+    assert [(x.phase, x.model, x.seed, x.factor) for x in final] == [
+        ("run", model, seed, 2.0) for seed in (1, 2) for model in models
+    ]
+    assert {task.config.train.minutes for task in final} == {8.0}
+    # Only the first seed is measured in every way.
+    assert [x.is_detailed for x in final] == [True] * 3 + [False] * 3
+
+
+def test_all_read_the_same_text_with_their_own_network(tmp_path, models, made):
+    other = replace(models["lstm"].data, vocab="chars")
+    models["lstm"] = replace(models["lstm"], data=other)
+    Comparison(plan(models), tmp_path).go()
+    assert {task.config.data for task in made} == {models["txl"].data}
+    for task in made:
+        own = models[task.model]
+        assert task.config.model == own.model
+        assert task.config.train.lr == own.train.lr * task.factor
+        assert task.config.train.eval_every == 0
+
+
+def test_a_factor_scales_the_rate_of_muon_too(models):
+    recipe = models["txl"]
+    muon = replace(recipe, train=replace(recipe.train, optimizer="muon", muon_lr=0.04))
+    given = {"minutes": 1.0, "seed": 3, "clock": "cpu", "factor": 0.5}
+    train = compare.recipe_of(muon, recipe.data, **given).train
+    assert (train.muon_lr, train.lr, train.seed, train.clock) == (0.02, 0.005, 3, "cpu")
+
+
+def test_runs_that_have_ended_are_not_made_again(tmp_path, models, made):
+    Comparison(plan(models), tmp_path).go()
+    n = len(made)
+    again = Comparison(plan(models), tmp_path)
+    again.go()
+    assert len(made) == n
+    assert len(again.planned()) == n
+    # Another seed needs its own long runs alone.
+    Comparison(plan(models, seeds=(1, 2)), tmp_path).go()
+    assert [(task.phase, task.seed) for task in made[n:]] == [("run", 2)] * 3
+
+
+@pytest.mark.parametrize("changed", ["model", "minutes"])
+def test_runs_with_other_settings_are_made(tmp_path, models, made, changed):
+    Comparison(plan(models, factors=(1.0,)), tmp_path).go()
+    settings = {"factors": (1.0,)}
+    if changed == "model":
+        deeper = replace(models["txl"].model, n_layer=models["txl"].model.n_layer + 1)
+        models["txl"] = replace(models["txl"], model=deeper)
+    else:
+        settings["eval_tokens"] = 100
+    n = len(made)
+    Comparison(plan(models, **settings), tmp_path).go()
+    assert len(made) - n == (1 if changed == "model" else 3)
+
+
+def test_an_interrupt_keeps_the_runs_that_have_ended(tmp_path, models, made, monkeypatch):
+    carry_out = compare._carry_out
+
+    def interrupted(task):
+        if len(made) == 4:
+            raise KeyboardInterrupt
+        return carry_out(task)
+
+    monkeypatch.setattr(compare, "_carry_out", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Comparison(plan(models), tmp_path).go()
+    monkeypatch.setattr(compare, "_carry_out", carry_out)
+    Comparison(plan(models), tmp_path).go()
+    assert len(made) == 3 * (len(compare.FACTORS) + 1)
+
+
+def test_a_contestant_of_which_every_run_failed_does_not_end_the_others(
+    tmp_path, models, made, monkeypatch
+):
+    carry_out = compare._carry_out
+    monkeypatch.setattr(
+        compare,
+        "_carry_out",
+        lambda task: {"failed": "diverged"} if task.model == "gpt" else carry_out(task),
+    )
+    comparison = Comparison(plan(models), tmp_path)
+    comparison.go()
+    assert {run.model for run in comparison.planned() if run.phase == "run"} == {"txl", "lstm"}
+
+
+def test_a_damaged_file_of_runs_is_named_and_left_as_it_is(tmp_path, models):
+    (tmp_path / compare.RUNS_FILE).write_text("[{]")
+    with pytest.raises(ValueError, match=r"runs\.json is damaged, or no file of runs"):
+        Comparison(plan(models), tmp_path)
+    assert (tmp_path / compare.RUNS_FILE).read_text() == "[{]"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seeds": ()}, r"seeds=\(\) must be different, and at least one"),
+        ({"seeds": (1, 1)}, r"seeds=\(1, 1\) must be different"),
+        ({"factors": (0.0, 1.0)}, r"factors=\(0\.0, 1\.0\) must be above 0"),
+        ({"jobs": 0}, "jobs=0 must be at least 1"),
+        ({"search_minutes": 0.0}, "minutes"),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(models, settings, message):
+    with pytest.raises(ValueError, match=message):
+        plan(models, **settings)
+
+
+def test_a_contestant_without_a_time_limit_is_refused(models):
+    cosine = replace(models["txl"].train, schedule="cosine", minutes=None)
+    models["txl"] = replace(models["txl"], train=cosine)
+    with pytest.raises(ValueError, match=r"txl: train\.schedule='cosine' needs to know its last"):
+        plan(models)
+
+
+def test_every_contestant_has_a_recipe_with_a_time_limit_and_as_many_weights():
+    models = load_contestants(compare.contestants())
+    assert {"txl", "txl-paper", "gpt", "gpt-cache", "lstm", "mamba2"} <= models.keys()
+    Plan(data=models["txl"].data, models=models)
+    for name, config in models.items():
+        inside = least_weights(config.model) - table_numbers(config.model)
+        assert 1.4e6 < inside < 1.9e6, name
+
+
+def test_contestants_are_found_by_their_names_or_files(tmp_path):
+    own = tmp_path / "mine.toml"
+    own.write_text(recipe_text("compare-gpt"))
+    assert [*load_contestants(["gpt", str(own)])] == ["gpt", "mine"]
+    with pytest.raises(ValueError, match=r"'gpr'.*contestants are gpt, gpt-cache"):
+        load_contestants(["gpr"])
+    with pytest.raises(ValueError, match="gpt is given twice"):
+        load_contestants(["gpt", "gpt"])
