@@ -1,0 +1,197 @@
+"""Which model for which sequence? The contestants of txl compare on two corpora.
+
+    python benchmarks/comparison.py python-stdlib --jobs 2
+    python benchmarks/comparison.py ptb-char --path ../shared/data/ptb --jobs 2
+    python benchmarks/comparison.py --docs
+
+Every run that has ended is in benchmarks/results/comparison_NAME.json at once, and is not made
+again: the runs take hours, and may be made on several days. With --docs, the tables of
+docs/which-model.md are written anew, between its two comments. With --larger, the networks have
+about ten times as many weights, for a GPU.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from revision import ROOT, commit
+from turns import circumstances
+
+from transformer_xl.config import Config, DataConfig, ModelConfig
+from transformer_xl.config.files import replace_file
+from transformer_xl.config.recipes import load_recipe
+from transformer_xl.inference.floors import floors
+from transformer_xl.studies.compare import (
+    FACTORS,
+    RUNS_FILE,
+    Comparison,
+    Plan,
+    Run,
+    load_contestants,
+)
+from transformer_xl.studies.standings import draw, markdown, standings
+
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = ROOT / "docs" / "which-model.md"
+BEGIN, END = "<!-- benchmarks/comparison.py -->", "<!-- end -->"
+CORPORA = {
+    "python-stdlib": ("compare-txl", "Source code of the Python standard library, by bytes"),
+    "ptb-char": ("ptb-char-cpu", "Penn Treebank, by characters"),
+    "wikitext-2": ("wikitext-2-cpu", "WikiText-2, by words"),
+    "chorales": ("jsb-chorales-cpu", "Chorales of Bach, as integers"),
+}
+"""By name: a recipe with the text and its vocabulary, and a title."""
+DEFAULTS = {field.name: field.default for field in fields(ModelConfig)}
+MODELS = ("txl", "txl-paper", "gpt", "gpt-cache", "lstm", "mamba2")
+
+
+def larger(config: Config) -> Config:
+    """Return the recipe of a network with about ten times as many weights inside."""
+    model = config.model
+    wide = {"d_model": 2 * model.d_model, "d_inner": 2 * model.d_inner, "n_head": 2 * model.n_head}
+    used = {name: x for name, x in wide.items() if getattr(model, name) != DEFAULTS[name]}
+    return replace(config, model=replace(model, n_layer=round(2.5 * model.n_layer), **used))
+
+
+def results_file(name: str) -> Path:
+    """Return where the runs of a corpus are recorded."""
+    return RESULTS / f"comparison_{name}.json"
+
+
+def recorded(name: str) -> dict[str, Any]:
+    """Return the committed file of a corpus; an empty one if there is none."""
+    path = results_file(name)
+    if not path.is_file():
+        return {"circumstances": [], "floors": [], "runs": []}
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def rounded(x: Any) -> Any:
+    """Return JSON values with six digits of each number, which is what they mean."""
+    if isinstance(x, float):
+        return float(f"{x:.6g}")
+    if isinstance(x, list):
+        return [rounded(each) for each in x]
+    return {name: rounded(each) for name, each in x.items()} if isinstance(x, dict) else x
+
+
+def compare(name: str, arguments: argparse.Namespace) -> None:
+    """Make the runs of a corpus that are missing."""
+    data: DataConfig = load_recipe(CORPORA[name][0]).data
+    if arguments.path:
+        data = replace(data, path=arguments.path)
+    models = load_contestants(arguments.models)
+    if arguments.larger:
+        models = {name: larger(config) for name, config in models.items()}
+    plan = Plan(
+        data=data,
+        models=models,
+        minutes=arguments.minutes,
+        seeds=tuple(arguments.seeds),
+        factors=tuple(arguments.rates),
+        clock=arguments.clock,
+        jobs=arguments.jobs,
+    )
+    path = arguments.json or results_file(name)
+    folder = arguments.out or ROOT / "runs" / "comparison" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    known = recorded(name if path == results_file(name) else "")
+    if known["runs"] and not (folder / RUNS_FILE).exists():
+        replace_file(folder / RUNS_FILE, json.dumps(known["runs"]).encode())
+    about = {**circumstances(), "revision": commit(), "threads_of_a_run": 1}
+    known["circumstances"] = [x for x in known["circumstances"] if x != about] + [about]
+
+    def record(text: str) -> None:
+        print(text, flush=True)
+        if (made := folder / RUNS_FILE).exists():
+            known["runs"] = rounded(json.loads(made.read_bytes()))
+            # A line for each run.
+            lines = ",\n".join(json.dumps(run) for run in known["runs"])
+            head = json.dumps({k: x for k, x in known.items() if k != "runs"}, indent=1)
+            content = f'{head[:-2]},\n "runs": [\n{lines}\n]\n}}\n'
+            replace_file(path, content.encode())
+
+    comparison = Comparison(plan, folder, record)
+    if not known["floors"] and arguments.floors:
+        rows = floors(comparison.corpus)
+        known["floors"] = rounded([asdict(row) for row in rows])
+    comparison.go()
+    record("done")
+
+
+def section(name: str) -> str:
+    """Return the tables of a corpus."""
+    known = recorded(name)
+    runs = msgspec.convert(known["runs"], list[Run])
+    final = {run.model for run in runs if run.phase == "run"}
+    parts = [f"### {CORPORA[name][1]}"]
+    if not final:
+        parts.append("No run has ended yet.")
+        return "\n\n".join(parts)
+    # Of a contestant whose long runs are missing, nothing is said.
+    own = [run for run in runs if run.model in final]
+    result = standings(own, reference="txl" if "txl" in final else None)
+    key = result["unit"].replace(" ", "_")
+    rows = [{**x, "bits": x[key]} for x in known["floors"] if x[key] is not None]
+    where = known["circumstances"][-1]
+    minutes = next(run.minutes for run in own if run.phase == "run")
+    revisions = ", ".join(dict.fromkeys(x["revision"] for x in known["circumstances"]))
+    picture = PAGE.parent / "images" / f"comparison-{name}.svg"
+    draw(picture, own)
+    missing = [x for x in MODELS if x not in final]
+    parts += [
+        markdown(result, rows),
+        f"![Loss by tokens, by FLOPs, by context and by memory length]"
+        f"({picture.relative_to(PAGE.parent)})",
+        f"{minutes:g} minutes of CPU time for each run, one thread, {where['processor']}, torch "
+        f"{where['torch']}, revision {revisions}; learning rates searched with four runs of "
+        f"{minutes / 4:g} minutes. Command: "
+        f"`python benchmarks/comparison.py {name}`; runs: "
+        f"[comparison_{name}.json](../benchmarks/results/comparison_{name}.json).",
+    ]
+    if missing:
+        parts.append(f"Not run: {', '.join(missing)}.")
+    return "\n\n".join(parts)
+
+
+def write_page() -> None:
+    """Write the tables into the page."""
+    text = PAGE.read_text(encoding="utf-8")
+    head, tail = text[: text.index(BEGIN)], text[text.index(END) :]
+    sections = [section(name) for name in CORPORA if recorded(name)["runs"]]
+    replace_file(PAGE, "\n\n".join([head + BEGIN, *sections, tail]).encode())
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run a comparison, or write the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("corpus", nargs="?", choices=CORPORA)
+    parser.add_argument("--path", help="a local copy of the text")
+    parser.add_argument("--models", nargs="+", default=MODELS)
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
+    parser.add_argument("--rates", type=float, nargs="+", default=FACTORS, help="factors to search")
+    parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
+    parser.add_argument("--larger", action="store_true", help="ten times as many weights")
+    parser.add_argument("--no-floors", dest="floors", action="store_false")
+    parser.add_argument("--json", type=Path, help="default benchmarks/results/comparison_NAME.json")
+    parser.add_argument("--out", type=Path, help="run folders; default runs/comparison/NAME")
+    parser.add_argument("--docs", action="store_true", help="write docs/which-model.md and end")
+    arguments = parser.parse_args(words)
+    if arguments.docs:
+        write_page()
+    elif arguments.corpus is None:
+        parser.error("name a corpus, or --docs")
+    else:
+        compare(arguments.corpus, arguments)
+
+
+if __name__ == "__main__":
+    main()
