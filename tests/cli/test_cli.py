@@ -23,7 +23,18 @@ from transformer_xl.cli.runs import Train
 
 VERBS = (
     *("recipes", "prepare", "train", "models", "eval", "report", "score", "generate", "convert"),
-    *("export", "compress", "decompress", "serve", "recl", "ablate", "bench", "estimate", "doctor"),
+    *(
+        "export",
+        "compress",
+        "decompress",
+        "serve",
+        "recl",
+        "ablate",
+        "compare",
+        "bench",
+        "estimate",
+        "doctor",
+    ),
 )
 
 

@@ -1,4 +1,4 @@
-"""Studies of the paper: ablations and relative effective context length."""
+"""Studies of the paper, ablations and effective context length; comparisons of models."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING

@@ -1,0 +1,95 @@
+"""The command txl compare."""
+
+import json
+
+import pytest
+
+from transformer_xl.cli import main
+from transformer_xl.studies import compare
+
+
+@pytest.fixture
+def text(tmp_path):
+    path = tmp_path / "mine.txt"
+    path.write_text("".join(f"line {n} of a text\n" for n in range(400)))
+    return path
+
+
+def call(text, out, *words):
+    return main(["compare", str(text), "--out", str(out), "--minutes", "4", *words])
+
+
+@pytest.fixture(autouse=True)
+def _others_losses(monkeypatch, made, found):
+    """The contestants of the package, by how deep they are."""
+
+    def carry_out(task):
+        made.append(task)
+        return found(task.config.model.n_layer + task.factor / 10)
+
+    monkeypatch.setattr(compare, "_carry_out", carry_out)
+
+
+def test_a_text_of_ones_own_is_read_by_bytes(tmp_path, text, made, capsys):
+    out = tmp_path / "out"
+    assert call(text, out, "--models", "txl,gpt", "lstm", "--no_floors", "--json") == 0
+    data = {(x.config.data.path, x.config.data.vocab) for x in made}
+    assert data == {(str(text), "bytes")}
+    assert {task.model for task in made} == {"txl", "gpt", "lstm"}
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["model"] for row in result["models"]][:2] == ["txl", "gpt"]
+    assert json.loads((out / "comparison.json").read_text()) == result
+    assert "| txl |" in (out / "comparison.md").read_text()
+    assert (out / "comparison.svg").exists()
+
+
+def test_settings_of_the_text_can_be_given(tmp_path, text, made):
+    words = ("--models", "lstm", "--rates", "1", "--no_floors", "--data.vocab", "chars")
+    assert call(text, tmp_path / "out", *words) == 0
+    assert {task.config.data.vocab for task in made} == {"chars"}
+    assert [(task.phase, task.factor) for task in made] == [("run", 1.0)]
+
+
+def test_floors_stand_beside_the_models(tmp_path, text):
+    pytest.importorskip("pyppmd")
+    assert call(text, tmp_path / "out", "--models", "lstm", "--rates", "1") == 0
+    table = (tmp_path / "out" / "comparison.md").read_text()
+    for name in ("uniform", "xz -9e", "PPMd, given the training text"):
+        assert f"| {name} |" in table
+
+
+def test_the_same_command_goes_on(tmp_path, text, made):
+    words = ("--models", "lstm", "--no_floors")
+    call(text, tmp_path / "out", *words)
+    n = len(made)
+    assert call(text, tmp_path / "out", *words) == 0
+    assert len(made) == n
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--models", "gpr"), "contestants are"),
+        (("--seeds", "1", "1"), "must be different"),
+        (("--minutes", "0"), "minutes=0"),
+        (("--models", "paper-enwik8-base"), "runs with a time limit need constant_cooldown"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_is_made(
+    tmp_path, text, made, capsys, words, message
+):
+    assert main(["compare", str(text), "--out", str(tmp_path / "out"), *words]) == 2
+    assert message in capsys.readouterr().err
+    assert not made
+
+
+def test_a_text_that_is_not_there_is_named(tmp_path, capsys):
+    assert call(tmp_path / "none.txt", tmp_path / "out") != 0
+    assert "none.txt" in capsys.readouterr().err
+
+
+def test_without_any_model_that_could_be_trained_it_fails(tmp_path, text, monkeypatch, capsys):
+    monkeypatch.setattr(compare, "_carry_out", lambda task: {"failed": "RuntimeError: diverged"})
+    words = ("--models", "lstm", "--rates", "1", "--no_floors")
+    assert call(text, tmp_path / "out", *words) == 1
+    assert "no contestant could be trained" in capsys.readouterr().err
