@@ -13,6 +13,7 @@ OPTIONS = {
     "norm": "layer",
     "activation": "relu",
     "qk_norm": False,
+    "value_residual": False,
     "enhanced_recurrence": False,
     "qkv_dropout": 0.0,
     "embed_dropout": 0.0,

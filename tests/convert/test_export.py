@@ -87,6 +87,7 @@ def test_a_model_converted_there_and_back_is_the_same_bit_for_bit(
         ({"activation": "geglu"}, "activation='geglu': .* that of activation='relu'"),
         ({"gate": "gru", "norm_first": True}, "gate='gru': .* that of gate='none'"),
         ({"qk_norm": True}, "qk_norm=True: .* that of qk_norm=False"),
+        ({"value_residual": True}, "value_residual=True: the authors' PyTorch code"),
         ({"enhanced_recurrence": True}, "enhanced_recurrence=True: the authors' PyTorch code"),
         (
             {"kind": "lstm", "n_head": 8, "d_inner": 2048},

@@ -30,6 +30,7 @@ VARIANTS = {
     "clamped distances": {"clamp_len": 3},
     "limited attention": {"attn_len": 4},
     "narrow embeddings": {"d_embed": 5, "tie_embeddings": False},
+    "value residuals": {"norm_first": True, "value_residual": True},
     "gpt with a cache": {"kind": "gpt"},
     "gpt with limited attention": {"kind": "gpt", "attn_len": 4, "qk_norm": True, "norm": "rms"},
 }

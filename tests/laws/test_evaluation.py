@@ -16,7 +16,10 @@ def text():
 
 
 def with_layers(model, n_layer):
-    return build_model(replace(model.config, n_layer=n_layer)).double().eval()
+    # One layer alone has no other one's values.
+    mixes = model.config.value_residual and n_layer > 1
+    settings = replace(model.config, n_layer=n_layer, value_residual=mixes)
+    return build_model(settings).double().eval()
 
 
 @torch.no_grad()

@@ -41,6 +41,7 @@ VARIANTS = {
     "attention limited to the memory": {"attn_len": 6},
     "no memory": {"mem_len": 0},
     "learned distances": {"attn_type": 1, "n_positions": 9},
+    "value residuals": {"norm_first": True, "value_residual": True},
     "clusters": {"cutoffs": (5, 11), "div_val": 2},
 }
 

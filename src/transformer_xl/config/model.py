@@ -74,7 +74,7 @@ _ATTENTION = (
     *("n_head", "d_head", "d_inner", "activation", "attn_type", "n_positions", "attn_len"),
     *("clamp_len", "start_memory", "norm_first", "gate", "norm", "qk_norm", "final_norm"),
     *("enhanced_recurrence", "tie_biases", "attn_dropout", "qkv_dropout", "ff_dropout"),
-    *("norm_eps", "quirks", "ext_len"),
+    *("norm_eps", "quirks", "ext_len", "value_residual"),
 )
 
 _RECURRENT = ("state_size", "expand", "conv_width", "weight_dropout")
@@ -168,6 +168,9 @@ class ModelConfig:
     qk_norm: bool = False
     """Normalize the queries and keys of each head before the biases u and v are added; not the keys
     of positions."""
+    value_residual: bool = False
+    """Value residuals: the values of every layer but the first are a learned mix of its own and
+    those of the first layer, which keep what the token itself says (ResFormer)."""
     enhanced_recurrence: bool = False
     """Keep the output of each layer in its memory instead of its input (ERNIE-Doc)."""
     final_norm: bool = False
@@ -267,6 +270,15 @@ class ModelConfig:
             not (self.enhanced_recurrence and self.attn_type in (2, 3)),
             f"enhanced_recurrence=True with attn_type={self.attn_type}: absolute positions would "
             "be added to states that hold older ones; use attn_type 0 or 1",
+        )
+        require(
+            not self.value_residual or self.n_layer > 1,
+            f"value_residual=True with n_layer={self.n_layer}: there is no layer behind the first",
+        )
+        require(
+            not (self.value_residual and self.enhanced_recurrence),
+            "value_residual=True with enhanced_recurrence=True: the memory of the first layer "
+            "holds its outputs, not what its values are made from; choose one",
         )
 
     def _check_clusters(self) -> None:

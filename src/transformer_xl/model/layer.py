@@ -101,6 +101,10 @@ Attend = Callable[
 """Attends with queries, keys and values of a segment to those in a ring buffer, too."""
 
 
+Mix = Callable[[Float[Tensor, "B S H K"]], Float[Tensor, "B S H K"]]
+"""Mixes the values of a layer with those of the first one, or remembers them for the others."""
+
+
 class RelAttention(nn.Module):
     """Multi-head relative attention (section 3.3), without the residual connection.
 
@@ -311,6 +315,7 @@ class DecoderLayer(nn.Module):
         positions: Positions | Attend | None,
         attn_len: int | None = None,
         first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
+        mix: Mix | None = None,
     ) -> tuple[Float[Tensor, "B T D"], Present]:
         """Transform the hidden states of a segment.
 
@@ -321,6 +326,7 @@ class DecoderLayer(nn.Module):
             positions: As in :meth:`RelAttention.forward`.
             attn_len: How many keys a query sees, counting its own.
             first_key: Index of the first key that each stream, or each query, sees.
+            mix: Changes the projected values; None: nothing does.
 
         Returns:
             The hidden states, and what the memory stores of the segment.
@@ -333,6 +339,9 @@ class DecoderLayer(nn.Module):
             q, k, v = self.attention.project(normalized, before if before.shape[1] else None)
         else:
             q, k, v = self.attention.project(normalized)
+        if mix is not None:
+            v = mix(v)
+        if not isinstance(past, Tensor):
             k, v = past(k, v)
         if self.has_raw_queries:
             q = self.attention.queries(x)
@@ -372,6 +381,7 @@ def draw_weights(parameters: Iterable[tuple[str, Tensor]], config: ModelConfig) 
         (("_proj.weight", "inner.weight", "outer.weight"), 0.0, config.init_std),
         (("embedding.weight", "softmax.weight", "cluster_weight"), 0.0, config.init_std),
         (("content_bias", "position_bias"), 0.0, config.init_std),
+        (("value_own", "value_first"), 0.5, 0.0),
         (("distance_embedding", "position_embedding"), 0.0, config.init_std),
     )
     for name, parameter in parameters:

@@ -1,7 +1,6 @@
 """The stepper: advances a batch of streams by one token each.
 
-All generation uses it: :func:`~transformer_xl.generate`, sessions, the server and ``generate`` of
-transformers.
+All generation uses it: of functions and sessions, the server and transformers.
 """
 
 import copy
@@ -171,6 +170,7 @@ def reason_against_native(model: TransformerXL, dtype: torch.dtype) -> str | Non
         (config.attn_type in (2, 3), f"attn_type={config.attn_type}"),
         (config.gate != "none", f"gate={config.gate!r}"),
         (config.enhanced_recurrence, "enhanced_recurrence=True"),
+        (config.value_residual, "value_residual=True"),
         ("raw_queries" in config.quirks, "the quirk raw_queries"),
     ):
         if is_set:
@@ -395,8 +395,9 @@ class RingStepper(Stepper):
 
     def _through(self, x: Float[Tensor, "B 1 D"], view: _View) -> Float[Tensor, "B 1 D"]:
         """Compute the layers for embedded tokens; write their keys and values into the ring."""
-        for n, layer in enumerate(self._model.layers):
-            x, of_output = layer(x, _alone, partial(self._attended, n, view))
+        for n, mix in enumerate(self._model.value_mixes()):
+            attend = partial(self._attended, n, view)
+            x, of_output = self._model.layers[n](x, _alone, attend, mix=mix)
             if of_output is not None:
                 self._write(n, view.newest, of_output)
         norm = self._model.final_norm

@@ -1,6 +1,7 @@
 """Transformer-XL: embedding, layers with memory, softmax."""
 
 from collections.abc import Sequence
+from functools import partial
 from threading import get_ident
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.language_model import LanguageModel, Segment
-from transformer_xl.model.layer import DecoderLayer, draw_weights, make_norm
+from transformer_xl.model.layer import DecoderLayer, Mix, draw_weights, make_norm
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import KeysAndValues, Memory, Past
 from transformer_xl.model.positions import Positions, distances, relative_positions
@@ -32,6 +33,11 @@ class TransformerXL(LanguageModel):
     Within the segment, layers still attend to inputs. So the context grows without limit instead
     of by one memory per layer, but results depend on the segmentation: use segments about as long
     as in training, or shorter.
+
+    With ``value_residual`` (ResFormer; Zhou et al., 2024, arXiv 2410.17897, its learned form) the
+    values of layer n > 1 are, with learned $\lambda$, for memory and segment alike
+
+    $$V^n = \lambda^n_1 h^{n-1} W_v^n + \lambda^n_2 h^0 W_v^1$$
 
     Rows of a batch may be padded on the right (``lengths``), contain several documents (``starts``
     for packed documents; ``mems.reset(rows)`` between segments; ``reset_at``, a token that always
@@ -58,6 +64,12 @@ class TransformerXL(LanguageModel):
             DecoderLayer(config) for _ in range(config.n_layer)
         )
         self._add_positions(config)
+        self.value_own = self.value_first = None
+        if config.value_residual:
+            # Factors of a layer's own values, and of the first layer's, for all layers behind it.
+            self.value_own, self.value_first = (
+                nn.Parameter(torch.empty(config.n_layer - 1)) for _ in range(2)
+            )
         self.final_norm = make_norm(config) if config.final_norm else None
         self._projected: dict[tuple[int | None, bool], list[Tensor]] = {}
         self._probe: Tensor | None = None
@@ -131,11 +143,13 @@ class TransformerXL(LanguageModel):
         x = self._embedded(segment)
         positions = self._relative_positions(M + T, lengths.clamp_len, is_fixed=mems.has_keys)
         present, positioned = [], []
-        for n, layer in enumerate(self.layers):
+        for n, (layer, mix) in enumerate(zip(self.layers, self.value_mixes(), strict=True)):
             past, unpositioned = mems.store.past(n), x
             if self._is_absolute:
                 past, x = self._positioned(n, past, x, segment.short, lengths.clamp_len)
             given = x, past, positions[n], lengths.attn_len, first_key
+            if mix is not None:
+                given = *given, mix
             if self.recompute and torch.is_grad_enabled():
                 x, remembered = checkpoint(layer, *given, use_reentrant=False)
             else:
@@ -181,10 +195,29 @@ class TransformerXL(LanguageModel):
         with evaluating(self):
             if self.config.attn_type == 0 and not torch.compiler.is_compiling():
                 self._renew_projected()
-            for layer, state in zip(self.layers, memory.states, strict=True):
-                for kept, x in zip((keys, values), layer.keys_and_values(state), strict=True):
+            mixed = zip(self.layers, memory.states, self.value_mixes(), strict=True)
+            for layer, state, mix in mixed:
+                k, v = layer.keys_and_values(state)
+                for kept, x in ((keys, k), (values, v if mix is None else mix(v))):
                     kept.append(x.permute(2, 0, 1, 3).contiguous())
         return Memory(KeysAndValues(keys, values, adapters(self)), memory.forgotten)
+
+    def value_mixes(self) -> Sequence[Mix | None]:
+        """Return, for one pass through the layers, what each does to its values."""
+        own, others = self.value_own, self.value_first
+        if own is None or others is None:
+            return [None] * self.config.n_layer
+        first: list[Tensor] = []
+
+        def remember(v: Tensor) -> Tensor:
+            first[:] = [v]
+            return v
+
+        def mix(n: int, v: Tensor) -> Tensor:
+            # The precision of autocast, which the factors do not have.
+            return v * own[n].to(v.dtype) + first[0] * others[n].to(v.dtype)
+
+        return [remember, *(partial(mix, n) for n in range(len(own)))]
 
     @property
     def _state_width(self) -> int:

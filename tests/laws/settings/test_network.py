@@ -53,6 +53,7 @@ MODEL = {
     "gate": ({"norm_first": True}, "gru"),
     "norm": ({}, "rms"),
     "qk_norm": ({}, True),
+    "value_residual": ({}, True),
     "enhanced_recurrence": ({}, True),
     "final_norm": ({}, True),
     "tie_biases": ({}, False),

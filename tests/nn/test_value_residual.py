@@ -1,0 +1,103 @@
+"""Value residuals; that they hold with any memory, stepper and segmentation is among the laws."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.model import TransformerXL
+
+CONFIG = ModelConfig(
+    vocab_size=31,
+    n_layer=3,
+    n_head=2,
+    d_model=16,
+    d_inner=24,
+    mem_len=6,
+    dropout=0.0,
+    norm_first=True,
+    value_residual=True,
+    init_std=0.3,
+)
+
+
+@pytest.fixture
+def model():
+    model = TransformerXL(CONFIG).double().eval()
+    with torch.no_grad():
+        model.value_own.copy_(torch.tensor([0.3, 1.7]))
+        model.value_first.copy_(torch.tensor([-0.8, 0.6]))
+    return model
+
+
+def inputs_and_values(model, tokens, mems):
+    """Return what each layer reads, memory and segment, and the values it attends to."""
+    inputs, values = [], []
+
+    def note_input(layer, given):
+        inputs.append(torch.cat([given[1], given[0]], 1))
+
+    hooks = [layer.register_forward_pre_hook(note_input) for layer in model.layers]
+    hooks += [
+        layer.attention.register_forward_pre_hook(lambda _, given: values.append(given[2]))
+        for layer in model.layers
+    ]
+    model(tokens, mems)
+    for hook in hooks:
+        hook.remove()
+    return inputs, values
+
+
+@torch.no_grad()
+def test_values_are_mixed_with_those_of_the_first_layer(model):
+    tokens = torch.randint(31, (2, 10))
+    mems = model(tokens[:, :6]).mems
+    inputs, values = inputs_and_values(model, tokens[:, 6:], mems)
+    own = [layer.keys_and_values(x)[1] for layer, x in zip(model.layers, inputs, strict=True)]
+    torch.testing.assert_close(values[0], own[0])
+    for n in (1, 2):
+        a, b = model.value_own[n - 1], model.value_first[n - 1]
+        torch.testing.assert_close(values[n], a * own[n] + b * own[0])
+
+
+@torch.no_grad()
+def test_with_the_own_values_alone_it_is_the_model_without(model):
+    model.value_own.fill_(1.0)
+    model.value_first.fill_(0.0)
+    plain = TransformerXL(replace(CONFIG, value_residual=False)).double().eval()
+    weights = model.state_dict()
+    plain.load_state_dict({name: weights[name] for name in plain.state_dict()})
+    tokens = torch.randint(31, (2, 10))
+    torch.testing.assert_close(model(tokens).log_probs, plain(tokens).log_probs)
+
+
+def test_factors_are_learned_and_recomputed_activations_give_the_same_gradients(model):
+    tokens = torch.randint(31, (2, 13))
+    mems = model(tokens[:, :6]).mems
+    gradients = []
+    for recompute in (False, True):
+        model.recompute = recompute
+        model.zero_grad()
+        model.train()(tokens[:, 6:-1], mems, tokens[:, 7:]).loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    torch.testing.assert_close(*gradients)
+    assert model.value_own.grad.abs().min() > 0
+    assert model.value_first.grad.abs().min() > 0
+
+
+def test_it_begins_with_halves():
+    model = TransformerXL(CONFIG)
+    assert model.value_own.tolist() == model.value_first.tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_layer": 1}, "value_residual=True with n_layer=1: there is no layer behind the first"),
+        ({"enhanced_recurrence": True}, "value_residual=True with enhanced_recurrence=True"),
+    ],
+)
+def test_what_it_cannot_be_combined_with_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        replace(CONFIG, **settings)
