@@ -47,6 +47,7 @@ VARIANTS = {
     "limited attention": {"attn_len": 17},
     "clamped distances": {"clamp_len": 9},
     "documents": {"reset_at": 5},
+    "value residuals": {"norm_first": True, "value_residual": True},
 }
 
 

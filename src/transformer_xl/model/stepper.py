@@ -170,7 +170,6 @@ def reason_against_native(model: TransformerXL, dtype: torch.dtype) -> str | Non
         (config.attn_type in (2, 3), f"attn_type={config.attn_type}"),
         (config.gate != "none", f"gate={config.gate!r}"),
         (config.enhanced_recurrence, "enhanced_recurrence=True"),
-        (config.value_residual, "value_residual=True"),
         ("raw_queries" in config.quirks, "the quirk raw_queries"),
     ):
         if is_set:
@@ -475,9 +474,8 @@ class NativeStepper(RingStepper):
     def _described(self) -> native.Decoder:
         model, config, final = self._model, self._model.config, self._model.final_norm
         tensors = []
-        for layer, at, keys, values in zip(
-            model.layers, self._positions, self._keys, self._values, strict=True
-        ):
+        made = model.layers, self._positions, self._keys, self._values, model.value_factors()
+        for layer, at, keys, values, factors in zip(*made, strict=True):
             qkv, o, inner, outer = layer.matrices
             norms = layer.attention_norm, layer.feed_forward_norm
             q_norm, k_norm = layer.attention.q_norm, layer.attention.k_norm
@@ -500,6 +498,7 @@ class NativeStepper(RingStepper):
                 distance_bias=at.distance_bias,
                 keys=keys,
                 values=values,
+                value_factors=factors,
             )
             tensors.append(described)
         return native.Decoder(

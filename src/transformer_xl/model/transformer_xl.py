@@ -219,6 +219,13 @@ class TransformerXL(LanguageModel):
 
         return [remember, *(partial(mix, n) for n in range(len(own)))]
 
+    def value_factors(self) -> Sequence[tuple[float, float]]:
+        """Return the factors of the own values of each layer, and of those of the first one."""
+        own, others = self.value_own, self.value_first
+        if own is None or others is None:
+            return [(1.0, 0.0)] * self.config.n_layer
+        return [(1.0, 0.0), *zip(own.tolist(), others.tolist(), strict=True)]
+
     @property
     def _state_width(self) -> int:
         return self.config.d_model

@@ -58,6 +58,8 @@ class LayerTensors(NamedTuple):
     distance_bias: Float[Tensor, "capacity H"] | None
     keys: Float[Tensor, "H B capacity K"]
     values: Float[Tensor, "H B capacity K"]
+    value_factors: tuple[float, float] = (1.0, 0.0)
+    """Of the layer's own values, and of those of the first layer."""
 
 
 _VECTORS = (
@@ -78,6 +80,7 @@ class _Layer(ctypes.Structure):
         *((name, _Matrix) for name in _MATRICES),
         *((name, c_void_p) for name in (*_VECTORS, "r", "distance_bias", "keys", "values")),
         *((name, c_int64) for name in ("r_row", "r_head", "bias_row", "bias_head")),
+        *((name, c_double) for name in ("value_own", "value_first")),
     )
 
 
@@ -94,7 +97,7 @@ class _Step(ctypes.Structure):
 
 
 _NO_MEMORY = 2
-_VERSION = 2
+_VERSION = 3
 _LAYOUT = _VERSION << 32 | ctypes.sizeof(_Step) << 16 | ctypes.sizeof(_Layer)
 """What the library returns if it was built from the same version of ``native.cpp``."""
 
@@ -287,6 +290,7 @@ class Decoder:
             setattr(described, name, self._matrix(getattr(tensors, name), bias))
         for name in _VECTORS:
             setattr(described, name, self._vector(getattr(tensors, name)))
+        described.value_own, described.value_first = tensors.value_factors
         cache = tensors.keys.dtype
         if tensors.r is not None:
             r = tensors.r.detach().to(cache)
