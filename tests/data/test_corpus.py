@@ -121,6 +121,17 @@ def test_other_settings_and_other_text_are_other_corpora(sample, tmp_path):
     assert len(set(folders)) == 4
 
 
+def test_checksums_are_those_of_what_was_read_wherever_it_is(sample, tmp_path):
+    here = prepare(DataConfig(**sample)).checksums
+    assert [*here] == ["vocab", "train", "valid", "test"]
+    moved = tmp_path / "moved.txt"
+    moved.write_text(SAMPLE, encoding="utf-8")
+    assert prepare(DataConfig(**{**sample, "path": str(moved)})).checksums == here
+    moved.write_text(SAMPLE.swapcase(), encoding="utf-8")
+    changed = prepare(DataConfig(**{**sample, "path": str(moved)})).checksums
+    assert (changed["vocab"], changed["train"] != here["train"]) == (here["vocab"], True)
+
+
 def test_the_cache_can_be_named_by_a_variable(sample, tmp_path, monkeypatch):
     monkeypatch.setenv("TXL_CACHE", str(tmp_path / "elsewhere"))
     corpus = prepare(DataConfig(path=sample["path"]))

@@ -228,3 +228,12 @@ def test_other_lengths_are_evaluated_without_training_again(tmp_path, short, mon
     monkeypatch.setattr(loop, "train_step", None)
     results = train(short(eval={"mem_lens": (1, 2)}), tmp_path, quiet=True)
     assert [row["mem_len"] for row in results["memory_curve"]] == [1, 2, 8]
+
+
+def test_without_a_report_a_training_ends_with_its_model(tmp_path, toy_recipe):
+    config = toy_recipe(train={"steps": 3})
+    assert train(config, tmp_path, quiet=True, reports=False) == {}
+    assert (tmp_path / "model" / "best" / "config.json").exists()
+    assert not (tmp_path / "results.json").exists()
+    # The same call with a report goes on from there.
+    assert train(config, tmp_path, quiet=True)["test"]["nll"] > 0
