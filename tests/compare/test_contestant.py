@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from transformer_xl.config import ModelConfig
 from transformer_xl.inference.evaluate import evaluate
 from transformer_xl.model import build_model, load_model
 from transformer_xl.ops import timing
@@ -69,7 +70,9 @@ def test_flops_of_an_lstm_are_those_of_its_matrices(models):
     D, V = config.model.d_model, config.model.vocab_size
     # Twice a multiplication, forward and for both gradients; the embedding is looked up.
     expected = 6 * (2 * 8 * D * D + V * D)
-    assert contestant.training_flops(config, model) == pytest.approx(expected, rel=0.05)
+    # AdamW has no products.
+    of_token, of_update = contestant.training_flops(config, model)
+    assert (of_token, of_update) == (pytest.approx(expected, rel=0.05), 0)
 
 
 def test_flops_of_a_gpt_include_the_scores_of_its_context(models):
@@ -80,7 +83,36 @@ def test_flops_of_a_gpt_include_the_scores_of_its_context(models):
     # As computed: all keys of memory and segment, hidden ones too.
     scores = 2 * (M + T) * D
     expected = 6 * (inside + scores + config.vocab_size * D)
-    assert contestant.training_flops(models["gpt"], model) == pytest.approx(expected, rel=0.05)
+    of_token, _ = contestant.training_flops(models["gpt"], model)
+    assert of_token == pytest.approx(expected, rel=0.05)
+
+
+def test_flops_of_muon_count_for_each_update(models):
+    recipe = models["gpt"]
+    muon = replace(recipe, train=replace(recipe.train, optimizer="muon"))
+    model = build_model(replace(recipe.model, vocab_size=20))
+    (of_token, none), (same, of_update) = (
+        contestant.training_flops(x, model) for x in (recipe, muon)
+    )
+    assert (of_token, none) == (same, 0)
+    # Five iterations, each with more than one product of the size of each matrix.
+    D, F = model.config.d_model, model.config.d_inner
+    assert of_update > 5 * 2 * (4 * D**3 + 2 * D * D * min(D, F))
+
+
+def test_flops_of_a_depthwise_convolution_are_those_of_its_weights(models):
+    pytest.importorskip("transformers")
+    settings = {"kind": "mamba2", "vocab_size": 20, "n_layer": 1, "d_model": 64, "n_head": 2}
+    settings |= {"mem_len": 0, "dropout": 0.0, "state_size": 8}
+    found = []
+    for width in (2, 4):
+        config = ModelConfig(**settings, conv_width=width)
+        recipe = replace(models["gpt"], model=config)
+        found.append(contestant.training_flops(recipe, build_model(config))[0])
+    # Two more weights for each of 144 features, forward and for both gradients; a convolution that
+    # was taken for a dense one would have 144 times as many.
+    more = 3 * 2 * 2 * 144
+    assert more <= found[1] - found[0] < 10 * more
 
 
 @pytest.mark.slow

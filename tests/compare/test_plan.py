@@ -108,6 +108,50 @@ def test_a_contestant_of_which_every_run_failed_does_not_end_the_others(
     assert {run.model for run in comparison.planned() if run.phase == "run"} == {"txl", "lstm"}
 
 
+def test_a_run_that_failed_is_tried_again_and_one_that_diverged_is_not(
+    tmp_path, models, made, monkeypatch
+):
+    carry_out = compare._carry_out
+
+    def failing(task):
+        if task.model == "gpt":
+            made.append(task)
+            raise OSError("the disk is full")
+        if task.factor == 4:
+            made.append(task)
+            return {"failed": "the loss is not finite", "diverged": True}
+        return carry_out(task)
+
+    monkeypatch.setattr(compare, "_carry_out", failing)
+    first = Comparison(plan(models), tmp_path)
+    first.go()
+    failed = [run for run in first.planned() if "failed" in run.found]
+    assert {run.found["failed"] for run in failed} == {
+        "OSError: the disk is full",
+        "the loss is not finite",
+    }
+    n = len(made)
+    monkeypatch.setattr(compare, "_carry_out", carry_out)
+    again = Comparison(plan(models), tmp_path)
+    again.go()
+    assert {task.model for task in made[n:]} == {"gpt"}
+    assert [run for run in again.planned() if run.phase == "run" and run.model == "gpt"]
+
+
+def test_runs_with_other_settings_have_folders_of_their_own(tmp_path, models, made):
+    Comparison(plan(models, factors=(1.0,)), tmp_path).go()
+    longer = Plan(data=models["txl"].data, models=models, minutes=9.0, factors=(1.0,))
+    Comparison(longer, tmp_path).go()
+    assert len({task.folder for task in made}) == 6
+
+
+def test_cpu_time_needs_one_thread(models, monkeypatch):
+    monkeypatch.setattr(compare.torch, "get_num_threads", lambda: 4)
+    with pytest.raises(ValueError, match="clock='cpu' with 2 threads a run"):
+        plan(models, clock="cpu", jobs=2)
+    plan(models, clock="cpu", jobs=4)
+
+
 def test_a_damaged_file_of_runs_is_named_and_left_as_it_is(tmp_path, models):
     (tmp_path / compare.RUNS_FILE).write_text("[{]")
     with pytest.raises(ValueError, match=r"runs\.json is damaged, or no file of runs"):

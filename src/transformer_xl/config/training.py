@@ -36,8 +36,8 @@ class TrainConfig:
     starts early enough; if its steps turn out slower, it is shortened, so that the last step ends
     at most 10 % late. Needs constant_cooldown."""
     clock: Literal["wall", "cpu"] = "wall"
-    """How train.minutes are counted: wall time, or CPU time of the process divided by its threads,
-    which other programs on the machine hardly change. cpu needs a CPU and one process."""
+    """How train.minutes are counted: wall time, or CPU time of the process, which other programs on
+    the machine hardly change. cpu needs one thread (OMP_NUM_THREADS=1) on a CPU."""
     batch_size: Count = 32
     """Number of streams in a batch; each keeps its own memory."""
     segment_len: Count = 128

@@ -10,9 +10,12 @@ import hashlib
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +23,12 @@ import msgspec
 import torch
 
 from transformer_xl.config import Config, DataConfig
+from transformer_xl.config.device import pick_device, pick_precision
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import load_recipe, recipe_names
 from transformer_xl.data import prepare
 from transformer_xl.studies.contestant import measured
+from transformer_xl.train.step import Diverged
 
 PREFIX = "compare-"
 """Names of the recipes of contestants begin with it."""
@@ -98,6 +103,11 @@ class Plan:
             raise ValueError(f"factors={self.factors} must be above 0, and at least one")
         if self.jobs < 1:
             raise ValueError(f"jobs={self.jobs} must be at least 1")
+        if self.clock == "cpu" and (n := threads_of(self.jobs)) > 1:
+            raise ValueError(
+                f"clock='cpu' with {n} threads a run: the CPU time of several threads does not say "
+                "how long a step takes; start with OMP_NUM_THREADS=1, or raise jobs"
+            )
         if min(self.minutes, self.searched_minutes) <= 0:
             raise ValueError(f"minutes={self.minutes} must be above 0")
         for name, config in self.models.items():
@@ -113,6 +123,11 @@ class Plan:
         return self.minutes / 4 if self.search_minutes is None else self.search_minutes
 
 
+def threads_of(jobs: int) -> int:
+    """Return the threads of each of several runs at the same time."""
+    return max(torch.get_num_threads() // jobs, 1)
+
+
 class Run(msgspec.Struct, kw_only=True):
     """What was measured of a run."""
 
@@ -125,6 +140,7 @@ class Run(msgspec.Struct, kw_only=True):
     digest: str
     """Identifies the settings and the text."""
     minutes: float
+    clock: str = "wall"
     found: dict[str, Any]
     """What :func:`~transformer_xl.studies.contestant.measured` returned, or ``failed``."""
 
@@ -138,7 +154,8 @@ class Task:
     factor: float
     seed: int
     config: Config
-    folder: Path
+    parent: Path
+    """The folder of the comparison."""
     threads: int
     eval_tokens: int | None
     is_detailed: bool
@@ -148,11 +165,27 @@ class Task:
 
     @property
     def digest(self) -> str:
-        """Identify the settings and the text, wherever that is."""
-        config = self.config
-        settings = [asdict(x) for x in (config.model, config.train, config.eval)]
-        given = [*settings, dict(self.checksums), self.eval_tokens, self.is_detailed]
-        return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
+        """Identify the settings, the text, wherever that is, and the use of the machine."""
+        return _digest(
+            [self._trained, self.eval_tokens, asdict(self.config.eval), self.is_detailed]
+        )
+
+    @property
+    def folder(self) -> Path:
+        """The run folder, which a run with other settings does not share."""
+        name = f"search_{self.factor:g}" if self.phase == "search" else f"seed_{self.seed}"
+        return self.parent / self.model / f"{name}-{_digest(self._trained)}"
+
+    @property
+    def _trained(self) -> list[Any]:
+        config, device = self.config, pick_device()
+        settings = [asdict(config.model), asdict(config.train), dict(self.checksums)]
+        precision = pick_precision(config.train.precision, device)
+        return [*settings, self.threads, device.type, precision]
+
+
+def _digest(given: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(given, sort_keys=True).encode()).hexdigest()[:16]
 
 
 class Comparison:
@@ -166,7 +199,8 @@ class Comparison:
 
     Attributes:
         corpus: The prepared text.
-        runs: All runs that have ended, also those of other plans.
+        runs: All runs that have ended, also those of other plans, and those that diverged.
+        failed: Runs that failed otherwise in this process; the next one tries them again.
 
     Raises:
         ValueError: The file of the runs is damaged, or the text cannot be read so.
@@ -177,6 +211,7 @@ class Comparison:
     ) -> None:
         self.plan, self.folder, self._say = plan, folder, say
         self.corpus = prepare(plan.data, say)
+        self.failed: list[Run] = []
         self.runs: list[Run] = []
         if (path := folder / RUNS_FILE).is_file():
             try:
@@ -219,7 +254,15 @@ class Comparison:
     def planned(self) -> list[Run]:
         """Return the runs of the plan that have ended, in its order."""
         tasks = [*self.search(), *self.final()]
-        return [run for task in tasks if (run := self.done(task))]
+        return [run for task in tasks if (run := self.done(task))] + self.failed
+
+    def add(self, runs: Iterable[Run]) -> None:
+        """Add runs that are known from elsewhere, and write them."""
+        known = {run.digest for run in self.runs}
+        self.runs += [run for run in runs if run.digest not in known]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        text = msgspec.json.format(msgspec.json.encode(self.runs), indent=1)
+        replace_file(self.folder / RUNS_FILE, text + b"\n")
 
     def go(self) -> None:
         """Search the learning rates and train, seed by seed."""
@@ -229,7 +272,6 @@ class Comparison:
     def _task(self, model: str, phase: str, factor: float, seed: int) -> Task:
         plan = self.plan
         is_search = phase == "search"
-        name = f"search_{factor:g}" if is_search else f"seed_{seed}"
         return Task(
             model=model,
             phase=phase,
@@ -243,8 +285,8 @@ class Comparison:
                 seed=seed,
                 clock=plan.clock,
             ),
-            folder=self.folder / model / name,
-            threads=max(torch.get_num_threads() // plan.jobs, 1),
+            parent=self.folder,
+            threads=threads_of(plan.jobs),
             eval_tokens=plan.eval_tokens,
             is_detailed=not is_search and seed == plan.seeds[0],
             checksums=self.corpus.checksums,
@@ -260,14 +302,17 @@ class Comparison:
             waiting = {workers.submit(_carry_out, task): task for task in left}
             try:
                 for future in as_completed(waiting):
-                    task, found = waiting[future], future.result()
-                    self._add(task, found)
-                    self._say(f"{task.folder.relative_to(self.folder)}: {_line(found)}")
+                    self._end(waiting[future], future)
             finally:
-                # After an error or an interrupt, no further run begins.
+                # After an interrupt, no further run begins.
                 workers.shutdown(cancel_futures=True)
 
-    def _add(self, task: Task, found: dict[str, Any]) -> None:
+    def _end(self, task: Task, future: Future[dict[str, Any]]) -> None:
+        """Take what was measured of a run, or why it failed."""
+        try:
+            found = future.result()
+        except Exception as error:  # noqa: BLE001  (the others go on)
+            found = {"failed": f"{type(error).__name__}: {error}"}
         run = Run(
             model=task.model,
             phase=task.phase,
@@ -275,11 +320,14 @@ class Comparison:
             seed=task.seed,
             digest=task.digest,
             minutes=task.config.train.minutes or 0.0,
+            clock=task.config.train.clock,
             found=found,
         )
-        self.runs.append(run)
-        text = msgspec.json.format(msgspec.json.encode(self.runs), indent=1)
-        replace_file(self.folder / RUNS_FILE, text + b"\n")
+        if "failed" in found and not found.get("diverged"):
+            self.failed.append(run)
+        else:
+            self.add([run])
+        self._say(f"{task.folder.relative_to(self.folder)}: {_line(found)}")
 
 
 def recipe_of(
@@ -311,16 +359,29 @@ def _carry_out(task: Task) -> dict[str, Any]:
         return measured(
             task.config, task.folder, n_tokens=task.eval_tokens, is_detailed=task.is_detailed
         )
-    except (ImportError, RuntimeError, ValueError) as error:
-        # A run that diverges, or that lacks a package, does not end the comparison.
-        return {"failed": f"{type(error).__name__}: {error}"}
+    except Diverged as error:
+        return {"failed": str(error), "diverged": True}
 
 
 def _workers(jobs: int, threads: int) -> ProcessPoolExecutor:
     """Start processes, a new one for each run, so that its peak memory is its own."""
     os.environ["OMP_NUM_THREADS"] = str(threads)
     context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(jobs, mp_context=context, max_tasks_per_child=1)
+    return ProcessPoolExecutor(
+        jobs, mp_context=context, max_tasks_per_child=1, initializer=_end_with_parent
+    )
+
+
+def _end_with_parent() -> None:
+    """Let this process save its run and end when the one that started it is no longer there."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        signal.raise_signal(signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _line(found: Mapping[str, Any]) -> str:

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from transformer_xl.config import Config, GenerateConfig
 from transformer_xl.config.device import autocast, describe_machine, pick_device, pick_precision
+from transformer_xl.config.files import replace_file
 from transformer_xl.data import Corpus, prepare
-from transformer_xl.inference.evaluate import Result, evaluate, evaluate_by
+from transformer_xl.inference.evaluate import Result, evaluate_by
 from transformer_xl.inference.evaluate.streams import loss_from_start, spans
 from transformer_xl.inference.generate.text_writer import prompt_for
 from transformer_xl.model import LanguageModel, Stepper, build_model, load_model
@@ -27,15 +28,18 @@ from transformer_xl.train import train
 from transformer_xl.train.checkpoint import CHECKPOINTS
 from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about
 from transformer_xl.train.finish import held_out
+from transformer_xl.train.optim import Optimizer
 
+PEAK_FILE = "peak_mb.txt"
+"""In the run folder: the peak memory of the training in MB."""
 MEM_LENS = (1, 2, 4)
 """Memory lengths to choose from, on the validation text, as multiples of that of training."""
 _CHOOSING = 50_000
 """Tokens of the validation text on which they are compared."""
 CONTEXTS = (0, 128, 256, 512, 1024, 2048, 4096, 8192)
 """Memory lengths up to far beyond that of training, at which a model is evaluated."""
-_READ = 16_384
-"""Tokens read with each of them."""
+_READ = 8_192
+"""Tokens predicted with each of them, which all have that context."""
 _FROM_START = 8_192
 """Tokens of each piece of text that is read from an empty memory."""
 WRITTEN = (1_000, 10_000, 100_000)
@@ -63,8 +67,12 @@ def measured(
     corpus = prepare(config.data, lambda _: None)
     # Required, although no sample is written.
     config = replace(config, generate=GenerateConfig(prompt=prompt_for(corpus.vocab)))
+    device, peak_file = pick_device(), folder / PEAK_FILE
     train(config, folder, quiet=True, reports=False)
-    peak, device = peak_mb(pick_device()), pick_device()
+    if not peak_file.exists():
+        # Later, a process that measures only has another peak.
+        replace_file(peak_file, f"{peak_mb(device)}\n".encode())
+    peak = float(peak_file.read_text())
     model = load_model(folder / "model" / "best").to(device)
     settings = config.eval
     found: dict[str, Any] = {"training": _trained(config, model, folder) | {"peak_mb": peak}}
@@ -101,7 +109,8 @@ def measured(
             found |= _detailed(model, corpus.split(split), lengths)
     if is_detailed:
         # In the precision of the weights, as `txl generate` does.
-        found["writing"] = [*_written(model, corpus, lengths, _clock(config))]
+        written = _written(model, corpus, lengths, config.train.segment_len, _clock(config))
+        found["writing"] = [*written]
     machine = describe_machine()
     found["machine"] = {name: machine[name] for name in ("processor", "gpu", "threads")}
     found["machine"] |= {"torch": str(torch.__version__)}
@@ -115,50 +124,65 @@ def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, An
     # Where all segments have one length, the position is not stored.
     position = read.get("position", read["segments_read"] * read["segment_len"])
     tokens = position * read["batch_size"]
-    flops = training_flops(config, model)
+    of_model, of_update = training_flops(config, model)
+    flops = of_model * tokens + of_update * state["step"]
     dtype = pick_precision(config.train.precision, model.device)
     peak = ceiling(dtype, model.device, now=_clock(config))
-    outside = sum(p.numel() for p in (*model.embedding.parameters(), *model.softmax.parameters()))
     parameters = sum(p.numel() for p in model.parameters())
+    # A table that embedding and softmax share counts once.
+    outside = {*model.embedding.parameters(), *model.softmax.parameters()}
     return {
         "steps": state["step"],
         "tokens": tokens,
         "seconds": seconds,
         "parameters": parameters,
-        "inside": parameters - outside,
+        "inside": parameters - sum(p.numel() for p in outside),
         "dtype": dtype,
-        "mflop_per_token": flops / 1e6,
+        "mflop_per_token": flops / tokens / 1e6,
         "ceiling_gflops": peak,
-        "share_of_ceiling": flops * tokens / seconds / 1e9 / peak,
+        "share_of_ceiling": flops / seconds / 1e9 / peak,
     }
 
 
-def training_flops(config: Config, model: LanguageModel) -> float:
-    """Count the FLOPs per token of a training step with a full memory, in matrix products.
+def training_flops(config: Config, model: LanguageModel) -> tuple[float, float]:
+    """Count the FLOPs of a training, in matrix products and convolutions.
 
-    Counted by PyTorch, as computed: masked scores count, elementwise operations do not.
+    Counted by PyTorch, as computed: masked scores count, elementwise operations do not. The memory
+    is full, and segments have the length of the last stage.
+
+    Returns:
+        Those of a token, forward and backward, and those of an update of the weights.
     """
-    # On the CPU, fused attention and LSTM kernels are not counted; without them, the same products
-    # are.
     counted = build_model(model.config).train()
-    T = config.train.segment_len
-    tokens = torch.randint(model.config.vocab_size, (2, T + 1))
+    B, T = config.train.batch_size, config.train.segment_len
+    tokens = torch.randint(model.config.vocab_size, (B, T + 1))
     mems = None
     with torch.no_grad():
         for _ in range(1 + -(-model.config.mem_len // T)):
             mems = counted(tokens[:, :-1], mems).mems
+    optimizer = Optimizer(counted, config.train)
+    # Depthwise convolutions: PyTorch counts their backward pass as if they were dense.
+    mapping = {torch.ops.aten.convolution_backward: _convolution_backward}
     with warnings.catch_warnings():
         # oneDNN's switch warns of GPUs that are not there.
         warnings.simplefilter("ignore", UserWarning)
-        with (
-            sdpa_kernel(SDPBackend.MATH),
-            torch.backends.mkldnn.flags(enabled=False),
-            FlopCounterMode(display=False) as counter,
-        ):
-            loss = counted(tokens[:, :-1], mems, tokens[:, 1:]).loss
-            assert loss is not None
-            loss.backward()
-    return counter.get_total_flops() / (2 * T)
+        # On the CPU, fused attention and LSTM kernels are not counted; the same products without
+        # them are.
+        with sdpa_kernel(SDPBackend.MATH), torch.backends.mkldnn.flags(enabled=False):
+            with FlopCounterMode(display=False, custom_mapping=mapping) as counter:
+                loss = counted(tokens[:, :-1], mems, tokens[:, 1:]).loss
+                assert loss is not None
+                loss.backward()
+            of_model = counter.get_total_flops() / (B * T)
+            with FlopCounterMode(display=False) as counter:
+                optimizer.step(1.0)
+    return of_model, float(counter.get_total_flops())
+
+
+def _convolution_backward(grad_shape: Any, x_shape: Any, w_shape: Any, *_: Any, **__: Any) -> int:
+    """Count both gradients of a convolution: each has the products of the forward pass."""
+    del x_shape
+    return 2 * conv_flop_count(grad_shape, w_shape, grad_shape)
 
 
 def _clock(config: Config) -> Callable[[], float]:
@@ -174,10 +198,13 @@ def _figures(result: Result) -> dict[str, Any]:
 def _detailed(model: LanguageModel, ids: np.ndarray, lengths: Lengths) -> dict[str, Any]:
     """Measure the loss by memory length, and by the number of tokens since an empty memory."""
     by_mem_len = []
+    longest = max(CONTEXTS)
+    n_read = min(longest + _READ, len(ids) - 1)
     for n in CONTEXTS if model.remembers_positions else ():
         given = _with_context(model, lengths, n)
-        result = evaluate(model, ids[: _READ + 1], batch_size=4, **given._asdict())
-        by_mem_len.append({"context": n, "nll": result.nll})
+        losses = loss_from_start(model, ids, length=n_read, **given._asdict())
+        # Only where as much comes before, or the last half of a short text.
+        by_mem_len.append({"context": n, "nll": float(losses[min(longest, n_read // 2) :].mean())})
     length = min(_FROM_START, len(ids) - 1)
     found = loss_from_start(model, ids, length=length, batch_size=16, **lengths._asdict())
     return {"by_mem_len": by_mem_len, "from_start": spans(found)}
@@ -193,14 +220,20 @@ def _with_context(model: LanguageModel, lengths: Lengths, n: int) -> Lengths:
 
 @torch.no_grad()
 def _written(
-    model: LanguageModel, corpus: Corpus, lengths: Lengths, now: Callable[[], float]
+    model: LanguageModel,
+    corpus: Corpus,
+    lengths: Lengths,
+    trained: int,
+    now: Callable[[], float],
 ) -> Iterator[dict[str, Any]]:
     """Measure the time of a token and the size of the state, after ever more tokens."""
     model.eval()
     ids = np.asarray(corpus.split("train")[: max(WRITTEN)], dtype=np.int64)
     text, done = torch.from_numpy(ids)[None].to(model.device), 0
-    lengths = lengths._replace(ext_len=0, segment_len=128)
-    memory = model.start_memory(1, lengths.mem_len)
+    # Without a memory, the context of training is cached.
+    mem_len = lengths.mem_len or trained
+    lengths = lengths._replace(ext_len=0, segment_len=min(128, mem_len), mem_len=mem_len)
+    memory = model.start_memory(1, mem_len)
     for n in WRITTEN:
         if n > text.shape[1]:
             return

@@ -67,6 +67,8 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
             "model": name,
             "seeds": [run.seed for run in own],
             "factor": own[0].factor,
+            # A rate beyond those that were searched may be better.
+            "at_edge": own[0].factor in _edges(done, name),
             "mean": statistics.fmean(losses),
             "std": statistics.stdev(losses) if len(losses) > 1 else None,
             "valid": statistics.fmean(bits(run, unit, "valid") for run in own),
@@ -94,6 +96,12 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
         "failed": lost,
         "machine": final[0].found["machine"] if final else None,
     }
+
+
+def _edges(done: Runs, model: str) -> tuple[float, ...]:
+    """Return the least and the greatest factor of a search; none without a search."""
+    factors = [run.factor for run in done if run.phase == "search" and run.model == model]
+    return (min(factors), max(factors)) if len({*factors}) > 1 else ()
 
 
 def loss_at(there: float, curve: Runs, cost: Cost, unit: str) -> float | None:
@@ -132,11 +140,11 @@ def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()
         result: What :func:`standings` returned.
         floors: Rows with ``name``, ``trained`` and ``bits``, of what needs no gradient.
     """
-    unit, reference = result["unit"], result["reference"]
+    unit, reference = result["unit"], result["reference"] or "the first"
     lines = [
-        f"| model | {unit} at equal time | at the tokens of {reference} | at its FLOPs "
+        f"| model | {unit} at equal time | at the tokens of {reference} | at its FLOPs | rates x "
         "| weights inside | tokens | MFLOP per token | share of the ceiling | peak memory |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
     ]
     for row in result["models"]:
         spread = "" if row["std"] is None else f" ± {row['std']:.4f}"
@@ -144,6 +152,7 @@ def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()
             row["model"],
             f"{row['mean']:.4f}{spread}",
             *(_number(row[x], ".4f") for x in ("at_tokens", "at_flops")),
+            f"{row['factor']:g}" + " (edge)" * row["at_edge"],
             f"{row['inside'] / 1e6:.2f} M",
             f"{row['tokens'] / 1e6:.2f} M",
             f"{row['mflop_per_token']:.1f}",
@@ -153,7 +162,7 @@ def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()
         lines.append(f"| {' | '.join(cells)} |")
     for row in sorted(floors, key=lambda row: row["bits"]):
         trained = ", given the training text" * row["trained"]
-        lines.append(f"| {row['name']}{trained} | {row['bits']:.4f} |" + " |" * 7)
+        lines.append(f"| {row['name']}{trained} | {row['bits']:.4f} |" + " |" * 8)
     parts = ["\n".join(lines)]
     written = [row for row in result["models"] if row["writing"]]
     if written:
@@ -175,6 +184,11 @@ def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()
         parts.append(
             f"{', '.join(slow)}: less than half of the best share of the machine's ceiling, so the "
             "time measures the implementation; tokens and FLOPs decide."
+        )
+    if any(row["at_edge"] for row in result["models"]):
+        parts.append(
+            "(edge): the lowest or highest learning rate of the search was the best one; a rate "
+            "beyond it may be better."
         )
     for row in result["failed"]:
         parts.append(f"{row['model']}, seed {row['seed']}, failed: {row['why']}")

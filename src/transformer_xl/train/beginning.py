@@ -40,10 +40,12 @@ def check_machine(config: Config, device: torch.device, world: World) -> None:
         ValueError: They cannot, the device has less memory, or CPU time is to be counted elsewhere.
     """
     settings = config.train
-    if settings.clock == "cpu" and (device.type != "cpu" or world.size > 1):
+    n_threads = torch.get_num_threads()
+    if settings.clock == "cpu" and (device.type, world.size, n_threads) != ("cpu", 1, 1):
         raise ValueError(
-            f"train.clock='cpu' on {world.size} x {device.type}: the CPU time of a process says "
-            "how long a step takes on a CPU and with one process only; use train.clock='wall'"
+            f"train.clock='cpu' on {world.size} x {device.type} with {n_threads} threads: CPU time "
+            "says how long a step takes with one thread on a CPU only; start with "
+            "OMP_NUM_THREADS=1, or use train.clock='wall'"
         )
     own = len(world.rows(settings.batch_size))
     if own % settings.accumulate:

@@ -254,9 +254,13 @@ def _skip(norm: float, loss: Tensor, offset: int, settings: TrainConfig, state: 
         )
 
 
-def diverged(step: int, what: str) -> RuntimeError:
+class Diverged(RuntimeError):  # noqa: N818  (what happened, as `Interrupted`)
+    """The training diverged."""
+
+
+def diverged(step: int, what: str) -> Diverged:
     """Return the error for a run that diverged."""
-    return RuntimeError(
+    return Diverged(
         f"{what} after step {step}: lower train.lr or train.clip_norm, or raise "
         "train.warmup_steps; the checkpoints before it are intact"
     )
