@@ -27,7 +27,6 @@ from transformer_xl.config.recipes import load_recipe
 from transformer_xl.inference.floors import floors
 from transformer_xl.studies.compare import (
     FACTORS,
-    RUNS_FILE,
     Comparison,
     Plan,
     Run,
@@ -62,11 +61,10 @@ def results_file(name: str) -> Path:
     return RESULTS / f"comparison_{name}.json"
 
 
-def recorded(name: str) -> dict[str, Any]:
-    """Return the committed file of a corpus; an empty one if there is none."""
-    path = results_file(name)
+def recorded(path: Path) -> dict[str, Any]:
+    """Return what a file holds of a comparison; nothing if it does not exist."""
     if not path.is_file():
-        return {"circumstances": [], "floors": [], "runs": []}
+        return {"circumstances": [], "planned": [], "floors": [], "runs": []}
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -93,29 +91,29 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
         minutes=arguments.minutes,
         seeds=tuple(arguments.seeds),
         factors=tuple(arguments.rates),
-        clock=arguments.clock,
         jobs=arguments.jobs,
     )
-    path = arguments.json or results_file(name)
-    folder = arguments.out or ROOT / "runs" / "comparison" / name
-    folder.mkdir(parents=True, exist_ok=True)
-    known = recorded(name if path == results_file(name) else "")
-    if known["runs"] and not (folder / RUNS_FILE).exists():
-        replace_file(folder / RUNS_FILE, json.dumps(known["runs"]).encode())
-    about = {**circumstances(), "revision": commit(), "threads_of_a_run": 1}
+    size = "-larger" * arguments.larger
+    path = arguments.json or results_file(name + size)
+    folder = arguments.out or ROOT / "runs" / "comparison" / (name + size)
+    known = recorded(path)
+    about = {**circumstances(), "revision": commit()}
     known["circumstances"] = [x for x in known["circumstances"] if x != about] + [about]
+    comparison: Comparison | None = None
 
     def record(text: str) -> None:
         print(text, flush=True)
-        if (made := folder / RUNS_FILE).exists():
-            known["runs"] = rounded(json.loads(made.read_bytes()))
-            # A line for each run.
-            lines = ",\n".join(json.dumps(run) for run in known["runs"])
-            head = json.dumps({k: x for k, x in known.items() if k != "runs"}, indent=1)
-            content = f'{head[:-2]},\n "runs": [\n{lines}\n]\n}}\n'
-            replace_file(path, content.encode())
+        if comparison is None:
+            return
+        known["planned"] = [run.digest for run in comparison.planned()]
+        known["runs"] = rounded(msgspec.to_builtins(comparison.runs))
+        # A line for each run.
+        lines = ",\n".join(json.dumps(run) for run in known["runs"])
+        head = json.dumps({k: x for k, x in known.items() if k != "runs"}, indent=1)
+        replace_file(path, f'{head[:-2]},\n "runs": [\n{lines}\n]\n}}\n'.encode())
 
     comparison = Comparison(plan, folder, record)
+    comparison.add(msgspec.convert(known["runs"], list[Run]))
     if not known["floors"] and arguments.floors:
         rows = floors(comparison.corpus)
         known["floors"] = rounded([asdict(row) for row in rows])
@@ -125,8 +123,10 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
 
 def section(name: str) -> str:
     """Return the tables of a corpus."""
-    known = recorded(name)
+    known = recorded(results_file(name))
     runs = msgspec.convert(known["runs"], list[Run])
+    # Not those of other settings, which the file may hold, too.
+    runs = [run for run in runs if run.digest in known["planned"]]
     final = {run.model for run in runs if run.phase == "run"}
     parts = [f"### {CORPORA[name][1]}"]
     if not final:
@@ -137,8 +137,9 @@ def section(name: str) -> str:
     result = standings(own, reference="txl" if "txl" in final else None)
     key = result["unit"].replace(" ", "_")
     rows = [{**x, "bits": x[key]} for x in known["floors"] if x[key] is not None]
-    where = known["circumstances"][-1]
+    where = result["machine"]
     minutes = next(run.minutes for run in own if run.phase == "run")
+    searched = next((run.minutes for run in own if run.phase == "search"), None)
     revisions = ", ".join(dict.fromkeys(x["revision"] for x in known["circumstances"]))
     picture = PAGE.parent / "images" / f"comparison-{name}.svg"
     draw(picture, own)
@@ -147,9 +148,11 @@ def section(name: str) -> str:
         markdown(result, rows),
         f"![Loss by tokens, by FLOPs, by context and by memory length]"
         f"({picture.relative_to(PAGE.parent)})",
-        f"{minutes:g} minutes of CPU time for each run, one thread, {where['processor']}, torch "
-        f"{where['torch']}, revision {revisions}; learning rates searched with four runs of "
-        f"{minutes / 4:g} minutes. Command: "
+        f"As many steps as take {minutes:g} minutes for each run, {where['threads']} thread"
+        f"{'s' * (where['threads'] != 1)}, {where['processor']}, torch {where['torch']}, revision "
+        f"{revisions}; "
+        + (f"learning rates searched with runs of {searched:g} minutes. " if searched else "")
+        + "Command: "
         f"`python benchmarks/comparison.py {name}`; runs: "
         f"[comparison_{name}.json](../benchmarks/results/comparison_{name}.json).",
     ]
@@ -162,7 +165,7 @@ def write_page() -> None:
     """Write the tables into the page."""
     text = PAGE.read_text(encoding="utf-8")
     head, tail = text[: text.index(BEGIN)], text[text.index(END) :]
-    sections = [section(name) for name in CORPORA if recorded(name)["runs"]]
+    sections = [section(name) for name in CORPORA if recorded(results_file(name))["runs"]]
     replace_file(PAGE, "\n\n".join([head + BEGIN, *sections, tail]).encode())
 
 
@@ -178,7 +181,6 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
     parser.add_argument("--rates", type=float, nargs="+", default=FACTORS, help="factors to search")
-    parser.add_argument("--clock", choices=("cpu", "wall"), default="cpu")
     parser.add_argument("--larger", action="store_true", help="ten times as many weights")
     parser.add_argument("--no-floors", dest="floors", action="store_false")
     parser.add_argument("--json", type=Path, help="default benchmarks/results/comparison_NAME.json")

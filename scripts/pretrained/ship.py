@@ -52,7 +52,7 @@ SOURCES_FILE = "sources.md"
 MAY_DIFFER = (
     *("eval.", "generate.", "data.path", "data.valid_path", "data.test_path", "data.cache_dir"),
     # The card has the command of the training, which says how long it was.
-    *("data.workers", "data.verify", "train.minutes", "train.clock"),
+    *("data.workers", "data.verify", "train.minutes"),
     # Set from the corpus.
     *("model.vocab_size:", "model.reset_at:"),
 )

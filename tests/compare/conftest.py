@@ -7,17 +7,18 @@ import pytest
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.studies import compare
+from transformer_xl.studies.pace import stages_of
 
 LOSSES = {"txl": 2.0, "gpt": 2.2, "lstm": 2.4}
 
 
-def found(nll, *, tokens=1000.0, mflop=2.0, seconds=60.0, share=0.5, **more):
+def found(nll, *, tokens=1000.0, mflop=2.0, seconds=60.0, **more):
     """What is measured of a run."""
     bits = nll / 0.6931471805599453
     losses = {"nll": nll, "bits_per_token": bits, "bits_per_byte": bits, "mem_len": 8}
     training = {"steps": 5, "tokens": tokens, "seconds": seconds, "parameters": 9000}
     training |= {"inside": 8000, "dtype": "float32", "mflop_per_token": mflop}
-    training |= {"ceiling_gflops": 100.0, "share_of_ceiling": share, "peak_mb": 50.0}
+    training |= {"peak_mb": 50.0}
     machine = {"processor": "a processor", "threads": 1}
     split = {"split": "test"}
     return {
@@ -36,8 +37,7 @@ def _found():
 
 @pytest.fixture
 def models(toy_recipe):
-    timed = {"schedule": "constant_cooldown", "minutes": 1.0, "lr": 0.01}
-    recipe = toy_recipe(train=timed)
+    recipe = toy_recipe(train={"schedule": "constant_cooldown", "lr": 0.01})
     small = {"d_model": recipe.model.d_model, "n_layer": 1, "vocab_size": recipe.model.vocab_size}
     heads = {"n_head": recipe.model.n_head, "d_inner": recipe.model.d_inner, "dropout": 0.0}
     return {
@@ -57,10 +57,14 @@ def made(monkeypatch):
 
     def carry_out(task):
         tasks.append(task)
-        minutes = task.config.train.minutes
+        minutes = task.minutes
         loss = LOSSES[task.model] + abs(task.factor - 2) / 10 + task.seed / 100 + 1 / minutes
         return found(loss, tokens=1000 * minutes)
 
+    def paces(configs, threads):
+        return {name: [0.5] * len(stages_of(config)) for name, config in configs.items()}, 100.0
+
     monkeypatch.setattr(compare, "_carry_out", carry_out)
+    monkeypatch.setattr(compare, "_paces", paces)
     monkeypatch.setattr(compare, "_workers", lambda jobs, threads: ThreadPoolExecutor(1))
     return tasks

@@ -72,7 +72,6 @@ def test_the_same_command_goes_on(tmp_path, text, made):
         (("--models", "gpr"), "contestants are"),
         (("--seeds", "1", "1"), "must be different"),
         (("--minutes", "0"), "minutes=0"),
-        (("--models", "paper-enwik8-base"), "runs with a time limit need constant_cooldown"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(

@@ -23,14 +23,13 @@ def _quick(monkeypatch):
     monkeypatch.setattr(contestant, "_STEPS", 2)
 
 
-def timed(recipe, data):
-    config = recipe_of(recipe, data, minutes=0.5, factor=1.0, seed=1, clock="wall")
-    return replace(config, train=replace(config.train, steps=6))
+def short(recipe, data):
+    return recipe_of(recipe, data, steps=6, factor=1.0, seed=1)
 
 
 @pytest.mark.parametrize("kind", ["txl", "gpt", "lstm"])
 def test_a_contestant_is_trained_and_measured(tmp_path, models, kind):
-    config = timed(models[kind], models["txl"].data)
+    config = short(models[kind], models["txl"].data)
     found = contestant.measured(config, tmp_path / "run")
     corpus = contestant.prepare(config.data, lambda _: None)
     model = load_model(tmp_path / "run" / "model" / "best")
@@ -56,7 +55,7 @@ def test_a_contestant_is_trained_and_measured(tmp_path, models, kind):
 
 
 def test_losses_alone_are_quicker(tmp_path, models):
-    config = timed(models["lstm"], models["txl"].data)
+    config = short(models["lstm"], models["txl"].data)
     found = contestant.measured(config, tmp_path, n_tokens=20, is_detailed=False)
     assert found["valid"]["tokens"] == found["test"]["tokens"] == 20
     assert "writing" not in found
@@ -117,7 +116,7 @@ def test_flops_of_a_depthwise_convolution_are_those_of_its_weights(models):
 
 @pytest.mark.slow
 def test_runs_are_made_in_processes_of_their_own(tmp_path, models):
-    models = {name: timed(models[name], models["txl"].data) for name in ("txl", "lstm")}
+    models = {name: short(models[name], models["txl"].data) for name in ("txl", "lstm")}
     plan = Plan(data=models["txl"].data, models=models, minutes=0.02, factors=(1.0,), jobs=2)
     comparison = Comparison(plan, tmp_path)
     comparison.go()

@@ -23,11 +23,11 @@ def test_learning_rates_are_searched_in_a_quarter_of_the_time_and_the_best_is_tr
     assert {(x.model, x.factor) for x in search} == {
         (model, factor) for model in models for factor in compare.FACTORS
     }
-    assert {task.config.train.minutes for task in search} == {2.0}
+    assert {(x.minutes, x.config.train.steps) for x in search} == {(2.0, 240)}
     assert [(x.phase, x.model, x.seed, x.factor) for x in final] == [
         ("run", model, seed, 2.0) for seed in (1, 2) for model in models
     ]
-    assert {task.config.train.minutes for task in final} == {8.0}
+    assert {(x.minutes, x.config.train.steps) for x in final} == {(8.0, 960)}
     # Only the first seed is measured in every way.
     assert [x.is_detailed for x in final] == [True] * 3 + [False] * 3
 
@@ -47,9 +47,8 @@ def test_all_read_the_same_text_with_their_own_network(tmp_path, models, made):
 def test_a_factor_scales_the_rate_of_muon_too(models):
     recipe = models["txl"]
     muon = replace(recipe, train=replace(recipe.train, optimizer="muon", muon_lr=0.04))
-    given = {"minutes": 1.0, "seed": 3, "clock": "cpu", "factor": 0.5}
-    train = compare.recipe_of(muon, recipe.data, **given).train
-    assert (train.muon_lr, train.lr, train.seed, train.clock) == (0.02, 0.005, 3, "cpu")
+    train = compare.recipe_of(muon, recipe.data, steps=70, factor=0.5, seed=3).train
+    assert (train.muon_lr, train.lr, train.seed, train.steps) == (0.02, 0.005, 3, 70)
 
 
 def test_runs_that_have_ended_are_not_made_again(tmp_path, models, made):
@@ -58,7 +57,7 @@ def test_runs_that_have_ended_are_not_made_again(tmp_path, models, made):
     again = Comparison(plan(models), tmp_path)
     again.go()
     assert len(made) == n
-    assert len(again.planned()) == n
+    assert len(again.planned()) == n + len(models)
     # Another seed needs its own long runs alone.
     Comparison(plan(models, seeds=(1, 2)), tmp_path).go()
     assert [(task.phase, task.seed) for task in made[n:]] == [("run", 2)] * 3
@@ -145,11 +144,26 @@ def test_runs_with_other_settings_have_folders_of_their_own(tmp_path, models, ma
     assert len({task.folder for task in made}) == 6
 
 
-def test_cpu_time_needs_one_thread(models, monkeypatch):
-    monkeypatch.setattr(compare.torch, "get_num_threads", lambda: 4)
-    with pytest.raises(ValueError, match="clock='cpu' with 2 threads a run"):
-        plan(models, clock="cpu", jobs=2)
-    plan(models, clock="cpu", jobs=4)
+def test_a_contestant_that_comes_later_is_measured_in_turns_with_the_others(
+    tmp_path, models, made, monkeypatch
+):
+    measured, paces = [], compare._paces
+
+    def noted(configs, threads):
+        measured.append([*configs])
+        seconds, peak = paces(configs, threads)
+        # The machine is slower each time.
+        return {name: [len(measured) * x for x in each] for name, each in seconds.items()}, peak
+
+    monkeypatch.setattr(compare, "_paces", noted)
+    two = {name: models[name] for name in ("txl", "lstm")}
+    Comparison(plan(two, factors=(1.0,)), tmp_path).go()
+    Comparison(plan(two, factors=(1.0,), seeds=(1, 2)), tmp_path).go()
+    n = len(made)
+    Comparison(plan(models, factors=(1.0,)), tmp_path).go()
+    assert measured == [["txl", "lstm"], ["txl", "gpt", "lstm"]]
+    # The runs of the others stay, and the new one is compared with them.
+    assert {(task.model, task.config.train.steps) for task in made[n:]} == {("gpt", 960)}
 
 
 def test_a_damaged_file_of_runs_is_named_and_left_as_it_is(tmp_path, models):
@@ -174,14 +188,7 @@ def test_a_plan_that_cannot_be_is_refused(models, settings, message):
         plan(models, **settings)
 
 
-def test_a_contestant_without_a_time_limit_is_refused(models):
-    cosine = replace(models["txl"].train, schedule="cosine", minutes=None)
-    models["txl"] = replace(models["txl"], train=cosine)
-    with pytest.raises(ValueError, match=r"txl: train\.schedule='cosine' needs to know its last"):
-        plan(models)
-
-
-def test_every_contestant_has_a_recipe_with_a_time_limit_and_as_many_weights():
+def test_every_contestant_has_a_recipe_with_as_many_weights():
     models = load_contestants(compare.contestants())
     assert {"txl", "txl-paper", "gpt", "gpt-cache", "lstm", "mamba2"} <= models.keys()
     Plan(data=models["txl"].data, models=models)

@@ -61,10 +61,13 @@ def test_nothing_is_said_beyond_what_was_trained(power_law, n):
 
 def test_a_model_that_is_slow_only_is_as_good_at_equal_tokens(run, power_law):
     slow = [
-        run("slow", 10.0 * n**-0.2, phase=phase, tokens=n, share=0.1)
-        for phase, n in (("search", 500.0), ("run", 2000.0))
+        run("slow", 10.0 * n**-0.2, phase=phase, tokens=n)
+        for phase, n in (("search", 400.0), ("run", 1600.0))
     ]
-    result = standings([*power_law("gpt", 10.0), *slow], reference="slow")
+    paces = [run(name, 1.0, phase="pace") for name in ("gpt", "slow")]
+    for pace in paces:
+        pace.found = {"seconds": [0.5], "ceiling_gflops": 100.0}
+    result = standings([*paces, *power_law("gpt", 10.0), *slow], reference="slow")
     by_name = {row["model"]: row for row in result["models"]}
     assert by_name["slow"]["mean"] > by_name["gpt"]["mean"]
     assert by_name["gpt"]["at_tokens"] == pytest.approx(by_name["slow"]["at_tokens"])

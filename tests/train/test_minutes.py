@@ -1,15 +1,12 @@
 """A run with a time limit: where its end and its stages fall."""
 
-import itertools
 import re
 import signal
 from types import SimpleNamespace
 
 import pytest
-import torch
 
 from transformer_xl.train import Interrupted, loop, metrics, train
-from transformer_xl.train.beginning import check_machine
 from transformer_xl.train.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_thread", "unfinished")
@@ -164,28 +161,3 @@ def test_one_step_that_has_to_wait_ends_no_run(tmp_path, toy_recipe, seconds_at,
     train(toy_recipe(train=settings), tmp_path)
     assert now[0] == pytest.approx(64)
     assert "are over" not in capsys.readouterr().err
-
-
-def test_cpu_time_counts_what_this_process_has_computed(tmp_path, toy_recipe, monkeypatch):
-    cpu, wall = itertools.count(step=2), itertools.count(step=50)
-    monkeypatch.setattr(loop, "cpu_seconds", lambda: next(cpu))
-    monkeypatch.setattr(loop, "time", SimpleNamespace(perf_counter=lambda: next(wall)))
-    settings = {"schedule": "constant_cooldown", "cooldown_fraction": 0.5, "steps": 1000}
-    train(toy_recipe(train={**settings, "minutes": 1.0, "clock": "cpu"}), tmp_path, quiet=True)
-    # A minute of steps of two seconds, and not of fifty.
-    assert [r["step"] for r in measured(tmp_path) if r["kind"] == "train"][-1] == 30
-
-
-def test_a_clock_without_a_time_limit_is_refused(toy_recipe):
-    with pytest.raises(ValueError, match="clock='cpu' has no effect"):
-        toy_recipe(train={"clock": "cpu"})
-
-
-def test_cpu_time_is_refused_where_it_does_not_say_how_long_a_step_takes(toy_recipe):
-    limits = {"minutes": 1.0, "clock": "cpu", "schedule": "constant_cooldown"}
-    config = toy_recipe(train=limits)
-    world = SimpleNamespace(size=2)
-    with pytest.raises(ValueError, match=r"train\.clock='cpu' on 2 x cpu"):
-        check_machine(config, torch.device("cpu"), world)
-    with pytest.raises(ValueError, match=r"train\.clock='cpu' on 1 x cuda"):
-        check_machine(config, torch.device("cuda"), SimpleNamespace(size=1))

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from json import dumps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -37,15 +37,13 @@ class Compare:
     """Contestants, separated by spaces or commas: those that `txl recipes` lists as compare-NAME,
     other recipes, or recipe files. mamba2, rwkv and xlstm require the extra hf."""
     minutes: float = 20.0
-    """Training time of each run."""
+    """Training time of each run: as many steps as take so long, by their pace measured in turns."""
     seeds: tuple[int, ...] = (1,)
     """Seeds; each contestant is trained once with each."""
     rates: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0)
     """Factors of the recipes' learning rates to search; a single one is taken without a search."""
     search_minutes: float | None = None
     """Training time of a run of the search; None: a quarter of the minutes."""
-    clock: Literal["wall", "cpu"] = "wall"
-    """Count wall time or CPU time; the latter where other programs run on the machine."""
     jobs: int = 1
     """Runs at the same time, each with its share of the threads."""
     tokens: int | None = None
@@ -82,7 +80,6 @@ class Compare:
             seeds=self.seeds,
             factors=self.rates,
             search_minutes=self.search_minutes,
-            clock=self.clock,
             jobs=self.jobs,
             eval_tokens=self.tokens,
         )
@@ -91,8 +88,6 @@ class Compare:
         runs = comparison.planned()
         result = standings.standings(runs)
         result["floors"] = self._floors(comparison.corpus, result["unit"])
-        if self.clock == "cpu":
-            result["clock"] = "cpu"
         replace_file(self.out / "comparison.json", (dumps(result, indent=2) + "\n").encode())
         table = standings.markdown(result, result["floors"])
         replace_file(self.out / "comparison.md", table.encode())

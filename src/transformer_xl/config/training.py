@@ -35,9 +35,6 @@ class TrainConfig:
     """Time limit in minutes spent in steps; evaluations and the report come on top. The cooldown
     starts early enough; if its steps turn out slower, it is shortened, so that the last step ends
     at most 10 % late. Needs constant_cooldown."""
-    clock: Literal["wall", "cpu"] = "wall"
-    """How train.minutes are counted: wall time, or CPU time of the process, which other programs on
-    the machine hardly change. cpu needs one thread (OMP_NUM_THREADS=1) on a CPU."""
     batch_size: Count = 32
     """Number of streams in a batch; each keeps its own memory."""
     segment_len: Count = 128
@@ -177,8 +174,6 @@ class TrainConfig:
         starts_with_cooldown = self.average == "tail" and self.average_start is None
         if self.schedule != "constant_cooldown" and not starts_with_cooldown:
             yield Unused("cooldown_fraction", f"schedule={self.schedule!r}")
-        if self.minutes is None:
-            yield Unused("clock", "minutes=None: only a time limit needs a clock")
         if self.average == "none":
             yield Unused("average_start", "average='none'")
         if self.average != "ema":

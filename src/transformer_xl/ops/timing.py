@@ -19,27 +19,17 @@ READING_WIDTH = {"cpu": 8192, "cuda": 32768}
 """Width of the float32 matrix that measures the bandwidth: larger than any cache."""
 
 
-def cpu_seconds() -> float:
-    """Return the CPU time of this process, which other programs on the machine hardly change."""
-    return time.process_time()
-
-
 def timed(
-    step: Callable[[], object],
-    steps: int,
-    device: torch.device,
-    warm_up: int = WARM_UP,
-    *,
-    now: Callable[[], float] = time.perf_counter,
+    step: Callable[[], object], steps: int, device: torch.device, warm_up: int = WARM_UP
 ) -> dict[str, Any]:
-    """Return the median and the range of the seconds of a step, by the clock ``now``."""
+    """Return the median and the range of the seconds of a step."""
     seconds = []
     for _ in range(warm_up + steps):
-        began = now()
+        began = time.perf_counter()
         step()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        seconds.append(now() - began)
+        seconds.append(time.perf_counter() - began)
     return median_and_range(seconds[warm_up:])
 
 
@@ -48,9 +38,7 @@ def median_and_range(seconds: list[float]) -> dict[str, Any]:
     return {"seconds": statistics.median(seconds), "seconds_range": [min(seconds), max(seconds)]}
 
 
-def ceiling(
-    dtype: str, device: torch.device, *, now: Callable[[], float] = time.perf_counter
-) -> float:
+def ceiling(dtype: str, device: torch.device) -> float:
     """Measure the rate of a large matrix product in GFLOP/s, with the fastest library."""
     width = CEILING_WIDTH[device.type]
     x = torch.randn(width, width, device=device, dtype=getattr(torch, dtype))
@@ -59,7 +47,7 @@ def ceiling(
     has_onednn = is_x86 and torch.backends.mkldnn.is_available()
     if device.type == "cpu" and has_onednn and not emulates(x.dtype, device.type):
         ways.append(lambda: torch.ops.mkldnn._linear_pointwise(x, x, None, "none", [], ""))
-    return 2 * width**3 / 1e9 / min(timed(way, 5, device, now=now)["seconds"] for way in ways)
+    return 2 * width**3 / 1e9 / min(timed(way, 5, device)["seconds"] for way in ways)
 
 
 def reading_rate(device: torch.device) -> float:

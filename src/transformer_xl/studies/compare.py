@@ -1,9 +1,11 @@
 """Models compared at equal cost: the same text and vocabulary, the same time, the same search.
 
-Each contestant is a recipe. Its learning rate is searched with short runs, then it is trained once
-with each seed for the time of the comparison. The short run with the chosen learning rate and the
-long ones are two points of a curve over the training tokens, both after a cooldown, between which
-losses at equal tokens and equal FLOPs are interpolated (:mod:`transformer_xl.studies.standings`).
+Each contestant is a recipe. How many of its steps take the time of the comparison is measured in
+turns (:mod:`transformer_xl.studies.pace`), so that no run depends on how busy the machine is. Its
+learning rate is searched with short runs, then it is trained once with each seed. The short run
+with the chosen learning rate and the long ones are two points of a curve over the training tokens,
+both after a cooldown, between which losses at equal tokens and equal FLOPs are interpolated
+(:mod:`transformer_xl.studies.standings`).
 """
 
 import hashlib
@@ -17,6 +19,7 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from multiprocessing.connection import wait
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -28,6 +31,7 @@ from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import load_recipe, recipe_names
 from transformer_xl.data import prepare
 from transformer_xl.studies.contestant import measured
+from transformer_xl.studies.pace import paces, steps_in
 from transformer_xl.train.step import Diverged
 
 PREFIX = "compare-"
@@ -36,8 +40,6 @@ RUNS_FILE = "runs.json"
 """In the folder of a comparison: what was measured of each run."""
 FACTORS = (0.5, 1.0, 2.0, 4.0)
 """Factors of the learning rates of a recipe that are searched."""
-_NO_LIMIT = 10**9
-"""Steps: the time is the only limit."""
 
 
 def contestants() -> list[str]:
@@ -73,7 +75,7 @@ class Plan:
     """What is compared, and at which cost.
 
     Raises:
-        ValueError: A setting is out of range, or a contestant cannot be trained for a time.
+        ValueError: A setting is out of range.
     """
 
     data: DataConfig
@@ -87,8 +89,6 @@ class Plan:
     """Factors of the learning rates to search; one factor alone is not searched."""
     search_minutes: float | None = None
     """Training time of a run of the search; None: a quarter of ``minutes``."""
-    clock: str = "wall"
-    """How the time is counted (``train.clock``)."""
     jobs: int = 1
     """Runs at the same time; each has its share of the threads."""
     eval_tokens: int | None = None
@@ -103,19 +103,8 @@ class Plan:
             raise ValueError(f"factors={self.factors} must be above 0, and at least one")
         if self.jobs < 1:
             raise ValueError(f"jobs={self.jobs} must be at least 1")
-        if self.clock == "cpu" and (n := threads_of(self.jobs)) > 1:
-            raise ValueError(
-                f"clock='cpu' with {n} threads a run: the CPU time of several threads does not say "
-                "how long a step takes; start with OMP_NUM_THREADS=1, or raise jobs"
-            )
         if min(self.minutes, self.searched_minutes) <= 0:
             raise ValueError(f"minutes={self.minutes} must be above 0")
-        for name, config in self.models.items():
-            if config.train.schedule != "constant_cooldown":
-                raise ValueError(
-                    f"{name}: train.schedule={config.train.schedule!r} needs to know its last "
-                    "step: runs with a time limit need constant_cooldown"
-                )
 
     @property
     def searched_minutes(self) -> float:
@@ -133,16 +122,16 @@ class Run(msgspec.Struct, kw_only=True):
 
     model: str
     phase: str
-    """``search`` or ``run``."""
+    """``pace``, ``search`` or ``run``."""
     factor: float
     """Of the learning rates of the recipe."""
     seed: int
     digest: str
     """Identifies the settings and the text."""
     minutes: float
-    clock: str = "wall"
     found: dict[str, Any]
-    """What :func:`~transformer_xl.studies.contestant.measured` returned, or ``failed``."""
+    """What :func:`~transformer_xl.studies.contestant.measured` returned, or ``failed``. Of a pace,
+    the ``seconds`` of a step in each stage, and ``ceiling_gflops``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,6 +145,7 @@ class Task:
     config: Config
     parent: Path
     """The folder of the comparison."""
+    minutes: float
     threads: int
     eval_tokens: int | None
     is_detailed: bool
@@ -253,7 +243,7 @@ class Comparison:
 
     def planned(self) -> list[Run]:
         """Return the runs of the plan that have ended, in its order."""
-        tasks = [*self.search(), *self.final()]
+        tasks = [*map(self._pace_task, self.plan.models), *self.search(), *self.final()]
         return [run for task in tasks if (run := self.done(task))] + self.failed
 
     def add(self, runs: Iterable[Run]) -> None:
@@ -266,29 +256,69 @@ class Comparison:
 
     def go(self) -> None:
         """Search the learning rates and train, seed by seed."""
+        self._measure_paces()
         self._make(self.search())
         self._make([*self.final()])
 
+    def pace(self, model: str) -> Run | None:
+        """Return the measured pace of a contestant."""
+        digest = self._pace_task(model).digest
+        return next((run for run in self.runs if run.digest == digest), None)
+
+    def _measure_paces(self) -> None:
+        """Measure the seconds of a step of contestants whose pace is not known.
+
+        All take part in the turns. Those that are known keep their pace, and so their runs; that
+        of the others is scaled by how much faster or slower the known ones are this time.
+        """
+        known = {model: pace for model in self.plan.models if (pace := self.pace(model))}
+        if len(known) == len(self.plan.models):
+            return
+        self._say("measuring the pace of each contestant, in turns")
+        tasks = {model: self._pace_task(model) for model in self.plan.models}
+        threads = threads_of(self.plan.jobs)
+        with _workers(1, threads) as workers:
+            configs = {model: task.config for model, task in tasks.items()}
+            measured, peak = workers.submit(_paces, configs, threads).result()
+        before = [x for pace in known.values() for x in pace.found["seconds"]]
+        now = [x for model in known for x in measured[model]]
+        ratio = median([x / y for x, y in zip(before, now, strict=True)] or [1.0])
+        for pace in known.values():
+            peak = pace.found["ceiling_gflops"]
+        for model in tasks.keys() - known.keys():
+            # Rounded, so that the file of the runs gives the same steps.
+            seconds = [float(f"{ratio * x:.5g}") for x in measured[model]]
+            found = {"seconds": seconds, "ceiling_gflops": float(f"{peak:.5g}")}
+            self.add([_run_of(tasks[model], found)])
+            self._say(f"{model}: {', '.join(f'{x:.4g}' for x in seconds)} s a step")
+
+    def _pace_task(self, model: str) -> Task:
+        config = recipe_of(self.plan.models[model], self.plan.data, steps=1, factor=1.0, seed=1)
+        return self._task_of(model, "pace", 1.0, 1, config, 0.0)
+
     def _task(self, model: str, phase: str, factor: float, seed: int) -> Task:
-        plan = self.plan
-        is_search = phase == "search"
+        plan, pace = self.plan, self.pace(model)
+        minutes = plan.searched_minutes if phase == "search" else plan.minutes
+        recipe = plan.models[model]
+        # Without a pace, there is no run yet.
+        steps = steps_in(minutes, recipe, pace.found["seconds"]) if pace else 1
+        config = recipe_of(recipe, plan.data, steps=steps, factor=factor, seed=seed)
+        return self._task_of(model, phase, factor, seed, config, minutes)
+
+    def _task_of(
+        self, model: str, phase: str, factor: float, seed: int, config: Config, minutes: float
+    ) -> Task:
         return Task(
             model=model,
             phase=phase,
             factor=factor,
             seed=seed,
-            config=recipe_of(
-                plan.models[model],
-                plan.data,
-                minutes=plan.searched_minutes if is_search else plan.minutes,
-                factor=factor,
-                seed=seed,
-                clock=plan.clock,
-            ),
+            config=config,
             parent=self.folder,
-            threads=threads_of(plan.jobs),
-            eval_tokens=plan.eval_tokens,
-            is_detailed=not is_search and seed == plan.seeds[0],
+            minutes=minutes,
+            threads=threads_of(self.plan.jobs),
+            eval_tokens=self.plan.eval_tokens,
+            is_detailed=phase == "run" and seed == self.plan.seeds[0],
             checksums=self.corpus.checksums,
         )
 
@@ -313,16 +343,7 @@ class Comparison:
             found = future.result()
         except Exception as error:  # noqa: BLE001  (the others go on)
             found = {"failed": f"{type(error).__name__}: {error}"}
-        run = Run(
-            model=task.model,
-            phase=task.phase,
-            factor=task.factor,
-            seed=task.seed,
-            digest=task.digest,
-            minutes=task.config.train.minutes or 0.0,
-            clock=task.config.train.clock,
-            found=found,
-        )
+        run = _run_of(task, found)
         if "failed" in found and not found.get("diverged"):
             self.failed.append(run)
         else:
@@ -330,26 +351,39 @@ class Comparison:
         self._say(f"{task.folder.relative_to(self.folder)}: {_line(found)}")
 
 
-def recipe_of(
-    recipe: Config, data: DataConfig, *, minutes: float, factor: float, seed: int, clock: str
-) -> Config:
-    """Return the recipe of a run of a contestant.
-
-    Raises:
-        ValueError: The recipe cannot be trained for a time.
-    """
+def recipe_of(recipe: Config, data: DataConfig, *, steps: int, factor: float, seed: int) -> Config:
+    """Return the recipe of a run of a contestant."""
     train: dict[str, Any] = {"lr": recipe.train.lr * factor}
     if recipe.train.optimizer == "muon":
         train["muon_lr"] = recipe.train.muon_lr * factor
     # Evaluated at the end only: it takes time that is not counted.
-    train |= {"steps": _NO_LIMIT, "minutes": minutes, "seed": seed, "clock": clock}
-    train |= {"eval_every": 0}
+    train |= {"steps": steps, "minutes": None, "seed": seed, "eval_every": 0}
+    train["warmup_steps"] = min(recipe.train.warmup_steps, steps // 10)
     return replace(
         recipe,
         data=data,
         train=replace(recipe.train, **train),
         eval=replace(recipe.eval, mem_lens=(), dynamic=None),
     )
+
+
+def _run_of(task: Task, found: dict[str, Any]) -> Run:
+    return Run(
+        model=task.model,
+        phase=task.phase,
+        factor=task.factor,
+        seed=task.seed,
+        digest=task.digest,
+        minutes=task.minutes,
+        found=found,
+    )
+
+
+def _paces(configs: dict[str, Config], threads: int) -> tuple[dict[str, list[float]], float]:
+    """Measure paces in a process of its own, with as many threads as a run has."""
+    torch.set_num_threads(threads)
+    corpus = prepare(next(iter(configs.values())).data, lambda _: None)
+    return paces(configs, corpus)
 
 
 def _carry_out(task: Task) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """One contestant of a comparison: trained, then measured in every way that it is compared."""
 
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from transformer_xl.inference.generate.text_writer import prompt_for
 from transformer_xl.model import LanguageModel, Stepper, build_model, load_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read
-from transformer_xl.ops.timing import ceiling, cpu_seconds, peak_mb, timed
+from transformer_xl.ops.timing import peak_mb, timed
 from transformer_xl.train import train
 from transformer_xl.train.checkpoint import CHECKPOINTS
 from transformer_xl.train.checkpoint.checkpoints import checkpoints_in, read_about
@@ -60,7 +59,7 @@ def measured(
         is_detailed: Also measure the loss by context, and writing.
 
     Returns:
-        ``training``: tokens, seconds and steps, FLOPs, memory and the share of the ceiling;
+        ``training``: tokens, seconds and steps, FLOPs and memory;
         ``valid`` and ``test``: the losses, with the memory length that is best on the validation
         text; if detailed ``by_mem_len``, ``from_start`` and ``writing``; and the machine.
     """
@@ -109,7 +108,7 @@ def measured(
             found |= _detailed(model, corpus.split(split), lengths)
     if is_detailed:
         # In the precision of the weights, as `txl generate` does.
-        written = _written(model, corpus, lengths, config.train.segment_len, _clock(config))
+        written = _written(model, corpus, lengths, config.train.segment_len)
         found["writing"] = [*written]
     machine = describe_machine()
     found["machine"] = {name: machine[name] for name in ("processor", "gpu", "threads")}
@@ -127,7 +126,6 @@ def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, An
     of_model, of_update = training_flops(config, model)
     flops = of_model * tokens + of_update * state["step"]
     dtype = pick_precision(config.train.precision, model.device)
-    peak = ceiling(dtype, model.device, now=_clock(config))
     parameters = sum(p.numel() for p in model.parameters())
     # A table that embedding and softmax share counts once.
     outside = {*model.embedding.parameters(), *model.softmax.parameters()}
@@ -139,8 +137,6 @@ def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, An
         "inside": parameters - sum(p.numel() for p in outside),
         "dtype": dtype,
         "mflop_per_token": flops / tokens / 1e6,
-        "ceiling_gflops": peak,
-        "share_of_ceiling": flops / seconds / 1e9 / peak,
     }
 
 
@@ -185,11 +181,6 @@ def _convolution_backward(grad_shape: Any, x_shape: Any, w_shape: Any, *_: Any, 
     return 2 * conv_flop_count(grad_shape, w_shape, grad_shape)
 
 
-def _clock(config: Config) -> Callable[[], float]:
-    """Return the clock by which the training was timed."""
-    return cpu_seconds if config.train.clock == "cpu" else time.perf_counter
-
-
 def _figures(result: Result) -> dict[str, Any]:
     names = ("nll", "ppl", "bits_per_token", "bits_per_byte", "tokens", "mem_len", "ext_len")
     return {name: getattr(result, name) for name in names}
@@ -224,7 +215,6 @@ def _written(
     corpus: Corpus,
     lengths: Lengths,
     trained: int,
-    now: Callable[[], float],
 ) -> Iterator[dict[str, Any]]:
     """Measure the time of a token and the size of the state, after ever more tokens."""
     model.eval()
@@ -242,7 +232,7 @@ def _written(
         done = n
         stepper = Stepper.of(model, lengths, memory)
         step = partial(stepper, text[:, n - 1])
-        taken = timed(step, _STEPS, model.device, now=now)
+        taken = timed(step, _STEPS, model.device)
         yield {
             "tokens": n,
             "state_bytes": memory.nbytes,

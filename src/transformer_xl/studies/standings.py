@@ -52,7 +52,7 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
         reference (:func:`loss_at`); what it cost; and the ``failed`` runs.
     """
     failed = [run for run in runs if "failed" in run.found]
-    done = [run for run in runs if "failed" not in run.found]
+    done = [run for run in runs if "failed" not in run.found and run.phase != "pace"]
     final = [run for run in done if run.phase == "run"]
     found: list[dict[str, Any]] = []
     unit = unit_of(final) if final else "bits per token"
@@ -78,9 +78,7 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
             "tokens": statistics.fmean(map(tokens, own)),
             "seconds": statistics.fmean(run.found["training"]["seconds"] for run in own),
             "peak_mb": statistics.fmean(run.found["training"]["peak_mb"] for run in own),
-            "share_of_ceiling": statistics.fmean(
-                run.found["training"]["share_of_ceiling"] for run in own
-            ),
+            "share_of_ceiling": _share(runs, own),
             "writing": first.get("writing"),
         }
         for what, cost in (("at_tokens", tokens), ("at_flops", flops)):
@@ -96,6 +94,16 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
         "failed": lost,
         "machine": final[0].found["machine"] if final else None,
     }
+
+
+def _share(runs: Runs, own: Runs) -> float | None:
+    """Return the share of the machine's peak that a contestant uses at its pace."""
+    paces = (run for run in runs if run.phase == "pace" and run.model == own[0].model)
+    pace = next(paces, None)
+    if pace is None:
+        return None
+    seconds = 60 * statistics.fmean(run.minutes for run in own)
+    return statistics.fmean(map(flops, own)) / seconds / 1e9 / pace.found["ceiling_gflops"]
 
 
 def _edges(done: Runs, model: str) -> tuple[float, ...]:
@@ -156,7 +164,7 @@ def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()
             f"{row['inside'] / 1e6:.2f} M",
             f"{row['tokens'] / 1e6:.2f} M",
             f"{row['mflop_per_token']:.1f}",
-            f"{row['share_of_ceiling']:.2f}",
+            _number(row["share_of_ceiling"], ".2f"),
             f"{row['peak_mb']:.0f} MB",
         ]
         lines.append(f"| {' | '.join(cells)} |")
@@ -197,7 +205,8 @@ def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()
 
 def _slow(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Name the contestants that use the machine half as well as the GPT, or the best, at most."""
-    by_name = {row["model"]: row["share_of_ceiling"] for row in rows}
+    shares = {row["model"]: row["share_of_ceiling"] for row in rows}
+    by_name = {name: share for name, share in shares.items() if share is not None}
     bar = by_name.get("gpt", max(by_name.values(), default=0.0)) / 2
     return [name for name, share in by_name.items() if share < bar]
 
@@ -216,7 +225,7 @@ def draw(path: Path, runs: Runs) -> None:
     # Without pyplot, which has global state and may need a display.
     from matplotlib.figure import Figure
 
-    done = [run for run in runs if "failed" not in run.found]
+    done = [run for run in runs if "failed" not in run.found and run.phase != "pace"]
     final = [run for run in done if run.phase == "run"]
     unit = unit_of(final)
     figure = Figure(figsize=(11, 8), layout="constrained")

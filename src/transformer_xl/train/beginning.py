@@ -37,16 +37,9 @@ def check_machine(config: Config, device: torch.device, world: World) -> None:
     """Require that the processes can divide the batch, and enough memory, by a lower bound.
 
     Raises:
-        ValueError: They cannot, the device has less memory, or CPU time is to be counted elsewhere.
+        ValueError: They cannot, or the device has less memory.
     """
     settings = config.train
-    n_threads = torch.get_num_threads()
-    if settings.clock == "cpu" and (device.type, world.size, n_threads) != ("cpu", 1, 1):
-        raise ValueError(
-            f"train.clock='cpu' on {world.size} x {device.type} with {n_threads} threads: CPU time "
-            "says how long a step takes with one thread on a CPU only; start with "
-            "OMP_NUM_THREADS=1, or use train.clock='wall'"
-        )
     own = len(world.rows(settings.batch_size))
     if own % settings.accumulate:
         raise ValueError(

@@ -28,7 +28,6 @@ from transformer_xl.inference.evaluate import Result, cost_of, evaluate_by
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.pretrained import model_weights
 from transformer_xl.ops import choose_backend
-from transformer_xl.ops.timing import cpu_seconds
 from transformer_xl.train.beginning import (
     check_machine,
     fit_to_corpus,
@@ -208,17 +207,16 @@ class _Run:
         )
         network = Network(state.model, settings, world)
         state.model.train()
-        now = cpu_seconds if settings.clock == "cpu" else time.perf_counter
         self.logged_at = own_seconds = state.seconds
         while state.step < state.total_steps:
-            began = now()
+            began = time.perf_counter()
             update = train_step(config, state, network)
             if update.is_skipped:
                 self._report_skip(update)
             else:
                 state.losses.append(update.loss)
                 state.offsets.append(update.offset)
-            own_seconds += now() - began
+            own_seconds += time.perf_counter() - began
             # Read once: a later signal is handled after the next step.
             number, seconds = max(interrupts, default=0), own_seconds
             has_failed = self.checkpoints.has_failed

@@ -3,7 +3,6 @@
 import json
 from dataclasses import fields
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ TRAIN = {
     # Beside which others, another value, and where it is seen.
     "steps": ({}, 5, "numbers"),
     "minutes": ({"schedule": "constant_cooldown"}, 1.0, "state"),
-    "clock": ({"schedule": "constant_cooldown", "minutes": 1.0}, "cpu", "clocks"),
     "batch_size": ({}, 2, "numbers"),
     "segment_len": ({}, 6, "numbers"),
     "stages": ({"segment_len": 8}, ((0.0, 4, 4), (0.5, 8, 8)), "numbers"),
@@ -143,21 +141,9 @@ def files(monkeypatch, begun, config, folder):
     return [(line["kind"], line["step"]) for line in lines], checkpoints
 
 
-def clocks(monkeypatch, begun, config, folder):
-    """Which clock is read."""
-    seen = []
-    wall = SimpleNamespace(perf_counter=lambda: seen.append("wall") or 0.0)
-    monkeypatch.setattr(loop, "time", wall)
-    monkeypatch.setattr(loop, "cpu_seconds", lambda: seen.append("cpu") or 0.0)
-    monkeypatch.setattr(loop, "finish", lambda *about: {})
-    train(config, folder, quiet=True)
-    return set(seen)
-
-
 SEEN = {
     "state": state_of,
     "calls": calls,
-    "clocks": clocks,
     "compiled": compiled,
     "shared": shared,
     "files": files,
@@ -177,7 +163,7 @@ def test_a_setting_of_the_training_counts(monkeypatch, recipe, begun, numbers, t
             found.append(numbers(config).tolist())
             continue
         see = SEEN[where]
-        if where in ("files", "clocks"):
+        if where == "files":
             see = partial(see, folder=tmp_path / str(number))
         with monkeypatch.context() as patch:
             found.append(see(patch, begun, config))

@@ -1,0 +1,104 @@
+"""How many training steps take a given time: measured for several models in turns.
+
+In turns, whatever else the machine does slows all of them alike. A comparison at equal time then
+trains each for the steps that take that time, so that its results do not depend on how busy the
+machine is.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from statistics import median
+
+import torch
+
+from transformer_xl.config import Config, GenerateConfig
+from transformer_xl.config.device import pick_device, pick_precision
+from transformer_xl.config.distributed import World
+from transformer_xl.config.training import Stage
+from transformer_xl.data import Corpus
+from transformer_xl.inference.generate.text_writer import prompt_for
+from transformer_xl.ops.timing import ceiling
+from transformer_xl.train.beginning import fit_to_corpus, new_state
+from transformer_xl.train.step import Network, train_step
+
+ROUNDS = 5
+"""Turns of each model."""
+_STEPS = 2
+"""Steps in a turn."""
+
+
+def stages_of(config: Config) -> tuple[Stage, ...]:
+    """Return the stages of a training; without a curriculum, a single one."""
+    whole = (0.0, config.train.segment_len, config.model.mem_len)
+    return config.train.stages or (whole,)
+
+
+def paces(
+    configs: Mapping[str, Config], corpus: Corpus, rounds: int = ROUNDS
+) -> tuple[dict[str, list[float]], float]:
+    """Measure the seconds of a training step of each model in each stage, in turns.
+
+    Args:
+        configs: The recipes by name.
+        corpus: The text.
+        rounds: Turns of each.
+
+    Returns:
+        For each model, the median seconds of a step in each stage; and the GFLOP/s of a large
+        matrix product in the precision of the first one, measured in the same turns.
+    """
+    device = pick_device()
+    steps = {
+        (name, n): _stepping(_in_stage(config, stage), corpus, device)
+        for name, config in configs.items()
+        for n, stage in enumerate(stages_of(config))
+    }
+    for step in steps.values():
+        step()
+    first = next(iter(configs.values()))
+    dtype = pick_precision(first.train.precision, device)
+    taken: dict[tuple[str, int], list[float]] = {key: [] for key in steps}
+    peaks = []
+    for _ in range(rounds):
+        peaks.append(ceiling(dtype, device))
+        for key, step in steps.items():
+            began = time.perf_counter()
+            step()
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            taken[key].append((time.perf_counter() - began) / _STEPS)
+    found = {name: [median(taken[name, n]) for n in range(len(stages_of(config)))]
+             for name, config in configs.items()}  # fmt: skip
+    return found, median(peaks)
+
+
+def steps_in(minutes: float, config: Config, seconds: list[float]) -> int:
+    """Return how many steps take a time, if those of each stage take so many seconds."""
+    starts = [start for start, _, _ in stages_of(config)]
+    shares = [stop - start for start, stop in zip(starts, [*starts[1:], 1.0], strict=True)]
+    mean = sum(share * each for share, each in zip(shares, seconds, strict=True))
+    return max(1, round(60 * minutes / mean))
+
+
+def _in_stage(config: Config, stage: Stage) -> Config:
+    _, segment_len, mem_len = stage
+    train = replace(config.train, stages=(), segment_len=segment_len)
+    return replace(config, train=train, model=replace(config.model, mem_len=mem_len))
+
+
+def _stepping(config: Config, corpus: Corpus, device: torch.device) -> Callable[[], None]:
+    """Return a function that makes some steps, with a full memory."""
+    config = replace(config, generate=GenerateConfig(prompt=prompt_for(corpus.vocab)))
+    config = fit_to_corpus(config, corpus)
+    state = new_state(config, corpus, device, World())
+    state.model.train()
+    network = Network(state.model, config.train, state.world)
+
+    def step() -> None:
+        for _ in range(_STEPS):
+            train_step(config, state, network)
+
+    for _ in range(-(-config.model.mem_len // config.train.segment_len)):
+        train_step(config, state, network)
+    return step

@@ -1,0 +1,47 @@
+"""How many steps take a time."""
+
+from dataclasses import replace
+
+import pytest
+
+from transformer_xl.data import prepare
+from transformer_xl.ops import timing
+from transformer_xl.studies import pace
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def staged(models):
+    recipe = models["txl"]
+    T, M = recipe.train.segment_len, recipe.model.mem_len
+    stages = ((0.0, 2, 2), (0.25, T, M))
+    return replace(recipe, train=replace(recipe.train, stages=stages))
+
+
+def test_every_stage_has_a_pace_and_text_and_memory_of_its_lengths(monkeypatch, models, staged):
+    monkeypatch.setattr(timing, "CEILING_WIDTH", {"cpu": 64})
+    read, train_step = [], pace.train_step
+
+    def noted(config, state, network):
+        train_step(config, state, network)
+        memory = state.mems[0]
+        read.append((config.model.kind, config.train.segment_len, len(memory)))
+
+    monkeypatch.setattr(pace, "train_step", noted)
+    configs = {"staged": staged, "lstm": models["lstm"]}
+    seconds, peak = pace.paces(configs, prepare(staged.data, lambda _: None), rounds=2)
+    assert {name: len(each) for name, each in seconds.items()} == {"staged": 2, "lstm": 1}
+    assert min(min(each) for each in seconds.values()) > 0
+    assert peak > 0
+    # In turns, the last rounds of all with a full memory.
+    T, M = staged.train.segment_len, staged.model.mem_len
+    turn = [("transformer_xl", 2, 2)] * 2 + [("transformer_xl", T, M)] * 2
+    turn += [("lstm", models["lstm"].train.segment_len, 1)] * 2
+    assert read[-12:] == turn * 2
+
+
+def test_the_steps_of_all_stages_take_the_time(staged):
+    assert pace.steps_in(1.0, staged, [0.1, 0.3]) == round(60 / (0.25 * 0.1 + 0.75 * 0.3))
+    plain = replace(staged, train=replace(staged.train, stages=()))
+    assert pace.steps_in(0.5, plain, [0.25]) == 120
