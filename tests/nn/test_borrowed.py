@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from transformer_xl.config import ModelConfig, TrainConfig
 from transformer_xl.model import LanguageModel, build_model
+from transformer_xl.model.language_model import weight_shapes
 from transformer_xl.model.limits import least_weights
 from transformer_xl.train.optim import Optimizer
 
@@ -132,6 +133,24 @@ def test_without_the_library_it_is_said_what_to_install(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", refuse)
     with pytest.raises(ModuleNotFoundError, match=r"kind='mamba2'.*pip install .*\[hf\]"):
         build_model(ModelConfig(kind="mamba2", **SIZES))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"kind": "xlnet", "d_model": 10**9}, "d_model=1000000000"),
+        ({"kind": "mamba2", "d_model": 16, "n_head": 2, "conv_width": 10**12}, "conv_width=10"),
+    ],
+)
+def test_a_hostile_size_is_refused_before_the_library_allocates_it(settings, named):
+    config = ModelConfig(vocab_size=5, n_layer=1, mem_len=0, **settings)
+    with pytest.raises(ValueError, match=f"{named}.*the weights would take at least"):
+        weight_shapes(config)
+
+
+def test_an_rwkv_of_one_feature_is_refused():
+    with pytest.raises(ValueError, match="d_model=1 must be 2 or more"):
+        ModelConfig(kind="rwkv", vocab_size=5, n_layer=2, d_model=1)
 
 
 def test_heads_must_divide_the_inner_width():

@@ -105,3 +105,5 @@ def test_what_does_not_fit_is_named(ruled, samples) -> None:
         answer_samples(model, VOCAB, [])
     with pytest.raises(ValueError, match="batch_size=0 must be at least 1"):
         answer_samples(model, VOCAB, samples(0, 1), batch_size=0)
+    with pytest.raises(ValueError, match="mem_len=0: nothing is remembered"):
+        answer_samples(ruled(oracle, vocab_size=256, mem_len=0), VOCAB, samples(0, 1))

@@ -137,3 +137,5 @@ def test_what_does_not_fit_is_named() -> None:
         accuracy_by_distance(model_of(), (10,), n_episodes=0, config=EPISODES)
     with pytest.raises(ValueError, match="distance=2 must be at least 4 for copy"):
         accuracy_by_distance(model_of(), (2,), config=EPISODES)
+    with pytest.raises(ValueError, match="mem_len=0: nothing is remembered"):
+        accuracy_by_distance(model_of(), (10,), config=EPISODES, mem_len=0)

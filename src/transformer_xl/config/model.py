@@ -251,9 +251,9 @@ class ModelConfig:
             "queries and keys; change one of them",
         )
         require(
-            self.kind != "rwkv" or self.n_layer > 1,
-            f"n_layer={self.n_layer} must be 2 or more: the initial weights of an RWKV differ from "
-            "the first to the last layer",
+            self.kind != "rwkv" or min(self.n_layer, self.d_model) > 1,
+            f"n_layer={self.n_layer} and d_model={self.d_model} must be 2 or more: the initial "
+            "weights of an RWKV differ from the first to the last layer and feature",
         )
         require(
             self.kind not in ("transformer_xl", "xlnet")

@@ -266,6 +266,8 @@ class LanguageModel(nn.Module, ABC):
         has_attention: Whether :meth:`attention_weights` is available.
         remembers_positions: Whether the memory holds up to ``mem_len`` positions. False: it holds
             a single recurrent state.
+        is_exact: Whether a text read token by token gives the results of one read at once, up to
+            rounding in the precision of the weights.
         recompute: Activation checkpointing: recompute the activations of the layers in the
             backward pass (Chen et al., arXiv 1604.06174).
         left_out: Settings of the model folder that have no effect; archives that earlier versions
@@ -279,6 +281,7 @@ class LanguageModel(nn.Module, ABC):
     _title: ClassVar[str]
     has_attention: ClassVar[bool] = False
     remembers_positions: ClassVar[bool] = True
+    is_exact: ClassVar[bool] = True
     recompute = False
     left_out: Mapping[str, Any] = {}
 

@@ -16,9 +16,12 @@ from transformer_xl.config.device import total_memory
 
 if TYPE_CHECKING:
     from transformer_xl.model.language_model import LanguageModel
+    from transformer_xl.model.lengths import Lengths
 
 FLOAT = 4
 """Bytes of a float32."""
+_BORROWED = ("mamba2", "rwkv", "xlnet", "xlstm")
+"""Kinds of models with layers of another library."""
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
@@ -51,6 +54,9 @@ def table_numbers(config: ModelConfig) -> int:
 def least_weights(config: ModelConfig) -> int:
     """Count the parameters of matrices and embeddings: nearly all of a model."""
     layer = sum(rows * columns for rows, columns in layer_matrices(config))
+    if config.kind == "mamba2":
+        # Depthwise: a weight for each feature and place.
+        layer += (config.expand * config.d_model + 2 * config.state_size) * config.conv_width
     tables = table_numbers(config) * (1 if config.tie_embeddings else 2)
     of_heads = config.n_head * config.head_width
     row = of_heads if config.attn_type == 1 else config.d_model
@@ -79,6 +85,19 @@ def require_mem_len(model: "LanguageModel", mem_len: object) -> None:
         raise ValueError(
             f"mem_len={mem_len} has no effect with kind={model.kind!r}, which remembers one state "
             "of all that it has read; leave it out"
+        )
+
+
+def require_remembering(model: "LanguageModel", lengths: "Lengths") -> None:
+    """Require a model that remembers what it has read before a segment.
+
+    Raises:
+        ValueError: Its memory has no position.
+    """
+    if model.remembers_positions and not lengths.mem_len:
+        raise ValueError(
+            "mem_len=0: nothing is remembered from segment to segment; give a mem_len, such as the "
+            "context of the training"
         )
 
 
@@ -116,12 +135,18 @@ def _named(settings: object, section: str, *names: str) -> dict[str, object]:
 def require_weights(config: ModelConfig) -> None:
     """Require that the weights of a model fit on the default device; meta passes.
 
+    Layers of other libraries are also allocated elsewhere, so they have to fit on the CPU even so.
+
     Raises:
         ValueError: They do not fit.
     """
     device = torch.get_default_device()
+    if config.kind in _BORROWED and device.type == "meta":
+        device = torch.device("cpu")
     if device.type != "meta":
         names = ("vocab_size", "n_layer", "n_head", "d_model", "d_inner")
+        if config.kind == "mamba2":
+            names += ("state_size", "expand", "conv_width")
         settings = _named(config, "model", *names, "d_head", "d_embed", "n_positions")
         size = FLOAT * least_weights(config)
         require_bytes("the weights", size, device, settings, "make a smaller model")
@@ -152,7 +177,7 @@ def require_training(
         # A memory is no longer than the text read so far.
         M = min(M, train.steps * T)
     sizes = _named(model, "model", "n_layer", "d_model")
-    if model.has_attention:
+    if model.has_attention or model.kind == "xlnet":
         require_bytes(
             "the memory",
             weights + state_bytes(model, n_streams, M),

@@ -16,7 +16,7 @@ from transformer_xl.inference.generate import generate_batch
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_at_least
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
-from transformer_xl.model.limits import require_mem_len
+from transformer_xl.model.limits import require_mem_len, require_remembering
 from transformer_xl.model.reading import read_all
 from transformer_xl.model.wrapping import evaluating
 
@@ -42,6 +42,9 @@ class Answered:
 
 def is_right(output: str, target: str) -> bool:
     """Whether the target is in the first sentence of the output, in lower case.
+
+    The rule of the paper (arXiv 2406.10149). Later versions of its code also refuse a sentence that
+    names other answers of the task, so an output that lists several counts here alone.
 
     >>> is_right(" The Bathroom. Not the garden.", "bathroom")
     True
@@ -87,6 +90,7 @@ def answer_samples(
         raise ValueError("no samples: give at least one")
     require_mem_len(model, mem_len)
     lengths = Lengths.of(model.config, segment_len=segment_len, mem_len=mem_len, ext_len=0)
+    require_remembering(model, lengths)
     texts = [vocab.encode(sample.prompt) for sample in samples]
     order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
     outputs = [""] * len(texts)

@@ -23,7 +23,7 @@ from transformer_xl.data.episodes import (
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_at_least
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
-from transformer_xl.model.limits import require_mem_len
+from transformer_xl.model.limits import require_mem_len, require_remembering
 from transformer_xl.model.reading import read
 from transformer_xl.model.wrapping import evaluating
 
@@ -103,6 +103,7 @@ def accuracy_by_distance(
         clamp_len=clamp_len,
         ext_len=0,
     )
+    require_remembering(model, lengths)
     results = []
     with evaluating(model):
         for task in tasks:

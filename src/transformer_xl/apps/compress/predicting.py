@@ -21,6 +21,7 @@ from torch import Tensor
 
 from transformer_xl.apps.compress.header import Coding
 from transformer_xl.config import ModelConfig, TrainConfig
+from transformer_xl.config.checks import require
 from transformer_xl.model import LanguageModel, Memory, Stepper, build_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.pretrained import model_weights
@@ -160,7 +161,16 @@ def lengths(model: LanguageModel, mem_len: int) -> Lengths:
 
     Where results depend on the bounds of segments (absolute positions count from the start of a
     segment, an enhanced memory holds other states), symbols are read one by one.
+
+    Raises:
+        ValueError: The model does not reproduce its probabilities.
     """
+    require(
+        model.is_exact,
+        f"a model of kind={model.kind!r} cannot compress: read symbol by symbol, its probabilities "
+        "differ from those of a text that is read at once by more than decompression can bear; use "
+        "a model of kind 'transformer_xl', 'gpt' or 'lstm'",
+    )
     at_once = 1 if model.depends_on_segments else AT_ONCE
     return Lengths.of(model.config, segment_len=at_once, mem_len=mem_len, ext_len=0).windowed()
 
