@@ -183,3 +183,10 @@ def test_only_a_model_of_music_writes_music(txl, trained, tmp_path):
     assert "sampling" not in ended.err
     ended = txl("generate", trained, "--out", tmp_path / "a.txt", "--json")
     assert json.loads(ended.out)["files"] == [str(tmp_path / "a.txt")]
+
+
+def test_a_text_without_a_memory_is_announced(txl, trained):
+    words = ("generate", trained, "--prompt", "the ", "--length", "5")
+    remedy = "each token is drawn from the one before it alone; give --mem_len"
+    assert remedy in txl(*words, "--mem_len", "0").err
+    assert remedy not in txl(*words).err

@@ -214,6 +214,11 @@ class Generate:
         found = {**drawing, "seed": seed, "mem_len": mem_len, "weights": self.weights}
         known = (f"{name} {'none' if x is None else x}" for name, x in found.items())
         say(f"sampling with {', '.join(known)}")
+        if not mem_len and model.remembers_positions:
+            say(
+                "mem_len=0: nothing is remembered, so each token is drawn from the one before it "
+                "alone; give --mem_len, such as the context of the training"
+            )
         return {**found, "length": given.length or None}
 
     def _drawing(self, vocab: "Vocab") -> dict[str, Any]:
