@@ -5,14 +5,11 @@
     python benchmarks/experiments.py --docs
 
 An experiment file names a recipe and a list of variants: settings in which each departs from it.
-The first variant is what the others are compared with. Runs follow one another, seed 1 of all,
-seed 2 of all and so on, so that a machine that slows down slows all variants. Only the time in
-training steps counts. A run that was finished is not made again, and one that was stopped goes on;
-so the same command goes on with a stopped experiment, and one with more seeds adds to it.
-
-A learning rate that needs to know the last step beforehand (any schedule but constant_cooldown)
-gets it from a trial run of a tenth of the time; on a machine that changes its pace such a run takes
-more or less than its time.
+The first variant is what the others are compared with. How many steps of each take the time is
+measured first, in turns (transformer_xl.studies.pace), so that no run depends on how busy the
+machine is. Runs follow one another, seed 1 of all, seed 2 of all and so on. A run that was finished
+is not made again, and one that was stopped goes on; so the same command goes on with a stopped
+experiment, and one with more seeds adds to it.
 
 The result, written anew after each run, is one JSON file in benchmarks/results, from which --docs
 makes docs/experiments.md.
@@ -37,6 +34,7 @@ from turns import circumstances
 from transformer_xl.config import Config
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import dump_recipe, load_recipe, parse_recipe
+from transformer_xl.studies.pace import paces, steps_in
 from transformer_xl.train.checkpoint.checkpoints import read_about
 from transformer_xl.train.metrics import read_metrics
 
@@ -44,10 +42,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "experiments.md"
 POINTS = 40
 """How many points of a validation curve are kept."""
-TRIAL = 0.1
-"""Share of the time for which a trial run is made."""
-NO_LIMIT = 10**9
-"""Steps that no run makes."""
+PACES_FILE = "paces.json"
+"""In the folder of the runs: the seconds of a step of each variant, by stage."""
 Settings = dict[str, Any]
 
 
@@ -98,7 +94,7 @@ def recipe_of(experiment: Settings, variant: Settings, more: Settings, source: s
     """Return the settings of a variant: recipe < what all set < its own < the command line's."""
     recipe = load_recipe(variant.get("recipe", experiment["recipe"]))
     values = tomllib.loads(dump_recipe(recipe))
-    # The time is the experiment's, and it is the only limit.
+    # The time is the experiment's.
     values["train"].pop("minutes", None)
     own = {key: x for key, x in variant.items() if isinstance(x, Mapping)}
     for settings in (experiment.get("set", {}), own, more):
@@ -133,49 +129,28 @@ class Experiment:
                 return found["run"]
         folder = self.out / name / f"seed_{seed}"
         print(f"{name}, seed {seed}", file=sys.stderr)
-        timed = self._timed(config, folder)
+        timed = self._timed(config, name)
         run = {"seed": seed} | _trained(timed, folder)
         content = {"settings": dump_recipe(config), "minutes": self.minutes, "run": run}
         if "failed" not in run:
             replace_file(done, json.dumps(content).encode())
         return run
 
-    def _timed(self, config: Config, folder: Path) -> Config:
-        """Return the settings with the time as their limit."""
-        train = config.train
-        if train.schedule == "constant_cooldown":
-            return replace(config, train=replace(train, minutes=self.minutes, steps=NO_LIMIT))
-        if train.stages:
-            raise ValueError(f"stages with schedule={train.schedule}: use constant_cooldown here")
-        # A run that goes on needs the last step that it began with.
-        kept = folder.with_name(f"{folder.name}_steps.json")
-        if not kept.is_file():
-            replace_file(kept, json.dumps(self._steps_in_time(config, folder)).encode())
-        steps = json.loads(kept.read_text())
-        warmup = min(train.warmup_steps, steps // 10)
-        return replace(config, train=replace(train, steps=steps, warmup_steps=warmup))
+    def _timed(self, config: Config, name: str) -> Config:
+        """Return the settings with as many steps as take the time."""
+        steps = steps_in(self.minutes, config, self._paces()[name])
+        warmup = min(config.train.warmup_steps, steps // 10)
+        return replace(config, train=replace(config.train, steps=steps, warmup_steps=warmup))
 
-    def _steps_in_time(self, config: Config, folder: Path) -> int:
-        """Return how many steps take the time, by the pace of a trial run."""
-        trial = folder.with_name(f"{folder.name}_trial")
-        timed = replace(
-            config.train,
-            schedule="constant_cooldown",
-            cooldown_fraction=0.5,
-            minutes=self.minutes * TRIAL,
-            steps=NO_LIMIT,
-            warmup_steps=0,
-            log_every=1,
-            eval_every=0,
-            average="none",
-        )
-        run = _trained(replace(config, train=timed), trial)
-        if "failed" in run:
-            sys.exit(f"the trial run {trial} failed: {run['failed']}")
-        lines = [r for r in read_metrics(trial / "metrics.jsonl") if r["kind"] == "train"]
-        # The first step is slow, as everything is met for the first time.
-        speed = statistics.median(r["tokens_per_second"] for r in lines[1:] or lines)
-        return max(1, round(self.minutes * 60 * speed / (timed.batch_size * timed.segment_len)))
+    def _paces(self) -> dict[str, list[float]]:
+        """Return the seconds of a step of each variant; measured once."""
+        file = self.out / PACES_FILE
+        known: dict[str, list[float]] = json.loads(file.read_text()) if file.is_file() else {}
+        if not self.configs.keys() <= known.keys():
+            # All in the same turns.
+            known, _ = paces(self.configs)
+            replace_file(file, (json.dumps(known) + "\n").encode())
+        return known
 
 
 def _trained(config: Config, folder: Path) -> Settings:
@@ -259,9 +234,8 @@ def page(results: Mapping[str, Settings]) -> str:
     parts = [
         "# Experiments",
         "What was tried, each at the same training time on the same machine: what helped, what did "
-        "not, and by how much. Schedules that must know their last step get it from a trial run, "
-        "and may end some percent earlier or later. Losses are in nats per token on the validation "
-        "text; lower is better. ± is the standard deviation over the seeds, and a "
+        "not, and by how much. Newer runs end with the steps that take the time, older ones with "
+        "the time itself. Losses are in nats per token on the validation text; lower is better. ± is the standard deviation over the seeds, and a "
         "difference in spreads below 2 says little. This page is made by "
         "`python benchmarks/experiments.py --docs` from the files that it names.",
     ]

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 import pytest
 
-from transformer_xl.data import prepare
 from transformer_xl.ops import timing
 from transformer_xl.studies import pace
 
@@ -30,7 +29,7 @@ def test_every_stage_has_a_pace_and_text_and_memory_of_its_lengths(monkeypatch, 
 
     monkeypatch.setattr(pace, "train_step", noted)
     configs = {"staged": staged, "lstm": models["lstm"]}
-    seconds, peak = pace.paces(configs, prepare(staged.data, lambda _: None), rounds=2)
+    seconds, peak = pace.paces(configs, rounds=2)
     assert {name: len(each) for name, each in seconds.items()} == {"staged": 2, "lstm": 1}
     assert min(min(each) for each in seconds.values()) > 0
     assert peak > 0

@@ -382,8 +382,7 @@ def _run_of(task: Task, found: dict[str, Any]) -> Run:
 def _paces(configs: dict[str, Config], threads: int) -> tuple[dict[str, list[float]], float]:
     """Measure paces in a process of its own, with as many threads as a run has."""
     torch.set_num_threads(threads)
-    corpus = prepare(next(iter(configs.values())).data, lambda _: None)
-    return paces(configs, corpus)
+    return paces(configs)
 
 
 def _carry_out(task: Task) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from transformer_xl.config import Config, GenerateConfig
 from transformer_xl.config.device import pick_device, pick_precision
 from transformer_xl.config.distributed import World
 from transformer_xl.config.training import Stage
-from transformer_xl.data import Corpus
+from transformer_xl.data import Corpus, prepare
 from transformer_xl.inference.generate.text_writer import prompt_for
 from transformer_xl.ops.timing import ceiling
 from transformer_xl.train.beginning import fit_to_corpus, new_state
@@ -35,13 +35,12 @@ def stages_of(config: Config) -> tuple[Stage, ...]:
 
 
 def paces(
-    configs: Mapping[str, Config], corpus: Corpus, rounds: int = ROUNDS
+    configs: Mapping[str, Config], rounds: int = ROUNDS
 ) -> tuple[dict[str, list[float]], float]:
     """Measure the seconds of a training step of each model in each stage, in turns.
 
     Args:
-        configs: The recipes by name.
-        corpus: The text.
+        configs: The recipes by name, with their text.
         rounds: Turns of each.
 
     Returns:
@@ -49,8 +48,9 @@ def paces(
         matrix product in the precision of the first one, measured in the same turns.
     """
     device = pick_device()
+    corpora = {name: prepare(config.data, lambda _: None) for name, config in configs.items()}
     steps = {
-        (name, n): _stepping(_in_stage(config, stage), corpus, device)
+        (name, n): _stepping(_in_stage(config, stage), corpora[name], device)
         for name, config in configs.items()
         for n, stage in enumerate(stages_of(config))
     }
