@@ -235,8 +235,9 @@ def page(results: Mapping[str, Settings]) -> str:
         "# Experiments",
         "What was tried, each at the same training time on the same machine: what helped, what did "
         "not, and by how much. Newer runs end with the steps that take the time, older ones with "
-        "the time itself. Losses are in nats per token on the validation text; lower is better. ± is the standard deviation over the seeds, and a "
-        "difference in spreads below 2 says little. This page is made by "
+        "the time itself. Losses are in nats per token on the validation text; lower is better. "
+        "± is the standard deviation over the seeds, and a difference in spreads below 2 says "
+        "little. This page is made by "
         "`python benchmarks/experiments.py --docs` from the files that it names.",
     ]
     if not results:
