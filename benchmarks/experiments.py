@@ -94,7 +94,9 @@ def given(words: Sequence[str]) -> Settings:
     return found
 
 
-def recipe_of(experiment: Settings, variant: Settings, more: Settings, source: str) -> Config:
+def recipe_of(
+    experiment: Settings, variant: Settings, more: Settings, source: str, minutes: float = 1.0
+) -> Config:
     """Return the settings of a variant: recipe < what all set < its own < the command line's."""
     recipe = load_recipe(variant.get("recipe", experiment["recipe"]))
     values = tomllib.loads(dump_recipe(recipe))
@@ -104,6 +106,9 @@ def recipe_of(experiment: Settings, variant: Settings, more: Settings, source: s
     for settings in (experiment.get("set", {}), own, more):
         for section, changed in settings.items():
             values.setdefault(section, {}).update(changed)
+    if values["train"].get("clock", "wall") != "wall":
+        # A clock without a time limit would be refused.
+        values["train"]["minutes"] = minutes
     return parse_recipe(tomli_w.dumps(values), f"{source}: variant {variant['name']}")
 
 
@@ -320,7 +325,8 @@ def main() -> None:
         if arguments.only:
             variants = [variants[0], *(v for v in variants[1:] if v["name"] in arguments.only)]
         more = given(arguments.set)
-        configs = {v["name"]: recipe_of(experiment, v, more, str(arguments.file)) for v in variants}
+        source, minutes = str(arguments.file), arguments.minutes
+        configs = {v["name"]: recipe_of(experiment, v, more, source, minutes) for v in variants}
     except (OSError, ValueError) as error:
         sys.exit(f"{error}")
     path = arguments.json or RESULTS / f"experiments_{name}.json"

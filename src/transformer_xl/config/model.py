@@ -9,8 +9,10 @@ from transformer_xl.config.checks import (
     Count,
     Fraction,
     Length,
+    NotNegative,
     Positive,
     Range,
+    Share,
     Unused,
     check,
     no_type_check,
@@ -72,6 +74,8 @@ _ATTENTION = (
     *("clamp_len", "start_memory", "norm_first", "gate", "norm", "qk_norm", "final_norm"),
     *("enhanced_recurrence", "tie_biases", "attn_dropout", "qkv_dropout", "ff_dropout"),
     *("norm_eps", "quirks", "ext_len"),
+    *("value_residual", "short_conv", "rotary", "attn_gate", "init", "embedding_residual"),
+    "hash_embedding",
 )
 
 _USED: dict[str, tuple[str, ...]] = {
@@ -187,6 +191,30 @@ class ModelConfig:
     """Standard deviation of the initial embedding projections."""
     norm_eps: Positive = 1e-5
     """Epsilon of the normalization."""
+    value_residual: bool = False
+    """Experimental: the values of every layer but the first are a learned mix of its own and those
+    of the first layer."""
+    short_conv: Length = 0
+    """Experimental: width of a causal convolution over the input of the attention, each feature by
+    itself; 0: none."""
+    rotary: Share = 0.0
+    """Experimental: share of the width of a head in which queries and keys are rotated by their
+    positions, beside the relative terms."""
+    attn_gate: Literal["none", "head", "element"] = "none"
+    """Experimental: sigmoid gates, computed from the input of the attention, on what it put out:
+    one for each head, or for each feature."""
+    init: Literal["normal", "scaled", "zero"] = "normal"
+    """Experimental: initial matrices of the layers with init_std (normal), or by their number of
+    inputs, and what leads out of a block divided by the root of the number of blocks (scaled) or
+    zero."""
+    embedding_residual: bool = False
+    """Experimental: the input of every layer but the first is a learned mix of the output of the
+    layer before and the normalized embedding."""
+    logit_softcap: NotNegative = 0.0
+    """Experimental: bound logits smoothly, to c tanh(logit / c); 0: no bound."""
+    hash_embedding: Length = 0
+    """Experimental: rows of a table of embeddings of pairs of tokens, found by their hash, which
+    are added to those of the tokens; 0: none."""
     quirks: tuple[Quirk, ...] = ()
     """Deviations of the authors' code on which a converted checkpoint depends."""
 
@@ -223,6 +251,39 @@ class ModelConfig:
             not (self.enhanced_recurrence and self.attn_type in (2, 3)),
             f"enhanced_recurrence=True with attn_type={self.attn_type}: absolute positions would "
             "be added to states that hold older ones; use attn_type 0 or 1",
+        )
+        self._check_variants()
+
+    def _check_variants(self) -> None:
+        is_relative = self.attn_type in (0, 1)
+        for name in ("value_residual", "short_conv", "rotary"):
+            value = getattr(self, name)
+            require(
+                not value or is_relative,
+                f"{name}={value} with attn_type={self.attn_type}: use attn_type 0 or 1",
+            )
+        for name in ("value_residual", "embedding_residual"):
+            require(
+                not getattr(self, name) or self.n_layer > 1,
+                f"{name}=True with n_layer=1 has no second layer to change: add layers",
+            )
+        require(
+            not self.embedding_residual or is_relative,
+            f"embedding_residual=True with attn_type={self.attn_type}: use attn_type 0 or 1",
+        )
+        require(
+            self.short_conv != 1,
+            "short_conv=1 sees only the position itself: 0 for none, or at least 2",
+        )
+        width = self.head_width
+        require(
+            not self.rotary or (width % 2 == 0 and int(width * self.rotary / 2) > 0),
+            f"rotary={self.rotary} of heads of width {width}: the width must be even, and the "
+            "share at least one pair of features",
+        )
+        require(
+            not self.logit_softcap or not (self.cutoffs or self.div_val > 1),
+            f"logit_softcap={self.logit_softcap} with an adaptive softmax: leave out one of them",
         )
 
     def _check_clusters(self) -> None:
@@ -281,6 +342,13 @@ class ModelConfig:
     def has_attention(self) -> bool:
         """Whether the model has attention: False for an LSTM."""
         return self.kind == "transformer_xl"
+
+    @property
+    def caches_keys(self) -> bool:
+        """Whether keys and values of past positions can be cached while the weights are fixed."""
+        variants = ("value_residual", "short_conv", "rotary", "embedding_residual")
+        is_variant = any(getattr(self, name) for name in (*variants, "hash_embedding"))
+        return self.attn_type in (0, 1) and not is_variant
 
     @property
     def clusters(self) -> tuple[Cluster, ...]:

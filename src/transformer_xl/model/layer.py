@@ -12,8 +12,9 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.memory import Past, Present
+from transformer_xl.model.memory import Past
 from transformer_xl.model.positions import Positions
+from transformer_xl.model.variants import ShortConv, rotated
 from transformer_xl.model.wrapping import is_plain, projected
 from transformer_xl.ops import (
     attention,
@@ -118,6 +119,11 @@ class RelAttention(nn.Module):
         if config.attn_type == 0:
             self.r_proj = nn.Linear(config.d_model, width, bias=False)
         self.o_proj = nn.Linear(width, config.d_model, bias=False)
+        self.gate_proj = None
+        if config.attn_gate != "none":
+            gates = self.n_head if config.attn_gate == "head" else width
+            self.gate_proj = nn.Linear(config.d_model, gates, bias=False)
+        self.n_rotated = 2 * int(self.d_head * config.rotary / 2)
         self.attn_dropout, self.qkv_dropout = config.attn_dropout, config.qkv_dropout
         self.is_locked = config.variational_dropout
         self.q_norm = self.k_norm = None
@@ -132,6 +138,7 @@ class RelAttention(nn.Module):
         positions: Positions | Attend | None,
         attn_len: int | None = None,
         first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
+        gate: Float[Tensor, "B T H 1"] | Float[Tensor, "B T H K"] | None = None,
     ) -> Float[Tensor, "B T D"]:
         """Attend with queries to keys and values.
 
@@ -142,18 +149,53 @@ class RelAttention(nn.Module):
             positions: Their relative positions; None: content scores only. Or another attention.
             attn_len: How many keys a query sees, counting its own.
             first_key: Index of the first key that each stream, or each query, sees.
+            gate: Factors of what is attended to, as :meth:`gate` returns them.
         """
         if callable(positions):
-            return projected(self.o_proj, positions(q, k, v).flatten(2))
+            return self._put_out(positions(q, k, v), gate)
         k, v = k.to(q.dtype), v.to(q.dtype)
         dropped = self.attn_dropout if self.training else 0.0
-        seen = {"attn_len": attn_len, "first_key": first_key, "dropout": dropped}
+        seen: dict[str, Any] = {
+            "attn_len": attn_len,
+            "first_key": first_key,
+            "dropout": dropped,
+        }
         if positions is None:
             attended = attention(q, k, v, **seen)
         else:
             *given, bias = positions.to(q.dtype)
+            if self.n_rotated:
+                q, k, given, seen["position_q"] = self._rotated(q, k, given)
             attended = rel_attention(q, k, v, *given, distance_bias=bias, **seen)
+        return self._put_out(attended, gate)
+
+    def _put_out(self, attended: Tensor, gate: Tensor | None) -> Float[Tensor, "B T D"]:
+        if gate is not None:
+            attended = attended * gate
         return projected(self.o_proj, attended.flatten(2))
+
+    def gate(self, x: Float[Tensor, "B T D"]) -> Float[Tensor, "B T H _"] | None:
+        """Return the gates of a segment for its heads or their features; None without gates.
+
+        Gated attention (Qiu et al., 2025, arXiv 2505.06708, position G1).
+        """
+        if self.gate_proj is None:
+            return None
+        return projected(self.gate_proj, x).sigmoid().unflatten(-1, (self.n_head, -1))
+
+    def _rotated(
+        self, q: Tensor, k: Tensor, given: list[Tensor]
+    ) -> tuple[Tensor, Tensor, list[Tensor], Tensor]:
+        r"""Rotate the queries of the content term, and the keys; return the others beside them.
+
+        The content score is $(R_i (q_i + u)) \cdot (R_j k_j)$, which depends on i - j only. Were
+        u added behind the rotation, $u \cdot R_j k_j$ would depend on where the memory begins.
+        The position term keeps its queries, which are not rotated, for the same reason.
+        """
+        r, content_bias, position_bias = given
+        content_q = rotated(q + content_bias, self.n_rotated, k.shape[1])
+        k = rotated(k, self.n_rotated, k.shape[1])
+        return content_q, k, [r, torch.zeros_like(content_bias), position_bias], q
 
     def weights(
         self,
@@ -168,7 +210,9 @@ class RelAttention(nn.Module):
             none = k.new_zeros(k.shape[1:])
             positions = Positions(none, none[0], none[0])
         *given, bias = positions.to(q.dtype)
-        seen = {"attn_len": attn_len, "first_key": first_key}
+        seen: dict[str, Any] = {"attn_len": attn_len, "first_key": first_key}
+        if self.n_rotated:
+            q, k, given, seen["position_q"] = self._rotated(q, k.to(q.dtype), given)
         return reference.attention_weights(q, k.to(q.dtype), *given, distance_bias=bias, **seen)
 
     def project(
@@ -285,6 +329,7 @@ class DecoderLayer(nn.Module):
         super().__init__()
         self.attention = RelAttention(config)
         self.attention_norm = make_norm(config)
+        self.short_conv = ShortConv(config) if config.short_conv else None
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = make_norm(config)
         self.attention_gate = self.feed_forward_gate = None
@@ -295,6 +340,9 @@ class DecoderLayer(nn.Module):
         self.is_recurrent = config.enhanced_recurrence
         self.dropout = config.dropout
         self.is_locked = config.variational_dropout
+
+    returns_values = False
+    """Whether :meth:`forward` also returns the values of memory and segment."""
 
     @property
     def matrices(self) -> tuple[nn.Linear, nn.Linear, nn.Linear, nn.Linear]:
@@ -309,7 +357,8 @@ class DecoderLayer(nn.Module):
         positions: Positions | Attend | None,
         attn_len: int | None = None,
         first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
-    ) -> tuple[Float[Tensor, "B T D"], Present]:
+        mixed: tuple[Tensor, Tensor, Float[Tensor, "B S H K"]] | None = None,
+    ) -> tuple[Any, ...]:
         """Transform the hidden states of a segment.
 
         Args:
@@ -319,22 +368,33 @@ class DecoderLayer(nn.Module):
             positions: As in :meth:`RelAttention.forward`.
             attn_len: How many keys a query sees, counting its own.
             first_key: Index of the first key that each stream, or each query, sees.
+            mixed: The factor of the own values, that of the first layer's, and these. None: the own
+                values alone.
 
         Returns:
-            The hidden states, and what the memory stores of the segment.
+            The hidden states, and what the memory stores of the segment; with ``returns_values``,
+            also the values of memory and segment.
         """
         normalized = self.attention_norm(x) if self.norm_first else x
         if isinstance(past, Tensor):
             # Normalized and projected for each segment, as the weights may have changed.
             before = past.to(x.dtype)
             before = self.attention_norm(before) if self.norm_first else before
+            if self.short_conv is not None:
+                before, normalized = self.short_conv(before, normalized, first_key)
             q, k, v = self.attention.project(normalized, before if before.shape[1] else None)
         else:
             q, k, v = self.attention.project(normalized)
             k, v = past(k, v)
         if self.has_raw_queries:
             q = self.attention.queries(x)
-        attended = self.attention(q, k, v, positions, attn_len, first_key)
+        if mixed is not None:
+            own, other, values = mixed
+            v = v * own + values * other
+        gate = self.attention.gate(normalized)
+        # A keyword only where it is needed: hooks see what is positional.
+        more = {} if gate is None else {"gate": gate}
+        attended = self.attention(q, k, v, positions, attn_len, first_key, **more)
         y = self._merged(x, attended, self.attention_gate)
         if not self.norm_first:
             y = self.attention_norm(y)
@@ -343,7 +403,8 @@ class DecoderLayer(nn.Module):
         if not self.norm_first:
             y = self.feed_forward_norm(y)
         if isinstance(past, Tensor):
-            return y, y if self.is_recurrent else x
+            remembered = y if self.is_recurrent else x
+            return (y, remembered, v) if self.returns_values else (y, remembered)
         return y, self.keys_and_values(y) if self.is_recurrent else None
 
     def _merged(self, x: Tensor, made: Tensor, gate: GRUGate | None) -> Tensor:

@@ -91,7 +91,7 @@ class Softmax(Predictor, nn.Linear):
         assert isinstance(embedding, Embedding)
         if config.tie_embeddings:
             self.weight = embedding.weight
-        self.n_samples = config.sample_softmax
+        self.n_samples, self.cap = config.sample_softmax, config.logit_softcap
         self.proj = None
         if config.embed_width != config.d_model:
             self.proj = Transposed(config, config.embed_width)
@@ -110,13 +110,13 @@ class Softmax(Predictor, nn.Linear):
 
     def logits(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
         """Return the unnormalized log-probabilities."""
-        return self(self.narrowed(hidden))
+        return _capped(self(self.narrowed(hidden)), self.cap)
 
     def nll(
         self, hidden: Float[Tensor, "*batch D"], targets: Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
         """Return what :meth:`Predictor.nll` does, without all logits at once, unless hooked."""
-        if not is_plain(self, Softmax):
+        if self.cap or not is_plain(self, Softmax):
             return super().nll(hidden, targets)
         x, flat = self.narrowed(hidden).flatten(0, -2), targets.flatten()
         if self.training and self.n_samples:
@@ -142,7 +142,14 @@ class CalledSoftmax(Predictor):
 
     def logits(self, hidden: Float[Tensor, "*batch D"]) -> Float[Tensor, "*batch V"]:
         """Return the unnormalized log-probabilities."""
-        return self._module(self._own.narrowed(hidden))
+        return _capped(self._module(self._own.narrowed(hidden)), self._own.cap)
+
+
+def _capped(logits: Tensor, cap: float) -> Tensor:
+    if not cap:
+        return logits
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return (logits * (1 / cap)).tanh() * cap
 
 
 def _log_softmax(logits: Tensor) -> Tensor:

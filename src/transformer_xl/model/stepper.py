@@ -149,7 +149,7 @@ class CallingStepper(Stepper):
 
 def choose_stepper(model: LanguageModel) -> tuple[type[Any], str]:
     """Choose the stepper of a model; return it with the reason, for display."""
-    if not isinstance(model, TransformerXL) or model.config.attn_type in (2, 3):
+    if not isinstance(model, TransformerXL) or not model.config.caches_keys:
         return CallingStepper, "the model has no keys and values that could be kept"
     if (wrapped := first_wrapped(model)) is not None:
         return CallingStepper, f"{wrapped} was wrapped, replaced or hooked, and has to be called"
@@ -170,6 +170,7 @@ def reason_against_native(model: TransformerXL, dtype: torch.dtype) -> str | Non
     for is_set, what in (
         (config.attn_type in (2, 3), f"attn_type={config.attn_type}"),
         (config.gate != "none", f"gate={config.gate!r}"),
+        (config.attn_gate != "none", f"attn_gate={config.attn_gate!r}"),
         (config.enhanced_recurrence, "enhanced_recurrence=True"),
         ("raw_queries" in config.quirks, "the quirk raw_queries"),
     ):

@@ -16,6 +16,7 @@ from transformer_xl.model.layer import GATE_BIAS, DecoderLayer, make_norm
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import KeysAndValues, Memory, Past
 from transformer_xl.model.positions import Positions, distances, relative_positions
+from transformer_xl.model.variants import HashEmbedding, initial_std, unscaled_rms_norm
 from transformer_xl.model.wrapping import adapters, evaluating
 
 _MOST_PROJECTED = 4
@@ -49,6 +50,11 @@ class TransformerXL(LanguageModel):
         ValueError: The size of the vocabulary is not set, or ``kind`` is that of another class.
     """
 
+    value_own: nn.Parameter
+    value_first: nn.Parameter
+    embedding_own: nn.Parameter
+    embedding_first: nn.Parameter
+
     kind = "transformer_xl"
     _title = "Transformer-XL"
     has_attention = True
@@ -60,6 +66,16 @@ class TransformerXL(LanguageModel):
         )
         self._add_positions(config)
         self.final_norm = make_norm(config) if config.final_norm else None
+        for is_used, name in (
+            (config.value_residual, "value"),
+            (config.embedding_residual, "embedding"),
+        ):
+            # The factors of what belongs to a layer, and of what belongs to the first one.
+            for part in ("own", "first"):
+                factors = nn.Parameter(torch.empty(config.n_layer - 1)) if is_used else None
+                self.register_parameter(f"{name}_{part}", factors)
+        self.layers[0].returns_values = config.value_residual
+        self.hash_embedding = HashEmbedding(config) if config.hash_embedding else None
         self._projected: dict[tuple[int | None, bool], list[Tensor]] = {}
         self._probe: Tensor | None = None
 
@@ -75,6 +91,10 @@ class TransformerXL(LanguageModel):
             # (names end in, mean, standard deviation)
             (("norm.weight",), 1.0, config.init_std),
             (("gate.bias",), GATE_BIAS, 0.0),
+            (("value_own", "value_first"), 0.5, 0.0),
+            (("embedding_own",), 1.0, 0.0),
+            (("embedding_first", "hash_embedding.weight", "short_conv.weight"), 0.0, 0.0),
+            (("gate_proj.weight",), 0.0, 0.0),
             (("norm.bias", "inner.bias", "outer.bias", "softmax.bias"), 0.0, 0.0),
             (("cluster_bias", "distance_bias"), 0.0, 0.0),
             (("embedding.proj.weight", "softmax.proj.weight"), 0.0, config.proj_init_std),
@@ -87,6 +107,7 @@ class TransformerXL(LanguageModel):
             # Parameters of clusters have an index.
             name = re.sub(r"weights\.\d+", "weight", re.sub(r"projs\.\d+", "proj", name))
             mean, std = next((m, s) for ends, m, s in table if name.endswith(ends))
+            std = initial_std(config, name, parameter, std)
             # On the meta device, normal_ would import torch's compiler.
             if not parameter.is_meta:
                 parameter.normal_(mean, std)
@@ -152,15 +173,23 @@ class TransformerXL(LanguageModel):
         x = self._embedded(segment)
         positions = self._relative_positions(M + T, lengths.clamp_len, is_fixed=mems.has_keys)
         present, positioned = [], []
+        first = unscaled_rms_norm(x, self.config) if self.embedding_own is not None else None
+        values: Tensor | None = None
         for n, layer in enumerate(self.layers):
+            if n and first is not None:
+                x = x * self.embedding_own[n - 1] + first * self.embedding_first[n - 1]
             past, unpositioned = mems.store.past(n), x
             if self._is_absolute:
                 past, x = self._positioned(n, past, x, segment.short, lengths.clamp_len)
             given = x, past, positions[n], lengths.attn_len, first_key
+            if values is not None:
+                given = *given, (self.value_own[n - 1], self.value_first[n - 1], values)
             if self.recompute and torch.is_grad_enabled():
-                x, remembered = checkpoint(layer, *given, use_reentrant=False)
+                x, remembered, *more = checkpoint(layer, *given, use_reentrant=False)
             else:
-                x, remembered = layer(*given)
+                x, remembered, *more = layer(*given)
+            if more:
+                (values,) = more
             if "stored_positions" in self.config.quirks:
                 assert isinstance(past, Tensor)
                 positioned.append(past.detach())
@@ -186,6 +215,17 @@ class TransformerXL(LanguageModel):
             mems = mems.realigned(segment.short, lengths.mem_len)
         return x, mems
 
+    def _embedded(self, segment: Segment) -> Float[Tensor, "B T D"]:
+        x = super()._embedded(segment)
+        if self.hash_embedding is None:
+            return x
+        if segment.tokens is None:
+            raise ValueError(
+                f"inputs_embeds with hash_embedding={self.config.hash_embedding}: vectors have no "
+                "hash; give tokens"
+            )
+        return x + self.hash_embedding(segment.tokens, segment.starts)
+
     def _require_readable(self, segment: Segment, mems: Memory, ext_len: int) -> None:
         """Require that this memory can be continued with this segment."""
         if segment.short is not None and ext_len:
@@ -208,9 +248,10 @@ class TransformerXL(LanguageModel):
 
         Results are the same, but the memory is not projected again for each segment. A memory of
         keys and values is returned unchanged, and so is any memory with absolute positions
-        (``attn_type`` 2 and 3), whose keys change with each segment.
+        (``attn_type`` 2 and 3), whose keys change with each segment, and with experimental
+        settings that have no such cache.
         """
-        if memory.has_keys or self._is_absolute:
+        if memory.has_keys or not self.config.caches_keys:
             return memory
         keys, values = [], []
         with evaluating(self):
@@ -232,7 +273,7 @@ class TransformerXL(LanguageModel):
             return super().is_own(mems)
         heads = [(self.config.n_head, self.config.head_width)] * self.config.n_layer
         # With absolute positions, keys change with each segment and cannot be cached.
-        return not self._is_absolute and all(
+        return self.config.caches_keys and all(
             [(x.shape[0], x.shape[3]) for x in tensors] == heads
             for tensors in (store.keys, store.values)
         )
@@ -242,9 +283,12 @@ class TransformerXL(LanguageModel):
         """Whether results depend on the segmentation, even with enough memory.
 
         Absolute positions are counted from the end of the segment, and enhanced recurrence caches
-        other states than those that the segment attends to.
+        other states than those that the segment attends to. A short convolution sees nothing before
+        the memory, and pairs of tokens are hashed within a segment only.
         """
-        return self._is_absolute or self.config.enhanced_recurrence
+        config = self.config
+        is_local = bool(config.short_conv or config.hash_embedding)
+        return self._is_absolute or config.enhanced_recurrence or is_local
 
     @property
     def _is_absolute(self) -> bool:

@@ -60,6 +60,7 @@ def rel_attention(
     position_bias: Float[Tensor, "H K"],
     *,
     distance_bias: Float[Tensor, "S H"] | None = None,
+    position_q: Float[Tensor, "B T H K"] | None = None,
     attn_len: int | None = None,
     first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     dropout: float = 0.0,
@@ -83,6 +84,8 @@ def rel_attention(
         position_bias: The bias ``v``.
         distance_bias: Added to the scores of each distance, in the order of ``r``; for learned
             relative positions. None: nothing.
+        position_q: Queries of the position term, where they differ from those of the content term.
+            None: the same. The triton backend does not support it.
         attn_len: How many keys a query sees, counting its own. None: all.
         first_key: Index of the first key that a stream sees, at most ``S - T``; or that a query
             sees, at most its own key. None: 0. Earlier keys are computed and masked.
@@ -92,7 +95,8 @@ def rel_attention(
         The attended values, by head.
 
     Raises:
-        ValueError: The lengths of queries, keys and positions do not match.
+        ValueError: The lengths of queries, keys and positions do not match, or the triton backend
+            is given ``position_q``.
 
     Example:
         >>> B, T, M, H, K = 2, 3, 4, 2, 8
@@ -122,11 +126,22 @@ def rel_attention(
         dtype = torch.get_autocast_dtype(device)
         operands = tuple(x.to(dtype) for x in operands)
         distance_bias = None if distance_bias is None else distance_bias.to(dtype)
+        position_q = None if position_q is None else position_q.to(dtype)
     # Each backend controls its precision.
     with torch.autocast(device, enabled=False):
-        chosen = choose_backend(q.device, operands[0].dtype, q.shape[3])
-        return BACKENDS[chosen.backend](
+        backend = choose_backend(q.device, operands[0].dtype, q.shape[3]).backend
+        more = {}
+        if position_q is not None:
+            if backend == "triton" and _backend == "triton":
+                raise ValueError(
+                    "the triton backend has one tensor of queries for both terms; with position_q, "
+                    "choose skew or reference"
+                )
+            backend = "skew" if backend == "triton" else backend
+            more["position_q"] = position_q
+        return BACKENDS[backend](
             *operands,
+            **more,
             distance_bias=distance_bias,
             attn_len=attn_len,
             first_key=first_key,

@@ -18,6 +18,7 @@ def rel_attention(
     position_bias: Float[Tensor, "H K"],
     *,
     distance_bias: Float[Tensor, "S H"] | None = None,
+    position_q: Float[Tensor, "B T H K"] | None = None,
     attn_len: int | None = None,
     first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     dropout: float = 0.0,
@@ -30,6 +31,7 @@ def rel_attention(
         content_bias,
         position_bias,
         distance_bias=distance_bias,
+        position_q=position_q,
         attn_len=attn_len,
         first_key=first_key,
     )
@@ -45,6 +47,7 @@ def attention_weights(
     position_bias: Float[Tensor, "H K"],
     *,
     distance_bias: Float[Tensor, "S H"] | None = None,
+    position_q: Float[Tensor, "B T H K"] | None = None,
     attn_len: int | None = None,
     first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
 ) -> Float[Tensor, "B H T S"]:
@@ -54,7 +57,8 @@ def attention_weights(
     """
     T, S, K = q.shape[1], k.shape[1], q.shape[3]
     content_BHTS = torch.einsum("bthk,bshk->bhts", q + content_bias, k)
-    position_BHTS = torch.einsum("bthk,shk->bhts", q + position_bias, r)
+    position_q = q if position_q is None else position_q
+    position_BHTS = torch.einsum("bthk,shk->bhts", position_q + position_bias, r)
     if distance_bias is not None:
         position_BHTS = position_BHTS + distance_bias.T[:, None]
     position_BHTS = rel_shift(position_BHTS)

@@ -43,12 +43,13 @@ def rel_attention(
     position_bias: Float[Tensor, "H K"],
     *,
     distance_bias: Float[Tensor, "S H"] | None = None,
+    position_q: Float[Tensor, "B T H K"] | None = None,
     attn_len: int | None = None,
     first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
     dropout: float = 0.0,
 ) -> Float[Tensor, "B T H K"]:
     """Attend from the segment to the memory and to itself; as the reference does."""
-    operands: Sequence[Any] = (q, k, v, r, content_bias, position_bias, distance_bias)
+    operands: Sequence[Any] = (q, k, v, r, content_bias, position_bias, distance_bias, position_q)
     if emulates(q.dtype, q.device.type):
         operands = [None if x is None else x.float() for x in operands]
     # The backward pass draws the same numbers again.
@@ -119,12 +120,14 @@ class _Attention:
         content_bias: Tensor,
         position_bias: Tensor,
         distance_bias: Tensor | None,
+        position_q: Tensor | None,
         attn_len: int | None,
         first_key: Tensor | None,
         dropout: float,
         seed: int | None,
     ) -> None:
         self.q, self.k, self.v = (x.permute(2, 0, 1, 3) for x in (q, k, v))
+        self.position_q = None if position_q is None else position_q.permute(2, 0, 1, 3)
         self.r = r.transpose(0, 1)
         self.H, self.B, self.T, self.K = self.q.shape
         self.S = k.shape[1]
@@ -177,10 +180,10 @@ class _Attention:
     def blocks(self) -> Iterator[_Block]:
         for queries, keys in self._cuts():
             T, S = queries.stop - queries.start, keys.stop - keys.start
-            q = self.q[:, :, queries]
+            position_q = self.q if self.position_q is None else self.position_q
             q_content, q_position = (
-                torch.add(bias, q, alpha=self.scale).contiguous()
-                for bias in (self.content_bias, self.position_bias)
+                torch.add(bias, q[:, :, queries], alpha=self.scale).contiguous()
+                for bias, q in ((self.content_bias, self.q), (self.position_bias, position_q))
             )
             if self.has_distance_bias:
                 q_position = F.pad(q_position, (0, 1), value=self.scale)
@@ -264,10 +267,12 @@ def _forward(attention: _Attention) -> Float[Tensor, "B T H K"]:
 
 
 def _backward(attention: _Attention, d_out: Tensor) -> tuple[Tensor | None, ...]:
-    """Return the gradients of q, k, v, r and of the three biases."""
+    """Return the gradients of q, k, v, r, of the three biases and of the position queries."""
     H, B, T, K = attention.q.shape
     S, columns = attention.S, attention.r.shape[1]
     dq = d_out.new_empty(H, B, T, K)
+    has_own = attention.position_q is not None
+    d_position_q = torch.empty_like(dq) if has_own else None
     # The first block, of the last queries, overwrites; the others accumulate.
     dk, dv = d_out.new_empty(2, H * B, S, K)
     dr = torch.empty_like(attention.r, memory_format=torch.contiguous_format)
@@ -315,14 +320,21 @@ def _backward(attention: _Attention, d_out: Tensor) -> tuple[Tensor | None, ...]
             )
             for total, part in zip(d_biases, (dq_content, dq_position), strict=True):
                 total += part.sum((1, 2), dtype=total.dtype)
-            torch.add(dq_content, dq_position, out=dq[:, :, block.queries])
+            if d_position_q is None:
+                torch.add(dq_content, dq_position, out=dq[:, :, block.queries])
+            else:
+                dq[:, :, block.queries] = dq_content
+                d_position_q[:, :, block.queries] = dq_position
     d_content_bias, d_position_bias = (d_biases * attention.scale).to(dq.dtype)
     dr = dr[:, T > 1 :].transpose(0, 1)
     d_distance_bias = dr[..., K] if attention.has_distance_bias else None
     dq *= attention.scale
+    if d_position_q is not None:
+        d_position_q = d_position_q.mul_(attention.scale).permute(1, 2, 0, 3)
     dk, dv = (x.view(H, B, S, K) for x in (dk, dv))
     dq, dk, dv = (x.permute(1, 2, 0, 3) for x in (dq, dk, dv))
-    return dq, dk, dv, dr[..., :K], d_content_bias, d_position_bias, d_distance_bias
+    d_biases = d_content_bias, d_position_bias, d_distance_bias
+    return dq, dk, dv, dr[..., :K], *d_biases, d_position_q
 
 
 def _product(a: Tensor, b: Tensor, buffer: Tensor) -> Tensor:

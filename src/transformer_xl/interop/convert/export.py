@@ -18,7 +18,11 @@ _Say = Callable[[str], None]
 
 _THEIR_NORM_EPS = 1e-5
 # Settings that only this package has: of the network, and of its training.
-_NETWORK = ("kind", "norm", "activation", "gate", "qk_norm", "enhanced_recurrence")
+_NETWORK = (
+    "kind", "norm", "activation", "gate", "qk_norm", "enhanced_recurrence",
+    "value_residual", "short_conv", "rotary", "attn_gate", "embedding_residual", "logit_softcap",
+    "hash_embedding",
+)  # fmt: skip
 _TRAINING = (
     "qkv_dropout", "embed_dropout", "input_dropout", "ff_dropout", "output_dropout",
     "variational_dropout",

@@ -161,7 +161,7 @@ def make_step(
             "start_memory='zeros' with norm_first=True: the keys of zeros are not zeros, and a "
             "step begins with zeros"
         )
-    return (StateStep if is_absolute else KeptStep)(model, mem_len, n_tokens)
+    return (KeptStep if config.caches_keys else StateStep)(model, mem_len, n_tokens)
 
 
 class _InputKeysAndValues(KeysAndValues):
