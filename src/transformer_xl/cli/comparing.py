@@ -35,7 +35,7 @@ class Compare:
     """A file or folder of text, or a recipe, whose text and vocabulary are taken."""
     models: tuple[str, ...] = ("txl", "gpt", "gpt-cache", "lstm")
     """Contestants, separated by spaces or commas: those that `txl recipes` lists as compare-NAME,
-    other recipes, or recipe files. mamba2, rwkv and xlstm require the extra hf."""
+    other recipes, or recipe files. mamba2, rwkv, xlnet and xlstm require the extra hf."""
     minutes: float = 20.0
     """Training time of each run: as many steps as take so long, by their pace measured in turns."""
     seeds: tuple[int, ...] = (1,)

@@ -299,7 +299,8 @@ class XLNetModel(BorrowedModel):
         for name in ("attn_len", "clamp_len"):
             if (n := getattr(lengths, name)) is not None:
                 raise ValueError(
-                    f"{name}={n}: a model of kind={self.kind!r} has no such limit; leave it out"
+                    f"{name}={n}: a model of kind={self.kind!r} attends to all of its memory, so "
+                    "leave the limit out; sessions and the server set one, and cannot use it"
                 )
         B, T = segment.shape
         mems = self.start_memory(B) if mems is None else mems
