@@ -81,7 +81,9 @@ def test_the_memory_of_xlnet_is_that_of_the_library():
     assert len(found.mems) == 12
     states = tuple(x.transpose(0, 1) for x in expected.mems)
     torch.testing.assert_close(found.mems.states, states, rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match=r"attn_len=3: a model of kind='xlnet' attends to all of its"):
+    with pytest.raises(
+        ValueError, match=r"attn_len=3: a model of kind='xlnet' attends to all of its"
+    ):
         own(first, attn_len=3)
 
 
