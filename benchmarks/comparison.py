@@ -130,7 +130,7 @@ def section(name: str) -> str:
     final = {run.model for run in runs if run.phase == "run"}
     parts = [f"### {CORPORA[name][1]}"]
     if not final:
-        parts.append("No run has ended yet.")
+        parts.append("No long run has ended yet.")
         return "\n\n".join(parts)
     # Of a contestant whose long runs are missing, nothing is said.
     own = [run for run in runs if run.model in final]
