@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.inference.evaluate import evaluate
@@ -123,4 +122,3 @@ def test_runs_are_made_in_processes_of_their_own(tmp_path, models):
     runs = comparison.planned()
     assert {run.model for run in runs} == {"txl", "lstm"}
     assert not [run.found["failed"] for run in runs if "failed" in run.found]
-    assert torch.get_num_threads() == 1
