@@ -1,13 +1,10 @@
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.inference.evaluate import evaluate
-from transformer_xl.inference.generate import generate
-from transformer_xl.model import Memory, TransformerXL, build_model, load_model
+from transformer_xl.model import Memory, TransformerXL, build_model
 from transformer_xl.model.lstm import LSTMModel
 
 CONFIG = ModelConfig(kind="lstm", vocab_size=31, n_layer=3, d_model=12, mem_len=0, dropout=0.0)
@@ -96,34 +93,6 @@ def test_forget_gates_begin_open() -> None:
         both = model.lstm.get_parameter(f"bias_ih_l{layer}")[D : 2 * D]
         both = both + model.lstm.get_parameter(f"bias_hh_l{layer}")[D : 2 * D]
         assert torch.equal(both, torch.ones(D))
-
-
-def test_it_learns_and_evaluates_and_writes() -> None:
-    model = LSTMModel(replace(CONFIG, n_layer=1, vocab_size=5))
-    text = torch.arange(400) % 5
-    optimizer = torch.optim.Adam(model.parameters(), 2e-2)
-    for _ in range(60):
-        optimizer.zero_grad()
-        model(text[None, :40], targets=text[None, 1:41]).loss.backward()
-        optimizer.step()
-    model.eval()
-    # Cut into parts and segments in any way, it is the same text.
-    assert evaluate(model, text, segment_len=16).nll < 0.1
-    assert evaluate(model, text, segment_len=7, batch_size=3, mem_len=20).nll < 0.1
-    assert list(generate(model, [0, 1, 2], length=6, temperature=0)) == [3, 4, 0, 1, 2, 3]
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"cutoffs": (10, 20), "div_val": 2}, {"d_embed": 6}, {"tie_embeddings": False}],
-)
-def test_a_folder_holds_it(change: dict, tmp_path: Path) -> None:
-    model = build_model(replace(CONFIG, **change)).eval()
-    model.save_pretrained(tmp_path)
-    loaded = load_model(tmp_path)
-    tokens = torch.randint(31, (2, 9))
-    with torch.no_grad():
-        torch.testing.assert_close(loaded(tokens).log_probs, model(tokens).log_probs)
 
 
 def test_what_does_not_fit_is_refused(model: LSTMModel, tiny_config: ModelConfig) -> None:
