@@ -262,8 +262,7 @@ class Comparison:
 
     def pace(self, model: str) -> Run | None:
         """Return the measured pace of a contestant."""
-        digest = self._pace_task(model).digest
-        return next((run for run in self.runs if run.digest == digest), None)
+        return self.done(self._pace_task(model))
 
     def _measure_paces(self) -> None:
         """Measure the seconds of a step of contestants whose pace is not known.
@@ -285,7 +284,7 @@ class Comparison:
         ratio = median([x / y for x, y in zip(before, now, strict=True)] or [1.0])
         for pace in known.values():
             peak = pace.found["ceiling_gflops"]
-        for model in tasks.keys() - known.keys():
+        for model in [model for model in tasks if model not in known]:
             # Rounded, so that the file of the runs gives the same steps.
             seconds = [float(f"{ratio * x:.5g}") for x in measured[model]]
             found = {"seconds": seconds, "ceiling_gflops": float(f"{peak:.5g}")}
