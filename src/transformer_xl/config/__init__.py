@@ -59,5 +59,8 @@ class Config:
             f"train.reset_memory={self.train.reset_memory} needs model.start_memory='empty' and "
             "model.ext_len=0: only then is a reset memory that of the beginning of a text",
         )
+        if self.data.completion_at is None and self.model.completion_at is None:
+            about = "data.completion_at=None: no token is outside of a completion"
+            refuse_unused(self.train, (Unused("prompt_loss_weight", about),))
         lengths = ("attn_len", "clamp_len", "ext_len")
         refuse_unused(self.eval, (x for x in self.model.unused() if x.name in lengths))

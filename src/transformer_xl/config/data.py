@@ -55,6 +55,10 @@ class DataConfig:
     reset_at: str | None = None
     """A token such as <eos> at which a new text begins, for shuffled sentences or separate
     documents: it and what follows attend to nothing before it. None: no such token."""
+    completion_at: str | None = None
+    """A token after which a completion begins, which ends with the next data.reset_at: loss and
+    evaluation count completions only (completion-only loss), as of the second column of a table.
+    None: they count every token."""
     workers: Count | None = None
     """Processes that tokenize the text; None: one for each core if the text is long. The result
     does not depend on their number."""
@@ -79,6 +83,11 @@ class DataConfig:
         require(
             held_out < 1,
             f"valid_fraction + test_fraction = {held_out} leaves no text to train on",
+        )
+        require(
+            self.completion_at is None or self.reset_at not in (None, self.completion_at),
+            f"completion_at={self.completion_at!r} with reset_at={self.reset_at!r}: a completion "
+            "ends where the next document begins, so data.reset_at must be another token",
         )
         refuse_unused(self, self.unused())
 

@@ -116,6 +116,9 @@ class ModelConfig:
     reset_at: Length | None = None
     """ID of a token at which a new text begins: it and what follows attend to nothing before it.
     None: that of data.reset_at, if any."""
+    completion_at: Length | None = None
+    """ID of a token after which a completion begins, which ends with the next reset_at: evaluation
+    and training count only the tokens of completions. None: that of data.completion_at, if any."""
     n_layer: Count = 12
     """Number of layers."""
     n_head: Count = 8
@@ -228,6 +231,16 @@ class ModelConfig:
             self.reset_at is None or self.reset_at < (self.vocab_size or float("inf")),
             f"reset_at={self.reset_at} must be the number of a symbol, from 0 to below "
             f"vocab_size={self.vocab_size}",
+        )
+        require(
+            self.completion_at is None
+            or (
+                self.reset_at not in (None, self.completion_at)
+                and self.completion_at < (self.vocab_size or float("inf"))
+            ),
+            f"completion_at={self.completion_at} with reset_at={self.reset_at}: a completion ends "
+            "where the next document begins, so reset_at must be another token, and both must be "
+            f"below vocab_size={self.vocab_size}",
         )
         require(
             not (self.has_attention or self.kind == "xlnet")

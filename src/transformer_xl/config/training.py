@@ -62,6 +62,9 @@ class TrainConfig:
     temporal_activation_reg: NotNegative = 0.0
     """Temporal activation regularization (TAR): weight of the mean squared difference between
     consecutive outputs of the last layer before dropout."""
+    prompt_loss_weight: Share = 0.0
+    """With data.completion_at: weight in the loss of the tokens outside of completions, which have
+    weight 1."""
     reset_memory: Fraction = 0.0
     """Probability that the memory of a stream is reset before a segment, so that a model also
     learns short contexts; otherwise only the first segment of the training and data.reset_at have

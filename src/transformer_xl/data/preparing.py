@@ -197,7 +197,7 @@ def _settings(config: DataConfig) -> dict[str, Any]:
     still found.
     """
     left_out = {"cache_dir", "workers", "vocab_from", "json_field", "tokenizer", "reset_at"}
-    left_out |= {"corpus", "verify"}
+    left_out |= {"completion_at", "corpus", "verify"}
     given = dataclasses.asdict(config)
     settings = {name: value for name, value in given.items() if name not in left_out}
     if config.tokenizer:

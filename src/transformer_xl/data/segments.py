@@ -17,10 +17,15 @@ from typing import NotRequired, TypedDict
 
 import numpy as np
 import torch
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor
 
+from transformer_xl.config import ModelConfig
+from transformer_xl.data.completions import in_completion
 from transformer_xl.data.tokens import Tokens
+
+_LOOKED_BACK = 1024
+"""Tokens read at first to find out whether a segment begins within a completion."""
 
 
 class SegmentsState(TypedDict):
@@ -44,10 +49,13 @@ class Segments:
         ext_len: Tokens before each segment that are repeated with it, as context.
         rows: The streams of this process, if several share them; None: all.
         roll_seed: Seed of the rotations, at least 0; None: no rotation.
+        completions: Settings with ``completion_at``, to fill :attr:`completed`.
 
     Attributes:
         length: Tokens of each stream in the next segment.
         tokens_read: Number of tokens read of each stream.
+        completed: Which targets of the segment read last belong to completions,
+            (B, predicted); None without ``completion_at``.
 
     Raises:
         ValueError: The corpus is shorter than one segment per stream.
@@ -69,6 +77,7 @@ class Segments:
         ext_len: int = 0,
         rows: range | None = None,
         roll_seed: int | None = None,
+        completions: ModelConfig | None = None,
     ) -> None:
         for name, value in (("batch_size", batch_size), ("segment_len", segment_len)):
             if value < 1:
@@ -87,7 +96,10 @@ class Segments:
         self.length = segment_len
         self.segments_read = 0
         self.tokens_read = 0
+        self.completed: Bool[Tensor, "B predicted"] | None = None
         self._tokens = tokens
+        has_completions = completions is not None and completions.completion_at is not None
+        self._completions = completions if has_completions else None
         self._roll_seed = roll_seed
         self._rows = np.array(range(batch_size) if rows is None else rows, dtype=np.int64)
         self._stream_len = len(tokens) // batch_size
@@ -108,7 +120,19 @@ class Segments:
         The tokens begin with the ``ext_len`` before the segment; these have no targets.
         """
         # One token more than the segment: the target of its last token.
-        times = self.tokens_read + np.arange(-self.ext_len, self.length + 1)
+        first, stop = self.tokens_read - self.ext_len, self.tokens_read + self.length + 1
+        window = self._window(first, stop)
+        if self._completions is not None:
+            found = in_completion(window[:, :-1], self._completions, self._is_within(first))
+            self.completed = torch.from_numpy(found[:, self.ext_len :])
+        window = torch.from_numpy(window)
+        self.segments_read += 1
+        self.tokens_read += self.length
+        return window[:, :-1].contiguous(), window[:, self.ext_len + 1 :].contiguous()
+
+    def _window(self, first: int, stop: int) -> Int64[np.ndarray, "B length"]:
+        """Return tokens of each stream, which may begin before its first segment."""
+        times = np.arange(first, stop)
         places = times[None]
         if self._roll_seed is not None:
             # Positions before the first epoch belong to it.
@@ -119,10 +143,22 @@ class Segments:
             rolls = [x.integers(self._stream_len, size=self.batch_size) for x in generators]
             places = (times + np.stack(rolls, axis=1)[self._rows][:, where]) % self._stream_len
         places = (self._rows[:, None] * self._stream_len + places) % len(self._tokens)
-        window = torch.from_numpy(self._tokens[places].astype(np.int64))
-        self.segments_read += 1
-        self.tokens_read += self.length
-        return window[:, :-1].contiguous(), window[:, self.ext_len + 1 :].contiguous()
+        return self._tokens[places].astype(np.int64)
+
+    def _is_within(self, first: int) -> Bool[np.ndarray, " B"]:
+        """Return whether each stream is within a completion before a position of it.
+
+        Found by reading backwards, so that the position in the text remains the whole state.
+        """
+        assert self._completions is not None
+        length = _LOOKED_BACK
+        while True:
+            window = self._window(first - length, first)
+            # What is the same, whatever came before it, is known.
+            either = [in_completion(window, self._completions, x)[:, -1] for x in (False, True)]
+            if (either[0] == either[1]).all() or length > self._stream_len:
+                return either[0]
+            length *= 4
 
     def state_dict(self) -> SegmentsState:
         """Return the position and the sizes it refers to; the same for all rows."""

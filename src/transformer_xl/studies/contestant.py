@@ -195,7 +195,8 @@ def _detailed(model: LanguageModel, ids: np.ndarray, lengths: Lengths) -> dict[s
         given = _with_context(model, lengths, n)
         losses = loss_from_start(model, ids, length=n_read, **given._asdict())
         # Only where as much comes before, or the last half of a short text.
-        by_mem_len.append({"context": n, "nll": float(losses[min(longest, n_read // 2) :].mean())})
+        nll = float(np.nanmean(losses[min(longest, n_read // 2) :]))
+        by_mem_len.append({"context": n, "nll": nll})
     length = min(_FROM_START, len(ids) - 1)
     found = loss_from_start(model, ids, length=length, batch_size=16, **lengths._asdict())
     return {"by_mem_len": by_mem_len, "from_start": spans(found)}

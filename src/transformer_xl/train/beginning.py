@@ -27,6 +27,7 @@ from transformer_xl.train.step import shard
 
 _FREE = {
     *("mem_len", "ext_len", "attn_len", "clamp_len", "start_memory", "reset_at"),
+    "completion_at",
     *("dropout", "attn_dropout", "qkv_dropout", "embed_dropout", "input_dropout", "ff_dropout"),
     *("output_dropout", "variational_dropout", "init_std", "proj_init_std", "sample_softmax"),
 }
@@ -116,20 +117,28 @@ def fit_to_corpus(config: Config, corpus: Corpus) -> Config:
             f"{len(corpus.vocab)}; {remedy}"
         )
     model = replace(config.model, vocab_size=len(corpus.vocab))
-    if config.data.reset_at is not None:
-        try:
-            reset_at = corpus.vocab.number_of(config.data.reset_at)
-        except ValueError as error:
-            raise ValueError(f"data.reset_at: {error}") from error
-        if model.reset_at not in (None, reset_at):
-            raise ValueError(
-                f"model.reset_at={model.reset_at} is not the number of data.reset_at="
-                f"{config.data.reset_at!r}, which is {reset_at}; leave it out to take that"
-            )
-        model = replace(model, reset_at=reset_at)
+    for name in ("reset_at", "completion_at"):
+        model = replace(model, **{name: _number_of(name, config, corpus)})
     # At the end of the training it would be too late.
     for_tokens(config.generate.sampling, corpus.vocab)
     return replace(config, model=model)
+
+
+def _number_of(name: str, config: Config, corpus: Corpus) -> int | None:
+    """Return the ID of a token that both ``data`` and ``model`` may name."""
+    symbol, number = getattr(config.data, name), getattr(config.model, name)
+    if symbol is None:
+        return number
+    try:
+        found = corpus.vocab.number_of(symbol)
+    except ValueError as error:
+        raise ValueError(f"data.{name}: {error}") from error
+    if number not in (None, found):
+        raise ValueError(
+            f"model.{name}={number} is not the number of data.{name}={symbol!r}, which is {found}; "
+            "leave it out to take that"
+        )
+    return found
 
 
 def new_state(
@@ -159,6 +168,7 @@ def new_state(
         config.model.ext_len,
         world.rows(settings.batch_size),
         roll_seed=settings.seed if settings.roll else None,
+        completions=config.model,
     )
     if settings.stages and settings.stages[-1][2] != config.model.mem_len:
         raise ValueError(

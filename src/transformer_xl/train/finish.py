@@ -89,7 +89,8 @@ def finish(
             train = partial(corpus.split, "train")
             plan = plan_dynamic(settings, model, train, segment_len=segment_len)
         results["dynamic"] = measure(chosen, plan)
-    if corpus.vocab.token_bytes is not None:
+    # Compressors store all of the text, prompts included.
+    if corpus.vocab.token_bytes is not None and model.config.completion_at is None:
         results |= _compressed(corpus, split, say)
     # The report is written last: where it is, the rest is, too.
     (folder.path / REPORT_FILE).unlink(missing_ok=True)

@@ -176,6 +176,7 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     tokens, targets = state.segments.next_segment()
     state.tokens += targets.numel() * state.world.size
     tokens, targets = _moved(tokens, device), _moved(targets, device)
+    weights = _loss_weights(state, settings)
     if settings.loss == "half":
         targets = targets[:, targets.shape[1] // 2 :]
     lengths = {"mem_len": mem_len, "context": tokens.shape[1] - targets.shape[1]}
@@ -190,7 +191,8 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
         with network.shares_gradients(i == parts - 1):
             out = network(part, memory, part_targets, is_compiled=is_full, **lengths)
             assert out.nll is not None
-            objective = part_loss = out.nll.mean() / parts
+            nll = out.nll if weights is None else out.nll * weights.chunk(parts)[i]
+            objective = part_loss = nll.mean() / parts
             if settings.activation_reg or settings.temporal_activation_reg:
                 penalty = activation_penalty(settings, out, part_targets.shape[1])
                 objective = part_loss + penalty / parts
@@ -198,8 +200,8 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
         mems.append(out.mems)
         loss += part_loss.detach()
 
-    weights = [p for p in state.model.parameters() if p.grad is not None]
-    length = get_total_norm([p.grad for p in weights if p.grad is not None])
+    learned = [p for p in state.model.parameters() if p.grad is not None]
+    length = get_total_norm([p.grad for p in learned if p.grad is not None])
     length = length.full_tensor() if isinstance(length, DTensor) else length
     # Synchronizes the device, which is cheaper than corrupting the weights. The norm is that over
     # all processes, so all of them decide alike.
@@ -213,12 +215,27 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     state.usual_norm = running_mean(state.usual_norm, norm)
     state.mems = mems
     if settings.clip_norm:
-        clip_grads_with_norm_(weights, settings.clip_norm, length)
+        clip_grads_with_norm_(learned, settings.clip_norm, length)
     scale *= lr_scale(settings, state.step, state.total_steps, state.cooldown_steps)
     state.optimizer.step(scale)
     state.step += 1
     state.add_to_average(settings)
     return Update(loss, settings.lr * scale, offset, norm, is_skipped=False)
+
+
+def _loss_weights(state: TrainState, settings: TrainConfig) -> Tensor | None:
+    """Return the weight of the loss of each target, 1 on average over all processes; None: all 1.
+
+    Without a completion in the segments, and without ``prompt_loss_weight``, all are 0.
+    """
+    completed = state.segments.completed
+    if completed is None:
+        return None
+    if settings.loss == "half":
+        completed = completed[:, completed.shape[1] // 2 :]
+    weights = completed.float().clamp(min=settings.prompt_loss_weight)
+    (mean,) = state.world.mean([float(weights.mean())])
+    return _moved(weights / mean if mean else weights, state.model.device)
 
 
 def _partly_reset(state: TrainState, settings: TrainConfig) -> list[Memory | None]:

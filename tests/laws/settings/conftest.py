@@ -139,7 +139,10 @@ def handed_on(tmp_path) -> Callable[..., dict]:
     """Gives the settings of a table on the command line; returns what each then is there."""
 
     def hand_on(section, kind, table):
-        config = Config(model=ModelConfig(), data=DataConfig())
+        # With completions, as some settings of the training have an effect only then.
+        completions = {"reset_at": "a", "completion_at": "b"} if section == "train" else {}
+        data = DataConfig(**completions)
+        config = Config(model=ModelConfig(), data=data)
         (tmp_path / "recipe.toml").write_text(dump_recipe(config))
         found = {}
         for pack in _packs(section, kind, table):

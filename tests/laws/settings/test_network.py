@@ -30,6 +30,7 @@ MODEL = {
     "kind": ({"n_head": 8, "d_inner": 2048}, "lstm"),
     "vocab_size": ({}, 29),
     "reset_at": ({}, 3),
+    "completion_at": ({"reset_at": 3}, 5),
     "n_layer": ({}, 3),
     "n_head": ({}, 4),
     "d_model": ({}, 24),
@@ -219,6 +220,8 @@ PATHS = {
 BY_DESIGN = {("ext_len", path) for path in ("generation", "stepper", "export", "classifier")} | {
     # A classifier has a head of its own in the place of the softmax.
     *((name, "classifier") for name in ("cutoffs", "tie_embeddings", "tie_projections")),
+    # It says what is counted.
+    *(("completion_at", path) for path in PATHS if path != "evaluation"),
 }
 QUIRK_ROWS = {f"quirks: {quirk}": ("quirks", base, (quirk,)) for quirk, base in QUIRKS.items()}
 READ = {

@@ -26,6 +26,7 @@ DATA = {
     "vocab_from": ({"vocab": "chars"}, "all", "vocab"),
     "tokenizer": ({}, "vocabulary", "vocab"),
     "reset_at": ({}, "\n", "training"),
+    "completion_at": ({"reset_at": "\n"}, "w", "training"),
     "workers": ({}, 2, "processes"),
     "cache_dir": ({}, "elsewhere", "place"),
     "corpus": ({}, "prepared", "place"),
@@ -57,7 +58,8 @@ def manifest_of(monkeypatch, config):
 
 
 def training_of(monkeypatch, config):
-    return fit_to_corpus(config, prepare(config.data)).model.reset_at
+    model = fit_to_corpus(config, prepare(config.data)).model
+    return model.reset_at, model.completion_at
 
 
 def place_of(monkeypatch, config):

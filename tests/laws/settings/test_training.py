@@ -29,6 +29,7 @@ TRAIN = {
     "loss": ({}, "half", "numbers"),
     "activation_reg": ({}, 2.0, "numbers"),
     "temporal_activation_reg": ({}, 2.0, "numbers"),
+    "prompt_loss_weight": ({}, 0.5, "completions"),
     "reset_memory": ({}, 0.5, "numbers"),
     "optimizer": ({}, "lamb", "numbers"),
     "lr": ({}, 2e-2, "numbers"),
@@ -158,8 +159,10 @@ def test_a_setting_of_the_training_counts(monkeypatch, recipe, begun, numbers, t
     base, value, where = TRAIN[name]
     found = []
     for number, settings in enumerate((base, base | {name: value})):
-        config = recipe(train=settings)
-        if where == "numbers":
+        has_completions = where == "completions"
+        data = {"reset_at": "\n", "completion_at": "w"} if has_completions else {}
+        config = recipe(train=settings, data=data)
+        if where in ("numbers", "completions"):
             found.append(numbers(config).tolist())
             continue
         see = SEEN[where]

@@ -8,13 +8,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Integer, Real
+from jaxtyping import Bool, Integer, Real
 from torch import Tensor
 
 from transformer_xl.config import EvalConfig
 from transformer_xl.data import Vocab
 from transformer_xl.inference.evaluate.dynamic import Dynamic, DynamicEvaluation
-from transformer_xl.inference.evaluate.streams import as_text, read_parts, window_nll
+from transformer_xl.inference.evaluate.streams import (
+    as_text,
+    completed_targets,
+    read_parts,
+    window_nll,
+)
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import Text, require_at_least, require_model, whole
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
@@ -37,7 +42,7 @@ class Result:
     bits_per_byte: float | None
     """Bits per byte of text; None where the bytes of a predicted token are unknown."""
     tokens: int
-    """Number of predicted tokens: all but the first."""
+    """Number of predicted tokens that count: all but the first, or those of completions."""
     segment_len: int
     mem_len: int
     attn_len: int | None
@@ -72,6 +77,8 @@ def evaluate(
     dynamic: Dynamic | None = None,
 ) -> Result:
     """Evaluate a model on a text, predicting every token but the first once, with memory.
+
+    If the model has a ``completion_at``, only the tokens of completions count.
 
     With ``batch_size`` B the text is divided into B parts, read as a batch. The memory of each part
     is warmed up on the ``mem_len`` tokens before it.
@@ -121,7 +128,7 @@ def evaluate(
             f"token_bytes of shape {np.shape(token_bytes)} must be a number for each of the "
             f"{config.vocab_size} symbols"
         )
-    n = len(text) - 1
+    n, completed = len(text) - 1, completed_targets(text, config)
     batch_size = min(batch_size, n)
     require_reading(
         model, n, batch_size=batch_size, segment_len=lengths.segment_len, mem_len=lengths.mem_len
@@ -134,27 +141,31 @@ def evaluate(
             learning = DynamicEvaluation(
                 model, dynamic, segment_len=segment_len, mem_len=most, **reach
             )
-            total = _sum(learning.read(text)) + _sum(learning.finish())
+            nll = learning.read(text)
+            total = _sum(nll, completed)
+            rest = None if completed is None else completed[len(nll) :]
+            total += _sum(learning.finish(), rest)
         elif window is not None:
-            total = _sum(window_nll(model, text, window, batch_size=batch_size, **reach))
+            total = _sum(window_nll(model, text, window, batch_size=batch_size, **reach), completed)
         else:
             fitting = lengths._replace(mem_len=most)
             parts = read_parts(model, text, lengths=fitting, batch_size=batch_size)
             # Accumulated on the device, which is synchronized once at the end.
-            total = sum((nll.double() * counted).sum() for nll, counted in parts)
+            total = sum((nll.double() * once).sum() for nll, once in parts)
     total = float(total)
     seconds = time.perf_counter() - began
 
-    mean = total / n
+    n_counted = n if completed is None else int(completed.sum())
+    mean = total / n_counted
     bits = mean / math.log(2)
-    n_bytes = predicted_bytes(token_bytes, text)
+    n_bytes = predicted_bytes(token_bytes, text, completed)
     return Result(
         nll=mean,
         ppl=math.exp(mean) if mean < 700 else math.inf,
         bits_per_token=bits,
         bpc=bits if per_character else None,
-        bits_per_byte=None if n_bytes is None else bits * n / n_bytes,
-        tokens=n,
+        bits_per_byte=None if n_bytes is None else bits * n_counted / n_bytes,
+        tokens=n_counted,
         **lengths._asdict(),
         batch_size=batch_size,
         seconds=seconds,
@@ -190,9 +201,14 @@ def token_bytes_in(
 def predicted_bytes(
     token_bytes: Real[np.ndarray, " V"] | None,
     text: Integer[Tensor, " length"] | Integer[np.ndarray, " length"],
+    completed: Bool[Tensor, " predicted"] | None = None,
 ) -> float | None:
-    """Return the bytes of all tokens but the first; None where those of a token are unknown."""
-    sizes = None if token_bytes is None else np.asarray(token_bytes)[text[1:]]
+    """Return the bytes of all tokens but the first; None where those of a token are unknown.
+
+    With a mask ``completed`` of them, only those count.
+    """
+    predicted = text[1:] if completed is None else text[1:][completed]
+    sizes = None if token_bytes is None else np.asarray(token_bytes)[predicted]
     return None if sizes is None or not sizes.all() else sizes.sum().item()
 
 
@@ -238,7 +254,9 @@ def cost_of(settings: EvalConfig, n_tokens: int) -> str | None:
     )
 
 
-def _sum(nll: Tensor) -> Tensor:
+def _sum(nll: Tensor, completed: Tensor | None) -> Tensor:
+    if completed is not None:
+        nll = nll * completed[: len(nll)].to(nll.device)
     return nll.sum(dtype=torch.float64)
 
 

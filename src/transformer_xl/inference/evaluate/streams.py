@@ -14,6 +14,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.data.completions import in_completion
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.arguments import Text, as_tokens, require_at_least
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
@@ -31,6 +32,25 @@ def as_text(ids: Any, config: ModelConfig) -> Int[Tensor, " length"]:
     return text
 
 
+def completed_targets(
+    text: Int[Tensor, " length"], config: ModelConfig
+) -> Bool[Tensor, " predicted"] | None:
+    """Mark the tokens but the first that are completions; None without ``completion_at``.
+
+    Raises:
+        ValueError: There is none.
+    """
+    if config.completion_at is None:
+        return None
+    found = in_completion(text[:-1].numpy(), config)
+    if not found.any():
+        raise ValueError(
+            f"the text has no completion: the token completion_at={config.completion_at} is not in "
+            "it; give prompts and completions as in training"
+        )
+    return torch.from_numpy(found)
+
+
 def read_parts(
     model: LanguageModel,
     text: Int[Tensor, " length"],
@@ -42,8 +62,9 @@ def read_parts(
 
     The text is divided into ``batch_size`` parts, at most as many as tokens to predict. They are
     read as a batch, each warmed up on the text before it. The caller sets the evaluation mode and
-    disables gradients.
+    disables gradients. If the model has a ``completion_at``, only completions count.
     """
+    completed = completed_targets(text, model.config)
     n, device = len(text) - 1, model.device
     # Rounded up, so that no part is longer than the first.
     starts = [-(-b * n // batch_size) for b in range(batch_size + 1)]
@@ -56,7 +77,10 @@ def read_parts(
     parts, targets = ([text[p + k : p + k + longest] for p in firsts] for k in (0, 1))
     for piece in read(model, parts, lengths, mems, targets=targets):
         assert piece.nll is not None
-        counted = piece.start + torch.arange(piece.nll.shape[1]) >= uncounted
+        places = piece.start + torch.arange(piece.nll.shape[1])
+        counted = places >= uncounted
+        if completed is not None:
+            counted &= completed[torch.tensor(firsts)[:, None] + places]
         yield piece.nll, counted.to(device)
 
 
@@ -155,7 +179,7 @@ def loss_in_segment(
         for nll, counted in read_parts(model, text, lengths=read_with, batch_size=batch_size):
             _add(sums[:, : nll.shape[1]], nll, counted)
     # A text shorter than a segment has no tokens at the last positions.
-    return _mean(sums[:, sums[1] > 0])
+    return _mean(sums[:, : int(sums[1].nonzero().max()) + 1])
 
 
 @torch.no_grad()
@@ -180,14 +204,17 @@ def loss_from_start(
     if not n_pieces:
         raise ValueError(f"length={length} needs a text of {length + 1} tokens, not {len(text)}")
     pieces = text.unfold(0, length + 1, length)[:n_pieces]
+    completed = completed_targets(text, model.config)
+    counted = torch.ones(len(text) - 1) if completed is None else completed
+    counted = counted.to(model.device).unfold(0, length, length)[:n_pieces]
     sums = torch.zeros(2, length, dtype=torch.float64, device=model.device)
     with evaluating(model):
-        for some in pieces.split(batch_size):
+        for some, once in zip(pieces.split(batch_size), counted.split(batch_size), strict=True):
             mems = model.keep(model.start_memory(len(some), read_with.mem_len))
             for piece in read(model, some[:, :-1], read_with, mems, targets=some[:, 1:]):
                 assert piece.nll is not None
                 place = slice(piece.start, piece.start + piece.nll.shape[1])
-                _add(sums[:, place], piece.nll, torch.ones_like(piece.nll))
+                _add(sums[:, place], piece.nll, once[:, place])
     return _mean(sums)
 
 
@@ -195,14 +222,16 @@ def spans(losses: Sequence[float] | Float[np.ndarray, " length"]) -> list[dict[s
     """Average losses over logarithmic spans of positions, four per doubling, counted from 1.
 
     Returns:
-        The ``first`` and ``last`` position and the mean ``nll`` of each span.
+        The ``first`` and ``last`` position and the mean ``nll`` of each span; a span without any
+        counted token, whose losses are NaN, is left out.
     """
     edges = np.unique(np.round(2 ** np.arange(0, np.log2(len(losses) + 1) + 0.25, 0.25)))
     edges = [int(x) for x in edges if x <= len(losses)] + [len(losses) + 1]
     values = np.asarray(losses, dtype=float)
     return [
-        {"first": first, "last": stop - 1, "nll": float(np.mean(values[first - 1 : stop - 1]))}
+        {"first": first, "last": stop - 1, "nll": float(np.nanmean(values[first - 1 : stop - 1]))}
         for first, stop in pairwise(edges)
+        if not np.isnan(values[first - 1 : stop - 1]).all()
     ]
 
 
@@ -211,4 +240,5 @@ def _add(sums: Tensor, nll: Tensor, counted: Tensor) -> None:
 
 
 def _mean(sums: Tensor) -> np.ndarray:
+    # NaN where no token counts.
     return (sums[0] / sums[1]).cpu().numpy()

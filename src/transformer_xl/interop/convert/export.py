@@ -136,6 +136,8 @@ def _report_dropped(config: ModelConfig, say: _Say) -> None:
         )
     if config.reset_at is not None:
         say(f"reset_at={config.reset_at}: in their code the context does not end at that symbol")
+    if config.completion_at is not None:
+        say(f"completion_at={config.completion_at}: their code counts prompts as it does the rest")
     if "exact_frequencies" in config.quirks:
         say("quirks=exact_frequencies: their code rounds the frequencies of its sinusoids")
     for name, value, _ in _changed_from_paper(config, _TRAINING):

@@ -105,8 +105,10 @@ class RunFolder:
         if not config.model.vocab_size:
             # It depends on the corpus, which has not been read yet.
             other = replace(other, model=replace(other.model, vocab_size=0))
-        if config.data.reset_at is not None and config.model.reset_at is None:
-            other = replace(other, model=replace(other.model, reset_at=None))
+        # completion_at first, as it needs a reset_at.
+        for name in ("completion_at", "reset_at"):
+            if getattr(config.data, name) is not None and getattr(config.model, name) is None:
+                other = replace(other, model=replace(other.model, **{name: None}))
         free = _MAY_DIFFER if config.data.corpus is None else _MAY_DIFFER + _SAID_BY_CORPUS
         wrong = [line for line in differences(other, config) if not line.startswith(free)]
         if wrong:

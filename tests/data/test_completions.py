@@ -1,0 +1,229 @@
+"""Prompts and completions: loss and evaluation count what follows a separator."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl.config import Config, DataConfig, ModelConfig, TrainConfig
+from transformer_xl.config.distributed import World
+from transformer_xl.data import Segments, prepare
+from transformer_xl.data.completions import in_completion
+from transformer_xl.inference.evaluate import evaluate, loss_in_segment, score
+from transformer_xl.model import build_model
+from transformer_xl.train import Network
+from transformer_xl.train.beginning import fit_to_corpus, new_state
+from transformer_xl.train.step import train_step
+
+END, SEPARATOR, V = 0, 1, 17
+CONFIG = ModelConfig(
+    vocab_size=V,
+    n_layer=2,
+    n_head=2,
+    d_model=12,
+    d_inner=20,
+    mem_len=12,
+    dropout=0.0,
+    init_std=0.4,
+    reset_at=END,
+    completion_at=SEPARATOR,
+)
+
+
+def documents(n, seed=0, longest=9):
+    """Tokens of n documents, and for each but the first whether it belongs to a completion."""
+    draw = np.random.default_rng(seed)
+    tokens, completed = [END], []
+    for _ in range(n):
+        prompt, completion = (
+            draw.integers(2, V, size=draw.integers(low, longest)).tolist() for low in (0, 1)
+        )
+        tokens += [*prompt, SEPARATOR, *completion, END]
+        completed += [False] * (len(prompt) + 1) + [True] * (len(completion) + 1)
+    return np.array(tokens, dtype=np.uint16), np.array(completed)
+
+
+def test_completions_are_found_whatever_a_text_is_cut_into():
+    tokens, completed = documents(40)
+    assert np.array_equal(in_completion(tokens[:-1], CONFIG), completed)
+    for cut in range(1, len(tokens) - 1, 3):
+        before = in_completion(tokens[:cut], CONFIG)
+        after = in_completion(tokens[cut:-1], CONFIG, before[-1])
+        assert np.array_equal(np.concatenate([before, after]), completed)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "segment_len", "ext_len"), [(1, 5, 0), (3, 7, 0), (4, 6, 3)]
+)
+def test_segments_say_which_targets_are_completions(batch_size, segment_len, ext_len):
+    tokens, completed = documents(60)
+    # The text is read as a ring, where its last token, an end, stands before the first one.
+    tokens, within = tokens[1:], torch.from_numpy(np.roll(completed, -1))
+    segments = Segments(tokens, batch_size, segment_len, ext_len, completions=CONFIG)
+    places = Segments(np.arange(len(tokens)), batch_size, segment_len, ext_len)
+    for _ in range(2 * len(tokens) // (batch_size * segment_len)):
+        segments.next_segment()
+        inputs, _ = places.next_segment()
+        assert torch.equal(segments.completed, within[inputs[:, ext_len:]])
+
+
+def test_in_rotated_parts_what_was_read_before_decides():
+    segments = Segments(documents(60)[0], 3, 8, roll_seed=5, completions=CONFIG)
+    inputs, completed = zip(
+        *((segments.next_segment()[0], segments.completed) for _ in range(60)), strict=True
+    )
+    inputs, completed = torch.cat(inputs, 1).numpy(), torch.cat(completed, 1).numpy()
+    for row, found in zip(inputs, completed, strict=True):
+        first = int(np.argmax(np.isin(row, (END, SEPARATOR))))
+        assert np.array_equal(found[first:], in_completion(row, CONFIG)[first:])
+
+
+def test_a_resumed_reading_knows_whether_it_is_within_a_completion():
+    tokens, _ = documents(40, longest=30)
+    first = Segments(tokens, 2, 4, completions=CONFIG)
+    second = Segments(tokens, 2, 4, completions=CONFIG)
+    for _ in range(9):
+        first.next_segment()
+    second.load_state_dict(first.state_dict())
+    for segments in (first, second):
+        segments.next_segment()
+    assert torch.equal(first.completed, second.completed)
+
+
+def test_a_completion_may_be_longer_than_a_segment():
+    tokens = np.full(9000, 5, dtype=np.uint16)
+    tokens[:2] = END, SEPARATOR
+    segments = Segments(tokens, 1, 8000, completions=CONFIG)
+    segments.next_segment()
+    segments.length = 20
+    segments.next_segment()
+    assert segments.completed.all()
+
+
+@pytest.mark.parametrize(
+    "how", [{"segment_len": 5}, {"segment_len": 5, "mem_len": 30, "batch_size": 3}, {"window": 6}]
+)
+def test_an_evaluation_counts_completions_alone(how):
+    torch.manual_seed(3)
+    model = build_model(CONFIG).double().eval()
+    tokens, completed = documents(30)
+    found = evaluate(model, tokens, **how)
+    assert found.tokens == completed.sum()
+    everything = build_model(replace(CONFIG, completion_at=None)).double().eval()
+    everything.load_state_dict(model.state_dict())
+    assert evaluate(everything, tokens, **how).tokens == len(completed)
+    if "batch_size" not in how and "window" not in how:
+        scores = np.array([*score(everything, tokens, **how)][1:])
+        assert found.nll == pytest.approx(-scores[completed].mean(), rel=1e-9)
+
+
+def test_bytes_of_prompts_do_not_count():
+    model = build_model(CONFIG).eval()
+    tokens, completed = documents(30)
+    sizes = np.arange(1, V + 1)
+    found = evaluate(model, tokens, token_bytes=sizes)
+    n_bytes = sizes[tokens[1:]][completed].sum()
+    assert found.bits_per_byte == pytest.approx(found.bits_per_token * found.tokens / n_bytes)
+
+
+def test_a_text_without_completions_is_refused():
+    model = build_model(CONFIG).eval()
+    with pytest.raises(ValueError, match="no completion: the token completion_at=1 is not in it"):
+        evaluate(model, [END, 5, 6, END, 7])
+
+
+def test_positions_without_completions_have_no_loss():
+    model = build_model(CONFIG).eval()
+    text = [END, 5, SEPARATOR, 6] * 8
+    losses = loss_in_segment(model, text, segment_len=4, mem_len=0)
+    assert np.isnan(losses).tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"completion_at": 5}, "completion_at=5 with reset_at=None: a completion ends"),
+        ({"completion_at": 3, "reset_at": 3}, "completion_at=3 with reset_at=3"),
+        ({"completion_at": 9, "reset_at": 3, "vocab_size": 9}, "below vocab_size=9"),
+    ],
+)
+def test_a_completion_that_never_ends_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        ModelConfig(**settings)
+
+
+def test_a_text_needs_an_end_of_completions_too():
+    with pytest.raises(ValueError, match="reset_at must be another token"):
+        DataConfig(completion_at="\t")
+
+
+def test_a_weight_of_prompts_needs_prompts():
+    with pytest.raises(ValueError, match=r"prompt_loss_weight=0\.5 has no effect with"):
+        Config(model=ModelConfig(), data=DataConfig(), train=TrainConfig(prompt_loss_weight=0.5))
+
+
+@pytest.fixture
+def table(tmp_path):
+    """Makes recipes for a table with two columns."""
+    draw = np.random.default_rng(0)
+    rows = ["".join(draw.choice(list("abcd"), size=draw.integers(1, 9))) for _ in range(300)]
+    (tmp_path / "table.tsv").write_text("".join(f"{x}\t{x[::-1]}\n" for x in rows))
+    data = DataConfig(
+        path=str(tmp_path / "table.tsv"),
+        vocab="chars",
+        reset_at="\n",
+        completion_at="\t",
+        cache_dir=str(tmp_path),
+    )
+
+    def make(**settings):
+        train = {"batch_size": 4, "segment_len": 8, "precision": "float32", "lr": 1e-2, **settings}
+        model = replace(CONFIG, vocab_size=0, reset_at=None, completion_at=None)
+        return Config(model=model, data=data, train=TrainConfig(**train))
+
+    return make
+
+
+def begun(config):
+    corpus = prepare(config.data)
+    config = fit_to_corpus(config, corpus)
+    return config, new_state(config, corpus, torch.device("cpu"), World())
+
+
+def losses(config):
+    config, state = begun(config)
+    network = Network(state.model, config.train, state.world)
+    return [float(train_step(config, state, network).loss) for _ in range(3)]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_loss_is_the_mean_over_completions(table):
+    _, state = begun(table())
+    tokens, targets = state.segments.next_segment()
+    nll = state.model.eval()(tokens, None, targets).nll.detach()
+    found = losses(table())
+    assert found[0] == pytest.approx(float(nll[state.segments.completed].mean()), rel=1e-5)
+    # In parts, it is the mean over all of them.
+    assert losses(table(accumulate=2)) == pytest.approx(found, rel=1e-4)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_prompts_may_have_less_weight(table):
+    _, state = begun(table())
+    tokens, targets = state.segments.next_segment()
+    nll = state.model.eval()(tokens, None, targets).nll.detach()
+    weights = torch.where(state.segments.completed, 1.0, 0.25)
+    expected = float((nll * weights).sum() / weights.sum())
+    assert losses(table(prompt_loss_weight=0.25))[0] == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_prompts_of_weight_1_count_as_completions(table):
+    config = table(prompt_loss_weight=1.0)
+    plain = replace(
+        config,
+        data=replace(config.data, completion_at=None),
+        train=replace(config.train, prompt_loss_weight=0.0),
+    )
+    assert losses(config) == pytest.approx(losses(plain), rel=1e-6)
