@@ -39,6 +39,8 @@ def _tiny(config: Config, folder: Path) -> Config:
     """The same options on little text, with small widths and lengths."""
     folder.mkdir()
     rest = "7 5 3" if config.data.vocab == "integers" else "it is said, {} times."
+    if config.data.completion_at:
+        rest += f" {config.data.completion_at} it is."
     for number in range(8):
         text = f"{config.generate.prompt} {rest.format(number)}\n"
         (folder / f"{number}.txt").write_text(text * 60)

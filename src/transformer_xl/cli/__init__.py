@@ -87,10 +87,11 @@ def commands() -> dict[str, Any]:
     from transformer_xl.cli.runs import Prepare, Recipes, Train
     from transformer_xl.cli.science import Ablate, Recl
     from transformer_xl.cli.scoring import Score
+    from transformer_xl.cli.tasking import Task
 
     kinds = (
         *(Recipes, Prepare, Train, Models, Eval, Report, Score, Generate, Convert, Export),
-        *(Compress, Decompress, Serve, Recl, Ablate, Compare, Bench, Estimate, Doctor),
+        *(Compress, Decompress, Serve, Recl, Ablate, Compare, Task, Bench, Estimate, Doctor),
     )
     return {kind.__name__.lower(): kind for kind in kinds}
 

@@ -8,17 +8,13 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from transformer_xl.data import Vocab
 from transformer_xl.data.babi import Sample
-from transformer_xl.inference.generate import generate_batch
+from transformer_xl.inference.answers import continuations
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_at_least
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
-from transformer_xl.model.limits import require_mem_len, require_remembering
-from transformer_xl.model.reading import read_all
-from transformer_xl.model.wrapping import evaluating
+from transformer_xl.model.limits import require_mem_len
 
 LENGTHS = (0, 1000, 2000, 4000, 8000, 16000, 32000)
 ANSWER_LEN = 64
@@ -54,7 +50,6 @@ def is_right(output: str, target: str) -> bool:
     return target.lower() in output.lower().strip().split(".")[0]
 
 
-@torch.no_grad()
 def answer_samples(
     model: LanguageModel,
     vocab: Vocab,
@@ -90,16 +85,10 @@ def answer_samples(
         raise ValueError("no samples: give at least one")
     require_mem_len(model, mem_len)
     lengths = Lengths.of(model.config, segment_len=segment_len, mem_len=mem_len, ext_len=0)
-    require_remembering(model, lengths)
     texts = [vocab.encode(sample.prompt) for sample in samples]
-    order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
-    outputs = [""] * len(texts)
-    with evaluating(model):
-        for first in range(0, len(order), batch_size):
-            rows = order[first : first + batch_size]
-            written = _written(model, vocab, [texts[n] for n in rows], lengths, answer_len)
-            for n, output in zip(rows, written, strict=True):
-                outputs[n] = output
+    outputs = continuations(
+        model, vocab, texts, lengths, length=answer_len, stop=".", batch_size=batch_size
+    )
     n_right = sum(is_right(x, y.answer) for x, y in zip(outputs, samples, strict=True))
     ((_, most),) = Counter(sample.answer for sample in samples).most_common(1)
     return Answered(
@@ -109,30 +98,3 @@ def answer_samples(
         n_tokens=sum(map(len, texts)) / len(texts),
         outputs=tuple(outputs),
     )
-
-
-def _written(
-    model: LanguageModel,
-    vocab: Vocab,
-    texts: Sequence[list[int]],
-    lengths: Lengths,
-    answer_len: int,
-) -> list[str]:
-    """Return what a model writes after each text, up to the end of a sentence."""
-    # All but the last token, from which the writing begins.
-    sizes = [len(text) - 1 for text in texts]
-    tokens = torch.zeros(len(texts), max(sizes), dtype=torch.long)
-    for row, text, size in zip(tokens, texts, sizes, strict=True):
-        row[:size] = torch.tensor(text[:size])
-    padded = torch.tensor(sizes) if min(sizes) < max(sizes) else None
-    mems = model.keep(model.start_memory(len(texts), lengths.mem_len))
-    mems = read_all(model, tokens, lengths, mems, sizes=padded)
-    batch = generate_batch(
-        model,
-        [text[-1:] for text in texts],
-        length=answer_len,
-        mems=mems,
-        mem_len=lengths.mem_len if model.remembers_positions else None,
-        temperature=0.0,
-    )
-    return batch.decode(vocab, stop=".")

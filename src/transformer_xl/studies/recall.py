@@ -20,11 +20,11 @@ from transformer_xl.data.episodes import (
     evaluation_episodes,
     training_episodes,
 )
+from transformer_xl.inference.answers import states_at
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_at_least
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.limits import require_mem_len, require_remembering
-from transformer_xl.model.reading import read
 from transformer_xl.model.wrapping import evaluating
 
 _GOLDEN_RATIO = (5**0.5 - 1) / 2
@@ -111,7 +111,7 @@ def accuracy_by_distance(
                 episodes = evaluation_episodes(task, distance, n_episodes, config=config, seed=seed)
                 leads = _leads(task, distance, lengths.segment_len, config=config, seed=seed)
                 answers = [
-                    _answers(model, episodes[i : i + batch_size], leads, config.eos_id, lengths)
+                    _answers(model, episodes[i : i + batch_size], leads, lengths)
                     for i in range(0, n_episodes, batch_size)
                 ]
                 nll, is_right = (np.concatenate(each) for each in zip(*answers, strict=True))
@@ -146,30 +146,18 @@ def _answers(
     model: LanguageModel,
     episodes: Sequence[Episode],
     leads: Iterator[list[int]],
-    eos_id: int,
     lengths: Lengths,
 ) -> tuple[Float[np.ndarray, " answers"], Float[np.ndarray, " answers"]]:
     """Return -log p of each answer of a batch, and 1 where it is the most likely token, else 0."""
-    parts = [(next(leads), episode) for episode in episodes]
-    longest = max(len(lead) + len(episode.tokens) for lead, episode in parts)
-    # Padding comes after the answers, which do not see it.
-    texts = torch.full((len(parts), longest), eos_id)
-    for row, (lead, episode) in zip(texts, parts, strict=True):
-        row[: len(lead)] = torch.tensor(lead)
-        row[len(lead) : len(lead) + len(episode.tokens)] = torch.from_numpy(episode.tokens)
-    # An answer is predicted where the token before it is read.
-    places = torch.tensor([(len(lead) + episode.answers - 1).tolist() for lead, episode in parts])
-    rows = torch.arange(len(texts))[:, None].expand_as(places)
-    targets = texts.gather(1, places + 1)
-    mems = model.keep(model.start_memory(len(texts), lengths.mem_len))
-    nll, is_right = [], []
-    for piece in read(model, texts[:, :-1], lengths, mems):
-        within = (piece.start <= places) & (places < piece.start + piece.hidden.shape[1])
-        if not within.any():
-            continue
-        states = piece.hidden[rows[within], places[within] - piece.start]
-        log_probs: Tensor = model.head.log_probs(states).double().cpu()
-        asked = targets[within]
-        nll.append(-log_probs.gather(1, asked[:, None])[:, 0].numpy())
-        is_right.append((log_probs.argmax(1) == asked).double().numpy())
-    return np.concatenate(nll), np.concatenate(is_right)
+    texts, places, targets = [], [], []
+    for episode in episodes:
+        lead = next(leads)
+        texts.append([*lead, *episode.tokens.tolist()])
+        # An answer is predicted where the token before it is read.
+        places.append((len(lead) + episode.answers - 1).tolist())
+        targets.append(episode.tokens[episode.answers].tolist())
+    states = states_at(model, texts, torch.tensor(places), lengths)
+    log_probs: Tensor = model.head.log_probs(states.flatten(0, 1)).double().cpu()
+    asked = torch.tensor(targets).flatten()
+    nll = -log_probs.gather(1, asked[:, None])[:, 0]
+    return nll.numpy(), (log_probs.argmax(1) == asked).double().numpy()

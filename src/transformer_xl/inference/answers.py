@@ -1,0 +1,138 @@
+"""What a model says at chosen places of texts: which token comes next, or how a text goes on.
+
+Texts of any length are read with the memory carried, several as a batch. Dimension key: N texts,
+D width of the model, V size of the vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from transformer_xl.data import Vocab
+from transformer_xl.inference.generate import generate_batch
+from transformer_xl.model import LanguageModel
+from transformer_xl.model.arguments import require_at_least
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.limits import require_remembering
+from transformer_xl.model.reading import read, read_all
+from transformer_xl.model.wrapping import evaluating
+
+Texts = Sequence[Sequence[int]]
+
+
+def padded(texts: Texts) -> tuple[Int[Tensor, "N longest"], Int[Tensor, " N"] | None]:
+    """Return texts as rows padded with 0, and their lengths; None if all are equally long."""
+    sizes = torch.tensor([len(text) for text in texts])
+    tokens = torch.zeros(len(texts), int(sizes.max()), dtype=torch.long)
+    for row, text in zip(tokens, texts, strict=True):
+        row[: len(text)] = torch.as_tensor(text)
+    return tokens, sizes if int(sizes.min()) < tokens.shape[1] else None
+
+
+def by_length(texts: Texts, batch_size: int) -> Iterator[list[int]]:
+    """Yield the indices of batches of texts of similar length.
+
+    Raises:
+        ValueError: There is no text, one is empty, or ``batch_size`` is below 1.
+    """
+    require_at_least(1, batch_size=batch_size)
+    if not len(texts) or not all(map(len, texts)):
+        raise ValueError(f"{len(texts)} texts, at least one, of at least one token each are needed")
+    order = sorted(range(len(texts)), key=lambda n: len(texts[n]))
+    for first in range(0, len(order), batch_size):
+        yield order[first : first + batch_size]
+
+
+@torch.no_grad()
+def states_at(
+    model: LanguageModel,
+    texts: Texts,
+    places: Int[Tensor, "N n"],
+    lengths: Lengths,
+) -> Float[Tensor, "N n D"]:
+    """Read texts as one batch; return the hidden states at places of each text.
+
+    From the state at a place, the token after it is predicted. The caller sets the evaluation mode.
+    """
+    tokens, sizes = padded(texts)
+    mems = model.keep(model.start_memory(len(texts), lengths.mem_len))
+    rows = torch.arange(len(texts))[:, None].expand_as(places)
+    shape = *places.shape, model.config.d_model
+    found = torch.zeros(shape, device=model.device, dtype=model.dtype)
+    for piece in read(model, tokens, lengths, mems, sizes=sizes):
+        here = (piece.start <= places) & (places < piece.start + piece.hidden.shape[1])
+        if here.any():
+            states = piece.hidden[rows[here], places[here] - piece.start]
+            found[rows[here], here.nonzero()[:, 1]] = states.to(found.dtype)
+    return found
+
+
+@torch.no_grad()
+def next_log_probs(
+    model: LanguageModel, texts: Texts, lengths: Lengths, *, batch_size: int = 32
+) -> Float[Tensor, "N V"]:
+    """Return the log-probabilities of the token after each text, as of a label after a document.
+
+    Raises:
+        ValueError: There is no text, one is empty, or the model keeps nothing between segments.
+    """
+    require_remembering(model, lengths)
+    found = torch.zeros(len(texts), model.config.vocab_size)
+    with evaluating(model):
+        for rows in by_length(texts, batch_size):
+            some = [texts[row] for row in rows]
+            last = torch.tensor([[len(text) - 1] for text in some])
+            states = states_at(model, some, last, lengths)[:, 0]
+            found[rows] = model.head.log_probs(states).float().cpu()
+    return found
+
+
+@torch.no_grad()
+def continuations(
+    model: LanguageModel,
+    vocab: Vocab,
+    texts: Texts,
+    lengths: Lengths,
+    *,
+    length: int,
+    stop: str,
+    batch_size: int = 32,
+) -> list[str]:
+    """Return what a model writes after each text, each time the most likely token, up to ``stop``.
+
+    Args:
+        model: The model; its mode is restored afterwards.
+        vocab: Its vocabulary.
+        texts: The texts.
+        lengths: How they are read.
+        length: Tokens of a continuation at most.
+        stop: The text at which one ends, which is not part of it.
+        batch_size: Texts in a batch, those of similar length together.
+
+    Raises:
+        ValueError: There is no text, one is empty, or the model keeps nothing between segments.
+    """
+    require_at_least(1, length=length)
+    require_remembering(model, lengths)
+    outputs = [""] * len(texts)
+    with evaluating(model):
+        for rows in by_length(texts, batch_size):
+            some = [texts[row] for row in rows]
+            mems = model.keep(model.start_memory(len(some), lengths.mem_len))
+            # All but the last token, from which the writing begins.
+            if max(map(len, some)) > 1:
+                tokens, sizes = padded([text[:-1] for text in some])
+                mems = read_all(model, tokens, lengths, mems, sizes=sizes)
+            batch = generate_batch(
+                model,
+                [text[-1:] for text in some],
+                length=length,
+                mems=mems,
+                mem_len=lengths.mem_len if model.remembers_positions else None,
+                temperature=0.0,
+            )
+            for row, output in zip(rows, batch.decode(vocab, stop=stop), strict=True):
+                outputs[row] = output
+    return outputs

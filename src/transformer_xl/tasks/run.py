@@ -1,0 +1,196 @@
+"""Running a task: the texts, the trainings, the measurements, a table."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import numpy as np
+
+from transformer_xl.config import Config
+from transformer_xl.config.device import autocast, pick_device
+from transformer_xl.config.files import replace_file
+from transformer_xl.config.recipes import load_recipe
+from transformer_xl.data.vocab_files import load_vocab
+from transformer_xl.model import load_model
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.tasks.task import Measured, Task, Trained
+from transformer_xl.train import train
+
+RESULTS_FILE = "results.json"
+TABLE_FILE = "results.md"
+_RESAMPLES = 9_999
+
+
+def run_task(
+    task: Task,
+    source: Path,
+    out: Path,
+    *,
+    models: Sequence[str] = ("txl",),
+    seeds: Sequence[int] = (1,),
+    splits: Sequence[str] = ("valid", "test"),
+    say: Callable[[str], None] = lambda line: None,
+) -> dict[str, Any]:
+    """Prepare the data of a task, train models on them, and measure them beside the baselines.
+
+    What an earlier call in the same folder has made is not made again; a training that was stopped
+    goes on.
+
+    Args:
+        task: The task.
+        source: Its data as they are published.
+        out: The folder of the texts (``data``), the run folders and the results.
+        models: Names among ``task.models``, or recipe files.
+        seeds: Seeds of the trainings.
+        splits: The splits to measure.
+        say: Called with lines that tell the progress.
+
+    Returns:
+        The contents of ``results.json``: ``baselines`` and ``models``, each by name and split.
+
+    Raises:
+        OSError: A file is missing or cannot be written.
+        ValueError: The data are not those of the task, or there is no such model.
+    """
+    stages = {name: _recipes(task, name) for name in models}
+    folder = prepared(task, source, out, say)
+    found: dict[str, dict[str, list[Measured]]] = {}
+    for split in splits:
+        for name, measured in task.baselines(folder, split):
+            say(_line(name, split, measured))
+            found.setdefault(name, {})[split] = [measured]
+    names = [*found]
+    for name, recipes in stages.items():
+        for seed in seeds:
+            trained = _trained(recipes, folder, out / f"{Path(name).stem}-{seed}", seed, say)
+            for split in splits:
+                with autocast(trained.config.train.precision, trained.model.device):
+                    measured = task.measure(trained, folder, split)
+                say(_line(f"{name}, seed {seed}", split, measured))
+                found.setdefault(name, {}).setdefault(split, []).append(measured)
+    results = {
+        "task": task.name,
+        "seeds": [*seeds],
+        "baselines": {name: _rows(found, name) for name in names},
+        "models": {name: _rows(found, name) for name in stages},
+    }
+    replace_file(out / RESULTS_FILE, (json.dumps(results, indent=1) + "\n").encode())
+    replace_file(out / TABLE_FILE, table(task, results).encode())
+    return results
+
+
+def prepared(task: Task, source: Path, out: Path, say: Callable[[str], None]) -> Path:
+    """Return the folder with the texts of a task, written if it is not there."""
+    folder, writing = out / "data", out / "data.incomplete"
+    if not folder.is_dir():
+        if writing.exists():
+            rmtree(writing)
+        writing.mkdir(parents=True)
+        say(f"preparing the data of {task.name}")
+        task.prepare(source, writing)
+        writing.rename(folder)
+    return folder
+
+
+def _recipes(task: Task, name: str) -> list[Config]:
+    names = [name] if name.endswith(".toml") else task.models.get(name)
+    if names is None:
+        raise ValueError(
+            f"task {task.name} has no model {name!r}: choose among {', '.join(task.models)}, or "
+            "give a recipe file"
+        )
+    return [load_recipe(each) for each in names]
+
+
+def _trained(
+    recipes: Sequence[Config], folder: Path, out: Path, seed: int, say: Callable[[str], None]
+) -> Trained:
+    """Train by one recipe after the other; return the last model."""
+    run = None
+    for n, recipe in enumerate(recipes):
+        config = _fitted(recipe, folder, run, seed)
+        run = out / f"stage_{n + 1}"
+        say(f"training {run}")
+        train(config, run, quiet=True, reports=False)
+    assert run is not None
+    config = recipes[-1]
+    model = load_model(run).to(pick_device())
+    settings = config.eval.lengths_after(config.train.segment_len)
+    lengths = Lengths.of(model.config, **{**settings, "ext_len": 0})
+    return Trained(model, load_vocab(run / "model" / "best"), config, lengths)
+
+
+def _fitted(recipe: Config, folder: Path, before: Path | None, seed: int) -> Config:
+    """Return a recipe with its texts, its seed, and the model of the run before it."""
+    data, training = recipe.data, replace(recipe.train, seed=seed)
+    names = ("path", "valid_path", "test_path", "tokenizer")
+    paths = {x: getattr(data, x) and str(folder / getattr(data, x)) for x in names}
+    if before is not None:
+        training = replace(training, init_from=str(before))
+        # Which vocabulary was made, and how, is said by the recipe of the first training.
+        data = replace(data, vocab_size=None, vocab_from=None)
+        paths["tokenizer"] = str(before / "model" / "best")
+    return replace(recipe, data=replace(data, **paths), train=training)
+
+
+def _rows(found: dict[str, dict[str, list[Measured]]], name: str) -> dict[str, Any]:
+    """Return by split the metrics of each seed, and how a baseline or model compares with others.
+
+    ``above`` are the p-values of paired tests, one-sided, against each other method: how likely at
+    least as large a mean difference would be if signs of the differences were random.
+    """
+    rows = {}
+    for split, own in found[name].items():
+        rows[split] = {"seeds": [x.metrics for x in own]}
+        above = {}
+        for other, theirs in found.items():
+            if other != name and split in theirs:
+                p = paired_p(own, theirs[split])
+                above |= {} if p is None else {other: p}
+        rows[split]["above"] = above
+    return rows
+
+
+def paired_p(own: Sequence[Measured], others: Sequence[Measured]) -> float | None:
+    """Return the p-value of a paired permutation test of mean scores; None without scores.
+
+    The scores of several seeds are averaged first.
+    """
+    scores = [[x.scores for x in side if x.scores is not None] for side in (own, others)]
+    if not all(scores):
+        return None
+    ours, theirs = (np.mean(side, axis=0) for side in scores)
+    difference = ours - theirs
+    draw = np.random.default_rng(0)
+    n_above = 0
+    # In blocks, as the signs of all at once may not fit the memory.
+    for _ in range(_RESAMPLES):
+        signs = draw.integers(0, 2, size=len(difference), dtype=np.int8) * 2 - 1
+        n_above += bool(signs @ difference >= difference.sum() - 1e-12)
+    return (n_above + 1) / (_RESAMPLES + 1)
+
+
+def _line(name: str, split: str, measured: Measured) -> str:
+    values = "   ".join(f"{key} {x:.4g}" for key, x in measured.metrics.items())
+    return f"{name}, {split}: {values}"
+
+
+def table(task: Task, results: dict[str, Any]) -> str:
+    """Return a table in Markdown of the first metric: mean, and the range over seeds."""
+    methods = {**results["baselines"], **results["models"]}
+    splits = [*dict.fromkeys(split for rows in methods.values() for split in rows)]
+    lines = [f"{task.title}: {task.metric}", "", f"| | {' | '.join(splits)} |"]
+    lines.append("|---" * (1 + len(splits)) + "|")
+    for name, rows in methods.items():
+        cells = []
+        for split in splits:
+            values = [next(iter(x.values())) for x in rows.get(split, {}).get("seeds", [])]
+            cell = f"{np.mean(values):.4g}" if values else "-"
+            if len(values) > 1:
+                cell += f" ({min(values):.4g} to {max(values):.4g})"
+            cells.append(cell)
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,129 @@
+"""What a task is: data to texts, recipes that train on them, a metric, and baselines.
+
+The texts of most tasks have a document per line: a prompt and a completion with a separator between
+them. Their recipes say so with ``data.reset_at`` and ``data.completion_at``. Where a document
+begins, the memory of its stream is reset, and the loss counts completions
+(:mod:`transformer_xl.data.completions`).
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from transformer_xl.config import Config
+from transformer_xl.config.files import replace_file
+from transformer_xl.data import Vocab
+from transformer_xl.model import LanguageModel
+from transformer_xl.model.lengths import Lengths
+
+SPLITS = ("train", "valid", "test")
+SEPARATOR = " <sep> "
+"""Stands between prompt and completion where the vocabulary has words."""
+
+
+class Trained(NamedTuple):
+    """A trained model, and how it reads."""
+
+    model: LanguageModel
+    vocab: Vocab
+    config: Config
+    lengths: Lengths
+
+
+class Measured(NamedTuple):
+    """What a model or a baseline reaches on a split."""
+
+    metrics: dict[str, float]
+    """By name, the first of them the one that counts."""
+    scores: Float[np.ndarray, " examples"] | None = None
+    """The score of each example, for paired tests; more is better."""
+
+
+class Task(ABC):
+    """A task. A subclass says what differs; :func:`transformer_xl.tasks.run.run_task` runs it."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    metric: ClassVar[str]
+    """What is measured, with its unit."""
+    models: ClassVar[Mapping[str, Sequence[str]]]
+    """By name of a model, the recipes of its trainings, each of which but the first begins with the
+    weights and the vocabulary of the one before it."""
+
+    @abstractmethod
+    def prepare(self, source: Path, folder: Path) -> None:
+        """Write the texts that the recipes read, and what is to be measured, into a new folder.
+
+        Args:
+            source: The data as they are published.
+            folder: The folder, to which paths in the recipes are relative.
+
+        Raises:
+            OSError: A file is missing.
+            ValueError: A file is not what the task reads.
+        """
+
+    @abstractmethod
+    def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
+        """Measure a trained model on a split (valid or test) of the prepared data."""
+
+    def baselines(self, folder: Path, split: str) -> Iterator[tuple[str, Measured]]:
+        """Yield what simple methods reach, by name."""
+        yield from ()
+
+
+class Example(NamedTuple):
+    """A prompt, and how it goes on."""
+
+    prompt: str
+    completion: str
+    group: str = ""
+    """What it is reported with."""
+
+
+def write_examples(
+    folder: Path, split: str, examples: Sequence[Example], separator: str = "\t"
+) -> None:
+    """Write ``SPLIT.txt`` with a line for each example, and ``SPLIT.json`` to read them again.
+
+    Args:
+        folder: The folder.
+        split: The split.
+        examples: The examples.
+        separator: What stands between prompt and completion: for a vocabulary of words, a word
+            between blanks, such as :data:`SEPARATOR`.
+
+    Raises:
+        ValueError: An example has the separator or a line end in it, which separate examples.
+    """
+    for example in examples:
+        for text in (example.prompt, example.completion):
+            if separator in text or "\n" in text:
+                raise ValueError(f"{text[:60]!r} has a line end or {separator!r} in it")
+    text = "".join(f"{x.prompt}{separator}{x.completion}\n" for x in examples)
+    replace_file(folder / f"{split}.txt", text.encode())
+    replace_file(folder / f"{split}.json", json.dumps(examples, ensure_ascii=False).encode())
+
+
+def read_examples(folder: Path, split: str) -> list[Example]:
+    """Read what :func:`write_examples` has written."""
+    return [Example(*row) for row in json.loads((folder / f"{split}.json").read_bytes())]
+
+
+def encoded_prompts(trained: Trained, examples: Sequence[Example]) -> list[list[int]]:
+    """Return the tokens of each prompt, from the end of the example before it to the separator.
+
+    Raises:
+        ValueError: The model was not trained on prompts and completions.
+    """
+    begin, end = trained.model.config.reset_at, trained.model.config.completion_at
+    if begin is None or end is None:
+        raise ValueError(
+            "the model has no completion_at: train it with data.reset_at and data.completion_at"
+        )
+    return [[begin, *trained.vocab.encode(example.prompt), end] for example in examples]

@@ -1,0 +1,197 @@
+"""Tasks: from published data to a table, and on from where they were stopped."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from transformer_xl.cli import main
+from transformer_xl.config import ModelConfig
+from transformer_xl.data import Vocab
+from transformer_xl.data.making_vocab import train_vocab
+from transformer_xl.inference.answers import continuations, next_log_probs
+from transformer_xl.model import build_model
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.tasks import TASKS, load_task
+from transformer_xl.tasks.run import paired_p
+from transformer_xl.tasks.task import Example, Measured, read_examples, write_examples
+
+PLACES = ("kitchen", "garden", "office")
+MODEL = """
+[data]
+path = "train.txt"
+valid_path = "valid.txt"
+test_path = "test.txt"
+vocab = "words"
+reset_at = "<eos>"
+completion_at = "<sep>"
+
+[model]
+n_layer = 1
+n_head = 2
+d_model = 16
+d_inner = 16
+mem_len = 8
+dropout = 0.0
+
+[train]
+steps = 3
+batch_size = 2
+segment_len = 8
+precision = "float32"
+
+[generate]
+prompt = "mary"
+"""
+
+
+@pytest.fixture
+def babi(tmp_path):
+    """A folder as bAbI's, with stories of one fact."""
+    folder = tmp_path / "en"
+    folder.mkdir()
+    draw = np.random.default_rng(0)
+    for n in (1, 2):
+        for part, size in (("train", 40), ("test", 10)):
+            lines = []
+            for place in draw.choice(PLACES, size=size):
+                # No story of the test is among those of the training.
+                name = f"Mary{len(lines)}{part}"
+                lines += [f"1 {name} went to the {place}.", f"2 Where is {name}? \t{place}\t1"]
+            (folder / f"qa{n}_where_{part}.txt").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+def test_each_task_names_models_with_recipes():
+    from transformer_xl.config.recipes import recipe_names
+
+    for name in TASKS:
+        task = load_task(name)
+        assert task.name == name
+        assert {x for stages in task.models.values() for x in stages} <= {*recipe_names()}
+
+
+def test_an_unknown_task_or_model_is_refused(tmp_path, capsys):
+    assert main(["task", "nothing", str(tmp_path)]) == 2
+    assert "there is no task 'nothing': choose one of" in capsys.readouterr().err
+    assert main(["task", "babi", str(tmp_path), "--models", "nothing"]) == 2
+    assert "task babi has no model 'nothing': choose among" in capsys.readouterr().err
+    assert main(["task", "babi"]) == 2
+    assert "txl task babi DATA" in capsys.readouterr().err
+    assert main(["task", "babi", str(tmp_path), "--out", str(tmp_path / "out")]) == 1
+    assert "no file of bAbI" in capsys.readouterr().err
+    assert not (tmp_path / "out" / "data").exists()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_task_is_prepared_trained_measured_and_not_done_again(babi, tmp_path, capsys):
+    recipe = tmp_path / "mine.toml"
+    recipe.write_text(MODEL)
+    words = ["task", "babi", str(babi), "--models", str(recipe), "--seeds", "1", "2"]
+    words += ["--out", str(tmp_path / "out"), "--json"]
+    assert main(words) == 0
+    out = capsys.readouterr()
+    results = json.loads(out.out)
+    assert results == json.loads((tmp_path / "out" / "results.json").read_text())
+    (mine,) = results["models"].values()
+    assert [row.keys() >= {"mean", "qa1", "qa2"} for row in mine["test"]["seeds"]] == [True, True]
+    assert results["baselines"]["most frequent answer"]["test"]["seeds"][0]["mean"] >= 10
+    assert 0 < mine["test"]["above"]["most frequent answer"] <= 1
+    assert "| most frequent answer |" in (tmp_path / "out" / "results.md").read_text()
+    # Nothing is trained again.
+    before = {x: x.stat().st_mtime_ns for x in (tmp_path / "out").rglob("*.safetensors")}
+    assert main(words) == 0
+    assert before == {x: x.stat().st_mtime_ns for x in (tmp_path / "out").rglob("*.safetensors")}
+    assert json.loads(capsys.readouterr().out) == results
+
+
+def test_examples_are_read_as_they_were_written(tmp_path):
+    examples = [Example("a b", "c"), Example("", "d e", "group")]
+    write_examples(tmp_path, "train", examples)
+    assert read_examples(tmp_path, "train") == examples
+    assert (tmp_path / "train.txt").read_text() == "a b\tc\n\td e\n"
+    for wrong in (Example("a\tb", "c"), Example("a", "b\nc")):
+        with pytest.raises(ValueError, match="has a line end or"):
+            write_examples(tmp_path, "train", [wrong])
+
+
+def test_a_paired_test_tells_a_difference_from_chance():
+    draw = np.random.default_rng(0)
+    chance = draw.random(500)
+    better = chance + 0.1 + 0.3 * draw.standard_normal(500)
+    same = chance + 0.3 * draw.standard_normal(500)
+    own, other, third = (Measured({}, x) for x in (better, chance, same))
+    assert paired_p([own], [other]) < 0.001
+    assert paired_p([other], [own]) > 0.99
+    assert paired_p([third], [other]) > 0.01
+    assert paired_p([own], [own]) == 1.0
+    assert paired_p([Measured({})], [own]) is None
+
+
+CONFIG = ModelConfig(
+    vocab_size=5, n_layer=2, n_head=2, d_model=16, d_inner=16, mem_len=30, init_std=0.5
+)
+
+
+@pytest.fixture
+def model():
+    import torch
+
+    torch.manual_seed(2)
+    return build_model(CONFIG).double().eval()
+
+
+@pytest.fixture
+def vocab() -> Vocab:
+    return train_vocab("chars", ["abcd\n"])
+
+
+def texts(vocab):
+    draw = np.random.default_rng(1)
+    return [draw.integers(1, 5, size=n).tolist() for n in (7, 1, 12, 5, 12, 3)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 10])
+def test_what_comes_next_does_not_depend_on_the_batch(model, vocab, batch_size):
+    import torch
+
+    some = texts(vocab)
+    lengths = Lengths.of(CONFIG, segment_len=4)
+    found = next_log_probs(model, some, lengths, batch_size=batch_size)
+    for row, text in zip(found, some, strict=True):
+        expected = model(torch.tensor([text])).log_probs[0, -1]
+        torch.testing.assert_close(row, expected.float().detach(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_continuation_is_the_most_likely_token_each_time(model, vocab, batch_size):
+    import torch
+
+    some = texts(vocab)
+    lengths = Lengths.of(CONFIG, segment_len=4)
+    found = continuations(model, vocab, some, lengths, length=6, stop="\n", batch_size=batch_size)
+    for output, text in zip(found, some, strict=True):
+        written = list(text)
+        for _ in range(6):
+            written.append(int(model(torch.tensor([written])).log_probs[0, -1].argmax()))
+        assert output == vocab.decode(written[len(text) :]).partition("\n")[0]
+
+
+def test_empty_texts_are_refused(model, vocab):
+    lengths = Lengths.of(CONFIG, segment_len=4)
+    for wrong in ([], [[1], []]):
+        with pytest.raises(ValueError, match="at least one token each"):
+            next_log_probs(model, wrong, lengths)
+
+
+def test_a_folder_of_babi_is_read(tmp_path, shared):
+    folder = Path(shared) / "data" / "babi" / "en"
+    task = load_task("babi")
+    task.prepare(folder, tmp_path)
+    examples = read_examples(tmp_path, "test")
+    assert len(examples) == 20_000
+    assert len({x.group for x in examples}) == 20
+    assert examples[0].prompt.endswith("where is john ?")
+    measured = dict(task.baselines(tmp_path, "test"))["most frequent answer"]
+    assert 20 < measured.metrics["mean"] < 40
