@@ -1,11 +1,12 @@
 # Each command is sufficient on a fresh machine: it makes .venv from constraints.txt when needed.
-.PHONY: help setup demo test test-all check
+.PHONY: help setup demo test test-all check dist
 
 help:
 	@echo "make demo    train on text that is here already, evaluate, write text, draw the curves"
 	@echo "make test    run the tests, but for slow ones"
 	@echo "make test-all  run all tests"
 	@echo "make check   lint, types, import layers, spelling, the house rules"
+	@echo "make dist    build the distributions and check them; nothing is published"
 	@echo "make setup   only make .venv, with the command .venv/bin/txl"
 	@echo "             (make test and make check install what they need into it)"
 	@echo "PYTHON=...   with any of these: the Python (3.11 or newer) to make .venv with"
@@ -24,3 +25,6 @@ test-all:
 
 check:
 	@scripts/check
+
+dist:
+	@scripts/dist
