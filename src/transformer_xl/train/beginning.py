@@ -29,7 +29,8 @@ _FREE = {
     *("mem_len", "ext_len", "attn_len", "clamp_len", "start_memory", "reset_at"),
     "completion_at",
     *("dropout", "attn_dropout", "qkv_dropout", "embed_dropout", "input_dropout", "ff_dropout"),
-    *("output_dropout", "variational_dropout", "init_std", "proj_init_std", "sample_softmax"),
+    *("output_dropout", "variational_dropout", "sample_softmax"),
+    *("init", "init_range", "embed_init", "embed_init_range", "init_std", "proj_init_std"),
 }
 """Model settings that may change in fine-tuning."""
 
