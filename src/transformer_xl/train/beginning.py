@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor
 
-from transformer_xl.config import Config
+from transformer_xl.config import Config, TrainConfig
 from transformer_xl.config.distributed import World
 from transformer_xl.data import Corpus, Segments
 from transformer_xl.data.vocab_files import is_vocabulary, load_vocab
@@ -22,7 +22,7 @@ from transformer_xl.model.pretrained import (
     load_config,
 )
 from transformer_xl.train.optim import Optimizer, new_average
-from transformer_xl.train.state import TrainState, longest_segment
+from transformer_xl.train.state import INITIAL_LOSS_SCALE, TrainState, longest_segment
 from transformer_xl.train.step import shard
 
 _FREE = {
@@ -209,10 +209,17 @@ def new_state(
         end_is_fixed=settings.minutes is None,
         world=world,
         average=average,
+        loss_scale=_initial_loss_scale(settings),
         has_varying_lengths=bool(settings.stages or settings.random_segment_len),
         # The test text may be another one when a run goes on.
         corpus={name: corpus.checksums[name] for name in ("vocab", "train", "valid")},
     )
+
+
+def _initial_loss_scale(settings: TrainConfig) -> float:
+    if settings.precision != "float16":
+        return 1.0
+    return INITIAL_LOSS_SCALE if settings.loss_scale is None else settings.loss_scale
 
 
 def _check_evaluations(config: Config, model: LanguageModel, n_tokens: int) -> None:
