@@ -28,10 +28,11 @@ MAX_HISTORY = 4_096
 class EvalConfig:
     """How the model is evaluated: lengths that may differ from those of training.
 
-    The lengths, ``batch_size``, ``max_steps`` and ``window`` hold for the validations of a training, for the table
-    at its end and for ``txl eval``. Validation uses the configured memory alone: ``mem_lens`` and
-    ``dynamic`` add to that table and to ``txl eval``, and ``split`` is for ``txl eval``. What a
-    report shows of the memory is measured by segments, with the lengths and without the others.
+    The lengths, ``batch_size``, ``max_steps`` and ``window`` hold for the validations of a
+    training, for the table at its end and for ``txl eval``. Validation uses the configured memory
+    alone: ``mem_lens`` and ``dynamic`` add to that table and to ``txl eval``, and ``split`` is for
+    ``txl eval``. What a report shows of the memory is measured by segments, with the lengths and
+    without the others.
     """
 
     split: Literal["train", "valid", "test"] = "valid"

@@ -373,7 +373,7 @@ def draw_weights(parameters: Iterable[tuple[str, Tensor]], config: ModelConfig) 
     """Draw the initial weights of a model of these layers, by the names of the parameters."""
     std, limit = config.init_std, config.init_range if config.init == "uniform" else None
     of_words = {"uniform": config.embed_init_range, "normal": None, None: limit}[config.embed_init]
-    table = (
+    table: tuple[tuple[tuple[str, ...], float, float, float | None], ...] = (
         # (names end in, mean, standard deviation, limit of a uniform distribution)
         (("norm.weight",), 1.0, std, None),
         (("gate.bias",), GATE_BIAS, 0.0, None),
@@ -390,7 +390,7 @@ def draw_weights(parameters: Iterable[tuple[str, Tensor]], config: ModelConfig) 
     for name, parameter in parameters:
         # Parameters of clusters have an index.
         name = re.sub(r"weights\.\d+", "weight", re.sub(r"projs\.\d+", "proj", name))
-        mean, std, limit = next(rest for ends, *rest in table if name.endswith(ends))
+        mean, std, limit = next(row[1:] for row in table if name.endswith(row[0]))
         # On the meta device, normal_ would import torch's compiler.
         if parameter.is_meta:
             continue

@@ -236,9 +236,9 @@ def update_temporary(plan: Plan) -> int:
     """Count temporary tensors of an update.
 
     LAMB: two copies of the weights that are updated at once, all on a GPU, the largest parameter on
-    the CPU. Adagrad: the same, and one copy on the CPU. Muon: the Nesterov momentum of all its matrices, and of those of one shape three copies
-    and two squares of the shorter side. With FSDP it updates unsharded matrices, and collects their
-    changes.
+    the CPU. Adagrad: the same, one copy on the CPU. Muon: the Nesterov momentum of all its
+    matrices, and of those of one shape three copies and two squares of the shorter side. With FSDP
+    it updates unsharded matrices, and collects their changes.
     """
     config = plan.config
     if config.train.optimizer in ("lamb", "adagrad"):
