@@ -12,6 +12,7 @@ from transformer_xl.config import Config
 from transformer_xl.config.recipes import differences, load_recipe
 from transformer_xl.interop.old_programs import Program, options, title, translate
 
+NONE = "\N{EN DASH}"
 PROGRAMS = Program.__args__
 PAGE = Path(__file__).parents[2] / "docs" / "migration.md"
 BASE = {program: "--data_dir=data/wt103" if "tensorflow" in program else "" for program in PROGRAMS}
@@ -90,6 +91,14 @@ def other(program, name, about):
     return f"--{name}={value}"
 
 
+def tried(text, program):
+    """The translation of a command line, or why it is refused."""
+    try:
+        return translate(text, program), ""
+    except ValueError as error:
+        return None, str(error)
+
+
 ROWS = [(program, name) for program in PROGRAMS for name in options(program)]
 
 
@@ -105,10 +114,9 @@ def outcome(program, name):
         base = "--data_dir=data/wt103"
     before = translate(base, program)
     given = other(program, name, about)
-    try:
-        found = translate(f"{base} {given}", program)
-    except ValueError as error:
-        assert f"--{name}" in str(error) or f"{name}=" in str(error), error
+    found, refused = tried(f"{base} {given}", program)
+    if found is None:
+        assert f"--{name}" in refused or f"{name}=" in refused
         return "refused"
     said = [note for note in found.notes if note.startswith(f"--{name.replace('-', '_')} has no")]
     changed = {line.split(":")[0] for line in differences(before.config, found.config)}
@@ -135,7 +143,7 @@ def rows_of_the_page():
 def shown(about):
     """A default as the table shows it; a dash where the program has no such option."""
     if about is None:
-        return "–"
+        return NONE
     default = about.get("default", "")
     if isinstance(default, list):
         default = ",".join(default)
@@ -253,28 +261,22 @@ def test_the_options_of_an_official_script_are_its_recipe(name):
     assert found.generate.prompt == expected.generate.prompt
 
 
-def test_an_option_of_the_authors_is_parsed_as_their_parser_does():
-    for program in ("authors", "nvidia"):
-        parser = argparse.ArgumentParser()
-        for name, about in options(program).items():
-            if about["type"] == "flag":
-                parser.add_argument(f"--{name}", action="store_true")
-            else:
-                kind = {"int": int, "float": float, "str": str}[about["type"]]
-                how = {"default": about.get("default"), "choices": about.get("choices")}
-                parser.add_argument(f"--{name}", type=kind, **how)
-        theirs = (
-            parser.parse_args("--n_lay 3 --lr=1e-2 --adap --log-int 7".split())
-            if (program == "authors")
-            else parser.parse_args("--n_lay 3 --lr=1e-2 --adap --log_int 7".split())
-        )
-        words = "--n_lay 3 --lr=1e-2 --adap " + (
-            "--log-int 7" if program == "authors" else "--log_int 7"
-        )
-        found = translate(words, program).config
-        assert found.model.n_layer == theirs.n_layer
-        assert (found.train.lr, found.train.log_every) == (theirs.lr, 7)
-        assert bool(found.model.cutoffs) == theirs.adaptive
+@pytest.mark.parametrize(("program", "dash"), [("authors", "-"), ("nvidia", "_")])
+def test_an_option_of_the_authors_is_parsed_as_their_parser_does(program, dash):
+    parser = argparse.ArgumentParser()
+    for name, about in options(program).items():
+        if about["type"] == "flag":
+            parser.add_argument(f"--{name}", action="store_true")
+        else:
+            kind = {"int": int, "float": float, "str": str}[about["type"]]
+            how = {"default": about.get("default"), "choices": about.get("choices")}
+            parser.add_argument(f"--{name}", type=kind, **how)
+    # Abbreviated, as argparse allows.
+    text = f"--n_lay 3 --lr=1e-2 --adap --log{dash}int 7"
+    theirs, found = parser.parse_args(text.split()), translate(text, program).config
+    assert found.model.n_layer == theirs.n_layer
+    assert (found.train.lr, found.train.log_every) == (theirs.lr, 7)
+    assert bool(found.model.cutoffs) == theirs.adaptive
 
 
 @pytest.mark.parametrize(
