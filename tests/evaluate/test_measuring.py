@@ -9,8 +9,10 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import train_vocab
-from transformer_xl.inference.evaluate import evaluate, score, token_bytes_in
+from transformer_xl.inference.evaluate import Dynamic, evaluate, score, token_bytes_in
+from transformer_xl.inference.evaluate.streams import read_parts
 from transformer_xl.model import TransformerXL
+from transformer_xl.model.lengths import Lengths
 
 
 def with_topics(n, seed):
@@ -54,6 +56,32 @@ def test_streams_are_warmed_by_the_text_before_them():
     cold = sum(evaluate(model, part).nll for part in parts) / 20
     assert cold - one > 0.01
     assert abs(several - one) < 0.1 * (cold - one)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("max_steps", [1, 2, 3, 100])
+def test_some_steps_are_the_first_segments_of_each_part(model, text, batch_size, max_steps):
+    sizes = {"segment_len": 6, "batch_size": batch_size}
+    found = evaluate(model, text, max_steps=max_steps, token_bytes=np.ones(31), **sizes)
+    ids, lengths = torch.from_numpy(text), Lengths.of(model.config, segment_len=6)
+    with torch.no_grad():
+        pieces = [*read_parts(model, ids, lengths=lengths, batch_size=batch_size)][:max_steps]
+    n = sum(int(counted.sum()) for _, counted in pieces)
+    total = sum(float((nll.double() * counted).sum()) for nll, counted in pieces)
+    assert found.tokens == n
+    assert found.nll == pytest.approx(total / n, rel=1e-9)
+    assert found.bits_per_byte == pytest.approx(found.bits_per_token, rel=1e-9)
+    everything = evaluate(model, text, **sizes)
+    assert (found.tokens == everything.tokens) == (max_steps * 6 >= -(-59 // batch_size))
+    if batch_size == 1:
+        rule = Dynamic(rule="sgd", lr=0.0)
+        dynamic = evaluate(model, text, segment_len=6, max_steps=max_steps, dynamic=rule)
+        assert (dynamic.tokens, dynamic.nll) == (n, pytest.approx(found.nll, rel=1e-6))
+
+
+def test_some_steps_of_windows_are_refused(model, text, refused):
+    with refused("max_steps=2 with window=4"):
+        evaluate(model, text, window=4, max_steps=2)
 
 
 def test_the_result_says_what_was_measured_and_how(model, text):

@@ -31,6 +31,7 @@ CHANGED = {
     "clamp_len": {"clamp_len": 2},
     "ext_len": {"ext_len": 3},
     "batch_size": {"batch_size": 5},
+    "max_steps": {"max_steps": 1},
     "mem_lens": {"mem_lens": (0, 3)},
     "window": {"window": 4},
     "dynamic": {"dynamic": "sgd"},
@@ -107,7 +108,7 @@ PATHS = {
     # For each what has nothing to say there, as the docstring of EvalConfig tells.
     validation: ("split", "mem_lens", *DYNAMIC),
     final_table: ("split",),
-    memory_look: ("split", "mem_lens", "window", *DYNAMIC),
+    memory_look: ("split", "max_steps", "mem_lens", "window", *DYNAMIC),
 }
 
 
@@ -185,6 +186,8 @@ def test_each_setting_changes_the_losses_by_position_or_is_refused(run, txl):
     ("words", "message"),
     [
         ("--eval.window 4 --eval.mem_lens 0 3", "mem_lens=(0, 3) with window=4"),
+        ("--eval.window 4 --eval.max_steps 3", "max_steps=3 with window=4"),
+        ("--by_position --eval.max_steps 3", "--eval.max_steps 3 has no effect on --by_position"),
         ("--eval.window 4 --eval.mem_len 3", "mem_len=3 with window=4"),
         ("--eval.window 4 --eval.ext_len 3", "ext_len=3 with window=4"),
         ("--eval.window 4 --eval.segment_len 3", "--eval.segment_len 3 with --eval.window 4"),

@@ -123,6 +123,35 @@ def test_each_layer_has_the_biases_of_its_own(tiny_config):
     assert not torch.allclose(before[2], after[2])
 
 
+def spread(weight):
+    """The standard deviation, and the largest size in units of it: 1.73 where it is uniform."""
+    weight = weight.detach()
+    return float(weight.std()), float(weight.abs().max() / weight.std())
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+@pytest.mark.parametrize(
+    ("settings", "of_words"),
+    [
+        ({"init": "uniform"}, 0.3),
+        ({"init": "uniform", "embed_init": "uniform", "embed_init_range": 0.02}, 0.02),
+        ({"init": "uniform", "embed_init": "normal"}, None),
+    ],
+)
+def test_uniform_weights_are_within_their_range(tiny_config, settings, of_words, is_tied):
+    others = {"init_range": 0.3, "init_std": 0.5, "tie_embeddings": is_tied, "d_model": 64}
+    model = TransformerXL(replace(tiny_config, **settings, **others, vocab_size=400, d_head=8))
+    named = dict(model.named_parameters())
+    limits = {"embedding.weight": of_words, "layers.0.attention.qkv_proj.weight": 0.3}
+    if not is_tied:
+        limits["softmax.weight"] = 0.3
+    for name, limit in limits.items():
+        std, largest = spread(named[name])
+        assert std == pytest.approx(0.5 if limit is None else limit / 3**0.5, rel=0.05), name
+        assert (largest < 1.8) == (limit is not None), name
+    assert spread(named["layers.0.attention_norm.weight"])[1] > 1.8
+
+
 @pytest.mark.parametrize(
     "options",
     [*COMBINATIONS, *TYPES, *ADAPTIVE, MODERN],

@@ -1,6 +1,7 @@
 """Learning rates are functions of the step; each parameter belongs to the right optimizer."""
 
 import math
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -9,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from transformer_xl.config import ModelConfig, TrainConfig
 from transformer_xl.model import TransformerXL, build_model
-from transformer_xl.train.optim import Lamb, Muon, Optimizer, lr_scale
+from transformer_xl.train.optim import Lamb, Muon, Optimizer, Plateau, lr_scale
 
 
 def scales(total=100, **settings):
@@ -88,7 +89,7 @@ def test_a_cooldown_of_given_length_is_the_last_of_the_steps():
     assert found == pytest.approx([1.0] * 80 + [left / 20 for left in range(20, 0, -1)])
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "sgd", "adagrad"])
 def test_decay_touches_matrices_only(model, optimizer):
     rates = {"lr": 0.5} | ({"muon_lr": 0.25} if optimizer == "muon" else {})
     config = TrainConfig(optimizer=optimizer, weight_decay=0.1, **rates)
@@ -119,7 +120,7 @@ def test_muon_takes_the_matrices_of_the_layers_and_adamw_the_rest(model):
 
 
 @pytest.mark.parametrize("d_embed", [6, 8])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lamb"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lamb", "sgd", "adagrad"])
 def test_embeddings_have_a_rate_of_their_own_and_their_projections_have_not(optimizer, d_embed):
     model = TransformerXL(
         ModelConfig(
@@ -177,9 +178,16 @@ def test_both_rates_follow_the_schedule_and_gradients_are_cleared(model, optimiz
     assert all(p.grad is None for p in model.parameters())
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lamb"])
-def test_an_optimizer_goes_on_from_its_state(model, optimizer):
-    config = TrainConfig(optimizer=optimizer, weight_decay=0.1)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"optimizer": name} for name in ("adamw", "muon", "lamb", "adagrad")),
+        {"optimizer": "sgd", "momentum": 0.9},
+    ],
+    ids=str,
+)
+def test_an_optimizer_goes_on_from_its_state(model, settings):
+    config = TrainConfig(**settings, lr=0.1, weight_decay=0.1)
     first = Optimizer(with_gradients(model), config)
     first.step(lr_scale(config, 0, 10))
     state = {name: x.detach().clone() for name, x in first.tensors().items()}
@@ -200,6 +208,51 @@ def test_an_optimizer_goes_on_from_its_state(model, optimizer):
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         assert torch.equal(one, other)
     assert not all(map(torch.equal, model.parameters(), fresh.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("settings", "theirs"),
+    [
+        ({"optimizer": "sgd", "momentum": 0.9}, partial(torch.optim.SGD, momentum=0.9)),
+        ({"optimizer": "adagrad", "eps": 1e-10}, torch.optim.Adagrad),
+    ],
+    ids=str,
+)
+def test_without_decay_the_optimizers_of_the_authors_are_those_of_torch(model, settings, theirs):
+    twin = TransformerXL(model.config)
+    twin.load_state_dict(model.state_dict())
+    own = Optimizer(model, TrainConfig(lr=0.05, **settings))
+    other = theirs(twin.parameters(), lr=0.05)
+    for seed in range(3):
+        for each in (model, twin):
+            torch.manual_seed(seed)
+            with_gradients(each)
+        own.step(1.0)
+        other.step()
+    assert all(map(torch.equal, model.parameters(), twin.parameters()))
+
+
+@pytest.mark.parametrize("patience", [0, 2])
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_a_plateau_lowers_the_rate_as_torch_does(patience, floor):
+    lr, draw = 0.1, torch.Generator().manual_seed(7)
+    config = TrainConfig(
+        schedule="plateau", lr=lr, patience=patience, decay_rate=0.3, min_lr_ratio=floor
+    )
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=lr)
+    theirs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.3, patience=patience, min_lr=floor * lr
+    )
+    plateau, found, expected = Plateau(), [], []
+    for n in range(60):
+        # Falling ever less, with noise; and a loss that is no number.
+        loss = math.nan if n == 30 else 2 + 1 / (n + 1) + 0.02 * torch.rand((), generator=draw)
+        plateau.see(float(loss), config)
+        theirs.step(float(loss))
+        found.append(lr_scale(config, n, 60, plateau_scale=plateau.scale) * lr)
+        expected.append(optimizer.param_groups[0]["lr"])
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert 1 < len({*expected}) < 60
 
 
 @pytest.mark.parametrize(("optimizer", "one_by_one"), [(Lamb, 0), (Muon, 1)])

@@ -48,7 +48,7 @@ def everything(state):
 
 
 @pytest.mark.parametrize("factor", [math.nan, math.inf])
-@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lamb"])
+@pytest.mark.parametrize("optimizer", ["adamw", "muon", "lamb", "sgd", "adagrad"])
 def test_an_update_that_is_left_out_changes_nothing_but_the_place(
     toy_recipe, spoiled, optimizer, factor
 ):

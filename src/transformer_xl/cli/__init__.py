@@ -68,10 +68,22 @@ def parse(argv: list[str]) -> Any:
         line,
         prog="txl",
         description=_DESCRIPTION,
-        args=argv,
+        args=_joined(argv),
         use_underscores=True,
         config=(tyro.conf.FlagCreatePairsOff,),
     ).__tyro_dummy_inner__
+
+
+def _joined(argv: list[str]) -> list[str]:
+    """Write ``--from_authors OPTIONS`` as one word.
+
+    The parser takes a separate value that begins with dashes for an option of its own.
+    """
+    words = [*argv]
+    for n, word in enumerate(words[:-1]):
+        if word in ("--from_authors", "--from-authors"):
+            return [*words[:n], f"{word}={words[n + 1]}", *words[n + 2 :]]
+    return words
 
 
 def commands() -> dict[str, Any]:

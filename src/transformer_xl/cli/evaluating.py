@@ -86,7 +86,7 @@ class Eval:
         window, dynamic = (self.eval.get(x, getattr(settings, x)) for x in ("window", "dynamic"))
         drop = {"mem_lens"}
         if window is not None:
-            drop |= {"segment_len", "mem_len", "ext_len"}
+            drop |= {"segment_len", "mem_len", "ext_len", "max_steps"}
         if dynamic is not None:
             drop |= {"batch_size", "ext_len"}
         else:
@@ -178,6 +178,11 @@ class Eval:
             not (self.by_position and (window or dynamic)),
             "--by_position measures segments with a memory and fixed weights: leave out "
             f"--eval.{other} (None turns that of a recipe off)",
+        )
+        require(
+            not (self.by_position and "max_steps" in self.eval),
+            f"--eval.max_steps {settings.max_steps} has no effect on --by_position, which reads "
+            "the beginning of the text; leave out one of them",
         )
         if self.file:
             require_readable(self.file)

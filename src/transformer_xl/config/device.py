@@ -13,7 +13,8 @@ import torch
 
 from transformer_xl.config.openmp import follow_load
 
-Precision = Literal["auto", "float32", "bfloat16"]
+Precision = Literal["auto", "float32", "bfloat16", "float16"]
+Rounded = Literal["float32", "bfloat16", "float16"]
 
 
 def pick_device() -> torch.device:
@@ -71,7 +72,7 @@ def keep_freed_memory() -> None:
         mallopt(-3, 32 << 20)
 
 
-def pick_precision(precision: Precision, device: torch.device) -> Literal["float32", "bfloat16"]:
+def pick_precision(precision: Precision, device: torch.device) -> Rounded:
     """Resolve ``auto``: bfloat16 with hardware support, else float32.
 
     Emulated bfloat16 is several times slower than float32.
@@ -93,6 +94,8 @@ def has_bfloat16(device: torch.device) -> bool:
 
 def slow_precision(precision: Precision, device: torch.device) -> str | None:
     """Return why a precision is slow on a device; None if it is not."""
+    if precision == "float16" and device.type == "cpu":
+        return "float16 on a CPU is for trying out: it takes longer than float32"
     is_known = device.type == "cuda" or platform.machine().lower() in ("x86_64", "amd64")
     if precision != "bfloat16" or not is_known or has_bfloat16(device):
         return None
@@ -104,6 +107,7 @@ def slow_precision(precision: Precision, device: torch.device) -> str | None:
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager:
     """Return a context for autocast to a precision; weights stay in float32."""
-    if pick_precision(precision, device) == "float32":
+    rounded = pick_precision(precision, device)
+    if rounded == "float32":
         return nullcontext()
-    return torch.autocast(device.type, torch.bfloat16)
+    return torch.autocast(device.type, getattr(torch, rounded))

@@ -28,10 +28,11 @@ MAX_HISTORY = 4_096
 class EvalConfig:
     """How the model is evaluated: lengths that may differ from those of training.
 
-    The lengths, ``batch_size`` and ``window`` hold for the validations of a training, for the table
-    at its end and for ``txl eval``. Validation uses the configured memory alone: ``mem_lens`` and
-    ``dynamic`` add to that table and to ``txl eval``, and ``split`` is for ``txl eval``. What a
-    report shows of the memory is measured by segments, with the lengths and without the others.
+    The lengths, ``batch_size``, ``max_steps`` and ``window`` hold for the validations of a
+    training, for the table at its end and for ``txl eval``. Validation uses the configured memory
+    alone: ``mem_lens`` and ``dynamic`` add to that table and to ``txl eval``, and ``split`` is for
+    ``txl eval``. What a report shows of the memory is measured by segments, with the lengths and
+    without the others.
     """
 
     split: Literal["train", "valid", "test"] = "valid"
@@ -53,6 +54,9 @@ class EvalConfig:
     batch_size: Count = 1
     """Number of parts of the text that are read as a batch, each warmed up on the text before
     it."""
+    max_steps: Count | None = None
+    """Read only this many segments of each part, from its beginning, so that an evaluation of a
+    long text takes less time; None: all of it."""
     mem_lens: tuple[Length, ...] = ()
     """Memory lengths to compare at the end of training or with txl eval; validation uses one."""
     window: Count | None = None
@@ -84,6 +88,11 @@ class EvalConfig:
                 f"{name}={value} with window={self.window}: each token is predicted from a "
                 "window read anew, without any memory; leave out one of them",
             )
+        require(
+            self.window is None or self.max_steps is None,
+            f"max_steps={self.max_steps} with window={self.window}: windows are not divided into "
+            "segments; leave out one of them",
+        )
         require(
             self.dynamic is None or not self.ext_len,
             f"ext_len={self.ext_len} with dynamic={self.dynamic!r}: what is read again would "

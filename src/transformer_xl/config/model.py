@@ -74,7 +74,7 @@ _ATTENTION = (
     *("n_head", "d_head", "d_inner", "activation", "attn_type", "n_positions", "attn_len"),
     *("clamp_len", "start_memory", "norm_first", "gate", "norm", "qk_norm", "final_norm"),
     *("enhanced_recurrence", "tie_biases", "attn_dropout", "qkv_dropout", "ff_dropout"),
-    *("norm_eps", "quirks", "ext_len", "value_residual"),
+    *("norm_eps", "quirks", "ext_len", "value_residual", "init", "embed_init"),
 )
 
 _RECURRENT = ("state_size", "expand", "conv_width", "weight_dropout")
@@ -84,7 +84,7 @@ _USED: dict[str, tuple[str, ...]] = {
     "lstm": ("weight_dropout",),
     "gpt": (
         *("n_head", "d_head", "d_inner", "activation", "attn_len", "norm", "qk_norm"),
-        *("attn_dropout", "ff_dropout", "norm_eps", "ext_len"),
+        *("attn_dropout", "ff_dropout", "norm_eps", "ext_len", "init", "embed_init"),
     ),
     "rwkv": ("d_inner", "norm_eps"),
     "xlstm": ("n_head", "d_inner", "norm_eps"),
@@ -208,6 +208,15 @@ class ModelConfig:
     """Dropout on the output of the last layer; None: dropout."""
     variational_dropout: bool = False
     """Variational dropout: one mask for all positions of a segment (Gal and Ghahramani, 2016)."""
+    init: Literal["normal", "uniform"] = "normal"
+    """Distribution of the initial weights: normal with init_std, or uniform within init_range of 0.
+    Weights of normalizations and projections of embeddings are normal either way."""
+    init_range: Positive = 0.1
+    """Largest size of the initial weights with init uniform."""
+    embed_init: Literal["normal", "uniform"] | None = None
+    """Distribution of the initial token embeddings; None: as init."""
+    embed_init_range: Positive = 0.01
+    """Largest size of the initial token embeddings with embed_init uniform."""
     init_std: Positive = 0.02
     """Standard deviation of the initial weights."""
     proj_init_std: Positive = 0.01
@@ -328,6 +337,10 @@ class ModelConfig:
         about = f"kind={self.kind!r}, which has no such part"
         used = _USED[self.kind]
         yield from (Unused(name, about) for name in (*_ATTENTION, *_RECURRENT) if name not in used)
+        if self.init == "normal":
+            yield Unused("init_range", "init='normal'")
+        if self.embed_init != "uniform":
+            yield Unused("embed_init_range", f"embed_init={self.embed_init!r}")
         if self.kind != "transformer_xl":
             return
         about = f"attn_type={self.attn_type}"

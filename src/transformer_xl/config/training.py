@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Annotated, Literal
 
 from transformer_xl.config.checks import (
     Count,
@@ -11,6 +11,7 @@ from transformer_xl.config.checks import (
     Length,
     NotNegative,
     Positive,
+    Range,
     Share,
     Unused,
     check,
@@ -22,6 +23,15 @@ from transformer_xl.config.checks import (
 Stage = tuple[Fraction, Count, Length]
 """Where in the training it starts, its segment_len and its mem_len. No named tuple, as the command
 line has no way to write several of those."""
+
+_WITHOUT = {
+    "adamw": ("muon_lr", "momentum"),
+    "lamb": ("muon_lr", "momentum"),
+    "muon": ("momentum",),
+    "sgd": ("muon_lr", "beta1", "beta2", "eps"),
+    "adagrad": ("muon_lr", "momentum", "beta1", "beta2"),
+}
+"""The settings that an optimizer does not have."""
 
 
 @no_type_check
@@ -69,15 +79,17 @@ class TrainConfig:
     """Probability that the memory of a stream is reset before a segment, so that a model also
     learns short contexts; otherwise only the first segment of the training and data.reset_at have
     them. The logged loss of the training includes these segments, and is higher."""
-    optimizer: Literal["adamw", "muon", "lamb"] = "adamw"
-    """AdamW or LAMB for all weights, or Muon for the matrices inside the layers and AdamW for the
-    rest."""
+    optimizer: Literal["adamw", "muon", "lamb", "sgd", "adagrad"] = "adamw"
+    """AdamW, LAMB, SGD or Adagrad for all weights, or Muon for the matrices inside the layers and
+    AdamW for the rest."""
     lr: Positive = 2.5e-4
-    """Peak learning rate of AdamW or LAMB."""
+    """Peak learning rate of all optimizers but Muon."""
     embedding_lr: Positive = 1.0
     """Learning rate of the token embeddings, as a multiple of that of the other weights."""
     muon_lr: Positive = 0.02
     """Peak learning rate of Muon."""
+    momentum: Fraction = 0.0
+    """Momentum of SGD."""
     weight_decay: NotNegative = 0.0
     """Decoupled weight decay of the matrices."""
     beta1: Fraction = 0.9
@@ -85,16 +97,21 @@ class TrainConfig:
     beta2: Fraction = 0.999
     """beta2 of AdamW and LAMB."""
     eps: Positive = 1e-8
-    """Epsilon of AdamW and LAMB."""
-    schedule: Literal["cosine", "inverse_sqrt", "constant_cooldown"] = "cosine"
-    """Learning rate schedule after the warmup: cosine, inverse square root, or constant with a
-    linear cooldown."""
+    """Epsilon of AdamW, LAMB and Adagrad."""
+    schedule: Literal["cosine", "inverse_sqrt", "constant_cooldown", "plateau"] = "cosine"
+    """Learning rate schedule after the warmup: cosine, inverse square root, constant with a linear
+    cooldown, or constant until the validation loss stops improving (plateau)."""
+    patience: Length = 0
+    """With plateau: evaluations in a row without improvement that do not lower the learning
+    rate."""
+    decay_rate: Annotated[float, Range(gt=0, lt=1)] = 0.5
+    """With plateau: factor by which the learning rate is lowered."""
     warmup_steps: Length = 0
     """Steps of linear warmup."""
     cooldown_fraction: Share = 0.3
     """Share of the steps in the cooldown of constant_cooldown."""
     min_lr_ratio: Share = 0.0
-    """Final learning rate (inverse_sqrt: the lowest), as a share of the peak."""
+    """Final learning rate (inverse_sqrt, plateau: the lowest), as a share of the peak."""
     clip_norm: NotNegative = 0.25
     """Gradient clipping: largest norm of the gradient. 0: no clipping."""
     average: Literal["none", "ema", "tail"] = "none"
@@ -105,8 +122,12 @@ class TrainConfig:
     average_start: Share | None = None
     """Share of the training after which averaging begins; None: at once for ema, with the cooldown
     (1 - cooldown_fraction) for tail."""
-    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """Precision of matrix products (autocast); auto: bfloat16 where the hardware supports it."""
+    loss_scale: Positive | None = None
+    """With float16: factor of the loss in the backward pass, so that small gradients are not
+    rounded to zero. None: dynamic, from 65,536, halved when a gradient overflows, doubled after
+    2,000 updates without overflow."""
     parallel: Literal["ddp", "fsdp"] = "ddp"
     """What the processes that torchrun started share: gradients (DDP), or also weights and
     optimizer state (FSDP2). The batch is divided either way."""
@@ -161,6 +182,11 @@ class TrainConfig:
             "random_segment_len=true with compile=true would compile the model for each length: "
             "choose one",
         )
+        require(
+            self.schedule != "plateau" or self.eval_every > 0,
+            "schedule='plateau' with eval_every=0: the learning rate depends on evaluations during "
+            "the training; set eval_every",
+        )
         for name in ("roll", "reset_memory"):
             value = getattr(self, name)
             require(
@@ -172,8 +198,13 @@ class TrainConfig:
 
     def unused(self) -> Iterator[Unused]:
         """Yield the settings without effect."""
-        if self.optimizer != "muon":
-            yield Unused("muon_lr", f"optimizer={self.optimizer!r}")
+        without = _WITHOUT[self.optimizer]
+        yield from (Unused(name, f"optimizer={self.optimizer!r}") for name in without)
+        if self.schedule != "plateau":
+            yield Unused("patience", f"schedule={self.schedule!r}")
+            yield Unused("decay_rate", f"schedule={self.schedule!r}")
+        if self.precision != "float16":
+            yield Unused("loss_scale", f"precision={self.precision!r}")
         starts_with_cooldown = self.average == "tail" and self.average_start is None
         if self.schedule != "constant_cooldown" and not starts_with_cooldown:
             yield Unused("cooldown_fraction", f"schedule={self.schedule!r}")

@@ -371,23 +371,30 @@ class DecoderLayer(nn.Module):
 @torch.no_grad()
 def draw_weights(parameters: Iterable[tuple[str, Tensor]], config: ModelConfig) -> None:
     """Draw the initial weights of a model of these layers, by the names of the parameters."""
-    table = (
-        # (names end in, mean, standard deviation)
-        (("norm.weight",), 1.0, config.init_std),
-        (("gate.bias",), GATE_BIAS, 0.0),
-        (("norm.bias", "inner.bias", "outer.bias", "softmax.bias"), 0.0, 0.0),
-        (("cluster_bias", "distance_bias"), 0.0, 0.0),
-        (("embedding.proj.weight", "softmax.proj.weight"), 0.0, config.proj_init_std),
-        (("_proj.weight", "inner.weight", "outer.weight"), 0.0, config.init_std),
-        (("embedding.weight", "softmax.weight", "cluster_weight"), 0.0, config.init_std),
-        (("content_bias", "position_bias"), 0.0, config.init_std),
-        (("value_own", "value_first"), 0.5, 0.0),
-        (("distance_embedding", "position_embedding"), 0.0, config.init_std),
+    std, limit = config.init_std, config.init_range if config.init == "uniform" else None
+    of_words = {"uniform": config.embed_init_range, "normal": None, None: limit}[config.embed_init]
+    table: tuple[tuple[tuple[str, ...], float, float, float | None], ...] = (
+        # (names end in, mean, standard deviation, limit of a uniform distribution)
+        (("norm.weight",), 1.0, std, None),
+        (("gate.bias",), GATE_BIAS, 0.0, None),
+        (("norm.bias", "inner.bias", "outer.bias", "softmax.bias"), 0.0, 0.0, None),
+        (("cluster_bias", "distance_bias"), 0.0, 0.0, None),
+        (("embedding.proj.weight", "softmax.proj.weight"), 0.0, config.proj_init_std, None),
+        (("_proj.weight", "inner.weight", "outer.weight"), 0.0, std, limit),
+        (("softmax.weight", "cluster_weight"), 0.0, std, limit),
+        (("embedding.weight",), 0.0, std, of_words),
+        (("content_bias", "position_bias"), 0.0, std, limit),
+        (("value_own", "value_first"), 0.5, 0.0, None),
+        (("distance_embedding", "position_embedding"), 0.0, std, limit),
     )
     for name, parameter in parameters:
         # Parameters of clusters have an index.
         name = re.sub(r"weights\.\d+", "weight", re.sub(r"projs\.\d+", "proj", name))
-        mean, std = next((m, s) for ends, m, s in table if name.endswith(ends))
+        mean, std, limit = next(row[1:] for row in table if name.endswith(row[0]))
         # On the meta device, normal_ would import torch's compiler.
-        if not parameter.is_meta:
+        if parameter.is_meta:
+            continue
+        if limit is None:
             parameter.normal_(mean, std)
+        else:
+            parameter.uniform_(-limit, limit)

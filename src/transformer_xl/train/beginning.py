@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 import torch
 from torch import Tensor
 
-from transformer_xl.config import Config
+from transformer_xl.config import Config, TrainConfig
 from transformer_xl.config.distributed import World
 from transformer_xl.data import Corpus, Segments
 from transformer_xl.data.vocab_files import is_vocabulary, load_vocab
@@ -22,14 +22,15 @@ from transformer_xl.model.pretrained import (
     load_config,
 )
 from transformer_xl.train.optim import Optimizer, new_average
-from transformer_xl.train.state import TrainState, longest_segment
+from transformer_xl.train.state import INITIAL_LOSS_SCALE, TrainState, longest_segment
 from transformer_xl.train.step import shard
 
 _FREE = {
     *("mem_len", "ext_len", "attn_len", "clamp_len", "start_memory", "reset_at"),
     "completion_at",
     *("dropout", "attn_dropout", "qkv_dropout", "embed_dropout", "input_dropout", "ff_dropout"),
-    *("output_dropout", "variational_dropout", "init_std", "proj_init_std", "sample_softmax"),
+    *("output_dropout", "variational_dropout", "sample_softmax"),
+    *("init", "init_range", "embed_init", "embed_init_range", "init_std", "proj_init_std"),
 }
 """Model settings that may change in fine-tuning."""
 
@@ -208,10 +209,17 @@ def new_state(
         end_is_fixed=settings.minutes is None,
         world=world,
         average=average,
+        loss_scale=_initial_loss_scale(settings),
         has_varying_lengths=bool(settings.stages or settings.random_segment_len),
         # The test text may be another one when a run goes on.
         corpus={name: corpus.checksums[name] for name in ("vocab", "train", "valid")},
     )
+
+
+def _initial_loss_scale(settings: TrainConfig) -> float:
+    if settings.precision != "float16":
+        return 1.0
+    return INITIAL_LOSS_SCALE if settings.loss_scale is None else settings.loss_scale
 
 
 def _check_evaluations(config: Config, model: LanguageModel, n_tokens: int) -> None:

@@ -50,7 +50,8 @@ def finish(
     model = load_model(folder.path / "model" / "best").to(device)
     split, settings, segment_len = held_out(corpus), config.eval, config.train.segment_len
     ids = corpus.split(split)
-    say(f"evaluating the best model on all of the {split} text")
+    part = "all" if settings.max_steps is None else f"{settings.max_steps:,} segments"
+    say(f"evaluating the best model on {part} of the {split} text")
     if cost := cost_of(settings, len(ids) - 1):
         say(f"eval.{cost}")
 

@@ -352,6 +352,8 @@ class _Run:
             return result
 
         result = state.world.by_first(judge)
+        if config.train.schedule == "plateau" and state.step > config.train.warmup_steps:
+            state.plateau.see(result.nll, config.train)
         bits, per_byte = result.bits_per_token, result.bits_per_byte
         self._record("valid", state.step, bits_per_token=bits, nll=result.nll)
         line = f"step {state.step}: validation {result.nll:.4f} nats, {bits:.4f} bits per token"

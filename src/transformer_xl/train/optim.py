@@ -1,10 +1,11 @@
-"""Optimizers (AdamW, LAMB, Muon), weight averaging and learning rate schedules."""
+"""Optimizers (AdamW, LAMB, Muon, SGD, Adagrad), weight averaging, learning rate schedules."""
 
 # pyright: reportPrivateImportUsage=false
 
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -181,6 +182,10 @@ class Lamb(torch.optim.Optimizer):
         torch._foreach_sub_(parameters, updates)
 
 
+PLATEAU_THRESHOLD = 1e-4
+"""The least improvement of the validation loss that counts, as a share of the best one."""
+LEAST_CHANGE = 1e-8
+"""The least change of a learning rate on a plateau."""
 _EMBEDDINGS = "embedding.weight"
 """Prefix of the embedding tables, one or one for each cluster, without their projections."""
 _INSIDE = ("layers.", "lstm.", "body.")
@@ -188,16 +193,24 @@ _INSIDE = ("layers.", "lstm.", "body.")
 
 
 def lr_scale(
-    config: TrainConfig, step: int, total_steps: int, cooldown_steps: float | None = None
+    config: TrainConfig,
+    step: int,
+    total_steps: int,
+    cooldown_steps: float | None = None,
+    *,
+    plateau_scale: float = 1.0,
 ) -> float:
     """Return the learning rate of a step (from 0), as a share of the peak.
 
     Linear warmup, (s + 1) / (W + 1) in step s of W, then the schedule. For constant_cooldown, the
-    last ``cooldown_steps`` (None: as configured) are a linear cooldown.
+    last ``cooldown_steps`` (None: as configured) are a linear cooldown. For plateau,
+    ``plateau_scale`` is what the validation losses so far have left (:class:`Plateau`).
     """
     warmup = config.warmup_steps
     if step < warmup:
         return (step + 1) / (warmup + 1)
+    if config.schedule == "plateau":
+        return plateau_scale
     floor = config.min_lr_ratio
     if config.schedule == "inverse_sqrt":
         return max(floor, math.sqrt(max(warmup, 1) / max(step, warmup, 1)))
@@ -209,8 +222,38 @@ def lr_scale(
     return floor + (1 - floor) * min(1.0, left)
 
 
+@dataclass
+class Plateau:
+    """The learning rate that the validation losses have left: ``ReduceLROnPlateau`` of PyTorch.
+
+    With its threshold of 1e-4 of the best loss, as in the authors' program. PyTorch's own cannot be
+    used, as it changes learning rates, and ours are shares of a peak; and its state differs between
+    versions.
+    """
+
+    scale: float = 1.0
+    """Learning rate as a share of the peak."""
+    best: float = math.inf
+    """Lowest loss, as far as losses were lower by more than the threshold."""
+    n_bad: int = 0
+    """Losses in a row that were not."""
+
+    def see(self, loss: float, config: TrainConfig) -> None:
+        """Take the loss of a validation; lower the learning rate if too many did not improve."""
+        if loss < self.best * (1 - PLATEAU_THRESHOLD):
+            self.best, self.n_bad = loss, 0
+        else:
+            self.n_bad += 1
+        if self.n_bad > config.patience:
+            self.n_bad = 0
+            lowered = max(self.scale * config.decay_rate, config.min_lr_ratio)
+            # PyTorch leaves out changes of a learning rate by less than 1e-8.
+            if (self.scale - lowered) * config.lr > LEAST_CHANGE:
+                self.scale = lowered
+
+
 class Optimizer:
-    """AdamW, LAMB, or Muon combined with AdamW.
+    """AdamW, LAMB, SGD, Adagrad, or Muon combined with AdamW.
 
     Weight decay applies to matrices only, not to biases and norms. Muon updates the matrices inside
     the layers; AdamW the embeddings, the softmax and all vectors. Muon iterates in the precision of
@@ -239,12 +282,12 @@ class Optimizer:
         if tables:
             peak = lr * config.embedding_lr
             groups.append({"params": tables, "weight_decay": decay, "initial_lr": peak})
-        options = {"betas": (config.beta1, config.beta2), "eps": config.eps}
-        self.parts: list[torch.optim.Optimizer] = [
-            Lamb(groups, **options)
-            if config.optimizer == "lamb"
-            else torch.optim.AdamW(groups, fused=True, **options)
-        ]
+        # Of PyTorch's SGD and Adagrad the weight decay is not decoupled; it is applied in `step`.
+        self._decays_itself = config.optimizer not in ("sgd", "adagrad")
+        if not self._decays_itself:
+            for group in groups:
+                group["decoupled_decay"] = group.pop("weight_decay")
+        self.parts: list[torch.optim.Optimizer] = [_for_all(config, groups)]
         if of_muon:
             # Queries, keys and values first, as in the checkpoints of earlier versions.
             groups = [
@@ -254,7 +297,8 @@ class Optimizer:
             device = next(model.parameters()).device
             precision = pick_precision(config.precision, device)
             dtype = getattr(torch, precision)
-            if emulates(dtype, device.type):
+            # Its iterations were made for the range of bfloat16.
+            if precision == "float16" or emulates(dtype, device.type):
                 dtype = torch.float32
             self.parts.append(Muon(groups, weight_decay=decay, dtype=dtype))
 
@@ -268,6 +312,10 @@ class Optimizer:
         for optimizer in self.parts:
             for group in optimizer.param_groups:
                 group["lr"] = group["initial_lr"] * scale
+                if not self._decays_itself and group["decoupled_decay"]:
+                    with torch.no_grad():
+                        moved = [x for x in group["params"] if x.grad is not None]
+                        torch._foreach_mul_(moved, 1 - group["lr"] * group["decoupled_decay"])
             optimizer.step()
             optimizer.zero_grad()
 
@@ -292,10 +340,25 @@ class Optimizer:
             name, _, what = full_name.rpartition(".")
             if name in states:
                 parameter, state = states[name]
+                # Adagrad begins with its state, on the devices that it wants.
+                if what in state:
+                    continue
                 # AdamW has a step counter for each weight.
                 state[what] = torch.zeros_like(parameter, requires_grad=False)
                 if what == "step":
                     state[what] = torch.zeros((), device=parameter.device)
+
+
+def _for_all(config: TrainConfig, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    """Return the optimizer of all weights, or with Muon of the rest."""
+    betas, eps = (config.beta1, config.beta2), config.eps
+    if config.optimizer == "lamb":
+        return Lamb(groups, betas=betas, eps=eps)
+    if config.optimizer == "sgd":
+        return torch.optim.SGD(groups, momentum=config.momentum)
+    if config.optimizer == "adagrad":
+        return torch.optim.Adagrad(groups, eps=eps)
+    return torch.optim.AdamW(groups, fused=True, betas=betas, eps=eps)
 
 
 def _matrices_in(name: str, parameters: Mapping[str, Tensor]) -> int:

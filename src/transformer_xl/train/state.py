@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from transformer_xl.config.training import Stage
 from transformer_xl.data import Segments
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.train.checkpoint.checkpoints import empty, read_about, read_tensors, stored
-from transformer_xl.train.optim import Optimizer, average_start
+from transformer_xl.train.optim import Optimizer, Plateau, average_start, lr_scale
 
 DEVIATION = 5
 """Standard deviation of random segment lengths (Merity et al., 2017, arXiv 1708.02182)."""
@@ -52,6 +52,12 @@ _NUMBERS = (
     *("skipped_in_a_row", "stage", "stage_seconds", "stage_step", "step", "total_steps"),
     *("usual_loss", "usual_norm"),
 )
+_LATER_NUMBERS = ("loss_scale", "n_finite")
+"""Those that checkpoints of earlier versions lack."""
+INITIAL_LOSS_SCALE = 65_536.0
+"""Dynamic loss scale at the start; this and the next two are those of PyTorch's GradScaler."""
+GROWS_AFTER = 2_000
+"""Updates without overflow after which a dynamic loss scale is doubled."""
 """Attributes of the state that are saved as JSON."""
 
 
@@ -87,6 +93,12 @@ class TrainState:
     """Running means of the loss and of the gradient norm."""
     skipped: int = 0
     skipped_in_a_row: int = 0
+    plateau: Plateau = field(default_factory=Plateau)
+    """What the validation losses have left of the learning rate; with the schedule plateau."""
+    loss_scale: float = 1.0
+    """Factor of the loss in the backward pass; 1 unless in float16."""
+    n_finite: int = 0
+    """Updates without overflow since the dynamic loss scale changed."""
     tokens: int = 0
     """Tokens read since the last log record, or since the start or resumption."""
     stage: int = 0
@@ -112,6 +124,26 @@ class TrainState:
         if self.end_is_fixed or config.minutes is None:
             return done
         return max(done, self.seconds / (60 * config.minutes))
+
+    def lr_scale(self, config: TrainConfig) -> float:
+        """Return the learning rate of the next step, as a share of the peak."""
+        return lr_scale(
+            config,
+            self.step,
+            self.total_steps,
+            self.cooldown_steps,
+            plateau_scale=self.plateau.scale,
+        )
+
+    def adapt_loss_scale(self, config: TrainConfig, *, is_finite: bool) -> None:
+        """Update a dynamic loss scale after a backward pass."""
+        if config.precision != "float16" or config.loss_scale is not None:
+            return
+        self.n_finite = self.n_finite + 1 if is_finite else 0
+        if not is_finite:
+            self.loss_scale /= 2
+        elif self.n_finite == GROWS_AFTER:
+            self.loss_scale, self.n_finite = 2 * self.loss_scale, 0
 
     def next_lengths(self, config: Config) -> tuple[int, float]:
         """Set the length of the next segment, which varies.
@@ -176,7 +208,8 @@ class TrainState:
             "corpus": self.corpus,
             "averaged": 0 if self.average is None else int(self.average.n_averaged),
             "shown": "model" if self.shown is self.model else "average",
-            **{name: getattr(self, name) for name in _NUMBERS},
+            "plateau": asdict(self.plateau),
+            **{name: getattr(self, name) for name in (*_NUMBERS, *_LATER_NUMBERS)},
         }
 
     def load(self, checkpoint: Path) -> None:
@@ -197,6 +230,9 @@ class TrainState:
         self.segments.load_state_dict(about["segments"])
         for name in _NUMBERS:
             setattr(self, name, about[name])
+        for name in _LATER_NUMBERS:
+            setattr(self, name, about.get(name, getattr(self, name)))
+        self.plateau = Plateau(**about.get("plateau", {}))
         if self.average is not None:
             self.average.n_averaged.fill_(about["averaged"])
         self.mems = [None] * len(self.mems)

@@ -21,7 +21,6 @@ from transformer_xl.config.device import pick_precision
 from transformer_xl.config.distributed import World
 from transformer_xl.model import LanguageModel, Memory, Output, build_model
 from transformer_xl.model.pretrained import copy_weights
-from transformer_xl.train.optim import lr_scale
 from transformer_xl.train.state import TrainState
 
 
@@ -41,7 +40,8 @@ class Network:
         self._module: Any = model
         self._has_compiler = settings.compile
         precision = pick_precision(settings.precision, model.device)
-        self._device, self._is_rounded = model.device.type, precision == "bfloat16"
+        self._device, self._is_rounded = model.device.type, precision != "float32"
+        self._dtype = getattr(torch, precision)
         if settings.compile and isinstance(model, FSDPModule):
             # Gathering and resharding stay outside of the compiled code.
             for layer in _layers(model):
@@ -55,7 +55,7 @@ class Network:
 
     def __call__(self, *arguments: Any, is_compiled: bool, **options: Any) -> Output:
         """Call the model; with ``is_compiled`` False, eagerly even if it is compiled."""
-        with torch.autocast(self._device, torch.bfloat16, enabled=self._is_rounded):
+        with torch.autocast(self._device, self._dtype, enabled=self._is_rounded):
             if is_compiled or not self._has_compiler:
                 return self._module(*arguments, **options)
             # Only here, as it imports the compiler, which takes seconds.
@@ -74,17 +74,18 @@ class Network:
 def shard(model: nn.Module, settings: TrainConfig, world: World, device: torch.device) -> None:
     """Shard the weights of a model over the processes, if the settings say so.
 
-    In bfloat16, weights are gathered in bfloat16, and gradients are reduced in float32; the sharded
-    weights stay in float32.
+    In bfloat16 or float16, weights are gathered in that precision, and gradients are reduced in
+    float32; the sharded weights stay in float32.
     """
     if settings.parallel != "fsdp" or world.size == 1:
         return
     # Harmless, as outputs of the model are not modified in place.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
     policy = MixedPrecisionPolicy()
-    if pick_precision(settings.precision, device) == "bfloat16":
+    if (precision := pick_precision(settings.precision, device)) != "float32":
+        rounded = getattr(torch, precision)
         policy = MixedPrecisionPolicy(
-            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+            param_dtype=rounded, reduce_dtype=torch.float32, cast_forward_inputs=False
         )
     how: dict[str, Any] = {"mesh": world.mesh, "mp_policy": policy}
     layers = _layers(model)
@@ -196,16 +197,23 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
             if settings.activation_reg or settings.temporal_activation_reg:
                 penalty = activation_penalty(settings, out, part_targets.shape[1])
                 objective = part_loss + penalty / parts
+            if state.loss_scale != 1:
+                objective = objective * state.loss_scale
             objective.backward()
         mems.append(out.mems)
         loss += part_loss.detach()
 
     learned = [p for p in state.model.parameters() if p.grad is not None]
-    length = get_total_norm([p.grad for p in learned if p.grad is not None])
+    gradients = [p.grad for p in learned if p.grad is not None]
+    if state.loss_scale != 1:
+        for gradient in gradients:
+            gradient.mul_(1 / state.loss_scale)
+    length = get_total_norm(gradients)
     length = length.full_tensor() if isinstance(length, DTensor) else length
     # Synchronizes the device, which is cheaper than corrupting the weights. The norm is that over
     # all processes, so all of them decide alike.
     norm, limit = float(length), math.inf
+    state.adapt_loss_scale(settings, is_finite=math.isfinite(norm))
     if settings.skip_norm and state.step - state.skipped >= KNOWN_AFTER:
         limit = settings.skip_norm * (state.usual_norm or 0.0)
     if not math.isfinite(norm) or norm > limit:
@@ -216,7 +224,7 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     state.mems = mems
     if settings.clip_norm:
         clip_grads_with_norm_(learned, settings.clip_norm, length)
-    scale *= lr_scale(settings, state.step, state.total_steps, state.cooldown_steps)
+    scale *= state.lr_scale(settings)
     state.optimizer.step(scale)
     state.step += 1
     state.add_to_average(settings)

@@ -71,6 +71,10 @@ MODEL = {
     "ff_dropout": ({}, 0.3),
     "output_dropout": ({}, 0.3),
     "variational_dropout": ({"dropout": 0.3}, True),
+    "init": ({}, "uniform"),
+    "init_range": ({"init": "uniform"}, 0.3),
+    "embed_init": ({}, "uniform"),
+    "embed_init_range": ({"embed_init": "uniform"}, 0.3),
     "init_std": ({}, 0.3),
     "proj_init_std": ({"d_embed": 6}, 0.3),
     "norm_eps": ({}, 2.0),
@@ -295,7 +299,7 @@ def test_a_setting_of_the_network_is_converted_or_refused_or_said(tmp_path, row,
         theirs, value = [x.ties_proj for x in again.clusters], [True]
     # What initial weights are drawn with says nothing of those that are there.
     is_kept = theirs == value or (name == "quirks" and value[0] in theirs)
-    is_drawn = name in ("init_std", "proj_init_std")
+    is_drawn = "init" in name
     line = "the memory began" if name == "start_memory" else f"{name}="
     assert is_kept or is_drawn or any(each.startswith(line) for each in said)
 

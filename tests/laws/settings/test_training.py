@@ -11,11 +11,13 @@ from transformer_xl.config import ModelConfig, TrainConfig
 from transformer_xl.config.distributed import World
 from transformer_xl.model import build_model
 from transformer_xl.model.layer import DecoderLayer
-from transformer_xl.train import loop, step, train
+from transformer_xl.train import loop, optim, step, train
 from transformer_xl.train import step as steps
 
 CPU = torch.device("cpu")
 NETWORK = ModelConfig(vocab_size=9, n_layer=2, n_head=2, d_model=16, d_inner=32)
+# Nothing is learned from such a rate, so no validation improves on the first.
+PLATEAU = {"schedule": "plateau", "lr": 1e-9, "eval_every": 1}
 TRAIN = {
     # Beside which others, another value, and where it is seen.
     "steps": ({}, 5, "numbers"),
@@ -35,11 +37,14 @@ TRAIN = {
     "lr": ({}, 2e-2, "numbers"),
     "embedding_lr": ({}, 2.0, "numbers"),
     "muon_lr": ({"optimizer": "muon"}, 0.05, "numbers"),
+    "momentum": ({"optimizer": "sgd"}, 0.9, "numbers"),
     "weight_decay": ({}, 1.0, "numbers"),
     "beta1": ({}, 0.5, "numbers"),
     "beta2": ({}, 0.5, "numbers"),
     "eps": ({}, 1e-2, "numbers"),
     "schedule": ({}, "inverse_sqrt", "numbers"),
+    "patience": (PLATEAU, 1, "rates"),
+    "decay_rate": (PLATEAU, 0.25, "rates"),
     "warmup_steps": ({}, 2, "numbers"),
     "cooldown_fraction": ({"schedule": "constant_cooldown"}, 0.9, "numbers"),
     "min_lr_ratio": ({}, 0.5, "numbers"),
@@ -48,6 +53,7 @@ TRAIN = {
     "average_decay": ({"average": "ema"}, 0.5, "numbers"),
     "average_start": ({"average": "ema"}, 0.7, "numbers"),
     "precision": ({}, "bfloat16", "numbers"),
+    "loss_scale": ({"precision": "float16"}, 1e30, "skips"),
     "parallel": ({}, "fsdp", "shared"),
     "recompute": ({}, True, "calls"),
     "init_from": ({}, "model", "numbers"),
@@ -142,7 +148,18 @@ def files(monkeypatch, begun, config, folder):
     return [(line["kind"], line["step"]) for line in lines], checkpoints
 
 
+def rates(monkeypatch, begun, config, folder):
+    """The learning rates that are logged, as shares of the peak."""
+    monkeypatch.setattr(loop, "finish", lambda *about: {})
+    # A rate this small is not lowered by amounts that PyTorch would leave out.
+    monkeypatch.setattr(optim, "LEAST_CHANGE", 0.0)
+    train(config, folder, quiet=True)
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line["lr"] / config.train.lr for line in lines if line["kind"] == "train"]
+
+
 SEEN = {
+    "rates": rates,
     "state": state_of,
     "calls": calls,
     "compiled": compiled,
@@ -166,7 +183,7 @@ def test_a_setting_of_the_training_counts(monkeypatch, recipe, begun, numbers, t
             found.append(numbers(config).tolist())
             continue
         see = SEEN[where]
-        if where == "files":
+        if where in ("files", "rates"):
             see = partial(see, folder=tmp_path / str(number))
         with monkeypatch.context() as patch:
             found.append(see(patch, begun, config))

@@ -12,7 +12,8 @@ from transformer_xl.model.limits import FLOAT, layer_matrices
 from transformer_xl.train.state import longest_segment
 
 Parallel = Literal["ddp", "fsdp"]
-_ADAM_STATES, _MUON_STATES = 2, 1
+_STATES = {"adamw": 2, "lamb": 2, "muon": 2, "adagrad": 1}
+"""Numbers of the state for each weight; those of Muon's matrices have one, SGD's its momentum."""
 """Numbers of optimizer state for each weight; Muon leaves all but its matrices to AdamW."""
 
 
@@ -68,7 +69,8 @@ def muon_weights(config: Config) -> int:
 def optimizer_numbers(config: Config) -> int:
     """Count the numbers of the optimizer state."""
     muon = muon_weights(config)
-    return _MUON_STATES * muon + _ADAM_STATES * (count_weights(config.model).total - muon)
+    states = _STATES.get(config.train.optimizer, int(config.train.momentum > 0))
+    return muon + states * (count_weights(config.model).total - muon)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +87,7 @@ class Plan:
     """Processes, each with a GPU."""
     parallel: Parallel = "ddp"
     """Every process holds all weights (ddp), or a shard of them (fsdp)."""
-    precision: Literal["float32", "bfloat16"] = "bfloat16"
+    precision: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     device: Literal["cuda", "cpu"] = "cuda"
     """Dropout stores its masks on a GPU; on the CPU it draws them again."""
 

@@ -172,7 +172,8 @@ def link_rate(hardware: Hardware, ranks: int) -> float:
 
 def times(plan: Plan, hardware: Hardware, assumed: Assumed) -> Times:
     """Return the seconds of a step at the assumed utilizations."""
-    is_rounded = plan.precision == "bfloat16"
+    # Tensor cores multiply both at the same rate.
+    is_rounded = plan.precision != "float32"
     tflops = hardware.bfloat16_tflops if is_rounded else hardware.float32_tflops
     rate = link_rate(hardware, plan.ranks)
     return Times(

@@ -236,15 +236,15 @@ def update_temporary(plan: Plan) -> int:
     """Count temporary tensors of an update.
 
     LAMB: two copies of the weights that are updated at once, all on a GPU, the largest parameter on
-    the CPU. Muon: the Nesterov momentum of all its matrices, and of those of one shape three copies
-    and two squares of the shorter side. With FSDP it updates unsharded matrices, and collects their
-    changes.
+    the CPU. Adagrad: the same, one copy on the CPU. Muon: the Nesterov momentum of all its
+    matrices, and of those of one shape three copies and two squares of the shorter side. With FSDP
+    it updates unsharded matrices, and collects their changes.
     """
     config = plan.config
-    if config.train.optimizer == "lamb":
+    if config.train.optimizer in ("lamb", "adagrad"):
         weights = count_weights(config.model)
         if plan.device == "cpu":
-            return 2 * FLOAT * weights.largest
+            return (1 + (config.train.optimizer == "lamb")) * FLOAT * weights.largest
         return 2 * FLOAT * weights.total // (plan.ranks if plan.is_sharded else 1)
     if config.train.optimizer != "muon":
         return 0

@@ -5,7 +5,6 @@ import re
 import tomllib
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from transformer_xl.config import Config, GenerateConfig
 from transformer_xl.config.checks import near, read_settings
@@ -98,14 +97,19 @@ def parse_recipe(text: str, source: str, *, is_stored: bool = False) -> Config:
     return read_settings(Config, values, source, is_stored=is_stored)
 
 
-def dump_recipe(config: Config) -> str:
+def dump_recipe(config: Config, *, without_defaults: bool = False) -> str:
     """Format settings as a recipe, without those that are None, which TOML cannot express."""
     import tomli_w
 
-    def without_none(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        return {name: value for name, value in items if value is not None}
-
-    return tomli_w.dumps(dataclasses.asdict(config, dict_factory=without_none))
+    values = dataclasses.asdict(config)
+    for section in dataclasses.fields(Config):
+        defaults = {x.name: x.default for x in dataclasses.fields(getattr(config, section.name))}
+        values[section.name] = {
+            name: value
+            for name, value in values[section.name].items()
+            if value is not None and not (without_defaults and value == defaults[name])
+        }
+    return tomli_w.dumps(values)
 
 
 def differences(one: Config, other: Config) -> list[str]:

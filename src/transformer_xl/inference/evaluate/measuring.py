@@ -17,6 +17,7 @@ from transformer_xl.inference.evaluate.dynamic import Dynamic, DynamicEvaluation
 from transformer_xl.inference.evaluate.streams import (
     as_text,
     completed_targets,
+    places_read,
     read_parts,
     window_nll,
 )
@@ -42,7 +43,8 @@ class Result:
     bits_per_byte: float | None
     """Bits per byte of text; None where the bytes of a predicted token are unknown."""
     tokens: int
-    """Number of predicted tokens that count: all but the first, or those of completions."""
+    """Number of predicted tokens that count: all but the first, or those of completions; fewer with
+    ``max_steps``."""
     segment_len: int
     mem_len: int
     attn_len: int | None
@@ -71,6 +73,7 @@ def evaluate(
     clamp_len: int | None = None,
     ext_len: int | None = None,
     batch_size: int = 1,
+    max_steps: int | None = None,
     token_bytes: Real[np.ndarray, " V"] | None = None,
     per_character: bool = False,
     window: int | None = None,
@@ -93,6 +96,7 @@ def evaluate(
         ext_len: Tokens before each segment that are read again with it instead of being kept in
             memory; the first segment of a part has none. None: as configured.
         batch_size: Number of parts, or of windows, in a batch.
+        max_steps: Read only this many segments of each part, from its beginning. None: all.
         token_bytes: The bytes of text of each token, for ``bits_per_byte``; 0: unknown, as of
             ``<unk>``. :func:`token_bytes_in` computes them.
         per_character: Whether the tokens are characters, for ``bpc``.
@@ -105,11 +109,16 @@ def evaluate(
             is out of range; two settings exclude each other.
     """
     config = require_model(model).config
-    require_at_least(1, window=window, segment_len=segment_len)
+    require_at_least(1, window=window, segment_len=segment_len, max_steps=max_steps)
     if dynamic is not None and not isinstance(dynamic, Dynamic):
         raise ValueError(f"dynamic={dynamic!r} must be a Dynamic, as plan_dynamic returns one")
     if window is not None:
         _require_none(f"window={window} reads anew what", mem_len=mem_len, ext_len=ext_len)
+        if max_steps is not None:
+            raise ValueError(
+                f"max_steps={max_steps} with window={window}: windows are not divided into "
+                "segments; leave out one of them"
+            )
         mem_len, ext_len, segment_len = 0, 0, window
     if dynamic is not None:
         _require_none("dynamic evaluation reads once what", ext_len=ext_len)
@@ -129,7 +138,14 @@ def evaluate(
             f"{config.vocab_size} symbols"
         )
     n, completed = len(text) - 1, completed_targets(text, config)
-    batch_size = min(batch_size, n)
+    batch_size, seen = min(batch_size, n), text
+    if max_steps is not None:
+        steps = {"segment_len": lengths.segment_len, "max_steps": max_steps}
+        places = places_read(n, batch_size=batch_size, **steps)
+        n, seen = len(places), torch.cat([text[:1], text[1:][places]])
+        completed = None if completed is None else completed[places]
+        if completed is not None and not completed.any():
+            raise ValueError(f"max_steps={max_steps} reads no completion: give a larger one")
     require_reading(
         model, n, batch_size=batch_size, segment_len=lengths.segment_len, mem_len=lengths.mem_len
     )
@@ -141,7 +157,7 @@ def evaluate(
             learning = DynamicEvaluation(
                 model, dynamic, segment_len=segment_len, mem_len=most, **reach
             )
-            nll = learning.read(text)
+            nll = learning.read(seen)
             total = _sum(nll, completed)
             rest = None if completed is None else completed[len(nll) :]
             total += _sum(learning.finish(), rest)
@@ -149,7 +165,9 @@ def evaluate(
             total = _sum(window_nll(model, text, window, batch_size=batch_size, **reach), completed)
         else:
             fitting = lengths._replace(mem_len=most)
-            parts = read_parts(model, text, lengths=fitting, batch_size=batch_size)
+            parts = read_parts(
+                model, text, lengths=fitting, batch_size=batch_size, max_steps=max_steps
+            )
             # Accumulated on the device, which is synchronized once at the end.
             total = sum((nll.double() * once).sum() for nll, once in parts)
     total = float(total)
@@ -158,7 +176,7 @@ def evaluate(
     n_counted = n if completed is None else int(completed.sum())
     mean = total / n_counted
     bits = mean / math.log(2)
-    n_bytes = predicted_bytes(token_bytes, text, completed)
+    n_bytes = predicted_bytes(token_bytes, seen, completed)
     return Result(
         nll=mean,
         ppl=math.exp(mean) if mean < 700 else math.inf,
@@ -238,6 +256,7 @@ def evaluate_by(
         batch_size=settings.batch_size if dynamic is None else 1,
         token_bytes=token_bytes_in(vocab, ids, n_bytes),
         per_character=vocab.kind == "chars",
+        max_steps=settings.max_steps,
         window=settings.window,
         dynamic=dynamic,
         **lengths,

@@ -57,23 +57,21 @@ def read_parts(
     *,
     lengths: Lengths,
     batch_size: int = 1,
+    max_steps: int | None = None,
 ) -> Iterator[tuple[Float[Tensor, "B T"], Bool[Tensor, "B T"]]]:
     """Yield -log p of the tokens of each segment, and a mask in which each token counts once.
 
     The text is divided into ``batch_size`` parts, at most as many as tokens to predict. They are
-    read as a batch, each warmed up on the text before it. The caller sets the evaluation mode and
-    disables gradients. If the model has a ``completion_at``, only completions count.
+    read as a batch, each warmed up on the text before it; of each, at most ``max_steps`` segments.
+    The caller sets the evaluation mode and disables gradients. If the model has a
+    ``completion_at``, only completions count.
     """
     completed = completed_targets(text, model.config)
-    n, device = len(text) - 1, model.device
-    # Rounded up, so that no part is longer than the first.
-    starts = [-(-b * n // batch_size) for b in range(batch_size + 1)]
-    # Lengths differ by one token at most. A shorter part begins one token earlier, which is not
-    # counted, so that all end together: absolute positions are counted from the end.
-    longest = starts[1]
-    firsts = [end - longest for end in starts[1:]]
+    starts, firsts, longest = _divided(len(text) - 1, batch_size)
+    if max_steps is not None:
+        longest = min(longest, max_steps * lengths.segment_len)
     mems = _warm_memory(model, text, firsts, lengths)
-    uncounted = (torch.tensor(starts[:-1]) - torch.tensor(firsts))[:, None]
+    uncounted = (torch.tensor(starts) - torch.tensor(firsts))[:, None]
     parts, targets = ([text[p + k : p + k + longest] for p in firsts] for k in (0, 1))
     for piece in read(model, parts, lengths, mems, targets=targets):
         assert piece.nll is not None
@@ -81,7 +79,31 @@ def read_parts(
         counted = places >= uncounted
         if completed is not None:
             counted &= completed[torch.tensor(firsts)[:, None] + places]
-        yield piece.nll, counted.to(device)
+        yield piece.nll, counted.to(model.device)
+
+
+def places_read(
+    n: int, *, batch_size: int, segment_len: int, max_steps: int
+) -> Int[Tensor, " read"]:
+    """Return which of n predicted tokens :func:`read_parts` reads in so many steps, in order."""
+    starts, firsts, longest = _divided(n, batch_size)
+    most = min(longest, max_steps * segment_len)
+    return torch.cat([torch.arange(a, p + most) for a, p in zip(starts, firsts, strict=True)])
+
+
+def _divided(n: int, batch_size: int) -> tuple[list[int], list[int], int]:
+    """Divide n predicted tokens into parts.
+
+    Returns:
+        The first token to predict from, of each part; where the reading of it begins; and how many
+        tokens are read of each.
+    """
+    # Rounded up, so that no part is longer than the first.
+    starts = [-(-b * n // batch_size) for b in range(batch_size + 1)]
+    # Lengths differ by one token at most. A shorter part begins one token earlier, which is not
+    # counted, so that all end together: absolute positions are counted from the end.
+    longest = starts[1]
+    return starts[:-1], [end - longest for end in starts[1:]], longest
 
 
 def _warm_memory(model: LanguageModel, text: Tensor, firsts: list[int], lengths: Lengths) -> Memory:

@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from transformer_xl.config import ModelConfig, Quirk
+from transformer_xl.config import ModelConfig
 from transformer_xl.config.checks import stored
+from transformer_xl.interop.old_programs import attn_len_of, clamp_len_of, quirks_of
 
 _LARGEST = 1 << 24
 _MOST_LAYERS = 1000
@@ -72,13 +73,6 @@ def model_config(
     div_val = _div_val(tensors, widths, d_model, given.get("div_val"))
     mem_len, ext_len = given["mem_len"], given.get("ext_len", 0)
     norm_first = bool(given.get("pre_lnorm"))
-    quirks: dict[Quirk, bool] = {
-        "stored_positions": attn_type in (2, 3) and mem_len != 0,
-        # Unlike the authors' code, NVIDIA's passes the two lengths in the right order.
-        "swapped_ext_len": ext_len != 0 and origin == "authors",
-        "raw_queries": attn_type in (2, 3) and norm_first,
-        "exact_frequencies": origin == "tensorflow",
-    }
     has_all_projections = all(f"word_emb.emb_projs.{i}" in tensors for i in range(len(tables)))
     config = {
         "vocab_size": sum(len(table) for table in tables),
@@ -94,8 +88,10 @@ def model_config(
         "div_val": div_val,
         "mem_len": mem_len,
         "ext_len": ext_len,
-        "attn_len": _attn_len(origin, given),
-        "clamp_len": _clamp_len(attn_type, given["clamp_len"]),
+        "attn_len": attn_len_of(
+            bool(given["same_length"]), mem_len, int(origin in ("tensorflow", "nvidia"))
+        ),
+        "clamp_len": clamp_len_of(attn_type, given["clamp_len"]),
         "start_memory": "zeros" if origin in ("tensorflow", "huggingface") else "empty",
         "norm_first": norm_first,
         "tie_biases": attn_type == 0 and "r_w_bias" in tensors,
@@ -108,7 +104,9 @@ def model_config(
         "norm_eps": float(
             given.get("layer_norm_epsilon", 1e-12 if origin == "tensorflow" else 1e-5)
         ),
-        "quirks": tuple(quirk for quirk, is_theirs in quirks.items() if is_theirs),
+        "quirks": quirks_of(
+            origin, attn_type=attn_type, mem_len=mem_len, ext_len=ext_len, norm_first=norm_first
+        ),
         "tie_projections": _ties_projections(tensors, len(cutoffs) + 1, given.get("tie_projs", ())),
     }
     facts = {"n_token": config["vocab_size"]}
@@ -228,26 +226,6 @@ def _div_val(
         f"the widths of the embeddings, {widths}, do not fall by the factor "
         + ("of any div_val" if given is None else f"div_val={given}")
     )
-
-
-def _attn_len(origin: Origin, given: Mapping[str, Any]) -> int | None:
-    if not given["same_length"]:
-        return None
-    # The masks of the authors' PyTorch and of Hugging Face hide one more key (TF-3).
-    attn_len = given["mem_len"] + (origin in ("tensorflow", "nvidia"))
-    if not attn_len:
-        raise ValueError(
-            "same_length with mem_len=0 hides every key in the authors' code: its losses are "
-            "NaN. Give --same_length False"
-        )
-    return attn_len
-
-
-def _clamp_len(attn_type: int, clamp_len: int) -> int | None:
-    if clamp_len <= 0 or attn_type == 3:
-        return None
-    # The table of the authors has clamp_len rows: the largest distance is one less.
-    return clamp_len - 1 if attn_type == 1 else clamp_len
 
 
 def _ties_embeddings(origin: Origin, tensors: Mapping[str, Tensor], given: Mapping) -> bool:
