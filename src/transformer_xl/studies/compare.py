@@ -16,7 +16,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from multiprocessing.connection import wait
 from pathlib import Path
 from statistics import median
@@ -25,7 +25,7 @@ from typing import Any
 import msgspec
 import torch
 
-from transformer_xl.config import Config, DataConfig
+from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
 from transformer_xl.config.device import pick_device, pick_precision
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import load_recipe, recipe_names
@@ -157,7 +157,7 @@ class Task:
     def digest(self) -> str:
         """Identify the settings, the text, wherever that is, and the use of the machine."""
         return _digest(
-            [self._trained, self.eval_tokens, asdict(self.config.eval), self.is_detailed]
+            [self._trained, self.eval_tokens, _changed(self.config.eval), self.is_detailed]
         )
 
     @property
@@ -169,9 +169,15 @@ class Task:
     @property
     def _trained(self) -> list[Any]:
         config, device = self.config, pick_device()
-        settings = [asdict(config.model), asdict(config.train), dict(self.checksums)]
+        settings = [_changed(config.model), _changed(config.train), dict(self.checksums)]
         precision = pick_precision(config.train.precision, device)
         return [*settings, self.threads, device.type, precision]
+
+
+def _changed(section: ModelConfig | TrainConfig | EvalConfig) -> dict[str, Any]:
+    """Return the settings that differ from their defaults: a later version may have more."""
+    defaults = {field.name: field.default for field in fields(section)}
+    return {name: x for name, x in asdict(section).items() if x != defaults[name]}
 
 
 def _digest(given: list[Any]) -> str:
