@@ -1,0 +1,202 @@
+"""What a neural cache, or kNN-LM over a stream's own past, is worth: no training, one stream.
+
+    python benchmarks/nearest.py runs/words --json nearest.json
+    python benchmarks/nearest.py python-code --files networkx/algorithms --json nearest.json
+
+For each model, kind of cache, temperature and share are chosen on the first tokens of the
+validation text of its run (with ``--files``, on the first tokens of these files); then the test
+text (what follows in these files) is scored once without the cache and once with it, in nats per
+token. The cache remembers the output of the layers at each position and the token that followed:
+
+    p(w) = (1 - share) p_model(w) + share sum_i [x_(i+1) = w] softmax_i(similarity(h_t, h_i))
+
+With ``dot`` and a window this is the neural cache (Grave et al., 2017, arXiv 1612.04426); with
+``l2``, the k nearest and no window, kNN-LM (Khandelwal et al., 2020, arXiv 1911.00172) whose
+datastore is the past of the stream. The similarity is divided by the width of the model.
+"""
+
+import argparse
+import json
+import math
+import time
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from turns import circumstances
+
+from transformer_xl.config.device import keep_freed_memory
+from transformer_xl.config.files import replace_file
+from transformer_xl.config.recipes import load_recipe
+from transformer_xl.data import load_vocab, prepare
+from transformer_xl.model import LanguageModel, load_model
+from transformer_xl.model.language_model import find_model_folder
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.reading import read
+from transformer_xl.train.checkpoint import RECIPE_FILE
+
+ROWS = 256
+"""Positions whose similarities are computed at once."""
+SHARES = (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5)
+
+
+class Cache(NamedTuple):
+    """How the past is searched."""
+
+    similarity: str
+    """``dot`` or ``l2``."""
+    window: int | None
+    """How many of the last positions; None: all."""
+    nearest: int | None
+    """How many of them count, the most similar ones; None: all."""
+    sharpness: float
+    """Factor of the similarity, the inverse of the temperature."""
+
+
+KINDS = [
+    ("dot", 500, None), ("dot", 2_000, None), ("dot", None, None), ("l2", None, None),
+    ("l2", None, 64), ("l2", None, 1_024), ("dot", None, 1_024),
+]  # fmt: skip
+SHARPNESS = {"dot": (4.0, 8.0, 16.0, 32.0, 64.0), "l2": (2.0, 4.0, 8.0, 16.0, 32.0)}
+
+
+class Past(NamedTuple):
+    """A text as a model has read it."""
+
+    hidden: Tensor
+    """Outputs of the layers, (N, D)."""
+    targets: Tensor
+    """The token after each position."""
+    nll: Tensor
+    """-log p of it, in nats."""
+    seconds: float
+
+
+@torch.no_grad()
+def as_read(model: LanguageModel, text: Any, arguments: argparse.Namespace) -> Past:
+    """Read a text in one stream."""
+    ids = torch.as_tensor(text.astype("int64") if hasattr(text, "astype") else text)
+    lengths = Lengths.of(
+        model.config, segment_len=arguments.segment_len, mem_len=arguments.mem_len, ext_len=0
+    )
+    began = time.process_time()
+    mems = model.keep(model.start_memory(1, lengths.mem_len))
+    pieces = read(model, ids[None, :-1], lengths, mems, targets=ids[None, 1:])
+    found = [(piece.hidden[0], piece.nll[0]) for piece in pieces]
+    hidden, nll = (torch.cat(each) for each in zip(*found, strict=True))
+    return Past(hidden.float(), ids[1:], nll.double(), time.process_time() - began)
+
+
+@torch.no_grad()
+def found(past: Past, caches: list[Cache], first: int = 0) -> Tensor:
+    """Return the probability that each cache gives to each target from ``first`` on."""
+    hidden, targets, _, _ = past
+    N, D = hidden.shape
+    squares = hidden.square().sum(1)
+    made = torch.zeros(len(caches), N, dtype=torch.float64)
+    for start in range(first, N, ROWS):
+        stop = min(start + ROWS, N)
+        products = hidden[start:stop] @ hidden[:stop].T
+        l2 = (2 * products - squares[:stop] - squares[start:stop, None]) / D
+        position = torch.arange(stop)
+        age = torch.arange(start, stop)[:, None] - position
+        is_same = targets[:stop] == targets[start:stop, None]
+        for n, (similarity, window, nearest, sharpness) in enumerate(caches):
+            score = (products / D if similarity == "dot" else l2) * sharpness
+            hidden_ones = age <= 0 if window is None else (age <= 0) | (age > window)
+            score = score.masked_fill(hidden_ones, -torch.inf)
+            if nearest is not None and nearest < stop:
+                least = score.topk(nearest, 1).values[:, -1:]
+                score = score.masked_fill(score < least, -torch.inf)
+            # The first position of a stream has no past.
+            mass = score.sub(score.amax(1, True).clamp(min=-1e30)).exp()
+            total = mass.sum(1)
+            share = (mass * is_same).sum(1) / total.clamp(min=1e-30)
+            made[n, start:stop] = share.double()
+    return made[:, first:]
+
+
+def mixed(nll: Tensor, probability: Tensor, share: float) -> Tensor:
+    """Return -log p of the mixture."""
+    return -((1 - share) * (-nll).exp() + share * probability).log()
+
+
+def texts(name: str, arguments: argparse.Namespace) -> tuple[Any, Any]:
+    """Return the text to choose settings on, and the one to measure."""
+    n, more = arguments.tuned_on, arguments.tokens
+    if arguments.files:
+        vocab = load_vocab(find_model_folder(name))
+        files = sorted(arguments.files.rglob("*.py"))
+        ids = torch.tensor(vocab.encode("".join(x.read_text("utf-8") for x in files)))
+        return ids[:n], ids[n : n + more]
+    recipe = load_recipe(Path(arguments.recipe or name) / RECIPE_FILE)
+    corpus = prepare(recipe.data, print)
+    return corpus.split("valid")[:n], corpus.split("test")[:more]
+
+
+def measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Choose the settings of a model, and measure them."""
+    model = load_model(name).eval()
+    tuned_on, test = texts(name, arguments)
+    past = as_read(model, tuned_on, arguments)
+    rows = []
+    for kind in KINDS:
+        caches = [Cache(*kind, sharpness) for sharpness in SHARPNESS[kind[0]]]
+        for cache, probability in zip(caches, found(past, caches), strict=True):
+            nll = {share: float(mixed(past.nll, probability, share).mean()) for share in SHARES}
+            share = min(nll, key=nll.__getitem__)
+            rows.append((nll[share], cache, share))
+        best = min((row for row in rows if row[1][:3] == kind), key=lambda row: row[0])
+        print(name, best, f"plain {float(past.nll.mean()):.4f}", flush=True)
+    chosen = [min((x for x in rows if x[1][:3] == k), key=lambda x: x[0]) for k in KINDS]
+    past = as_read(model, test, arguments)
+    began = time.process_time()
+    made = found(past, [cache for _, cache, _ in chosen])
+    seconds = time.process_time() - began
+    results = []
+    for (_, cache, share), probability in zip(chosen, made, strict=True):
+        change = mixed(past.nll, probability, share) - past.nll
+        # The error of the mean over blocks of 1,000 tokens, which are not independent within.
+        blocks = change[: len(change) // 1_000 * 1_000].view(-1, 1_000).mean(1)
+        error = float(blocks.std() / math.sqrt(len(blocks)))
+        results.append(
+            cache._asdict() | {"share": share, "change": round(float(change.mean()), 4),
+                               "error": round(error, 4)}
+        )  # fmt: skip
+    return {
+        "model": str(name), "tuned_on": len(tuned_on), "tokens": len(past.nll),
+        "plain": round(float(past.nll.mean()), 4), "caches": results,
+        "reading_seconds": round(past.seconds, 1),
+        "searching_seconds": round(seconds / len(chosen), 1),
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("models", nargs="+", help="run folders, or names of shipped models")
+    parser.add_argument("--files", type=Path, help="a folder of Python source, in place of a corpus")
+    parser.add_argument("--recipe", type=Path, help="the run whose corpus is read, if not its own")
+    parser.add_argument("--tuned_on", type=int, default=10_000, help="tokens to choose settings on")
+    parser.add_argument("--tokens", type=int, default=30_000, help="of the test text, at most")
+    parser.add_argument("--segment_len", type=int, default=128)
+    parser.add_argument("--mem_len", type=int, help="None: as configured")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    rows = []
+    for name in arguments.models:
+        rows.append(measured(name, arguments))
+        print(json.dumps(rows[-1], indent=1), flush=True)
+        if arguments.json:
+            content = {**circumstances(), "rows": rows}
+            replace_file(arguments.json, (json.dumps(content, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
