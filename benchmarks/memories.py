@@ -189,8 +189,9 @@ def built(name: str, vocab_size: int, seed: int) -> Varied:
 def trained(model: Varied, text: Any, seed: int, arguments: argparse.Namespace) -> float:
     """Train a model; return the CPU seconds of a step, without the first ones."""
     settings = TrainConfig(
-        steps=max(arguments.steps, 1), optimizer="muon", lr=arguments.lr, muon_lr=arguments.muon_lr,
-        beta2=0.98, schedule="constant_cooldown", warmup_steps=min(50, arguments.steps // 10), cooldown_fraction=0.5,
+        steps=max(arguments.steps, 1), optimizer="muon", lr=arguments.lr,
+        muon_lr=arguments.muon_lr, beta2=0.98, schedule="constant_cooldown",
+        warmup_steps=min(50, arguments.steps // 10), cooldown_fraction=0.5,
         precision=arguments.precision,
     )  # fmt: skip
     optimizer = Optimizer(model, settings)

@@ -19,7 +19,6 @@ import argparse
 import json
 import math
 import time
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,10 +55,10 @@ class Cache(NamedTuple):
 
 
 KINDS = [
-    ("dot", 500, None), ("dot", 2_000, None), ("dot", None, None), ("l2", None, None),
-    ("l2", None, 64), ("l2", None, 1_024), ("dot", None, 1_024),
+    ("dot", 500, None), ("dot", 2_000, None), ("dot", None, None), ("l2", 500, None),
+    ("l2", 2_000, 64), ("l2", None, None), ("l2", None, 8), ("l2", None, 64), ("l2", None, 1_024),
 ]  # fmt: skip
-SHARPNESS = {"dot": (4.0, 8.0, 16.0, 32.0, 64.0), "l2": (2.0, 4.0, 8.0, 16.0, 32.0)}
+SHARPNESS = {"dot": (4.0, 16.0, 64.0), "l2": (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)}
 
 
 class Past(NamedTuple):
@@ -179,7 +178,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("models", nargs="+", help="run folders, or names of shipped models")
-    parser.add_argument("--files", type=Path, help="a folder of Python source, in place of a corpus")
+    parser.add_argument(
+        "--files", type=Path, help="a folder of Python source, in place of a corpus"
+    )
     parser.add_argument("--recipe", type=Path, help="the run whose corpus is read, if not its own")
     parser.add_argument("--tuned_on", type=int, default=10_000, help="tokens to choose settings on")
     parser.add_argument("--tokens", type=int, default=30_000, help="of the test text, at most")
