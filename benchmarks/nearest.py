@@ -1,18 +1,20 @@
 """What a neural cache, or kNN-LM over a stream's own past, is worth: no training, one stream.
 
     python benchmarks/nearest.py runs/words --json nearest.json
-    python benchmarks/nearest.py python-code --files networkx/algorithms --json nearest.json
+    python benchmarks/nearest.py english --data wikitext-2 --json nearest.json
+    python benchmarks/nearest.py python-code --files networkx/algorithms --mem_lens 512 2048
 
-For each model, kind of cache, temperature and share are chosen on the first tokens of the
-validation text of its run (with ``--files``, on the first tokens of these files); then the test
-text (what follows in these files) is scored once without the cache and once with it, in nats per
-token. The cache remembers the output of the layers at each position and the token that followed:
+For each model and kind of cache, temperature and share are chosen on the first tokens of the
+validation text of its run or of ``--data`` (with ``--files``, on the first tokens of these files);
+then the test text (what follows in these files) is scored with the cache and without it, in nats
+per token, with the shortest memory and, for the last kind, with longer ones. The cache remembers
+the output of the layers at each position and the token that followed:
 
     p(w) = (1 - share) p_model(w) + share sum_i [x_(i+1) = w] softmax_i(similarity(h_t, h_i))
 
 With ``dot`` and a window this is the neural cache (Grave et al., 2017, arXiv 1612.04426); with
-``l2``, the k nearest and no window, kNN-LM (Khandelwal et al., 2020, arXiv 1911.00172) whose
-datastore is the past of the stream. The similarity is divided by the width of the model.
+``l2`` and the k nearest, kNN-LM (Khandelwal et al., 2020, arXiv 1911.00172) whose datastore is the
+past of the stream. The similarity is divided by the width of the model.
 """
 
 import argparse
@@ -26,6 +28,7 @@ import torch
 from torch import Tensor
 from turns import circumstances
 
+from transformer_xl.config import DataConfig
 from transformer_xl.config.device import keep_freed_memory
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import load_recipe
@@ -55,10 +58,10 @@ class Cache(NamedTuple):
 
 
 KINDS = [
-    ("dot", 500, None), ("dot", 2_000, None), ("dot", None, None), ("l2", 500, None),
-    ("l2", 2_000, 64), ("l2", None, None), ("l2", None, 8), ("l2", None, 64), ("l2", None, 1_024),
+    ("dot", 500, None), ("dot", None, None), ("l2", 500, None), ("l2", 2_000, 64),
+    ("l2", None, None), ("l2", 10_000, 8), ("l2", 10_000, 64),
 ]  # fmt: skip
-SHARPNESS = {"dot": (4.0, 16.0, 64.0), "l2": (4.0, 8.0, 16.0, 32.0, 64.0, 128.0)}
+SHARPNESS = {"dot": (4.0, 16.0, 64.0), "l2": (8.0, 16.0, 32.0, 64.0, 128.0, 256.0)}
 
 
 class Past(NamedTuple):
@@ -74,12 +77,10 @@ class Past(NamedTuple):
 
 
 @torch.no_grad()
-def as_read(model: LanguageModel, text: Any, arguments: argparse.Namespace) -> Past:
+def as_read(model: LanguageModel, text: Any, segment_len: int, mem_len: int | None) -> Past:
     """Read a text in one stream."""
     ids = torch.as_tensor(text.astype("int64") if hasattr(text, "astype") else text)
-    lengths = Lengths.of(
-        model.config, segment_len=arguments.segment_len, mem_len=arguments.mem_len, ext_len=0
-    )
+    lengths = Lengths.of(model.config, segment_len=segment_len, mem_len=mem_len, ext_len=0)
     began = time.process_time()
     mems = model.keep(model.start_memory(1, lengths.mem_len))
     pieces = read(model, ids[None, :-1], lengths, mems, targets=ids[None, 1:])
@@ -130,8 +131,11 @@ def texts(name: str, arguments: argparse.Namespace) -> tuple[Any, Any]:
         files = sorted(arguments.files.rglob("*.py"))
         ids = torch.tensor(vocab.encode("".join(x.read_text("utf-8") for x in files)))
         return ids[:n], ids[n : n + more]
-    recipe = load_recipe(Path(arguments.recipe or name) / RECIPE_FILE)
-    corpus = prepare(recipe.data, print)
+    if arguments.data:
+        data = DataConfig(name=arguments.data, path=arguments.path, tokenizer=name)
+    else:
+        data = load_recipe(Path(name) / RECIPE_FILE).data
+    corpus = prepare(data, print)
     return corpus.split("valid")[:n], corpus.split("test")[:more]
 
 
@@ -139,8 +143,9 @@ def measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """Choose the settings of a model, and measure them."""
     model = load_model(name).eval()
     tuned_on, test = texts(name, arguments)
-    past = as_read(model, tuned_on, arguments)
-    rows = []
+    mem_lens = arguments.mem_lens or [model.config.mem_len]
+    segment_len, rows = arguments.segment_len, []
+    past = as_read(model, tuned_on, segment_len, mem_lens[0])
     for kind in KINDS:
         caches = [Cache(*kind, sharpness) for sharpness in SHARPNESS[kind[0]]]
         for cache, probability in zip(caches, found(past, caches), strict=True):
@@ -150,25 +155,27 @@ def measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         best = min((row for row in rows if row[1][:3] == kind), key=lambda row: row[0])
         print(name, best, f"plain {float(past.nll.mean()):.4f}", flush=True)
     chosen = [min((x for x in rows if x[1][:3] == k), key=lambda x: x[0]) for k in KINDS]
-    past = as_read(model, test, arguments)
-    began = time.process_time()
-    made = found(past, [cache for _, cache, _ in chosen])
-    seconds = time.process_time() - began
-    results = []
-    for (_, cache, share), probability in zip(chosen, made, strict=True):
-        change = mixed(past.nll, probability, share) - past.nll
-        # The error of the mean over blocks of 1,000 tokens, which are not independent within.
-        blocks = change[: len(change) // 1_000 * 1_000].view(-1, 1_000).mean(1)
-        error = float(blocks.std() / math.sqrt(len(blocks)))
-        results.append(
-            cache._asdict() | {"share": share, "change": round(float(change.mean()), 4),
-                               "error": round(error, 4)}
-        )  # fmt: skip
+    results, plain = [], {}
+    for mem_len in mem_lens:
+        past = as_read(model, test, segment_len, mem_len)
+        plain[str(mem_len)] = round(float(past.nll.mean()), 4)
+        # With the longer memories, the last kind only.
+        some = chosen if mem_len == mem_lens[0] else chosen[-1:]
+        began = time.process_time()
+        made = found(past, [cache for _, cache, _ in some])
+        seconds = time.process_time() - began
+        for (_, cache, share), probability in zip(some, made, strict=True):
+            change = mixed(past.nll, probability, share) - past.nll
+            # The error of the mean over blocks of 1,000 tokens, which depend on one another less.
+            blocks = change[: len(change) // 1_000 * 1_000].view(-1, 1_000).mean(1)
+            error = float(blocks.std() / math.sqrt(len(blocks)))
+            row = cache._asdict() | {"share": share, "change": round(float(change.mean()), 4)}
+            results.append(row | {"error": round(error, 4), "mem_len": mem_len})
     return {
-        "model": str(name), "tuned_on": len(tuned_on), "tokens": len(past.nll),
-        "plain": round(float(past.nll.mean()), 4), "caches": results,
+        "model": str(name), "tuned_on": len(tuned_on), "tokens": len(test) - 1, "plain": plain,
+        "caches": [" ".join(f"{key}={x}" for key, x in row.items()) for row in results],
         "reading_seconds": round(past.seconds, 1),
-        "searching_seconds": round(seconds / len(chosen), 1),
+        "searching_seconds": round(seconds / len(some), 1),
     }  # fmt: skip
 
 
@@ -181,11 +188,12 @@ def main() -> None:
     parser.add_argument(
         "--files", type=Path, help="a folder of Python source, in place of a corpus"
     )
-    parser.add_argument("--recipe", type=Path, help="the run whose corpus is read, if not its own")
+    parser.add_argument("--data", help="a known corpus, in place of that of the run")
+    parser.add_argument("--path", help="a local copy of it")
     parser.add_argument("--tuned_on", type=int, default=10_000, help="tokens to choose settings on")
     parser.add_argument("--tokens", type=int, default=30_000, help="of the test text, at most")
     parser.add_argument("--segment_len", type=int, default=128)
-    parser.add_argument("--mem_len", type=int, help="None: as configured")
+    parser.add_argument("--mem_lens", type=int, nargs="+", help="None: as configured")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     keep_freed_memory()

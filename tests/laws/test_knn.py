@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-
 from tests.laws.conftest import CONFIG
+
 from transformer_xl.config import ModelConfig
 from transformer_xl.config.knn import KnnConfig
 from transformer_xl.inference.evaluate import evaluate
@@ -104,10 +104,9 @@ def test_neither_pieces_nor_copies_change_what_is_found(reset_at):
     settings = KnnConfig(k=4, window=50)
     whole = Past(settings, reset_at).nearest(hidden, tokens)
     log_probs = torch.full((200, 9), -math.log(9))
-    probs = mixture(hidden, torch.cat([tokens[:1], tokens]), log_probs, settings, reset_at)
-    if reset_at is not None:
-        # The first token stands before the text.
-        probs = mixture(hidden, torch.cat([torch.tensor([0]), tokens]), log_probs, settings, 2)
+    # A token before them all, which begins no text.
+    text = torch.cat([torch.zeros(1, dtype=torch.int64), tokens])
+    probs = mixture(hidden, text, log_probs, settings, reset_at)
     past, found = Past(settings, reset_at), []
     for start, stop in ((0, 1), (1, 1), (1, 64), (64, 65), (65, 130), (130, 131), (131, 200)):
         some = slice(start, stop)
@@ -127,9 +126,10 @@ def test_an_interrupted_step_is_repeated(paper, monkeypatch):
     found = []
     while len(found) < 20:
         if len(found) % 3 == 0:
-            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            with monkeypatch.context() as patch:
                 patch.setattr(Past, "extended", _interrupted)
-                next(writing)
+                with pytest.raises(KeyboardInterrupt):
+                    next(writing)
         found.append(next(writing))
     assert found == expected
 

@@ -113,8 +113,8 @@ class GenerationBatch(Iterator[dict[int, int]]):
         self._histories = [History(known, unread) for unread in self._unread]
         self.texts, self._is_ended, self._n_drawn = list(range(n)), [False] * n, 0
         self.looping: set[int] = set()
-        # The past of each text: None before the first step, or without kNN-LM.
-        self._knn, self._pasts = knn, _no_pasts(n)
+        self._knn = knn
+        self._pasts = self._new_pasts(n)
         require_capacity(model, self._lengths.mem_len, remedy="remember fewer positions")
         if mems is None:
             mems = model.start_memory(1, self._lengths.mem_len)
@@ -275,14 +275,13 @@ class GenerationBatch(Iterator[dict[int, int]]):
         back = [place[each] for each in unread]
         hidden = torch.cat([last for last, _ in done])[back]
         mems = done[0][1] if len(done) == 1 else join([mems for _, mems in done])
-        own_pasts = [pasts[row] for row in back]
-        copies = [None if past is None else past.copy() for past in own_pasts]
-        return hidden, _selected(mems, back), copies
+        # Texts with the same prompt have a past of their own from now on.
+        own = [None if (past := pasts[row]) is None else past.copy() for row in back]
+        return hidden, _selected(mems, back), own
 
     def _new_pasts(self, n: int) -> list[Past | None]:
-        if self._knn is None:
-            return _no_pasts(n)
-        return [Past(self._knn, self._model.config.reset_at) for _ in range(n)]
+        knn, reset_at = self._knn, self._model.config.reset_at
+        return [None if knn is None else Past(knn, reset_at) for _ in range(n)]
 
 
 class Generation(Iterator[int]):
@@ -339,10 +338,6 @@ class Generation(Iterator[int]):
     def random_state(self) -> UInt8[Tensor, " bytes"]:
         """State of the random number generator before the next token."""
         return self._batch.generators[0].get_state()
-
-
-def _no_pasts(n: int) -> list[Past | None]:
-    return [None] * n
 
 
 def _remembered(
