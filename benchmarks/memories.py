@@ -26,6 +26,7 @@ import json
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -119,14 +120,14 @@ class Varied(TransformerXL):
             mems = State(*([empty] * self.config.n_layer for _ in range(2)))
         x, self.reconstruction = self._embedded(segment), 0.0
         lengths_of = zip(mems.compressed, mems.recent, strict=True)
-        longest = max(c.shape[1] + m.shape[1] for c, m in lengths_of)
-        positions = self._relative_positions(longest + T, lengths.clamp_len, is_fixed=False)
+        sizes = [c.shape[1] + m.shape[1] + T for c, m in lengths_of]
+        encoding = self._encoding(max(sizes), lengths.clamp_len)
+        biases = self.content_bias[0], self.position_bias[0]
         after = State([], [])
-        for n, (layer, at) in enumerate(zip(self.layers, positions, strict=True)):
+        for n, layer in enumerate(self.layers):
             recent, compressed = mems.recent[n], mems.compressed[n]
             past = torch.cat([compressed, recent], 1) if compressed.shape[1] else recent
-            assert at is not None
-            own = Positions(at.r[-(past.shape[1] + T) :], at.content_bias, at.position_bias)
+            own = Positions(layer.attention.positions(encoding[-sizes[n] :]), *biases)
             joined = torch.cat([recent.to(x.dtype), x.detach()], 1)
             given, (x, _) = x, layer(x, past, own)
             kept = self.way.mem_len(n)
@@ -178,8 +179,7 @@ def built(name: str, vocab_size: int, seed: int) -> Varied:
     """Return a model with initial weights, or with those of a shipped one."""
     torch.manual_seed(seed)
     if name == "python":
-        settings = {x: getattr(SMALL, x) for x in SMALL.__dataclass_fields__}
-        return Varied(ModelConfig(**settings | {"vocab_size": vocab_size}))
+        return Varied(replace(SMALL, vocab_size=vocab_size))
     shipped = load_model(name)
     model = Varied(shipped.config)
     model.load_state_dict(shipped.state_dict())
@@ -288,9 +288,10 @@ def main() -> None:
     keep_freed_memory()
     torch.set_num_threads(1)
     is_new = arguments.model == "python"
-    vocab = {"vocab": "bytes"} if is_new else {"tokenizer": arguments.model}
-    by = {"split_by": "file"} if arguments.data == "python-stdlib" else {}
-    corpus = prepare(DataConfig(name=arguments.data, path=arguments.path, **by, **vocab), print)
+    more: dict[str, Any] = {"vocab": "bytes"} if is_new else {"tokenizer": arguments.model}
+    if arguments.data == "python-stdlib":
+        more["split_by"] = "file"
+    corpus = prepare(DataConfig(name=arguments.data, path=arguments.path, **more), print)
     rows = []
     for seed, way in product(arguments.seeds, arguments.ways):
         rows.append(measured(arguments.model, way, seed, corpus, arguments))

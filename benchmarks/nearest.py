@@ -7,7 +7,8 @@
 For each model and kind of cache, temperature and share are chosen on the first tokens of the
 validation text of its run or of ``--data`` (with ``--files``, on the first tokens of these files);
 then the test text (what follows in these files) is scored with the cache and without it, in nats
-per token, with the shortest memory and, for the last kind, with longer ones. The cache remembers
+per token, with the shortest memory and, for the last kind, with longer ones; and with the default
+settings of the package, on which nothing was tuned. The cache remembers
 the output of the layers at each position and the token that followed:
 
     p(w) = (1 - share) p_model(w) + share sum_i [x_(i+1) = w] softmax_i(similarity(h_t, h_i))
@@ -31,8 +32,10 @@ from turns import circumstances
 from transformer_xl.config import DataConfig
 from transformer_xl.config.device import keep_freed_memory
 from transformer_xl.config.files import replace_file
+from transformer_xl.config.knn import KnnConfig
 from transformer_xl.config.recipes import load_recipe
 from transformer_xl.data import load_vocab, prepare
+from transformer_xl.inference.generate import generate
 from transformer_xl.model import LanguageModel, load_model
 from transformer_xl.model.language_model import find_model_folder
 from transformer_xl.model.lengths import Lengths
@@ -84,15 +87,15 @@ def as_read(model: LanguageModel, text: Any, segment_len: int, mem_len: int | No
     began = time.process_time()
     mems = model.keep(model.start_memory(1, lengths.mem_len))
     pieces = read(model, ids[None, :-1], lengths, mems, targets=ids[None, 1:])
-    found = [(piece.hidden[0], piece.nll[0]) for piece in pieces]
-    hidden, nll = (torch.cat(each) for each in zip(*found, strict=True))
+    found = [(x.hidden[0], x.nll[0]) for x in pieces if x.nll is not None]
+    hidden, nll = (torch.cat([each[n] for each in found]) for n in (0, 1))
     return Past(hidden.float(), ids[1:], nll.double(), time.process_time() - began)
 
 
 @torch.no_grad()
 def found(past: Past, caches: list[Cache], first: int = 0) -> Tensor:
     """Return the probability that each cache gives to each target from ``first`` on."""
-    hidden, targets, _, _ = past
+    hidden, targets = past.hidden, past.targets
     N, D = hidden.shape
     squares = hidden.square().sum(1)
     made = torch.zeros(len(caches), N, dtype=torch.float64)
@@ -155,15 +158,18 @@ def measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         best = min((row for row in rows if row[1][:3] == kind), key=lambda row: row[0])
         print(name, best, f"plain {float(past.nll.mean()):.4f}", flush=True)
     chosen = [min((x for x in rows if x[1][:3] == k), key=lambda x: x[0]) for k in KINDS]
-    results, plain = [], {}
+    results, plain, searches = [], {}, []
     for mem_len in mem_lens:
         past = as_read(model, test, segment_len, mem_len)
         plain[str(mem_len)] = round(float(past.nll.mean()), 4)
         # With the longer memories, the last kind only.
         some = chosen if mem_len == mem_lens[0] else chosen[-1:]
+        knn = KnnConfig()
+        default = Cache("l2", knn.window, knn.k, 1 / knn.temperature)
+        some = [*some, (None, default, knn.share)]
         began = time.process_time()
         made = found(past, [cache for _, cache, _ in some])
-        seconds = time.process_time() - began
+        searches.append((time.process_time() - began) / len(some))
         for (_, cache, share), probability in zip(some, made, strict=True):
             change = mixed(past.nll, probability, share) - past.nll
             # The error of the mean over blocks of 1,000 tokens, which depend on one another less.
@@ -175,8 +181,21 @@ def measured(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         "model": str(name), "tuned_on": len(tuned_on), "tokens": len(test) - 1, "plain": plain,
         "caches": [" ".join(f"{key}={x}" for key, x in row.items()) for row in results],
         "reading_seconds": round(past.seconds, 1),
-        "searching_seconds": round(seconds / len(some), 1),
+        "searching_seconds": round(searches[-1], 1),
     }  # fmt: skip
+
+
+def writing(name: str, arguments: argparse.Namespace) -> dict[str, float]:
+    """Return CPU milliseconds of a written token, without kNN-LM and with a full window."""
+    model, (prompt, _) = load_model(name).eval(), texts(name, arguments)
+    found = {}
+    for key, knn in (("plain", None), ("knn", KnnConfig(window=len(prompt) - 1))):
+        drawn = generate(model, prompt, length=200, seed=1, knn=knn)
+        next(drawn)
+        began = time.process_time()
+        n = sum(1 for _ in drawn)
+        found[key] = round(1_000 * (time.process_time() - began) / n, 2)
+    return found
 
 
 def main() -> None:
@@ -200,7 +219,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     for name in arguments.models:
-        rows.append(measured(name, arguments))
+        rows.append(measured(name, arguments) | {"writing_ms": writing(name, arguments)})
         print(json.dumps(rows[-1], indent=1), flush=True)
         if arguments.json:
             content = {**circumstances(), "rows": rows}

@@ -17,7 +17,7 @@ class KnnConfig:
     share: Annotated[float, Range(gt=0, lt=1)] = 0.2
     """Share of the nearest positions in the probability of the next token; that of the model is the
     rest."""
-    temperature: Positive = 0.03
+    temperature: Positive = 0.015
     """Temperature of the softmax over the nearest positions, whose logits are minus the mean
     squared difference of their hidden states to the present one."""
     window: Count = 10_000

@@ -27,6 +27,8 @@ from transformer_xl.model.reading import read
 from transformer_xl.model.softmax import Predictor
 
 _LEAST_CAPACITY = 64
+_ROWS = 256
+"""Positions that search the past at once."""
 
 
 class Past:
@@ -44,8 +46,8 @@ class Past:
     def __init__(self, settings: KnnConfig, reset_at: int | None = None) -> None:
         self.settings, self._reset_at = settings, reset_at
         self._start = self._stop = 0
-        self._hidden: Float[Tensor, "capacity D"] = torch.empty(0, 0)
-        self._tokens: Int[Tensor, " capacity"] = torch.empty(0, dtype=torch.int64)
+        # Hidden states, the squares of their lengths, tokens; made when the width is known.
+        self._buffers: tuple[Tensor, ...] = ()
 
     def __len__(self) -> int:
         return self._stop - self._start
@@ -64,58 +66,58 @@ class Past:
             Probabilities, which sum to one, or are all zero for a position without a past; and
             tokens, with repetition.
         """
-        M, T, W = len(self), len(hidden), self.settings.window
+        M, T = len(self), len(hidden)
         hidden = hidden.float()
-        kept = slice(self._start, self._stop)
-        known, tokens = self._hidden[kept], self._tokens[kept]
-        if not M:
-            known, tokens = hidden[:0], hidden.new_zeros(0, dtype=torch.int64)
+        if following is None:
+            following = hidden.new_zeros(T, dtype=torch.int64)
+        known = [x[self._start : self._stop] for x in self._buffers]
+        if T > 1 or not known:
+            new = [x[:-1] for x in _stored(hidden, following)]
+            known = [torch.cat(both) for both in zip(known, new, strict=True)] if known else new
+        states, squares, tokens = known
         # The distance up to a constant of each row, which the softmax does not depend on.
-        known = torch.cat([known, hidden[:-1]])
-        score_TS = 2 * hidden @ known.T - known.square().sum(1)
-        score_TS = score_TS / (hidden.shape[1] * self.settings.temperature)
+        score_TS = torch.addmm(squares, hidden, states.T, beta=-1, alpha=2)
+        score_TS /= hidden.shape[1] * self.settings.temperature
         place = torch.arange(T, device=hidden.device)[:, None]
         age = M + place - torch.arange(M + T - 1, device=hidden.device)
-        most = torch.full_like(place, W)
-        if following is not None:
-            tokens = torch.cat([tokens, following[:-1]])
-            if self._reset_at is not None:
-                # Where the text of each row begins; -M: in the past, which has no reset within.
-                begins = torch.where(following == self._reset_at, place[:, 0] + 1, -M)
-                before = begins.cummax(0).values.roll(1)
-                before[0] = -M
-                most = torch.minimum(most, place - before[:, None])
-        score_TS = score_TS.masked_fill((age < 1) | (age > most), -torch.inf)
+        most = torch.full_like(place, self.settings.window)
+        if self._reset_at is not None:
+            # Where the text of each row begins; -M: in the past, which has no reset within.
+            begins = torch.where(following == self._reset_at, place[:, 0] + 1, -M)
+            before = begins.cummax(0).values.roll(1)
+            before[0] = -M
+            most = torch.minimum(most, place - before[:, None])
+        score_TS = score_TS.masked_fill_((age < 1) | (age > most), -torch.inf)
         score, place = score_TS.topk(min(self.settings.k, M + T - 1), 1)
         # Without a past all scores are -inf, and their softmax would be NaN.
         return score.softmax(1).nan_to_num(0.0), tokens[place]
 
     def extended(self, hidden: Float[Tensor, "T D"], following: Int[Tensor, " T"]) -> "Past":
         """Return the past after more positions."""
-        T, settings, after = len(hidden), self.settings, self._alike()
-        start, stop = self._start, self._stop
-        if stop + T > len(self._tokens):
-            first = max(start, stop - settings.window)
-            known, tokens = self._hidden[first:stop], self._tokens[first:stop]
+        T, window, new = len(hidden), self.settings.window, _stored(hidden, following)
+        start, stop, buffers = self._start, self._stop, self._buffers
+        if not buffers or stop + T > len(buffers[0]):
+            first = max(start, stop - window)
+            known = [x[first:stop] for x in buffers]
             start, stop = 0, stop - first
             capacity = max(_LEAST_CAPACITY, 2 * (stop + T))
-            after._hidden = hidden.new_empty(capacity, hidden.shape[1], dtype=torch.float32)
-            after._tokens = following.new_empty(capacity)
-            if stop:
-                after._hidden[:stop], after._tokens[:stop] = known, tokens
-        after._hidden[stop : stop + T], after._tokens[stop : stop + T] = hidden, following
+            buffers = tuple(x.new_empty(capacity, *x.shape[1:]) for x in new)
+            for buffer, x in zip(buffers, known, strict=bool(known)):
+                buffer[:stop] = x
+        for buffer, x in zip(buffers, new, strict=True):
+            buffer[stop : stop + T] = x
         if self._reset_at is not None:
             resets = (following == self._reset_at).nonzero()
             start = stop + int(resets[-1]) + 1 if len(resets) else start
-        after._stop = stop + T
-        after._start = max(start, after._stop - settings.window)
-        return after
+        return self._with(buffers, max(start, stop + T - window), stop + T)
 
     def copy(self) -> "Past":
         """Return an independent copy."""
-        other = self._alike()
-        other._start, other._stop = self._start, self._stop
-        other._hidden, other._tokens = self._hidden.clone(), self._tokens.clone()
+        return self._with(tuple(x.clone() for x in self._buffers), self._start, self._stop)
+
+    def _with(self, buffers: tuple[Tensor, ...], start: int, stop: int) -> "Past":
+        other = Past(self.settings, self._reset_at)
+        other._buffers, other._start, other._stop = buffers, start, stop
         return other
 
     def mixed_nll(
@@ -144,10 +146,11 @@ class Past:
         share = self.settings.share
         return torch.logaddexp(log_probs + math.log1p(-share), found.log() + math.log(share))
 
-    def _alike(self) -> "Past":
-        other = Past(self.settings, self._reset_at)
-        other._hidden, other._tokens = self._hidden, self._tokens
-        return other
+
+def _stored(hidden: Tensor, following: Tensor) -> tuple[Tensor, ...]:
+    """Return hidden states, the squares of their lengths, and tokens."""
+    hidden = hidden.float()
+    return hidden, hidden.square().sum(1), following
 
 
 class KnnSoftmax(Predictor):
@@ -172,7 +175,7 @@ class KnnSoftmax(Predictor):
 def knn_nll(
     model: LanguageModel, text: Int[Tensor, " length"], lengths: Lengths, settings: KnnConfig
 ) -> Iterator[Float[Tensor, " T"]]:
-    """Yield -log p of the tokens of each segment of a text, read in one stream.
+    """Yield -log p of the tokens of a text, in parts, read in one stream.
 
     The caller sets the evaluation mode and disables gradients.
     """
@@ -182,7 +185,9 @@ def knn_nll(
         assert piece.nll is not None
         T = piece.nll.shape[1]
         # With ext_len, the first columns were read before.
-        hidden = piece.hidden[0, -T:]
-        targets = text[piece.start + 1 : piece.start + 1 + T].to(hidden.device)
-        yield past.mixed_nll(piece.nll[0], hidden, targets)
-        past = past.extended(hidden, targets)
+        hidden, targets = piece.hidden[0, -T:], text[piece.start + 1 : piece.start + 1 + T]
+        # In parts, as the scores of all past positions are held.
+        rows = piece.nll[0], hidden, targets.to(hidden.device)
+        for some in zip(*(x.split(_ROWS) for x in rows), strict=True):
+            yield past.mixed_nll(*some)
+            past = past.extended(*some[1:])
