@@ -12,6 +12,8 @@ A way is one of
   plain:M        M positions in each layer (the model as it is)
   layers:M,M,... M positions in each layer, the lowest first (Rae and Razavi, 2020, arXiv
                  2007.03356)
+  windows:M,...  the same as the package has it (``model.layer_attn_lens``): each token sees M
+                 positions before it, and all layers store the largest M
   mean:M+CxR     the Compressive Transformer (Rae et al., 2020, arXiv 1911.05507): M positions, and
   max:M+CxR      C compressed ones, each of which replaces the R positions that left the memory
   conv:M+CxR     together, by their mean, their maximum or a learned convolution, which is trained
@@ -72,7 +74,7 @@ class Way(NamedTuple):
     def of(cls, name: str) -> "Way":
         """Parse the name of a way."""
         kind, _, sizes = name.partition(":")
-        if kind in ("plain", "layers"):
+        if kind in ("plain", "layers", "windows"):
             return cls(kind, tuple(int(x) for x in sizes.split(",")))
         mem_len, _, rest = sizes.partition("+")
         compressed, _, rate = rest.partition("x")
@@ -104,6 +106,9 @@ class Varied(TransformerXL):
     def use(self, way: Way) -> None:
         """Choose the way; a convolution begins as the mean."""
         self.way = way
+        if way.kind == "windows":
+            reach = tuple(mem_len + 1 for mem_len in way.mem_lens)
+            self.config = replace(self.config, mem_len=max(way.mem_lens), layer_attn_lens=reach)
         if way.kind == "conv":
             D, rate = self.config.d_model, way.rate
             self.compressors = nn.ModuleList(
@@ -114,6 +119,8 @@ class Varied(TransformerXL):
                     each.weight.copy_(torch.eye(D)[:, :, None].expand(-1, -1, rate) / rate)
 
     def _read(self, segment: Segment, mems: Any, lengths: Lengths) -> tuple[Tensor, Any]:
+        if self.way.kind == "windows":
+            return super()._read(segment, mems, lengths)
         B, T = segment.shape
         if mems is None:
             empty = self.layers[0].attention_norm.weight.new_zeros(B, 0, self.config.d_model)
