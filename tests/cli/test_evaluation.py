@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from transformer_xl.config.knn import KnnConfig
 from transformer_xl.config.recipes import dump_recipe, load_recipe
 from transformer_xl.data import load_vocab, prepare, train_vocab
 from transformer_xl.inference.evaluate import Dynamic, evaluate, gradient_squares
@@ -59,6 +60,19 @@ def test_eval_without_training_text_can_learn_by_plain_steps(txl, trained, text,
     ended = txl("eval", alone, "--file", text, "--eval.dynamic", "sgd", "--json")
     assert (ended.code, ended.json["dynamic_lr"]) == (0, 0.01)
     assert "dynamic_eps" not in ended.json
+
+
+def test_eval_searches_the_past_of_the_text(txl, trained, text):
+    words = ["--file", text, "--knn.k", 5, "--knn.share", 0.3, "--knn.window", 40]
+    found = txl("eval", trained, *words, "--json").json
+    model, ids = TransformerXL.from_pretrained(trained), load_vocab(trained / "model" / "best")
+    knn = KnnConfig(k=5, share=0.3, window=40)
+    expected = evaluate(model, ids.encode(TEXT), segment_len=found["segment_len"], knn=knn)
+    assert found["nll"] == pytest.approx(expected.nll, rel=1e-5)
+    assert found["nll"] < txl("eval", trained, "--file", text, "--json").json["nll"]
+    assert (found["knn_k"], found["knn_window"], found["batch_size"]) == (5, 40, 1)
+    curve = txl("eval", trained, *words, "--eval.mem_lens", 0, "--json").json["memory_curve"]
+    assert [(row["mem_len"], row["knn_k"]) for row in curve] == [(0, 5), (8, 5)]
 
 
 def test_eval_by_windows_has_no_memory(txl, trained, text):
@@ -146,6 +160,11 @@ def test_eval_by_position_adds_the_losses_by_place(txl, trained, text):
         (["--eval.dynamic", "sgd", "--eval.dynamic_lr", -1], "dynamic_lr=-1.0 must be at least 0"),
         (["--eval.dynamic", "sgd", "--weights", "int8"], "quantized weights cannot be trained"),
         (["--eval.split", "test"], "and --file another text: leave out one"),
+        (["--knn.k", 4, "--eval.window", 3], "leave out --eval.window 3, or the options of --knn"),
+        (["--knn.k", 4, "--eval.dynamic", "sgd"], "leave out --eval.dynamic sgd"),
+        (["--knn.k", 4, "--batch_size", 2], "leave out --eval.batch_size 2"),
+        (["--knn.k", 4, "--by_position"], "leave out --by_position"),
+        (["--knn.share", 1], "share=1.0 must be above 0 and below 1"),
     ],
     ids=str,
 )

@@ -14,8 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.config.knn import KnnConfig
 from transformer_xl.data import load_vocab, train_vocab
 from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.generate import generate
 from transformer_xl.model import TransformerXL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -228,6 +230,21 @@ def test_generate_ends_before_a_stop_string(txl, trained):
     assert cut == text[: text.index(stop)]
 
 
+def test_generate_may_search_the_past_of_its_text(txl, trained):
+    words = ["generate", trained, "--length", 30, "--json", "--seed", 3]
+    plain, mixed = txl(*words).json, txl(*words, "--knn.share", 0.9, "--knn.k", 1)
+    assert mixed.json["text"] != plain["text"]
+    assert "knn_k 1, knn_share 0.9, knn_temperature" in " ".join(mixed.err.split())
+    assert mixed.json["settings"]["knn_share"] == 0.9
+    assert not [name for name in plain["settings"] if name.startswith("knn")]
+    model, vocab = TransformerXL.from_pretrained(trained), load_vocab(trained / "model" / "best")
+    ids, knn = vocab.encode(plain["prompt"]), KnnConfig(share=0.9, k=1)
+    drawn = generate(model, ids, length=30, seed=3, knn=knn)
+    assert drawn.decode(vocab) == mixed.json["text"]
+    several = txl(*words, "--knn.share", 0.9, "--knn.k", 1, "--samples", 2).json["texts"]
+    assert several[0]["text"] == mixed.json["text"]
+
+
 @pytest.mark.parametrize("lengths", [(12, 18), (1, 28, 1)])
 def test_generate_in_parts_writes_what_it_writes_in_one(txl, trained, tmp_path, lengths):
     def text(state, length):
@@ -365,6 +382,8 @@ def test_several_prompts_are_continued_side_by_side(txl, trained):
         (["--stop", "x", "", "--prompts", "a"], "stop: a stop string is empty"),
         (["--dry_base", 2], "dry_base=2.0 has no effect with dry_multiplier=0"),
         (["--dry_multiplier", 1, "--dry_sequence_breakers", ""], "a text is empty"),
+        (["--knn.k", 8, "--state", "x"], "not the past that --knn searches: leave out one"),
+        (["--knn.temperature", 0], "temperature=0.0 must be above 0"),
     ],
 )
 def test_generate_explains_what_it_cannot_do(txl, trained, words, message):

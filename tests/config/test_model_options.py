@@ -14,6 +14,7 @@ OPTIONS = {
     "activation": "relu",
     "qk_norm": False,
     "value_residual": False,
+    "layer_attn_lens": (),
     "enhanced_recurrence": False,
     "qkv_dropout": 0.0,
     "embed_dropout": 0.0,

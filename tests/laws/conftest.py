@@ -29,6 +29,7 @@ VARIANTS = {
     "starting with zeros": {"start_memory": "zeros"},
     "clamped distances": {"clamp_len": 3},
     "limited attention": {"attn_len": 4},
+    "memory lengths by layer": {"layer_attn_lens": (3, 6)},
     "narrow embeddings": {"d_embed": 5, "tie_embeddings": False},
     "value residuals": {"norm_first": True, "value_residual": True},
     "gpt with a cache": {"kind": "gpt"},

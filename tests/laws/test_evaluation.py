@@ -18,8 +18,9 @@ def text():
 def with_layers(model, n_layer):
     # One layer alone has no other one's values.
     mixes = model.config.value_residual and n_layer > 1
-    settings = replace(model.config, n_layer=n_layer, value_residual=mixes)
-    return build_model(settings).double().eval()
+    own = (*model.config.layer_attn_lens, 5)[:n_layer] if model.config.layer_attn_lens else ()
+    layers = {"n_layer": n_layer, "value_residual": mixes, "layer_attn_lens": own}
+    return build_model(replace(model.config, **layers)).double().eval()
 
 
 @torch.no_grad()

@@ -26,6 +26,7 @@ from transformer_xl.cli.loading import (
 from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, DataConfig, EvalConfig
 from transformer_xl.config.checks import require
+from transformer_xl.config.knn import KnnConfig
 from transformer_xl.config.locating import locate
 from transformer_xl.config.recipes import recipe_of
 
@@ -40,7 +41,8 @@ class Eval:
     --eval.dynamic evaluates dynamically: a gradient step on each segment after it was scored; the
     stored model does not change. --eval.window evaluates with a sliding window and no memory.
     --eval.mem_lens evaluates with each of these memory lengths as well; those of the recipe apply
-    to the end of its training only.
+    to the end of its training only. --knn.k, or any other option of --knn, mixes the distribution
+    of the model with that of the nearest past positions of the text (kNN-LM), in one stream.
 
     Examples:
       txl eval runs/demo --eval.split test
@@ -51,6 +53,7 @@ class Eval:
       txl eval runs/demo --weights int8
       txl eval runs/demo --eval.dynamic rms --eval.dynamic_lr 1e-4 --eval.dynamic_decay 0.001
       txl eval runs/demo --file notes.txt --eval.window 128 --batch_size 16
+      txl eval runs/demo --knn.k 64 --knn.share 0.2
     """
 
     dir: Folder
@@ -69,6 +72,7 @@ class Eval:
     """Print the result as one JSON object on the last line."""
     eval: GivenWithLengths[EvalConfig] = field(default_factory=nothing)
     data: Given[DataConfig] = field(default_factory=nothing)
+    knn: Given[KnnConfig] = field(default_factory=nothing)
 
     @cached_property
     def recipe(self) -> Config | None:
@@ -89,7 +93,9 @@ class Eval:
             drop |= {"segment_len", "mem_len", "ext_len", "max_steps"}
         if dynamic is not None:
             drop |= {"batch_size", "ext_len"}
-        else:
+        elif self.knn:
+            drop |= {"batch_size"}
+        if dynamic is None:
             drop |= {"dynamic_lr", "dynamic_decay"}
         if dynamic != "rms":
             drop |= {"dynamic_eps", "dynamic_tokens"}
@@ -118,6 +124,7 @@ class Eval:
         # Quantized weights determine the precision of the computation.
         precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
         ids, n_bytes = self._tokens(vocab)
+        knn = KnnConfig(**self.knn) if self.knn else None
 
         def measure(mem_len: int | None) -> dict[str, Any]:
             """Evaluate with one memory, or by windows."""
@@ -131,7 +138,9 @@ class Eval:
             )
             name = "a window" if mem_len is None else f"memory {mem_len:,}"
             with reading(model, n, f"evaluating, {name}"):
-                result = evaluate_by(chosen, model, ids, vocab=vocab, dynamic=dynamic, **sizes)
+                result = evaluate_by(
+                    chosen, model, ids, vocab=vocab, dynamic=dynamic, knn=knn, **sizes
+                )
             return describe(str(self.file or settings.split), result)
 
         lengths = Lengths.of(model.config, **settings.lengths_after(segment_len))
@@ -184,6 +193,17 @@ class Eval:
             f"--eval.max_steps {settings.max_steps} has no effect on --by_position, which reads "
             "the beginning of the text; leave out one of them",
         )
+        for is_set, what in (
+            (window, f"--eval.window {window}"),
+            (dynamic, f"--eval.dynamic {dynamic}"),
+            (settings.batch_size != 1, f"--eval.batch_size {settings.batch_size}"),
+            (self.by_position, "--by_position"),
+        ):
+            require(
+                not (self.knn and is_set),
+                f"--knn searches the past of one stream that is read once, with fixed weights: "
+                f"leave out {what}, or the options of --knn",
+            )
         if self.file:
             require_readable(self.file)
         require(

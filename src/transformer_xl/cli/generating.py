@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,6 +21,7 @@ from transformer_xl.cli.out_files import PIECE_END, OutFiles
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import require
+from transformer_xl.config.knn import KnnConfig
 from transformer_xl.config.music import MusicConfig
 from transformer_xl.config.recipes import generation_of
 
@@ -69,6 +70,7 @@ class Generate:
     bach-2.mid."""
     force: bool = False
     """Overwrite existing files of --out."""
+    knn: Given[KnnConfig] = field(default_factory=nothing)
     music: Given[MusicConfig] = field(default_factory=nothing)
 
     @cached_property
@@ -151,6 +153,10 @@ class Generate:
             "--state saves the memory of one text: leave out --prompts and --samples",
         )
         require(
+            not (self.knn and self.state),
+            "--state holds the memory, and not the past that --knn searches: leave out one of them",
+        )
+        require(
             not (self.prompts and "prompt" in self.given),
             "--prompt and --prompts: give one of them",
         )
@@ -212,6 +218,8 @@ class Generate:
         drawing = Sampler(**given.sampling, vocab_size=len(vocab), vocab=vocab).settings
         mem_len = Lengths.of(model.config, mem_len=self.mem_len).mem_len
         found = {**drawing, "seed": seed, "mem_len": mem_len, "weights": self.weights}
+        if self.knn:
+            found |= {f"knn_{name}": x for name, x in asdict(KnnConfig(**self.knn)).items()}
         known = (f"{name} {'none' if x is None else x}" for name, x in found.items())
         say(f"sampling with {', '.join(known)}")
         if not mem_len and model.remembers_positions:
@@ -225,7 +233,8 @@ class Generate:
         from transformer_xl.inference.generate import for_tokens
 
         lengths = {"length": self.settings.length or None, "mem_len": self.mem_len}
-        return for_tokens(self.settings.sampling, vocab) | lengths
+        knn = KnnConfig(**self.knn) if self.knn else None
+        return for_tokens(self.settings.sampling, vocab) | lengths | {"knn": knn}
 
 
 def _decoding(model: "LanguageModel") -> str:

@@ -75,6 +75,7 @@ _ATTENTION = (
     *("clamp_len", "start_memory", "norm_first", "gate", "norm", "qk_norm", "final_norm"),
     *("enhanced_recurrence", "tie_biases", "attn_dropout", "qkv_dropout", "ff_dropout"),
     *("norm_eps", "quirks", "ext_len", "value_residual", "init", "embed_init"),
+    "layer_attn_lens",
 )
 
 _RECURRENT = ("state_size", "expand", "conv_width", "weight_dropout")
@@ -158,6 +159,10 @@ class ModelConfig:
     attn_len: Count | None = None
     """Attention length: how many keys a query sees, counting its own; None: all of memory and
     segment."""
+    layer_attn_lens: tuple[Count, ...] = ()
+    """Attention length of each layer, the lowest first, so that memory lengths differ by layer: one
+    that is n uses n - 1 positions of the memory. mem_len is stored in all; empty: attn_len holds
+    for all."""
     clamp_len: Length | None = None
     """Relative distances above this one count as this one; None: no clamping."""
     start_memory: Literal["empty", "zeros"] = "empty"
@@ -236,6 +241,11 @@ class ModelConfig:
             "need it, usually segment_len + mem_len, and the others have no table",
         )
         self._check_clusters()
+        require(
+            len(self.layer_attn_lens) in (0, self.n_layer),
+            f"layer_attn_lens={self.layer_attn_lens} must be one length for each of n_layer="
+            f"{self.n_layer} layers, or none",
+        )
         require(
             self.reset_at is None or self.reset_at < (self.vocab_size or float("inf")),
             f"reset_at={self.reset_at} must be the number of a symbol, from 0 to below "

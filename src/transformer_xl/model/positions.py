@@ -20,6 +20,11 @@ class Positions(NamedTuple):
     distance_bias: Float[Tensor, "S H"] | None = None
     """Added to the scores of each distance, farthest first; None: nothing."""
 
+    def without(self, n: int) -> "Positions":
+        """Return the positions without the ``n`` largest distances."""
+        bias = self.distance_bias
+        return self._replace(r=self.r[n:], distance_bias=None if bias is None else bias[n:])
+
     def to(self, dtype: torch.dtype) -> "Positions":
         """Return the positions in another precision."""
         return Positions(*(None if x is None else x.to(dtype) for x in self))  # pyright: ignore[reportArgumentType]

@@ -137,8 +137,7 @@ class CallingStepper(Stepper):
 
     def put(self, row: int, memory: Memory) -> None:
         """See :meth:`Stepper.put`."""
-        B = self.batch_size
-        order = [B if n == row else n for n in range(B)]
+        order = [self.batch_size if n == row else n for n in range(self.batch_size)]
         self.state = join([self.state, self._model.keep(memory)]).select(order)
 
     def reset(self, rows: Rows) -> None:
@@ -150,6 +149,8 @@ def choose_stepper(model: LanguageModel) -> tuple[type[Any], str]:
     """Choose the stepper of a model; return it with the reason, for display."""
     if not isinstance(model, TransformerXL) or model.config.attn_type in (2, 3):
         return CallingStepper, "the model has no keys and values that could be kept"
+    if model.config.layer_attn_lens:
+        return CallingStepper, "the layers have attention lengths of their own"
     if (wrapped := first_wrapped(model)) is not None:
         return CallingStepper, f"{wrapped} was wrapped, replaced or hooked, and has to be called"
     if torch.is_autocast_enabled(model.device.type):
@@ -168,6 +169,7 @@ def reason_against_native(model: TransformerXL, dtype: torch.dtype) -> str | Non
     weights = [linear.weight for layer in model.layers for linear in layer.matrices]
     for is_set, what in (
         (config.attn_type in (2, 3), f"attn_type={config.attn_type}"),
+        (bool(config.layer_attn_lens), "layer_attn_lens"),
         (config.gate != "none", f"gate={config.gate!r}"),
         (config.enhanced_recurrence, "enhanced_recurrence=True"),
         ("raw_queries" in config.quirks, "the quirk raw_queries"),
@@ -526,8 +528,7 @@ class FixedStepper(RingStepper):
         # Inputs and output of a step, at fixed addresses.
         self._number = torch.zeros((), dtype=torch.int64, device=device)
         self._tokens = torch.zeros(B, dtype=torch.int64, device=device)
-        hidden = B, self._model.config.d_model
-        self._hidden = torch.zeros(hidden, dtype=self._keys[0].dtype, device=device)
+        self._hidden = self._keys[0].new_zeros(B, self._model.config.d_model)
         self._replay: Callable[[], None] | None = None
 
     @torch.no_grad()

@@ -6,6 +6,7 @@ from threading import get_ident
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -116,7 +117,9 @@ class TransformerXL(LanguageModel):
         finally:
             for hook in hooks:
                 hook.remove()
-        return found
+        # Layers do not compute what is out of their reach.
+        longest = max(weights.shape[-1] for weights in found)
+        return [F.pad(weights, (longest - weights.shape[-1], 0)) for weights in found]
 
     @property
     def _weight(self) -> Tensor:
@@ -147,7 +150,8 @@ class TransformerXL(LanguageModel):
             past, unpositioned = mems.store.past(n), x
             if self._is_absolute:
                 past, x = self._positioned(n, past, x, segment.short, lengths.clamp_len)
-            given = x, past, positions[n], lengths.attn_len, first_key
+            seen = self._seen(n, past, positions[n], lengths.attn_len, first_key)
+            given = x, *seen
             if mix is not None:
                 given = *given, mix
             if self.recompute and torch.is_grad_enabled():
@@ -169,6 +173,21 @@ class TransformerXL(LanguageModel):
         if positioned:
             mems = Memory(positioned, mems.forgotten)
         return x, segment.remembered(mems, present, first_key, lengths.mem_len, kept)
+
+    def _seen(
+        self, n: int, past: Past, at: Positions | None, attn_len: int | None, first_key: Any
+    ) -> tuple[Past, Positions | None, int | None, Any]:
+        """Return what layer ``n`` attends to, without the positions that are out of its reach."""
+        if not self.config.layer_attn_lens:
+            return past, at, attn_len, first_key
+        own = self.config.layer_attn_lens[n]
+        attn_len = own if attn_len is None else min(own, attn_len)
+        # Keys exist already; and the values of the first layer are mixed with those of the others.
+        if not isinstance(past, Tensor) or self.config.value_residual:
+            return past, at, attn_len, first_key
+        cut = max(past.shape[1] + 1 - attn_len, 0)
+        first_key = None if first_key is None else (first_key - cut).clamp(min=0)
+        return past[:, cut:], None if at is None else at.without(cut), attn_len, first_key
 
     def _require_readable(self, segment: Segment, mems: Memory, ext_len: int) -> None:
         """Require that this memory can be continued with this segment."""

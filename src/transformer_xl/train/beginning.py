@@ -26,7 +26,7 @@ from transformer_xl.train.state import INITIAL_LOSS_SCALE, TrainState, longest_s
 from transformer_xl.train.step import shard
 
 _FREE = {
-    *("mem_len", "ext_len", "attn_len", "clamp_len", "start_memory", "reset_at"),
+    *("mem_len", "ext_len", "attn_len", "layer_attn_lens", "clamp_len", "start_memory", "reset_at"),
     "completion_at",
     *("dropout", "attn_dropout", "qkv_dropout", "embed_dropout", "input_dropout", "ff_dropout"),
     *("output_dropout", "variational_dropout", "sample_softmax"),

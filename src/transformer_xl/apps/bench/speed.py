@@ -78,7 +78,10 @@ def _layer(config: ModelConfig, B: int, T: int, M: int, n_parts: int) -> tuple[i
     The latter are the projections of the memory and of positions.
     """
     D, width = config.d_model, config.n_head * config.head_width
-    n_pairs = sum(min(M + i, config.attn_len or M + i) for i in range(1, T + 1))
+    limits = config.layer_attn_lens or (config.attn_len or M + T,)
+    limits = [min(each, config.attn_len or each) for each in limits]
+    # The mean over the layers.
+    n_pairs = sum(min(M + i, each) for i in range(1, T + 1) for each in limits) // len(limits)
     # Relative positions are a third product besides those with keys and values.
     attention = (3 if config.attn_type in (0, 1) else 2) * width * n_pairs
     positions = n_parts * (M + T) * D * width if config.attn_type == 0 else 0

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from jaxtyping import Bool, Integer, Real
 from torch import Tensor
 
 from transformer_xl.config import EvalConfig
+from transformer_xl.config.knn import KnnConfig
 from transformer_xl.data import Vocab
 from transformer_xl.inference.evaluate.dynamic import Dynamic, DynamicEvaluation
 from transformer_xl.inference.evaluate.streams import (
@@ -21,6 +22,7 @@ from transformer_xl.inference.evaluate.streams import (
     read_parts,
     window_nll,
 )
+from transformer_xl.inference.knn import knn_nll
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import Text, require_at_least, require_model, whole
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
@@ -60,6 +62,11 @@ class Result:
     dynamic_lr: float | None = None
     dynamic_decay: float | None = None
     dynamic_eps: float | None = None
+    knn_k: int | None = None
+    """Nearest positions of kNN-LM; None: the distribution of the model alone."""
+    knn_share: float | None = None
+    knn_temperature: float | None = None
+    knn_window: int | None = None
 
 
 @torch.no_grad()
@@ -78,6 +85,7 @@ def evaluate(
     per_character: bool = False,
     window: int | None = None,
     dynamic: Dynamic | None = None,
+    knn: KnnConfig | None = None,
 ) -> Result:
     """Evaluate a model on a text, predicting every token but the first once, with memory.
 
@@ -103,6 +111,8 @@ def evaluate(
         window: Sliding window instead of memory: predict each token from this many tokens before
             it, read anew (:func:`window_nll`).
         dynamic: Dynamic evaluation (:class:`DynamicEvaluation`), in one stream.
+        knn: Mix the distribution with that of the nearest past positions of the text (kNN-LM), in
+            one stream. None: do not.
 
     Raises:
         ValueError: The text has fewer than two tokens, or one outside the vocabulary; a length
@@ -128,6 +138,11 @@ def evaluate(
                 f"dynamic evaluation reads one stream with memory: window={window} and "
                 f"batch_size={batch_size} must be None and 1"
             )
+    if knn is not None and (window is not None or dynamic is not None or batch_size != 1):
+        raise ValueError(
+            f"knn searches the past of one stream: batch_size={batch_size} must be 1, window="
+            f"{window} None, and dynamic evaluation, which changes what hidden states mean, off"
+        )
     batch_size = whole("batch_size", batch_size, 1)
     reach: dict[str, Any] = {"attn_len": attn_len, "clamp_len": clamp_len}
     lengths = Lengths.of(config, segment_len=segment_len, mem_len=mem_len, ext_len=ext_len, **reach)
@@ -163,6 +178,9 @@ def evaluate(
             total += _sum(learning.finish(), rest)
         elif window is not None:
             total = _sum(window_nll(model, text, window, batch_size=batch_size, **reach), completed)
+        elif knn is not None:
+            fitting = lengths._replace(mem_len=most)
+            total = _sum(torch.cat([*knn_nll(model, text, fitting, knn)]), completed)
         else:
             fitting = lengths._replace(mem_len=most)
             parts = read_parts(
@@ -193,6 +211,7 @@ def evaluate(
         dynamic_lr=dynamic and dynamic.lr,
         dynamic_decay=dynamic and dynamic.decay,
         dynamic_eps=dynamic and (dynamic.eps if dynamic.rule == "rms" else None),
+        **({} if knn is None else {f"knn_{name}": x for name, x in asdict(knn).items()}),
     )
 
 
@@ -240,12 +259,14 @@ def evaluate_by(
     segment_len: int,
     mem_len: int | None = None,
     dynamic: Dynamic | None = None,
+    knn: KnnConfig | None = None,
 ) -> Result:
     """Call :func:`evaluate` with the arguments that settings imply.
 
     ``split``, ``mem_lens`` and ``dynamic`` of the settings are up to the caller: a ``mem_len``
-    overrides that of the settings, and :func:`plan_dynamic` makes a ``dynamic``. The text has
-    ``n_bytes`` bytes; ``segment_len`` is the default segment length, as in training.
+    overrides that of the settings, and :func:`plan_dynamic` makes a ``dynamic``; with that or
+    ``knn``, the text is read in one stream. The text has ``n_bytes`` bytes; ``segment_len`` is the
+    default segment length, as in training.
     """
     lengths = settings.lengths_after(segment_len)
     if mem_len is not None:
@@ -253,12 +274,13 @@ def evaluate_by(
     return evaluate(
         model,
         ids,
-        batch_size=settings.batch_size if dynamic is None else 1,
+        batch_size=settings.batch_size if dynamic is None and knn is None else 1,
         token_bytes=token_bytes_in(vocab, ids, n_bytes),
         per_character=vocab.kind == "chars",
         max_steps=settings.max_steps,
         window=settings.window,
         dynamic=dynamic,
+        knn=knn,
         **lengths,
     )
 

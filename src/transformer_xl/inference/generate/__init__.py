@@ -7,6 +7,7 @@ import numpy as np
 from jaxtyping import Int, UInt8
 from torch import Tensor
 
+from transformer_xl.config.knn import KnnConfig
 from transformer_xl.inference.generate.batch import (
     Generation,
     GenerationBatch,
@@ -73,6 +74,7 @@ def generate(
     seed: int | UInt8[Tensor, " bytes"] | None = None,
     mem_len: int | None = None,
     history: Sequence[int] | Int[np.ndarray, " n"] | Int[Tensor, " n"] = (),
+    knn: KnnConfig | None = None,
     **more: Unpack[Sampling],
 ) -> Generation:
     """Continue a prompt, token by token.
@@ -94,6 +96,9 @@ def generate(
             one each time.
         mem_len: Memory length. None: as configured.
         history: The last tokens in ``mems``, which penalties see, too.
+        knn: Mix the distribution with that of the nearest past positions (kNN-LM), before anything
+            else is applied to it. The past begins with the prompt; with ``mems`` too, which do not
+            hold it. None: do not.
         more: Further settings of sampling: filters, penalties and DRY, as in
             :class:`~transformer_xl.GenerateConfig`. ``dry_sequence_breakers`` are tokens, none if
             not given; ``breaker_tokens(vocab, texts)`` finds them.
@@ -112,7 +117,7 @@ def generate(
     sampler = Sampler(temperature, top_k, top_p, vocab_size, **more)
     generators = [random_numbers(seed)]
     return Generation(
-        GenerationBatch(model, [ids], length, mems, sampler, generators, mem_len, history)
+        GenerationBatch(model, [ids], length, mems, sampler, generators, mem_len, history, knn)
     )
 
 
@@ -127,6 +132,7 @@ def generate_batch(
     top_p: float | None = None,
     seed: int | None = None,
     mem_len: int | None = None,
+    knn: KnnConfig | None = None,
     **more: Unpack[Sampling],
 ) -> GenerationBatch:
     """Continue several prompts as a batch, each as :func:`generate` does, up to rounding.
@@ -142,6 +148,7 @@ def generate_batch(
         top_p: As for :func:`generate`.
         seed: Text n is sampled with ``seed + n``. None: a different one each time.
         mem_len: As for :func:`generate`.
+        knn: As for :func:`generate`; each text has its own past.
         more: As for :func:`generate`. Penalties see the prompt and what was generated.
 
     Returns:
@@ -158,4 +165,4 @@ def generate_batch(
         raise ValueError(f"prompts={shown(prompts)}: give a list of prompts, one at least")
     seeds = [None if seed is None else seed_of(seed, n) for n in range(len(prompts))]
     generators = [random_numbers(each) for each in seeds]
-    return GenerationBatch(model, prompts, length, mems, sampler, generators, mem_len)
+    return GenerationBatch(model, prompts, length, mems, sampler, generators, mem_len, knn=knn)

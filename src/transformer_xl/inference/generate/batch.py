@@ -1,20 +1,21 @@
 """Batched generation; a single text is a batch of one."""
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int32, UInt8
+from jaxtyping import Float, Int, Int32, UInt8
 from torch import Tensor
 
 from transformer_xl.config import ModelConfig
+from transformer_xl.config.knn import KnnConfig
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.sampler import Sampler
 from transformer_xl.inference.generate.text_writer import TextWriter
+from transformer_xl.inference.knn import KnnSoftmax, Past
 from transformer_xl.model import Memory, Stepper
 from transformer_xl.model.arguments import as_tokens, require_model, whole
 from transformer_xl.model.lengths import Lengths
@@ -83,6 +84,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         generators: The random number generator of each text.
         mem_len: Memory length. None: as configured.
         before: The last tokens in the memory, for penalties.
+        knn: Settings of kNN-LM. None: the distribution of the model alone.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
         generators: Sequence[torch.Generator],
         mem_len: Any,
         before: Any = (),
+        knn: KnnConfig | None = None,
     ) -> None:
         config = require_model(model).config
         require_mem_len(model, mem_len)
@@ -110,6 +113,8 @@ class GenerationBatch(Iterator[dict[int, int]]):
         self._histories = [History(known, unread) for unread in self._unread]
         self.texts, self._is_ended, self._n_drawn = list(range(n)), [False] * n, 0
         self.looping: set[int] = set()
+        self._knn = knn
+        self._pasts = self._new_pasts(n)
         require_capacity(model, self._lengths.mem_len, remedy="remember fewer positions")
         if mems is None:
             mems = model.start_memory(1, self._lengths.mem_len)
@@ -199,13 +204,14 @@ class GenerationBatch(Iterator[dict[int, int]]):
             raise StopIteration
         with evaluating(self._model):
             if isinstance(self._at, Memory):
-                hidden, mems = self._read_prompts(going, self._at)
+                hidden, mems, pasts = self._read_prompts(going, self._at)
                 stepper = Stepper.of(self._model, self._lengths, mems)
                 state = stepper.state
             else:
                 is_whole = len(going) == self._at.batch_size
                 stepper = self._at if is_whole else self._at.select(going)
                 hidden, state = stepper.read(torch.tensor([self._unread[row][0] for row in going]))
+                pasts = [self._pasts[row] for row in going]
         texts = [self.texts[row] for row in going]
         generators = [self.generators[text] for text in texts]
         histories = [self._histories[text] for text in texts]
@@ -214,7 +220,10 @@ class GenerationBatch(Iterator[dict[int, int]]):
         try:
             # On the CPU, so that a seed gives the same numbers on every device.
             numbers = [torch.rand((), dtype=torch.float64, generator=each) for each in generators]
-            tokens = self._sampler(self._model.head, hidden, torch.stack(numbers), histories)
+            known = [past for past in pasts if past is not None]
+            head = KnnSoftmax(self._model.head, known) if known else self._model.head
+            tokens = self._sampler(head, hidden, torch.stack(numbers), histories)
+            pasts = _remembered(pasts, hidden[:, None], torch.tensor(tokens)[:, None])
             for history, token in zip(histories, tokens, strict=True):
                 history.append(token)
             looping, is_ended = self.looping, self._is_ended
@@ -224,10 +233,10 @@ class GenerationBatch(Iterator[dict[int, int]]):
             # In one assignment, so that an interrupt leaves a consistent state.
             (
                 stepper.state, self._at, self.texts, self._unread, self._n_drawn, self.looping,
-                self._is_ended,
+                self._is_ended, self._pasts,
             ) = (
                 state, stepper, texts, [(token,) for token in tokens], self._n_drawn + 1, looping,
-                is_ended,
+                is_ended, pasts,
             )  # fmt: skip
         except BaseException:
             for generator, earlier in zip(generators, before, strict=True):
@@ -246,24 +255,33 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
     def _read_prompts(
         self, rows: Sequence[int], mems: Memory
-    ) -> tuple[Float[Tensor, "B D"], Memory]:
+    ) -> tuple[Float[Tensor, "B D"], Memory, list[Past | None]]:
         """Read the prompts, without duplicates, those of the same length as a batch."""
         # One memory for all, or one for each.
         streams = rows if mems.batch_size > 1 else [0] * len(rows)
         unread = [(self._unread[row], stream) for row, stream in zip(rows, streams, strict=True)]
         distinct = sorted(dict.fromkeys(unread), key=lambda each: len(each[0]))
-        done = []
+        done, pasts = [], []
         for _, group in groupby(distinct, key=lambda each: len(each[0])):
             texts, own = zip(*group, strict=True)
-            begun = _selected(mems, own)
-            pieces = read(self._model, torch.tensor(texts), self._lengths, begun)
-            piece = deque(pieces, maxlen=1).pop()
+            given, some, piece = torch.tensor(texts), self._new_pasts(len(texts)), None
+            for piece in read(self._model, given, self._lengths, _selected(mems, own)):
+                following = given[:, piece.start + 1 :][:, : piece.hidden.shape[1]]
+                some = _remembered(some, piece.hidden, following)
+            assert piece is not None
             done.append((piece.hidden[:, -1], piece.mems))
+            pasts += some
         place = {each: row for row, each in enumerate(distinct)}
         back = [place[each] for each in unread]
         hidden = torch.cat([last for last, _ in done])[back]
         mems = done[0][1] if len(done) == 1 else join([mems for _, mems in done])
-        return hidden, _selected(mems, back)
+        # Texts with the same prompt have a past of their own from now on.
+        own = [None if (past := pasts[row]) is None else past.copy() for row in back]
+        return hidden, _selected(mems, back), own
+
+    def _new_pasts(self, n: int) -> list[Past | None]:
+        knn, reset_at = self._knn, self._model.config.reset_at
+        return [None if knn is None else Past(knn, reset_at) for _ in range(n)]
 
 
 class Generation(Iterator[int]):
@@ -320,6 +338,18 @@ class Generation(Iterator[int]):
     def random_state(self) -> UInt8[Tensor, " bytes"]:
         """State of the random number generator before the next token."""
         return self._batch.generators[0].get_state()
+
+
+def _remembered(
+    pasts: Sequence[Past | None], hidden: Float[Tensor, "B T D"], following: Int[Tensor, "B known"]
+) -> list[Past | None]:
+    """Return the past of each stream after positions; what follows the last may be unknown."""
+    following = following.to(hidden.device)
+    known = hidden[:, : following.shape[1]]
+    return [
+        None if past is None else past.extended(*row)
+        for past, *row in zip(pasts, known, following, strict=True)
+    ]
 
 
 def _checked_prompt(ids: Any, config: ModelConfig) -> tuple[int, ...]:

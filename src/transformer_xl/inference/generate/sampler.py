@@ -15,9 +15,9 @@ from transformer_xl.config.checks import checked, no_type_check, require
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.loops import LoopRule
-from transformer_xl.model import AdaptiveSoftmax, Softmax
+from transformer_xl.model import AdaptiveSoftmax
 from transformer_xl.model.arguments import shown
-from transformer_xl.model.softmax import CalledSoftmax, drawn
+from transformer_xl.model.softmax import Predictor, drawn
 
 _COLDEST, _HOTTEST = 1e-30, 1e30
 """Temperatures are clamped to this range, outside of which float32 over- or underflows."""
@@ -130,7 +130,7 @@ class Sampler:
 
     def __call__(
         self,
-        softmax: Softmax | AdaptiveSoftmax | CalledSoftmax,
+        softmax: Predictor | AdaptiveSoftmax,
         hidden: Float[Tensor, "B D"],
         numbers: Float[Tensor, " B"],
         histories: Sequence[History] = (),
@@ -160,7 +160,7 @@ class Sampler:
 
     def _weights(
         self,
-        softmax: Softmax | AdaptiveSoftmax | CalledSoftmax,
+        softmax: Predictor | AdaptiveSoftmax,
         hidden: Float[Tensor, "B D"],
         logits: Float[Tensor, "B V"] | None,
     ) -> tuple[Float[Tensor, "B n"], Int[Tensor, "B n"] | None]:
@@ -196,7 +196,7 @@ class Sampler:
 
     def _penalized(
         self,
-        softmax: Softmax | AdaptiveSoftmax | CalledSoftmax,
+        softmax: Predictor | AdaptiveSoftmax,
         hidden: Float[Tensor, "B D"],
         histories: Sequence[History],
     ) -> Float[Tensor, "B V"]:

@@ -1,0 +1,313 @@
+"""Memory lengths that differ by layer, and compressed memories, against one plain memory.
+
+    python benchmarks/memories.py python --ways plain:256 layers:64,64,64,832 mean:128+128x4
+    python benchmarks/memories.py english --data wikitext-2 --steps 400 --json memories.json
+
+A model is trained on a text, once for each way and seed, in the same steps from the same initial
+weights: the first argument is ``python`` (the standard library by bytes, from initial weights), or
+the name of a shipped model, whose training goes on with the text of ``--data``. Then the held-out
+text is read in streams, and losses are counted where all memories are full.
+
+A way is one of
+  plain:M        M positions in each layer (the model as it is)
+  layers:M,M,... M positions in each layer, the lowest first (Rae and Razavi, 2020, arXiv
+                 2007.03356)
+  windows:M,...  the same as the package has it (``model.layer_attn_lens``): each token sees M
+                 positions before it, and all layers store the largest M
+  mean:M+CxR     the Compressive Transformer (Rae et al., 2020, arXiv 1911.05507): M positions, and
+  max:M+CxR      C compressed ones, each of which replaces the R positions that left the memory
+  conv:M+CxR     together, by their mean, their maximum or a learned convolution, which is trained
+                 by the attention-reconstruction loss alone. Positions are those of the keys in
+                 their order, compressed ones first.
+
+The cost of a step is CPU time on one thread, which other programs on the machine change little.
+"""
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from turns import circumstances
+
+from transformer_xl.config import DataConfig, ModelConfig, TrainConfig
+from transformer_xl.config.device import keep_freed_memory
+from transformer_xl.config.files import replace_file
+from transformer_xl.data import Segments, prepare
+from transformer_xl.model import load_model
+from transformer_xl.model.language_model import Segment
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.positions import Positions
+from transformer_xl.model.transformer_xl import TransformerXL
+from transformer_xl.train.optim import Optimizer, lr_scale
+
+SKIPPED = 1_024
+"""Positions at the start of each stream that are read and not counted."""
+
+SMALL = ModelConfig(
+    n_layer=4, n_head=4, d_model=128, d_inner=512, norm_first=True, qk_norm=True, final_norm=True,
+    dropout=0.0,
+)  # fmt: skip
+"""The model that is trained from initial weights."""
+
+
+class Way(NamedTuple):
+    """The memory of a model."""
+
+    kind: str
+    mem_lens: tuple[int, ...]
+    """Positions in each layer; one number: in all."""
+    compressed: int = 0
+    """Compressed positions in each layer."""
+    rate: int = 1
+    """Positions that a compressed one replaces."""
+
+    @classmethod
+    def of(cls, name: str) -> "Way":
+        """Parse the name of a way."""
+        kind, _, sizes = name.partition(":")
+        if kind in ("plain", "layers", "windows"):
+            return cls(kind, tuple(int(x) for x in sizes.split(",")))
+        mem_len, _, rest = sizes.partition("+")
+        compressed, _, rate = rest.partition("x")
+        return cls(kind, (int(mem_len),), int(compressed), int(rate))
+
+    def mem_len(self, layer: int) -> int:
+        """Return the memory length of a layer."""
+        return self.mem_lens[layer if len(self.mem_lens) > 1 else 0]
+
+
+class State(NamedTuple):
+    """The memory of all streams, for each layer."""
+
+    recent: list[Tensor]
+    compressed: list[Tensor]
+
+
+class Varied(TransformerXL):
+    """Transformer-XL with the memory of a way, and without documents, padding or ``attn_len``.
+
+    Attributes:
+        way: The way.
+        reconstruction: The attention-reconstruction loss of the last segment; a convolution only.
+    """
+
+    way = Way("plain", (0,))
+    reconstruction: Any = 0.0
+
+    def use(self, way: Way) -> None:
+        """Choose the way; a convolution begins as the mean."""
+        self.way = way
+        if way.kind == "windows":
+            reach = tuple(mem_len + 1 for mem_len in way.mem_lens)
+            self.config = replace(self.config, mem_len=max(way.mem_lens), layer_attn_lens=reach)
+        if way.kind == "conv":
+            D, rate = self.config.d_model, way.rate
+            self.compressors = nn.ModuleList(
+                nn.Conv1d(D, D, rate, stride=rate, bias=False) for _ in self.layers
+            )
+            for each in self.compressors:
+                with torch.no_grad():
+                    each.weight.copy_(torch.eye(D)[:, :, None].expand(-1, -1, rate) / rate)
+
+    def _read(self, segment: Segment, mems: Any, lengths: Lengths) -> tuple[Tensor, Any]:
+        if self.way.kind == "windows":
+            return super()._read(segment, mems, lengths)
+        B, T = segment.shape
+        if mems is None:
+            empty = self.layers[0].attention_norm.weight.new_zeros(B, 0, self.config.d_model)
+            mems = State(*([empty] * self.config.n_layer for _ in range(2)))
+        x, self.reconstruction = self._embedded(segment), 0.0
+        lengths_of = zip(mems.compressed, mems.recent, strict=True)
+        sizes = [c.shape[1] + m.shape[1] + T for c, m in lengths_of]
+        encoding = self._encoding(max(sizes), lengths.clamp_len)
+        biases = self.content_bias[0], self.position_bias[0]
+        after = State([], [])
+        for n, layer in enumerate(self.layers):
+            recent, compressed = mems.recent[n], mems.compressed[n]
+            past = torch.cat([compressed, recent], 1) if compressed.shape[1] else recent
+            own = Positions(layer.attention.positions(encoding[-sizes[n] :]), *biases)
+            joined = torch.cat([recent.to(x.dtype), x.detach()], 1)
+            given, (x, _) = x, layer(x, past, own)
+            kept = self.way.mem_len(n)
+            left = max(joined.shape[1] - kept, 0)
+            after.recent.append(joined[:, left:])
+            if self.way.compressed and (blocks := left // self.way.rate):
+                old = joined[:, : blocks * self.way.rate]
+                new = self._compressed(n, old)
+                if self.way.kind == "conv" and self.training:
+                    self.reconstruction += self._reconstruction(layer, given.detach(), old, new)
+                compressed = torch.cat([compressed, new.detach()], 1)[:, -self.way.compressed :]
+            after.compressed.append(compressed)
+        return x if self.final_norm is None else self.final_norm(x), after
+
+    def _compressed(self, n: int, old: Tensor) -> Tensor:
+        if self.way.kind == "conv":
+            return self.compressors[n](old.mT).mT
+        blocks = old.unflatten(1, (-1, self.way.rate))
+        return blocks.mean(2) if self.way.kind == "mean" else blocks.amax(2)
+
+    def _reconstruction(self, layer: Any, x: Tensor, old: Tensor, new: Tensor) -> Tensor:
+        """Return how far attention to the compressed positions is from that to the old ones.
+
+        By content alone, and with gradients for the compression only, as in the paper.
+        """
+        own = {name: w.detach() for name, w in layer.named_parameters()}
+
+        def normalized(y: Tensor) -> Tensor:
+            weight, bias = own["attention_norm.weight"], own["attention_norm.bias"]
+            return F.layer_norm(y, weight.shape, weight, bias, self.config.norm_eps)
+
+        def projected(y: Tensor, part: int) -> Tensor:
+            heads = F.linear(normalized(y), own["attention.qkv_proj.weight"].chunk(3)[part])
+            heads = heads.unflatten(-1, (self.config.n_head, -1)).transpose(1, 2)
+            if part == 2 or layer.attention.q_norm is None:
+                return heads
+            name = "attention.q_norm.weight" if part == 0 else "attention.k_norm.weight"
+            return F.rms_norm(heads, heads.shape[-1:], own[name], self.config.norm_eps)
+
+        q = projected(x, 0)
+        seen = [
+            F.scaled_dot_product_attention(q, projected(each, 1), projected(each, 2))
+            for each in (old, new)
+        ]
+        return F.mse_loss(seen[1], seen[0].detach())
+
+
+def built(name: str, vocab_size: int, seed: int) -> Varied:
+    """Return a model with initial weights, or with those of a shipped one."""
+    torch.manual_seed(seed)
+    if name == "python":
+        return Varied(replace(SMALL, vocab_size=vocab_size))
+    shipped = load_model(name)
+    model = Varied(shipped.config)
+    model.load_state_dict(shipped.state_dict())
+    return model
+
+
+def trained(model: Varied, text: Any, seed: int, arguments: argparse.Namespace) -> float:
+    """Train a model; return the CPU seconds of a step, without the first ones."""
+    settings = TrainConfig(
+        steps=max(arguments.steps, 1), optimizer="muon", lr=arguments.lr,
+        muon_lr=arguments.muon_lr, beta2=0.98, schedule="constant_cooldown",
+        warmup_steps=min(50, arguments.steps // 10), cooldown_fraction=0.5,
+        precision=arguments.precision,
+    )  # fmt: skip
+    optimizer = Optimizer(model, settings)
+    segments = Segments(text, arguments.batch_size, arguments.segment_len, roll_seed=seed)
+    mems, model, seconds = None, model.train(), []
+    for step in range(arguments.steps):
+        began = time.process_time()
+        tokens, targets = segments.next_segment()
+        with autocast(arguments):
+            out = model(tokens, mems, targets)
+        mems = out.mems
+        (out.nll.mean() + model.reconstruction).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step(lr_scale(settings, step, arguments.steps))
+        seconds.append(time.process_time() - began)
+    filled = sorted(seconds[len(seconds) // 2 :])
+    return filled[len(filled) // 2] if filled else 0.0
+
+
+def autocast(arguments: argparse.Namespace) -> Any:
+    """Compute in the precision of the arguments."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=arguments.precision == "bfloat16")
+
+
+@torch.no_grad()
+def held_out(model: Varied, text: Any, arguments: argparse.Namespace) -> list[float]:
+    """Return the mean loss of each stream of the held-out text, in bits per token."""
+    model.eval()
+    B, n = arguments.streams, arguments.tokens // arguments.streams
+    text = torch.as_tensor(text[: B * n + 1].astype("int64"))
+    tokens, targets = (text[k : k + B * n].view(B, n) for k in (0, 1))
+    mems, losses = None, []
+    for start in range(0, n, arguments.segment_len):
+        some = slice(start, start + arguments.segment_len)
+        with autocast(arguments):
+            out = model(tokens[:, some], mems, targets[:, some])
+        mems = out.mems
+        losses.append(out.nll)
+    nll = torch.cat(losses, 1)[:, SKIPPED:].double().mean(1) / math.log(2)
+    return nll.tolist()
+
+
+def measured(name: str, way: str, seed: int, corpus: Any, arguments: Any) -> dict[str, Any]:
+    """Train and measure a way."""
+    model = built(name, len(corpus.vocab), seed)
+    model.use(Way.of(way))
+    seconds = trained(model, corpus.split("train"), seed, arguments)
+    row = {"way": way, "seed": seed, "seconds_per_step": round(seconds, 4)}
+    text = corpus.split(arguments.split)
+    for other in (way, *arguments.read_with):
+        if other != way and (Way.of(other).kind, Way.of(way).kind) != ("plain", "plain"):
+            continue
+        model.way = Way.of(other)
+        streams = held_out(model, text, arguments)
+        row.setdefault("bits", {})[other] = round(sum(streams) / len(streams), 4)
+    return row
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a table: for each way the mean over the seeds, and what it costs."""
+    lines = ["| trained with | read with | bits per token, by seed | CPU seconds of a step |"]
+    lines.append("|---|---|---|---|")
+    for way in dict.fromkeys(row["way"] for row in rows):
+        own = [row for row in rows if row["way"] == way]
+        cost = sum(row["seconds_per_step"] for row in own) / len(own)
+        for other in own[0]["bits"]:
+            bits = ", ".join(f"{row['bits'][other]:.4f}" for row in own)
+            lines.append(f"| {way} | {other} | {bits} | {cost:.3f} |")
+    return lines
+
+
+def main() -> None:
+    """Train, measure and print."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="python, or the name of a shipped model")
+    parser.add_argument("--data", default="python-stdlib", help="the corpus")
+    parser.add_argument("--path", help="a local copy of it")
+    parser.add_argument("--ways", nargs="+", default=["plain:256", "mean:128+128x4"])
+    parser.add_argument("--read_with", nargs="*", default=[], help="more plain memories to read")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=1_000)
+    parser.add_argument("--batch_size", type=int, default=16)
+    parser.add_argument("--segment_len", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--muon_lr", type=float, default=0.02)
+    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="bfloat16")
+    parser.add_argument("--split", choices=["valid", "test"], default="valid")
+    parser.add_argument("--tokens", type=int, default=131_072, help="of the held-out text")
+    parser.add_argument("--streams", type=int, default=16, help="in which it is read")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    keep_freed_memory()
+    torch.set_num_threads(1)
+    is_new = arguments.model == "python"
+    more: dict[str, Any] = {"vocab": "bytes"} if is_new else {"tokenizer": arguments.model}
+    if arguments.data == "python-stdlib":
+        more["split_by"] = "file"
+    corpus = prepare(DataConfig(name=arguments.data, path=arguments.path, **more), print)
+    rows = []
+    for seed, way in product(arguments.seeds, arguments.ways):
+        rows.append(measured(arguments.model, way, seed, corpus, arguments))
+        print(json.dumps(rows[-1]), flush=True)
+        if arguments.json:
+            content = {**circumstances(), "rows": rows}
+            replace_file(arguments.json, (json.dumps(content, indent=1) + "\n").encode())
+    print("\n".join(summary(rows)))
+
+
+if __name__ == "__main__":
+    main()

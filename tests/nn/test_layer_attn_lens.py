@@ -1,0 +1,111 @@
+"""Attention lengths, and so memory lengths, that differ by layer."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.inference.generate import generate
+from transformer_xl.model import TransformerXL, build_model
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.stepper import CallingStepper, Stepper
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+CONFIG = ModelConfig(
+    vocab_size=23,
+    n_layer=3,
+    n_head=2,
+    d_model=12,
+    d_inner=20,
+    mem_len=8,
+    dropout=0.0,
+    init_std=0.4,
+    layer_attn_lens=(2, 9, 4),
+)
+NETWORKS = {
+    "paper": {},
+    "learned distances": {"attn_type": 1, "n_positions": 9},
+    "sinusoids of positions": {"attn_type": 2},
+    "positions stored": {"attn_type": 2, "quirks": ("stored_positions",)},
+    "learned positions": {"attn_type": 3, "n_positions": 12},
+    "value residuals": {"value_residual": True},
+    "states of the layer itself": {"enhanced_recurrence": True},
+}
+
+
+def drawn(n):
+    return torch.randint(CONFIG.vocab_size, (2, n), generator=torch.Generator().manual_seed(n))
+
+
+@pytest.fixture(params=NETWORKS)
+def config(request):
+    return replace(CONFIG, **NETWORKS[request.param])
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@torch.no_grad()
+def test_the_same_length_in_all_layers_is_the_attention_length(config, is_kept):
+    model = TransformerXL(replace(config, layer_attn_lens=(4, 4, 4))).double().eval()
+    other = TransformerXL(replace(config, layer_attn_lens=(), attn_len=4)).double().eval()
+    other.load_state_dict(model.state_dict())
+    mems = [each.keep(each.start_memory(2)) if is_kept else None for each in (model, other)]
+    for segment in drawn(17).split(5, 1):
+        outs = [each(segment, m) for each, m in zip((model, other), mems, strict=True)]
+        mems = [out.mems for out in outs]
+        torch.testing.assert_close(outs[0].hidden, outs[1].hidden, rtol=0, atol=1e-12)
+
+
+@torch.no_grad()
+def test_each_layer_attends_as_far_as_it_may(config):
+    model = TransformerXL(config).double().eval()
+    _, mems = model.read(drawn(8))
+    weights = model.attention_weights(drawn(5), mems)
+    distance = torch.arange(8, 13)[:, None] - torch.arange(13)
+    for of_layer, own in zip(weights, config.layer_attn_lens, strict=True):
+        assert of_layer.shape == (2, 2, 5, 13)
+        torch.testing.assert_close(of_layer.sum(-1), torch.ones(2, 2, 5, dtype=torch.float64))
+        is_seen = (distance >= 0) & (distance < own)
+        assert torch.equal((of_layer > 0).all(0).all(0), is_seen)
+
+
+def test_a_gradient_comes_from_what_is_seen(config):
+    model = TransformerXL(config).double()
+    out = model(drawn(9), None, drawn(9))
+    out = model(drawn(5), out.mems, drawn(5))
+    assert out.loss is not None
+    out.loss.backward()
+    assert all(w.grad is None or w.grad.isfinite().all() for w in model.parameters())
+
+
+@torch.no_grad()
+def test_the_model_is_called_for_each_token_and_writes_the_same():
+    model = TransformerXL(CONFIG).double().eval()
+    stepper = Stepper.of(model, Lengths.of(CONFIG), model.start_memory(2))
+    assert isinstance(stepper, CallingStepper)
+    assert stepper.memory().has_keys
+    text = drawn(20)
+    hidden = torch.stack([stepper(token) for token in text.T], 1)
+    torch.testing.assert_close(hidden, model(text).hidden, rtol=0, atol=1e-12)
+    written = list(generate(model, [1, 2, 3], length=12, temperature=0))
+    ids = torch.tensor([[1, 2, 3, *written]])
+    assert model(ids[:, :-1]).log_probs.argmax(-1)[0, 2:].tolist() == written
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"layer_attn_lens": (3, 4)}, "must be one length for each of n_layer=3 layers"),
+        ({"layer_attn_lens": (3, 0, 4)}, "layer_attn_lens"),
+    ],
+    ids=str,
+)
+def test_lengths_that_fit_no_layer_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        replace(CONFIG, **settings)
+
+
+def test_other_models_have_no_such_lengths():
+    with pytest.raises(ValueError, match="layer_attn_lens"):
+        build_model(ModelConfig(kind="gpt", vocab_size=5, n_layer=1, layer_attn_lens=(3,)))
