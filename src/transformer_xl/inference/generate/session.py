@@ -19,12 +19,12 @@ from transformer_xl.config.device import pick_device
 from transformer_xl.config.evaluation import MAX_HISTORY
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.inference.generate.batch import (
-    PROMPT_SEGMENT,
     Generation,
     GenerationBatch,
     random_numbers,
 )
 from transformer_xl.inference.generate.history import History
+from transformer_xl.inference.generate.prompts import PROMPT_SEGMENT
 from transformer_xl.inference.generate.sampler import Sampler, Sampling
 from transformer_xl.inference.generate.text_writer import text_pieces
 from transformer_xl.model import LanguageModel, Memory, load_model
