@@ -104,6 +104,13 @@ def test_a_stream_decoder_ends_an_unfinished_character():
     assert decoder.flush() == "\ufffd"
 
 
+def test_a_fork_of_a_decoder_goes_its_own_way():
+    decoder = BYTES.stream_decoder()
+    assert decoder.push(0xC3) == ""
+    fork = decoder.fork()
+    assert (decoder.push(0xA4), fork.push(0xA9)) == ("ä", "é")
+
+
 def test_words_are_numbered_by_frequency_and_eos_is_counted():
     vocab = train_vocab("words", ["b a b\n", "a\tc  b\n", "x\n"])
     assert vocab.symbols == ["b", "<eos>", "a", "c", "x"]

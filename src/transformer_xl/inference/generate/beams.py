@@ -35,14 +35,14 @@ class Hypothesis:
         log_prob: Their log-probability, in nats.
         score: ``log_prob / len(tokens) ** length_penalty``, by which hypotheses are ranked.
         is_ended: Whether a stop token or stop string ended it; False: it has the full length.
-        text: Its text, without stop token or stop string; None: no vocabulary was given.
+        text: Its text, without stop token or stop string; empty if no vocabulary was given.
     """
 
     tokens: tuple[int, ...]
     log_prob: float
     score: float
     is_ended: bool
-    text: str | None
+    text: str
     _read: Callable[[Sequence[int]], Memory] = field(repr=False)
 
     @property
@@ -179,7 +179,7 @@ class _Search:
         found: list[list[Hypothesis]] = [[] for _ in texts]
         stepper: Stepper | None = None
         live = [
-            _Beam(text, (), 0.0, "", self._vocab and TextWriter(self._vocab, self._stop, prompt))
+            _Beam(text, (), 0.0, "", self._writer(prompt))
             for text, prompt in enumerate(prompts.tokens)
         ]
         while live:
@@ -199,6 +199,9 @@ class _Search:
             hidden = stepper(torch.tensor([beam.tokens[-1] for beam in live]))
         # Stable: of equal scores, the hypothesis that ended first.
         return [sorted(each, key=lambda x: -x.score)[: self.beam_size] for each in found]
+
+    def _writer(self, prompt: Sequence[int]) -> TextWriter | None:
+        return None if self._vocab is None else TextWriter(self._vocab, self._stop, prompt)
 
     def _extended(
         self, hidden: Float[Tensor, "B D"], live: Sequence[_Beam]
@@ -279,7 +282,7 @@ class _Search:
         return beam.log_prob / len(beam.tokens) ** self._length_penalty
 
     def _hypothesis(self, beam: _Beam, read: Callable[[Sequence[int]], Memory]) -> Hypothesis:
-        text = None if beam.writer is None else beam.text + beam.writer.flush()
+        text = beam.text + (beam.writer.flush() if beam.writer is not None else "")
         score = self._score(beam)
         return Hypothesis(beam.tokens, beam.log_prob, score, beam.is_ended, text, read)
 

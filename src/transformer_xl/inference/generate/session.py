@@ -437,7 +437,7 @@ class Session:
             mem_len=self._chosen,
         )
         self.write(best.tokens)
-        return best.text or ""
+        return best.text
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
         prompts = [[self._last_token("continued")]]
