@@ -81,7 +81,8 @@ def test_a_perfect_translation_has_a_bleu_of_100(captions, tmp_path, monkeypatch
     ((_, found),) = task.baselines(tmp_path, "test")
     assert found.metrics == pytest.approx({"BLEU": 100, "chrF": 100})
     assert found.scores == pytest.approx([100] * len(perfect))
-    assert (found.scores >= copied.scores).all()
+    assert copied.scores is not None
+    assert max(copied.scores) < 100
 
 
 def test_the_metric_names_the_signature_of_sacrebleu():
