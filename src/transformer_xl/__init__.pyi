@@ -13,7 +13,9 @@ from .data.vocab import Vocab
 from .data.vocab_files import load_vocab
 from .inference.evaluate import Result, evaluate
 from .inference.generate import (
+    Hypothesis,
     Session,
+    beam_search,
     from_pretrained,
     generate,
     generate_batch,
@@ -36,6 +38,7 @@ __all__ = [
     "DataConfig",
     "EvalConfig",
     "GenerateConfig",
+    "Hypothesis",
     "LanguageModel",
     "Memory",
     "ModelConfig",
@@ -45,6 +48,7 @@ __all__ = [
     "TransformerXL",
     "Vocab",
     "__version__",
+    "beam_search",
     "compact",
     "convert",
     "evaluate",

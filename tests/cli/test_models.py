@@ -362,6 +362,54 @@ def test_several_prompts_are_continued_side_by_side(txl, trained):
     )
 
 
+def test_beam_search_writes_the_best_of_each_prompt(txl, trained):
+    words = ["--length", 12, "--stop", "dog", "--beam_size", 3]
+    ended = txl("generate", trained, "--prompt", "the c", *words)
+    assert ended.code == 0
+    assert ended.err.startswith("searching with beam_size 3, length_penalty 1.0, mem_len 8, weig")
+    assert ended.out == txl("generate", trained, "--prompt", "the c", *words).out
+    one = txl("generate", trained, "--prompt", "the c", *words, "--json").json
+    assert ended.out == f"the c{one['text']}\n"
+    assert one["settings"]["length_penalty"] == 1.0
+    best = txl("generate", trained, "--prompt", "the c", *words, "--samples", 3, "--json").json
+    assert best["texts"][0] == {name: one[name] for name in ("prompt", "text", "score")}
+    scores = [each["score"] for each in best["texts"]]
+    assert scores == sorted(scores, reverse=True)
+    several = txl("generate", trained, "--prompts", "to", "the c", *words).out
+    first, _, rest = several.partition("\n")
+    assert first.startswith("--- 1 of 2, score -")
+    assert rest.endswith(f"--- 2 of 2, score {one['score']:.4f}\n{ended.out}")
+
+
+def test_a_beam_of_one_continues_a_state_as_greedy_text_does(txl, trained, tmp_path):
+    def text(state, *words):
+        words = [*words, "--json", "--state", tmp_path / state, "--length", 9]
+        return txl("generate", trained, *words).json["text"]
+
+    for _ in range(2):
+        assert text("beam", "--beam_size", 1) == text("greedy", "--temperature", 0)
+    beam, greedy = (load_file(tmp_path / name) for name in ("beam", "greedy"))
+    # Nothing was drawn.
+    del greedy["random"]
+    torch.testing.assert_close(beam, greedy)
+    assert text("beam", "--beam_size", 4) != ""
+
+
+def test_settings_of_sampling_and_of_beam_search_exclude_each_other(txl, trained):
+    for words, message in (
+        (["--beam_size", 2, "--top_k", 3], "top_k=3 has no effect with beam_size=2"),
+        (["--beam_size", 2, "--seed", 3], "seed=3 has no effect with beam_size=2"),
+        (["--beam_size", 2, "--dry_multiplier", 3], "dry_multiplier=3.0 has no effect with beam"),
+        (["--length_penalty", 0.5], "length_penalty=0.5 has no effect with beam_size=None"),
+        (["--beam_size", 2, "--length", 0], "length=0 with beam_size=2: beam search compares"),
+        (["--beam_size", 2, "--samples", 3], "samples=3 with beam_size=2: there are as many hypo"),
+        (["--beam_size", 0], "beam_size=0 must be above 0"),
+    ):
+        ended = txl("generate", trained, *words)
+        assert (ended.code, ended.out) == (2, "")
+        assert message in ended.err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

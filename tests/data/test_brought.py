@@ -114,6 +114,17 @@ def test_sentencepiece_cuts_each_line_and_ends_it(tmp_path, kind):
         assert symbols(vocab, "cat") == ["\u2581c", "at"]
 
 
+def test_a_fork_of_a_decoder_goes_its_own_way(tmp_path):
+    (tmp_path / "x.model").write_bytes(sentencepiece())
+    vocab = bring(tmp_path / "x.model")
+    the, cat = vocab.encode("the"), vocab.encode("cat")
+    decoder = vocab.stream_decoder()
+    begin = "".join(map(decoder.push, the))
+    fork = decoder.fork()
+    assert begin + "".join(map(fork.push, cat)) == vocab.decode(the + cat)
+    assert begin + "".join(map(decoder.push, the)) == vocab.decode(the + the)
+
+
 @pytest.mark.parametrize("part_bytes", [100, 1 << 20])
 @pytest.mark.parametrize("kind", ["bytes", "chars", "words", "bpe", "authors-bytes"])
 def test_a_vocabulary_of_ours_cuts_another_text_as_it_cut_its_own(

@@ -12,6 +12,7 @@ from transformer_xl.data import Segments, prepare
 from transformer_xl.data.completions import in_completion
 from transformer_xl.inference.evaluate import evaluate, loss_in_segment, score
 from transformer_xl.model import build_model
+from transformer_xl.ops import nll
 from transformer_xl.train import Network
 from transformer_xl.train.beginning import fit_to_corpus, new_state
 from transformer_xl.train.step import train_step
@@ -185,10 +186,38 @@ def table(tmp_path):
     return make
 
 
+def test_each_end_of_a_line_of_byte_pair_units_is_seen(tmp_path):
+    (tmp_path / "table.tsv").write_text("ein Hund.\ta dog.\n" * 300)
+    data = {"path": str(tmp_path / "table.tsv"), "vocab": "bpe", "vocab_size": 280}
+    data |= {"cache_dir": str(tmp_path / "cache"), "split_by": "fraction"}
+    together = prepare(DataConfig(**data))
+    apart = prepare(DataConfig(**data, reset_at="\n", completion_at="\t"))
+    for corpus, n in ((together, 0), (apart, 270)):
+        ids = corpus.split("train")
+        assert corpus.vocab.decode(ids).count("\n") == 270
+        assert (ids == corpus.vocab.number_of("\n")).sum() == n
+
+
 def begun(config):
     corpus = prepare(config.data)
     config = fit_to_corpus(config, corpus)
     return config, new_state(config, corpus, torch.device("cpu"), World())
+
+
+def test_no_softmax_is_computed_for_prompts(table, monkeypatch):
+    asked = []
+    plainly = nll._pass
+
+    def watched(x, *given):
+        asked.append(len(x))
+        return plainly(x, *given)
+
+    config, state = begun(table())
+    network = Network(state.model, config.train, state.world)
+    monkeypatch.setattr(nll, "_pass", watched)
+    train_step(config, state, network)
+    assert asked == [int(state.segments.completed.sum())]
+    assert asked[0] < 4 * 8
 
 
 def losses(config):

@@ -56,6 +56,22 @@ def test_lines_are_joined_by_themselves(ids, cut):
     assert first.endswith("\n")
 
 
+IDS = st.lists(st.integers(0, len(SYMBOLS) - 1), max_size=12)
+
+
+@given(IDS, IDS, IDS)
+def test_a_fork_of_a_decoder_goes_its_own_way(begin, one, other):
+    def decoded(ids):
+        decoder = imported(MOSES).stream_decoder()
+        return "".join(map(decoder.push, ids)) + decoder.flush()
+
+    decoder = imported(MOSES).stream_decoder()
+    text = "".join(map(decoder.push, begin))
+    fork = decoder.fork()
+    assert text + "".join(map(decoder.push, one)) + decoder.flush() == decoded(begin + one)
+    assert text + "".join(map(fork.push, other)) + fork.flush() == decoded(begin + other)
+
+
 def test_rules_are_part_of_the_vocabulary(tmp_path):
     vocab, others = imported(MOSES), imported(dataclasses.replace(MOSES, clean_up=False))
     assert vocab.hash != others.hash

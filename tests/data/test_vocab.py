@@ -104,6 +104,27 @@ def test_a_stream_decoder_ends_an_unfinished_character():
     assert decoder.flush() == "\ufffd"
 
 
+def test_a_fork_of_a_decoder_goes_its_own_way():
+    decoder = BYTES.stream_decoder()
+    assert decoder.push(0xC3) == ""
+    fork = decoder.fork()
+    assert (decoder.push(0xA4), fork.push(0xA9)) == ("ä", "é")
+
+
+def test_texts_that_stand_apart_are_in_no_longer_unit():
+    text = "Ein Hund.\tA dog.\nEine Katze!\tA cat!\n" * 20
+
+    def units(vocab):
+        found = (vocab.decode_bytes([token]) for token in range(len(vocab)))
+        return {x for x in found if b"\n" in x or b"\t" in x}
+
+    assert b".\n" in units(train_vocab("bpe", [text], 300))
+    vocab = train_vocab("bpe", [text], 300, apart=["\n", "\t"])
+    assert units(vocab) == {b"\t", b"\n"}
+    assert vocab.decode(vocab.encode(text)) == text
+    assert vocab.encode(text).count(vocab.number_of("\n")) == 40
+
+
 def test_words_are_numbered_by_frequency_and_eos_is_counted():
     vocab = train_vocab("words", ["b a b\n", "a\tc  b\n", "x\n"])
     assert vocab.symbols == ["b", "<eos>", "a", "c", "x"]

@@ -197,6 +197,18 @@ def test_it_stops_before_a_stop_string_and_has_read_it(session):
     assert fork.score(TEXT) == other.score(TEXT)
 
 
+def test_a_search_continues_the_text_and_is_remembered(session):
+    session.write(TEXT)
+    fork = session.fork()
+    text = session.search(12, beam_size=1)
+    assert text == "".join(fork.generate(12, temperature=0))
+    assert session.score("and") == pytest.approx(fork.score("and"))
+    stopped = fork.search(12, beam_size=4, stop=text[2:4])
+    assert text[2:4] not in stopped
+    # What is generated goes on from what was searched, and the reverse.
+    assert len("".join(fork.generate(3, temperature=0)) + fork.search(3)) > 0
+
+
 def test_a_text_begun_can_be_left_and_no_other_goes_on_in_between(session):
     session.write(TEXT)
     pieces = session.generate()

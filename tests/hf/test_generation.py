@@ -93,6 +93,34 @@ def test_greedy_is_our_own_generate(
         assert row.tolist() == [*txl.generate(model, vocab.encode(text), length=N, temperature=0)]
 
 
+@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("beam_size", [2, 5])
+def test_beams_are_our_own_beam_search(
+    language_model: Any,
+    tokenizer: Any,
+    model: TransformerXL,
+    vocab: Vocab,
+    texts: list[str],
+    beam_size: int,
+    length_penalty: float,
+) -> None:
+    (end,) = vocab.encode("e")
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    settings = {"num_beams": beam_size, "length_penalty": length_penalty, "eos_token_id": end}
+    written = _written(language_model, batch, do_sample=False, **settings).tolist()
+    found = txl.beam_search(
+        model,
+        [vocab.encode(text) for text in texts],
+        length=N,
+        beam_size=beam_size,
+        length_penalty=length_penalty,
+        stop_tokens=[end],
+    )
+    for row, (best,) in zip(written, found, strict=True):
+        assert row[: len(best.tokens)] == [*best.tokens]
+        assert best.is_ended == (end in row)
+
+
 def test_beams_find_what_is_likelier(language_model: Any, tokenizer: Any, texts: list[str]) -> None:
     def log_prob(batch: Any, written: Tensor) -> Tensor:
         ids = torch.cat([batch["input_ids"], written], 1)

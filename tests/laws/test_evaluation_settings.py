@@ -303,6 +303,8 @@ DRAWN = {
     "loop_min_length": ({"length": 250, "top_k": 1, "on_loop": "end"}, 100),
     "stop": ({}, ("e",)),
     "seed": ({}, 2),
+    "beam_size": ({}, 3),
+    "length_penalty": ({"beam_size": 3, "stop": (" ",)}, 0.0),
 }
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from transformer_xl.inference.generate import Sampler, batch, generate, generate_batch
+from transformer_xl.inference.generate import Sampler, generate, generate_batch, prompts
 
 DRAWS = [
     {"temperature": 0.0},
@@ -46,7 +46,7 @@ def test_a_long_prompt_read_in_pieces_is_the_same_prompt(model, monkeypatch):
         return list(generate(model, range(11), length=5, mems=mems, mem_len=100, **DRAWS[1]))
 
     expected = text()
-    monkeypatch.setattr(batch, "PROMPT_SEGMENT", 4)
+    monkeypatch.setattr(prompts, "PROMPT_SEGMENT", 4)
     assert text() == expected
 
 

@@ -309,6 +309,22 @@ def test_a_target_of_minus_100_is_ignored(chunks, places, upstream):
         assert not linear_nll(*parts, targets)[places].any()
 
 
+def test_for_ignored_targets_nothing_is_computed(monkeypatch):
+    rows = []
+    plainly = nll._pass
+
+    def watched(x, *given):
+        rows.append(len(x))
+        return plainly(x, *given)
+
+    monkeypatch.setattr(nll, "_pass", watched)
+    targets = words()
+    targets[[2, 3, 6]] = -100
+    linear_nll(*(part.requires_grad_() for part in operands()), targets).mean().backward()
+    # The gradients are those of the forward pass, scaled.
+    assert rows == [N - 3]
+
+
 def test_without_a_target_of_minus_100_no_gradient_is_weighted(monkeypatch):
     weights = []
     plainly = nll._pass

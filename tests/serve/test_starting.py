@@ -6,6 +6,7 @@ import torch
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.cli import main
+from transformer_xl.config import GenerateConfig
 
 
 def service(made, **settings):
@@ -26,6 +27,13 @@ def test_a_memory_that_fits_nowhere_ends_the_command_before_it_listens(make_mode
     assert "mem_len=1000000000000" in said
     assert "use a smaller model" in said
     assert "listening" not in said
+
+
+def test_a_folder_that_asks_for_beam_search_is_not_served(make_model, refused):
+    made = make_model()
+    settings = ServeSettings(), "it", GenerateConfig(beam_size=4)
+    with refused("beam_size=4: the server samples, and streams what it has sampled"):
+        Service(made.model, made.vocab, made.weights, *settings)
 
 
 def test_a_model_that_cannot_read_a_token_is_not_served(make_model, monkeypatch):

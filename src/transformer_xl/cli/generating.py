@@ -1,7 +1,7 @@
 """The command generate."""
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +27,7 @@ from transformer_xl.config.recipes import generation_of
 
 if TYPE_CHECKING:
     from transformer_xl.data import Vocab
+    from transformer_xl.inference.generate import State
     from transformer_xl.model import LanguageModel
 
 
@@ -43,6 +44,7 @@ class Generate:
       txl generate runs/demo --length 0 --temperature 0.8 --top_p 0.95
       txl generate runs/demo --state session.safetensors --prompt 'class A'
       txl generate runs/demo --samples 8 --weights bfloat16 --json
+      txl generate runs/demo --prompt 'def ' --stop ':' --beam_size 4
       txl generate runs/chorales --out bach.mid bach.png
     """
 
@@ -54,7 +56,8 @@ class Generate:
     prompts: tuple[str, ...] = ()
     """Several prompts, continued as one batch, instead of the one prompt."""
     samples: int = 1
-    """Samples of each prompt, generated as one batch. The seed of sample n is the first plus n."""
+    """Samples of each prompt, generated as one batch. The seed of sample n is the first plus n.
+    With beam search, the best hypotheses of each prompt, at most beam_size."""
     mem_len: int | None = None
     """Memory length; None: as configured in the model."""
     weights: Weights = "float32"
@@ -96,19 +99,16 @@ class Generate:
 
         model, vocab, state, checksum = load_with_state(self.dir, self.weights, self.state)
         self.files.require_vocab(vocab)
+        if self.settings.beam_size:
+            self._write_found(model, vocab, state, checksum)
+            return
         if self.prompts or self.samples > 1:
             self._write_several(model, vocab)
             return
-        text, seed, last_token = self.settings.prompt, self.settings.seed, []
-        history: Any = ()
-        if state is not None:
-            # The recipe's prompt and seed are for the start of a text, not for one that resumes.
-            text = text if "prompt" in self.given else ""
-            if state.random is not None and "seed" not in self.given:
-                seed = state.random
-            last_token = [state.last_token]
-            history = () if state.read is None else state.read
-        prompt = [*last_token, *encoded_prompt(text, vocab)] or start_of(vocab)
+        text, prompt, history = self._begun(vocab, state)
+        seed = self.settings.seed
+        if state is not None and state.random is not None and "seed" not in self.given:
+            seed = state.random
         settings = self._announced(vocab, model, seed if isinstance(seed, int) else None)
         decoding = _decoding(model)
         mems = None if state is None else state.mems
@@ -144,6 +144,12 @@ class Generate:
             self.mem_len is None or self.mem_len >= 0, f"mem_len={self.mem_len} must be at least 0"
         )
         require(self.samples >= 1, f"samples={self.samples} must be at least 1")
+        beam_size = self.settings.beam_size
+        require(
+            beam_size is None or self.samples <= beam_size,
+            f"samples={self.samples} with beam_size={beam_size}: there are as many hypotheses as "
+            "the beam has; raise beam_size, or lower samples",
+        )
         require(
             self.settings.length > 0 or not (self.json or self.out or is_several),
             f"length=0 generates without end: {endless} a --length above 0",
@@ -151,6 +157,11 @@ class Generate:
         require(
             not (is_several and self.state),
             "--state saves the memory of one text: leave out --prompts and --samples",
+        )
+        require(
+            not (self.knn and beam_size),
+            f"beam_size={beam_size}: the hypotheses of a beam have no past that --knn searches: "
+            "leave out one of them",
         )
         require(
             not (self.knn and self.state),
@@ -172,11 +183,74 @@ class Generate:
         if self.json:
             show(result, as_json=True)
 
+    def _begun(self, vocab: "Vocab", state: "State | None") -> tuple[str, list[int], Any]:
+        """Return the one prompt as text and as tokens, and the tokens in the memory before it."""
+        text, last_token = self.settings.prompt, []
+        history: Any = ()
+        if state is not None:
+            # The prompt of the recipe is for the start of a text, not for one that resumes.
+            text = text if "prompt" in self.given else ""
+            last_token = [state.last_token]
+            history = () if state.read is None else state.read
+        return text, [*last_token, *encoded_prompt(text, vocab)] or start_of(vocab), history
+
+    def _several(self, vocab: "Vocab") -> tuple[Sequence[str], list[list[int]]]:
+        """Return several prompts as texts and as tokens."""
+        begins = self.prompts or (self.settings.prompt,)
+        return begins, [encoded_prompt(text, vocab) or start_of(vocab) for text in begins]
+
+    def _write_found(
+        self, model: "LanguageModel", vocab: "Vocab", state: "State | None", checksum: str
+    ) -> None:
+        """Write what beam search finds."""
+        import torch
+
+        from transformer_xl.inference.generate import History, State, beam_search, write_state
+
+        if self.prompts:
+            begins, prompts = self._several(vocab)
+            history = ()
+        else:
+            text, prompt, history = self._begun(vocab, state)
+            begins, prompts = [text], [prompt]
+        searching = self.settings.searching or {}
+        settings, decoding = self._said("searching", searching, model), _decoding(model)
+        hypotheses = beam_search(
+            model,
+            prompts,
+            **searching,
+            length=self.settings.length,
+            n_best=self.samples,
+            vocab=vocab,
+            stop=self._stops,
+            mems=None if state is None else state.mems,
+            mem_len=self.mem_len,
+        )
+        found = [
+            {"prompt": text, "text": each.text, "score": each.score}
+            for text, of_text in zip(begins, hypotheses, strict=True)
+            for each in of_text
+        ]
+        if self.state:
+            best = hypotheses[0][0]
+            read = torch.from_numpy(History(history, prompts[0], best.tokens).kept[:-1])
+            random = None if state is None else state.random
+            write_state(self.state, State(best.mems, best.tokens[-1], random, read=read), checksum)
+            say(f"saved the memory to {self.state}; the same command resumes from it")
+        is_several = bool(self.prompts) or self.samples > 1
+        if self.json or self.out:
+            result = {"texts": found} if is_several else found[0]
+            self._show(result | {"settings": settings, "decoding": decoding}, found)
+            return
+        for n, each in enumerate(found, 1):
+            if is_several:
+                sys.stdout.write(f"--- {n} of {len(found)}, score {each['score']:.4f}\n")
+            sys.stdout.write(f"{each['prompt']}{each['text']}\n")
+
     def _write_several(self, model: "LanguageModel", vocab: "Vocab") -> None:
         from transformer_xl.inference.generate import generate_batch, seed_of
 
-        begins = self.prompts or (self.settings.prompt,)
-        encoded = [encoded_prompt(text, vocab) or start_of(vocab) for text in begins]
+        begins, encoded = self._several(vocab)
         prompts = [ids for ids in encoded for _ in range(self.samples)]
         begins = [text for text in begins for _ in range(self.samples)]
         seed = self.settings.seed
@@ -212,22 +286,26 @@ class Generate:
     ) -> dict[str, Any]:
         """Return and print the sampling settings; seed None: a saved random state is used."""
         from transformer_xl.inference.generate import Sampler
+
+        drawing = Sampler(**self.settings.sampling, vocab_size=len(vocab), vocab=vocab).settings
+        return self._said("sampling", {**drawing, "seed": seed}, model)
+
+    def _said(self, what: str, used: dict[str, Any], model: "LanguageModel") -> dict[str, Any]:
+        """Return and print the settings of sampling or searching, with those of the model."""
         from transformer_xl.model.lengths import Lengths
 
-        given = self.settings
-        drawing = Sampler(**given.sampling, vocab_size=len(vocab), vocab=vocab).settings
         mem_len = Lengths.of(model.config, mem_len=self.mem_len).mem_len
-        found = {**drawing, "seed": seed, "mem_len": mem_len, "weights": self.weights}
+        found = {**used, "mem_len": mem_len, "weights": self.weights}
         if self.knn:
             found |= {f"knn_{name}": x for name, x in asdict(KnnConfig(**self.knn)).items()}
         known = (f"{name} {'none' if x is None else x}" for name, x in found.items())
-        say(f"sampling with {', '.join(known)}")
+        say(f"{what} with {', '.join(known)}")
         if not mem_len and model.remembers_positions:
             say(
                 "mem_len=0: nothing is remembered, so each token is drawn from the one before it "
                 "alone; give --mem_len, such as the context of the training"
             )
-        return {**found, "length": given.length or None}
+        return {**found, "length": self.settings.length or None}
 
     def _drawing(self, vocab: "Vocab") -> dict[str, Any]:
         from transformer_xl.inference.generate import for_tokens

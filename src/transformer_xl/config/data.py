@@ -54,7 +54,8 @@ class DataConfig:
     of a shipped model."""
     reset_at: str | None = None
     """A token such as <eos> at which a new text begins, for shuffled sentences or separate
-    documents: it and what follows attend to nothing before it. None: no such token."""
+    documents: it and what follows attend to nothing before it. For bpe it is in no longer unit.
+    None: no such token."""
     completion_at: str | None = None
     """A token after which a completion begins, which ends with the next data.reset_at: loss and
     evaluation count completions only (completion-only loss), as of the second column of a table.

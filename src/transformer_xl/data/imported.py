@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -231,6 +231,12 @@ class _MosesDecoder(StreamDecoder):
         held, self._line, self._held = self._held, "", ""
         self._begin()
         return _join_numbers(held)
+
+    def fork(self) -> Self:
+        """See :meth:`StreamDecoder.fork`."""
+        other = super().fork()
+        other._quotes = self._quotes.copy()
+        return other
 
     def _join(self, word: str) -> str:
         if word in self._rules.apart:

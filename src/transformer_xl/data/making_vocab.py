@@ -38,6 +38,7 @@ def train_vocab(
     texts: Iterable[str],
     vocab_size: int | None = None,
     held_out: Iterable[str] = (),
+    apart: Iterable[str] = (),
 ) -> Vocab:
     """Learn a vocabulary from a text.
 
@@ -47,6 +48,7 @@ def train_vocab(
         vocab_size: Largest number of tokens, for words and bpe. None: all words, or
             4,096 byte-pair units.
         held_out: Further text, used only to decide whether ``<unk>`` is needed.
+        apart: For bpe, texts that are in no longer unit, such as a line end.
 
     Raises:
         ValueError: ``vocab_size`` is too small, or ``kind`` is ``imported`` or ``brought``.
@@ -60,7 +62,8 @@ def train_vocab(
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         tokenizer.decoder = decoders.ByteLevel()
     elif kind == "bpe":
-        tokenizer = _train_bpe(texts, DEFAULT_BPE_SIZE if vocab_size is None else vocab_size)
+        size = DEFAULT_BPE_SIZE if vocab_size is None else vocab_size
+        tokenizer = _train_bpe(texts, size, apart)
     else:
         count: Counter[str] = Counter()
         for text in texts:
@@ -72,7 +75,7 @@ def train_vocab(
     return Vocab(kind, tokenizer.to_str(pretty=True))
 
 
-def _train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
+def _train_bpe(texts: Iterable[str], vocab_size: int, apart: Iterable[str]) -> Tokenizer:
     alphabet = byte_characters()
     if vocab_size < len(alphabet):
         raise ValueError(
@@ -81,6 +84,7 @@ def _train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
+            *(pre_tokenizers.Split(text, "isolated") for text in apart),
             pre_tokenizers.Split(Regex(_UNITS), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]

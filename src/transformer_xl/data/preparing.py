@@ -199,6 +199,9 @@ def _settings(config: DataConfig) -> dict[str, Any]:
     left_out = {"cache_dir", "workers", "vocab_from", "json_field", "tokenizer", "reset_at"}
     left_out |= {"completion_at", "corpus", "verify"}
     given = dataclasses.asdict(config)
+    if config.vocab == "bpe" and not config.tokenizer:
+        # Units of their own, in no longer one.
+        left_out -= {name for name in ("reset_at", "completion_at") if given[name] is not None}
     settings = {name: value for name, value in given.items() if name not in left_out}
     if config.tokenizer:
         folder = tokenizer_path(config.tokenizer)
@@ -360,7 +363,9 @@ class _Builder:
             self.say(f"learning a vocabulary of {kind}")
             if kind in ("bytes", "bpe"):
                 learned = _learned(parts["train"] or parts["valid"] + parts["test"])
-                vocab = train_vocab(kind, read_blocks(kind, learned), config.vocab_size)
+                apart = [x for x in (config.reset_at, config.completion_at) if x is not None]
+                blocks = read_blocks(kind, learned)
+                vocab = train_vocab(kind, blocks, config.vocab_size, apart=apart)
             else:
                 vocab = self._counted(parts)
             if kind == "chars" and vocab.unk_id is None and config.name not in KNOWN_CORPORA:

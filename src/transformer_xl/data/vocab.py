@@ -15,6 +15,7 @@ There is an ``<unk>`` only if the text needs one. Dimension key: V tokens in the
 """
 
 import codecs
+import copy
 import hashlib
 import json
 import re
@@ -24,7 +25,7 @@ from functools import cached_property
 from itertools import repeat
 from operator import index
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 from jaxtyping import Int32
@@ -336,6 +337,12 @@ class StreamDecoder:
     def flush(self) -> str:
         """End the text; an incomplete character becomes U+FFFD."""
         return self._utf8.decode(b"", final=True)
+
+    def fork(self) -> Self:
+        """Return an independent copy, to decode another continuation of the same text."""
+        other = copy.copy(self)
+        other._utf8 = copy.copy(self._utf8)
+        return other
 
 
 def _no_symbol(number: int, n: int) -> ValueError:

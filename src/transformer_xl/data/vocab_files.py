@@ -3,9 +3,10 @@
 An external ``tokenizer.json`` is used unchanged; a SentencePiece model is converted to one.
 """
 
+import copy
 import json
 from pathlib import Path
-from typing import get_args
+from typing import Self, get_args
 
 import numpy as np
 from tokenizers import Tokenizer, decoders
@@ -190,3 +191,9 @@ class _Decoder(StreamDecoder):
             self._stream = decoders.DecodeStream(skip_special_tokens=True)
             return "\n"
         return self._stream.step(self._tokenizer, token) or ""
+
+    def fork(self) -> Self:
+        """See :meth:`StreamDecoder.fork`."""
+        other = super().fork()
+        other._stream = copy.copy(self._stream)
+        return other

@@ -5,13 +5,14 @@ D width of the model, V size of the vocabulary.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.data import Vocab
-from transformer_xl.inference.generate import generate_batch
+from transformer_xl.inference.generate import beam_search, generate_batch
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.arguments import require_at_least
 from transformer_xl.model.lengths import Lengths
@@ -99,8 +100,12 @@ def continuations(
     length: int,
     stop: str,
     batch_size: int = 32,
+    beam_size: int | None = None,
+    length_penalty: float = 1.0,
 ) -> list[str]:
     """Return what a model writes after each text, each time the most likely token, up to ``stop``.
+
+    With ``beam_size``, it is the best hypothesis of beam search instead.
 
     Args:
         model: The model; its mode is restored afterwards.
@@ -110,6 +115,8 @@ def continuations(
         length: Tokens of a continuation at most.
         stop: The text at which one ends, which is not part of it.
         batch_size: Texts in a batch, those of similar length together.
+        beam_size: As for :func:`~transformer_xl.beam_search`. None: greedy.
+        length_penalty: As for :func:`~transformer_xl.beam_search`.
 
     Raises:
         ValueError: There is no text, one is empty, or the model keeps nothing between segments.
@@ -125,14 +132,16 @@ def continuations(
             if max(map(len, some)) > 1:
                 tokens, sizes = padded([text[:-1] for text in some])
                 mems = read_all(model, tokens, lengths, mems, sizes=sizes)
-            batch = generate_batch(
-                model,
-                [text[-1:] for text in some],
-                length=length,
-                mems=mems,
-                mem_len=lengths.mem_len if model.remembers_positions else None,
-                temperature=0.0,
-            )
-            for row, output in zip(rows, batch.decode(vocab, stop=stop), strict=True):
+            last = [text[-1:] for text in some]
+            mem_len = lengths.mem_len if model.remembers_positions else None
+            begun: Any = {"length": length, "mems": mems, "mem_len": mem_len}
+            if beam_size is None:
+                batch = generate_batch(model, last, temperature=0.0, **begun)
+                written = batch.decode(vocab, stop=stop)
+            else:
+                search = {"beam_size": beam_size, "length_penalty": length_penalty}
+                found = beam_search(model, last, vocab=vocab, stop=stop, **search, **begun)
+                written = [best.text for (best,) in found]
+            for row, output in zip(rows, written, strict=True):
                 outputs[row] = output
     return outputs

@@ -153,6 +153,18 @@ def _stored(hidden: Tensor, following: Tensor) -> tuple[Tensor, ...]:
     return hidden, hidden.square().sum(1), following
 
 
+def remembered(
+    pasts: Sequence[Past | None], hidden: Float[Tensor, "B T D"], following: Int[Tensor, "B known"]
+) -> list[Past | None]:
+    """Return the past of each stream after positions; what follows the last may be unknown."""
+    following = following.to(hidden.device)
+    known = hidden[:, : following.shape[1]]
+    return [
+        None if past is None else past.extended(*row)
+        for past, *row in zip(pasts, known, following, strict=True)
+    ]
+
+
 class KnnSoftmax(Predictor):
     """The distribution of a model, mixed for each stream with the nearest positions of its past.
 

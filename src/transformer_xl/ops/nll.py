@@ -46,9 +46,19 @@ def linear_nll(
     is_cast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if is_cast else x.dtype
     with torch.autocast(device, enabled=False):
-        if not torch.is_grad_enabled():
-            return _pass(x, weight, bias, targets, dtype, None, (False, False, False))[0]
-        return cast(Tensor, _LinearNLL.apply(x, weight, bias, targets, dtype))
+        if device == "cpu" and bool((targets == IGNORED).any()):
+            # Logits of ignored targets are not computed. Elsewhere, counting the others would
+            # synchronize the device.
+            (rows,) = torch.nonzero(targets != IGNORED, as_tuple=True)
+            nll = _nll(x[rows], weight, bias, targets[rows], dtype)
+            return nll.new_zeros(len(x)).index_copy(0, rows, nll)
+        return _nll(x, weight, bias, targets, dtype)
+
+
+def _nll(x: Tensor, weight: Tensor, bias: Tensor, targets: Tensor, dtype: torch.dtype) -> Tensor:
+    if not torch.is_grad_enabled():
+        return _pass(x, weight, bias, targets, dtype, None, (False, False, False))[0]
+    return cast(Tensor, _LinearNLL.apply(x, weight, bias, targets, dtype))
 
 
 def chunk_rows(device: str, V: int) -> int:
@@ -64,9 +74,7 @@ class _LinearNLL(torch.autograd.Function):
         # Comparing upstream gradients would synchronize a GPU.
         is_at_once = x.device.type == "cpu"
         needed = ctx.needs_input_grad[:3] if is_at_once else (False, False, False)
-        is_partial = is_at_once and bool((targets == IGNORED).any())
-        scale = _counted(torch.ones_like(targets, dtype=x.dtype), targets) if is_partial else None
-        nll, gradients = _pass(x, weight, bias, targets, dtype, scale, needed)
+        nll, gradients = _pass(x, weight, bias, targets, dtype, None, needed)
         ctx.gradients = gradients if is_at_once else None
         ctx.save_for_backward(x, weight, bias, targets)
         ctx.dtype = dtype

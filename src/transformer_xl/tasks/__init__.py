@@ -6,6 +6,8 @@ from transformer_xl.tasks.task import Task
 
 TASKS = {
     "babi": "babi_answers:BabiAnswers",
+    "translation-de-en": "translation:GermanEnglish",
+    "translation-en-fr": "translation:EnglishFrench",
 }
 """By name, the module of a task in this package, and its class."""
 

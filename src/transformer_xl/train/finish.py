@@ -13,7 +13,7 @@ from transformer_xl.config.device import autocast
 from transformer_xl.data import Corpus, raw_split
 from transformer_xl.inference.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
 from transformer_xl.inference.floors import compressed_bytes
-from transformer_xl.inference.generate import for_tokens, generate, text_pieces
+from transformer_xl.inference.generate import beam_search, for_tokens, generate, text_pieces
 from transformer_xl.model import LanguageModel, load_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.train.checkpoint import RESULTS_FILE, SAMPLE_FILE, RunFolder
@@ -197,8 +197,12 @@ def memory_line(row: dict[str, Any]) -> str:
 
 def _sample(config: Config, corpus: Corpus, model: LanguageModel) -> dict[str, Any]:
     settings = config.generate
-    draw = {**settings.sampling, "seed": settings.seed}
     prompt = corpus.vocab.encode(settings.prompt)
+    if searching := settings.searching:
+        limits: Any = {"length": settings.length, "stop": settings.stop, "vocab": corpus.vocab}
+        ((best,),) = beam_search(model, [prompt], **searching, **limits)
+        return {"prompt": settings.prompt, "text": best.text, "settings": searching}
+    draw = {**settings.sampling, "seed": settings.seed}
     arguments = for_tokens(draw, corpus.vocab)
     tokens = generate(model, prompt, length=settings.length, **arguments)
     text = "".join(text_pieces(tokens, corpus.vocab, settings.stop, prompt))

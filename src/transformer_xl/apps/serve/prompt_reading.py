@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from transformer_xl.apps.serve.texts import Scored, Shares, Text
-from transformer_xl.inference.generate.batch import PROMPT_SEGMENT
+from transformer_xl.inference.generate.prompts import PROMPT_SEGMENT
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import join

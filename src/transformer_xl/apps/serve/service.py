@@ -19,6 +19,7 @@ from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.sessions import Session, Sessions
 from transformer_xl.apps.serve.texts import most_tokens
 from transformer_xl.config import GenerateConfig
+from transformer_xl.config.checks import require
 from transformer_xl.config.device import total_memory
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate import Sampler, State, largest_state
@@ -102,6 +103,12 @@ class Service:
     ) -> None:
         _require_working(model, settings.max_batch)
         self.generation = generation or GenerateConfig()
+        require(
+            self.generation.beam_size is None,
+            f"beam_size={self.generation.beam_size}: the server samples, and streams what it has "
+            "sampled; `txl generate` searches. Remove beam_size from [generate] of the recipe.toml "
+            "in the folder to serve the model",
+        )
         self.model, self.vocab, self.settings, self.name = model, vocab, settings, name
         # Not with each request: a setting may not fit the vocabulary.
         self.sampler()

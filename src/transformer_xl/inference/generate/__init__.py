@@ -14,6 +14,7 @@ from transformer_xl.inference.generate.batch import (
     random_numbers,
     seed_of,
 )
+from transformer_xl.inference.generate.beams import Hypothesis, beam_search
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.sampler import (
     Sampler,
@@ -40,12 +41,14 @@ __all__ = [
     "Generation",
     "GenerationBatch",
     "History",
+    "Hypothesis",
     "Mark",
     "Sampler",
     "Sampling",
     "Session",
     "State",
     "TextWriter",
+    "beam_search",
     "breaker_tokens",
     "for_tokens",
     "from_pretrained",

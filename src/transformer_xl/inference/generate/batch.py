@@ -1,27 +1,22 @@
 """Batched generation; a single text is a batch of one."""
 
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int, Int32, UInt8
+from jaxtyping import Int32, UInt8
 from torch import Tensor
 
-from transformer_xl.config import ModelConfig
 from transformer_xl.config.knn import KnnConfig
 from transformer_xl.data import Vocab
 from transformer_xl.inference.generate.history import History
+from transformer_xl.inference.generate.prompts import Prompts
 from transformer_xl.inference.generate.sampler import Sampler
 from transformer_xl.inference.generate.text_writer import TextWriter
-from transformer_xl.inference.knn import KnnSoftmax, Past
+from transformer_xl.inference.knn import KnnSoftmax, remembered
 from transformer_xl.model import Memory, Stepper
 from transformer_xl.model.arguments import as_tokens, require_model, whole
-from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.limits import require_capacity, require_mem_len
-from transformer_xl.model.memory import join
-from transformer_xl.model.reading import read
 from transformer_xl.model.wrapping import evaluating
 
 
@@ -57,10 +52,6 @@ def seed_of(seed: SupportsIndex, n: int) -> int:
     if seed >= 2**64:
         raise ValueError(f"seed={seed} must be below 2**64")
     return (seed + n) % 2**64 if seed + n >= 2**64 else seed + n
-
-
-PROMPT_SEGMENT = 512
-"""Segment length for prompts, which bounds the memory use of long ones."""
 
 
 class GenerationBatch(Iterator[dict[int, int]]):
@@ -100,34 +91,21 @@ class GenerationBatch(Iterator[dict[int, int]]):
         knn: KnnConfig | None = None,
     ) -> None:
         config = require_model(model).config
-        require_mem_len(model, mem_len)
         self._length: int | None = whole("length", length)
-        # ext_len=0, as nothing is read again.
-        self._lengths = Lengths.of(config, segment_len=PROMPT_SEGMENT, mem_len=mem_len, ext_len=0)
-        self._model, self._sampler = model, sampler
+        own = None if isinstance(mems, Stepper) else mems
+        begun = Prompts(model, prompts, own, mem_len, knn)
+        self._lengths, self._model, self._sampler = begun.lengths, model, sampler
         self.generators = list(generators)
         # The tokens of each text that are not in the memory yet.
-        self._unread = [_checked_prompt(prompt, config) for prompt in prompts]
+        self._unread = begun.tokens
         n = len(self._unread)
         known = as_tokens(before, config, "the history").tolist()
         self._histories = [History(known, unread) for unread in self._unread]
         self.texts, self._is_ended, self._n_drawn = list(range(n)), [False] * n, 0
         self.looping: set[int] = set()
-        self._knn = knn
-        self._pasts = self._new_pasts(n)
-        require_capacity(model, self._lengths.mem_len, remedy="remember fewer positions")
-        if mems is None:
-            mems = model.start_memory(1, self._lengths.mem_len)
-        if not isinstance(mems, Stepper):
-            model.require_memory(mems)
-            mems = model.keep(mems)
-        if mems.batch_size not in (1, n):
-            raise ValueError(
-                f"mems holds {mems.batch_size} streams for {n} prompts: give one for all, or one "
-                "for each"
-            )
-        # The memory before the prompts; after the first step, a stepper.
-        self._at: Memory | Stepper = mems
+        self._pasts = begun.new_pasts(n)
+        # The prompts; after the first step, a stepper.
+        self._at: Prompts | Stepper = mems if isinstance(mems, Stepper) else begun
 
     @property
     def mems(self) -> Memory:
@@ -135,14 +113,14 @@ class GenerationBatch(Iterator[dict[int, int]]):
 
         After the first step, it has read all tokens of a text but the last.
         """
-        return self._at if isinstance(self._at, Memory) else self._at.memory()
+        return self._at.mems if isinstance(self._at, Prompts) else self._at.memory()
 
     def stepper(self) -> Stepper:
         """Return the stepper; a caller that advances it must not use this object any more."""
         if isinstance(self._at, Stepper):
             return self._at
         with evaluating(self._model):
-            return Stepper.of(self._model, self._lengths, self._at)
+            return Stepper.of(self._model, self._lengths, self._at.mems)
 
     @property
     def last_tokens(self) -> list[int]:
@@ -203,8 +181,8 @@ class GenerationBatch(Iterator[dict[int, int]]):
         if not going:
             raise StopIteration
         with evaluating(self._model):
-            if isinstance(self._at, Memory):
-                hidden, mems, pasts = self._read_prompts(going, self._at)
+            if isinstance(self._at, Prompts):
+                hidden, mems, pasts = self._at.read(going)
                 stepper = Stepper.of(self._model, self._lengths, mems)
                 state = stepper.state
             else:
@@ -223,7 +201,7 @@ class GenerationBatch(Iterator[dict[int, int]]):
             known = [past for past in pasts if past is not None]
             head = KnnSoftmax(self._model.head, known) if known else self._model.head
             tokens = self._sampler(head, hidden, torch.stack(numbers), histories)
-            pasts = _remembered(pasts, hidden[:, None], torch.tensor(tokens)[:, None])
+            pasts = remembered(pasts, hidden[:, None], torch.tensor(tokens)[:, None])
             for history, token in zip(histories, tokens, strict=True):
                 history.append(token)
             looping, is_ended = self.looping, self._is_ended
@@ -252,36 +230,6 @@ class GenerationBatch(Iterator[dict[int, int]]):
             return set()
         each = zip(texts, histories, strict=True)
         return {text for text, history in each if self._sampler.ends(history)}
-
-    def _read_prompts(
-        self, rows: Sequence[int], mems: Memory
-    ) -> tuple[Float[Tensor, "B D"], Memory, list[Past | None]]:
-        """Read the prompts, without duplicates, those of the same length as a batch."""
-        # One memory for all, or one for each.
-        streams = rows if mems.batch_size > 1 else [0] * len(rows)
-        unread = [(self._unread[row], stream) for row, stream in zip(rows, streams, strict=True)]
-        distinct = sorted(dict.fromkeys(unread), key=lambda each: len(each[0]))
-        done, pasts = [], []
-        for _, group in groupby(distinct, key=lambda each: len(each[0])):
-            texts, own = zip(*group, strict=True)
-            given, some, piece = torch.tensor(texts), self._new_pasts(len(texts)), None
-            for piece in read(self._model, given, self._lengths, _selected(mems, own)):
-                following = given[:, piece.start + 1 :][:, : piece.hidden.shape[1]]
-                some = _remembered(some, piece.hidden, following)
-            assert piece is not None
-            done.append((piece.hidden[:, -1], piece.mems))
-            pasts += some
-        place = {each: row for row, each in enumerate(distinct)}
-        back = [place[each] for each in unread]
-        hidden = torch.cat([last for last, _ in done])[back]
-        mems = done[0][1] if len(done) == 1 else join([mems for _, mems in done])
-        # Texts with the same prompt have a past of their own from now on.
-        own = [None if (past := pasts[row]) is None else past.copy() for row in back]
-        return hidden, _selected(mems, back), own
-
-    def _new_pasts(self, n: int) -> list[Past | None]:
-        knn, reset_at = self._knn, self._model.config.reset_at
-        return [None if knn is None else Past(knn, reset_at) for _ in range(n)]
 
 
 class Generation(Iterator[int]):
@@ -338,27 +286,3 @@ class Generation(Iterator[int]):
     def random_state(self) -> UInt8[Tensor, " bytes"]:
         """State of the random number generator before the next token."""
         return self._batch.generators[0].get_state()
-
-
-def _remembered(
-    pasts: Sequence[Past | None], hidden: Float[Tensor, "B T D"], following: Int[Tensor, "B known"]
-) -> list[Past | None]:
-    """Return the past of each stream after positions; what follows the last may be unknown."""
-    following = following.to(hidden.device)
-    known = hidden[:, : following.shape[1]]
-    return [
-        None if past is None else past.extended(*row)
-        for past, *row in zip(pasts, known, following, strict=True)
-    ]
-
-
-def _checked_prompt(ids: Any, config: ModelConfig) -> tuple[int, ...]:
-    tokens = as_tokens(ids, config, "the prompt")
-    if not len(tokens):
-        raise ValueError("the prompt is empty: give at least one token to continue")
-    return tuple(tokens.tolist())
-
-
-def _selected(mems: Memory, rows: Sequence[int]) -> Memory:
-    """Select streams, without a copy if all are selected."""
-    return mems if [*rows] == [*range(mems.batch_size)] else mems.select(rows)

@@ -19,12 +19,13 @@ from transformer_xl.config.device import pick_device
 from transformer_xl.config.evaluation import MAX_HISTORY
 from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.inference.generate.batch import (
-    PROMPT_SEGMENT,
     Generation,
     GenerationBatch,
     random_numbers,
 )
+from transformer_xl.inference.generate.beams import beam_search
 from transformer_xl.inference.generate.history import History
+from transformer_xl.inference.generate.prompts import PROMPT_SEGMENT
 from transformer_xl.inference.generate.sampler import Sampler, Sampling
 from transformer_xl.inference.generate.text_writer import text_pieces
 from transformer_xl.model import LanguageModel, Memory, load_model
@@ -401,6 +402,42 @@ class Session:
         random_numbers(seed)
         last_token = self._last_token("continued")
         return text_pieces(self._drawn(length, sampler, seed), self.vocab, stop, [last_token])
+
+    def search(
+        self,
+        length: int,
+        *,
+        beam_size: int = 4,
+        length_penalty: float = 1.0,
+        stop: str | Sequence[str] = (),
+    ) -> str:
+        """Continue the text with the best hypothesis of beam search; return its text.
+
+        All its tokens become part of the session, including those of a stop string.
+
+        Args:
+            length: Maximum number of tokens.
+            beam_size: As for :func:`~transformer_xl.beam_search`.
+            length_penalty: As for :func:`~transformer_xl.beam_search`.
+            stop: As for :meth:`generate`.
+
+        Raises:
+            ValueError: Nothing was read yet, or a setting is out of range.
+        """
+        prompt, mems = [self._last_token("continued")], self._reader_state().mems
+        ((best,),) = beam_search(
+            self.model,
+            [prompt],
+            length=length,
+            beam_size=beam_size,
+            length_penalty=length_penalty,
+            vocab=self.vocab,
+            stop=stop,
+            mems=mems,
+            mem_len=self._chosen,
+        )
+        self.write(best.tokens)
+        return best.text
 
     def _drawn(self, length: int | None, sampler: Sampler, seed: int | None) -> Iterator[int]:
         prompts = [[self._last_token("continued")]]

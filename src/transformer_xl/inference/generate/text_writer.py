@@ -1,6 +1,8 @@
 """Incremental decoding of tokens to text."""
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Self
 
 from transformer_xl.data import Vocab
 
@@ -54,6 +56,12 @@ class TextWriter:
     def flush(self) -> str:
         """Return the text that was held back, at the end."""
         return "" if self.has_stopped else self._waiting + self._decoder.flush()
+
+    def fork(self) -> Self:
+        """Return an independent copy, to write another continuation of the same text."""
+        other = copy.copy(self)
+        other._decoder = self._decoder.fork()
+        return other
 
 
 def text_pieces(

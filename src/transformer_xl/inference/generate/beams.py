@@ -1,0 +1,301 @@
+"""Beam search: likely continuations of prompts, found without sampling.
+
+Every step extends the hypotheses of all prompts by one token, as one batch of the
+:class:`~transformer_xl.model.Stepper`, whose streams are then reordered: a hypothesis goes on from
+the memory of the one that it extends.
+"""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transformer_xl.config.checks import require
+from transformer_xl.data import Vocab
+from transformer_xl.inference.generate.prompts import Prompts, selected
+from transformer_xl.inference.generate.text_writer import TextWriter
+from transformer_xl.model import LanguageModel, Memory, Stepper
+from transformer_xl.model.arguments import Text, as_tokens, require_model, shown, whole
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.wrapping import evaluating
+
+
+@dataclass(frozen=True, eq=False)
+class Hypothesis:
+    """A continuation that beam search has found.
+
+    Attributes:
+        tokens: Its tokens, with the one that ended it.
+        log_prob: Their log-probability, in nats.
+        score: ``log_prob / len(tokens) ** length_penalty``, by which hypotheses are ranked.
+        is_ended: Whether a stop token or stop string ended it; False: it has the full length.
+        text: Its text, without stop token or stop string; empty if no vocabulary was given.
+    """
+
+    tokens: tuple[int, ...]
+    log_prob: float
+    score: float
+    is_ended: bool
+    text: str
+    _read: Callable[[Sequence[int]], Memory] = field(repr=False)
+
+    @property
+    def mems(self) -> Memory:
+        """The memory that has read the prompt and all tokens but the last; computed when asked.
+
+        ``generate(model, [h.tokens[-1]], mems=h.mems)`` continues the text.
+        """
+        return self._read(self.tokens[:-1])
+
+
+class _Beam(NamedTuple):
+    """A hypothesis of the prompt with index ``prompt``."""
+
+    prompt: int
+    tokens: tuple[int, ...]
+    log_prob: float
+    text: str
+    writer: TextWriter | None
+    is_ended: bool = False
+
+    def extended(self, token: int, log_prob: float, *, is_stop: bool) -> "_Beam":
+        """Return the hypothesis with one more token and its new log-probability."""
+        text, writer, is_ended = self.text, self.writer, is_stop
+        if writer is not None and not is_stop:
+            writer = writer.fork()
+            text += writer.push(token)
+            is_ended = writer.has_stopped
+        return _Beam(self.prompt, (*self.tokens, token), log_prob, text, writer, is_ended)
+
+
+class _Extended(NamedTuple):
+    """The hypotheses of one prompt after a step."""
+
+    rows: list[int]
+    """For each of ``going``, the row of the batch that it extends."""
+    going: list[_Beam]
+    ended: list[_Beam]
+
+
+def beam_search(
+    model: LanguageModel,
+    prompts: Sequence[Text],
+    *,
+    length: int,
+    beam_size: int = 4,
+    length_penalty: float = 1.0,
+    n_best: int = 1,
+    stop_tokens: Collection[int] = (),
+    vocab: Vocab | None = None,
+    stop: str | Sequence[str] = (),
+    mems: Memory | None = None,
+    mem_len: int | None = None,
+) -> list[list[Hypothesis]]:
+    """Find likely continuations of several prompts; deterministic.
+
+    Of each prompt, every step keeps the ``beam_size`` most likely of all extensions of the
+    hypotheses by a token. One that ends is set aside if it is among these. The search of a prompt
+    ends with ``length`` tokens; or once ``beam_size`` hypotheses have ended and, at its present
+    length, none that goes on has a better score than they (as in transformers, with its default
+    ``early_stopping=False``). With a beam of every sequence of tokens it is exhaustive, and with
+    ``beam_size=1`` greedy.
+
+    Args:
+        model: The model. It reads in evaluation mode; its mode is restored afterwards.
+        prompts: The prompts in tokens, of any lengths; identical prompts are read once.
+        length: Maximum number of tokens.
+        beam_size: Number of hypotheses of each prompt.
+        length_penalty: Exponent A of the length in the score, log p / length^A: 1, the mean
+            log-probability of a token; 0, the log-probability, which favours short texts.
+        n_best: How many hypotheses of each prompt to return, at most.
+        stop_tokens: Tokens that end a hypothesis.
+        vocab: The vocabulary, for ``stop`` and the texts of the hypotheses.
+        stop: Strings that end a hypothesis once its text contains one.
+        mems: The memory to start with: of one stream, for all, or of one stream for each prompt.
+            None: start of a text.
+        mem_len: Memory length. None: as configured.
+
+    Returns:
+        For each prompt its best hypotheses, the best one first. There are fewer than ``n_best``
+        only if there are fewer sequences.
+
+    Raises:
+        RuntimeError: The probabilities are not finite.
+        ValueError: There is no prompt, one is empty or has a token outside the vocabulary, a
+            setting is of a wrong type or out of range, or the memory does not fit the model.
+    """
+    search = _Search(model, length, beam_size, length_penalty, stop_tokens, vocab, stop)
+    require(
+        1 <= (n_best := whole("n_best", n_best)) <= search.beam_size,
+        f"n_best={n_best} must be from 1 to beam_size={search.beam_size}",
+    )
+    if isinstance(prompts, str) or not len(prompts):
+        raise ValueError(f"prompts={shown(prompts)}: give a list of prompts, one at least")
+    with torch.no_grad(), evaluating(model):
+        found = search.run(Prompts(model, prompts, mems, mem_len))
+    return [each[:n_best] for each in found]
+
+
+class _Search:
+    """The settings of a search, and its loop."""
+
+    def __init__(
+        self,
+        model: Any,
+        length: Any,
+        beam_size: Any,
+        length_penalty: Any,
+        stop_tokens: Any,
+        vocab: Vocab | None,
+        stop: Any,
+    ) -> None:
+        config = require_model(model).config
+        self._model, self._vocab, self._stop = model, vocab, stop
+        require(length is not None, "length=None: beam search needs the maximum number of tokens")
+        self._length, self.beam_size = whole("length", length, 1), whole("beam_size", beam_size, 1)
+        require(
+            isinstance(length_penalty, int | float) and 0 <= length_penalty < float("inf"),
+            f"length_penalty={shown(length_penalty)} must be a number, 0 or above",
+        )
+        self._length_penalty = length_penalty
+        tokens = as_tokens([*stop_tokens], config, "stop_tokens").tolist()
+        self._stop_tokens = frozenset(tokens)
+        require(
+            vocab is not None or not stop,
+            f"stop={shown(stop)} needs the vocabulary: give vocab, or stop_tokens",
+        )
+
+    def run(self, prompts: Prompts) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each prompt, the best ones first."""
+        texts = range(len(prompts.tokens))
+        hidden, mems, _ = prompts.read(texts)
+        reads = [partial(_read, self._model, prompts.lengths, mems, text) for text in texts]
+        found: list[list[Hypothesis]] = [[] for _ in texts]
+        stepper: Stepper | None = None
+        live = [
+            _Beam(text, (), 0.0, "", self._writer(prompt))
+            for text, prompt in enumerate(prompts.tokens)
+        ]
+        while live:
+            rows, extended = [], self._extended(hidden, live)
+            live = []
+            for text, of_text in extended.items():
+                found[text] += [self._hypothesis(beam, reads[text]) for beam in of_text.ended]
+                if not self._is_done(found[text], of_text.going):
+                    rows += of_text.rows
+                    live += of_text.going
+            if not live:
+                break
+            if stepper is None:
+                stepper = Stepper.of(self._model, prompts.lengths, selected(mems, rows))
+            elif rows != [*range(stepper.batch_size)]:
+                stepper = stepper.take(rows)
+            hidden = stepper(torch.tensor([beam.tokens[-1] for beam in live]))
+        # Stable: of equal scores, the hypothesis that ended first.
+        return [sorted(each, key=lambda x: -x.score)[: self.beam_size] for each in found]
+
+    def _writer(self, prompt: Sequence[int]) -> TextWriter | None:
+        return None if self._vocab is None else TextWriter(self._vocab, self._stop, prompt)
+
+    def _extended(
+        self, hidden: Float[Tensor, "B D"], live: Sequence[_Beam]
+    ) -> dict[int, _Extended]:
+        """Extend the hypotheses by a token, given the output of the layers after each of them."""
+        V = self._model.config.vocab_size
+        # Of one hypothesis no more extensions can go on or end, unless many complete a stop string.
+        least = min(self.beam_size + len(self._stop_tokens) + self.beam_size * bool(self._stop), V)
+        likeliest = self._likeliest(hidden, least)
+        found = {}
+        for text, group in groupby(range(len(live)), key=lambda row: live[row].prompt):
+            rows, k = [*group], least
+            following = [likeliest[row] for row in rows]
+            while (extended := self._chosen(live, rows, following, is_all=k == V)) is None:
+                k = min(4 * k, V)
+                following = self._likeliest(hidden[rows], k)
+            found[text] = extended
+        return found
+
+    def _likeliest(
+        self, hidden: Float[Tensor, "B D"], k: int
+    ) -> list[tuple[Sequence[float], Sequence[int]]]:
+        """Return the log-probabilities of the ``k`` most likely tokens of each row, and these."""
+        values, tokens = self._model.head.top_k(hidden, k)
+        if not values[:, 0].isfinite().all():
+            raise RuntimeError("the model's probabilities are not finite: its weights are damaged")
+        return [*zip(values.double().tolist(), tokens.tolist(), strict=True)]
+
+    def _chosen(
+        self,
+        live: Sequence[_Beam],
+        rows: Sequence[int],
+        following: Sequence[tuple[Sequence[float], Sequence[int]]],
+        *,
+        is_all: bool,
+    ) -> _Extended | None:
+        """Choose the extensions of one prompt that go on, and those that end.
+
+        Args:
+            live: All hypotheses.
+            rows: Those of the prompt.
+            following: For each of them, likely tokens with their log-probabilities.
+            is_all: Whether these are all tokens of the vocabulary.
+
+        Returns:
+            None: further tokens are needed.
+        """
+        # Of equal ones, in the order of the hypotheses and of the vocabulary.
+        candidates = sorted(
+            (-(live[row].log_prob + log_prob), row, token, n == len(tokens) - 1)
+            for row, (log_probs, tokens) in zip(rows, following, strict=True)
+            for n, (log_prob, token) in enumerate(zip(log_probs, tokens, strict=True))
+            if log_prob > -math.inf
+        )
+        found = _Extended([], [], [])
+        is_full = len(live[rows[0]].tokens) + 1 == self._length
+        for rank, (cost, row, token, is_last) in enumerate(candidates):
+            beam = live[row].extended(token, -cost, is_stop=token in self._stop_tokens)
+            if not (beam.is_ended or is_full):
+                found.rows.append(row)
+                found.going.append(beam)
+            elif rank < self.beam_size:
+                found.ended.append(beam)
+            if len(found.going) == self.beam_size or (is_full and rank + 1 == self.beam_size):
+                return found
+            if is_last and not is_all:
+                return None
+        return found
+
+    def _is_done(self, found: Sequence[Hypothesis], going: Sequence[_Beam]) -> bool:
+        """Whether no hypothesis that goes on is better than those that have ended."""
+        if not going or len(found) < self.beam_size:
+            return not going
+        worst = sorted((x.score for x in found), reverse=True)[self.beam_size - 1]
+        return worst >= self._score(going[0])
+
+    def _score(self, beam: _Beam) -> float:
+        return beam.log_prob / len(beam.tokens) ** self._length_penalty
+
+    def _hypothesis(self, beam: _Beam, read: Callable[[Sequence[int]], Memory]) -> Hypothesis:
+        text = beam.text + (beam.writer.flush() if beam.writer is not None else "")
+        score = self._score(beam)
+        return Hypothesis(beam.tokens, beam.log_prob, score, beam.is_ended, text, read)
+
+
+def _read(
+    model: LanguageModel, lengths: Lengths, mems: Memory, text: int, tokens: Sequence[int]
+) -> Memory:
+    """Return the memory after tokens that follow a prompt, read one by one as in the search."""
+    own = mems.select([text])
+    if not tokens:
+        return own
+    with torch.no_grad(), evaluating(model):
+        stepper = Stepper.of(model, lengths, own)
+        for token in tokens:
+            stepper(torch.tensor([token]))
+    return stepper.memory()

@@ -1,0 +1,117 @@
+"""Prompts of a batch: checked, and read into a memory."""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.config.knn import KnnConfig
+from transformer_xl.inference.knn import Past, remembered
+from transformer_xl.model import Memory
+from transformer_xl.model.arguments import as_tokens, require_model
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.limits import require_capacity, require_mem_len
+from transformer_xl.model.memory import join
+from transformer_xl.model.reading import read
+
+PROMPT_SEGMENT = 512
+"""Segment length for prompts, which bounds the memory use of long ones."""
+
+
+class Prompts:
+    """The prompts of a batch, with the memory before them.
+
+    Attributes:
+        tokens: The tokens of each prompt.
+        lengths: The lengths with which they are read and continued.
+        mems: The memory before the prompts: of one stream, for all, or of one for each.
+
+    Args:
+        model: The model.
+        prompts: The prompts in tokens.
+        mems: The memory to start with. None: start of a text.
+        mem_len: Memory length. None: as configured.
+        knn: Settings of kNN-LM. None: no past is remembered.
+
+    Raises:
+        ValueError: A prompt is empty or has a token outside the vocabulary, or the memory does not
+            fit the model or the prompts.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        prompts: Sequence[Any],
+        mems: Any,
+        mem_len: Any,
+        knn: KnnConfig | None = None,
+    ) -> None:
+        config = require_model(model).config
+        require_mem_len(model, mem_len)
+        self._model, self._knn = model, knn
+        # ext_len=0, as nothing is read again.
+        self.lengths = Lengths.of(config, segment_len=PROMPT_SEGMENT, mem_len=mem_len, ext_len=0)
+        self.tokens = [_checked_prompt(prompt, config) for prompt in prompts]
+        require_capacity(model, self.lengths.mem_len, remedy="remember fewer positions")
+        if mems is None:
+            mems = model.start_memory(1, self.lengths.mem_len)
+        model.require_memory(mems)
+        if mems.batch_size not in (1, len(prompts)):
+            raise ValueError(
+                f"mems holds {mems.batch_size} streams for {len(prompts)} prompts: give one for "
+                "all, or one for each"
+            )
+        self.mems: Memory = model.keep(mems)
+
+    def new_pasts(self, n: int) -> list[Past | None]:
+        """Return the pasts of texts of which nothing was read; None without kNN-LM."""
+        knn, reset_at = self._knn, self._model.config.reset_at
+        return [None if knn is None else Past(knn, reset_at) for _ in range(n)]
+
+    def read(self, rows: Sequence[int]) -> tuple[Float[Tensor, "B D"], Memory, list[Past | None]]:
+        """Read some prompts, without duplicates, those of the same length as a batch.
+
+        The caller sets the mode of the model and disables gradients.
+
+        Returns:
+            For each of ``rows``, the output of the layers after its last token; the memory, with
+            a stream for each; and their pasts.
+        """
+        # One memory for all, or one for each.
+        streams = rows if self.mems.batch_size > 1 else [0] * len(rows)
+        unread = [(self.tokens[row], stream) for row, stream in zip(rows, streams, strict=True)]
+        distinct = sorted(dict.fromkeys(unread), key=lambda each: len(each[0]))
+        done, pasts = [], []
+        for _, group in groupby(distinct, key=lambda each: len(each[0])):
+            texts, own = zip(*group, strict=True)
+            begun = selected(self.mems, own)
+            given, some, piece = torch.tensor(texts), self.new_pasts(len(texts)), None
+            for piece in read(self._model, given, self.lengths, begun):
+                following = given[:, piece.start + 1 :][:, : piece.hidden.shape[1]]
+                some = remembered(some, piece.hidden, following)
+            assert piece is not None
+            done.append((piece.hidden[:, -1], piece.mems))
+            pasts += some
+        place = {each: row for row, each in enumerate(distinct)}
+        back = [place[each] for each in unread]
+        hidden = torch.cat([last for last, _ in done])[back]
+        mems = done[0][1] if len(done) == 1 else join([mems for _, mems in done])
+        # Texts with the same prompt have a past of their own from now on.
+        copies = [None if (past := pasts[row]) is None else past.copy() for row in back]
+        return hidden, selected(mems, back), copies
+
+
+def selected(mems: Memory, rows: Sequence[int]) -> Memory:
+    """Select streams, without a copy if all are selected."""
+    return mems if [*rows] == [*range(mems.batch_size)] else mems.select(rows)
+
+
+def _checked_prompt(ids: Any, config: ModelConfig) -> tuple[int, ...]:
+    tokens = as_tokens(ids, config, "the prompt")
+    if not len(tokens):
+        raise ValueError("the prompt is empty: give at least one token to continue")
+    return tuple(tokens.tolist())

@@ -1,0 +1,179 @@
+import math
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+
+from transformer_xl.data.making_vocab import train_vocab
+from transformer_xl.inference.generate import beam_search, generate
+from transformer_xl.model import TransformerXL, build_model
+
+BYTES = train_vocab("bytes", [])
+V, L, STOP = 5, 4, 4
+PROMPTS = [[1, 2, 3], [0], [2, 2, 3]]
+
+
+@pytest.fixture(params=["transformer_xl", "lstm"])
+def small(tiny_config, of_kind, request):
+    """A model of five symbols."""
+    config = of_kind(replace(tiny_config, vocab_size=V, init_std=0.5), request.param)
+    return build_model(config).double().eval()
+
+
+def found(model, prompts=PROMPTS, **settings):
+    settings = {"length": 6, "stop_tokens": [STOP]} | settings
+    searched = beam_search(model, prompts, **settings)
+    return [[(x.tokens, x.is_ended) for x in each] for each in searched]
+
+
+def every_sequence(model, prompt, A):
+    """All sequences up to a stop token or the full length, with their scores, the best first."""
+    scored = []
+    for n in range(1, L + 1):
+        sequences = [
+            tokens
+            for tokens in product(range(V), repeat=n)
+            if STOP not in tokens[:-1] and (n == L or tokens[-1] == STOP)
+        ]
+        texts = torch.tensor([[*prompt, *tokens] for tokens in sequences])
+        with torch.no_grad():
+            nll = model(texts[:, :-1], targets=texts[:, 1:]).nll[:, -n:].sum(1)
+        scored += zip((-nll / n**A).tolist(), sequences, strict=True)
+    return sorted(scored, reverse=True)
+
+
+@pytest.mark.parametrize("A", [0, 0.6, 1.0])
+def test_a_beam_of_all_sequences_is_an_exhaustive_search(small, A):
+    searched = beam_search(
+        small, PROMPTS, length=L, beam_size=V**L, length_penalty=A, n_best=V**L, stop_tokens=[STOP]
+    )
+    for prompt, hypotheses in zip(PROMPTS, searched, strict=True):
+        expected = every_sequence(small, prompt, A)
+        assert [x.tokens for x in hypotheses] == [tokens for _, tokens in expected]
+        assert [x.score for x in hypotheses] == pytest.approx([score for score, _ in expected])
+        assert all(x.is_ended == (x.tokens[-1] == STOP) for x in hypotheses)
+        assert all(x.score == x.log_prob / len(x.tokens) ** A for x in hypotheses)
+
+
+def test_a_beam_of_one_is_greedy(small):
+    for prompt, (((tokens, is_ended),)) in zip(PROMPTS, found(small, beam_size=1), strict=True):
+        greedy = list(generate(small, prompt, length=6, temperature=0))
+        n = greedy.index(STOP) + 1 if is_ended else 6
+        assert tokens == (*greedy[:n],)
+        assert is_ended == (STOP in greedy)
+
+
+def test_each_prompt_gets_what_it_gets_alone_in_any_order(small):
+    settings = {"beam_size": 3, "n_best": 3}
+    expected = [found(small, [prompt], **settings)[0] for prompt in PROMPTS]
+    assert found(small, **settings) == expected
+    order = [2, 0, 1, 0]
+    reordered = found(small, [PROMPTS[n] for n in order], **settings)
+    assert reordered == [expected[n] for n in order]
+
+
+def test_the_memory_before_a_prompt_counts_in_either_store(small):
+    settings = {"beam_size": 3, "n_best": 3}
+    expected = found(small, [[3, 1, *prompt] for prompt in PROMPTS], **settings)
+    assert expected != found(small, **settings)
+    with torch.no_grad():
+        mems = small(torch.tensor([[3, 1]])).mems
+    assert found(small, mems=mems, **settings) == expected
+    assert found(small, mems=small.keep(mems), **settings) == expected
+    assert found(small, mems=mems.select([0, 0, 0]), **settings) == expected
+
+
+def test_the_memory_of_a_hypothesis_is_that_of_its_text(small):
+    (best,), *_ = beam_search(small, PROMPTS, length=6, beam_size=3)
+    expected = list(generate(small, [*PROMPTS[0], *best.tokens], length=5, temperature=0))
+    going_on = generate(small, [best.tokens[-1]], length=5, temperature=0, mems=best.mems)
+    assert list(going_on) == expected
+
+
+def test_more_hypotheses_find_what_greedy_search_misses(tiny_config):
+    torch.manual_seed(3)
+    model = TransformerXL(replace(tiny_config, init_std=0.5)).double().eval()
+    prompts = [[n, n + 1] for n in range(12)]
+    scores = [
+        [x.log_prob for x, *_ in beam_search(model, prompts, length=8, beam_size=size)]
+        for size in (1, 8)
+    ]
+    assert any(b > a + 0.01 for a, b in zip(*scores, strict=True))
+    assert sum(scores[1]) > sum(scores[0])
+
+
+@pytest.fixture
+def of_bytes(tiny_config):
+    return TransformerXL(replace(tiny_config, vocab_size=256, init_std=0.3)).double().eval()
+
+
+@pytest.mark.parametrize("first", [10, 40])
+def test_a_stop_string_ends_a_text_as_a_stop_token_does(of_bytes, first):
+    # From 40 on, most tokens end a text, and the next ones have to be found.
+    ends = [10] if first == 10 else [*range(first, 128)]
+    settings = {"length": 5, "beam_size": 4, "n_best": 4, "vocab": BYTES}
+    prompts = [b"one", b"two three"]
+    expected = beam_search(of_bytes, prompts, stop_tokens=ends, **settings)
+    searched = beam_search(of_bytes, prompts, stop=[chr(n) for n in ends], **settings)
+    for ours, theirs in zip(searched, expected, strict=True):
+        assert [x.tokens for x in ours] == [x.tokens for x in theirs]
+        assert [x.is_ended for x in ours] == [x.is_ended for x in theirs]
+        assert [x.text for x in ours] == [x.text for x in theirs]
+        for x in ours:
+            assert x.text == BYTES.decode(x.tokens[: len(x.tokens) - x.is_ended])
+
+
+def test_a_stop_string_may_span_tokens(tiny_config):
+    letters = train_vocab("chars", ["abcdefgh"])
+    model = TransformerXL(replace(tiny_config, vocab_size=8, init_std=0.3)).double().eval()
+    settings = {"length": 8, "vocab": letters, "beam_size": 4, "n_best": 4}
+    best = beam_search(model, [[1, 2]], **settings)[0][0]
+    stop = best.text[3:5]
+    ended = beam_search(model, [[1, 2]], stop=stop, **settings)[0]
+    assert best.text.partition(stop)[0] in {x.text for x in ended if x.is_ended}
+    assert all(stop not in x.text for x in ended)
+    assert all((stop in letters.decode(x.tokens)) == x.is_ended for x in ended)
+
+
+def test_a_prompt_that_is_done_does_not_wait_for_the_others(small, monkeypatch):
+    sizes = []
+    kind = type(small)
+    original = kind.forward
+
+    def spy(self, tokens, *words, **settings):
+        sizes.append(tokens.shape)
+        return original(self, tokens, *words, **settings)
+
+    monkeypatch.setattr(kind, "forward", spy)
+    everything = {"stop_tokens": range(V), "beam_size": V, "n_best": V}
+    assert [len(each) for each in found(small, **everything)] == [V] * 3
+    assert all(T > 0 for _, T in sizes)
+    # Every first token ends a text, so that there is no second step.
+    assert sum(T for _, T in sizes) <= 3 + 1 + 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"length": None}, "length=None: beam search needs the maximum number of tokens"),
+        ({"length": 0}, "length=0 must be at least 1"),
+        ({"beam_size": 0}, "beam_size=0 must be at least 1"),
+        ({"beam_size": 2, "n_best": 3}, "n_best=3 must be from 1 to beam_size=2"),
+        ({"length_penalty": -1.0}, "length_penalty=-1.0 must be a number, 0 or above"),
+        ({"length_penalty": math.nan}, "length_penalty=nan must be a number, 0 or above"),
+        ({"stop_tokens": [V]}, "token 5 of stop_tokens is outside the vocabulary of 5"),
+        ({"stop": "\n"}, "needs the vocabulary: give vocab, or stop_tokens"),
+        ({"prompts": []}, "give a list of prompts, one at least"),
+        ({"prompts": [[]]}, "the prompt is empty"),
+    ],
+)
+def test_a_wrong_setting_is_named(small, settings, message):
+    with pytest.raises(ValueError, match=message.replace("(", r"\(")):
+        found(small, **settings)
+
+
+def test_a_model_with_damaged_weights_is_named(small):
+    small.softmax.bias.data[3] = torch.nan
+    with pytest.raises(RuntimeError, match="probabilities are not finite: its weights are damaged"):
+        found(small)
