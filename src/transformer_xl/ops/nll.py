@@ -35,14 +35,19 @@ def linear_nll(
 ) -> Float[Tensor, " n"]:
     """Return -log p of each target, in nats, where p is the softmax of ``x weight^T + bias``.
 
-    For a target of -100 it is 0, and so are its gradients. The softmax is computed in float32 at
-    least, whatever the precision of the product.
+    For a target of -100 it is 0, and so are its gradients; on a CPU, nothing is computed for it.
+    The softmax is computed in float32 at least, whatever the precision of the product.
     """
     if torch.compiler.is_compiling():
         # The compiler fuses this itself.
         logits = _at_least_float32(F.linear(x, weight, bias))
         return F.cross_entropy(logits, targets, reduction="none")
     device = x.device.type
+    # To know which are ignored would synchronize a GPU.
+    if device == "cpu" and (ignored := targets == IGNORED).any():
+        counted = ~ignored
+        nll = linear_nll(x[counted], weight, bias, targets[counted])
+        return nll.new_zeros(len(x)).masked_scatter(counted, nll)
     is_cast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if is_cast else x.dtype
     with torch.autocast(device, enabled=False):
@@ -64,9 +69,7 @@ class _LinearNLL(torch.autograd.Function):
         # Comparing upstream gradients would synchronize a GPU.
         is_at_once = x.device.type == "cpu"
         needed = ctx.needs_input_grad[:3] if is_at_once else (False, False, False)
-        is_partial = is_at_once and bool((targets == IGNORED).any())
-        scale = _counted(torch.ones_like(targets, dtype=x.dtype), targets) if is_partial else None
-        nll, gradients = _pass(x, weight, bias, targets, dtype, scale, needed)
+        nll, gradients = _pass(x, weight, bias, targets, dtype, None, needed)
         ctx.gradients = gradients if is_at_once else None
         ctx.save_for_backward(x, weight, bias, targets)
         ctx.dtype = dtype

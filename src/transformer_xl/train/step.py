@@ -21,6 +21,7 @@ from transformer_xl.config.device import pick_precision
 from transformer_xl.config.distributed import World
 from transformer_xl.model import LanguageModel, Memory, Output, build_model
 from transformer_xl.model.pretrained import copy_weights
+from transformer_xl.ops.nll import IGNORED
 from transformer_xl.train.optim import lr_scale
 from transformer_xl.train.state import TrainState
 
@@ -179,6 +180,8 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     weights = _loss_weights(state, settings)
     if settings.loss == "half":
         targets = targets[:, targets.shape[1] // 2 :]
+    if weights is not None:
+        targets = targets.masked_fill(weights == 0, IGNORED)
     lengths = {"mem_len": mem_len, "context": tokens.shape[1] - targets.shape[1]}
     remembered = _partly_reset(state, settings)
     loss, mems = torch.zeros((), device=device), []
