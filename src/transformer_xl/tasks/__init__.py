@@ -6,6 +6,8 @@ from transformer_xl.tasks.task import Task
 
 TASKS = {
     "babi": "babi_answers:BabiAnswers",
+    "sentiment": "sentiment:Sentiment",
+    "polarity": "sentiment:Polarity",
 }
 """By name, the module of a task in this package, and its class."""
 
