@@ -15,8 +15,15 @@ from transformer_xl.inference.generate import beam_search
 from transformer_xl.model import build_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.tasks import TASKS, load_task
-from transformer_xl.tasks.run import paired_p
-from transformer_xl.tasks.task import Example, Measured, read_examples, write_examples
+from transformer_xl.tasks.run import joined, paired_p
+from transformer_xl.tasks.task import (
+    SEPARATOR,
+    Example,
+    Measured,
+    read_examples,
+    write_documents,
+    write_examples,
+)
 
 PLACES = ("kitchen", "garden", "office")
 MODEL = """
@@ -117,6 +124,18 @@ def test_examples_are_read_as_they_were_written(tmp_path):
             write_examples(tmp_path, "train", [wrong])
 
 
+def test_documents_may_have_several_prompts(tmp_path):
+    write_documents(tmp_path, "train", [["a b", "c", "d", "e"], ["f", "g"]])
+    assert (tmp_path / "train.txt").read_text() == "a b\tc\td\te\nf\tg\n"
+
+
+def test_parts_of_a_task_are_joined():
+    found = joined([Measured({"x": 1.0}, np.zeros(2)), Measured({"x": 3.0, "y": 5.0}, np.ones(1))])
+    assert found.metrics == {"x": 2.0, "y": 5.0}
+    assert found.scores.tolist() == [0, 0, 1]
+    assert joined([found, Measured({"x": 1.0})]).scores is None
+
+
 def test_a_paired_test_tells_a_difference_from_chance():
     draw = np.random.default_rng(0)
     chance = draw.random(500)
@@ -199,6 +218,34 @@ def test_empty_texts_are_refused(model, vocab):
     for wrong in ([], [[1], []]):
         with pytest.raises(ValueError, match="at least one token each"):
             next_log_probs(model, wrong, lengths)
+
+
+def test_stories_are_trained_on_whole_and_with_other_names(babi, tmp_path):
+    task = load_task("babi")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    train = (babi / "qa1_where_train.txt").read_text()
+    # The first two questions are about one story.
+    lines = train.splitlines()
+    lines[2:4] = ["3 Mary1 took the milk.", "4 Where is Mary0train?\tgarden\t1"]
+    (babi / "qa1_where_train.txt").write_text("\n".join(lines) + "\n")
+    task.prepare(babi, folder)
+    examples = read_examples(folder, "train")
+    documents = (folder / "train.txt").read_text().splitlines()
+    first, rest = documents[: len(documents) // 8], documents[len(documents) // 8 :]
+    # Once as they are, where the second prompt is what follows the first question.
+    questions = []
+    for document in first:
+        parts = document.split(SEPARATOR)
+        for n in range(0, len(parts), 2):
+            questions.append((" ".join(parts[: n + 1 : 2]), parts[n + 1]))
+    assert len(questions) == len(examples)
+    assert max(document.count(SEPARATOR) for document in first) == 3
+    # A renamed story has the same answer, up to the name.
+    for document in rest:
+        parts = document.split(SEPARATOR)
+        assert parts[1] in parts[0].split()
+    assert {x.split(SEPARATOR)[0] for x in rest} - {x.split(SEPARATOR)[0] for x in first}
 
 
 def test_a_folder_of_babi_is_read(tmp_path, shared):

@@ -57,9 +57,9 @@ class DataConfig:
     documents: it and what follows attend to nothing before it. For bpe it is in no longer unit.
     None: no such token."""
     completion_at: str | None = None
-    """A token after which a completion begins, which ends with the next data.reset_at: loss and
-    evaluation count completions only (completion-only loss), as of the second column of a table.
-    None: they count every token."""
+    """A token after which a completion begins, which ends with the next such token, after which a
+    prompt follows, or with the next data.reset_at: loss and evaluation count completions only
+    (completion-only loss), as of every second column of a table. None: they count every token."""
     workers: Count | None = None
     """Processes that tokenize the text; None: one for each core if the text is long. The result
     does not depend on their number."""

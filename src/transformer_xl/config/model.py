@@ -118,8 +118,9 @@ class ModelConfig:
     """ID of a token at which a new text begins: it and what follows attend to nothing before it.
     None: that of data.reset_at, if any."""
     completion_at: Length | None = None
-    """ID of a token after which a completion begins, which ends with the next reset_at: evaluation
-    and training count only the tokens of completions. None: that of data.completion_at, if any."""
+    """ID of a token after which a completion begins, which ends with the next such token or
+    reset_at: evaluation and training count only the tokens of completions. None: that of
+    data.completion_at, if any."""
     n_layer: Count = 12
     """Number of layers."""
     n_head: Count = 8

@@ -107,8 +107,8 @@ def read_babi(path: Path) -> list[list[Question]]:
     return stories
 
 
-def babi_questions(folder: Path, task: str, split: Split) -> list[Question]:
-    """Read the questions of a task.
+def babi_stories(folder: Path, task: str, split: Split) -> list[list[Question]]:
+    """Read the questions of each story of a task.
 
     Those of training and validation are from the training file of the task. Those that
     are, facts and all, in the test file too (135 of 1,000 in qa4) are left out.
@@ -124,16 +124,22 @@ def babi_questions(folder: Path, task: str, split: Split) -> list[Question]:
         ValueError: There is no such split, or a file is none of bAbI.
     """
     require(split in SPLITS, f"split={split!r} must be one of {', '.join(SPLITS)}")
-    tests = [x for story in read_babi(_babi_file(folder, task, "test")) for x in story]
+    tests = read_babi(_babi_file(folder, task, "test"))
     if split == "test":
         return tests
     stories = read_babi(_babi_file(folder, task, "train"))
     n_train = len(stories) - round(len(stories) * VALID_SHARE)
     chosen = stories[:n_train] if split == "train" else stories[n_train:]
-    held_out = set(tests)
+    held_out = {x for story in tests for x in story}
     if split == "train":
         held_out |= {x for story in stories[n_train:] for x in story}
-    return [x for story in chosen for x in story if x not in held_out]
+    kept = ([x for x in story if x not in held_out] for story in chosen)
+    return [story for story in kept if story]
+
+
+def babi_questions(folder: Path, task: str, split: Split) -> list[Question]:
+    """Return the questions of :func:`babi_stories` one after the other."""
+    return [x for story in babi_stories(folder, task, split) for x in story]
 
 
 def _babi_file(folder: Path, task: str, part: str) -> Path:

@@ -1,8 +1,9 @@
-"""Which tokens of a text are completions: what follows a separator, up to the next document.
+"""Which tokens of a text are completions: what follows a separator, up to the next one.
 
 A document is a prompt, the separator ``completion_at``, and a completion, which ends with the
-token ``reset_at`` at which the next document begins. With the separator a tab and ``reset_at`` a
-line end, these are the lines of a table with two columns. The end of a completion is part of it.
+token ``reset_at`` at which the next document begins, or with another separator, after which a
+prompt follows. With the separator a tab and ``reset_at`` a line end, documents are the lines of a
+table, and completions its second, fourth, ... column. The end of a completion is part of it.
 """
 
 import numpy as np
@@ -25,11 +26,10 @@ def in_completion(
 
     Example:
         >>> config = ModelConfig(reset_at=0, completion_at=1)
-        >>> in_completion(np.array([0, 7, 7, 1, 8, 8, 0, 7, 1, 9]), config).astype(int).tolist()
-        [0, 0, 0, 1, 1, 1, 0, 0, 1, 1]
+        >>> in_completion(np.array([0, 7, 1, 8, 8, 1, 7, 1, 8, 0, 7]), config).astype(int).tolist()
+        [0, 0, 1, 1, 1, 0, 0, 1, 1, 0, 0]
     """
-    begins, ends = tokens == config.completion_at, tokens == config.reset_at
-    place = np.where(begins | ends, np.arange(tokens.shape[-1]), -1)
-    latest = np.maximum.accumulate(place, axis=-1)
-    found = np.take_along_axis(begins, np.maximum(latest, 0), axis=-1)
-    return np.where(latest < 0, np.asarray(before)[..., None], found)
+    separators = (tokens == config.completion_at).cumsum(axis=-1) + np.asarray(before)[..., None]
+    # Those before the document, as the count never falls.
+    counted = np.where(tokens == config.reset_at, separators, 0)
+    return (separators - np.maximum.accumulate(counted, axis=-1)) % 2 == 1

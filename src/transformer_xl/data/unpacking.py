@@ -35,12 +35,17 @@ class MissingPackageError(ValueError):
     """A file needs an optional package."""
 
 
-def optional_package(name: str, what: str) -> Any:
-    """Import an optional package, which ``what`` needs."""
+def optional_package(name: str, what: str, extra: str = "") -> Any:
+    """Import an optional package, which ``what`` needs.
+
+    ``extra`` is what to install where the package has another name.
+    """
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise MissingPackageError(f"{what} needs the package {name}: pip install {name}") from error
+        raise MissingPackageError(
+            f"{what} needs the package {name}: pip install {extra or name}"
+        ) from error
 
 
 def unpacking_of(path: Path, config: DataConfig) -> Unpacking:

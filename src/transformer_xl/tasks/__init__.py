@@ -8,6 +8,8 @@ TASKS = {
     "babi": "babi_answers:BabiAnswers",
     "translation-de-en": "translation:GermanEnglish",
     "translation-en-fr": "translation:EnglishFrench",
+    "sentiment": "sentiment:Sentiment",
+    "polarity": "sentiment:Polarity",
 }
 """By name, the module of a task in this package, and its class."""
 

@@ -31,7 +31,7 @@ def run_task(
     *,
     models: Sequence[str] = ("txl",),
     seeds: Sequence[int] = (1,),
-    splits: Sequence[str] = ("valid", "test"),
+    splits: Sequence[str] | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Prepare the data of a task, train models on them, and measure them beside the baselines.
@@ -45,7 +45,7 @@ def run_task(
         out: The folder of the texts (``data``), the run folders and the results.
         models: Names among ``task.models``, or recipe files.
         seeds: Seeds of the trainings.
-        splits: The splits to measure.
+        splits: The splits to measure; None: those of the task.
         say: Called with lines that tell the progress.
 
     Returns:
@@ -56,21 +56,32 @@ def run_task(
         ValueError: The data are not those of the task, or there is no such model.
     """
     stages = {name: _recipes(task, name) for name in models}
+    splits = task.splits if splits is None else splits
     folder = prepared(task, source, out, say)
     found: dict[str, dict[str, list[Measured]]] = {}
     for split in splits:
-        for name, measured in task.baselines(folder, split):
-            say(_line(name, split, measured))
-            found.setdefault(name, {})[split] = [measured]
+        by_part: dict[str, list[Measured]] = {}
+        for part in task.parts:
+            for name, measured in task.baselines(folder / part, split):
+                by_part.setdefault(name, []).append(measured)
+        for name, measured in by_part.items():
+            found.setdefault(name, {})[split] = [joined(measured)]
+            say(_line(name, split, found[name][split][0]))
     names = [*found]
     for name, recipes in stages.items():
         for seed in seeds:
-            trained = _trained(recipes, folder, out / f"{Path(name).stem}-{seed}", seed, say)
-            for split in splits:
-                with autocast(trained.config.train.precision, trained.model.device):
-                    measured = task.measure(trained, folder, split)
-                say(_line(f"{name}, seed {seed}", split, measured))
-                found.setdefault(name, {}).setdefault(split, []).append(measured)
+            by_split: dict[str, list[Measured]] = {split: [] for split in splits}
+            for part in task.parts:
+                run = out / f"{Path(name).stem}-{seed}"
+                trained = _trained(recipes, folder, run, seed, say, part, task.n_shared)
+                for split in splits:
+                    with autocast(trained.config.train.precision, trained.model.device):
+                        by_split[split].append(task.measure(trained, folder / part, split))
+                    if part:
+                        say(_line(f"{name}, seed {seed}, {part}", split, by_split[split][-1]))
+            for split, measured in by_split.items():
+                found.setdefault(name, {}).setdefault(split, []).append(joined(measured))
+                say(_line(f"{name}, seed {seed}", split, found[name][split][-1]))
     results = {
         "task": task.name,
         "seeds": [*seeds],
@@ -106,13 +117,23 @@ def _recipes(task: Task, name: str) -> list[Config]:
 
 
 def _trained(
-    recipes: Sequence[Config], folder: Path, out: Path, seed: int, say: Callable[[str], None]
+    recipes: Sequence[Config],
+    folder: Path,
+    out: Path,
+    seed: int,
+    say: Callable[[str], None],
+    part: str,
+    n_shared: int,
 ) -> Trained:
-    """Train by one recipe after the other; return the last model."""
+    """Train by one recipe after the other; return the last model.
+
+    The first ``n_shared`` read the texts of ``folder``, the others those of a part in it.
+    """
     run = None
     for n, recipe in enumerate(recipes):
-        config = _fitted(recipe, folder, run, seed)
-        run = out / f"stage_{n + 1}"
+        own = "" if n < n_shared else part
+        config = _fitted(recipe, folder / own, run, seed)
+        run = out / own / f"stage_{n + 1}"
         say(f"training {run}")
         train(config, run, quiet=True, reports=False)
     assert run is not None
@@ -121,6 +142,17 @@ def _trained(
     settings = config.eval.lengths_after(config.train.segment_len)
     lengths = Lengths.of(model.config, **{**settings, "ext_len": 0})
     return Trained(model, load_vocab(run / "model" / "best"), config, lengths)
+
+
+def joined(parts: Sequence[Measured]) -> Measured:
+    """Return what was measured on all parts of a task: mean metrics, and all scores."""
+    names = dict.fromkeys(name for x in parts for name in x.metrics)
+    metrics = {
+        name: float(np.mean([x.metrics[name] for x in parts if name in x.metrics]))
+        for name in names
+    }
+    scores = [x.scores for x in parts if x.scores is not None]
+    return Measured(metrics, np.concatenate(scores) if len(scores) == len(parts) else None)
 
 
 def _fitted(recipe: Config, folder: Path, before: Path | None, seed: int) -> Config:

@@ -9,6 +9,7 @@ begins, the memory of its stream is reset, and the loss counts completions
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
@@ -54,6 +55,13 @@ class Task(ABC):
     models: ClassVar[Mapping[str, Sequence[str]]]
     """By name of a model, the recipes of its trainings, each of which but the first begins with the
     weights and the vocabulary of the one before it."""
+    splits: ClassVar[Sequence[str]] = ("valid", "test")
+    """What is measured."""
+    parts: ClassVar[Sequence[str]] = ("",)
+    """Subfolders of the data that are trained on and measured apart, such as the folds of a
+    cross-validation. Metrics are their means, and scores are joined."""
+    n_shared: ClassVar[int] = 0
+    """How many of the first recipes are trained once for all parts, on the folder they are in."""
 
     @abstractmethod
     def prepare(self, source: Path, folder: Path) -> None:
@@ -101,13 +109,29 @@ def write_examples(
     Raises:
         ValueError: An example has the separator or a line end in it, which separate examples.
     """
-    for example in examples:
-        for text in (example.prompt, example.completion):
-            if separator in text or "\n" in text:
-                raise ValueError(f"{text[:60]!r} has a line end or {separator!r} in it")
-    text = "".join(f"{x.prompt}{separator}{x.completion}\n" for x in examples)
-    replace_file(folder / f"{split}.txt", text.encode())
+    write_documents(folder, split, [(x.prompt, x.completion) for x in examples], separator)
     replace_file(folder / f"{split}.json", json.dumps(examples, ensure_ascii=False).encode())
+
+
+def write_documents(
+    folder: Path, split: str, documents: Sequence[Sequence[str]], separator: str = "\t"
+) -> None:
+    """Write ``SPLIT.txt`` with a line for each document.
+
+    Args:
+        folder: The folder.
+        split: The split.
+        documents: Of each, prompts and completions by turns.
+        separator: As for :func:`write_examples`.
+
+    Raises:
+        ValueError: A part has the separator or a line end in it, which separate examples.
+    """
+    for text in chain.from_iterable(documents):
+        if separator in text or "\n" in text:
+            raise ValueError(f"{text[:60]!r} has a line end or {separator!r} in it")
+    text = "".join(f"{separator.join(parts)}\n" for parts in documents)
+    replace_file(folder / f"{split}.txt", text.encode())
 
 
 def read_examples(folder: Path, split: str) -> list[Example]:

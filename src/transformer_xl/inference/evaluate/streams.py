@@ -22,6 +22,7 @@ from transformer_xl.model.limits import require_mem_len
 from transformer_xl.model.memory import join
 from transformer_xl.model.reading import Reader, read, read_all
 from transformer_xl.model.wrapping import evaluating
+from transformer_xl.ops.nll import IGNORED
 
 
 def as_text(ids: Any, config: ModelConfig) -> Int[Tensor, " length"]:
@@ -72,7 +73,11 @@ def read_parts(
         longest = min(longest, max_steps * lengths.segment_len)
     mems = _warm_memory(model, text, firsts, lengths)
     uncounted = (torch.tensor(starts) - torch.tensor(firsts))[:, None]
-    parts, targets = ([text[p + k : p + k + longest] for p in firsts] for k in (0, 1))
+    wanted = text[1:]
+    if completed is not None:
+        # No softmax is computed for the others.
+        wanted = torch.where(completed, wanted.long(), IGNORED)
+    parts, targets = ([x[p : p + longest] for p in firsts] for x in (text, wanted))
     for piece in read(model, parts, lengths, mems, targets=targets):
         assert piece.nll is not None
         places = piece.start + torch.arange(piece.nll.shape[1])

@@ -1,0 +1,128 @@
+"""Sentiment of whole reviews: IMDb (5,000 to train on), and polarity v2.0 by ten folds."""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from transformer_xl.data.unpacking import opened, optional_package
+from transformer_xl.inference.answers import next_log_probs
+from transformer_xl.tasks.task import (
+    SEPARATOR,
+    SPLITS,
+    Example,
+    Measured,
+    Task,
+    Trained,
+    encoded_prompts,
+    read_examples,
+    write_examples,
+)
+
+LABELS = ("negative", "positive")
+_WORD = re.compile(r"[a-z0-9']+|[!?]")
+_N_FOLDS = 10
+"""Folds of polarity v2.0, numbered from 1."""
+_N_VALID = 200
+
+
+class Sentiment(Task):
+    """The whole review is read into the memory, and one of two labels comes next."""
+
+    name = "sentiment"
+    title = "sentiment of IMDb reviews, 5,000 to train on"
+    metric = "accuracy, %"
+    models = {  # noqa: RUF012
+        "txl": ("sentiment",),
+        "txl-pretrained": ("sentiment-language", "sentiment-tuned"),
+    }
+
+    def prepare(self, source: Path, folder: Path) -> None:
+        """Write the reviews; ``source`` has train.jsonl.gz, valid.jsonl.gz and test.jsonl.gz."""
+        for split in SPLITS:
+            write_examples(folder, split, _reviews(source / f"{split}.jsonl.gz"), SEPARATOR)
+
+    def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
+        """Compare the probabilities of the labels after each review."""
+        examples = read_examples(folder, split)
+        log_probs = next_log_probs(
+            trained.model, encoded_prompts(trained, examples), trained.lengths
+        )
+        labels = [trained.vocab.number_of(label) for label in LABELS]
+        return _measured(examples, log_probs[:, labels].argmax(1).tolist())
+
+    def baselines(self, folder: Path, split: str) -> Iterator[tuple[str, Measured]]:
+        """Yield naive Bayes and logistic regression over words and word pairs."""
+        train, examples = read_examples(folder, "train"), read_examples(folder, split)
+        for name, method in _methods():
+            method.fit([x.prompt for x in train], [LABELS.index(x.completion) for x in train])
+            yield name, _measured(examples, method.predict([x.prompt for x in examples]))
+
+
+class Polarity(Sentiment):
+    """The same with the reviews of polarity v2.0, after a training on those of IMDb."""
+
+    name = "polarity"
+    title = "polarity v2.0, ten folds"
+    models = {"txl": ("sentiment", "polarity")}  # noqa: RUF012
+    n_shared = 1
+    splits = ("test",)
+    parts = tuple(f"fold_{n}" for n in range(1, _N_FOLDS + 1))
+
+    def prepare(self, source: Path, folder: Path) -> None:
+        """Write the reviews of IMDb and the folds; ``source`` has ``polarity/reviews.jsonl.gz``.
+
+        Nine folds are to train on and one to test, so validation takes reviews of IMDb.
+        """
+        super().prepare(source, folder)
+        valid = read_examples(folder, "valid")[:_N_VALID]
+        reviews = _reviews(source / "polarity" / "reviews.jsonl.gz")
+        for n, part in enumerate(self.parts, 1):
+            (folder / part).mkdir()
+            test = [x for x in reviews if x.group == str(n)]
+            train = [x for x in reviews if x.group != str(n)]
+            for split, some in zip(SPLITS, (train, valid, test), strict=True):
+                write_examples(folder / part, split, some, SEPARATOR)
+
+
+def words(text: str) -> str:
+    """Return the words of a review and its exclamation and question marks, between blanks."""
+    return " ".join(_WORD.findall(text.lower().replace("<br />", " ")))
+
+
+def _reviews(path: Path) -> list[Example]:
+    with opened(path) as file:
+        rows = [json.loads(line) for line in file.read().splitlines()]
+    try:
+        found = [
+            Example(words(x["text"]), LABELS[x["label"]], str(x.get("fold", ""))) for x in rows
+        ]
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{path}: a line is no review with a text and a label, 0 or 1") from error
+    # Files may be sorted by label, and batches need both.
+    return [found[row] for row in np.random.default_rng(0).permutation(len(found))]
+
+
+def _methods() -> Iterator[tuple[str, Any]]:
+    def sklearn(module: str) -> Any:
+        what = "the comparison with naive Bayes"
+        return optional_package(f"sklearn.{module}", what, "transformer-xl[tasks]")
+
+    text, pipeline = sklearn("feature_extraction.text"), sklearn("pipeline").make_pipeline
+    how: dict[str, Any] = {"tokenizer": str.split, "token_pattern": None, "lowercase": False}
+    pairs = how | {"ngram_range": (1, 2)}
+    counts = text.CountVectorizer(binary=True, **pairs)
+    yield "naive Bayes, words and pairs", pipeline(counts, sklearn("naive_bayes").MultinomialNB())
+    # The strengths of regularization are the best of 1, 4 and 16 on the validation reviews.
+    for name, options, strength in (("words", how, 4.0), ("words and pairs", pairs, 16.0)):
+        weights = text.TfidfVectorizer(sublinear_tf=True, binary=True, **options)
+        regression = sklearn("linear_model").LogisticRegression(C=strength, max_iter=200)
+        yield f"logistic regression, {name}", pipeline(weights, regression)
+
+
+def _measured(examples: Sequence[Example], labels: Sequence[int]) -> Measured:
+    right = np.array([x.completion == LABELS[y] for x, y in zip(examples, labels, strict=True)])
+    return Measured({"accuracy": 100 * float(right.mean())}, right.astype(float))
