@@ -44,7 +44,7 @@ class Generate:
       txl generate runs/demo --length 0 --temperature 0.8 --top_p 0.95
       txl generate runs/demo --state session.safetensors --prompt 'class A'
       txl generate runs/demo --samples 8 --weights bfloat16 --json
-      txl generate runs/demo --prompt 'def ' --stop ':' --beam_size 4
+      txl generate runs/demo --prompt 'def main' --stop ':' --beam_size 4
       txl generate runs/chorales --out bach.mid bach.png
     """
 
