@@ -25,19 +25,21 @@ from jaxtyping import Int
 
 from transformer_xl.config.checks import require
 from transformer_xl.config.files import replace_file, require_new_file
-from transformer_xl.config.music import MIDI_SUFFIXES, MUSIC_SUFFIXES, PICTURE_SUFFIXES, MusicConfig
+from transformer_xl.config.music import (
+    HIGHEST,
+    MARKS,
+    MIDI_SUFFIXES,
+    MUSIC_SUFFIXES,
+    PICTURE_SUFFIXES,
+    REST,
+    MusicConfig,
+)
 from transformer_xl.data import Vocab
 from transformer_xl.data.vocab import EOS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-REST = -1
-HIGHEST = 127
-"""The highest note number of MIDI."""
-MARKS = tuple(range(1000, 1004))
-"""The marks of the quarter notes of a bar of 4/4, in turn."""
 
 Step = Sequence[int]
 Steps = Sequence[Step] | Int[np.ndarray, "steps voices"]
