@@ -68,7 +68,7 @@ class Logs(Task):
         rare = [-np.log(counts[template(line)] + 1) for line in text.splitlines()]
         yield "frequency of the template", _measured(folder, split, rare)
         vocab = train_vocab("words", [known])
-        grams = KneserNey(vocab.encode(known), len(vocab), order=_ORDER)
+        grams = KneserNey(np.array(vocab.encode(known)), len(vocab), order=_ORDER)
         ids = np.array(vocab.encode(text))
         ends = np.flatnonzero(ids == vocab.eos_id)[:-1] + 1
         sums = [x.sum() for x in np.split(grams.nll(ids), ends)]
