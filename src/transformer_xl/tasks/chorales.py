@@ -143,4 +143,4 @@ def _frames(text: Sequence[int], marks: set[int]) -> Iterator[tuple[list[int], l
         (before if token in marks else notes).append(token)
         if len(notes) == VOICES:
             yield before, notes
-            before, notes = notes, []
+            before, notes = [*notes], []
