@@ -114,16 +114,6 @@ class Generate:
         seed = self.settings.seed
         if state is not None and state.random is not None and "seed" not in self.given:
             seed = state.random
-        (text,), seed, last_token = self._prompts(vocab), self.settings.seed, []
-        history: Any = ()
-        if state is not None:
-            # The recipe's prompt and seed are for the start of a text, not for one that resumes.
-            text = text if "prompt" in self.given else ""
-            if state.random is not None and "seed" not in self.given:
-                seed = state.random
-            last_token = [state.last_token]
-            history = () if state.read is None else state.read
-        prompt = [*last_token, *self._encoded(text, vocab)] or start_of(vocab)
         settings = self._announced(vocab, model, seed if isinstance(seed, int) else None)
         decoding = _decoding(model)
         mems = None if state is None else state.mems
@@ -228,19 +218,19 @@ class Generate:
 
     def _begun(self, vocab: "Vocab", state: "State | None") -> tuple[str, list[int], Any]:
         """Return the one prompt as text and as tokens, and the tokens in the memory before it."""
-        text, last_token = self.settings.prompt, []
+        (text,), last_token = self._prompts(vocab), []
         history: Any = ()
         if state is not None:
             # The prompt of the recipe is for the start of a text, not for one that resumes.
             text = text if "prompt" in self.given else ""
             last_token = [state.last_token]
             history = () if state.read is None else state.read
-        return text, [*last_token, *encoded_prompt(text, vocab)] or start_of(vocab), history
+        return text, [*last_token, *self._encoded(text, vocab)] or start_of(vocab), history
 
     def _several(self, vocab: "Vocab") -> tuple[Sequence[str], list[list[int]]]:
         """Return several prompts as texts and as tokens."""
-        begins = self.prompts or (self.settings.prompt,)
-        return begins, [encoded_prompt(text, vocab) or start_of(vocab) for text in begins]
+        begins = self._prompts(vocab)
+        return begins, [self._encoded(text, vocab) or start_of(vocab) for text in begins]
 
     def _write_found(
         self, model: "LanguageModel", vocab: "Vocab", state: "State | None", checksum: str
