@@ -12,58 +12,18 @@ never twice within a round. What is held out stays as it is.
 """
 
 import json
-import random
-from itertools import cycle, islice
 from pathlib import Path
 
 from text_files import parser_for, require_new_files, write_files
 
 from transformer_xl import DataConfig, prepare
-from transformer_xl.apps.music import REST, pieces_of
-
-Pieces = list[list[tuple[int, ...]]]
+from transformer_xl.apps.music import pieces_of
+from transformer_xl.data.transposing import Pieces, rounds_of
 
 OUT = Path("runs/pretrained/chorales/text/chorales.json")
 """Where the recipe `chorales` reads it."""
 VOICES = 4
 SEED = 1
-
-
-def ranges_of(pieces: Pieces) -> list[tuple[int, int]]:
-    """Return the lowest and the highest pitch of each voice."""
-    sung = [
-        [step[voice] for piece in pieces for step in piece if step[voice] != REST]
-        for voice in range(VOICES)
-    ]
-    return [(min(pitches), max(pitches)) for pitches in sung]
-
-
-def keys_of(piece: list[tuple[int, ...]], ranges: list[tuple[int, int]]) -> list[int]:
-    """Return the transpositions, in semitones, that keep each voice in its range; 0 is one."""
-    own = ranges_of([piece])
-    lowest = max(low - own_low for (low, _), (own_low, _) in zip(ranges, own, strict=True))
-    highest = min(high - own_high for (_, high), (_, own_high) in zip(ranges, own, strict=True))
-    return list(range(lowest, highest + 1))
-
-
-def transposed(piece: list[tuple[int, ...]], semitones: int) -> list[tuple[int, ...]]:
-    """Return a piece with every pitch so much higher; rests stay."""
-    return [tuple(x if x == REST else x + semitones for x in step) for step in piece]
-
-
-def rounds_of(pieces: Pieces, n_rounds: int, seed: int) -> Pieces:
-    """Return the pieces in ``n_rounds`` random orders, each piece in another key each time."""
-    numbers = random.Random(seed)
-    ranges = ranges_of(pieces)
-    keys = [keys_of(piece, ranges) for piece in pieces]
-    for own in keys:
-        numbers.shuffle(own)
-    taken = [list(islice(cycle(own), n_rounds)) for own in keys]
-    found: Pieces = []
-    for n in range(n_rounds):
-        order = numbers.sample(range(len(pieces)), len(pieces))
-        found += [transposed(pieces[i], taken[i][n]) for i in order]
-    return found
 
 
 def write_text(out: Path, path: str | None, n_rounds: int, seed: int) -> dict[str, Pieces]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import mido
 import pytest
 
-from transformer_xl.apps.music import pieces_of
+from transformer_xl.apps.music import pieces_of, read_midi, write_music
 from transformer_xl.cli.out_files import OutFiles
 from transformer_xl.config import ModelConfig
 from transformer_xl.data import train_vocab
@@ -190,3 +190,25 @@ def test_a_text_without_a_memory_is_announced(txl, trained):
     remedy = "each token is drawn from the one before it alone; give --mem_len"
     assert remedy in txl(*words, "--mem_len", "0").err
     assert remedy not in txl(*words).err
+
+
+def test_a_midi_file_is_continued(txl, of_music, tmp_path):
+    begun, words = tmp_path / "begun.mid", ["--length", 12, "--seed", 3]
+    write_music(begun, [(72, 67, 64, 60), (72, 69, 65, 60)])
+    ended = txl("generate", of_music, "--midi", begun, *words, "--json")
+    assert ended.json["prompt"] == "72 67 64 60 72 69 65 60"
+    ended = txl("generate", of_music, "--midi", begun, "--out", tmp_path / "a.mid", *words)
+    assert ended.code == 0
+    assert read_midi(tmp_path / "a.mid")[:2] == read_midi(begun)
+
+
+def test_a_midi_file_is_no_prompt_of_a_text(txl, tmp_path):
+    begun = tmp_path / "begun.mid"
+    write_music(begun, [(72, 67, 64, 60)])
+    model = _folder(tmp_path / "text", "chars", "abc \n")
+    ended = txl("generate", model, "--midi", begun)
+    assert ended.code == 2
+    assert "music is written with integers" in ended.err
+    ended = txl("generate", model, "--midi", begun, "--prompt", "a")
+    assert ended.code == 2
+    assert "is continued instead of a prompt: leave out --prompt or" in ended.err

@@ -137,6 +137,14 @@ def test_words_are_numbered_by_frequency_and_eos_is_counted():
         vocab.decode_bytes([0])
 
 
+def test_characters_are_numbered_by_frequency_if_that_is_asked_for():
+    by_code_point = train_vocab("chars", ["bab"], held_out=["c"])
+    vocab = train_vocab("chars", ["bab"], held_out=["c"], by_frequency=True)
+    assert by_code_point.symbols == ["a", "b", "<unk>"]
+    assert vocab.symbols == ["b", "a", "<unk>"]
+    assert vocab.encode("abc") == [1, 0, 2]
+
+
 def test_a_smaller_vocabulary_keeps_the_most_frequent_words():
     vocab = train_vocab("words", ["a a a b b c d\n"], vocab_size=4)
     assert vocab.symbols == ["a", "b", "<eos>", "<unk>"]

@@ -66,7 +66,16 @@ def _tiny(config: Config, folder: Path) -> Config:
             attn_len=at_most_length(model.attn_len),
             clamp_len=at_most_length(model.clamp_len),
         ),
-        data=replace(config.data, name="", path=str(folder), test_path=None, valid_path=None),
+        data=replace(
+            config.data,
+            name="",
+            path=str(folder),
+            test_path=None,
+            valid_path=None,
+            # A vocabulary that a task makes is one of characters.
+            tokenizer=None,
+            vocab="chars" if config.data.tokenizer else config.data.vocab,
+        ),
         train=replace(
             train,
             steps=2,

@@ -21,36 +21,6 @@ def program() -> SimpleNamespace:
     return SimpleNamespace(**runpy.run_path(str(PROGRAM)))
 
 
-def test_a_transposition_keeps_intervals_and_rests(program):
-    piece = [(60, 55, 52, -1), (62, -1, 53, 43)]
-    assert program.transposed(piece, 3) == [(63, 58, 55, -1), (65, -1, 56, 46)]
-    assert program.transposed(program.transposed(piece, 3), -3) == piece
-
-
-def test_no_voice_leaves_its_range_and_every_key_within_it_is_one(program):
-    pieces = [[(70, 60, 50, 40)], [(75, 66, 54, 45)], [(72, -1, 52, 42), (73, 62, 52, 42)]]
-    ranges = program.ranges_of(pieces)
-    assert ranges == [(70, 75), (60, 66), (50, 54), (40, 45)]
-    assert [program.keys_of(piece, ranges) for piece in pieces] == [
-        [0, 1, 2, 3, 4],
-        [-4, -3, -2, -1, 0],
-        [-2, -1, 0, 1, 2],
-    ]
-
-
-def test_a_round_has_every_piece_once_and_keys_come_again_after_all_others(program):
-    pieces = [[(70, 60, 50, 40)], [(72, 61, 51, 42)] * 2, [(75, 66, 54, 45)] * 3]
-    keys = [program.keys_of(piece, program.ranges_of(pieces)) for piece in pieces]
-    found = program.rounds_of(pieces, 10, seed=1)
-    rounds = [found[n : n + 3] for n in range(0, 30, 3)]
-    for each in rounds:
-        assert sorted(map(len, each)) == [1, 2, 3]
-    for piece, own in zip(pieces, keys, strict=True):
-        sung = [x for each in rounds for x in each if len(x) == len(piece)][: len(own)]
-        assert sorted(sung) == sorted(program.transposed(piece, key) for key in own)
-    assert found == program.rounds_of(pieces, 10, seed=1) != program.rounds_of(pieces, 10, seed=2)
-
-
 def test_the_text_is_read_as_a_corpus_and_what_is_held_out_is_as_it_was(
     program, tmp_path, monkeypatch, capsys
 ):

@@ -4,6 +4,7 @@ import re
 import sys
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import mido
 import numpy as np
@@ -12,14 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from transformer_xl.apps.music import (
+    MARKS,
     REST,
     Note,
+    has_marks,
     joined,
     midi,
     notes_of,
     piano_roll,
     pieces_of,
+    read_midi,
     require_pitches,
+    text_of,
     write_music,
 )
 from transformer_xl.config.music import MusicConfig
@@ -60,6 +65,66 @@ def steps_in(content: bytes, settings: MusicConfig) -> list[tuple[int, ...]]:
 def test_a_midi_file_holds_the_steps(steps, steps_per_quarter):
     settings = MusicConfig(steps_per_quarter=steps_per_quarter)
     assert steps_in(midi(steps, settings), settings) == steps
+
+
+@given(PIECES, st.integers(1, 8))
+def test_reading_a_midi_file_gives_the_steps_that_were_written(steps, steps_per_quarter):
+    # A voice that rests throughout has no notes, and is no part of a file.
+    steps = [*steps, (60,) * len(steps[0])]
+    settings = MusicConfig(steps_per_quarter=steps_per_quarter, voices=len(steps[0]))
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "a.mid"
+        write_music(path, steps, settings)
+        assert read_midi(path, settings) == steps
+
+
+def test_a_midi_file_with_other_parts_is_refused(tmp_path):
+    write_music(tmp_path / "a.mid", [(60, 48)])
+    with pytest.raises(ValueError, match=r"a\.mid has 2 parts .* has 4 voices: give a file"):
+        read_midi(tmp_path / "a.mid")
+    (tmp_path / "b.mid").write_bytes(b"no MIDI")
+    with pytest.raises(ValueError, match=r"b\.mid is no MIDI file that can be read"):
+        read_midi(tmp_path / "b.mid")
+
+
+def test_a_midi_file_with_an_endless_pause_is_refused(tmp_path):
+    write_music(tmp_path / "a.mid", [(60,)], MusicConfig(voices=1))
+    file = mido.MidiFile(tmp_path / "a.mid")
+    file.tracks[1][-1].time = 2**27
+    file.tracks[1].append(mido.MetaMessage("end_of_track", time=2**27))
+    file.save(tmp_path / "a.mid")
+    with pytest.raises(ValueError, match="at most 1,000,000 are read: cut it"):
+        read_midi(tmp_path / "a.mid", MusicConfig(voices=1))
+
+
+def test_notes_are_read_at_the_nearest_step_and_later_ones_are_heard(tmp_path):
+    track = mido.MidiTrack()
+    for kind, note, time in (
+        ("note_on", 60, 0),
+        ("note_on", 64, 250),
+        ("note_off", 60, 250),
+        ("note_off", 64, 10),
+        ("note_on", 67, 0),
+        ("note_off", 67, 1),
+    ):
+        track.append(mido.Message(kind, note=note, velocity=80, time=time))
+    file = mido.MidiFile(ticks_per_beat=480)
+    file.tracks.append(track)
+    file.save(tmp_path / "a.mid")
+    steps = read_midi(tmp_path / "a.mid", MusicConfig(voices=1))
+    assert [pitch for (pitch,) in steps] == [60, 60, 64, 64, 67]
+
+
+@given(PIECES, st.booleans(), st.integers(1, 8))
+def test_marks_say_the_quarter_and_sound_nothing(steps, marked, quarter):
+    text = text_of(steps, MusicConfig(steps_per_quarter=quarter), marked=marked)
+    marks = [int(word) for word in text.split() if int(word) in MARKS]
+    n_quarters = -(-len(steps) // quarter)
+    assert marks == [1000 + n % 4 for n in range(n_quarters) if marked]
+    assert pieces_of(text, len(steps[0])) == [steps]
+    vocab = train_vocab("integers", [text])
+    assert has_marks(vocab) == marked
+    require_pitches(vocab)
 
 
 @given(PIECES)

@@ -5,6 +5,10 @@ A step holds the pitch of each voice, highest voice first: a MIDI note number (6
 after the other (the corpus ``jsb-chorales``). Equal pitches of a voice in consecutive steps are one
 held note: the text does not say where a note is repeated.
 
+In a text with marks, a number from 1000 to 1003 stands before each quarter note, counted in fours
+from the start of the piece: the position in the bar, which a model otherwise has to find out. Marks
+sound nothing.
+
 MIDI files need ``pip install 'transformer-xl[music]'``, piano rolls ``'transformer-xl[plot]'``.
 """
 
@@ -21,17 +25,21 @@ from jaxtyping import Int
 
 from transformer_xl.config.checks import require
 from transformer_xl.config.files import replace_file, require_new_file
-from transformer_xl.config.music import MIDI_SUFFIXES, MUSIC_SUFFIXES, PICTURE_SUFFIXES, MusicConfig
+from transformer_xl.config.music import (
+    HIGHEST,
+    MARKS,
+    MIDI_SUFFIXES,
+    MUSIC_SUFFIXES,
+    PICTURE_SUFFIXES,
+    REST,
+    MusicConfig,
+)
 from transformer_xl.data import Vocab
 from transformer_xl.data.vocab import EOS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-REST = -1
-HIGHEST = 127
-"""The highest note number of MIDI."""
 
 Step = Sequence[int]
 Steps = Sequence[Step] | Int[np.ndarray, "steps voices"]
@@ -50,6 +58,8 @@ _DRUMS = 9
 """The MIDI channel without pitches."""
 _BARS, _ROWS = 16, 32
 """Bars in a row of a piano roll at the least, and rows at the most."""
+_MOST_STEPS = 1_000_000
+"""Steps that are read from a MIDI file at most; a pause may be of any length there."""
 
 
 class Note(NamedTuple):
@@ -62,7 +72,7 @@ class Note(NamedTuple):
 
 
 def require_pitches(vocab: Vocab) -> None:
-    """Require that all tokens of a vocabulary are pitches, rests or the ends of pieces.
+    """Require that all tokens of a vocabulary are pitches, rests, marks or the ends of pieces.
 
     Raises:
         ValueError: They are not.
@@ -74,7 +84,7 @@ def require_pitches(vocab: Vocab) -> None:
         f"{remedy}",
     )
     for symbol in vocab.symbols:
-        if symbol != EOS and _pitch(symbol) is None:
+        if symbol != EOS and _pitch(symbol) is None and not _is_mark(symbol):
             raise ValueError(
                 f"the vocabulary has {symbol!r}, which is neither a pitch (0 to {HIGHEST}) nor a "
                 f"rest ({REST}): {remedy}"
@@ -88,7 +98,7 @@ def pieces_of(
     *,
     has_ended: bool = False,
 ) -> list[list[tuple[int, ...]]]:
-    """Read the pieces in a text: lines of integers, ``voices`` of them a step.
+    """Read the pieces in a text: lines of integers, ``voices`` of them a step; marks are left out.
 
     A line break or ``<eos>`` ends a piece. A step that it cuts off is left out. Empty pieces are
     left out, too.
@@ -104,7 +114,7 @@ def pieces_of(
     """
     found = []
     for line in text.replace(EOS, "\n").split("\n"):
-        words = line.split()
+        words = [word for word in line.split() if not _is_mark(word)]
         pitches = [_pitch(word) for word in words]
         if None in pitches:
             n = pitches.index(None)
@@ -128,6 +138,32 @@ def pieces_of(
             remedy = "it ended before; generate it with another seed"
         raise ValueError(f"the text has no whole step of {voices} voices: {remedy}")
     return found
+
+
+def text_of(steps: Steps, settings: MusicConfig | None = None, *, marked: bool = False) -> str:
+    """Return a piece as text: the pitches of each step, one after the other.
+
+    Args:
+        steps: The steps, each with the pitches of all voices.
+        settings: The duration of a step. None: the default.
+        marked: Whether a mark stands before each quarter note.
+    """
+    quarter = (settings or MusicConfig()).steps_per_quarter
+    words: list[str] = []
+    for n, step in enumerate(steps):
+        if marked and n % quarter == 0:
+            words.append(str(MARKS[n // quarter % len(MARKS)]))
+        words += map(str, step)
+    return " ".join(words)
+
+
+def has_marks(vocab: Vocab) -> bool:
+    """Whether the pieces that a vocabulary was learned from have marks."""
+    return any(map(_is_mark, vocab.symbols))
+
+
+def _is_mark(word: str) -> bool:
+    return word.isdecimal() and len(word) == 4 and int(word) in MARKS
 
 
 def _pitch(word: str) -> int | None:
@@ -220,6 +256,67 @@ def midi(steps: Steps, settings: MusicConfig | None = None) -> bytes:
     content = BytesIO()
     file.save(file=content)
     return content.getvalue()
+
+
+def read_midi(path: Path | str, settings: MusicConfig | None = None) -> list[tuple[int, ...]]:
+    """Read a piece from a MIDI file that has a part for each voice, highest voice first.
+
+    A part is what one track plays on one channel. Notes begin and end at the nearest step; a note
+    has at least one. Where notes of a part overlap, the later one is heard. A file of `midi` gives
+    the steps that it was made of, unless a voice rests throughout.
+
+    Args:
+        path: The file.
+        settings: The number of voices, and the duration of a step. None: the defaults.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        RuntimeError: mido is not installed.
+        ValueError: It is no MIDI file, or has another number of parts.
+    """
+    mido = require_mido()
+    settings = settings or MusicConfig()
+    try:
+        file = mido.MidiFile(path)
+    except FileNotFoundError:
+        raise
+    # Damaged files raise what their bytes lead to.
+    except Exception as error:
+        raise ValueError(f"{path} is no MIDI file that can be read: {error!r}") from error
+    per_tick = settings.steps_per_quarter / file.ticks_per_beat if file.ticks_per_beat > 0 else 0
+    require(per_tick > 0, f"{path} counts seconds and not quarter notes: convert it to ticks")
+    parts: dict[tuple[int, int], list[Note]] = {}
+    n_steps = 0
+    for n, track in enumerate(file.tracks):
+        at, begun = 0, dict[tuple[int, int], int]()
+        for message in track:
+            at += message.time
+            if message.type not in ("note_on", "note_off"):
+                continue
+            key = message.channel, message.note
+            if key in begun:
+                start = begun.pop(key)
+                length = max(1, round(at * per_tick) - start)
+                part = parts.setdefault((n, message.channel), [])
+                part.append(Note(0, message.note, start, length))
+            if message.type == "note_on" and message.velocity:
+                begun[key] = round(at * per_tick)
+        n_steps = max(n_steps, round(at * per_tick))
+    require(
+        len(parts) == settings.voices,
+        f"{path} has {len(parts)} parts (a part is a track on a channel) and a step has "
+        f"{settings.voices} voices: give a file with a part for each voice",
+    )
+    n_steps = max(n_steps, *(x.start + x.length for part in parts.values() for x in part))
+    require(
+        n_steps <= _MOST_STEPS,
+        f"{path} has {n_steps:,} steps and at most {_MOST_STEPS:,} are read: cut it",
+    )
+    steps = np.full((n_steps, settings.voices), REST)
+    for voice, part in enumerate(parts.values()):
+        for note in sorted(part, key=lambda note: note.start):
+            steps[note.start : note.start + note.length, voice] = note.pitch
+    return [tuple(step) for step in steps.tolist()]
 
 
 def require_mido() -> Any:

@@ -14,6 +14,7 @@ from transformer_xl.cli.loading import (
     Weights,
     encoded_prompt,
     load_with_state,
+    require_readable,
     saved_at_end,
     start_of,
 )
@@ -46,6 +47,7 @@ class Generate:
       txl generate runs/demo --samples 8 --weights bfloat16 --json
       txl generate runs/demo --prompt 'def main' --stop ':' --beam_size 4
       txl generate runs/chorales --out bach.mid bach.png
+      txl generate runs/chorales --midi begun.mid --out continued.mid
     """
 
     dir: Folder
@@ -55,6 +57,9 @@ class Generate:
     )
     prompts: tuple[str, ...] = ()
     """Several prompts, continued as one batch, instead of the one prompt."""
+    midi: Path | None = None
+    """Continue the music of this MIDI file instead of a prompt. It has a part for each voice,
+    highest voice first; --music.voices and --music.steps_per_quarter say how it is read."""
     samples: int = 1
     """Samples of each prompt, generated as one batch. The seed of sample n is the first plus n.
     With beam search, the best hypotheses of each prompt, at most beam_size."""
@@ -171,7 +176,35 @@ class Generate:
             not (self.prompts and "prompt" in self.given),
             "--prompt and --prompts: give one of them",
         )
+        require(
+            self.midi is None or not (self.prompts or "prompt" in self.given),
+            f"--midi {self.midi} is continued instead of a prompt: leave out --prompt or --prompts",
+        )
+        require(
+            self.midi is None or self.state is None,
+            f"--midi {self.midi} begins a piece, and --state resumes from one: give one of them",
+        )
+        if self.midi is not None:
+            from transformer_xl.apps.music import require_mido
+
+            require_mido()
+            require_readable(self.midi)
         self.files.check(self.state)
+
+    def _prompts(self, vocab: "Vocab") -> tuple[str, ...]:
+        """Return the texts to continue."""
+        if self.midi is None:
+            return self.prompts or (self.settings.prompt,)
+        from transformer_xl.apps.music import has_marks, read_midi, require_pitches, text_of
+
+        require_pitches(vocab)
+        music = MusicConfig(**self.music)
+        return (text_of(read_midi(self.midi, music), music, marked=has_marks(vocab)),)
+
+    def _encoded(self, text: str, vocab: "Vocab") -> list[int]:
+        ids = encoded_prompt(text, vocab)
+        # A piece begins where one ends; a prompt may stand anywhere in a text.
+        return ids if self.midi is None else [*start_of(vocab), *ids]
 
     def _show(self, result: dict[str, Any], texts: list[dict[str, Any]]) -> None:
         """Write the files, if there are any, and print the JSON object."""
@@ -185,19 +218,19 @@ class Generate:
 
     def _begun(self, vocab: "Vocab", state: "State | None") -> tuple[str, list[int], Any]:
         """Return the one prompt as text and as tokens, and the tokens in the memory before it."""
-        text, last_token = self.settings.prompt, []
+        (text,), last_token = self._prompts(vocab), []
         history: Any = ()
         if state is not None:
             # The prompt of the recipe is for the start of a text, not for one that resumes.
             text = text if "prompt" in self.given else ""
             last_token = [state.last_token]
             history = () if state.read is None else state.read
-        return text, [*last_token, *encoded_prompt(text, vocab)] or start_of(vocab), history
+        return text, [*last_token, *self._encoded(text, vocab)] or start_of(vocab), history
 
     def _several(self, vocab: "Vocab") -> tuple[Sequence[str], list[list[int]]]:
         """Return several prompts as texts and as tokens."""
-        begins = self.prompts or (self.settings.prompt,)
-        return begins, [encoded_prompt(text, vocab) or start_of(vocab) for text in begins]
+        begins = self._prompts(vocab)
+        return begins, [self._encoded(text, vocab) or start_of(vocab) for text in begins]
 
     def _write_found(
         self, model: "LanguageModel", vocab: "Vocab", state: "State | None", checksum: str
@@ -251,6 +284,8 @@ class Generate:
         from transformer_xl.inference.generate import generate_batch, seed_of
 
         begins, encoded = self._several(vocab)
+        begins = self._prompts(vocab)
+        encoded = [self._encoded(text, vocab) or start_of(vocab) for text in begins]
         prompts = [ids for ids in encoded for _ in range(self.samples)]
         begins = [text for text in begins for _ in range(self.samples)]
         seed = self.settings.seed

@@ -22,12 +22,13 @@ class Task:
       txl task babi data/babi --out runs/babi
       txl task babi data/babi --models txl lstm --seeds 1 2 3 --out runs/babi
       txl task babi data/babi --models mine.toml --out runs/mine
+      txl task logs --models txl lstm
     """
 
     name: Annotated[str, tyro.conf.Positional] = ""
     """The task."""
     source: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None
-    """The folder or file with its data, as they are published."""
+    """The folder or file with its data, as they are published; some tasks make theirs."""
     models: tuple[str, ...] = ("txl",)
     """Models: names that the list of tasks shows, or recipe files."""
     seeds: tuple[int, ...] = (1,)
@@ -51,8 +52,6 @@ class Task:
                  as_json=self.json)  # fmt: skip
             return
         task = load_task(self.name)
-        if self.source is None:
-            raise ValueError(f"txl task {self.name} needs its data: txl task {self.name} DATA")
         from transformer_xl.config.device import prepare_process
         from transformer_xl.tasks.run import run_task, table
 

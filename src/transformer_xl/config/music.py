@@ -1,9 +1,15 @@
-"""Settings of music: how the integers that a model writes become notes."""
+"""Music as integers: what they mean, and the settings with which they become notes."""
 
 from dataclasses import dataclass
 from typing import Annotated
 
 from transformer_xl.config.checks import Range, check, no_type_check
+
+REST = -1
+HIGHEST = 127
+"""The highest note number of MIDI."""
+MARKS = tuple(range(1000, 1004))
+"""The marks of the quarter notes of a bar of 4/4, in turn."""
 
 MIDI_SUFFIXES = (".mid", ".midi")
 PICTURE_SUFFIXES = (".png", ".svg")

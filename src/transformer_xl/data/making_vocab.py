@@ -39,6 +39,8 @@ def train_vocab(
     vocab_size: int | None = None,
     held_out: Iterable[str] = (),
     apart: Iterable[str] = (),
+    *,
+    by_frequency: bool = False,
 ) -> Vocab:
     """Learn a vocabulary from a text.
 
@@ -49,6 +51,8 @@ def train_vocab(
             4,096 byte-pair units.
         held_out: Further text, used only to decide whether ``<unk>`` is needed.
         apart: For bpe, texts that are in no longer unit, such as a line end.
+        by_frequency: Number characters from the most frequent one on, as an adaptive softmax needs
+            them, and not by their code points. Words always are; other kinds are not counted.
 
     Raises:
         ValueError: ``vocab_size`` is too small, or ``kind`` is ``imported`` or ``brought``.
@@ -71,7 +75,9 @@ def train_vocab(
         # Equal counts keep the order of appearance, as in the authors' vocabularies.
         symbols = [symbol for symbol, _ in count.most_common()]
         has_unknown = any(x not in count for text in held_out for x in symbols_in(kind, text))
-        return counted_vocab(kind, symbols, vocab_size, has_unknown=has_unknown)
+        return counted_vocab(
+            kind, symbols, vocab_size, has_unknown=has_unknown, by_frequency=by_frequency
+        )
     return Vocab(kind, tokenizer.to_str(pretty=True))
 
 
@@ -98,15 +104,20 @@ def _train_bpe(texts: Iterable[str], vocab_size: int, apart: Iterable[str]) -> T
 
 
 def counted_vocab(
-    kind: VocabKind, symbols: Sequence[str], vocab_size: int | None, *, has_unknown: bool
+    kind: VocabKind,
+    symbols: Sequence[str],
+    vocab_size: int | None,
+    *,
+    has_unknown: bool,
+    by_frequency: bool = False,
 ) -> Vocab:
-    """Build a vocabulary of characters, words or integers."""
+    """Build a vocabulary of characters, words or integers from symbols by falling frequency."""
     if kind == "words":
         symbols = [*symbols, *([] if EOS in symbols else [EOS])]
         has_unknown |= vocab_size is not None and len(symbols) > vocab_size
     elif kind == "integers":
         symbols = _integers(symbols, vocab_size)
-    else:
+    elif not by_frequency:
         symbols = sorted(symbols)
     if has_unknown and UNK not in symbols and kind != "integers":
         symbols = [*symbols, UNK]

@@ -1,4 +1,4 @@
-"""What a model says at chosen places of texts: which token comes next, or how a text goes on.
+"""What a model says of texts: how likely they are, which token comes next, or how they go on.
 
 Texts of any length are read with the memory carried, several as a batch. Dimension key: N texts,
 D width of the model, V size of the vocabulary.
@@ -7,6 +7,7 @@ D width of the model, V size of the vocabulary.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -68,6 +69,30 @@ def states_at(
             states = piece.hidden[rows[here], places[here] - piece.start]
             found[rows[here], here.nonzero()[:, 1]] = states.to(found.dtype)
     return found
+
+
+@torch.no_grad()
+def losses(
+    model: LanguageModel, texts: Texts, lengths: Lengths, *, batch_size: int = 16
+) -> list[Float[np.ndarray, " predicted"]]:
+    """Return -log p, in nats, of every token but the first of each text, each read by itself.
+
+    Raises:
+        ValueError: There is no text, one has fewer than two tokens, or the model keeps nothing
+            between segments.
+    """
+    require_remembering(model, lengths)
+    found: dict[int, np.ndarray] = {}
+    with evaluating(model):
+        for rows in by_length([text[1:] for text in texts], batch_size):
+            some = [texts[row] for row in rows]
+            tokens, sizes = padded([text[:-1] for text in some])
+            targets, _ = padded([text[1:] for text in some])
+            mems = model.keep(model.start_memory(len(some), lengths.mem_len))
+            pieces = read(model, tokens, lengths, mems, targets=targets, sizes=sizes)
+            nll = torch.cat([x.nll for x in pieces if x.nll is not None], 1).double().cpu().numpy()
+            found |= {row: own[: len(texts[row]) - 1] for row, own in zip(rows, nll, strict=True)}
+    return [found[row] for row in range(len(texts))]
 
 
 @torch.no_grad()

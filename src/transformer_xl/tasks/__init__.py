@@ -10,6 +10,9 @@ TASKS = {
     "translation-en-fr": "translation:EnglishFrench",
     "sentiment": "sentiment:Sentiment",
     "polarity": "sentiment:Polarity",
+    "logs": "logs_anomalies:Logs",
+    "music": "chorales:Music",
+    "poems": "poems:Poems",
 }
 """By name, the module of a task in this package, and its class."""
 

@@ -26,7 +26,7 @@ _RESAMPLES = 9_999
 
 def run_task(
     task: Task,
-    source: Path,
+    source: Path | None,
     out: Path,
     *,
     models: Sequence[str] = ("txl",),
@@ -41,7 +41,7 @@ def run_task(
 
     Args:
         task: The task.
-        source: Its data as they are published.
+        source: Its data as they are published. None: the task makes them.
         out: The folder of the texts (``data``), the run folders and the results.
         models: Names among ``task.models``, or recipe files.
         seeds: Seeds of the trainings.
@@ -53,8 +53,12 @@ def run_task(
 
     Raises:
         OSError: A file is missing or cannot be written.
-        ValueError: The data are not those of the task, or there is no such model.
+        ValueError: The data are not those of the task, are missing or not needed, or there is no
+            such model.
     """
+    if (source is None) != task.makes_data:
+        has = "makes its data: leave them out" if task.makes_data else "needs its data"
+        raise ValueError(f"task {task.name} {has}: txl task {task.name}{_usage(task)}")
     stages = {name: _recipes(task, name) for name in models}
     splits = task.splits if splits is None else splits
     folder = prepared(task, source, out, say)
@@ -93,7 +97,11 @@ def run_task(
     return results
 
 
-def prepared(task: Task, source: Path, out: Path, say: Callable[[str], None]) -> Path:
+def _usage(task: Task) -> str:
+    return "" if task.makes_data else " DATA"
+
+
+def prepared(task: Task, source: Path | None, out: Path, say: Callable[[str], None]) -> Path:
     """Return the folder with the texts of a task, written if it is not there."""
     folder, writing = out / "data", out / "data.incomplete"
     if not folder.is_dir():
@@ -101,7 +109,7 @@ def prepared(task: Task, source: Path, out: Path, say: Callable[[str], None]) ->
             rmtree(writing)
         writing.mkdir(parents=True)
         say(f"preparing the data of {task.name}")
-        task.prepare(source, writing)
+        task.prepare(source or writing, writing)
         writing.rename(folder)
     return folder
 

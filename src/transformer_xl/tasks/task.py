@@ -62,13 +62,15 @@ class Task(ABC):
     cross-validation. Metrics are their means, and scores are joined."""
     n_shared: ClassVar[int] = 0
     """How many of the first recipes are trained once for all parts, on the folder they are in."""
+    makes_data: ClassVar[bool] = False
+    """Whether a program of the task makes its data, so that there is no source."""
 
     @abstractmethod
     def prepare(self, source: Path, folder: Path) -> None:
         """Write the texts that the recipes read, and what is to be measured, into a new folder.
 
         Args:
-            source: The data as they are published.
+            source: The data as they are published; the folder itself, if the task makes them.
             folder: The folder, to which paths in the recipes are relative.
 
         Raises:

@@ -1,0 +1,146 @@
+"""Bach's chorales: how likely the test pieces are, note by note and frame by frame.
+
+A frame is what four voices sing in a sixteenth note. Its likelihood is that of its notes, soprano
+first, each predicted from all before it. The losses of marks and of the end of a piece count, too:
+the sum is that of the whole piece. ``framewise`` is the measure of Huang et al., Counterpoint by
+Convolution (ISMIR 2017, arXiv 1903.07227), in chronological order: within a frame, a note is
+predicted from the model's own guesses of the notes before it instead of those that are sung.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from transformer_xl.apps.music import text_of
+from transformer_xl.config.music import MARKS
+from transformer_xl.data import train_vocab
+from transformer_xl.data.transposing import rounds_of
+from transformer_xl.inference.answers import losses
+from transformer_xl.inference.floors.kneser_ney import KneserNey
+from transformer_xl.inference.floors.measuring_floors import unigram_nll
+from transformer_xl.model import LanguageModel
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.wrapping import evaluating
+from transformer_xl.tasks.task import SPLITS, Measured, Task, Trained
+
+VOICES = 4
+ROUNDS = 16
+"""Times that the training text has each chorale, each time in another key."""
+_SOURCE = "Jsb16thSeparated.json"
+_DATA = "music.json"
+_ORDER = 12
+
+
+class Music(Task):
+    """Pieces are lines of integers, with a mark before each quarter note."""
+
+    name = "music"
+    title = "Bach's chorales, four voices in sixteenth notes"
+    metric = "nats per note, whole pieces"
+    models = {"txl": ("music",), "lstm": ("music-lstm",)}  # noqa: RUF012
+
+    def prepare(self, source: Path, folder: Path) -> None:
+        """Write the pieces, those of the training text in other keys; ``source`` has the file."""
+        path = source / _SOURCE if source.is_dir() else source
+        content = json.loads(path.read_bytes())
+        pieces = {split: [[*map(tuple, piece)] for piece in content[split]] for split in SPLITS}
+        pieces["train"] = rounds_of(pieces["train"], ROUNDS, seed=1)
+        texts = {
+            split: [[*map(int, text_of(piece, marked=True).split())] for piece in some]
+            for split, some in pieces.items()
+        }
+        (folder / _DATA).write_text(json.dumps(texts, separators=(",", ":")))
+
+    def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
+        """Read each piece by itself, from its start to its end."""
+        vocab, pieces = trained.vocab, _pieces(folder, split)
+        begin = [vocab.eos_id]
+        texts = [[*begin, *vocab.encode(" ".join(map(str, piece))), *begin] for piece in pieces]
+        found = _measured(pieces, losses(trained.model, texts, trained.lengths))
+        marks = {vocab.encode(str(mark))[0] for mark in MARKS}
+        if split == "test":
+            # As long as all else together.
+            frames = framewise(trained.model, texts, marks, trained.lengths)
+            found.metrics["framewise"] = float(frames.mean())
+        return found
+
+    def baselines(self, folder: Path, split: str) -> Iterator[tuple[str, Measured]]:
+        """Yield the frequencies of tokens, and n-grams of the order that is best on valid."""
+        text = {name: _lines(folder, name) for name in {"train", "valid", split}}
+        vocab = train_vocab("integers", [text["train"]])
+        ids = {name: np.array(vocab.encode(some)) for name, some in text.items()}
+        pieces = _pieces(folder, split)
+        ends = np.cumsum([len(piece) + 1 for piece in pieces])[:-1]
+
+        def cut(nll: np.ndarray) -> Measured:
+            return _measured(pieces, np.split(nll, ends))
+
+        yield "unigram", cut(unigram_nll(ids["train"], ids[split], len(vocab)))
+        grams = KneserNey(ids["train"], len(vocab), order=_ORDER)
+        best = grams.best_order(ids["valid"])
+        yield "n-gram, Kneser-Ney", cut(grams.nll(ids[split], order=best))
+
+
+def _pieces(folder: Path, split: str) -> list[list[int]]:
+    return json.loads((folder / _DATA).read_bytes())[split]
+
+
+def _lines(folder: Path, split: str) -> str:
+    return "".join(" ".join(map(str, piece)) + "\n" for piece in _pieces(folder, split))
+
+
+def _measured(pieces: list[list[int]], nll: Sequence[np.ndarray]) -> Measured:
+    notes = np.array([sum(x not in MARKS for x in piece) for piece in pieces])
+    sums = np.array([x.sum() for x in nll])
+    per_note = float(sums.sum() / notes.sum())
+    return Measured({"note": per_note, "frame": VOICES * per_note}, -sums / notes)
+
+
+@torch.no_grad()
+def framewise(
+    model: LanguageModel, texts: Sequence[Sequence[int]], marks: set[int], lengths: Lengths
+) -> np.ndarray:
+    """Return the loss of each frame, in nats, its notes predicted from the model's own guesses.
+
+    Frames before it are those of the piece. In each frame, the most likely note of a voice takes
+    the place of the one that is sung, for the voices after it.
+
+    Args:
+        model: The model.
+        texts: Pieces in tokens, from the end of the one before to their own.
+        marks: The tokens before frames that are no notes.
+        lengths: How pieces are read.
+    """
+    # Longest first, so that those that have ended are the last rows.
+    frames = sorted(([*_frames(text, marks)] for text in texts), key=len, reverse=True)
+    mem_len = {"mem_len": lengths.mem_len} if model.remembers_positions else {}
+    mems, found = model.keep(model.start_memory(len(frames), lengths.mem_len)), []
+    with evaluating(model):
+        for n in range(len(frames[0])):
+            n_rows = sum(n < len(own) for own in frames)
+            mems = mems.select(torch.arange(n_rows))
+            before, notes = (torch.tensor([own[n][k] for own in frames[:n_rows]]) for k in (0, 1))
+            out = model(before.to(model.device), mems, **mem_len)
+            mems, loss = out.mems, torch.zeros(n_rows)
+            for voice in range(VOICES):
+                assert out.log_probs is not None
+                log_probs = out.log_probs[:, -1].float().cpu()
+                loss -= log_probs.gather(1, notes[:, voice : voice + 1])[:, 0]
+                if voice < VOICES - 1:
+                    guess = log_probs.argmax(1, keepdim=True).to(model.device)
+                    out = model(guess, out.mems, **mem_len)
+            found.append(loss.numpy())
+    return np.concatenate(found)
+
+
+def _frames(text: Sequence[int], marks: set[int]) -> Iterator[tuple[list[int], list[int]]]:
+    """Yield for each frame the tokens before it that were not read yet, and its notes."""
+    before, notes = [text[0]], []
+    for token in text[1:-1]:
+        (before if token in marks else notes).append(token)
+        if len(notes) == VOICES:
+            yield before, notes
+            before, notes = [*notes], []

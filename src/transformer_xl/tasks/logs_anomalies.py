@@ -1,0 +1,102 @@
+"""Anomalies in logs: how surprised a model is by each line, as the log arrives.
+
+The logs are made by :mod:`transformer_xl.data.logs`. A model is trained on lines without anomalies
+and reads the others as `txl score --by line` does; the surprise of a line is the sum of -log p of
+its tokens.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from transformer_xl.data import train_vocab
+from transformer_xl.data.logs import ANOMALIES, log_lines, template
+from transformer_xl.inference.evaluate.flow import Cutter, Flow, LineSums
+from transformer_xl.inference.floors.kneser_ney import KneserNey
+from transformer_xl.model.reading import Reader
+from transformer_xl.tasks.task import Measured, Task, Trained
+
+LOGS = {
+    "train": (1, 1_200_000, 0.0),
+    "usual": (2, 10_000, 0.0),
+    "test": (3, 20_000, 0.02),
+    "valid": (4, 10_000, 0.02),
+}
+"""By name, the seed of a log, its lines, and the share of those with an anomaly. The training is
+validated on `usual`, so that it sees no anomaly."""
+_ORDER = 6
+_BLOCK = 1 << 16
+
+
+class Logs(Task):
+    """A line is a name, an event and its parameters, as words."""
+
+    name = "logs"
+    title = "Anomalies in logs of interleaved sessions"
+    metric = "ROC AUC"
+    models = {"txl": ("logs",), "lstm": ("logs-lstm",)}  # noqa: RUF012
+    makes_data = True
+
+    def prepare(self, source: Path, folder: Path) -> None:
+        """Write the logs, and beside them the anomaly of each line."""
+        for log, (seed, n, share) in LOGS.items():
+            lines = [*log_lines(n, seed=seed, anomalies=share)]
+            (folder / f"{log}.txt").write_text("".join(f"{line.text}\n" for line in lines))
+            if share:
+                (folder / f"{log}.json").write_text(json.dumps([line.anomaly for line in lines]))
+
+    def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
+        """Score the lines of a log as they arrive."""
+        flow = Flow(Reader(trained.model, trained.lengths))
+        lines = LineSums(trained.vocab)
+        surprise = [
+            record["nll_sum"]
+            for scored in flow.scores(
+                _blocks(folder / f"{split}.txt"), Cutter(trained.vocab, "line"), lines.push
+            )
+            for record in lines.add(scored)
+        ]
+        return _measured(folder, split, surprise)
+
+    def baselines(self, folder: Path, split: str) -> Iterator[tuple[str, Measured]]:
+        """Yield how rare the template of a line is, and n-grams of its words and those before."""
+        known, text = ((folder / f"{name}.txt").read_text() for name in ("train", split))
+        counts = Counter(map(template, known.splitlines()))
+        rare = [-np.log(counts[template(line)] + 1) for line in text.splitlines()]
+        yield "frequency of the template", _measured(folder, split, rare)
+        vocab = train_vocab("words", [known])
+        grams = KneserNey(np.array(vocab.encode(known)), len(vocab), order=_ORDER)
+        ids = np.array(vocab.encode(text))
+        ends = np.flatnonzero(ids == vocab.eos_id)[:-1] + 1
+        sums = [x.sum() for x in np.split(grams.nll(ids), ends)]
+        yield f"{_ORDER}-gram, Kneser-Ney", _measured(folder, split, sums)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            yield block
+
+
+def _measured(folder: Path, split: str, surprise: Sequence[float]) -> Measured:
+    """Return the AUC, of all anomalies and of each kind; an anomaly's score is its rank."""
+    try:
+        from sklearn.metrics import roc_auc_score
+    except ImportError:
+        raise RuntimeError(
+            "the task logs needs scikit-learn: pip install 'transformer-xl[tasks]'"
+        ) from None
+    anomalies = json.loads((folder / f"{split}.json").read_bytes())
+    values, kinds = np.array(surprise), np.array([kind or "" for kind in anomalies])
+    usual = kinds == ""
+    metrics = {"auc": float(roc_auc_score(~usual, values))}
+    for kind in ANOMALIES:
+        some = usual | (kinds == kind)
+        metrics[kind] = float(roc_auc_score(kinds[some] == kind, values[some]))
+    ordered = np.sort(values[usual])
+    below = [np.searchsorted(ordered, values[~usual], side=side) for side in ("left", "right")]
+    # The share of the usual lines that surprise less: the mean of these is the AUC.
+    return Measured(metrics, np.mean(below, axis=0) / len(ordered))

@@ -1,0 +1,67 @@
+"""Synthetic logs: sessions keep their order, and only the context of a line shows an anomaly."""
+
+import math
+from collections import Counter
+
+import pytest
+from sklearn.metrics import roc_auc_score
+
+from transformer_xl.data.logs import ANOMALIES, LATENCIES, log_lines, template
+
+ENDS = {"close", "reply", "done", "dead", "free"}
+BEGINS = {"open", "get", "take"}
+
+
+def test_the_same_seed_gives_the_same_log():
+    first, second = (list(log_lines(500, seed=4, anomalies=0.1)) for _ in range(2))
+    assert first == second
+    assert first != list(log_lines(500, seed=5, anomalies=0.1))
+    assert list(log_lines(200, seed=4, anomalies=0.1)) == first[:200]
+
+
+def test_a_log_without_anomalies_keeps_every_rule():
+    opened: dict[str, list[str]] = {}
+    for line in log_lines(5_000, seed=1):
+        assert line.anomaly is None
+        name, event, *rest = line.text.split()
+        begins = event in BEGINS or (event == "run" and rest == ["1"])
+        assert begins == (name not in opened)
+        first = opened.setdefault(name, line.text.split())
+        if name[0] in "fk":
+            assert rest[0] == first[2]
+        if event == "write":
+            assert first[3] == "rw"
+        if event == "reply":
+            path = int(first[2][1:])
+            assert rest[0] == first[2]
+            assert rest[1] in LATENCIES[path : path + 2]
+        if event in ENDS:
+            del opened[name]
+
+
+def test_a_share_of_the_lines_are_anomalies_of_all_kinds():
+    lines = list(log_lines(20_000, seed=3, anomalies=0.02))
+    found = Counter(line.anomaly for line in lines if line.anomaly)
+    assert found.total() / len(lines) == pytest.approx(0.02, rel=0.25)
+    assert {*found} == {*ANOMALIES}
+    assert min(found.values()) > 20
+
+
+def test_anomalies_look_like_other_lines():
+    known = {template(line.text) for line in log_lines(20_000, seed=1)}
+    assert {template(line.text) for line in log_lines(5_000, seed=3, anomalies=0.3)} <= known
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_how_frequent_a_template_is_hardly_tells_an_anomaly(sign):
+    counts = Counter(template(line.text) for line in log_lines(50_000, seed=1))
+    lines = list(log_lines(20_000, seed=3, anomalies=0.02))
+    rare = [-sign * math.log(counts[template(line.text)] + 1) for line in lines]
+    assert roc_auc_score([line.anomaly is not None for line in lines], rare) <= 0.75
+
+
+def test_what_cannot_be_a_log_is_refused():
+    with pytest.raises(ValueError, match=r"n=0 must be at least 1"):
+        list(log_lines(0, seed=1))
+    with pytest.raises(ValueError, match=r"anomalies=0\.9 must be a share of lines up to 0\.5"):
+        list(log_lines(1, seed=1, anomalies=0.9))
