@@ -11,9 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 SHIPPED = Path(__file__).parents[1] / "pretrained"
 """The folder of the models that come with the package. Nothing is written there."""
+SMALL = 32 << 20
+"""Bytes that a file of settings has at most."""
 UNFINISHED = ".unfinished-"
 """Prefix of folders that are being written or removed; a killed process leaves them behind."""
 # Temporary folders of this age belong to killed processes. Whether a process is alive cannot be
@@ -62,6 +65,69 @@ def default_mode(path: Path) -> Iterator[None]:
     mode = stat.S_IMODE(path.stat().st_mode)
     yield
     path.chmod(mode)
+
+
+class NotRegularError(OSError):
+    """A path is no regular file: a link, a folder, a device, a pipe or a socket."""
+
+
+def kind_other_than_file(path: Path, *, follow: bool = True) -> str | None:
+    """Return what a path is that is no regular file; None if it is one, or nothing.
+
+    ``follow``: look at what a symbolic link points to. A link to nothing is a symbolic link.
+    """
+    try:
+        mode = path.stat().st_mode if follow else path.lstat().st_mode
+    except FileNotFoundError:
+        return "a symbolic link to nothing" if path.is_symlink() else None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "a symbolic link to itself"
+        raise
+    kinds = {
+        stat.S_IFREG: None,
+        stat.S_IFLNK: "a symbolic link",
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a named pipe",
+        stat.S_IFSOCK: "a socket",
+    }
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
+    """Open a regular file for reading: a pipe would block the process, a device never end.
+
+    Raises:
+        FileNotFoundError: There is none.
+        NotRegularError: It is something else, or without ``follow`` a symbolic link.
+        OSError: It cannot be read.
+    """
+    # Before it is opened: to open a device can change it.
+    if other := kind_other_than_file(path, follow=follow):
+        raise NotRegularError(f"{path} is {other}, and not a regular file: give a file")
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    # It may have been exchanged in between.
+    flags |= getattr(os, "O_NONBLOCK", 0) | (0 if follow else getattr(os, "O_NOFOLLOW", 0))
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotRegularError(f"{path} is not a regular file: give a file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_small_file(path: Path, most: int = SMALL) -> bytes:
+    """Read a regular file that is small if it is what it claims to be, as of settings.
+
+    Raises:
+        OSError: As :func:`open_regular`.
+        ValueError: It has more than ``most`` bytes.
+    """
+    with open_regular(path) as file:
+        # A file may claim a size and have another, as those of /proc do.
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{path} has more than {most:,} bytes, which no such file needs")
+    return content
 
 
 def replace_file(path: Path, content: bytes) -> None:

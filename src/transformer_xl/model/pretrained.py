@@ -27,7 +27,13 @@ from torch import Tensor, nn
 
 from transformer_xl.config import FORMAT_VERSION, MODEL_TYPE, EvalConfig, ModelConfig
 from transformer_xl.config.checks import read_settings
-from transformer_xl.config.files import checksum, replace_file, write_atomically
+from transformer_xl.config.files import (
+    checksum,
+    open_regular,
+    read_small_file,
+    replace_file,
+    write_atomically,
+)
 from transformer_xl.config.locating import locate
 
 WEIGHTS_FILE = "model.safetensors"
@@ -62,7 +68,7 @@ def weights_files(path: Path) -> dict[Path, set[str] | None]:
         return {path: None}
     found: dict[Path, set[str] | None] = {}
     try:
-        places = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        places = json.loads(read_small_file(path))["weight_map"]
         for name, file in dict(places).items():
             # The name of the parent folder passes the comparison; longer names raise OSError.
             is_name = isinstance(file, str) and Path(file).name == file and file != ".."
@@ -240,8 +246,8 @@ def _checksum_at(weights: Path, *what_changes_with_it: int) -> str:
 def _opened(path: Path) -> Iterator[Any]:
     """Open a safetensors file; errors name it."""
     try:
-        # safetensors reports a file without read permission as missing.
-        path.open("rb").close()
+        # safetensors reports a file without read permission as missing, and waits for a pipe.
+        open_regular(path).close()
         with safe_open(path, "pt") as file:
             yield file
     except FileNotFoundError:
@@ -390,7 +396,7 @@ def read_config(path: Path) -> dict[str, Any]:
         RuntimeError: The file is damaged, of another model type or of a newer version.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_small_file(path))
         kind, version = values.pop("model_type"), values.pop("format_version")
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise RuntimeError(f"{path} is no settings file of a model: {error!r}") from error
