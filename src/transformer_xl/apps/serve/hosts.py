@@ -74,7 +74,7 @@ def is_loopback(host: str) -> bool:
         mapped = getattr(address, "ipv4_mapped", None)
         return (mapped or address).is_loopback
     # Shorter spellings: 127.1, 0x7f000001, 2130706433.
-    with suppress(OSError):
+    with suppress(OSError, ValueError):
         return socket.inet_aton(name)[0] == 127
     return False
 
