@@ -22,6 +22,8 @@ UNFINISHED = ".unfinished-"
 # Temporary folders of this age belong to killed processes. Whether a process is alive cannot be
 # checked if folders are shared between machines or containers.
 _LEFT_SECONDS = 24 * 3600
+_LONGEST_NAME = 200
+"""Bytes of a file name that is a part of that of its temporary folder."""
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -207,13 +209,20 @@ def new_folder(folder: Path) -> Iterator[Path]:
         sync(folder.parent)
 
 
+def _shortened(name: str) -> str:
+    """Return a name to which 22 bytes can be added: a file name has at most 255."""
+    encoded = os.fsencode(name)
+    return name if len(encoded) <= _LONGEST_NAME else hashlib.sha256(encoded).hexdigest()
+
+
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
     """Yield a new folder beside ``path``; remove it at the end, and what killed processes left."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    name = _shortened(path.name)
+    temporary = path.with_name(f".{name}.{secrets.token_hex(8)}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.iterdir():
-        if re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]+\.tmp", left.name):
+        if re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-f]+\.tmp", left.name, re.S):
             # Other processes clean up, too.
             with suppress(OSError):
                 # A file may be written for longer than a day.
@@ -269,7 +278,7 @@ def remove_temporary(folder: Path, name: str = "*") -> None:
 
     ``name`` is the name of the file or folder that was being written, or a pattern.
     """
-    for left in folder.glob(f".{name}.*.tmp"):
+    for left in folder.glob(f".{_shortened(name)}.*.tmp"):
         _remove(left)
 
 

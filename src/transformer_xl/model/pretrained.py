@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -247,8 +247,7 @@ def _opened(path: Path) -> Iterator[Any]:
     """Open a safetensors file; errors name it."""
     try:
         # safetensors reports a file without read permission as missing, and waits for a pipe.
-        open_regular(path).close()
-        with safe_open(path, "pt") as file:
+        with open_regular(path) as opened, safe_open(_utf8(path, opened), "pt") as file:
             yield file
     except FileNotFoundError:
         raise
@@ -256,6 +255,15 @@ def _opened(path: Path) -> Iterator[Any]:
         raise _unreadable(path) from error
     except (SafetensorError, OSError) as error:
         raise RuntimeError(f"{path} is damaged or no safetensors file: {error}") from error
+
+
+def _utf8(path: Path, opened: BinaryIO) -> Path:
+    """Return another path of an open file if its own is not UTF-8, which safetensors refuses."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return Path(f"/dev/fd/{opened.fileno()}")
+    return path
 
 
 def _contents(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:

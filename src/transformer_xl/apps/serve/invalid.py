@@ -78,7 +78,8 @@ def invalid(found: Sequence[Mapping[str, Any]]) -> ApiError:
         message = f"{path[0]} is not supported by this server: leave it out"
         return ApiError(400, message, "unsupported_parameter", path[0])
     # A field of several types has the errors of each.
-    same = [each for each in found if f"{_place(each)}.".startswith(f"{place}.")]
+    beside = [each for each in found if each["loc"][0] == where]
+    same = [each for each in beside if f"{_place(each)}.".startswith(f"{place}.")]
     specific = next((each for each in same if each["type"] in _RULES), None)
     if specific is not None:
         place, rule = _place(specific), _RULES[specific["type"]]
@@ -97,11 +98,11 @@ def invalid(found: Sequence[Mapping[str, Any]]) -> ApiError:
 
 def _place(error: Mapping[str, Any]) -> str:
     """Return the place of a value, without the validator's names of types."""
-    *path, last = error["loc"][1:]
+    path = error["loc"][1:]
     names = [x for x in path if isinstance(x, int) or _is_field(x)]
     # A field that does not exist may have any name.
-    if isinstance(last, int) or _is_field(last) or error["type"] == "extra_forbidden":
-        names.append(last)
+    if error["type"] == "extra_forbidden":
+        names = [*(x for x in path[:-1] if x in names), path[-1]]
     return ".".join(map(str, names))
 
 
