@@ -62,13 +62,14 @@ def test_text_is_cut_and_joined_as_by_the_vocabulary(
     assert tokenizer.convert_tokens_to_ids(tokenizer.convert_ids_to_tokens(ids)) == ids
     for name, number in (("eos", vocab.eos_id), ("unk", vocab.unk_id)):
         assert getattr(tokenizer, f"{name}_token_id") == number
-    # Padding is a symbol that the model has an embedding for, and none that means something.
-    assert 0 <= tokenizer.pad_token_id < len(vocab)
-    assert tokenizer.pad_token_id not in (vocab.eos_id, vocab.unk_id)
+    # Padding is none of the symbols, which all mean something.
+    assert (tokenizer.pad_token, tokenizer.pad_token_id) == ("<pad>", len(vocab))
+    assert tokenizer.get_vocab().keys() == {*vocab.symbols}
     batch = tokenizer([text, text * 2], padding=True)
     assert batch["input_ids"][0][-len(ids) :] == ids
     assert sum(batch["attention_mask"][0]) == len(ids)
     assert tokenizer.decode(batch["input_ids"][0], skip_special_tokens=True) == vocab.decode(ids)
+    assert tokenizer.decode(batch["input_ids"][0]).endswith("<pad>" + vocab.decode(ids))
     # Written by either, the files are the same.
     tokenizer.save_pretrained(tmp_path / "again")
     assert load_vocab(tmp_path / "again").hash == vocab.hash
@@ -90,8 +91,8 @@ def test_what_cannot_be_is_refused(transformers: Any, tokenizer: Any, tmp_path: 
         tokenizer("the 7")
     with pytest.raises(ValueError, match="cannot be added"):
         tokenizer.add_tokens(["<new>"])
-    with pytest.raises(ValueError, match="pad_token='<pad>' is not one of the 15 symbols"):
-        type(tokenizer)(vocab=tokenizer.vocab, pad_token="<pad>")
+    with pytest.raises(ValueError, match="pad_token='<fill>' is not one of the 15 symbols"):
+        type(tokenizer)(vocab=tokenizer.vocab, pad_token="<fill>")
     transformers.AutoConfig.for_model("transformer-xl", vocab_size=3).save_pretrained(tmp_path)
     with pytest.raises((ValueError, OSError), match=r"vocab|tokenizer"):
         transformers.AutoTokenizer.from_pretrained(tmp_path)

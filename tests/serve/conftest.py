@@ -23,6 +23,7 @@ from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.texts import Drawn, Ended, Event, Text, make_writer
 from transformer_xl.config import GenerateConfig, ModelConfig
 from transformer_xl.data import Vocab, train_vocab
+from transformer_xl.data.vocab import VocabKind
 from transformer_xl.inference.generate import Sampler, generate, random_numbers
 from transformer_xl.model import TransformerXL, build_model
 
@@ -57,10 +58,11 @@ class Made:
         return self.vocab.decode(ids)
 
 
-def _made(folder: Path, **settings: Any) -> Made:
+def _made(folder: Path, vocab: VocabKind = "chars", **settings: Any) -> Made:
     """Write a model of characters, with weights far from zero, that remembers only a little."""
     torch.manual_seed(0)
-    vocab = train_vocab("chars", ["abcdefghijklmnopqrstuvwxyz .,\n"])
+    size = 280 if vocab == "bpe" else None
+    tokens = train_vocab(vocab, ["abcdefghijklmnopqrstuvwxyz .,\n" * (50 if size else 1)], size)
     defaults = {
         "n_layer": 2,
         "n_head": 2,
@@ -71,9 +73,9 @@ def _made(folder: Path, **settings: Any) -> Made:
         "init_std": 0.4,
         "proj_init_std": 0.4,
     }
-    model = build_model(ModelConfig(vocab_size=len(vocab), **defaults | settings)).eval()
-    model.save_pretrained(folder, vocab)
-    return Made(folder, model, vocab)
+    model = build_model(ModelConfig(vocab_size=len(tokens), **defaults | settings)).eval()
+    model.save_pretrained(folder, tokens)
+    return Made(folder, model, tokens)
 
 
 @pytest.fixture(scope="session")
@@ -188,7 +190,7 @@ def _running(
         server = Server(Service(made.model, made.vocab, made.weights, serving, name, generation))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
         thread.start()
-        _until(lambda: server.started)
+        _until(lambda: server.started and server.service.is_ready)
         found = Running(address_of(listening).rstrip("/"), server, thread)
         try:
             yield found
@@ -242,6 +244,8 @@ class Browser:
             *("--no-sandbox", "--disable-dev-shm-usage", "--disable-background-networking"),
             *("--disable-component-update", "--disable-sync", "--hide-scrollbars", "--mute-audio"),
             *("--force-device-scale-factor=1", f"--user-data-dir={profile}"),
+            # Sites that all lie on this machine.
+            "--host-resolver-rules=MAP *.example 127.0.0.1, MAP *.localhost 127.0.0.1",
         ]
         command = f'exec "$0" "$@" 3<&{to_it} 4>&{its}'
         self._process = subprocess.Popen(

@@ -1,7 +1,15 @@
-"""Requests made up from the server's own description, fitting or not, are answered as it says."""
+"""Requests made up from the server's own description, fitting or not, are answered as it says.
 
+``TXL_EXAMPLES`` is how many of each kind each address gets at most, and ``TXL_REQUESTS`` a folder
+for tables of what was asked and answered: 10,000 requests and more by ``TXL_EXAMPLES=450``.
+"""
+
+import json
 import logging
 import os
+import time
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -9,53 +17,77 @@ pytestmark = pytest.mark.slow
 
 for _name in ("fastapi", "uvicorn", "prometheus_client"):
     pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]'")
+httpx = pytest.importorskip("httpx")
 schemathesis = pytest.importorskip("schemathesis")
 hypothesis = pytest.importorskip("hypothesis")
 
 log = logging.getLogger(__name__)
 
-EXAMPLES = int(os.environ.get("TXL_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("TXL_EXAMPLES", "20"))
 """Most requests of each kind to each address."""
+SLOWEST = 10.0
+"""Seconds that no answer may take."""
+PARTS = ("/v1/completions", "/v1/chat", "/v1/sessions", "/")
+"""Addresses by their beginnings."""
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::hypothesis.errors.NonInteractiveExampleWarning")
-def test_made_up_requests_are_answered_as_described(made, run_server, tmp_path):
+def ask(operation, mode, statuses, seconds):
+    """Ask one address; count the statuses of its answers, and note how long they took."""
     from schemathesis.specs.openapi.checks import positive_data_acceptance as fits
 
-    # What fits the description may still be no text of this vocabulary, or empty.
-    count, statuses = 0, set()
+    @hypothesis.settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
+    def answered(case):
+        began = time.monotonic()
+        answer = case.call(timeout=30)
+        seconds.append(time.monotonic() - began)
+        # What fits the description may still be no text of this vocabulary, or empty.
+        case.validate_response(answer, excluded_checks=[fits])
+        assert answer.status_code < 500, answer.text
+        statuses[answer.status_code] += 1
+
+    try:
+        answered()
+    except hypothesis.errors.Unsatisfiable:
+        # Nothing can be wrong about an address that takes nothing.
+        assert mode is schemathesis.GenerationMode.NEGATIVE
+
+
+@pytest.mark.filterwarnings("ignore::hypothesis.errors.NonInteractiveExampleWarning")
+@pytest.mark.parametrize("vocab", ["chars", "bpe"])
+@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.timeout(0 if "TXL_EXAMPLES" in os.environ else 300)
+def test_made_up_requests_are_answered_as_described(make_model, run_server, tmp_path, vocab, part):
+    made = make_model(vocab=vocab)
+    table: dict[str, Counter[int]] = {}
+    seconds: list[float] = []
     with run_server(made, sessions=tmp_path, max_tokens=20, max_texts=4) as server:
+        for name in ("known", "other"):
+            body = {"prompt": "ab", "session": name, "max_tokens": 2}
+            assert httpx.post(f"{server.address}/v1/completions", json=body).status_code == 200
         schema = schemathesis.openapi.from_url(f"{server.address}/openapi.json")
-        for found in schema.get_all_operations():
-            operation = found.ok()
-            for mode in (
-                schemathesis.GenerationMode.POSITIVE,
-                schemathesis.GenerationMode.NEGATIVE,
-            ):
-
-                @hypothesis.settings(
-                    max_examples=EXAMPLES,
-                    deadline=None,
-                    database=None,
-                    derandomize=True,
-                    suppress_health_check=list(hypothesis.HealthCheck),
-                )
-                @hypothesis.given(case=operation.as_strategy(generation_mode=mode))
-                def answered(case):
-                    nonlocal count
-                    answer = case.call(timeout=30)
-                    case.validate_response(answer, excluded_checks=[fits])
-                    assert answer.status_code != 500, answer.text
-                    statuses.add(answer.status_code)
-                    count += 1
-
-                try:
-                    answered()
-                except hypothesis.errors.Unsatisfiable:
-                    # Nothing can be wrong about an address that takes nothing.
-                    assert mode is schemathesis.GenerationMode.NEGATIVE
+        operations = [found.ok() for found in schema.get_all_operations()]
+        modes = schemathesis.GenerationMode
+        for operation in operations:
+            if part != next(x for x in PARTS if operation.path.startswith(x)):
+                continue
+            for mode in (modes.POSITIVE, modes.NEGATIVE):
+                statuses = table[f"{operation.label}, {mode.value}"] = Counter()
+                ask(operation, mode, statuses, seconds)
         assert server.service.is_ready
-    log.info("%d requests, statuses %s", count, sorted(statuses))
-    assert count > 10 * EXAMPLES
-    assert {200, 404, 422} <= statuses
+    whole = sum(table.values(), Counter())
+    log.info("%d requests, statuses %s", whole.total(), sorted(whole.items()))
+    if folder := os.environ.get("TXL_REQUESTS"):
+        about = {"requests": whole.total(), "slowest_seconds": round(max(seconds), 2)}
+        path = Path(folder) / f"{vocab}{part.replace('/', '-')}.json"
+        path.write_text(json.dumps(about | {"statuses": table}, indent=1) + "\n")
+    assert max(seconds) < SLOWEST
+    assert len(table) >= 2
+    assert 200 in whole
+    assert 422 not in whole

@@ -66,6 +66,8 @@ class Eval:
     """Evaluate this text instead of the corpus of the run; - reads the standard input."""
     weights: Weights = "float32"
     """Precision of the weights; float32 weights compute in the precision of the recipe."""
+    any_size: bool = False
+    """Load the model even if it takes more memory than the machine has, or more than 2 minutes."""
     by_position: bool = False
     """Also report the loss by position in the segment and by distance from the start of a text."""
     json: bool = False
@@ -119,7 +121,7 @@ class Eval:
         from transformer_xl.train.finish import describe, memory_line
         from transformer_xl.train.metrics import reading
 
-        model, vocab = load(self.dir, self.weights)
+        model, vocab = load(self.dir, self.weights, any_size=self.any_size)
         segment_len = recipe.train.segment_len if recipe else SEGMENT_LEN
         # Quantized weights determine the precision of the computation.
         precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"

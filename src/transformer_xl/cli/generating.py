@@ -67,6 +67,8 @@ class Generate:
     """Memory length; None: as configured in the model."""
     weights: Weights = "float32"
     """Precision of the weights: quantized ones are faster; txl eval measures the loss."""
+    any_size: bool = False
+    """Load the model even if it takes more memory than the machine has, or more than 2 minutes."""
     state: Path | None = None
     """Resume from the memory in this file if it exists, and save the memory there at the end."""
     json: bool = False
@@ -102,7 +104,9 @@ class Generate:
         self._check()
         from transformer_xl.inference.generate import generate, save_state, text_pieces
 
-        model, vocab, state, checksum = load_with_state(self.dir, self.weights, self.state)
+        model, vocab, state, checksum = load_with_state(
+            self.dir, self.weights, self.state, any_size=self.any_size
+        )
         self.files.require_vocab(vocab)
         if self.settings.beam_size:
             self._write_found(model, vocab, state, checksum)

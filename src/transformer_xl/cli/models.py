@@ -157,6 +157,8 @@ class Serve:
     """A model folder, a run folder, or the name of a model (txl models)."""
     weights: Weights = "float32"
     """Precision of the weights: quantized ones are faster; txl eval measures the loss."""
+    any_size: bool = False
+    """Load the model even if it takes more memory than the machine has, or more than 2 minutes."""
     serving: Annotated[ServeSettings, tyro.conf.OmitArgPrefixes] = field(
         default_factory=ServeSettings
     )
@@ -178,7 +180,7 @@ class Serve:
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("transformer_xl.serve").setLevel(logging.INFO)
         generation = generation_of(self.dir)
-        model, vocab = load(self.dir, self.weights)
+        model, vocab = load(self.dir, self.weights, any_size=self.any_size)
         # Not resolved: a symbolic link keeps its own name.
         folder = Path(os.path.abspath(self.dir)).name or "transformer-xl"  # noqa: PTH100
         weights = weights_path(find_model_folder(self.dir))

@@ -63,6 +63,8 @@ class Score:
     """Tokens read at once, fewer while a pipe is waiting for more."""
     weights: Weights = "float32"
     """Precision of the weights."""
+    any_size: bool = False
+    """Load the model even if it takes more memory than the machine has, or more than 2 minutes."""
     state: Path | None = None
     """Resume from the memory in this file if it exists, and save the memory there at the end."""
     json: bool = False
@@ -81,7 +83,9 @@ class Score:
         from transformer_xl.model.limits import require_mem_len
         from transformer_xl.model.reading import Reader, ReaderState
 
-        model, vocab, found, checksum = load_with_state(self.dir, self.weights, self.state)
+        model, vocab, found, checksum = load_with_state(
+            self.dir, self.weights, self.state, any_size=self.any_size
+        )
         require_mem_len(model, self.mem_len)
         lengths = Lengths.of(model.config, segment_len=self.segment_len, mem_len=self.mem_len)
         begun = None if found is None else ReaderState(found.mems, found.last_token, found.offset)

@@ -11,14 +11,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 SHIPPED = Path(__file__).parents[1] / "pretrained"
 """The folder of the models that come with the package. Nothing is written there."""
+SMALL = 32 << 20
+"""Bytes that a file of settings has at most."""
 UNFINISHED = ".unfinished-"
 """Prefix of folders that are being written or removed; a killed process leaves them behind."""
 # Temporary folders of this age belong to killed processes. Whether a process is alive cannot be
 # checked if folders are shared between machines or containers.
 _LEFT_SECONDS = 24 * 3600
+_LONGEST_NAME = 200
+"""Bytes of a file name that is a part of that of its temporary folder."""
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -62,6 +67,69 @@ def default_mode(path: Path) -> Iterator[None]:
     mode = stat.S_IMODE(path.stat().st_mode)
     yield
     path.chmod(mode)
+
+
+class NotRegularError(OSError):
+    """A path is no regular file: a link, a folder, a device, a pipe or a socket."""
+
+
+def kind_other_than_file(path: Path, *, follow: bool = True) -> str | None:
+    """Return what a path is that is no regular file; None if it is one, or nothing.
+
+    ``follow``: look at what a symbolic link points to. A link to nothing is a symbolic link.
+    """
+    try:
+        mode = path.stat().st_mode if follow else path.lstat().st_mode
+    except FileNotFoundError:
+        return "a symbolic link to nothing" if path.is_symlink() else None
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "a symbolic link to itself"
+        raise
+    kinds = {
+        stat.S_IFREG: None,
+        stat.S_IFLNK: "a symbolic link",
+        stat.S_IFDIR: "a folder",
+        stat.S_IFIFO: "a named pipe",
+        stat.S_IFSOCK: "a socket",
+    }
+    return kinds.get(stat.S_IFMT(mode), "a device")
+
+
+def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
+    """Open a regular file for reading: a pipe would block the process, a device never end.
+
+    Raises:
+        FileNotFoundError: There is none.
+        NotRegularError: It is something else, or without ``follow`` a symbolic link.
+        OSError: It cannot be read.
+    """
+    # Before it is opened: to open a device can change it.
+    if other := kind_other_than_file(path, follow=follow):
+        raise NotRegularError(f"{path} is {other}, and not a regular file: give a file")
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+    # It may have been exchanged in between.
+    flags |= getattr(os, "O_NONBLOCK", 0) | (0 if follow else getattr(os, "O_NOFOLLOW", 0))
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise NotRegularError(f"{path} is not a regular file: give a file")
+    return os.fdopen(descriptor, "rb")
+
+
+def read_small_file(path: Path, most: int = SMALL) -> bytes:
+    """Read a regular file that is small if it is what it claims to be, as of settings.
+
+    Raises:
+        OSError: As :func:`open_regular`.
+        ValueError: It has more than ``most`` bytes.
+    """
+    with open_regular(path) as file:
+        # A file may claim a size and have another, as those of /proc do.
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{path} has more than {most:,} bytes, which no such file needs")
+    return content
 
 
 def replace_file(path: Path, content: bytes) -> None:
@@ -141,13 +209,20 @@ def new_folder(folder: Path) -> Iterator[Path]:
         sync(folder.parent)
 
 
+def _shortened(name: str) -> str:
+    """Return a name to which 22 bytes can be added: a file name has at most 255."""
+    encoded = os.fsencode(name)
+    return name if len(encoded) <= _LONGEST_NAME else hashlib.sha256(encoded).hexdigest()
+
+
 @contextmanager
 def _temporary_folder(path: Path) -> Iterator[Path]:
     """Yield a new folder beside ``path``; remove it at the end, and what killed processes left."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    name = _shortened(path.name)
+    temporary = path.with_name(f".{name}.{secrets.token_hex(8)}.tmp")
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.iterdir():
-        if re.fullmatch(rf"\.{re.escape(path.name)}\.[0-9a-f]+\.tmp", left.name):
+        if re.fullmatch(rf"\.{re.escape(name)}\.[0-9a-f]+\.tmp", left.name, re.S):
             # Other processes clean up, too.
             with suppress(OSError):
                 # A file may be written for longer than a day.
@@ -203,7 +278,7 @@ def remove_temporary(folder: Path, name: str = "*") -> None:
 
     ``name`` is the name of the file or folder that was being written, or a pattern.
     """
-    for left in folder.glob(f".{name}.*.tmp"):
+    for left in folder.glob(f".{_shortened(name)}.*.tmp"):
         _remove(left)
 
 

@@ -42,6 +42,8 @@ EOS = "<eos>"
 UNK = "<unk>"
 UNDECODED = re.compile("[\udc80-\udcff]")
 """Bytes that are not UTF-8, as ``surrogateescape`` decodes them."""
+HALF = re.compile("[\ud800-\udfff]")
+"""Half of a surrogate pair: such a character is none of Unicode text."""
 MISSING = -1
 """In place of the ID of an unknown symbol."""
 _LISTED = 5
@@ -198,6 +200,11 @@ class Vocab:
         try:
             return self._tokenizer.encode(text, **how).ids
         except BaseException as error:
+            if half := HALF.search(text):
+                raise ValueError(
+                    f"character {half.start():,} is {half[0]!r}, half of a surrogate pair and no "
+                    "text: remove it, or decode the text again"
+                ) from error
             # A panic of the Rust library, for example if a pattern exceeds its backtracking limit.
             if type(error).__name__ != "PanicException":
                 raise

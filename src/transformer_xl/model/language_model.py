@@ -17,7 +17,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.model.arguments import require_tensor, shown, whole_tensor
 from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding, embedded
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.limits import require_weights
+from transformer_xl.model.limits import require_loading, require_weights
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
@@ -566,15 +566,16 @@ def read_model_weights(folder: Path, config: ModelConfig) -> dict[str, Tensor]:
     Raises:
         OSError: A file cannot be read.
         RuntimeError: A file is damaged, or the names or shapes do not match ``config``.
+        ValueError: As :func:`require_loading`.
     """
 
     def expected(n_tensors: int) -> dict[str, torch.Size]:
         # Checked before shapes are computed: a hostile n_layer would exhaust time and memory.
-        if config.n_layer > n_tensors:
-            raise OverflowError(f"n_layer={config.n_layer}")
+        require_loading(config, n_tensors, path)
         return weight_shapes(config)
 
-    return read_weights(weights_path(folder), expected, CONFIG_FILE)
+    path = weights_path(folder)
+    return read_weights(path, expected, CONFIG_FILE)
 
 
 def weight_shapes(config: ModelConfig) -> dict[str, torch.Size]:

@@ -6,13 +6,17 @@ that pass may still run out of memory, but settings that are refused never fit.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
 from transformer_xl.config import Config, ModelConfig
 from transformer_xl.config.device import total_memory
+from transformer_xl.model.pretrained import weights_files
 
 if TYPE_CHECKING:
     from transformer_xl.model.language_model import LanguageModel
@@ -22,6 +26,13 @@ FLOAT = 4
 """Bytes of a float32."""
 _BORROWED = ("mamba2", "rwkv", "xlnet", "xlstm")
 """Kinds of models with layers of another library."""
+_MOST_SECONDS = 120
+"""Seconds that a model may take to be loaded."""
+_BYTES_A_SECOND = 2e8
+"""Bytes of weights that are read, compared with their checksum and copied in a second."""
+_TENSOR_SECONDS, _TENSOR_BYTES = 1.5e-4, 6_000
+"""What a tensor takes, however small, measured: its module is built twice, once without numbers."""
+_ANY_SIZE = ContextVar("any_size", default=False)
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
@@ -150,6 +161,50 @@ def require_weights(config: ModelConfig) -> None:
         settings = _named(config, "model", *names, "d_head", "d_embed", "n_positions")
         size = FLOAT * least_weights(config)
         require_bytes("the weights", size, device, settings, "make a smaller model")
+
+
+@contextmanager
+def any_size() -> Iterator[None]:
+    """Load models inside a ``with`` block however much memory and time that takes."""
+    token = _ANY_SIZE.set(True)
+    try:
+        yield
+    finally:
+        _ANY_SIZE.reset(token)
+
+
+def require_loading(config: ModelConfig, n_tensors: int, weights: Path) -> None:
+    """Require that a stored model can be loaded with the memory of this machine, in two minutes.
+
+    Both are computed from the settings, the number of stored tensors and the sizes of the files,
+    before the model is built. :func:`any_size` lifts the limits.
+
+    Args:
+        config: The settings of the model.
+        n_tensors: How many tensors the headers of the files name.
+        weights: From :func:`~transformer_xl.model.pretrained.weights_path`.
+
+    Raises:
+        OverflowError: There are more layers than tensors.
+        ValueError: It takes more.
+    """
+    if config.n_layer > n_tensors:
+        raise OverflowError(f"n_layer={config.n_layer}")
+    if _ANY_SIZE.get():
+        return
+    stored = sum(file.stat().st_size for file in weights_files(weights))
+    settings: dict[str, object] = {"n_layer": config.n_layer, "n_tensors": n_tensors}
+    lifted = "--any_size loads it all the same (in Python: with model.limits.any_size())"
+    what = f"to load {weights}"
+    # What is read, and the model that it is copied to.
+    needed = stored + FLOAT * least_weights(config) + n_tensors * _TENSOR_BYTES
+    require_bytes(what, needed, torch.device("cpu"), settings, lifted)
+    seconds = stored / _BYTES_A_SECOND + n_tensors * _TENSOR_SECONDS
+    if seconds > _MOST_SECONDS:
+        raise ValueError(
+            f"n_layer={config.n_layer}, n_tensors={n_tensors}: {what} would take about "
+            f"{seconds:,.0f} s, and the limit is {_MOST_SECONDS} s: {lifted}"
+        )
 
 
 def require_training(

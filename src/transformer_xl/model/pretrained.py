@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -27,7 +27,13 @@ from torch import Tensor, nn
 
 from transformer_xl.config import FORMAT_VERSION, MODEL_TYPE, EvalConfig, ModelConfig
 from transformer_xl.config.checks import read_settings
-from transformer_xl.config.files import checksum, replace_file, write_atomically
+from transformer_xl.config.files import (
+    checksum,
+    open_regular,
+    read_small_file,
+    replace_file,
+    write_atomically,
+)
 from transformer_xl.config.locating import locate
 
 WEIGHTS_FILE = "model.safetensors"
@@ -62,7 +68,7 @@ def weights_files(path: Path) -> dict[Path, set[str] | None]:
         return {path: None}
     found: dict[Path, set[str] | None] = {}
     try:
-        places = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        places = json.loads(read_small_file(path))["weight_map"]
         for name, file in dict(places).items():
             # The name of the parent folder passes the comparison; longer names raise OSError.
             is_name = isinstance(file, str) and Path(file).name == file and file != ".."
@@ -240,9 +246,8 @@ def _checksum_at(weights: Path, *what_changes_with_it: int) -> str:
 def _opened(path: Path) -> Iterator[Any]:
     """Open a safetensors file; errors name it."""
     try:
-        # safetensors reports a file without read permission as missing.
-        path.open("rb").close()
-        with safe_open(path, "pt") as file:
+        # safetensors reports a file without read permission as missing, and waits for a pipe.
+        with open_regular(path) as opened, safe_open(_utf8(path, opened), "pt") as file:
             yield file
     except FileNotFoundError:
         raise
@@ -250,6 +255,15 @@ def _opened(path: Path) -> Iterator[Any]:
         raise _unreadable(path) from error
     except (SafetensorError, OSError) as error:
         raise RuntimeError(f"{path} is damaged or no safetensors file: {error}") from error
+
+
+def _utf8(path: Path, opened: BinaryIO) -> Path:
+    """Return another path of an open file if its own is not UTF-8, which safetensors refuses."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return Path(f"/dev/fd/{opened.fileno()}")
+    return path
 
 
 def _contents(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
@@ -390,7 +404,7 @@ def read_config(path: Path) -> dict[str, Any]:
         RuntimeError: The file is damaged, of another model type or of a newer version.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(read_small_file(path))
         kind, version = values.pop("model_type"), values.pop("format_version")
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
         raise RuntimeError(f"{path} is no settings file of a model: {error!r}") from error

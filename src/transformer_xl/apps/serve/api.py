@@ -9,11 +9,13 @@ from importlib.resources import files
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Header, Path, Query
+from fastapi.openapi.utils import get_openapi
 from starlette.requests import Request
 from starlette.responses import Response
 
 from transformer_xl import __version__
 from transformer_xl.apps.serve import schemas
+from transformer_xl.apps.serve.chat import chat
 from transformer_xl.apps.serve.completions import complete
 from transformer_xl.apps.serve.errors import ApiError
 from transformer_xl.apps.serve.guard import Guard
@@ -36,7 +38,7 @@ def create_app(service: Service) -> FastAPI:
         version=__version__,
         description="OpenAI-compatible completions, and sessions that keep their memory.",
         default_response_class=JsonResponse,
-        responses=errors(400, 401, 408, 413, 415, 421, 422, 500),
+        responses=errors(400, 401, 403, 408, 413, 415, 421, 500, 503),
         lifespan=service.running,
         # These pages load scripts from other hosts.
         docs_url=None,
@@ -45,11 +47,28 @@ def create_app(service: Service) -> FastAPI:
     app.add_middleware(Guard, service=service)
     add_handlers(app)
     _add_completions(app, service)
+    _add_chats(app, service)
     _add_models(app, service)
     _add_health(app, service)
     _add_sessions(app, service)
     _add_page(app)
+    app.openapi = lambda: _description(app)  # pyright: ignore[reportAttributeAccessIssue]
     return app
+
+
+def _description(app: FastAPI) -> dict[str, Any]:
+    """Return the description of the endpoints, without the 422 that FastAPI adds: all are 400."""
+    if app.openapi_schema is None:
+        found = get_openapi(
+            title=app.title, version=app.version, description=app.description, routes=app.routes
+        )
+        for operations in found["paths"].values():
+            for operation in operations.values():
+                operation["responses"].pop("422", None)
+        for name in ("HTTPValidationError", "ValidationError"):
+            found["components"]["schemas"].pop(name, None)
+        app.openapi_schema = found
+    return app.openapi_schema
 
 
 def _add_completions(app: FastAPI, service: Service) -> None:
@@ -68,14 +87,27 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         With `session`, or the header X-Session, the text continues from the memory of that
         session, and the prompt has only the new part. A session handles one request at a time.
         """
-        if not service.is_ready:
-            raise ApiError(503, "the server is stopping", "stopping")
         if x_session is not None:
             if body.session not in (None, x_session):
                 message = f"X-Session is {x_session!r} and session {body.session!r}: give one"
                 raise ApiError(400, message, "two_sessions", "session")
             body.session = x_session
         return await complete(service, body, request)
+
+
+def _add_chats(app: FastAPI, service: Service) -> None:
+    @app.post(
+        "/v1/chat/completions",
+        response_model=schemas.Chat,
+        responses={200: {"content": _STREAM}, **errors(404, 429)},
+    )
+    async def chats(body: schemas.ChatRequest, request: Request) -> Response:
+        """Write the next message of a chat.
+
+        The messages become a prompt by the template of the model, or by a plain one if it has none:
+        `chat_template` of the response says which.
+        """
+        return await chat(service, body, request)
 
 
 def _add_models(app: FastAPI, service: Service) -> None:
@@ -109,9 +141,10 @@ def _add_health(app: FastAPI, service: Service) -> None:
     @app.get("/health", responses=errors(503))
     @app.get("/health/ready", responses=errors(503))
     async def ready() -> schemas.Health:
-        """Readiness: whether requests are accepted."""
+        """Readiness: whether requests are accepted and a token was computed."""
         if not service.is_ready:
-            raise ApiError(503, "the server is stopping, or its engine has ended", "not_ready")
+            message = "the server computes its first token, is stopping, or its engine has ended"
+            raise ApiError(503, message, "not_ready")
         return schemas.Health(status="ok")
 
     @app.get("/metrics", response_class=Response, responses={200: {"content": _PLAIN}})

@@ -5,11 +5,12 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -60,10 +61,10 @@ class Output:
     """
 
     def __init__(
-        self, index: int, echo: str | None, unscored: list[Scored], token_text: Callable[[int], str]
+        self, service: Service, index: int, echo: str | None, unscored: list[Scored]
     ) -> None:
         self._index, self._echo, self._unscored = index, echo, unscored
-        self._token_text, self._offset = token_text, 0
+        self._service, self._token_text, self._offset = service, service.token_text, 0
         self._clear()
 
     def _clear(self) -> None:
@@ -94,11 +95,11 @@ class Output:
             self._scored += [*self._unscored, *event.scored]
         self.is_new = True
 
-    def take(self) -> dict[str, Any]:
-        """Return the new output, as the response has it."""
+    def take(self, *, is_part: bool = False) -> dict[str, Any]:
+        """Return the new output as a choice of the response; ``is_part``: of a stream."""
         choice: dict[str, Any] = {
             "index": self._index,
-            "text": "".join(self._parts),
+            **self._content("".join(self._parts), is_part=is_part),
             "logprobs": self._scores() if self._scored else None,
             "finish_reason": self._reason and _FINISH_REASONS.get(self._reason, "length"),
             "token_ids": self._tokens,
@@ -109,6 +110,9 @@ class Output:
             choice["attention"] = self._attention
         self._clear()
         return choice
+
+    def _content(self, text: str, *, is_part: bool) -> dict[str, Any]:
+        return {"text": text}
 
     def _scores(self) -> dict[str, Any]:
         tokens = [self._token_text(each.token) for each in self._scored]
@@ -126,9 +130,26 @@ class Output:
         }
 
 
-async def complete(service: Service, body: CompletionRequest, request: Request) -> Response:
-    """Handle a request for completions."""
-    answer = Answer(service, body, request)
+class Form(NamedTuple):
+    """What distinguishes the responses of an endpoint.
+
+    ``stop`` has stop strings in addition to those of the request, ``about`` further keys.
+    """
+
+    prefix: str = "cmpl"
+    object: str = "text_completion"
+    part: str = "text_completion"
+    """The object of an event of a stream."""
+    output: type[Output] = Output
+    stop: tuple[str, ...] = ()
+    about: Mapping[str, Any] = MappingProxyType({})
+
+
+async def complete(
+    service: Service, body: CompletionRequest, request: Request, form: Form | None = None
+) -> Response:
+    """Handle a request for completions, or for what has another form."""
+    answer = Answer(service, body, request, form or Form())
     with ExitStack() as ending:
         ending.callback(answer.end)
         await answer.begin()
@@ -147,12 +168,14 @@ async def complete(service: Service, body: CompletionRequest, request: Request) 
 class Answer:
     """The texts of one request, or the one text that continues a session."""
 
-    def __init__(self, service: Service, body: CompletionRequest, request: Request) -> None:
-        self._service, self._body, self._request = service, body, request
+    def __init__(
+        self, service: Service, body: CompletionRequest, request: Request, form: Form
+    ) -> None:
+        self._service, self._body, self._request, self._form = service, body, request, form
         self._started = time.monotonic()
         self._head = {
-            "id": f"cmpl-{uuid.uuid4().hex}",
-            "object": "text_completion",
+            "id": f"{form.prefix}-{uuid.uuid4().hex}",
+            "object": form.part if body.stream else form.object,
             "created": int(time.time()),
             "model": service.name,
         }
@@ -196,6 +219,9 @@ class Answer:
             message = f"max_tokens={max_tokens} must be at most {most}"
             raise ApiError(400, message, "too_long", "max_tokens")
         n = body.n or 1
+        if body.stream_options and not body.stream:
+            message = "stream_options has no effect without stream: leave it out, or set stream"
+            raise ApiError(400, message, "invalid_value", "stream_options")
         if body.best_of not in (None, n):
             raise ApiError(400, f"best_of={body.best_of} must be n={n}", "unsupported", "best_of")
         if body.attention and not self._service.model.has_attention:
@@ -212,6 +238,11 @@ class Answer:
     def _make_texts(self, n: int, max_tokens: int) -> None:
         body, service, session = self._body, self._service, self._session
         prompts: Any = body.prompt
+        if prompts is None and session is not None and session.state is not None:
+            prompts = ""
+        if prompts is None:
+            message = "prompt is missing: give the text to continue"
+            raise ApiError(400, message, "missing_required_parameter", "prompt")
         if isinstance(prompts, str) or (prompts and isinstance(prompts[0], int)):
             prompts = [prompts]
         most = service.settings.max_texts
@@ -225,7 +256,7 @@ class Answer:
             raise ApiError(400, message, "too_many", "session")
         sampler = self._sampler()
         stop = service.generation.stop if body.stop is None else body.stop
-        stop = [stop] if isinstance(stop, str) else stop
+        stop = [*([stop] if isinstance(stop, str) else stop), *self._form.stop]
         state = session.state if session else None
         last = () if state is None else (state.last_token,)
         before = () if state is None or state.read is None else state.read.numpy()
@@ -235,7 +266,7 @@ class Answer:
             seed = secrets.randbits(_SEED_BITS) if state is None else state.random
         shown = seed if isinstance(seed, int) else None
         settings = {**sampler.settings, "seed": shown, "max_tokens": max_tokens}
-        self._about = {"settings": settings}
+        self._about = {"settings": settings, **self._form.about}
         for given in prompts:
             ids, warning = read_prompt(service, given)
             if warning:
@@ -252,7 +283,7 @@ class Answer:
                     unscored = [Scored(prompt[0], None)]
             for _ in range(n):
                 number = len(self._texts)
-                output = Output(number, echo, unscored, service.token_text)
+                output = self._form.output(service, number, echo, unscored)
                 own = seed_of(seed, number) if isinstance(seed, int) else seed
                 text = Text(
                     prompt=prompt,
@@ -295,6 +326,8 @@ class Answer:
             is_unexpected = not isinstance(error, OSError)
             log.error("session %s: %s", session.name, error, exc_info=is_unexpected)
             message = f"session {session.name!r} could not be saved: see the log"
+            status = 500 if is_unexpected else 507
+            self._error = ApiError(status, message, "session_not_saved", "session")
             event = Ended("failed", error=message)
         self._add_event(output, event)
 
@@ -302,7 +335,7 @@ class Answer:
         output.add(event)
         if isinstance(event, Ended):
             self._n_going -= 1
-            if event.reason == "failed":
+            if event.reason == "failed" and self._error is None:
                 self._error = ApiError(500, event.error, "failed")
             elif event.reason == "late":
                 message = "the request waited longer than its time limit: try again later"
@@ -376,8 +409,10 @@ class Answer:
             while not self.is_abandoned:
                 is_over = not self._n_going
                 self._check()
-                if choices := [output.take() for output in self._outputs if output.is_new]:
-                    written = b"data: " + first[0] + encoded(choices) + first[2] + b"\n\n"
+                for output in [each for each in self._outputs if each.is_new]:
+                    # One choice for each event, as at OpenAI: clients look at the first alone.
+                    choices = encoded([output.take(is_part=True)])
+                    written += b"data: " + first[0] + choices + first[2] + b"\n\n"
                     first = later
                 if is_over:
                     break
@@ -464,11 +499,11 @@ def _event(value: dict[str, Any]) -> bytes:
     return b"data: " + encoded(value) + b"\n\n"
 
 
-def _size(prompt: str | list[Any]) -> int:
+def _size(prompt: str | list[Any] | None) -> int:
     """Return the number of characters or tokens."""
     if isinstance(prompt, str):
         return len(prompt)
-    return sum(1 if isinstance(each, int) else len(each) for each in prompt)
+    return sum(1 if isinstance(each, int) else len(each) for each in prompt or ())
 
 
 async def _disconnected(request: Request) -> None:

@@ -1,5 +1,7 @@
 """Errors of the server, each with the status and the code that a client is told."""
 
+from transformer_xl.config.files import NotRegularError
+
 
 class ApiError(Exception):
     """An error response.
@@ -60,10 +62,16 @@ class StorageFullError(SessionError):
 
 def file_error(error: Exception, name: str) -> ApiError:
     """Return the error response where the file of a session cannot be used."""
+    if isinstance(error, NotRegularError):
+        message = (
+            f"in place of the file of session {name!r} is something else, which is not opened: "
+            "take another name"
+        )
+        return ApiError(409, message, "session_not_a_file", "session")
     if isinstance(error, ValueError):
         message = f"session {name!r} was made with another model: delete it, or take another name"
         return ApiError(409, message, "session_of_another_model", "session")
     if isinstance(error, RuntimeError):
         message = f"the file of session {name!r} is damaged: delete it, or restore it from a copy"
-        return ApiError(500, message, "session_damaged", "session")
-    return ApiError(500, f"session {name!r} cannot be read or written: see the log", "disk")
+        return ApiError(409, message, "session_damaged", "session")
+    return ApiError(503, f"session {name!r} cannot be read or written: see the log", "disk")

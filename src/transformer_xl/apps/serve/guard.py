@@ -1,6 +1,7 @@
-"""Middleware for every request: authentication, limits, metrics and the access log."""
+"""Middleware for every request: hosts, keys, limits, metrics and the access log."""
 
 import asyncio
+import hashlib
 import hmac
 import logging
 import time
@@ -9,14 +10,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from transformer_xl.apps.serve.errors import ApiError
+from transformer_xl.apps.serve.hosts import Hosts
 from transformer_xl.apps.serve.responses import error_response
 from transformer_xl.apps.serve.service import Service
 
 log = logging.getLogger("transformer_xl.serve")
 
-_LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "::1")
 _PUBLIC_PATHS = ("/", "/openapi.json", "/health", "/health/live", "/health/ready")
 """Paths that need no key: they reveal nothing of other users' texts."""
+_PATHS_OF_THE_END = ("/health", "/health/live", "/health/ready", "/metrics")
+"""Paths that are answered while the server ends."""
 _BODY_SECONDS = 30.0
 """How long a client may take to send its request."""
 _HEADERS = (
@@ -27,19 +30,13 @@ _HEADERS = (
 
 
 class Guard:
-    """Authenticates, limits, counts and logs all requests.
-
-    A server on a loopback address accepts only the host names of this machine, against DNS
-    rebinding: a page of another host could resolve its own name to this address, and a browser
-    would let it read everything.
-    """
+    """Authenticates, limits, counts and logs all requests."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service, settings = app, service, service.settings
-        names = {name.lower() for name in settings.names}
-        is_local = settings.host in _LOOPBACK_HOSTS
-        self._hosts = {*_LOOPBACK_HOSTS, *names} if is_local else None
-        self._key = None if settings.api_key is None else settings.api_key.encode()
+        self._hosts = Hosts(settings.host, settings.names)
+        # Digests have one length, so that a comparison takes the same time for every key.
+        self._keys = [_digest(key.encode()) for key in settings.keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or respond with an error."""
@@ -56,8 +53,9 @@ class Guard:
             await send(message)
 
         try:
-            body = await self._checked(Request(scope, receive))
-            await self._app(scope, _replayed(body, receive), sending)
+            with self._service.answering():
+                body = await self._checked(Request(scope, receive))
+                await self._app(scope, _replayed(body, receive), sending)
         except ApiError as error:
             await error_response(error)(scope, receive, sending)
         finally:
@@ -70,15 +68,15 @@ class Guard:
             ApiError: It is refused.
         """
         headers = request.headers
-        if self._hosts is not None and _host(headers.get("host", "")) not in self._hosts:
-            message = "this server accepts only the host localhost: see --names"
-            raise ApiError(421, message, "misdirected")
-        if self._key is not None and request.scope["path"] not in _PUBLIC_PATHS:
+        await self._hosts.check(request)
+        path = request.scope["path"]
+        if self._keys and path not in _PUBLIC_PATHS:
             scheme, _, given = headers.get("authorization", "").partition(" ")
-            is_key = hmac.compare_digest(given.encode("latin-1"), self._key)
-            if scheme.lower() != "bearer" or not is_key:
+            if scheme.lower() != "bearer" or not self._is_key(given.strip()):
                 message = "the API key is missing or wrong: send Authorization: Bearer KEY"
                 raise ApiError(401, message, "invalid_api_key")
+        if self._service.is_closing and path not in _PATHS_OF_THE_END:
+            raise ApiError(503, "the server is stopping: ask another one", "stopping")
         body = await self._body(request)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if body and kind != "application/json":
@@ -86,6 +84,11 @@ class Guard:
             message = "the content type must be application/json"
             raise ApiError(415, message, "unsupported_media_type")
         return body
+
+    def _is_key(self, given: str) -> bool:
+        """Compare with all keys, whichever it is."""
+        digest = _digest(given.encode("latin-1"))
+        return bool(sum([hmac.compare_digest(digest, key) for key in self._keys]))
 
     async def _body(self, request: Request) -> bytes:
         limit = self._service.settings.max_body
@@ -121,12 +124,8 @@ class Guard:
         log.info("%s %s %d %.3f s%s", method, path, status, seconds, f", {note}" if note else "")
 
 
-def _host(value: str) -> str:
-    """Return the name in a Host header, without its port."""
-    value = value.strip().lower()
-    if value.startswith("["):
-        return value[1:].partition("]")[0]
-    return value.partition(":")[0]
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from transformer_xl.apps.serve.errors import ApiError
+from transformer_xl.apps.serve.invalid import invalid
 
 _TYPES = {
     401: "authentication_error",
@@ -66,14 +67,7 @@ def add_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"][1:])
-        if first["type"] == "json_invalid":
-            # Its location is a character of the body instead of a field.
-            message = f"the body is not valid JSON: {first['ctx']['error']}, character {place}"
-            return error_response(ApiError(400, message, first["type"]))
-        message = f"{place or first['loc'][0]}: {first['msg']}"
-        return error_response(ApiError(422, message, first["type"], place or None))
+        return error_response(invalid(error.errors()))
 
     @app.exception_handler(HTTPException)
     async def _http(request: Request, error: HTTPException) -> Response:

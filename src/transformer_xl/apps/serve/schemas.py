@@ -2,11 +2,23 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 from transformer_xl.apps.serve.sessions import NAME
 from transformer_xl.config.evaluation import MAX_HISTORY
+from transformer_xl.data.vocab import HALF
 
+
+def _require_text(text: str) -> str:
+    """Require Unicode text: JSON can also hold half of a surrogate pair."""
+    if not text.isascii() and (half := HALF.search(text)):
+        about = {"place": half.start(), "half": repr(half[0])}
+        raise PydanticCustomError("half_of_a_pair", "{half}", about)
+    return text
+
+
+Text = Annotated[str, AfterValidator(_require_text)]
 Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
 SessionName = Annotated[str, Field(pattern=NAME)]
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
@@ -19,13 +31,12 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class CompletionRequest(BaseModel):
-    """A request for completions: OpenAI's fields, and those for sessions and attention."""
+class _Request(BaseModel):
+    """What completions and chats have in common: OpenAI's fields, sampling and attention."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     model: str | None = None
-    prompt: str | list[str] | list[Token] | list[list[Token]] = ""
     max_tokens: int | None = Field(None, ge=0)
     temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(
         None,
@@ -62,21 +73,76 @@ class CompletionRequest(BaseModel):
         None, description="None: the default of the model folder; []: none."
     )
     seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    echo: bool | None = None
-    logprobs: int | None = Field(None, ge=0, le=20)
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    session: SessionName | None = Field(
-        None, description="Name of a session: its text is continued, and its memory is kept."
-    )
+    stream_options: StreamOptions | None = Field(None, description="Only with stream.")
     attention: Annotated[int, Field(ge=0, le=64)] | None = Field(
         None, description="For each token, how many positions of the largest attention to return."
     )
     # OpenAI's other fields are accepted if their values have no effect.
     user: str | None = None
+    logit_bias: dict[str, float] | None = Field(None, max_length=0)
+
+
+class CompletionRequest(_Request):
+    """A request for completions: OpenAI's fields, and those for sessions and attention."""
+
+    prompt: Text | list[Text] | list[Token] | list[list[Token]] | None = Field(
+        None, description="May be left out where a session that has begun is continued."
+    )
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=20)
+    session: SessionName | None = Field(
+        None, description="Name of a session: its text is continued, and its memory is kept."
+    )
     suffix: None = None
     best_of: int | None = Field(None, ge=1)
-    logit_bias: dict[str, float] | None = Field(None, max_length=0)
+
+
+class TextPart(BaseModel):
+    """A part of the content of a message."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: Text
+
+
+class Message(BaseModel):
+    """A message of a chat. A message of a response can be sent back as it is."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | list[TextPart]
+    name: Text | None = None
+    refusal: None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class ResponseFormat(BaseModel):
+    """The format of the message of a response."""
+
+    type: Literal["text"]
+
+
+class ChatRequest(_Request):
+    """A request for the next message of a chat."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    max_completion_tokens: int | None = Field(
+        None, ge=0, description="OpenAI's newer name of max_tokens."
+    )
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="Only with logprobs.")
+    # As above: accepted if without effect.
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Any], Field(max_length=0)] | None = None
+    tool_choice: Literal["none", "auto"] | None = None
+    parallel_tool_calls: bool | None = None
+    store: Literal[False] | None = None
 
 
 class Logprobs(BaseModel):
@@ -88,12 +154,10 @@ class Logprobs(BaseModel):
     text_offset: list[int]
 
 
-class Choice(BaseModel):
-    """A text, or a part of one."""
+class _Choice(BaseModel):
+    """What a text of a completion and a message of a chat have in common."""
 
     index: int
-    text: str
-    logprobs: Logprobs | None = None
     finish_reason: Literal["stop", "length"] | None
     stop_reason: Literal["repetition"] | None = Field(
         None, description='"repetition": the text was ended because it loops.'
@@ -104,6 +168,49 @@ class Choice(BaseModel):
         description="For each sampled token, pairs of a distance in tokens (0: the token before) "
         "and its share of the attention, averaged over heads and layers.",
     )
+
+
+class Choice(_Choice):
+    """A text, or a part of one."""
+
+    text: str
+    logprobs: Logprobs | None = None
+
+
+class TokenScore(BaseModel):
+    """A token with its log-probability in nats, and its bytes."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ScoredToken(TokenScore):
+    """A token of a message, and the most probable ones in its place."""
+
+    top_logprobs: list[TokenScore]
+
+
+class ChatLogprobs(BaseModel):
+    """The tokens of a message with their log-probabilities."""
+
+    content: list[ScoredToken]
+    refusal: None = None
+
+
+class ChatMessage(BaseModel):
+    """The message of a response."""
+
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class ChatChoice(_Choice):
+    """A message; in a stream a part of one, in ``delta``."""
+
+    message: ChatMessage
+    logprobs: ChatLogprobs | None = None
 
 
 class Usage(BaseModel):
@@ -144,20 +251,37 @@ class Drawing(BaseModel):
     max_tokens: int
 
 
-class Completion(BaseModel):
-    """A response."""
+class _Response(BaseModel):
+    """What responses have in common."""
 
     id: str
-    object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
-    choices: list[Choice]
     usage: Usage | None = None
     settings: Drawing | None = Field(None, description="In a stream, only in the first event.")
     warnings: list[str] | None = Field(
         None,
         description="Words or characters of the prompts that are not in the vocabulary and are "
         "read as <unk>. In a stream, only in the first event.",
+    )
+
+
+class Completion(_Response):
+    """A response with completions."""
+
+    object: Literal["text_completion"] = "text_completion"
+    choices: list[Choice]
+
+
+class Chat(_Response):
+    """A response with messages."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+    chat_template: Literal["file", "model", "roles", "contents"] = Field(
+        description="With what the messages became a prompt: a template given to the server, that "
+        "of the model folder, or a plain one, as the model has none: 'role: content' on lines, or "
+        "the contents alone. In a stream, only in the first event."
     )
 
 

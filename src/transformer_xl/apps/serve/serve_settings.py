@@ -1,5 +1,6 @@
 """How a model is served: addresses and limits."""
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,6 +15,7 @@ from transformer_xl.config.checks import (
     no_type_check,
     require,
 )
+from transformer_xl.config.files import read_small_file
 
 
 @no_type_check
@@ -26,13 +28,19 @@ class ServeSettings:
     port: Annotated[int, Range(ge=0, le=65_535)] = 8000
     """Port to listen on; 0: a free one, which is logged."""
     names: tuple[str, ...] = ()
-    """Host names that are accepted besides localhost, such as that of a proxy."""
+    """Host names that are accepted besides localhost, such as that of a proxy; *.example.com: all
+    of that domain. With another --host than a loopback one: the only names that are accepted."""
     api_key: str | None = field(default=None, metadata=HIDDEN)
-    """Key that requests must send, Authorization: Bearer KEY; better set by TXL_API_KEY."""
+    """Key that requests must send, Authorization: Bearer KEY; better set by TXL_API_KEY. Several:
+    one a line."""
+    api_keys: Path | None = None
+    """File with keys, one a line, any of which requests must send; read when the server starts."""
     name: str | None = None
     """Name of the model; None: that of its folder."""
     sessions: Path | None = None
     """Folder in which sessions are saved; None: in memory only, until the server stops."""
+    chat_template: Path | None = None
+    """File with the template of chats, in Jinja; None: that of the model folder, or a plain one."""
     save: Literal["answer", "later"] = "answer"
     """answer: before a response ends, so a kill loses nothing; later: when evicted from memory."""
     max_sessions: Count = 10_000
@@ -66,6 +74,38 @@ class ServeSettings:
 
     def __post_init__(self) -> None:
         check(self)
+        self.keys_in(self.api_key, "api_key")
+        for name in self.names:
+            is_name = bool(re.fullmatch(r"(\*\.)?[^\s/*:]+|\[[0-9A-Fa-f:.]+\]", name))
+            rule = "must be a host name without a port, or *. and a domain"
+            require(is_name, f"names={name!r} {rule}, such as models.example")
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """All keys, of which a request must send one; none: requests need no key.
+
+        Raises:
+            OSError: The file cannot be read.
+            ValueError: It has no key, or one that is not printable ASCII.
+        """
+        own = self.keys_in(self.api_key, "api_key")
+        if self.api_keys is None:
+            return own
+        content = read_small_file(self.api_keys).decode("utf-8", "replace")
+        return own + self.keys_in(content, f"api_keys={self.api_keys}")
+
+    @staticmethod
+    def keys_in(lines: str | None, what: str) -> tuple[str, ...]:
+        """Return the keys in a text with one a line.
+
+        Raises:
+            ValueError: It has none, or one that is not printable ASCII.
+        """
+        if lines is None:
+            return ()
+        keys = tuple(key for line in lines.split("\n") if (key := line.strip()))
         # The key itself is not shown: errors are logged.
-        is_plain = self.api_key is None or (self.api_key.isascii() and self.api_key.isprintable())
-        require(is_plain and self.api_key != "", "api_key must be printable ASCII and not empty")
+        is_plain = all(key.isascii() and key.isprintable() for key in keys)
+        rule = "must be printable ASCII and not empty, one key a line"
+        require(bool(keys) and is_plain, f"{what} {rule}")
+        return keys

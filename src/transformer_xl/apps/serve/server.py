@@ -6,6 +6,7 @@ import logging
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from transformer_xl.apps.serve.api import create_app
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.config import GenerateConfig
+from transformer_xl.config.files import NotRegularError, kind_other_than_file
 from transformer_xl.data import Vocab
 from transformer_xl.model import LanguageModel
 
@@ -29,8 +31,10 @@ SECONDS = 20.0
 """How long a client may take to send the headers of a request, or to receive a response."""
 _SWITCH_SECONDS = 0.001
 """Interval after which a thread releases the interpreter lock to a waiting one."""
-_MARGIN = 2.0
+_MARGIN = 2
 """Seconds to send truncated texts."""
+_DRAIN_INTERVAL = 0.05
+"""Seconds between two looks at whether requests are still being answered."""
 
 
 class PatientProtocol(H11Protocol):
@@ -109,7 +113,7 @@ class Server(uvicorn.Server):
             server_header=False,
             lifespan="on",
             ws="none",
-            timeout_graceful_shutdown=int(settings.shutdown_seconds + _MARGIN + 0.5),
+            timeout_graceful_shutdown=_MARGIN,
         )
         super().__init__(config)
 
@@ -119,17 +123,19 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting, finish or truncate running texts, save the sessions."""
-        service = self.service
+        """Refuse new requests, finish or truncate running texts, save the sessions.
+
+        Connections are accepted until the last running request has ended, so that others are told
+        (503) that the server stops.
+        """
+        service, seconds = self.service, self.service.settings.shutdown_seconds
         service.is_closing = True
-        log.info("stopping: running requests have %g s", service.settings.shutdown_seconds)
-        cut = asyncio.get_running_loop().call_later(
-            service.settings.shutdown_seconds, service.engine.cut
-        )
-        try:
-            await super().shutdown(sockets)
-        finally:
-            cut.cancel()
+        log.info("stopping: %d running requests have %g s", service.n_requests, seconds)
+        end = time.monotonic() + seconds
+        while service.n_requests and time.monotonic() < end and not self.force_exit:
+            await asyncio.sleep(_DRAIN_INTERVAL)
+        service.engine.cut()
+        await super().shutdown(sockets)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -159,6 +165,8 @@ def alone_in(folder: Path | None) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
         raise OSError(f"sessions={folder} is not a folder: give a folder or a new path") from error
+    if kind := kind_other_than_file(folder / ".lock", follow=False):
+        raise NotRegularError(f"{folder / '.lock'} is {kind}, and no lock: delete it")
     lock = FileLock(folder / ".lock", blocking=False, thread_local=False)
     try:
         # The lock is released with the process, even if it is killed.

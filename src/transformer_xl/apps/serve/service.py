@@ -3,9 +3,9 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,17 @@ from typing import Any
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from transformer_xl.apps.serve.chat_template import find_template
 from transformer_xl.apps.serve.engine import Engine, Events, tell
 from transformer_xl.apps.serve.errors import file_error
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.sessions import Session, Sessions
-from transformer_xl.apps.serve.texts import most_tokens
+from transformer_xl.apps.serve.texts import Ended, Event, Text, make_writer, most_tokens
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import require
 from transformer_xl.config.device import total_memory
 from transformer_xl.data import Vocab
-from transformer_xl.inference.generate import Sampler, State, largest_state
+from transformer_xl.inference.generate import Sampler, State, largest_state, random_numbers
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import full_memory, require_bytes
@@ -109,18 +110,20 @@ class Service:
             "sampled; `txl generate` searches. Remove beam_size from [generate] of the recipe.toml "
             "in the folder to serve the model",
         )
+        self.chat_template = find_template(weights.parent, vocab, settings.chat_template)
         self.model, self.vocab, self.settings, self.name = model, vocab, settings, name
         # Not with each request: a setting may not fit the vocabulary.
         self.sampler()
         self.created = int(time.time())
-        self.is_closing = False
-        self.n_streams = 0
+        self.is_closing = self._is_warm = False
+        self.n_streams = self.n_requests = 0
         mem_len = model.config.mem_len
         largest = largest_state(model, mem_len, most_tokens(mem_len))
         self.sessions = Sessions(settings, weights, model, largest=largest)
         self.engine = Engine(model, settings, self._deliver, lambda n: self.metrics.stepped(n))
         self.metrics = Metrics(self.engine, self.sessions)
         self.token_text = lru_cache(maxsize=65_536)(self._token_text)
+        self.token_bytes = lru_cache(maxsize=65_536)(self._token_bytes)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._disk = ThreadPoolExecutor(_DISK_THREADS, "disk")
         self._kept: set[asyncio.Task] = set()
@@ -136,8 +139,17 @@ class Service:
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are accepted."""
-        return self.engine.is_alive and not self.is_closing
+        """Whether requests are accepted and a first token was computed."""
+        return self._is_warm and self.engine.is_alive and not self.is_closing
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count a request inside a ``with`` block."""
+        self.n_requests += 1
+        try:
+            yield
+        finally:
+            self.n_requests -= 1
 
     @asynccontextmanager
     async def running(self, _: object) -> AsyncIterator[None]:
@@ -147,6 +159,7 @@ class Service:
         """
         self._loop = asyncio.get_running_loop()
         self.engine.start()
+        self._warm_up()
         expiring = asyncio.create_task(self._expire())
         yield
         self.is_closing = True
@@ -157,6 +170,31 @@ class Service:
         await asyncio.to_thread(self._disk.shutdown)
         if failed := await asyncio.to_thread(self.sessions.save_all):
             log.error("%d sessions could not be saved", failed)
+
+    def _warm_up(self) -> None:
+        """Write two tokens, the second by a step; then the server is ready.
+
+        Requests that come before are accepted and wait behind it.
+        """
+
+        def told(event: Event) -> None:
+            if isinstance(event, Ended):
+                self._is_warm = event.reason == "length"
+                if not self._is_warm:
+                    log.error("the model failed to write a token: the server is not ready")
+
+        prompt = (0,)
+        text = Text(
+            prompt=prompt,
+            mems=None,
+            before=(),
+            writer=make_writer(self.vocab, (), (), prompt),
+            generator=random_numbers(0),
+            sampler=Sampler(),
+            max_tokens=2,
+            sink=told,
+        )
+        self.engine.submit([text])
 
     async def on_disk(self, function: Callable[..., Any], *given: Any) -> Any:
         """Call a function that may block on the disk, in a thread of its own."""
@@ -198,13 +236,17 @@ class Service:
         assert self._loop is not None
         self._loop.call_soon_threadsafe(tell, events)
 
-    def _token_text(self, token: int) -> str:
-        """Return a token as text; invalid UTF-8 is escaped as OpenAI does."""
+    def _token_bytes(self, token: int) -> bytes:
+        """Return the bytes of a token; of a word, with the space before it."""
         try:
-            raw = self.vocab.decode_bytes([token])
+            return self.vocab.decode_bytes([token])
         except ValueError:
             symbol = self.vocab.symbols[token]
-            return "\n" if token == self.vocab.eos_id else f" {symbol}"
+            return b"\n" if token == self.vocab.eos_id else f" {symbol}".encode()
+
+    def _token_text(self, token: int) -> str:
+        """Return a token as text; invalid UTF-8 is escaped as OpenAI does."""
+        raw = self.token_bytes(token)
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:

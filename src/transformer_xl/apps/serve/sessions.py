@@ -6,6 +6,7 @@ replaced atomically.
 """
 
 import hashlib
+import logging
 import re
 import threading
 import time
@@ -22,9 +23,12 @@ from transformer_xl.apps.serve.errors import (
     TooManySessionsError,
 )
 from transformer_xl.apps.serve.serve_settings import ServeSettings
+from transformer_xl.config.files import NotRegularError, kind_other_than_file, open_regular
 from transformer_xl.inference.generate import State, load_state, write_state
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.pretrained import weights_checksum
+
+log = logging.getLogger("transformer_xl.serve")
 
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 """The pattern of a name."""
@@ -63,11 +67,29 @@ def path_of(folder: Path, name: str) -> Path:
 
 
 def saved_sessions(folder: Path) -> Iterator[Session]:
-    """Find the sessions that are saved in a folder."""
-    for path in folder.glob(f"??/*{_SUFFIX}"):
-        name = path.name.removesuffix(_SUFFIX).rpartition(".")[0]
-        if is_name(name) and path == path_of(folder, name):
-            yield Session(name, path.stat().st_mtime, is_saved=True)
+    """Find the sessions that are saved in a folder; regular files alone, and no link is followed.
+
+    Raises:
+        OSError: The folder cannot be read.
+    """
+    for part in sorted(folder.iterdir()):
+        if not re.fullmatch("[0-9a-f]{2}", part.name):
+            continue
+        try:
+            if (kind := kind_other_than_file(part, follow=False)) != "a folder":
+                log.warning("ignored in the folder of the sessions: %r is %s", str(part), kind)
+                continue
+            for path in part.iterdir():
+                name = path.name.removesuffix(_SUFFIX).rpartition(".")[0]
+                if not is_name(name) or path != path_of(folder, name):
+                    continue
+                if kind := kind_other_than_file(path, follow=False):
+                    log.warning("ignored in the folder of the sessions: %r is %s", str(path), kind)
+                else:
+                    yield Session(name, path.lstat().st_mtime, is_saved=True)
+        except OSError as error:
+            # Deleted meanwhile, or of another user.
+            log.warning("ignored in the folder of the sessions: %r: %s", str(part), error.strerror)
 
 
 class Sessions:
@@ -276,6 +298,11 @@ class Sessions:
     def _created(self, name: str) -> Session:
         n, limits = len(self._all), self._settings
         most, nbytes = limits.max_sessions, 0
+        if self._folder:
+            # Something else may have its place. Found now, and not when the answer is saved.
+            path = path_of(self._folder, name)
+            if kind := kind_other_than_file(path, follow=False):
+                raise NotRegularError(f"{path} is {kind}, and not the file of a session")
         if not self._folder:
             # There is nowhere to evict them to, and young ones will grow.
             most, nbytes = min(most, limits.sessions_in_memory), max(self.nbytes, n * self._largest)
@@ -375,12 +402,17 @@ class Sessions:
     def _save(self, session: Session) -> None:
         assert session.state is not None
         assert self._folder is not None
-        write_state(path_of(self._folder, session.name), session.state, self._weights)
+        path = path_of(self._folder, session.name)
+        if path.parent.is_symlink():
+            raise NotRegularError(f"{path.parent} is a symbolic link, and not a folder")
+        write_state(path, session.state, self._weights)
         session.is_saved = True
 
     def _load(self, session: Session) -> State:
         assert self._folder is not None
-        state = load_state(path_of(self._folder, session.name), self._weights, self._model)
+        path = path_of(self._folder, session.name)
+        open_regular(path, follow=False).close()
+        state = load_state(path, self._weights, self._model)
         self._set_state(session, state)
         return state
 

@@ -15,6 +15,7 @@ from transformer_xl.config import EvalConfig, ModelConfig
 from transformer_xl.config.files import new_folder, require_new
 from transformer_xl.config.presets import preset_eval, recognize
 from transformer_xl.data import Vocab, load_vocab
+from transformer_xl.data.chat_templates import TEMPLATE_FILE, stored_template
 from transformer_xl.interop.convert.export import write_authors, write_huggingface
 from transformer_xl.interop.convert.layouts import entries, read_weights
 from transformer_xl.interop.convert.mapped_files import UnreadableFile, read_json
@@ -97,6 +98,8 @@ class _Model(NamedTuple):
     weights: dict[str, Tensor]
     vocab: Vocab | None
     about: dict[str, Any]
+    template: str = ""
+    """The chat template; empty: there is none."""
 
 
 def _is_ours(source: Path | str) -> bool:
@@ -121,7 +124,7 @@ def _open_ours(
         with suppress(FileNotFoundError):
             own = load_vocab(source)
     about = {name: about[name] for name in ("origin", "eval") if name in about}
-    return _Model(config, weights, own, about)
+    return _Model(config, weights, own, about, stored_template(source).source)
 
 
 def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say) -> _Model:
@@ -154,7 +157,8 @@ def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say
         say("no vocabulary in its folder: give it as --vocab FILE to evaluate and to generate")
     if own is not None:
         own = _fitting(own, path or source, size, None if vocab else say)
-    return _Model(config, weights, own, about)
+    template = stored_template(checkpoint.path.parent).source
+    return _Model(config, weights, own, about, template)
 
 
 def _fitting(vocab: Vocab, path: Path, size: int, say: _Say | None = None) -> Vocab | None:
@@ -224,3 +228,5 @@ def _write(model: _Model, folder: Path, to: Format, say: _Say) -> None:
         write_model(model.config, model.weights, folder, model.about)
         if model.vocab is not None:
             model.vocab.save(folder)
+    if model.template and to != "authors":
+        (folder / TEMPLATE_FILE).write_text(model.template, encoding="utf-8")

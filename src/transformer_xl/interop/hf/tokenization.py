@@ -4,6 +4,7 @@
 # pyright: reportIncompatibleMethodOverride=false
 
 import os
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from transformer_xl.data.vocab import Vocab
 from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.interop.hf.configuration import path_of
 
+_PAD = "<pad>"
 _PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 
 
@@ -21,8 +23,9 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
 
     Of any kind: bytes, characters, words, byte-pair units, tokenizers and vocabularies of other
     programs. ``eos_token`` is the symbol that ends a line, if there is one. Most vocabularies have
-    no symbol for padding; ``pad_token`` is then the last symbol without a special role, a rare one,
-    and the attention mask marks padding.
+    no symbol for padding, and a word of the text must not be one: it would be left out of losses
+    and texts. ``pad_token`` is then ``<pad>`` with the first number beyond the vocabulary, which
+    the model reads nowhere: the attention mask marks padding.
 
     Args:
         vocab_file: The ``vocab.json`` of a folder.
@@ -58,12 +61,16 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
             vocab = load_vocab(Path(vocab_file).parent)
         self._vocab = vocab
         self._ids = {symbol: number for number, symbol in enumerate(vocab.symbols)}
-        roles = {"eos_token": vocab.eos_id, "unk_token": vocab.unk_id, "pad_token": self._pad_id()}
-        for name, number in roles.items():
+        self._beyond = None if _PAD in self._ids else len(vocab)
+        roles = {"eos_token": vocab.eos_id, "unk_token": vocab.unk_id}
+        given = {name: None if n is None else vocab.symbols[n] for name, n in roles.items()}
+        given["pad_token"] = next((symbol for symbol in _PADS if symbol in self._ids), _PAD)
+        for name, token in given.items():
             if kwargs.get(name) is None:
-                kwargs[name] = None if number is None else vocab.symbols[number]
+                kwargs[name] = token
         for name, token in kwargs.items():
-            if name.endswith("_token") and isinstance(token, str) and token not in self._ids:
+            is_known = not isinstance(token, str) or token in self._ids
+            if name.endswith("_token") and not is_known and (name, token) != ("pad_token", _PAD):
                 raise ValueError(
                     f"{name}={token!r} is not one of the {len(vocab)} symbols of the vocabulary, "
                     "to which none can be added: choose one of them"
@@ -77,13 +84,6 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         """Read the vocabulary of a model folder, or of a shipped model by its name."""
         name = path_of(pretrained_model_name_or_path)
         return super().from_pretrained(name, *args, **kwargs)
-
-    def _pad_id(self) -> int:
-        """Return the symbol for padding; without one, the last without a special role."""
-        vocab = self._vocab
-        own = [self._ids[symbol] for symbol in _PADS if symbol in self._ids]
-        others = (n for n in range(len(vocab) - 1, -1, -1) if n not in (vocab.eos_id, vocab.unk_id))
-        return own[0] if own else next(others, 0)
 
     @property
     def vocab(self) -> Vocab:
@@ -104,7 +104,7 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
 
     def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
         for token in map(str, new_tokens or ()):
-            if token not in self._ids:
+            if token not in self._ids and token != _PAD:
                 raise ValueError(
                     f"{token!r} cannot be added: the model knows {len(self)} symbols and no more"
                 )
@@ -120,14 +120,15 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         return [symbols[number] for number in self._vocab.encode(text)]
 
     def _convert_token_to_id(self, token: str) -> int | None:
-        return self._ids.get(token, self._vocab.unk_id)
+        is_beyond = token == _PAD and self._beyond is not None
+        return self._beyond if is_beyond else self._ids.get(token, self._vocab.unk_id)
 
     def _convert_id_to_token(self, index: int) -> str:
-        return self._vocab.symbols[index]
+        return _PAD if index == self._beyond else self._vocab.symbols[index]
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         """Join symbols to text."""
-        return self._vocab.decode([self._ids[token] for token in tokens])
+        return self._decode([self._convert_token_to_id(token) for token in tokens])
 
     def _decode(
         self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs: Any
@@ -137,7 +138,10 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
             # Line ends are text. Padding is not; it is only at the start and at the end.
             real = [place for place, number in enumerate(ids) if number != self.pad_token_id]
             ids = ids[real[0] : real[-1] + 1] if real else []
-        return self._vocab.decode(ids)
+            ids = [number for number in ids if number != self._beyond]
+        parts = groupby(ids, lambda number: number == self._beyond)
+        texts = [_PAD * len([*x]) if is_pad else self._vocab.decode(x) for is_pad, x in parts]
+        return "".join(texts)
 
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None

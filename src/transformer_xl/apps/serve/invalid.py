@@ -1,0 +1,110 @@
+"""What is wrong with a request, in words: the field, its value, the rule and the remedy."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformer_xl.apps.serve.errors import ApiError
+from transformer_xl.apps.serve.schemas import ChatRequest, CompletionRequest
+from transformer_xl.config.checks import near
+from transformer_xl.model.arguments import shown
+
+_KINDS = {
+    "bool": "true or false",
+    "dict": "an object",
+    "float": "a number",
+    "int": "an integer",
+    "list": "a list",
+    "model": "an object",
+    "model_attributes": "an object",
+    "string": "a text",
+}
+"""Types of JSON by the validator's word for them."""
+_RULES = {
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "finite_number": "must be a finite number",
+    "int_parsing_size": "must be an integer of at most 64 bits",
+    "string_too_short": "must have at least {min_length} characters",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must have at least {min_length} items",
+    "too_long": "must have at most {max_length} items",
+    "literal_error": "must be {expected}",
+    "string_unicode": "has half of a surrogate pair, which is no text: remove it",
+    "half_of_a_pair": "has {half} at character {place}, half of a surrogate pair and no text: "
+    "remove it, or send the whole character",
+    "string_pattern_mismatch": "must be a name of 1 to 64 letters, digits, dots, dashes and "
+    "underscores that begins with a letter or digit",
+}
+"""What a value must be, by the validator's name of the rule and with its limits."""
+_CHOICES = {
+    "prompt": "a text, a list of texts, a list of tokens, or a list of such lists",
+    "stop": "a text or a list of texts, each of 1 to 256 characters",
+    "content": "a text, or a list of parts {'type': 'text', 'text': ...}",
+}
+"""What a field of several types must be."""
+_UNSUPPORTED = ("suffix", "logit_bias", "tools", "functions", "response_format", "modalities")
+_FIELDS = {*CompletionRequest.model_fields, *ChatRequest.model_fields}
+
+
+def invalid(found: Sequence[Mapping[str, Any]]) -> ApiError:
+    """Return the error response to a request that does not fit its description.
+
+    Args:
+        found: What the validator found, with its ``type``, ``loc``, ``input`` and ``ctx``.
+    """
+    first = found[0]
+    where, *path = first["loc"]
+    if first["type"] == "json_invalid":
+        # Its location is a character of the body instead of a field.
+        reason = first["ctx"]["error"]
+        message = f"the body is not valid JSON: {reason}, character {path[0]}"
+        return ApiError(400, message, "json_invalid")
+    if not path:
+        what = "is missing" if first["type"] == "missing" else f"is {shown(first['input'])}"
+        message = f"the {where} {what}: send a JSON object, as GET /openapi.json describes it"
+        return ApiError(400, message, "invalid_type")
+    place = _place(first)
+    if first["type"] == "missing":
+        message = f"{place} is missing: a request needs it"
+        return ApiError(400, message, "missing_required_parameter", place)
+    if first["type"] == "extra_forbidden":
+        nearest = near(str(path[-1]), _FIELDS)
+        hint = f"did you mean {nearest}?" if nearest else "GET /openapi.json lists them"
+        return ApiError(400, f"{place!r} is no field; {hint}", "unknown_parameter", place)
+    if path[0] in _UNSUPPORTED:
+        message = f"{path[0]} is not supported by this server: leave it out"
+        return ApiError(400, message, "unsupported_parameter", path[0])
+    # A field of several types has the errors of each.
+    beside = [each for each in found if each["loc"][0] == where]
+    same = [each for each in beside if f"{_place(each)}.".startswith(f"{place}.")]
+    specific = next((each for each in same if each["type"] in _RULES), None)
+    if specific is not None:
+        place, rule = _place(specific), _RULES[specific["type"]]
+        limits = specific.get("ctx", {}).items()
+        rule = rule.format(**{k: f"{x:g}" if isinstance(x, float) else x for k, x in limits})
+        return ApiError(400, f"{place}={shown(specific['input'])} {rule}", "invalid_value", place)
+    field = place.rpartition(".")[2]
+    if len(same) > 1 and field in _CHOICES:
+        kind = _CHOICES[field]
+    else:
+        kind = re.sub("_(type|parsing|from_float)$", "", first["type"])
+        kind = _KINDS.get(kind, "as GET /openapi.json describes it")
+    message = f"{place}={shown(first['input'])} must be {kind}"
+    return ApiError(400, message, "invalid_type", place)
+
+
+def _place(error: Mapping[str, Any]) -> str:
+    """Return the place of a value, without the validator's names of types."""
+    path = error["loc"][1:]
+    names = [x for x in path if isinstance(x, int) or _is_field(x)]
+    # A field that does not exist may have any name.
+    if error["type"] == "extra_forbidden":
+        names = [*(x for x in path[:-1] if x in names), path[-1]]
+    return ".".join(map(str, names))
+
+
+def _is_field(name: str) -> bool:
+    return name.isidentifier() and name != "str"

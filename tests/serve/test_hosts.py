@@ -1,0 +1,91 @@
+"""Which hosts and origins a request may name."""
+
+import asyncio
+
+import pytest
+
+pytest.importorskip("starlette", reason="needs pip install 'transformer-xl[serve]'")
+
+from starlette.requests import Request
+
+from transformer_xl.apps.serve.errors import ApiError
+from transformer_xl.apps.serve.hosts import Hosts, is_loopback
+
+
+def status(hosts, host, method="GET", origin=None):
+    headers = [(b"host", host.encode())] if host is not None else []
+    headers += [] if origin is None else [(b"origin", origin.encode())]
+    request = Request({"type": "http", "method": method, "path": "/", "headers": headers})
+    try:
+        asyncio.run(hosts.check(request))
+    except ApiError as error:
+        return error.status
+    return 200
+
+
+LOOPBACK = [
+    *("localhost", "LocalHost", "localhost.", "a.localhost", "127.0.0.1", "127.1.2.3", "127.1"),
+    *("[::1]", "[0:0:0:0:0:0:0:1]", "[::ffff:127.0.0.1]", "0x7f.1", "2130706433"),
+]
+OTHERS = [
+    *("evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "notlocalhost", ""),
+    *(
+        "192.168.0.1",
+        "0.0.0.0",
+        "[::]",
+        "[fe80::1]",
+        "user@localhost",
+        "localhost/x",
+        "127.0.0.1:x",
+    ),
+    *("localhost, evil.example", "localhost\x00", "\u0661"),
+]
+
+
+@pytest.mark.parametrize("host", LOOPBACK)
+def test_every_spelling_of_loopback_is_one(host):
+    assert is_loopback(host)
+    for own in ("127.0.0.1", "localhost", "::1", "127.0.0.5"):
+        assert status(Hosts(own, ()), host) == 200
+        assert status(Hosts(own, ()), f"{host}:8000") == 200
+
+
+@pytest.mark.parametrize("host", [*OTHERS, None])
+def test_a_local_server_answers_to_no_other_host(host):
+    assert status(Hosts("127.0.0.1", ()), host) == 421
+    assert status(Hosts("127.0.0.7", ("models.example",)), host) == 421
+
+
+def test_names_are_trusted_and_on_other_addresses_only_they():
+    hosts = Hosts("0.0.0.0", ("models.example", "*.inner.example"))
+    found = {
+        name: status(hosts, name)
+        for name in ("Models.example:443", "a.inner.example", "10.0.0.1", "[fe80::1]", "localhost")
+    }
+    assert set(found.values()) == {200}
+    assert status(hosts, "evil.example") == 421
+    # Without names a server on another address has any.
+    assert status(Hosts("0.0.0.0", ()), "any.example") == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE"])
+def test_only_the_own_origin_may_change_something(method):
+    hosts = Hosts("127.0.0.1", ("models.example",))
+    for host, origin, expected in [
+        ("localhost:8000", None, 200),
+        ("localhost:8000", "http://localhost:8000", 200),
+        ("LOCALHOST:8000", "http://localhost:8000", 200),
+        ("localhost", "http://localhost", 200),
+        ("models.example", "https://models.example", 200),
+        ("localhost:8000", "https://models.example", 200),
+        ("localhost:8000", "http://localhost:3000", 403),
+        ("localhost:8000", "http://127.0.0.1:8000", 403),
+        ("localhost:8000", "http://evil.example", 403),
+        ("localhost:8000", "http://evil.example:8000", 403),
+        ("localhost:8000", "null", 403),
+        ("localhost:8000", "", 403),
+        ("localhost:8000", "file://", 403),
+        ("localhost:8000", "http://localhost:8000@evil.example", 403),
+    ]:
+        assert status(hosts, host, method, origin) == expected, (host, origin)
+    assert status(hosts, "localhost:8000", "GET", "http://evil.example") == 200
