@@ -128,7 +128,8 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
 
     def convert_tokens_to_string(self, tokens: list[str]) -> str:
         """Join symbols to text."""
-        return self._decode([self._convert_token_to_id(token) for token in tokens])
+        known = self._ids if self._beyond is None else {**self._ids, _PAD: self._beyond}
+        return self._decode([known[token] for token in tokens])
 
     def _decode(
         self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs: Any
