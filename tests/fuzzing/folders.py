@@ -25,7 +25,6 @@ from transformer_xl.apps.compress import ArchiveError, compress, decompress
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.sessions import Sessions, path_of
 from transformer_xl.config.recipes import load_recipe, recipe_text
-from transformer_xl.data import load_vocab
 from transformer_xl.inference.generate import from_pretrained, generate, save_state
 from transformer_xl.interop.convert import convert
 from transformer_xl.interop.convert.pickles import UnreadableFile
@@ -63,7 +62,9 @@ def convert_folder(place: Path) -> None:
 
 
 OWN: list[tuple[Path, txl.TransformerXL]] = []
-"""The weights file and the model to which the sessions and the archives belong."""
+"""The weights file and the model to which the sessions belong."""
+OF_BYTES: list[tuple[txl.TransformerXL, txl.data.Vocab]] = []
+"""The model with which the archives are made."""
 
 
 def write_text(place: Path) -> None:
@@ -92,7 +93,7 @@ def read_recipe(place: Path) -> None:
 
 def decompress_archive(place: Path) -> None:
     """Decompress an archive."""
-    decompress((place / "text.txlz").read_bytes(), OWN[0][1], load_vocab(OWN[0][0].parent))
+    decompress((place / "text.txlz").read_bytes(), *OF_BYTES[0])
 
 
 FOLDER_READERS: dict[str, Callable[[Path], Any]] = {
@@ -111,7 +112,18 @@ def toml_value(draw: random.Random, content: bytes) -> bytes:
     places = [i for i, line in enumerate(lines) if "=" in line and not line.startswith("#")]
     for i in draw.choices(places, k=draw.randint(1, 3)):
         name, _, value = lines[i].partition(" = ")
-        absurd = ("-1", "0", "1", str(2**31), str(2**63), "9" * 4000, "1e308", "nan", "-inf", "true")
+        absurd = (
+            "-1",
+            "0",
+            "1",
+            str(2**31),
+            str(2**63),
+            "9" * 4000,
+            "1e308",
+            "nan",
+            "-inf",
+            "true",
+        )
         absurd += ('""', '"x"', "[]", "[[[]]]", "{}", "1979-05-27", '"\\u0000"', "[" * 2000)
         if draw.random() < 0.2:
             name = draw.choice(("", "x", "a.b", '"\\n"', "[data]\n" + name, name + "s"))
@@ -269,7 +281,9 @@ def folder_seeds(root: Path) -> list[tuple[str, Path]]:
     save_state(root / "session" / "tale.safetensors", writing, OWN[0][0])
     (root / "recipe" / "recipe.toml").write_text(recipe_text("demo"), encoding="utf-8")
     text = " ".join(WORDS[i % 18] for i in range(60)).encode()
-    (root / "archive" / "text.txlz").write_bytes(compress(text, model, vocab).content)
+    config = txl.ModelConfig(vocab_size=256, n_layer=1, d_model=8, n_head=2, d_inner=12, mem_len=4)
+    OF_BYTES.append((txl.TransformerXL(config).eval(), txl.data.train_vocab("bytes", ["a"])))
+    (root / "archive" / "text.txlz").write_bytes(compress(text, *OF_BYTES[0]).content)
     found += [("session", root / "session" / "tale.safetensors")]
     found += [("recipe", root / "recipe" / "recipe.toml")]
     return [*found, ("archive", root / "archive" / "text.txlz")]

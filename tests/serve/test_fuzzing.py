@@ -34,7 +34,8 @@ PARTS = ("/v1/completions", "/v1/chat", "/v1/sessions", "/")
 def aim(case):
     """Let a request name the model, a text of the vocabulary, and a session that exists."""
     if "name" in (case.path_parameters or {}):
-        case.path_parameters["name"] = "tiny" if "models" in case.path else "known"
+        session = "other" if case.method == "DELETE" else "known"
+        case.path_parameters["name"] = "tiny" if "models" in case.path else session
     if isinstance(case.body, dict):
         case.body["model"] = "tiny"
         if "messages" in case.body:
