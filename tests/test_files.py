@@ -288,3 +288,38 @@ def test_a_link_is_not_replaced_unasked(tmp_path):
         require_new_file(tmp_path / "link")
     with pytest.raises(OSError, match=f"link is a symbolic link.* give {tmp_path / 'mine'}"):
         require_new_file(tmp_path / "link", force=True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"\xff\xfe", b"a\nb", b"a" * 255, "é".encode() * 127, b" a ", b"-x", b"\x1b[31m"],
+    ids=["bytes", "newline", "255", "255 of UTF-8", "blanks", "dash", "escape"],
+)
+@pytest.mark.skipif(os.name == "nt", reason="names are not bytes")
+def test_any_name_that_the_system_takes_is_written_and_read(tmp_path, name):
+    from transformer_xl.model.pretrained import verified_tensors, write_tensors
+
+    folder = tmp_path / os.fsdecode(name)
+    path = folder / os.fsdecode(name)
+    write_tensors({"a": torch.ones(2)}, path, {"key": "value"})
+    tensors, about = verified_tensors(path)
+    assert (tensors["a"].tolist(), about) == ([1, 1], {"key": "value"})
+    assert [x.name for x in folder.iterdir()] == [path.name]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs pipes and links")
+def test_only_a_regular_file_is_opened(tmp_path):
+    path, link, pipe = tmp_path / "file", tmp_path / "link", tmp_path / "pipe"
+    path.write_bytes(b"content")
+    link.symlink_to(path)
+    os.mkfifo(pipe)
+    assert files.read_small_file(path) == files.read_small_file(link) == b"content"
+    for other, kind in ((pipe, "a named pipe"), (tmp_path, "a folder")):
+        with pytest.raises(files.NotRegularError, match=f"is {kind}"):
+            files.open_regular(other)
+    with pytest.raises(files.NotRegularError, match="is a device"):
+        files.open_regular(files.Path("/dev/null"))
+    with pytest.raises(files.NotRegularError, match="is a symbolic link"):
+        files.open_regular(link, follow=False)
+    with pytest.raises(ValueError, match="has more than 3 bytes"):
+        files.read_small_file(path, 3)

@@ -1,4 +1,8 @@
-"""Folders of all kinds that ``convert`` and ``read_vocab`` take, for ``fuzzing.py``."""
+"""Folders of all kinds that are opened, for ``fuzzing.py``.
+
+Those that ``convert`` and ``read_vocab`` take; models that are loaded and write; sessions of a
+server; recipes; archives of ``txl compress``.
+"""
 
 import hashlib
 import json
@@ -17,6 +21,11 @@ import torch
 from mutations import ANYWHERE, Mutation, mutations, tensorflow
 
 import transformer_xl as txl
+from transformer_xl.apps.compress import ArchiveError, compress, decompress
+from transformer_xl.apps.serve.serve_settings import ServeSettings
+from transformer_xl.apps.serve.sessions import Sessions, path_of
+from transformer_xl.config.recipes import load_recipe, recipe_text
+from transformer_xl.inference.generate import from_pretrained, generate, save_state
 from transformer_xl.interop.convert import convert
 from transformer_xl.interop.convert.pickles import UnreadableFile
 from transformer_xl.interop.convert.vocabularies import read_vocab
@@ -40,7 +49,8 @@ ABSURD += ([], {}, [None], [0, 0], [[]], {"a": {}}, ["<eos>"], [5, 12], "1" * 30
 def is_permitted(error: Exception) -> bool:
     """Tell whether a person who gives a damaged file may see such an error."""
     # RecursionError and others are kinds of RuntimeError.
-    return type(error) in PERMITTED or isinstance(error, UnreadableFile | FileNotFoundError)
+    kinds = UnreadableFile | FileNotFoundError | ArchiveError
+    return type(error) in PERMITTED or isinstance(error, kinds)
 
 
 def convert_folder(place: Path) -> None:
@@ -51,10 +61,76 @@ def convert_folder(place: Path) -> None:
     shutil.rmtree(made)
 
 
+OWN: list[tuple[Path, txl.TransformerXL]] = []
+"""The weights file and the model to which the sessions belong."""
+OF_BYTES: list[tuple[txl.TransformerXL, txl.data.Vocab]] = []
+"""The model with which the archives are made."""
+
+
+def write_text(place: Path) -> None:
+    """Load the model of a folder, and write three tokens."""
+    model, vocab = from_pretrained(place)
+    list(generate(model, vocab.encode("w1"), length=3, seed=1))
+
+
+def continue_session(place: Path) -> None:
+    """Read a session as a server does whose folder has it."""
+    kept = place.with_name("kept")
+    shutil.rmtree(kept, ignore_errors=True)
+    path = path_of(kept, "tale")
+    path.parent.mkdir(parents=True)
+    shutil.copy(place / "tale.safetensors", path)
+    sessions = Sessions(ServeSettings(sessions=kept), *OWN[0])
+    for session in sessions.all():
+        sessions.peek(session.name)
+    shutil.rmtree(kept)
+
+
+def read_recipe(place: Path) -> None:
+    """Read a recipe."""
+    load_recipe(place / "recipe.toml")
+
+
+def decompress_archive(place: Path) -> None:
+    """Decompress an archive."""
+    decompress((place / "text.txlz").read_bytes(), *OF_BYTES[0])
+
+
 FOLDER_READERS: dict[str, Callable[[Path], Any]] = {
     "convert": convert_folder,
     "vocabulary": read_vocab,
+    "model": write_text,
+    "session": continue_session,
+    "recipe": read_recipe,
+    "archive": decompress_archive,
 }
+
+
+def toml_value(draw: random.Random, content: bytes) -> bytes:
+    """Write something over the value of a setting, or over its name."""
+    lines = content.decode("utf-8", "replace").splitlines()
+    places = [i for i, line in enumerate(lines) if "=" in line and not line.startswith("#")]
+    for i in draw.choices(places, k=draw.randint(1, 3)):
+        name, _, value = lines[i].partition(" = ")
+        absurd = (
+            "-1",
+            "0",
+            "1",
+            str(2**31),
+            str(2**63),
+            "9" * 4000,
+            "1e308",
+            "nan",
+            "-inf",
+            "true",
+        )
+        absurd += ('""', '"x"', "[]", "[[[]]]", "{}", "1979-05-27", '"\\u0000"', "[" * 2000)
+        if draw.random() < 0.2:
+            name = draw.choice(("", "x", "a.b", '"\\n"', "[data]\n" + name, name + "s"))
+        else:
+            value = draw.choice(absurd)
+        lines[i] = f"{name} = {value}"
+    return "\n".join(lines).encode()
 
 
 def setting(draw: random.Random, content: bytes) -> bytes:
@@ -90,7 +166,9 @@ def folder_mutations(path: Path, content: bytes) -> list[Mutation]:
         return [*ANYWHERE, *[setting] * 12]
     if path.suffix == ".safetensors":
         return [*ANYWHERE, *[header] * 6]
-    if path.suffix == ".txt":
+    if path.suffix == ".toml":
+        return [*ANYWHERE, *[toml_value] * 12]
+    if path.suffix in (".txt", ".txlz"):
         return ANYWHERE
     return mutations("tensorflow" if path.suffix == ".index" else "torch", content)
 
@@ -193,4 +271,19 @@ def folder_seeds(root: Path) -> list[tuple[str, Path]]:
         else:
             torch.save(state, folder / name)
         found += [("vocabulary", path) for path in sorted(folder.iterdir())]
-    return found
+    found += [("model", path) for path in sorted(ours.iterdir())]
+    model.eval()
+    OWN.append((ours / "model.safetensors", model))
+    for name in ("session", "recipe", "archive"):
+        (root / name).mkdir()
+    writing = generate(model, [1, 2, 3], length=6, seed=1)
+    list(writing)
+    save_state(root / "session" / "tale.safetensors", writing, OWN[0][0])
+    (root / "recipe" / "recipe.toml").write_text(recipe_text("demo"), encoding="utf-8")
+    text = " ".join(WORDS[i % 18] for i in range(60)).encode()
+    config = txl.ModelConfig(vocab_size=256, n_layer=1, d_model=8, n_head=2, d_inner=12, mem_len=4)
+    OF_BYTES.append((txl.TransformerXL(config).eval(), txl.data.train_vocab("bytes", ["a"])))
+    (root / "archive" / "text.txlz").write_bytes(compress(text, *OF_BYTES[0]).content)
+    found += [("session", root / "session" / "tale.safetensors")]
+    found += [("recipe", root / "recipe" / "recipe.toml")]
+    return [*found, ("archive", root / "archive" / "text.txlz")]

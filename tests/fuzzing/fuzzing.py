@@ -4,11 +4,12 @@
 
 Small files are made (both formats of torch.save, pickled vocabularies, a checkpoint of TensorFlow)
 or given (model.pt, vocab.pkl, model.ckpt.index), changed at random, and read in processes of their
-own. So are folders of all kinds, by ``convert`` and ``read_vocab``, one file of each changed. A
-mutant is a violation if reading it
+own. So are folders of all kinds, one file of each changed, by ``convert`` and ``read_vocab``, by a
+model that is loaded and writes, as sessions of a server, as recipes and as archives. A mutant is a
+violation if reading it
 
-* ends in anything but a value or ``UnreadableFile``, or kills its process (``convert`` and
-  ``read_vocab`` may also end in ``RuntimeError``, ``ValueError`` and ``FileNotFoundError``);
+* ends in anything but a value or ``UnreadableFile``, or kills its process (folders may also end in
+  ``RuntimeError``, ``ValueError``, ``FileNotFoundError`` and ``ArchiveError``);
 * runs, imports or opens anything (an audit hook watches; of ``convert``, which writes, only
   programs and connections), or leaves the file that attacks make;
 * takes more than 10 seconds, or 64 MB beyond the size of the files and of what was there before

@@ -48,7 +48,7 @@ def test_the_limit_is_lifted_by_a_flag(folder: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_file_larger_than_the_memory_is_refused_unread(folder: Path) -> None:
     path = folder / "model.safetensors"
-    content, size = path.read_bytes(), 1 << 50
+    content, size = path.read_bytes(), 1 << 42
     n = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + n])
     end = max(x["data_offsets"][1] for x in header.values() if "data_offsets" in x)
@@ -59,6 +59,8 @@ def test_a_file_larger_than_the_memory_is_refused_unread(folder: Path) -> None:
         try:
             file.truncate(8 + len(head) + end + size)
         except OSError:
-            pytest.skip("no file system for a petabyte of nothing")
-    with pytest.raises(ValueError, match=r"to load .* would take at least 1\.\d+ PB"):
+            pytest.skip("no file system for four terabytes of nothing")
+    # The system may refuse to map it, or the limit to load it.
+    too_large = r"to load .* would take at least 4\.4 TB|more than this machine can map"
+    with pytest.raises((ValueError, RuntimeError), match=too_large):
         load_model(folder)

@@ -186,6 +186,9 @@ WRONG = {
     "out of range": ("POST", COMPLETIONS, {"prompt": "a", "temperature": -1}, 400),
     "not supported": ("POST", COMPLETIONS, {"prompt": "a", "logit_bias": {"1": 1}}, 400),
     "no effect": ("POST", COMPLETIONS, {"prompt": "a", "dry_base": 2}, 400),
+    "no prompt": ("POST", COMPLETIONS, {"max_tokens": 3}, 400),
+    "half a character": ("POST", COMPLETIONS, {"prompt": "\ud800"}, 400),
+    "no stream": ("POST", COMPLETIONS, {"prompt": "a", "stream_options": {}}, 400),
     "an empty prompt": ("POST", COMPLETIONS, {"prompt": ""}, 400),
     "no prompts": ("POST", COMPLETIONS, {"prompt": []}, 400),
     "no such symbol": ("POST", COMPLETIONS, {"prompt": "Ä"}, 400),
@@ -203,7 +206,10 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_what_is_wrong_is_said_in_the_shape_of_openai(http, case):
     method, path, body, status = WRONG[case]
-    answer = http.request(method, path, json=body) if body else http.request(method, path)
+    # As JSON writes it: httpx cannot send half of a surrogate pair.
+    content = json.dumps(body).encode() if body else None
+    headers = {"Content-Type": "application/json"} if body else {}
+    answer = http.request(method, path, content=content, headers=headers)
     assert answer.status_code == status
     error = answer.json()["error"]
     assert error.keys() == {"message", "type", "param", "code"}
@@ -234,6 +240,43 @@ def test_where_a_body_stops_to_be_json_is_told(http):
     error = http.post(COMPLETIONS, content=b'{"prompt": }', headers=headers).json()["error"]
     assert error["message"] == "the body is not valid JSON: Expecting value, character 11"
     assert (error["param"], error["code"]) == (None, "json_invalid")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "prompt is missing: give the text to continue"),
+        ({"prompt": ""}, "the prompt is empty: give at least one token to continue"),
+        ({"prompt": 5}, "prompt=5 must be a text, a list of texts, a list of tokens, or a list"),
+        ({"prompt": [1, -5]}, "prompt.1=-5 must be at least 0"),
+        ({"prompt": "a", "topk": 3}, "'topk' is no field; did you mean top_k?"),
+        ({"prompt": "a", "n": 0}, "n=0 must be at least 1"),
+        ({"prompt": "a", "n": "x"}, "n='x' must be an integer"),
+        ({"prompt": "a", "top_p": 1.5}, "top_p=1.5 must be at most 1"),
+        ({"prompt": "a", "stop": [""]}, "stop.0='' must have at least 1 characters"),
+        ({"prompt": "a", "logit_bias": {"1": 5}}, "logit_bias is not supported by this server"),
+        ({"prompt": "a", "suffix": "b"}, "suffix is not supported by this server: leave it out"),
+        ({"prompt": "a", "session": ".."}, "must be a name of 1 to 64 letters"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_said_in_words(http, body, message):
+    answer = http.post(COMPLETIONS, json=body)
+    assert answer.status_code == 400
+    said = answer.json()["error"]["message"]
+    assert message in said
+    assert "nput should" not in said
+
+
+def test_several_texts_are_streamed_as_they_are_drawn(client, made):
+    chunks = list(complete(client, ["ab", "c"], n=2, max_tokens=60, seed=10, stream=True))
+    assert all(len(chunk.choices) == 1 for chunk in chunks)
+    order = [chunk.choices[0].index for chunk in chunks]
+    for index, prompt in enumerate(("ab", "ab", "c", "c")):
+        text = "".join(x.choices[0].text for x in chunks if x.choices[0].index == index)
+        assert text == made.alone(prompt, 60, seed=10 + index)
+    # The first text has not ended when the last one begins.
+    assert order.index(3) < len(order) - 1 - order[::-1].index(0)
 
 
 def test_errors_are_those_of_the_openai_client(client):

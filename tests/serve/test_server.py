@@ -19,6 +19,9 @@ httpx = pytest.importorskip("httpx")
 
 from transformer_xl.apps.serve import completions, sessions  # noqa: E402  (they need these)
 from transformer_xl.apps.serve import server as serving  # noqa: E402
+from transformer_xl.apps.serve.engine import Engine  # noqa: E402
+from transformer_xl.apps.serve.serve_settings import ServeSettings  # noqa: E402
+from transformer_xl.apps.serve.service import Service  # noqa: E402
 
 COMPLETIONS = "/v1/completions"
 
@@ -267,6 +270,70 @@ def test_a_key_is_asked_for_and_never_shown(made, run_server, caplog):
     lines = [r.getMessage() for r in caplog.records if r.name == "transformer_xl.serve"]
     assert any(line.startswith("GET /v1/models 401 ") for line in lines)
     assert not any("sesame" in line or "secret" in line for line in lines)
+
+
+def test_each_of_several_keys_is_one(made, run_server, tmp_path):
+    (tmp_path / "keys").write_text("first-key\n\n second-key \n")
+    with run_server(made, api_key="third-key\nfourth-key", api_keys=tmp_path / "keys") as server:
+        for key in ("first-key", "second-key", "third-key", "fourth-key"):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert httpx.get(f"{server.address}/v1/models", headers=headers).status_code == 200
+        for key in ("x", "first", "first-key second-key", "k\u00fcey"):
+            headers = {"Authorization": f"Bearer {key}".encode("latin-1")}
+            assert httpx.get(f"{server.address}/v1/models", headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize("content", ["", "\n \n", "k\u00e9y"])
+def test_a_file_without_a_key_is_refused(tmp_path, content):
+    (tmp_path / "keys").write_text(content)
+    with pytest.raises(ValueError, match="must be printable ASCII and not empty") as said:
+        _ = ServeSettings(api_keys=tmp_path / "keys").keys
+    assert "k\u00e9y" not in str(said.value)
+
+
+def test_it_is_ready_when_a_token_was_computed(made, run_server, monkeypatch, until):
+    go_on = threading.Event()
+    original = Engine._write
+
+    def waiting(self):
+        go_on.wait(60)
+        original(self)
+
+    monkeypatch.setattr(Engine, "_write", waiting)
+    threading.Timer(0.5, go_on.set).start()
+    seen = []
+
+    def started(self):
+        seen.append(self.is_ready)
+        return original_start(self)
+
+    original_start = Service._warm_up
+    monkeypatch.setattr(Service, "_warm_up", started)
+    with run_server(made) as server:
+        # The fixture waits until it is ready.
+        assert go_on.is_set()
+        assert httpx.get(f"{server.address}/health/ready").status_code == 200
+    assert seen == [False]
+
+
+def test_while_it_ends_others_are_told_and_what_runs_is_finished(made, run_server, until):
+    found = []
+    with run_server(made, shutdown_seconds=60.0, max_tokens=10**4) as server:
+        until_there = threading.Thread(
+            target=lambda: found.append(post(server, max_tokens=600, seed=2))
+        )
+        until_there.start()
+        until(lambda: server.service.engine.n_running)
+        server.server.should_exit = True
+        until(lambda: server.service.is_closing)
+        answer = post(server, max_tokens=1)
+        ready = httpx.get(f"{server.address}/health/ready").status_code
+        live = httpx.get(f"{server.address}/health/live").status_code
+        until_there.join(60)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "stopping")
+    assert answer.headers["retry-after"] == "1"
+    assert (ready, live) == (503, 200)
+    assert found[0].json()["choices"][0]["text"] == made.alone("abc", 600, seed=2)
 
 
 def test_behind_a_proxy_it_answers_to_the_proxys_name(made, run_server):

@@ -255,6 +255,14 @@ def _opened(path: Path) -> Iterator[Any]:
         raise _unreadable(path) from error
     except (SafetensorError, OSError) as error:
         raise RuntimeError(f"{path} is damaged or no safetensors file: {error}") from error
+    except RuntimeError as error:
+        if "unable to mmap" not in str(error):
+            raise
+        size = path.stat().st_size
+        raise RuntimeError(
+            f"{path} has {size:,} bytes, more than this machine can map into its memory: load it "
+            "on a machine with more"
+        ) from error
 
 
 def _utf8(path: Path, opened: BinaryIO) -> Path:

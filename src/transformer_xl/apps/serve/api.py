@@ -26,7 +26,14 @@ from transformer_xl.apps.serve.sessions import NAME, Session
 from transformer_xl.inference.generate import State
 
 Name = Annotated[str, Path(pattern=NAME)]
-_STREAM = {"text/event-stream": {"schema": {"type": "string"}}}
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "data": {"type": "string", "description": "JSON with a part of the response, or [DONE]."}
+    },
+    "required": ["data"],
+}
+_STREAM = {"text/event-stream": {"schema": _EVENT}}
 _PLAIN = {"text/plain": {"schema": {"type": "string"}}}
 _NO_STORE = {"Cache-Control": "no-store"}
 

@@ -1,0 +1,198 @@
+"""Chats: messages become a prompt by a template, and a completion becomes a message."""
+
+import json
+
+import pytest
+
+from transformer_xl.data import train_vocab
+
+for _name in ("fastapi", "uvicorn", "prometheus_client"):
+    pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]'")
+httpx = pytest.importorskip("httpx")
+openai = pytest.importorskip("openai")
+templates = pytest.importorskip("transformer_xl.apps.serve.chat_template")
+ChatTemplate, find_template = templates.ChatTemplate, templates.find_template
+
+USER = [{"role": "user", "content": "the cat"}]
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with openai.OpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+def chat(client, messages=USER, **settings):
+    return client.chat.completions.create(model="tiny", messages=messages, **settings)
+
+
+def test_a_message_is_what_follows_the_prompt_of_the_template(client, made):
+    found = chat(client, max_tokens=9, seed=3)
+    # The vocabulary has no colon, so the template is that of contents alone.
+    assert found.chat_template == "contents"
+    (choice,) = found.choices
+    assert (choice.message.role, choice.finish_reason) == ("assistant", "length")
+    assert choice.message.content == made.alone("the cat\n", 9, seed=3)
+    assert found.usage.prompt_tokens == 8
+    # A message can be sent back as it is, and contents can have parts.
+    parts = [{"type": "text", "text": "so"}]
+    again = [*USER, choice.message, {"role": "user", "content": parts}]
+    prompt = f"the cat\n{choice.message.content}\nso\n"
+    assert chat(client, again, max_completion_tokens=5, seed=1).choices[
+        0
+    ].message.content == made.alone(prompt, 5, seed=1)
+
+
+def test_a_stream_has_the_parts_of_several_messages_as_they_are_drawn(client, made):
+    chunks = list(
+        chat(
+            client, n=2, max_tokens=120, seed=5, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    *parts, last = chunks
+    assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
+    assert all(len(part.choices) == 1 for part in parts)
+    for index in range(2):
+        own = [part.choices[0] for part in parts if part.choices[0].index == index]
+        text = "".join(choice.delta.content for choice in own)
+        assert text == made.alone("the cat\n", 120, seed=5 + index)
+        assert [choice.delta.role for choice in own] == ["assistant"] + [None] * (len(own) - 1)
+        assert [choice.finish_reason for choice in own] == [None] * (len(own) - 1) + ["length"]
+    # Neither waits for the end of the other.
+    order = [part.choices[0].index for part in parts]
+    assert order.index(1) < len(order) - 1 - order[::-1].index(0)
+    assert (last.choices, last.usage.completion_tokens) == ([], 240)
+
+
+def test_scores_have_the_bytes_of_tokens(client):
+    found = chat(client, max_tokens=4, seed=1, logprobs=True, top_logprobs=2).choices[0]
+    scores = found.logprobs.content
+    assert "".join(x.token for x in scores) == found.message.content
+    assert bytes(b for x in scores for b in x.bytes).decode() == found.message.content
+    assert all(x.logprob < 0 and len(x.top_logprobs) == 2 for x in scores)
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({}, "messages is missing"),
+        ({"messages": []}, "must have at least 1 items"),
+        ({"messages": [{"role": "boss", "content": "a"}]}, "messages.0.role='boss' must be"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content=5 must be a text"),
+        ({"messages": [{"role": "user", "content": "\ud800"}]}, "half of a surrogate pair"),
+        ({"messages": USER, "tools": [{}]}, "tools is not supported"),
+        ({"messages": USER, "session": "a"}, "'session' is no field"),
+        ({"messages": USER, "max_tokens": 1, "max_completion_tokens": 2}, "give one"),
+        ({"messages": USER, "top_logprobs": 2}, "no effect without logprobs"),
+        ({"messages": USER, "stream_options": {}}, "no effect without stream"),
+    ],
+)
+def test_what_is_wrong_with_a_chat_is_said(server, body, message):
+    answer = httpx.post(
+        f"{server.address}/v1/chat/completions",
+        content=json.dumps(body),
+        headers={"Content-Type": "application/json"},
+    )
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
+def test_a_chat_takes_no_session(server):
+    answer = httpx.post(
+        f"{server.address}/v1/chat/completions",
+        json={"messages": USER},
+        headers={"X-Session": "tale"},
+    )
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "session")
+
+
+# Templates.
+
+TURNS = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+@pytest.fixture
+def vocab():
+    return train_vocab("bytes", ["a"])
+
+
+def test_the_template_of_the_folder_is_used_and_a_plain_one_without(tmp_path, vocab):
+    assert find_template(tmp_path, vocab).render(USER) == "user: the cat\nassistant:"
+    about = {"eos_token": {"content": "e"}, "chat_template": TURNS}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about))
+    found = find_template(tmp_path, vocab)
+    assert (found.kind, found.stop) == ("model", ("e",))
+    assert found.render(USER) == "<user>the cate<assistant>"
+    several = [{"name": "tool", "template": "no"}, {"name": "default", "template": TURNS}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(about | {"chat_template": several}))
+    assert find_template(tmp_path, vocab).render(USER) == "<user>the cate<assistant>"
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    assert find_template(tmp_path, vocab).render(USER) == "the cat!"
+    (tmp_path / "own").write_text("{{ messages | tojson }}")
+    found = find_template(tmp_path, vocab, tmp_path / "own")
+    assert (found.kind, json.loads(found.render(USER))) == ("file", USER)
+
+
+def test_a_template_that_is_none_is_refused_at_the_start(tmp_path, vocab):
+    (tmp_path / "chat_template.jinja").write_text("{% for %}")
+    with pytest.raises(ValueError, match=r"cannot be read: .*--chat_template FILE"):
+        find_template(tmp_path, vocab)
+    (tmp_path / "chat_template.jinja").unlink()
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"tokenizer_config.json is damaged"):
+        find_template(tmp_path, vocab)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ ''.__class__.__base__ }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os.popen('id') }}",
+        "{% set _ = messages.append({}) %}",
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{{ 'a' * 10 ** 12 }}",
+        "{{ 10 ** (10 ** 10) }}",
+        "{{ [0] * 10 ** 12 }}",
+        "{% for a in range(9999) %}{{ 'a' * 100000 }}{% endfor %}",
+        "{{ messages[5].content }}",
+        "{% include '/etc/passwd' %}",
+        "{{ 1 / 0 }}",
+    ],
+)
+def test_a_hostile_template_is_refused_within_seconds(source):
+    template = ChatTemplate("model", source)
+    with pytest.raises(ValueError, match=r"the chat template (failed|refuses these messages)"):
+        template.render(USER)
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ raise_exception.__globals__ }}", "{{ '{0.__class__}'.format(messages) }}"]
+)
+def test_a_template_sees_nothing_of_the_program(source):
+    assert ChatTemplate("model", source).render(USER) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_litellm_is_served(server, made, monkeypatch):
+    monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+    pytest.importorskip("litellm")
+    import litellm
+
+    known = {"api_base": f"{server.address}/v1", "api_key": "none", "max_tokens": 8, "seed": 2}
+    expected = made.alone("the cat\n", 8, seed=2)
+    found = litellm.completion(model="openai/tiny", messages=USER, **known)
+    assert found.choices[0].message.content == expected
+    parts = litellm.completion(model="openai/tiny", messages=USER, stream=True, **known)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == expected
+    with pytest.raises(litellm.BadRequestError, match="temperature=-3 must be at least 0"):
+        litellm.completion(model="openai/tiny", messages=USER, temperature=-3, **known)
+    text = litellm.text_completion(model="text-completion-openai/tiny", prompt="so", **known)
+    assert text.choices[0].text == made.alone("so", 8, seed=2)
