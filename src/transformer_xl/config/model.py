@@ -205,7 +205,8 @@ class ModelConfig:
     """Share of the hidden-to-hidden weights of an LSTM that is dropped, drawn once for each segment
     (DropConnect; AWD-LSTM)."""
     embed_dropout: Fraction = 0.0
-    """Embedding dropout: share of the words whose embedding is zero in a step."""
+    """Embedding dropout: share of the words whose embedding is zero in a step; never that of
+    completion_at."""
     input_dropout: Fraction | None = None
     """Dropout on the embeddings and positions; None: dropout."""
     ff_dropout: Fraction | None = None

@@ -32,11 +32,12 @@ class Embedding(nn.Embedding):
             self.proj = nn.Linear(E, D, bias=False)
         self.embed_scale = 1.0 if E != D else D**0.5
         self.scale = D**0.5
-        self.word_dropout = config.embed_dropout
+        self.word_dropout, self.marker = config.embed_dropout, config.completion_at
 
     def forward(self, input: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch E"]:
         """Look up tokens."""
-        embedded = _looked_up(input, self.weight, self.word_dropout, self.training)
+        p = self.word_dropout if self.training else 0.0
+        embedded = _looked_up(input, self.weight, p, self.marker)
         return embedded if self.proj is not None else embedded * self.embed_scale
 
     def widened(self, embedded: Float[Tensor, "B T E"]) -> Float[Tensor, "B T D"]:
@@ -66,7 +67,7 @@ class AdaptiveEmbedding(nn.Module):
             for cluster in self.clusters
         )
         self.scale = config.d_model**0.5
-        self.word_dropout = config.embed_dropout
+        self.word_dropout, self.marker = config.embed_dropout, config.completion_at
 
     def extra_repr(self) -> str:
         """Say what can be adapted, to whoever refuses to adapt this."""
@@ -90,7 +91,7 @@ class AdaptiveEmbedding(nn.Module):
             own = (clusters == i).nonzero()[:, 0]
             places.append(own)
             rows = flat[own] - cluster.start
-            embedded = _looked_up(rows, weight, self.word_dropout, self.training)
+            embedded = self._looked_up(i, rows)
             parts.append(proj(embedded).to(weight.dtype))
         # Sorted by cluster; the inverse permutation restores the order.
         back = torch.cat(places).argsort()
@@ -116,10 +117,17 @@ class AdaptiveEmbedding(nn.Module):
                 row = row.clamp(min=0)
             if i < last:
                 row = row.clamp(max=len(weight) - 1)
-            embedded = _looked_up(row, weight, self.word_dropout, self.training)
+            embedded = self._looked_up(i, row)
             embedded = proj(embedded).to(weight.dtype)
             parts.append(embedded.masked_fill((row != own)[..., None], 0.0))
         return torch.stack(parts).sum(0) * self.scale
+
+    def _looked_up(self, i: int, rows: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch E"]:
+        cluster, marker = self.clusters[i], self.marker
+        if marker is not None:
+            marker = marker - cluster.start if cluster.start <= marker < cluster.stop else None
+        p = self.word_dropout if self.training else 0.0
+        return _looked_up(rows, self.weights[i], p, marker)
 
 
 def embedded(module: nn.Module, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
@@ -128,12 +136,15 @@ def embedded(module: nn.Module, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B 
 
 
 def _looked_up(
-    tokens: Int[Tensor, "*batch"], weight: Float[Tensor, "V E"], p: float, training: bool
+    tokens: Int[Tensor, "*batch"], weight: Float[Tensor, "V E"], p: float, marker: int | None
 ) -> Float[Tensor, "*batch E"]:
-    """Look up words; in training, drop each row of the table with probability ``p``."""
+    """Look up words; drop each row of the table but that of ``marker`` with probability ``p``."""
     embedded = F.embedding(tokens, weight)
-    if not training or p == 0:
+    if p == 0:
         return embedded
     # One mask value per word: a dropped word is zero at all of its occurrences.
     kept = dropout(weight.new_ones(len(weight), 1), p, True)
+    if marker is not None:
+        # It says where a completion begins, which no other word does.
+        kept[marker] = 1
     return embedded * F.embedding(tokens, kept)
