@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.language_model import Segment
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.recurrent import RecurrentModel
+from transformer_xl.model.segment import Segment
 from transformer_xl.ops import dropout
 
 
