@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.arguments import shown
-from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding, embedded
+from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding, FeatureEmbedding, embedded
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import require_loading, require_weights
 from transformer_xl.model.memory import Memory
+from transformer_xl.model.mixture import Mixture, MixtureHead
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
     SavesItself,
@@ -47,38 +48,50 @@ class Output:
     mems: Memory
     """The memory after this segment, to be passed with the next one."""
     nll: Float[Tensor, "B predicted"] | None = None
-    """-log p of each target in nats, in token order; 0 for padding and for targets of -100; None
-    without targets."""
+    """-log p of each target in nats, in token order, with ``n_mixtures`` of its density; 0 for
+    padding and for targets of -100 (of NaN); None without targets."""
     is_real: Bool[Tensor, "B predicted"] | None = None
     """Mask of the targets that are no padding; None: all, or no targets."""
-    targets: Int[Tensor, "B predicted"] | None = None
+    targets: Int[Tensor, "B predicted"] | Float[Tensor, "B predicted"] | None = None
     """The targets that were given."""
+    mixture: Mixture | None = None
+    """With ``n_mixtures``, the distribution of the next value; None as for ``log_probs``."""
     log_probs: Float[Tensor, "B T V"] | None = None
-    """Log-probabilities of the next token; None with targets, or with ``predicts=False``."""
+    """Log-probabilities of the next token; None with targets, with ``predicts=False``, or with
+    ``n_mixtures``."""
 
     @cached_property
     def loss(self) -> Float[Tensor, ""] | None:
-        """The mean of ``nll`` over the targets that are neither padding nor -100.
+        """The mean of ``nll`` over the targets that are neither padding nor -100 (NaN).
 
         Without any such target it is 0, and so are its gradients, where
         ``torch.nn.functional.cross_entropy`` returns NaN. None where no targets were given.
         """
         if self.nll is None or self.targets is None:
             return None
-        counted = self.targets != IGNORED
+        counted = counted_targets(self.targets)
         if self.is_real is not None:
             return self.nll.sum() / (counted & self.is_real).sum().clamp(min=1)
         # The factor is exactly 1 where no target is -100.
         return self.nll.mean() * (counted.numel() / counted.sum().clamp(min=1))
 
 
+def counted_targets(targets: Tensor) -> Bool[Tensor, "*batch"]:
+    """Mark the targets that are predicted: those that are not -100, or NaN if they are real."""
+    return ~targets.isnan() if targets.is_floating_point() else targets != IGNORED
+
+
 class LanguageModel(nn.Module, ABC):
     """An embedding, a recurrent body that reads a segment with its memory, and a softmax.
+
+    With ``n_features``, the embedding projects real vectors; with ``n_mixtures``, a mixture of
+    normal distributions is in the place of the softmax.
 
     A subclass implements the body: its layers and :meth:`_read`.
 
     Args:
-        config: Widths, lengths and options. Its ``vocab_size`` must be set.
+        config: Widths, lengths and options. Its ``vocab_size`` must be set, except with
+            ``n_mixtures``.
 
     Attributes:
         kind: Value of ``config.kind`` that the class implements.
@@ -111,14 +124,22 @@ class LanguageModel(nn.Module, ABC):
                 f"kind={config.kind!r} is no {self._title}: transformer_xl.model.build_model and "
                 "load_model make models of every kind"
             )
-        if config.vocab_size < 1:
+        if config.vocab_size < 1 and not config.n_mixtures:
             raise ValueError(f"vocab_size={config.vocab_size} must be the size of a vocabulary")
         require_weights(config)
         self.config = config
-        self.embedding = AdaptiveEmbedding(config) if config.div_val > 1 else Embedding(config)
+        if config.n_features:
+            self.embedding = FeatureEmbedding(config)
+        else:
+            self.embedding = AdaptiveEmbedding(config) if config.div_val > 1 else Embedding(config)
         self._build(config)
         is_adaptive = config.cutoffs or config.div_val > 1
-        self.softmax = (AdaptiveSoftmax if is_adaptive else Softmax)(config, self.embedding)
+        if config.n_mixtures:
+            # Under the name of what it replaces, which those of the weights begin with.
+            self.softmax = MixtureHead(config)
+        else:
+            embedding: Any = self.embedding
+            self.softmax = (AdaptiveSoftmax if is_adaptive else Softmax)(config, embedding)
         self.init_weights()
 
     @abstractmethod
@@ -179,9 +200,9 @@ class LanguageModel(nn.Module, ABC):
 
     def forward(
         self,
-        tokens: Integer[Tensor, "B T"] | None = None,
+        tokens: Integer[Tensor, "B T"] | Float[Tensor, "B T F"] | None = None,
         mems: Memory | None = None,
-        targets: Integer[Tensor, "B predicted"] | None = None,
+        targets: Integer[Tensor, "B predicted"] | Float[Tensor, "B predicted"] | None = None,
         *,
         lengths: Integer[Tensor, " B"] | None = None,
         starts: Bool[Tensor, "B T"] | None = None,
@@ -196,10 +217,11 @@ class LanguageModel(nn.Module, ABC):
         """Read a segment; return the loss of its targets, or the next-token log-probabilities.
 
         Args:
-            tokens: The segment.
+            tokens: The segment: tokens or, with ``n_features``, real vectors.
             mems: The ``mems`` of the previous call. None: start of a text.
-            targets: The next token of each token but the first ``context``. A target of -100 is
-                ignored: its ``nll`` is 0 and it does not count in ``loss``.
+            targets: The next token of each token but the first ``context``; with ``n_features``,
+                the class or (``n_mixtures``) the number that each position predicts. A target of
+                -100, or NaN, is ignored: its ``nll`` is 0 and it does not count in ``loss``.
             lengths: Number of real tokens in each row; the rest is padding on the right, whose
                 ``hidden`` is undefined and whose ``nll`` is 0 and does not count in ``loss``. The
                 memory of each row ends with its own last token; a row of length 0 keeps its
@@ -232,21 +254,25 @@ class LanguageModel(nn.Module, ABC):
             requires_effect=False,
         )
         if targets is not None:
-            require_targets(targets, segment.shape, resolved.ext_len, context)
-            targets = targets.long()
+            reach = segment.shape, resolved.ext_len, context
+            targets = require_targets(targets, *reach, are_real=self.config.n_mixtures > 0)
         raw, mems = self._read(segment, mems, resolved)
         hidden = self._dropped(raw, self.config.dropouts.output)
         out = Output(hidden=hidden, raw_hidden=raw, mems=mems, targets=targets)
+        mixture = self.softmax if isinstance(self.softmax, MixtureHead) else None
         if targets is None:
-            if predicts:
+            if predicts and mixture is not None:
+                out.mixture = mixture.mixture(hidden)
+            elif predicts:
                 out.log_probs = self.head.log_probs(hidden)
             return out
+        head = mixture or self.head
         n = targets.shape[1]
         if segment.short is None:
-            out.nll = self.head.nll(hidden[:, -n:], targets)
+            out.nll = head.nll(hidden[:, -n:], targets)
         else:
             out.is_real = segment.is_real(n)
-            nll = self.head.nll(hidden[:, -n:], targets.masked_fill(~out.is_real, 0))
+            nll = head.nll(hidden[:, -n:], targets.masked_fill(~out.is_real, 0))
             out.nll = nll.masked_fill(~out.is_real, 0.0)
         return out
 
@@ -271,8 +297,17 @@ class LanguageModel(nn.Module, ABC):
 
     @property
     def head(self) -> Softmax | AdaptiveSoftmax | CalledSoftmax:
-        """The output layer: ``softmax``, or a wrapper around what replaced it."""
+        """The output layer: ``softmax``, or a wrapper around what replaced it.
+
+        Raises:
+            ValueError: The model has a mixture instead.
+        """
         softmax = self.softmax
+        if self.config.n_mixtures:
+            raise ValueError(
+                f"n_mixtures={self.config.n_mixtures}: the model predicts real numbers, and has no "
+                "probabilities of tokens; transformer_xl.inference.forecast draws what follows"
+            )
         return softmax if isinstance(softmax, Softmax | AdaptiveSoftmax) else CalledSoftmax(softmax)
 
     def _embedded(self, segment: Segment) -> Float[Tensor, "B T D"]:

@@ -65,7 +65,7 @@ class LSTMModel(RecurrentModel):
                     parameter[D : 2 * D] = 1.0
                 elif name.startswith("lstm.bias_hh"):
                     parameter[D : 2 * D] = 0.0
-            elif name.endswith("bias"):
+            elif name.endswith("bias") and name != "embedding.bias":
                 parameter.zero_()
             else:
                 is_projection = "proj" in name

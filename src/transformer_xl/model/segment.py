@@ -14,12 +14,13 @@ from transformer_xl.model.memory import Memory
 
 
 class Segment(NamedTuple):
-    """The tokens, or vectors in their place, of one forward pass.
+    """The inputs of one forward pass: tokens, real-valued features, or vectors in their place.
 
     Rows may be padded, and documents may begin within them.
     """
 
-    tokens: Int[Tensor, "B T"] | None
+    tokens: Int[Tensor, "B T"] | Float[Tensor, "B T F"] | None
+    """Tokens, or with ``n_features`` real vectors; both are embedded."""
     vectors: Float[Tensor, "B T D"] | None
     short: Int[Tensor, " B"] | None = None
     """How many positions at the end of each row are padding. None: no padding."""
@@ -37,7 +38,9 @@ class Segment(NamedTuple):
     ) -> "Segment":
         """Validate and combine the arguments of a forward pass."""
         _require_segment(tokens, vectors, starts, config)
-        segment = cls(None if tokens is None else tokens.long(), vectors)
+        if tokens is not None and not config.n_features:
+            tokens = tokens.long()
+        segment = cls(tokens, vectors)
         if starts is not None or config.reset_at is not None:
             segment = segment.with_starts(starts, config.reset_at)
         return segment if lengths is None else segment.padded(lengths)
@@ -88,8 +91,8 @@ class Segment(NamedTuple):
         segment = self._replace(short=short)
         padding, (tokens, vectors, _, starts) = ~segment.is_real(T), self
         return segment._replace(
-            tokens=None if tokens is None else tokens.masked_fill(padding, 0),
-            vectors=None if vectors is None else vectors.masked_fill(padding[..., None], 0.0),
+            tokens=_filled(tokens, padding),
+            vectors=_filled(vectors, padding),
             starts=None if starts is None else starts & ~padding,
         )
 
@@ -147,12 +150,21 @@ class Segment(NamedTuple):
         return mems if self.short is None else mems.realigned(self.short, mem_len)
 
 
+def _filled(x: Tensor | None, padding: Bool[Tensor, "B T"]) -> Tensor | None:
+    """Overwrite padding with zeros."""
+    if x is None:
+        return None
+    return x.masked_fill(padding if x.ndim == 2 else padding[..., None], 0)
+
+
 def _require_segment(tokens: Any, vectors: Any, starts: Any, config: ModelConfig) -> None:
     """Require either tokens or vectors of right types and shapes, and fitting starts."""
     if (tokens is None) == (vectors is None):
         given = "both" if vectors is not None else "neither"
         raise ValueError(f"a segment is tokens or inputs_embeds: {given} of them is given")
-    if tokens is not None:
+    if tokens is not None and config.n_features:
+        _require_features(tokens, config.n_features)
+    elif tokens is not None:
         whole_tensor("tokens", tokens)
         if tokens.ndim != 2 or not all(tokens.shape):
             raise ValueError(
@@ -179,11 +191,38 @@ def _require_segment(tokens: Any, vectors: Any, starts: Any, config: ModelConfig
         )
 
 
+def _require_features(inputs: Any, n_features: int) -> None:
+    """Require real-valued inputs of this width."""
+    require_tensor("inputs", inputs)
+    shape = tuple(inputs.shape)
+    if not (
+        inputs.is_floating_point() and inputs.ndim == 3 and all(shape) and shape[2] == n_features
+    ):
+        raise ValueError(
+            f"inputs of shape {shape} and {inputs.dtype} must be real vectors, (streams, length, "
+            f"n_features={n_features}), and not empty: the model reads no tokens"
+        )
+
+
 def require_targets(
-    targets: Any, shape: tuple[int, int], ext_len: int, context: int | None
-) -> None:
-    """Require targets for a segment; arguments as in :meth:`LanguageModel.forward`."""
-    whole_tensor("targets", targets)
+    targets: Any,
+    shape: tuple[int, int],
+    ext_len: int,
+    context: int | None,
+    *,
+    are_real: bool = False,
+) -> Tensor:
+    """Require targets for a segment, and return them as int64 or, if ``are_real``, as they are.
+
+    The other arguments are those of :meth:`LanguageModel.forward`.
+    """
+    if not are_real:
+        targets = whole_tensor("targets", targets)
+    elif not require_tensor("targets", targets).is_floating_point():
+        raise ValueError(
+            f"targets of {targets.dtype} must be real numbers: the model ends in a mixture of "
+            "n_mixtures normal distributions"
+        )
     least, most = (0, ext_len) if context is None else (context, context)
     missing = shape[1] - targets.shape[-1] if targets.ndim == 2 else -1
     is_pair = targets.ndim == 2 and len(targets) == shape[0]
@@ -192,3 +231,4 @@ def require_targets(
             f"targets of shape {tuple(targets.shape)} must have the shape of the tokens, "
             f"{shape}" + f", but for the first {most}" * (most > 0)
         )
+    return targets
