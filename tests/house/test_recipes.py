@@ -35,9 +35,23 @@ BORROWED = ("mamba2", "rwkv", "xlnet", "xlstm")
 """Kinds with the layers of transformers."""
 
 
+def _write_recordings(config: Config, folder: Path) -> None:
+    import numpy as np
+
+    from transformer_xl.data.recordings import Recordings, write_recordings
+
+    draw, n = np.random.default_rng(0), 60
+    inputs = draw.normal(size=(n, config.model.n_features)).astype(np.float32)
+    targets = inputs[:, 0] if config.model.n_mixtures else draw.integers(0, 2, n)
+    for split in ("train", "valid", "test"):
+        write_recordings(folder, split, Recordings(inputs, targets, np.arange(n) % 20 == 0))
+
+
 def _tiny(config: Config, folder: Path) -> Config:
     """The same options on little text, with small widths and lengths."""
     folder.mkdir()
+    if config.data.vocab == "features":
+        _write_recordings(config, folder)
     rest = "7 5 3" if config.data.vocab == "integers" else "it is said, {} times."
     if config.data.completion_at:
         rest += f" {config.data.completion_at} it is."
@@ -95,7 +109,9 @@ def _tiny(config: Config, folder: Path) -> Config:
             batch_size=min(config.eval.batch_size, 4),
             mem_lens=config.eval.mem_lens and (0, 2 * length),
         ),
-        generate=replace(config.generate, length=5),
+        generate=replace(
+            config.generate, **({} if config.data.vocab == "features" else {"length": 5})
+        ),
     )
 
 

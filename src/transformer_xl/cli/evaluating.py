@@ -1,5 +1,6 @@
 """The commands eval and report."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -32,6 +33,7 @@ from transformer_xl.config.recipes import recipe_of
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus, Vocab
+    from transformer_xl.model import LanguageModel
 
 
 @dataclass(kw_only=True)
@@ -121,11 +123,10 @@ class Eval:
         from transformer_xl.train.finish import describe, memory_line
         from transformer_xl.train.metrics import reading
 
-        model, vocab = load(self.dir, self.weights, any_size=self.any_size)
+        model, vocab, ids, n_bytes = self._opened()
         segment_len = recipe.train.segment_len if recipe else SEGMENT_LEN
         # Quantized weights determine the precision of the computation.
         precision = recipe.train.precision if recipe and self.weights == "float32" else "float32"
-        ids, n_bytes = self._tokens(vocab)
         knn = KnnConfig(**self.knn) if self.knn else None
 
         def measure(mem_len: int | None) -> dict[str, Any]:
@@ -135,9 +136,10 @@ class Eval:
             n = len(ids) - 1
             if cost := cost_of(chosen, n):
                 say(f"--eval.{cost}")
-            dynamic = plan_dynamic(
-                chosen, model, lambda: self._corpus(vocab).split("train"), segment_len=segment_len
-            )
+            dynamic = None
+            if vocab is not None:
+                training = partial(self._training_text, vocab)
+                dynamic = plan_dynamic(chosen, model, training, segment_len=segment_len)
             name = "a window" if mem_len is None else f"memory {mem_len:,}"
             with reading(model, n, f"evaluating, {name}"):
                 result = evaluate_by(
@@ -223,6 +225,35 @@ class Eval:
             f"{self.dir} is a model folder without a recipe: give the text with "
             "--data.path, or use --eval.dynamic sgd",
         )
+
+    def _opened(self) -> tuple["LanguageModel", "Vocab | None", Any, int]:
+        """Return the model, its vocabulary, and the text or recordings to evaluate it on."""
+        if self.text.vocab != "features":
+            model, vocab = load(self.dir, self.weights, any_size=self.any_size)
+            return model, vocab, *self._tokens(vocab)
+        from transformer_xl.config.device import pick_device, prepare_process
+        from transformer_xl.data.features import open_features
+        from transformer_xl.model import limits, load_model
+
+        of_text = {"file": self.file, "by_position": self.by_position, "preset": self.preset}
+        of_text |= {
+            "knn": self.knn,
+            "eval.window": self.settings.window,
+            "eval.dynamic": self.settings.dynamic,
+        }
+        for name, value in of_text.items():
+            require(not value, f"--{name} is for text: {self.dir} was trained on recordings")
+        require(
+            self.weights == "float32",
+            f"--weights {self.weights}: a model of recordings is evaluated in float32",
+        )
+        prepare_process()
+        with limits.any_size() if self.any_size else nullcontext():
+            model = load_model(self.dir).to(pick_device())
+        return model, None, open_features(self.text).split(self.settings.split), 0
+
+    def _training_text(self, vocab: "Vocab") -> Any:
+        return self._corpus(vocab).split("train")
 
     def _tokens(self, vocab: "Vocab") -> tuple[Any, int]:
         """Return the tokens of the text and its number of bytes."""

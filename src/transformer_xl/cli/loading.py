@@ -64,7 +64,8 @@ def fine_tuning_of(folder: Path | str) -> Config:
     found = find_model_folder(folder)
     recipe = recipe_of(folder)
     model = load_config(found / CONFIG_FILE)
-    base = recipe or Config(model=model, data=DataConfig(), eval=evaluation_of(folder, None, None))
+    data = DataConfig(vocab="features") if model.n_features else DataConfig()
+    base = recipe or Config(model=model, data=data, eval=evaluation_of(folder, None, None))
     texts = {"name": "", "path": None, "valid_path": None, "test_path": None, "corpus": None}
     data = replace(base.data, **texts)
     if is_vocabulary(found):

@@ -243,6 +243,8 @@ class Train(RecipeCommand):
             return
         flat = results["test"] | {k: x for k, x in results.items() if k.endswith("per_byte")}
         if not self.quiet:
-            say(f"next: txl generate {self.out} --prompt 'some text to continue'")
+            has_text = config.data.vocab != "features"
+            after = f"generate {self.out} --prompt 'some text to continue'"
+            say(f"next: txl {after if has_text else f'eval {self.out}'}")
         # Last, so that the result is the last line where stdout and stderr go to one file.
         show(flat, as_json=self.json)

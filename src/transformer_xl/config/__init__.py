@@ -4,7 +4,7 @@ A recipe file is one :class:`Config`; the command line overrides single fields a
 ``--section.key value``. The line below a field is its help text. Needs only the standard library.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from transformer_xl.config.checks import Unused, check, no_type_check, refuse_unused, require
 from transformer_xl.config.data import DataConfig
@@ -62,5 +62,16 @@ class Config:
         if self.data.completion_at is None and self.model.completion_at is None:
             about = "data.completion_at=None: no token is outside of a completion"
             refuse_unused(self.train, (Unused("prompt_loss_weight", about),))
+        has_features = self.data.vocab == "features"
+        require(
+            has_features == (self.model.n_features > 0),
+            f"data.vocab={self.data.vocab!r} with model.n_features={self.model.n_features}: a "
+            "model with n_features reads the arrays of data.vocab='features', and no text",
+        )
+        if has_features:
+            about = "data.vocab='features': there is no text"
+            refuse_unused(self.eval, (Unused(name, about) for name in ("window", "dynamic")))
+            generation = (x.name for x in fields(self.generate))
+            refuse_unused(self.generate, (Unused(name, about) for name in generation))
         lengths = ("attn_len", "clamp_len", "ext_len")
         refuse_unused(self.eval, (x for x in self.model.unused() if x.name in lengths))

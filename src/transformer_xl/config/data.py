@@ -14,6 +14,14 @@ from transformer_xl.config.checks import (
     require,
 )
 
+_OF_TEXTS = (
+    *("name", "valid_path", "test_path", "json_field", "split_by", "valid_fraction"),
+    *("test_fraction", "vocab_size", "vocab_from", "tokenizer", "reset_at", "workers"),
+    "completion_at",
+    *("cache_dir", "corpus", "verify"),
+)
+"""Settings of texts, which arrays do not have."""
+
 
 @no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,10 +46,13 @@ class DataConfig:
     """Share of the text held out for validation if no validation text is given."""
     test_fraction: Fraction = 0.05
     """Share of the text held out for testing if no test text is given."""
-    vocab: Literal["bytes", "chars", "words", "bpe", "integers", "authors-bytes"] = "bytes"
+    vocab: Literal["bytes", "chars", "words", "bpe", "integers", "authors-bytes", "features"] = (
+        "bytes"
+    )
     """Tokenization: bytes, characters, words (an <eos> ends each line), byte-pair encoding,
     integers (one sequence per line), or the bytes without line breaks that the authors use for
-    enwik8."""
+    enwik8. features: no text but arrays of real vectors in the folder data.path, for a model with
+    n_features."""
     vocab_size: Count | None = None
     """Largest vocabulary for words, bpe and integers (0, 1, 2, ... and <eos>); None: all words,
     4,096 byte-pair units, the integers that occur."""
@@ -94,6 +105,10 @@ class DataConfig:
 
     def unused(self) -> Iterator[Unused]:
         """Yield the settings without effect."""
+        if self.vocab == "features":
+            about = "vocab='features': the folder data.path holds the arrays of each split"
+            yield from (Unused(name, about) for name in _OF_TEXTS)
+            return
         if self.tokenizer is None and self.vocab not in ("words", "bpe", "integers"):
             yield Unused("vocab_size", f"vocab={self.vocab!r}")
         if self.tokenizer is None and self.vocab not in ("words", "chars"):

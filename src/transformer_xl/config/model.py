@@ -80,6 +80,12 @@ _ATTENTION = (
 
 _RECURRENT = ("state_size", "expand", "conv_width", "weight_dropout")
 
+_OF_TABLES = (
+    *("reset_at", "d_embed", "cutoffs", "div_val", "tie_embeddings", "tie_projections"),
+    *("proj_same_dim", "embed_dropout", "completion_at"),
+)
+"""Settings of the token embeddings, and of what a softmax shares with them."""
+
 _USED: dict[str, tuple[str, ...]] = {
     "transformer_xl": _ATTENTION,
     "lstm": ("weight_dropout",),
@@ -114,6 +120,12 @@ class ModelConfig:
     transformers."""
     vocab_size: Length = 0
     """Number of tokens in the vocabulary; 0: as in the vocabulary of the corpus."""
+    n_features: Length = 0
+    """Real-valued inputs: each position is a vector of this many numbers, embedded by a linear
+    projection. 0: tokens. With a softmax, vocab_size is the number of classes of the targets."""
+    n_mixtures: Length = 0
+    """Real-valued outputs, which need n_features: a mixture of this many normal distributions
+    (Bishop, 1994) over one number per position. 0: a softmax over the vocabulary."""
     reset_at: Length | None = None
     """ID of a token at which a new text begins: it and what follows attend to nothing before it.
     None: that of data.reset_at, if any."""
@@ -242,6 +254,11 @@ class ModelConfig:
             f"attn_type={self.attn_type} with n_positions={self.n_positions}: attn_type 1 and 3 "
             "need it, usually segment_len + mem_len, and the others have no table",
         )
+        require(
+            self.n_features > 0 or self.n_mixtures == 0,
+            f"n_mixtures={self.n_mixtures} with n_features=0: tokens are followed by tokens, which "
+            "have a softmax; set n_features to the width of the real-valued inputs",
+        )
         self._check_clusters()
         require(
             len(self.layer_attn_lens) in (0, self.n_layer),
@@ -353,6 +370,12 @@ class ModelConfig:
             yield Unused("init_range", "init='normal'")
         if self.embed_init != "uniform":
             yield Unused("embed_init_range", f"embed_init={self.embed_init!r}")
+        if self.n_features:
+            about = f"n_features={self.n_features}: inputs are no tokens, and have no table"
+            yield from (Unused(name, about) for name in _OF_TABLES)
+        if self.n_mixtures:
+            about = f"n_mixtures={self.n_mixtures}: the targets are numbers, not symbols"
+            yield from (Unused(name, about) for name in ("vocab_size", "sample_softmax"))
         if self.kind != "transformer_xl":
             return
         about = f"attn_type={self.attn_type}"

@@ -25,7 +25,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, cast
 
 from transformer_xl.config import FORMAT_VERSION, DataConfig
 from transformer_xl.config.files import (
@@ -52,7 +52,7 @@ from transformer_xl.data.tasks import (
 )
 from transformer_xl.data.text import SPLITS, Span, TextFiles, divide, find_cut, read_blocks
 from transformer_xl.data.unpacking import unpack, unpacking_of
-from transformer_xl.data.vocab import VOCAB_FILE, Vocab, describe_unknown
+from transformer_xl.data.vocab import VOCAB_FILE, Vocab, VocabKind, describe_unknown
 from transformer_xl.data.vocab_files import (
     bring,
     divided_as,
@@ -100,6 +100,11 @@ def prepare(
         OSError: A file is missing, a download failed, the cache cannot be written.
         RuntimeError: The corpus in the cache is damaged, or a worker process was killed.
     """
+    if config.vocab == "features":
+        raise ValueError(
+            "data.vocab=features: arrays are read as they are, and no text is prepared; txl train "
+            "and txl eval open their folder"
+        )
     say = progress or (lambda line: None)
     cache = cache_folder(config).absolute()
     corpus = (
@@ -490,7 +495,9 @@ def _require_use(config: DataConfig, files: TextFiles) -> None:
 
 
 def _parts(config: DataConfig, spans: Sequence[Span]) -> Iterator[list[Span]]:
-    kind = divided_as(config.tokenizer) if config.tokenizer else config.vocab
+    # Features have no text, and are refused before.
+    vocab = cast(VocabKind | Literal["authors-bytes"], config.vocab)
+    kind = divided_as(config.tokenizer) if config.tokenizer else vocab
     part: list[Span] = []
     left = PART_BYTES
     for span in spans:

@@ -13,7 +13,7 @@ tokens belong to no part.
 Dimension key: B streams (those of this process), T tokens of a segment.
 """
 
-from typing import NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.completions import in_completion
+from transformer_xl.data.recordings import Recordings
 from transformer_xl.data.tokens import Tokens
 
 _LOOKED_BACK = 1024
@@ -56,6 +57,7 @@ class Segments:
         tokens_read: Number of tokens read of each stream.
         completed: Which targets of the segment read last belong to completions,
             (B, predicted); None without ``completion_at``.
+        starts: Where recordings begin in it; None for a text.
 
     Raises:
         ValueError: The corpus is shorter than one segment per stream.
@@ -71,7 +73,7 @@ class Segments:
 
     def __init__(
         self,
-        tokens: Tokens,
+        tokens: Tokens | Recordings,
         batch_size: int,
         segment_len: int,
         ext_len: int = 0,
@@ -97,6 +99,7 @@ class Segments:
         self.segments_read = 0
         self.tokens_read = 0
         self.completed: Bool[Tensor, "B predicted"] | None = None
+        self.starts: Bool[Tensor, "B T"] | None = None
         self._tokens = tokens
         has_completions = completions is not None and completions.completion_at is not None
         self._completions = completions if has_completions else None
@@ -132,6 +135,11 @@ class Segments:
 
     def _window(self, first: int, stop: int) -> Int64[np.ndarray, "B length"]:
         """Return tokens of each stream, which may begin before its first segment."""
+        tokens: Any = self._tokens
+        return tokens[self._places(first, stop)].astype(np.int64)
+
+    def _places(self, first: int, stop: int) -> Int64[np.ndarray, "B length"]:
+        """Return where in the text a span of each stream is; it may begin before its start."""
         times = np.arange(first, stop)
         places = times[None]
         if self._roll_seed is not None:
@@ -142,8 +150,7 @@ class Segments:
             generators = [np.random.default_rng([self._roll_seed, int(n)]) for n in epochs]
             rolls = [x.integers(self._stream_len, size=self.batch_size) for x in generators]
             places = (times + np.stack(rolls, axis=1)[self._rows][:, where]) % self._stream_len
-        places = (self._rows[:, None] * self._stream_len + places) % len(self._tokens)
-        return self._tokens[places].astype(np.int64)
+        return (self._rows[:, None] * self._stream_len + places) % len(self._tokens)
 
     def _is_within(self, first: int) -> Bool[np.ndarray, " B"]:
         """Return whether each stream is within a completion before a position of it.

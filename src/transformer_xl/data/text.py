@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import numpy as np
 
@@ -190,7 +190,9 @@ def divide(config: DataConfig, files: TextFiles) -> dict[str, list[Span]]:
     if config.split_by == "file":
         parts = _hold_out_files(whole["train"], files, valid_share, test_share)
     else:
-        kind: VocabKind = "bytes" if config.vocab == "authors-bytes" else config.vocab
+        # Features have no text, and are refused before.
+        vocab = cast(VocabKind | Literal["authors-bytes"], config.vocab)
+        kind: VocabKind = "bytes" if vocab == "authors-bytes" else vocab
         if config.tokenizer:
             kind = divided_as(config.tokenizer)
             # External tokenizers are given whole lines.

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from transformer_xl.config.checks import Count, NotNegative, Positive, Share, check, no_type_check
 from transformer_xl.model import LanguageModel, Memory
+from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.reading import read
 from transformer_xl.model.wrapping import evaluating, projected
@@ -60,6 +61,7 @@ class LongDocumentClassifier(nn.Module):
         super().__init__()
         if n_classes < 2:
             raise ValueError(f"n_classes={n_classes} must be at least 2")
+        require_token_inputs(model.config)
         # ext_len=0, as nothing is read again.
         self.lengths = Lengths.of(model.config, segment_len=segment_len, mem_len=mem_len, ext_len=0)
         self.model = model

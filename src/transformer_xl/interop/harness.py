@@ -29,6 +29,7 @@ from transformer_xl.config.device import pick_device
 from transformer_xl.data import load_vocab
 from transformer_xl.inference.generate import generate_batch
 from transformer_xl.model import Memory, load_model
+from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.reading import Piece, read
 
@@ -76,6 +77,7 @@ class TransformerXLHarness(TemplateLM):
         # cuda:0 is the default of the harness's command line.
         is_missing = str(device).startswith("cuda") and not torch.cuda.is_available()
         self.model = load_model(pretrained)
+        require_token_inputs(self.model.config)
         self.model.to(pick_device() if device is None or is_missing else device)
         self.vocab = load_vocab(pretrained)
         # Everything read enters the memory, so no extended context is read again.

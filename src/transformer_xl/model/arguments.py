@@ -64,6 +64,7 @@ def as_tokens(ids: Any, config: ModelConfig, what: str = "ids") -> Int[Tensor, "
             vocabulary.
     """
     given = ids.detach().cpu() if isinstance(ids, Tensor) and is_integer(ids) else None
+    require_token_inputs(config)
     # NumPy, as torch cannot compare unsigned integers.
     array = _array(ids) if given is None else given.numpy()
     is_whole = array.dtype.kind in "iu" or array.shape == (0,)
@@ -78,6 +79,20 @@ def as_tokens(ids: Any, config: ModelConfig, what: str = "ids") -> Int[Tensor, "
         )
     # Copied, as a memory-mapped array is read-only.
     return given.long() if given is not None else torch.from_numpy(array.astype(np.int64))
+
+
+def require_token_inputs(config: ModelConfig) -> None:
+    """Require a model that reads tokens.
+
+    Raises:
+        ValueError: It reads real vectors.
+    """
+    if config.n_features:
+        raise ValueError(
+            f"the model reads real vectors (n_features={config.n_features}) and no tokens or text: "
+            "txl train, txl eval and transformer_xl.inference.forecast read arrays (data.vocab "
+            "features)"
+        )
 
 
 def require_model(model: _Model) -> _Model:
@@ -164,6 +179,21 @@ def stream_numbers(rows: Any, n: int, device: torch.device) -> Tensor:
     if is_at_hand and not 0 <= numbers.min() <= numbers.max() < n:
         raise ValueError(f"rows={shown(rows)}: the memory has the streams 0 to {n - 1}")
     return numbers.to(device)
+
+
+def step_inputs(inputs: Tensor, batch_size: int, config: ModelConfig) -> Tensor:
+    """Return the inputs of a step: a token of each stream, or a vector of ``n_features``.
+
+    Raises:
+        ValueError: The shape is another one.
+    """
+    F, shape = config.n_features, tuple(inputs.shape)
+    if shape != ((batch_size, F) if F else (batch_size,)):
+        what = f"a vector of n_features={F}" if F else "one"
+        raise ValueError(
+            f"tokens of shape {shape} must be {what} for each of the {batch_size} streams"
+        )
+    return inputs
 
 
 def shown(value: object) -> str:

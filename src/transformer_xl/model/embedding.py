@@ -1,4 +1,4 @@
-"""Word embeddings: one table, or one for each cluster of an adaptive vocabulary."""
+"""Embeddings: of tokens by one table or one for each cluster, of real vectors by a projection."""
 
 from collections.abc import Sequence
 
@@ -130,8 +130,34 @@ class AdaptiveEmbedding(nn.Module):
         return _looked_up(rows, self.weights[i], p, marker)
 
 
-def embedded(module: nn.Module, tokens: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-    """Embed tokens at the width of the model, with the embedding or a wrapper around it."""
+class FeatureEmbedding(nn.Linear):
+    """Linear projection of real-valued inputs to the width of the model, scaled by sqrt(D).
+
+    The bias is drawn like the weights: without it, a first normalization would leave only the sign
+    of a single feature.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config.n_features, config.d_model)
+        self.scale = config.d_model**0.5
+
+    def reset_parameters(self) -> None:
+        """Do nothing: the model initializes its weights."""
+
+    def forward(self, input: Float[Tensor, "*batch F"]) -> Float[Tensor, "*batch D"]:
+        """Project the inputs."""
+        # Under autocast too, the residual stream stays in the precision of the weights.
+        return super().forward(input.to(self.weight.dtype)).to(self.weight.dtype) * self.scale
+
+    def widened(self, embedded: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
+        """Return the argument: it has the width of the model already."""
+        return embedded
+
+
+def embedded(
+    module: nn.Module, tokens: Int[Tensor, "B T"] | Float[Tensor, "B T F"]
+) -> Float[Tensor, "B T D"]:
+    """Embed a segment at the width of the model, with the embedding or a wrapper around it."""
     return unwrapped(module, "widened").widened(module(tokens))
 
 

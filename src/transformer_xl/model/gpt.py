@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.language_model import LanguageModel, Segment
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layer import DecoderLayer, draw_weights, make_norm
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.positions import rotary, rotated
+from transformer_xl.model.segment import Segment
 from transformer_xl.ops import attention
 
 

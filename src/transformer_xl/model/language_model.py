@@ -2,23 +2,23 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.arguments import require_tensor, shown, whole_tensor
-from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding, embedded
+from transformer_xl.model.arguments import shown
+from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding, FeatureEmbedding, embedded
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import require_loading, require_weights
 from transformer_xl.model.memory import Memory
+from transformer_xl.model.mixture import Mixture, MixtureHead
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
     SavesItself,
@@ -31,6 +31,7 @@ from transformer_xl.model.pretrained import (
     weights_path,
     write_model,
 )
+from transformer_xl.model.segment import Segment, require_targets
 from transformer_xl.model.softmax import AdaptiveSoftmax, CalledSoftmax, Softmax
 from transformer_xl.ops import dropout
 from transformer_xl.ops.nll import IGNORED
@@ -47,219 +48,50 @@ class Output:
     mems: Memory
     """The memory after this segment, to be passed with the next one."""
     nll: Float[Tensor, "B predicted"] | None = None
-    """-log p of each target in nats, in token order; 0 for padding and for targets of -100; None
-    without targets."""
+    """-log p of each target in nats, in token order, with ``n_mixtures`` of its density; 0 for
+    padding and for targets of -100 (of NaN); None without targets."""
     is_real: Bool[Tensor, "B predicted"] | None = None
     """Mask of the targets that are no padding; None: all, or no targets."""
-    targets: Int[Tensor, "B predicted"] | None = None
+    targets: Int[Tensor, "B predicted"] | Float[Tensor, "B predicted"] | None = None
     """The targets that were given."""
+    mixture: Mixture | None = None
+    """With ``n_mixtures``, the distribution of the next value; None as for ``log_probs``."""
     log_probs: Float[Tensor, "B T V"] | None = None
-    """Log-probabilities of the next token; None with targets, or with ``predicts=False``."""
+    """Log-probabilities of the next token; None with targets, with ``predicts=False``, or with
+    ``n_mixtures``."""
 
     @cached_property
     def loss(self) -> Float[Tensor, ""] | None:
-        """The mean of ``nll`` over the targets that are neither padding nor -100.
+        """The mean of ``nll`` over the targets that are neither padding nor -100 (NaN).
 
         Without any such target it is 0, and so are its gradients, where
         ``torch.nn.functional.cross_entropy`` returns NaN. None where no targets were given.
         """
         if self.nll is None or self.targets is None:
             return None
-        counted = self.targets != IGNORED
+        counted = counted_targets(self.targets)
         if self.is_real is not None:
             return self.nll.sum() / (counted & self.is_real).sum().clamp(min=1)
         # The factor is exactly 1 where no target is -100.
         return self.nll.mean() * (counted.numel() / counted.sum().clamp(min=1))
 
 
-class Segment(NamedTuple):
-    """The tokens, or vectors in their place, of one forward pass.
-
-    Rows may be padded, and documents may begin within them.
-    """
-
-    tokens: Int[Tensor, "B T"] | None
-    vectors: Float[Tensor, "B T D"] | None
-    short: Int[Tensor, " B"] | None = None
-    """How many positions at the end of each row are padding. None: no padding."""
-    starts: Bool[Tensor, "B T"] | None = None
-    """Where documents begin. None: nowhere."""
-
-    @classmethod
-    def of(
-        cls,
-        tokens: Tensor | None,
-        vectors: Tensor | None,
-        lengths: Tensor | None,
-        starts: Tensor | None,
-        config: ModelConfig,
-    ) -> "Segment":
-        """Validate and combine the arguments of a forward pass."""
-        _require_segment(tokens, vectors, starts, config)
-        segment = cls(None if tokens is None else tokens.long(), vectors)
-        if starts is not None or config.reset_at is not None:
-            segment = segment.with_starts(starts, config.reset_at)
-        return segment if lengths is None else segment.padded(lengths)
-
-    @property
-    def given(self) -> Tensor:
-        """The tokens or vectors."""
-        given = self.tokens if self.vectors is None else self.vectors
-        assert given is not None
-        return given
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Batch size and length (B, T)."""
-        return self.given.shape[0], self.given.shape[1]
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the tokens or vectors."""
-        return self.given.device
-
-    def with_starts(self, starts: Tensor | None, reset_at: int | None) -> "Segment":
-        """Return the segment in which documents begin at ``starts`` and at tokens ``reset_at``."""
-        if starts is not None:
-            starts = starts.to(self.device)
-        if reset_at is not None and self.tokens is not None:
-            resets = self.tokens == reset_at
-            starts = resets if starts is None else resets | starts
-        return self._replace(starts=starts)
-
-    def padded(self, lengths: Tensor) -> "Segment":
-        """Return the segment with rows of these lengths.
-
-        Padding is overwritten, so it may hold anything: an index outside the vocabulary, or NaN.
-
-        Raises:
-            ValueError: A length is out of range.
-        """
-        B, T = self.shape
-        is_one_each = whole_tensor("lengths", lengths).shape == (B,)
-        if not is_one_each or not 0 <= int(lengths.min()) <= int(lengths.max()) <= T:
-            raise ValueError(
-                f"lengths={lengths.tolist()} must be one for each of the {B} rows, from 0 to {T}"
-            )
-        short = T - lengths.to(self.device, torch.int64)
-        if not short.any():
-            return self
-        segment = self._replace(short=short)
-        padding, (tokens, vectors, _, starts) = ~segment.is_real(T), self
-        return segment._replace(
-            tokens=None if tokens is None else tokens.masked_fill(padding, 0),
-            vectors=None if vectors is None else vectors.masked_fill(padding[..., None], 0.0),
-            starts=None if starts is None else starts & ~padding,
-        )
-
-    def is_real(self, n: int) -> Bool[Tensor, "B n"]:
-        """Mark the positions, of the last ``n``, that are no padding."""
-        B, T = self.shape
-        if self.short is None:
-            return torch.ones(B, n, dtype=torch.bool, device=self.device)
-        return torch.arange(T - n, T, device=self.device) < T - self.short[:, None]
-
-    def pieces(self) -> Iterator[tuple[int, int]]:
-        """Yield start and end of the parts between which documents begin, in any row."""
-        starts = self.starts
-        cuts = [] if starts is None else starts[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()
-        return pairwise([0, *cuts, self.shape[1]])
-
-    def first_keys(
-        self, M: int, forgotten: Int[Tensor, " B"] | None
-    ) -> Int[Tensor, " B"] | Int[Tensor, "B T"] | None:
-        """Return the index of the first key that each stream sees, memory of length M included.
-
-        If documents begin in the segment, there is an index for each query.
-        """
-        if self.starts is None:
-            return forgotten
-        place = torch.arange(M, M + self.starts.shape[1], device=self.device)
-        before = 0 if forgotten is None else forgotten[:, None]
-        return torch.where(self.starts, place, before).cummax(1).values
-
-    def remembered(
-        self,
-        mems: Memory,
-        present: Sequence[Any],
-        first_key: Tensor | None,
-        mem_len: int,
-        kept: int,
-    ) -> Memory:
-        """Return the memory after the segment, of its first ``kept`` positions.
-
-        Args:
-            mems: The memory before it.
-            present: What each layer returned for the memory.
-            first_key: What :meth:`first_keys` returned.
-            mem_len: Maximum length of the memory.
-            kept: How many positions are remembered.
-        """
-        M = len(mems)
-        # Padded rows are truncated after realigned() has moved the padding to the front.
-        most = mem_len if self.short is None else M + kept
-        mems = mems.extend(present, most, kept)
-        if self.starts is not None and kept:
-            # The next segment continues the document of the last position.
-            assert first_key is not None
-            mems = mems.forgetting(first_key[:, kept - 1] - (M + kept - len(mems)))
-        return mems if self.short is None else mems.realigned(self.short, mem_len)
-
-
-def _require_segment(tokens: Any, vectors: Any, starts: Any, config: ModelConfig) -> None:
-    """Require either tokens or vectors of right types and shapes, and fitting starts."""
-    if (tokens is None) == (vectors is None):
-        given = "both" if vectors is not None else "neither"
-        raise ValueError(f"a segment is tokens or inputs_embeds: {given} of them is given")
-    if tokens is not None:
-        whole_tensor("tokens", tokens)
-        if tokens.ndim != 2 or not all(tokens.shape):
-            raise ValueError(
-                f"tokens of shape {tuple(tokens.shape)} must be (streams, length) and not empty"
-            )
-    elif not (
-        require_tensor("inputs_embeds", vectors).is_floating_point()
-        and vectors.ndim == 3
-        and all(vectors.shape)
-        and vectors.shape[2] == config.d_model
-    ):
-        raise ValueError(
-            f"inputs_embeds of shape {tuple(vectors.shape)} must be (streams, length, "
-            f"{config.d_model}), as wide as the model, and not empty"
-        )
-    given: Any = vectors if tokens is None else tokens
-    shape = given.shape[:2]
-    if starts is not None and (
-        require_tensor("starts", starts).shape != shape or starts.dtype != torch.bool
-    ):
-        raise ValueError(
-            f"starts of shape {tuple(starts.shape)} and {starts.dtype} must say true or false for "
-            f"each place of a segment of shape {tuple(shape)}"
-        )
-
-
-def _require_targets(
-    targets: Any, shape: tuple[int, int], ext_len: int, context: int | None
-) -> None:
-    """Require targets for a segment; arguments as in :meth:`LanguageModel.forward`."""
-    whole_tensor("targets", targets)
-    least, most = (0, ext_len) if context is None else (context, context)
-    missing = shape[1] - targets.shape[-1] if targets.ndim == 2 else -1
-    is_pair = targets.ndim == 2 and len(targets) == shape[0]
-    if not (is_pair and least <= missing <= most and targets.shape[1]):
-        raise ValueError(
-            f"targets of shape {tuple(targets.shape)} must have the shape of the tokens, "
-            f"{shape}" + f", but for the first {most}" * (most > 0)
-        )
+def counted_targets(targets: Tensor) -> Bool[Tensor, "*batch"]:
+    """Mark the targets that are predicted: those that are not -100, or NaN if they are real."""
+    return ~targets.isnan() if targets.is_floating_point() else targets != IGNORED
 
 
 class LanguageModel(nn.Module, ABC):
     """An embedding, a recurrent body that reads a segment with its memory, and a softmax.
 
+    With ``n_features``, the embedding projects real vectors; with ``n_mixtures``, a mixture of
+    normal distributions is in the place of the softmax.
+
     A subclass implements the body: its layers and :meth:`_read`.
 
     Args:
-        config: Widths, lengths and options. Its ``vocab_size`` must be set.
+        config: Widths, lengths and options. Its ``vocab_size`` must be set, except with
+            ``n_mixtures``.
 
     Attributes:
         kind: Value of ``config.kind`` that the class implements.
@@ -292,14 +124,22 @@ class LanguageModel(nn.Module, ABC):
                 f"kind={config.kind!r} is no {self._title}: transformer_xl.model.build_model and "
                 "load_model make models of every kind"
             )
-        if config.vocab_size < 1:
+        if config.vocab_size < 1 and not config.n_mixtures:
             raise ValueError(f"vocab_size={config.vocab_size} must be the size of a vocabulary")
         require_weights(config)
         self.config = config
-        self.embedding = AdaptiveEmbedding(config) if config.div_val > 1 else Embedding(config)
+        if config.n_features:
+            self.embedding = FeatureEmbedding(config)
+        else:
+            self.embedding = AdaptiveEmbedding(config) if config.div_val > 1 else Embedding(config)
         self._build(config)
         is_adaptive = config.cutoffs or config.div_val > 1
-        self.softmax = (AdaptiveSoftmax if is_adaptive else Softmax)(config, self.embedding)
+        if config.n_mixtures:
+            # Under the name of what it replaces, which those of the weights begin with.
+            self.softmax = MixtureHead(config)
+        else:
+            embedding: Any = self.embedding
+            self.softmax = (AdaptiveSoftmax if is_adaptive else Softmax)(config, embedding)
         self.init_weights()
 
     @abstractmethod
@@ -360,9 +200,9 @@ class LanguageModel(nn.Module, ABC):
 
     def forward(
         self,
-        tokens: Integer[Tensor, "B T"] | None = None,
+        tokens: Integer[Tensor, "B T"] | Float[Tensor, "B T F"] | None = None,
         mems: Memory | None = None,
-        targets: Integer[Tensor, "B predicted"] | None = None,
+        targets: Integer[Tensor, "B predicted"] | Float[Tensor, "B predicted"] | None = None,
         *,
         lengths: Integer[Tensor, " B"] | None = None,
         starts: Bool[Tensor, "B T"] | None = None,
@@ -377,10 +217,11 @@ class LanguageModel(nn.Module, ABC):
         """Read a segment; return the loss of its targets, or the next-token log-probabilities.
 
         Args:
-            tokens: The segment.
+            tokens: The segment: tokens or, with ``n_features``, real vectors.
             mems: The ``mems`` of the previous call. None: start of a text.
-            targets: The next token of each token but the first ``context``. A target of -100 is
-                ignored: its ``nll`` is 0 and it does not count in ``loss``.
+            targets: The next token of each token but the first ``context``; with ``n_features``,
+                the class or (``n_mixtures``) the number that each position predicts. A target of
+                -100, or NaN, is ignored: its ``nll`` is 0 and it does not count in ``loss``.
             lengths: Number of real tokens in each row; the rest is padding on the right, whose
                 ``hidden`` is undefined and whose ``nll`` is 0 and does not count in ``loss``. The
                 memory of each row ends with its own last token; a row of length 0 keeps its
@@ -413,21 +254,25 @@ class LanguageModel(nn.Module, ABC):
             requires_effect=False,
         )
         if targets is not None:
-            _require_targets(targets, segment.shape, resolved.ext_len, context)
-            targets = targets.long()
+            reach = segment.shape, resolved.ext_len, context
+            targets = require_targets(targets, *reach, are_real=self.config.n_mixtures > 0)
         raw, mems = self._read(segment, mems, resolved)
         hidden = self._dropped(raw, self.config.dropouts.output)
         out = Output(hidden=hidden, raw_hidden=raw, mems=mems, targets=targets)
+        mixture = self.softmax if isinstance(self.softmax, MixtureHead) else None
         if targets is None:
-            if predicts:
+            if predicts and mixture is not None:
+                out.mixture = mixture.mixture(hidden)
+            elif predicts:
                 out.log_probs = self.head.log_probs(hidden)
             return out
+        head = mixture or self.head
         n = targets.shape[1]
         if segment.short is None:
-            out.nll = self.head.nll(hidden[:, -n:], targets)
+            out.nll = head.nll(hidden[:, -n:], targets)
         else:
             out.is_real = segment.is_real(n)
-            nll = self.head.nll(hidden[:, -n:], targets.masked_fill(~out.is_real, 0))
+            nll = head.nll(hidden[:, -n:], targets.masked_fill(~out.is_real, 0))
             out.nll = nll.masked_fill(~out.is_real, 0.0)
         return out
 
@@ -452,8 +297,17 @@ class LanguageModel(nn.Module, ABC):
 
     @property
     def head(self) -> Softmax | AdaptiveSoftmax | CalledSoftmax:
-        """The output layer: ``softmax``, or a wrapper around what replaced it."""
+        """The output layer: ``softmax``, or a wrapper around what replaced it.
+
+        Raises:
+            ValueError: The model has a mixture instead.
+        """
         softmax = self.softmax
+        if self.config.n_mixtures:
+            raise ValueError(
+                f"n_mixtures={self.config.n_mixtures}: the model predicts real numbers, and has no "
+                "probabilities of tokens; transformer_xl.inference.forecast draws what follows"
+            )
         return softmax if isinstance(softmax, Softmax | AdaptiveSoftmax) else CalledSoftmax(softmax)
 
     def _embedded(self, segment: Segment) -> Float[Tensor, "B T D"]:

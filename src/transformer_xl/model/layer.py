@@ -377,6 +377,7 @@ def draw_weights(parameters: Iterable[tuple[str, Tensor]], config: ModelConfig) 
         # (names end in, mean, standard deviation, limit of a uniform distribution)
         (("norm.weight",), 1.0, std, None),
         (("gate.bias",), GATE_BIAS, 0.0, None),
+        (("embedding.bias",), 0.0, std, limit),
         (("norm.bias", "inner.bias", "outer.bias", "softmax.bias"), 0.0, 0.0, None),
         (("cluster_bias", "distance_bias"), 0.0, 0.0, None),
         (("embedding.proj.weight", "softmax.proj.weight"), 0.0, config.proj_init_std, None),

@@ -58,7 +58,9 @@ def layer_matrices(config: ModelConfig) -> list[tuple[int, int]]:
 
 
 def table_numbers(config: ModelConfig) -> int:
-    """Count the parameters of the token embeddings."""
+    """Count the parameters of the embeddings, without their projections."""
+    if config.n_features:
+        return config.n_features * config.d_model
     return sum((x.stop - x.start) * x.width for x in config.clusters) if config.vocab_size else 0
 
 
@@ -68,7 +70,11 @@ def least_weights(config: ModelConfig) -> int:
     if config.kind == "mamba2":
         # Depthwise: a weight for each feature and place.
         layer += (config.expand * config.d_model + 2 * config.state_size) * config.conv_width
-    tables = table_numbers(config) * (1 if config.tie_embeddings else 2)
+    tables = table_numbers(config)
+    if config.n_features:
+        tables += config.d_model * (3 * config.n_mixtures or config.vocab_size)
+    elif not config.tie_embeddings:
+        tables *= 2
     of_heads = config.n_head * config.head_width
     row = of_heads if config.attn_type == 1 else config.d_model
     return config.n_layer * (layer + row * (config.n_positions or 0)) + tables

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.language_model import Segment
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.recurrent import RecurrentModel
+from transformer_xl.model.segment import Segment
 from transformer_xl.ops import dropout
 
 
@@ -65,7 +65,7 @@ class LSTMModel(RecurrentModel):
                     parameter[D : 2 * D] = 1.0
                 elif name.startswith("lstm.bias_hh"):
                     parameter[D : 2 * D] = 0.0
-            elif name.endswith("bias"):
+            elif name.endswith("bias") and name != "embedding.bias":
                 parameter.zero_()
             else:
                 is_projection = "proj" in name

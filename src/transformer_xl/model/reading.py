@@ -18,11 +18,21 @@ from transformer_xl.model.limits import require_capacity
 from transformer_xl.model.memory import Memory
 from transformer_xl.model.wrapping import evaluating
 
-Texts = Int[Tensor, "B L"] | Sequence[Int[Tensor, " L"]]
-"""Texts in tokens, all of one length, on any device."""
+Texts = (
+    Int[Tensor, "B L"]
+    | Float[Tensor, "B L F"]
+    | Sequence[Int[Tensor, " L"]]
+    | Sequence[Float[Tensor, "L F"]]
+)
+"""Texts in tokens or, with ``n_features``, real vectors, all of one length, on any device."""
 
-Targets = Int[Tensor, "B predicted"] | Sequence[Int[Tensor, " predicted"]]
-"""The next tokens of the last columns of :data:`Texts`."""
+Targets = (
+    Int[Tensor, "B predicted"]
+    | Float[Tensor, "B predicted"]
+    | Sequence[Int[Tensor, " predicted"]]
+    | Sequence[Float[Tensor, " predicted"]]
+)
+"""What the last columns of :data:`Texts` predict: the next tokens, or the targets of vectors."""
 
 
 class Piece(NamedTuple):
@@ -101,9 +111,10 @@ def read_all(
     mems: Memory,
     *,
     sizes: Int[Tensor, " B"] | None = None,
+    starts: Bool[Tensor, "B L"] | None = None,
 ) -> Memory:
     """Read texts as :func:`read` does; return the final memory."""
-    for piece in read(model, texts, lengths, mems, sizes=sizes):
+    for piece in read(model, texts, lengths, mems, sizes=sizes, starts=starts):
         mems = piece.mems
     return mems
 

@@ -11,9 +11,10 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from transformer_xl.model.language_model import LanguageModel, Segment
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import Memory
+from transformer_xl.model.segment import Segment
 
 
 def refuse_ext_len(kind: str, lengths: Lengths) -> None:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding
+from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding, FeatureEmbedding
 from transformer_xl.model.wrapping import is_plain, unwrapped
 from transformer_xl.ops import linear, linear_nll, native
 from transformer_xl.ops.nll import IGNORED
@@ -86,13 +86,17 @@ class Softmax(Predictor, nn.Linear):
     :meth:`forward` maps states of the embedding's width to logits, so that adapters can wrap it.
     """
 
-    def __init__(self, config: ModelConfig, embedding: Embedding | AdaptiveEmbedding) -> None:
+    def __init__(
+        self, config: ModelConfig, embedding: Embedding | AdaptiveEmbedding | FeatureEmbedding
+    ) -> None:
         super().__init__(config.embed_width, config.vocab_size)
+        self.n_samples = config.sample_softmax
+        self.proj = None
+        if isinstance(embedding, FeatureEmbedding):
+            return
         assert isinstance(embedding, Embedding)
         if config.tie_embeddings:
             self.weight = embedding.weight
-        self.n_samples = config.sample_softmax
-        self.proj = None
         if config.embed_width != config.d_model:
             self.proj = Transposed(config, config.embed_width)
             if config.clusters[0].ties_proj and embedding.proj is not None:

@@ -1,4 +1,4 @@
-"""The stepper: advances a batch of streams by one token each.
+"""The stepper: advances a batch of streams by one token, or real vector, each.
 
 All generation uses it: of functions and sessions, the server and transformers.
 """
@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from transformer_xl.model.arguments import Rows, stream_numbers
+from transformer_xl.model.arguments import Rows, step_inputs, stream_numbers
 from transformer_xl.model.embedding import AdaptiveEmbedding, embedded
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lengths import Lengths
@@ -24,6 +24,8 @@ from transformer_xl.model.wrapping import adapted, adapters, first_wrapped
 from transformer_xl.ops import native
 
 _LEAST_CAPACITY = 64
+Inputs = Int[Tensor, " B"] | Float[Tensor, "B F"]
+"""A token, or real vector, of each stream."""
 
 
 class Stepper(ABC):
@@ -37,6 +39,7 @@ class Stepper(ABC):
 
     state: Any
     is_fast: ClassVar[bool] = False
+    _model: Any
 
     @staticmethod
     def of(model: LanguageModel, lengths: Lengths, memory: Memory) -> "Stepper":
@@ -57,7 +60,7 @@ class Stepper(ABC):
             kind = RingStepper
         return cast(Any, kind)(model, lengths, memory)
 
-    def __call__(self, tokens: Int[Tensor, " B"]) -> Float[Tensor, "B D"]:
+    def __call__(self, tokens: Inputs) -> Float[Tensor, "B D"]:
         """Read a token of each stream and set the next state; return the output of the layers.
 
         Raises:
@@ -68,7 +71,7 @@ class Stepper(ABC):
         return hidden
 
     @abstractmethod
-    def read(self, tokens: Int[Tensor, " B"]) -> tuple[Float[Tensor, "B D"], Any]:
+    def read(self, tokens: Inputs) -> tuple[Float[Tensor, "B D"], Any]:
         """Read a token of each stream; return the output of the layers and the next state."""
 
     @property
@@ -97,12 +100,7 @@ class Stepper(ABC):
         """Clear the memory of some streams."""
 
     def _taken(self, tokens: Tensor) -> Tensor:
-        if tokens.shape != (self.batch_size,):
-            raise ValueError(
-                f"tokens of shape {tuple(tokens.shape)} must be one for each of the "
-                f"{self.batch_size} streams"
-            )
-        return tokens
+        return step_inputs(tokens, self.batch_size, self._model.config)
 
 
 class CallingStepper(Stepper):
@@ -116,7 +114,7 @@ class CallingStepper(Stepper):
         self.state = memory
 
     @torch.no_grad()
-    def read(self, tokens: Int[Tensor, " B"]) -> tuple[Float[Tensor, "B D"], Memory]:
+    def read(self, tokens: Inputs) -> tuple[Float[Tensor, "B D"], Memory]:
         """See :meth:`Stepper.read`."""
         given = self._taken(tokens)[:, None]
         (piece,) = read(self._model, given, self._lengths, self.state)
@@ -236,7 +234,7 @@ class RingStepper(Stepper):
         return len(self._first)
 
     @torch.no_grad()
-    def read(self, tokens: Int[Tensor, " B"]) -> tuple[Float[Tensor, "B D"], int]:
+    def read(self, tokens: Inputs) -> tuple[Float[Tensor, "B D"], int]:
         """See :meth:`Stepper.read`."""
         self._require_plain()
         # Before anything is modified, as an invalid token raises here.
@@ -307,7 +305,7 @@ class RingStepper(Stepper):
                 "(past_key_values=None, another Session) and read the text again"
             )
 
-    def _embedded(self, tokens: Int[Tensor, "B 1"]) -> Float[Tensor, "B 1 D"]:
+    def _embedded(self, tokens: Tensor) -> Float[Tensor, "B 1 D"]:
         return embedded(self._model.embedding, tokens)
 
     def _longest(self) -> int:
@@ -528,11 +526,13 @@ class FixedStepper(RingStepper):
         # Inputs and output of a step, at fixed addresses.
         self._number = torch.zeros((), dtype=torch.int64, device=device)
         self._tokens = torch.zeros(B, dtype=torch.int64, device=device)
+        if F := self._model.config.n_features:
+            self._tokens = torch.zeros(B, F, dtype=self._model.dtype, device=device)
         self._hidden = self._keys[0].new_zeros(B, self._model.config.d_model)
         self._replay: Callable[[], None] | None = None
 
     @torch.no_grad()
-    def read(self, tokens: Int[Tensor, " B"]) -> tuple[Float[Tensor, "B D"], int]:
+    def read(self, tokens: Inputs) -> tuple[Float[Tensor, "B D"], int]:
         """See :meth:`Stepper.read`."""
         self._require_plain()
         self._tokens.copy_(self._taken(tokens))
@@ -557,7 +557,7 @@ class FixedStepper(RingStepper):
         x = self._embedded(self._tokens[:, None])
         self._hidden.copy_(self._through(x, self._fixed_view())[:, 0])
 
-    def _embedded(self, tokens: Int[Tensor, "B 1"]) -> Float[Tensor, "B 1 D"]:
+    def _embedded(self, tokens: Tensor) -> Float[Tensor, "B 1 D"]:
         embed = self._model.embedding
         if isinstance(embed, AdaptiveEmbedding):
             return embed.in_fixed_shapes(tokens)

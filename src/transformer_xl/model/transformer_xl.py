@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.language_model import LanguageModel, Segment
+from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layer import DecoderLayer, Mix, draw_weights, make_norm
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import KeysAndValues, Memory, Past
 from transformer_xl.model.positions import Positions, distances, relative_positions
+from transformer_xl.model.segment import Segment
 from transformer_xl.model.wrapping import adapters, evaluating
 
 _MOST_PROJECTED = 4

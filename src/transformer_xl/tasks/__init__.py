@@ -6,6 +6,9 @@ from transformer_xl.tasks.task import Task
 
 TASKS = {
     "babi": "babi_answers:BabiAnswers",
+    "digits": "spoken_digits:SpokenDigits",
+    "digits-raw": "spoken_digits:RawDigits",
+    "series": "time_series:TimeSeries",
     "translation-de-en": "translation:GermanEnglish",
     "translation-en-fr": "translation:EnglishFrench",
     "sentiment": "sentiment:Sentiment",

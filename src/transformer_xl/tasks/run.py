@@ -149,7 +149,9 @@ def _trained(
     model = load_model(run).to(pick_device())
     settings = config.eval.lengths_after(config.train.segment_len)
     lengths = Lengths.of(model.config, **{**settings, "ext_len": 0})
-    return Trained(model, load_vocab(run / "model" / "best"), config, lengths)
+    has_text = config.data.vocab != "features"
+    vocab = load_vocab(run / "model" / "best") if has_text else None
+    return Trained(model, vocab, config, lengths)
 
 
 def joined(parts: Sequence[Measured]) -> Measured:

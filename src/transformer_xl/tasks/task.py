@@ -11,14 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
 from transformer_xl.config import Config
 from transformer_xl.config.files import replace_file
-from transformer_xl.data import Vocab
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.lengths import Lengths
 
@@ -31,7 +30,8 @@ class Trained(NamedTuple):
     """A trained model, and how it reads."""
 
     model: LanguageModel
-    vocab: Vocab
+    vocab: Any
+    """Its vocabulary, a :class:`~transformer_xl.data.Vocab`; None where it reads recordings."""
     config: Config
     lengths: Lengths
 

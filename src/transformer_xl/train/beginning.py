@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from transformer_xl.config import Config, TrainConfig
+from transformer_xl.config import Config, ModelConfig, TrainConfig
 from transformer_xl.config.distributed import World
-from transformer_xl.data import Corpus, Segments
+from transformer_xl.data import Corpus, Segments, Vocab
+from transformer_xl.data.features import FeatureCorpus, FeatureSegments
 from transformer_xl.data.vocab_files import is_vocabulary, load_vocab
 from transformer_xl.inference.generate import for_tokens
 from transformer_xl.model import LanguageModel, build_model
@@ -66,7 +68,7 @@ def initial_weights(config: Config) -> dict[str, Tensor] | None:
     folder = find_model_folder(init_from)
     given = load_config(folder / CONFIG_FILE)
     mine, theirs = (
-        asdict(replace(x, d_head=x.head_width, d_embed=x.embed_width))
+        asdict(x) | {"d_head": x.head_width, "d_embed": x.embed_width}
         for x in (config.model, given)
     )
     if not config.model.vocab_size:
@@ -86,14 +88,16 @@ def initial_weights(config: Config) -> dict[str, Tensor] | None:
     return read_model_weights(folder, given)
 
 
-def require_vocabulary(config: Config, corpus: Corpus) -> None:
-    """Require the vocabulary of the model to fine-tune.
+def require_vocabulary(config: Config, corpus: Corpus | FeatureCorpus) -> None:
+    """Require the vocabulary of the model to fine-tune; recordings have none.
 
     Raises:
         ValueError: The vocabularies differ.
     """
     assert config.train.init_from is not None
     folder = find_model_folder(config.train.init_from)
+    if corpus.vocab is None:
+        return
     # A converted model may have none; then only the sizes are compared.
     if is_vocabulary(folder) and load_vocab(folder).hash != corpus.vocab.hash:
         raise ValueError(
@@ -102,12 +106,14 @@ def require_vocabulary(config: Config, corpus: Corpus) -> None:
         )
 
 
-def fit_to_corpus(config: Config, corpus: Corpus) -> Config:
+def fit_to_corpus(config: Config, corpus: Corpus | FeatureCorpus) -> Config:
     """Return the recipe with the settings that depend on the vocabulary resolved.
 
     Raises:
-        ValueError: They contradict the vocabulary.
+        ValueError: They contradict the vocabulary, or the recordings.
     """
+    if isinstance(corpus, FeatureCorpus):
+        return replace(config, model=_fit_to_recordings(config.model, corpus))
     size = config.model.vocab_size
     if size not in (0, len(corpus.vocab)):
         remedy = "leave it out to take that"
@@ -142,9 +148,31 @@ def _number_of(name: str, config: Config, corpus: Corpus) -> int | None:
     return found
 
 
+def _fit_to_recordings(model: ModelConfig, corpus: FeatureCorpus) -> ModelConfig:
+    """Return the settings with the number of classes; require the width and kind of the data."""
+    if model.n_features != corpus.n_features:
+        raise ValueError(
+            f"model.n_features={model.n_features} is not the width of the inputs in "
+            f"{corpus.folder}, {corpus.n_features}"
+        )
+    if corpus.are_real != (model.n_mixtures > 0):
+        what = "real numbers: set model.n_mixtures" if corpus.are_real else "classes: set it to 0"
+        raise ValueError(
+            f"model.n_mixtures={model.n_mixtures}, and the targets in {corpus.folder} are {what}"
+        )
+    if corpus.are_real:
+        return model
+    if 0 < model.vocab_size < corpus.n_classes:
+        raise ValueError(
+            f"model.vocab_size={model.vocab_size}, and the targets in {corpus.folder} have class "
+            f"{corpus.n_classes - 1}; leave it out to take {corpus.n_classes}"
+        )
+    return replace(model, vocab_size=model.vocab_size or corpus.n_classes)
+
+
 def new_state(
     config: Config,
-    corpus: Corpus,
+    corpus: Corpus | FeatureCorpus,
     device: torch.device,
     world: World,
     weights: Mapping[str, Tensor] | None = None,
@@ -153,7 +181,7 @@ def new_state(
 
     Args:
         config: The recipe, from :func:`fit_to_corpus`.
-        corpus: The text.
+        corpus: The text, or recordings.
         device: Device of the model.
         world: The processes of the run.
         weights: Initial weights; None: random initialization.
@@ -162,7 +190,8 @@ def new_state(
         ValueError: The recipe does not fit the corpus or the memory of the device.
     """
     settings = config.train
-    segments = Segments(
+    reader: Any = FeatureSegments if isinstance(corpus, FeatureCorpus) else Segments
+    segments = reader(
         corpus.tokens("train"),
         settings.batch_size,
         longest_segment(settings),
@@ -180,14 +209,8 @@ def new_state(
     # Needed only at the end of the run, but validated before it.
     if (n_valid := len(corpus.split("valid"))) < 2:
         raise ValueError("the validation text has one token; to predict one, at least 2 are needed")
-    try:
-        prompt = corpus.vocab.encode(config.generate.prompt)
-    except ValueError as error:
-        raise ValueError(f"generate.prompt={config.generate.prompt!r}: {error}") from error
-    if not prompt:
-        raise ValueError(
-            "generate.prompt is empty: the sample at the end needs a token to continue"
-        )
+    if corpus.vocab is not None:
+        _require_prompt(config.generate.prompt, corpus.vocab)
     torch.manual_seed(settings.seed)
     model = build_model(config.model)
     if weights is not None:
@@ -212,7 +235,7 @@ def new_state(
         loss_scale=_initial_loss_scale(settings),
         has_varying_lengths=bool(settings.stages or settings.random_segment_len),
         # The test text may be another one when a run goes on.
-        corpus={name: corpus.checksums[name] for name in ("vocab", "train", "valid")},
+        corpus={name: x for name, x in corpus.checksums.items() if name != "test"},
     )
 
 
@@ -220,6 +243,18 @@ def _initial_loss_scale(settings: TrainConfig) -> float:
     if settings.precision != "float16":
         return 1.0
     return INITIAL_LOSS_SCALE if settings.loss_scale is None else settings.loss_scale
+
+
+def _require_prompt(text: str, vocab: Vocab) -> None:
+    """Require a prompt for the sample at the end of a run."""
+    try:
+        prompt = vocab.encode(text)
+    except ValueError as error:
+        raise ValueError(f"generate.prompt={text!r}: {error}") from error
+    if not prompt:
+        raise ValueError(
+            "generate.prompt is empty: the sample at the end needs a token to continue"
+        )
 
 
 def _check_evaluations(config: Config, model: LanguageModel, n_tokens: int) -> None:

@@ -11,6 +11,7 @@ import torch
 from transformer_xl.config import Config, EvalConfig, GenerateConfig
 from transformer_xl.config.device import autocast
 from transformer_xl.data import Corpus, raw_split
+from transformer_xl.data.features import FeatureCorpus
 from transformer_xl.inference.evaluate import Dynamic, Result, cost_of, evaluate_by, plan_dynamic
 from transformer_xl.inference.floors import compressed_bytes
 from transformer_xl.inference.generate import beam_search, for_tokens, generate, text_pieces
@@ -29,7 +30,7 @@ they write are their own headers and tables."""
 def finish(
     config: Config,
     folder: RunFolder,
-    corpus: Corpus,
+    corpus: Corpus | FeatureCorpus,
     device: torch.device,
     say: Callable[[str], None],
     quiet: bool = False,
@@ -84,23 +85,26 @@ def finish(
         "test": rows[chosen],
         "memory_curve": [*rows.values()],
     }
-    if settings.dynamic:
+    if settings.dynamic and isinstance(corpus, Corpus):
         say(f"the same, learning from each segment after its score ({settings.dynamic})")
         with autocast(config.train.precision, device):
             train = partial(corpus.split, "train")
             plan = plan_dynamic(settings, model, train, segment_len=segment_len)
         results["dynamic"] = measure(chosen, plan)
     # Compressors store all of the text, prompts included.
-    if corpus.vocab.token_bytes is not None and model.config.completion_at is None:
+    if (
+        isinstance(corpus, Corpus)
+        and corpus.vocab.token_bytes is not None
+        and model.config.completion_at is None
+    ):
         results |= _compressed(corpus, split, say)
     # The report is written last: where it is, the rest is, too.
     (folder.path / REPORT_FILE).unlink(missing_ok=True)
     folder.write_json(RESULTS_FILE, results)
-    say("looking at what the memory does")
-    folder.write_json(MEMORY_FILE, memory_figures(config, corpus, model, quiet=quiet))
-    sample = _sample(config, corpus, model)
-    folder.write_json(SAMPLE_FILE, sample)
-    say(f"what it writes after {sample['prompt']!r}:\n\n{sample['prompt']}{sample['text']}\n")
+    if isinstance(corpus, Corpus):
+        _look_and_write(config, folder, corpus, model, say, quiet)
+    else:
+        say("recordings: the report has no section on the memory, and no sample")
     # Only here: what trains without a report, as a benchmark does, needs less to be installed.
     from transformer_xl.train.report import write_report
 
@@ -108,7 +112,23 @@ def finish(
     return results
 
 
-def held_out(corpus: Corpus) -> str:
+def _look_and_write(
+    config: Config,
+    folder: RunFolder,
+    corpus: Corpus,
+    model: LanguageModel,
+    say: Callable[[str], None],
+    quiet: bool,
+) -> None:
+    """Measure what the memory does, and generate a text."""
+    say("looking at what the memory does")
+    folder.write_json(MEMORY_FILE, memory_figures(config, corpus, model, quiet=quiet))
+    sample = _sample(config, corpus, model)
+    folder.write_json(SAMPLE_FILE, sample)
+    say(f"what it writes after {sample['prompt']!r}:\n\n{sample['prompt']}{sample['text']}\n")
+
+
+def held_out(corpus: Corpus | FeatureCorpus) -> str:
     """Name the split that says how good a model is: test, or valid where there is no test text."""
     return "test" if corpus.n_tokens("test") > 1 else "valid"
 
@@ -133,7 +153,9 @@ def _settings(evaluation: EvalConfig, generation: GenerateConfig) -> dict[str, A
     return json.loads(json.dumps({"eval": asdict(evaluation), "generate": asdict(generation)}))
 
 
-def _read_results(config: Config, folder: RunFolder, corpus: Corpus) -> dict[str, Any] | None:
+def _read_results(
+    config: Config, folder: RunFolder, corpus: Corpus | FeatureCorpus
+) -> dict[str, Any] | None:
     """Return the results of a run that was finished before with these settings."""
     if not (folder.path / REPORT_FILE).is_file():
         return None
@@ -149,7 +171,7 @@ def _read_results(config: Config, folder: RunFolder, corpus: Corpus) -> dict[str
             # What older runs call bpc is bits per token, whatever the tokens are.
             if "bits_per_token" not in row and "bpc" in row:
                 row["bits_per_token"] = row["bpc"]
-                if corpus.vocab.kind != "chars":
+                if corpus.vocab is None or corpus.vocab.kind != "chars":
                     del row["bpc"]
         return results
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

@@ -23,7 +23,8 @@ from torch import Tensor
 from transformer_xl.config import Config
 from transformer_xl.config.device import autocast, pick_device, pick_precision
 from transformer_xl.config.distributed import joined
-from transformer_xl.data import Corpus, prepare
+from transformer_xl.data import Corpus
+from transformer_xl.data.features import FeatureCorpus, open_corpus
 from transformer_xl.inference.evaluate import Result, cost_of, evaluate_by
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.pretrained import model_weights
@@ -128,7 +129,7 @@ def train(
         checkpoints = Checkpoints(folder.path / CHECKPOINTS, world)
         # A resumed run does not need the model that it was initialized from.
         weights = None if checkpoints.exist() else initial_weights(config)
-        corpus = prepare(config.data, progress.say)
+        corpus = open_corpus(config.data, progress.say)
         if weights is not None:
             require_vocabulary(config, corpus)
         config = fit_to_corpus(config, corpus)
@@ -167,7 +168,9 @@ def train(
             raise Interrupted(signal.SIGINT, "before the report, with the training done") from None
 
 
-def _opening(config: Config, corpus: Corpus, state: TrainState, n_parameters: int) -> str:
+def _opening(
+    config: Config, corpus: Corpus | FeatureCorpus, state: TrainState, n_parameters: int
+) -> str:
     device, size = state.model.device, state.world.size
     precision = pick_precision(config.train.precision, device)
     attention = choose_backend(device, getattr(torch, precision), config.model.head_width).backend
@@ -185,7 +188,7 @@ class _Run:
 
     config: Config
     folder: RunFolder
-    corpus: Corpus
+    corpus: Corpus | FeatureCorpus
     state: TrainState
     checkpoints: Checkpoints
     log: MetricsLog | None
@@ -390,7 +393,7 @@ def _every(n: int, step: int) -> bool:
     return n > 0 and step % n == 0
 
 
-def _validate(config: Config, corpus: Corpus, model: LanguageModel) -> Result:
+def _validate(config: Config, corpus: Corpus | FeatureCorpus, model: LanguageModel) -> Result:
     with autocast(config.train.precision, model.device):
         return evaluate_by(
             config.eval,

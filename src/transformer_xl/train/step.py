@@ -178,12 +178,15 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     tokens, targets = state.segments.next_segment()
     state.tokens += targets.numel() * state.world.size
     tokens, targets = _moved(tokens, device), _moved(targets, device)
+    starts = state.segments.starts
+    starts = [None] * parts if starts is None else _moved(starts, device).chunk(parts)
     weights = _loss_weights(state, settings)
     if settings.loss == "half":
         targets = targets[:, targets.shape[1] // 2 :]
     if weights is not None:
         # The softmax is not computed for them.
-        targets = targets.masked_fill(weights == 0, IGNORED)
+        ignored = torch.nan if targets.is_floating_point() else IGNORED
+        targets = targets.masked_fill(weights == 0, ignored)
     lengths = {"mem_len": mem_len, "context": tokens.shape[1] - targets.shape[1]}
     remembered = _partly_reset(state, settings)
     loss, mems = torch.zeros((), device=device), []
@@ -194,7 +197,8 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
         memory = remembered[i]
         is_full = memory is not None and len(memory) == mem_len
         with network.shares_gradients(i == parts - 1):
-            out = network(part, memory, part_targets, is_compiled=is_full, **lengths)
+            options = lengths | {"starts": starts[i]}
+            out = network(part, memory, part_targets, is_compiled=is_full, **options)
             assert out.nll is not None
             nll = out.nll if weights is None else out.nll * weights.chunk(parts)[i]
             objective = part_loss = nll.mean() / parts

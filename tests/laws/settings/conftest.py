@@ -147,6 +147,8 @@ def handed_on(tmp_path) -> Callable[..., dict]:
         found = {}
         for pack in _packs(section, kind, table):
             words = [w for name, x in pack.items() for w in (f"--{section}.{name}", *_words(x))]
+            # A model of recordings reads nothing else.
+            words += ["--data.vocab", "features"] if "n_features" in pack else []
             command = parse(["train", str(tmp_path / "recipe.toml"), "--out", "nowhere", *words])
             settings = getattr(command.config(), section)
             assert settings == kind(**pack)

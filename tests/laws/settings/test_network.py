@@ -29,6 +29,8 @@ MODEL = {
     # setting: beside which others, another value
     "kind": ({"n_head": 8, "d_inner": 2048}, "lstm"),
     "vocab_size": ({}, 29),
+    "n_features": ({}, 3),
+    "n_mixtures": ({"n_features": 3}, 2),
     "reset_at": ({}, 3),
     "completion_at": ({"reset_at": 3}, 5),
     "n_layer": ({}, 3),
@@ -81,6 +83,9 @@ MODEL = {
     "norm_eps": ({}, 2.0),
     "quirks": ({"attn_type": 2}, ("stored_positions",)),
 }
+# Of models that read no text; tests/laws/test_features.py and tests/train/test_recordings.py have
+# their laws.
+OF_RECORDINGS = {"n_features", "n_mixtures"}
 QUIRKS = {
     "stored_positions": {"attn_type": 2},
     "swapped_ext_len": {"ext_len": 2, "mem_len": 3},
@@ -127,6 +132,10 @@ def test_a_setting_of_the_network_counts_in_training(recipe, numbers, name):
         with pytest.raises(ValueError, match=r"model\.vocab_size=29 is not the size"):
             numbers(recipe(model={name: value}))
         return
+    if name in OF_RECORDINGS:
+        with pytest.raises(ValueError, match=r"reads the arrays of data\.vocab='features'"):
+            recipe(model=base | {name: value})
+        return
     if base is MAMBA2:
         pytest.importorskip("transformers", reason="transformers is not installed")
     assert differs(*(numbers(recipe(model=x)) for x in (base, base | {name: value})))
@@ -136,7 +145,7 @@ def test_a_setting_of_the_network_counts_in_training(recipe, numbers, name):
 @pytest.mark.parametrize("name", [*MODEL, "data.reset_at"])
 def test_a_setting_of_an_lstm_counts_or_is_refused(recipe, numbers, name):
     base, value = MODEL.get(name, ({}, None))
-    if name in ("kind", "vocab_size"):
+    if name in ("kind", "vocab_size", *OF_RECORDINGS):
         return
     own = {"mem_len": 0, **LSTM}
     if name == "data.reset_at":
@@ -230,7 +239,11 @@ BY_DESIGN = {("ext_len", path) for path in ("generation", "stepper", "export", "
 }
 QUIRK_ROWS = {f"quirks: {quirk}": ("quirks", base, (quirk,)) for quirk, base in QUIRKS.items()}
 READ = {
-    **{name: (name, base, value) for name, (base, value) in MODEL.items()},
+    **{
+        name: (name, base, value)
+        for name, (base, value) in MODEL.items()
+        if name not in OF_RECORDINGS
+    },
     **QUIRK_ROWS,
 }
 

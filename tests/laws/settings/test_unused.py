@@ -23,6 +23,8 @@ UNUSED = [
     (ModelConfig, {"attn_type": 1, "n_positions": 9}, {"quirks": ("exact_frequencies",)}),
     (ModelConfig, {"attn_type": 2}, {"quirks": ("raw_queries",)}),
     (ModelConfig, {}, {"proj_same_dim": False}),
+    (ModelConfig, {"n_features": 3}, {"tie_embeddings": False}),
+    (ModelConfig, {"n_features": 3, "n_mixtures": 2}, {"sample_softmax": 5}),
     (ModelConfig, {"kind": "lstm"}, {"n_head": 4}),
     (ModelConfig, {"kind": "lstm"}, {"clamp_len": 4}),
     (ModelConfig, {"kind": "lstm"}, {"ext_len": 2}),
@@ -43,7 +45,17 @@ UNUSED = [
     (DataConfig, {"vocab": "chars"}, {"vocab_size": 50}),
     (DataConfig, {"vocab": "bpe"}, {"vocab_from": "all"}),
     (DataConfig, {"name": "hf:any/thing"}, {"path": "text.txt"}),
+    (DataConfig, {"vocab": "features"}, {"valid_fraction": 0.2}),
 ]
+
+
+def beside(settings):
+    """A model of recordings and recordings go together."""
+    if getattr(settings, "n_features", 0):
+        return {"data": DataConfig(vocab="features")}
+    if getattr(settings, "vocab", None) == "features":
+        return {"model": ModelConfig(n_features=3)}
+    return {}
 
 
 @pytest.mark.parametrize(("section", "base", "unused"), UNUSED)
@@ -56,7 +68,7 @@ def test_a_setting_that_changes_nothing_is_refused_and_left_out_of_what_is_store
         section(**base | unused)
     # As an earlier version wrote it, into the folder of a run and of a model.
     where = {ModelConfig: "model", TrainConfig: "train", DataConfig: "data"}[section]
-    config = replace(BASE, **{where: kept})
+    config = replace(BASE, **beside(kept), **{where: kept})
     values = tomllib.loads(dump_recipe(config))
     values[where][name] = value
     (tmp_path / "recipe.toml").write_text(tomli_w.dumps(values))

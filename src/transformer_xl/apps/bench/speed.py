@@ -21,6 +21,7 @@ from transformer_xl.data import Segments
 from transformer_xl.data.catalogue import known_vocab_size
 from transformer_xl.inference.generate import generate
 from transformer_xl.model import LanguageModel, Memory, TransformerXL
+from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import layer_matrices
 from transformer_xl.model.reading import read
@@ -121,6 +122,7 @@ _ASSUMED_SIZES = {"authors-bytes": 204, "chars": 100, "words": 10_000, "integers
 
 def with_vocabulary(config: Config) -> Config:
     """Return the recipe with a vocabulary size, assumed if it depends on the text."""
+    require_token_inputs(config.model)
     size = config.model.vocab_size or known_vocab_size(config.data)
     # The size of an external tokenizer is not known here.
     size = size or _ASSUMED_SIZES.get(config.data.vocab, 4096)

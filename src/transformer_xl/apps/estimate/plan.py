@@ -8,6 +8,7 @@ import torch
 
 from transformer_xl.config import Config, ModelConfig
 from transformer_xl.model import build_model
+from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.limits import FLOAT, layer_matrices
 from transformer_xl.train.state import longest_segment
 
@@ -40,6 +41,7 @@ def count_weights(config: ModelConfig) -> Weights:
         raise ValueError(
             f"model.kind={config.kind!r}: only a model of kind 'transformer_xl' can be estimated"
         )
+    require_token_inputs(config)
     try:
         with torch.device("meta"):
             one, two = (build_model(replace(config, n_layer=n)) for n in (1, 2))

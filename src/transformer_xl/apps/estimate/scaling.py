@@ -17,6 +17,7 @@ from transformer_xl.apps.estimate.plan import Plan, count_weights, muon_weights,
 from transformer_xl.apps.estimate.training_memory import checkpoint_bytes, moments, peak
 from transformer_xl.config import Config
 from transformer_xl.data.catalogue import known_vocab_size
+from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.limits import FLOAT, layer_matrices
 
 MUON_ITERATIONS = 5
@@ -234,6 +235,7 @@ def with_known_vocabulary(config: Config) -> Config:
     Raises:
         ValueError: It depends on the text.
     """
+    require_token_inputs(config.model)
     size = known_vocab_size(config.data)
     if size is None:
         raise ValueError(

@@ -14,10 +14,11 @@ from torch import Tensor
 from transformer_xl.config import EvalConfig
 from transformer_xl.config.knn import KnnConfig
 from transformer_xl.data import Vocab
+from transformer_xl.data.recordings import Recordings
 from transformer_xl.inference.evaluate.dynamic import Dynamic, DynamicEvaluation
 from transformer_xl.inference.evaluate.streams import (
+    Passage,
     as_text,
-    completed_targets,
     places_read,
     read_parts,
     window_nll,
@@ -72,7 +73,7 @@ class Result:
 @torch.no_grad()
 def evaluate(
     model: LanguageModel,
-    ids: Text,
+    ids: Text | Recordings,
     *,
     segment_len: int = SEGMENT_LEN,
     mem_len: int | None = None,
@@ -89,14 +90,16 @@ def evaluate(
 ) -> Result:
     """Evaluate a model on a text, predicting every token but the first once, with memory.
 
-    If the model has a ``completion_at``, only the tokens of completions count.
+    If the model has a ``completion_at``, only the tokens of completions count. A model with
+    ``n_features`` is evaluated on recordings, of which the targets that are given count; with
+    ``n_mixtures`` the nats are those of a density, and may be negative.
 
     With ``batch_size`` B the text is divided into B parts, read as a batch. The memory of each part
     is warmed up on the ``mem_len`` tokens before it.
 
     Args:
         model: The model, which is not modified; its mode is restored afterwards.
-        ids: The text in tokens.
+        ids: The text in tokens, or recordings.
         segment_len: Segment length. With enough memory it only affects the speed.
         mem_len: Memory length. None: as configured.
         attn_len: Keys a query sees, counting its own. None: as configured.
@@ -146,21 +149,31 @@ def evaluate(
     batch_size = whole("batch_size", batch_size, 1)
     reach: dict[str, Any] = {"attn_len": attn_len, "clamp_len": clamp_len}
     lengths = Lengths.of(config, segment_len=segment_len, mem_len=mem_len, ext_len=ext_len, **reach)
-    text = as_text(ids, config)
+    text = ids if isinstance(ids, Recordings) else as_text(ids, config)
+    if not isinstance(text, Tensor):
+        of_text: dict[str, Any] = {"window": window, "dynamic": dynamic, "knn": knn}
+        of_text |= {"token_bytes": token_bytes}
+        for name, value in of_text.items():
+            if value is not None:
+                raise ValueError(f"{name} is for text: leave it out where recordings are evaluated")
     if token_bytes is not None and np.shape(token_bytes) != (config.vocab_size,):
         raise ValueError(
             f"token_bytes of shape {np.shape(token_bytes)} must be a number for each of the "
             f"{config.vocab_size} symbols"
         )
-    n, completed = len(text) - 1, completed_targets(text, config)
+    passage = Passage.of(text, config)
+    n, completed = len(passage.targets), passage.counted
     batch_size, seen = min(batch_size, n), text
     if max_steps is not None:
         steps = {"segment_len": lengths.segment_len, "max_steps": max_steps}
         places = places_read(n, batch_size=batch_size, **steps)
-        n, seen = len(places), torch.cat([text[:1], text[1:][places]])
+        n = len(places)
+        if isinstance(text, Tensor):
+            seen = torch.cat([text[:1], text[1:][places]])
         completed = None if completed is None else completed[places]
         if completed is not None and not completed.any():
-            raise ValueError(f"max_steps={max_steps} reads no completion: give a larger one")
+            what = "completion" if isinstance(text, Tensor) else "target"
+            raise ValueError(f"max_steps={max_steps} reads no {what}: give a larger one")
     require_reading(
         model, n, batch_size=batch_size, segment_len=lengths.segment_len, mem_len=lengths.mem_len
     )
@@ -172,13 +185,16 @@ def evaluate(
             learning = DynamicEvaluation(
                 model, dynamic, segment_len=segment_len, mem_len=most, **reach
             )
+            assert isinstance(seen, Tensor)
             nll = learning.read(seen)
             total = _sum(nll, completed)
             rest = None if completed is None else completed[len(nll) :]
             total += _sum(learning.finish(), rest)
         elif window is not None:
+            assert isinstance(text, Tensor)
             total = _sum(window_nll(model, text, window, batch_size=batch_size, **reach), completed)
         elif knn is not None:
+            assert isinstance(text, Tensor)
             fitting = lengths._replace(mem_len=most)
             total = _sum(torch.cat([*knn_nll(model, text, fitting, knn)]), completed)
         else:
@@ -194,7 +210,9 @@ def evaluate(
     n_counted = n if completed is None else int(completed.sum())
     mean = total / n_counted
     bits = mean / math.log(2)
-    n_bytes = predicted_bytes(token_bytes, seen, completed)
+    n_bytes = None
+    if isinstance(seen, Tensor):
+        n_bytes = predicted_bytes(token_bytes, seen, completed)
     return Result(
         nll=mean,
         ppl=math.exp(mean) if mean < 700 else math.inf,
@@ -252,9 +270,9 @@ def predicted_bytes(
 def evaluate_by(
     settings: EvalConfig,
     model: LanguageModel,
-    ids: Sequence[int] | Integer[np.ndarray, " length"],
+    ids: Sequence[int] | Integer[np.ndarray, " length"] | Recordings,
     *,
-    vocab: Vocab,
+    vocab: Vocab | None,
     n_bytes: int,
     segment_len: int,
     mem_len: int | None = None,
@@ -271,12 +289,15 @@ def evaluate_by(
     lengths = settings.lengths_after(segment_len)
     if mem_len is not None:
         lengths["mem_len"] = mem_len
+    token_bytes = None
+    if vocab is not None and not isinstance(ids, Recordings):
+        token_bytes = token_bytes_in(vocab, ids, n_bytes)
     return evaluate(
         model,
         ids,
         batch_size=settings.batch_size if dynamic is None and knn is None else 1,
-        token_bytes=token_bytes_in(vocab, ids, n_bytes),
-        per_character=vocab.kind == "chars",
+        token_bytes=token_bytes,
+        per_character=vocab is not None and vocab.kind == "chars",
         max_steps=settings.max_steps,
         window=settings.window,
         dynamic=dynamic,

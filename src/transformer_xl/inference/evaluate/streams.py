@@ -6,7 +6,7 @@ before it, read anew: the baseline of Table 9 of the paper.
 
 from collections.abc import Iterator, Sequence
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.data.completions import in_completion
+from transformer_xl.data.recordings import Recordings
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.arguments import Text, as_tokens, require_at_least
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
@@ -52,9 +53,61 @@ def completed_targets(
     return torch.from_numpy(found)
 
 
+class Passage(NamedTuple):
+    """What is read and what is predicted at each of n positions, of a text or of recordings."""
+
+    inputs: Int[Tensor, " n"] | Float[Tensor, "n F"]
+    targets: Int[Tensor, " n"] | Float[Tensor, " n"]
+    """The next token, or what the recordings say."""
+    counted: Bool[Tensor, " n"] | None
+    """Which targets count. None: all."""
+    starts: Bool[Tensor, " n"] | None
+    """Where recordings begin. None: nowhere, but at ``reset_at``."""
+
+    @classmethod
+    def of(cls, source: Int[Tensor, " length"] | Recordings, config: ModelConfig) -> "Passage":
+        """Return what is read of a text, all but its last token, or of recordings.
+
+        Raises:
+            ValueError: Nothing counts, or the recordings do not fit the model.
+        """
+        if isinstance(source, Tensor):
+            targets, completed = source[1:], completed_targets(source, config)
+            if completed is not None:
+                # No softmax is computed for the others.
+                targets = torch.where(completed, targets.long(), IGNORED)
+            return cls(source[:-1], targets, completed, None)
+        require_recordings(source, config)
+        inputs, targets, starts = source.at(slice(None))
+        counted = torch.from_numpy(source.counted())
+        if not counted.any():
+            raise ValueError("the recordings have no target: all are -100 or NaN")
+        return cls(inputs, targets, None if counted.all() else counted, starts)
+
+
+def require_recordings(recordings: Recordings, config: ModelConfig) -> None:
+    """Require recordings that a model reads and predicts.
+
+    Raises:
+        ValueError: Their width or the kind of their targets is another, or a class is too large.
+    """
+    F = recordings.inputs.shape[1]
+    most = 0 if recordings.are_real else int(recordings.targets.max(initial=-1))
+    if (F, recordings.are_real) != (config.n_features, config.n_mixtures > 0):
+        kind = "numbers" if recordings.are_real else "classes"
+        raise ValueError(
+            f"recordings of width {F} with {kind} as targets do not fit a model with n_features="
+            f"{config.n_features} and n_mixtures={config.n_mixtures}"
+        )
+    if not recordings.are_real and most >= config.vocab_size:
+        raise ValueError(
+            f"class {most} is not among the {config.vocab_size} that the model knows (vocab_size)"
+        )
+
+
 def read_parts(
     model: LanguageModel,
-    text: Int[Tensor, " length"],
+    text: Int[Tensor, " length"] | Recordings,
     *,
     lengths: Lengths,
     batch_size: int = 1,
@@ -65,25 +118,24 @@ def read_parts(
     The text is divided into ``batch_size`` parts, at most as many as tokens to predict. They are
     read as a batch, each warmed up on the text before it; of each, at most ``max_steps`` segments.
     The caller sets the evaluation mode and disables gradients. If the model has a
-    ``completion_at``, only completions count.
+    ``completion_at``, only completions count; of recordings, only the targets that they have.
     """
-    completed = completed_targets(text, model.config)
-    starts, firsts, longest = _divided(len(text) - 1, batch_size)
+    passage = Passage.of(text, model.config)
+    starts, firsts, longest = _divided(len(passage.targets), batch_size)
     if max_steps is not None:
         longest = min(longest, max_steps * lengths.segment_len)
-    mems = _warm_memory(model, text, firsts, lengths)
+    mems = _warm_memory(model, passage, firsts, lengths)
     uncounted = (torch.tensor(starts) - torch.tensor(firsts))[:, None]
-    wanted = text[1:]
-    if completed is not None:
-        # No softmax is computed for the others.
-        wanted = torch.where(completed, wanted.long(), IGNORED)
-    parts, targets = ([x[p : p + longest] for p in firsts] for x in (text, wanted))
-    for piece in read(model, parts, lengths, mems, targets=targets):
+    parts, targets = ([x[p : p + longest] for p in firsts] for x in passage[:2])
+    begins = None
+    if passage.starts is not None:
+        begins = torch.stack([passage.starts[p : p + longest] for p in firsts])
+    for piece in read(model, parts, lengths, mems, targets=targets, starts=begins):
         assert piece.nll is not None
         places = piece.start + torch.arange(piece.nll.shape[1])
         counted = places >= uncounted
-        if completed is not None:
-            counted &= completed[torch.tensor(firsts)[:, None] + places]
+        if passage.counted is not None:
+            counted &= passage.counted[torch.tensor(firsts)[:, None] + places]
         yield piece.nll, counted.to(model.device)
 
 
@@ -111,7 +163,9 @@ def _divided(n: int, batch_size: int) -> tuple[list[int], list[int], int]:
     return starts[:-1], [end - longest for end in starts[1:]], longest
 
 
-def _warm_memory(model: LanguageModel, text: Tensor, firsts: list[int], lengths: Lengths) -> Memory:
+def _warm_memory(
+    model: LanguageModel, passage: Passage, firsts: list[int], lengths: Lengths
+) -> Memory:
     """Return the initial memory of each part of the text."""
     mem_len = lengths.mem_len
     first = model.keep(model.start_memory(1, mem_len))
@@ -121,8 +175,11 @@ def _warm_memory(model: LanguageModel, text: Tensor, firsts: list[int], lengths:
     W, others = min(mem_len, firsts[1]), firsts[1:]
     mems = model.keep(model.start_memory(len(others), mem_len))
     # ext_len=0, so that all of it is kept in the memory.
-    before = [text[place - W : place] for place in others]
-    return join([first, read_all(model, before, lengths._replace(ext_len=0), mems)])
+    before, begins = [passage.inputs[place - W : place] for place in others], None
+    if passage.starts is not None:
+        begins = torch.stack([passage.starts[place - W : place] for place in others])
+    whole = lengths._replace(ext_len=0)
+    return join([first, read_all(model, before, whole, mems, starts=begins)])
 
 
 def score(

@@ -30,12 +30,20 @@ from transformer_xl.inference.generate.sampler import Sampler, Sampling
 from transformer_xl.inference.generate.text_writer import text_pieces
 from transformer_xl.model import LanguageModel, Memory, load_model
 from transformer_xl.model.arguments import Text as Tokens
-from transformer_xl.model.arguments import as_tokens, require_model, shown, whole
+from transformer_xl.model.arguments import (
+    as_tokens,
+    require_model,
+    require_token_inputs,
+    shown,
+    whole,
+)
 from transformer_xl.model.compact import Weights, compact
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.limits import full_memory, most_positions, require_mem_len
 from transformer_xl.model.pretrained import (
+    CONFIG_FILE,
     find_model_folder,
+    load_config,
     verified_tensors,
     weights_checksum,
     weights_path,
@@ -66,6 +74,7 @@ def from_pretrained(
         ValueError: The settings are invalid, or the vocabulary has another size than the model's.
     """
     folder = find_model_folder(name)
+    require_token_inputs(load_config(folder / CONFIG_FILE))
     # A vocabulary is tried in a process of its own, which starts while the weights are read.
     with ThreadPoolExecutor(1) as executor:
         loading = executor.submit(load_vocab, folder)

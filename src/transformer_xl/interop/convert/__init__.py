@@ -23,6 +23,7 @@ from transformer_xl.interop.convert.old_checkpoints import Checkpoint, open_chec
 from transformer_xl.interop.convert.old_settings import DEFAULTS, SETTABLE, model_config
 from transformer_xl.interop.convert.pickles import attributes
 from transformer_xl.interop.convert.vocabularies import find_vocab, read_vocab, vocab_from_object
+from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.language_model import read_model_weights, weight_shapes
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
@@ -116,6 +117,7 @@ def _open_ours(
         raise ValueError(f"{next(iter(settings))}: a model folder has all settings; leave them out")
     source = find_model_folder(source)
     config, about = load_config(source / CONFIG_FILE), read_config(source / CONFIG_FILE)
+    require_token_inputs(config)
     weights = read_model_weights(source, config)
     own = None
     if vocab is not None:

@@ -22,6 +22,7 @@ from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.files import new_folder, require_new
 from transformer_xl.data import load_vocab
 from transformer_xl.model import LanguageModel, Memory, TransformerXL, load_model
+from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import KeysAndValues
 from transformer_xl.model.pretrained import find_model_folder, weights_checksum, weights_path
@@ -144,6 +145,7 @@ def make_step(
         ValueError: The model cannot be exported, or a length is out of range.
     """
     config = model.config
+    require_token_inputs(config)
     mem_len = Lengths.of(config, mem_len=mem_len).mem_len
     if not isinstance(model, TransformerXL):
         raise ValueError(

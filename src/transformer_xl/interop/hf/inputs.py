@@ -15,9 +15,9 @@ from torch.nn.functional import pad
 from transformers import Cache
 
 from transformer_xl.model import LanguageModel, Memory, Stepper
-from transformer_xl.model.language_model import Segment
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read as read_segments
+from transformer_xl.model.segment import Segment
 
 # Enough tokens to distinguish the whole text from its continuation.
 _TAIL = 16

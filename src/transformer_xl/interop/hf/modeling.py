@@ -30,6 +30,7 @@ from transformer_xl.interop.hf.inputs import (
     read_to_the_end,
 )
 from transformer_xl.model import AdaptiveSoftmax, Memory, Stepper, build_model
+from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.language_model import require_own_weights
 from transformer_xl.model.pretrained import (
     add_checksums,
@@ -60,7 +61,9 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config)
-        self.transformer = build_model(config.to_model_config())
+        own = config.to_model_config()
+        require_token_inputs(own)
+        self.transformer = build_model(own)
         self._tied_weights_keys = _second_names(self)
         self.register_load_state_dict_pre_hook(_with_names_of_files)
 

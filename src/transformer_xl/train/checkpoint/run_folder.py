@@ -184,21 +184,28 @@ class RunFolder:
             self._lock = lock
 
     def save_model(
-        self, name: str, config: ModelConfig, weights: Mapping[str, Tensor], vocab: Vocab
+        self, name: str, config: ModelConfig, weights: Mapping[str, Tensor], vocab: Vocab | None
     ) -> None:
         """Write the model folder ``model/best`` or ``model/last``, weights last."""
         folder = self.path / "model" / name
         folder.mkdir(parents=True, exist_ok=True)
         # Written last, so that it marks a complete vocabulary.
-        if not (folder / VOCAB_FILE).exists():
+        if vocab is not None and not (folder / VOCAB_FILE).exists():
             vocab.save(folder)
-        card = _MODEL_CARD.format(
-            name=name,
-            n_parameters=sum(x.numel() for x in weights.values()),
-            config=config,
-            n_symbols=len(vocab),
-            kind=vocab.kind,
-        )
+        n_parameters = sum(x.numel() for x in weights.values())
+        if vocab is None:
+            ends = f"{config.n_mixtures} normal distributions" if config.n_mixtures else "softmax"
+            card = _FEATURES_CARD.format(
+                name=name, n_parameters=n_parameters, config=config, ends=ends
+            )
+        else:
+            card = _MODEL_CARD.format(
+                name=name,
+                n_parameters=n_parameters,
+                config=config,
+                n_symbols=len(vocab),
+                kind=vocab.kind,
+            )
         replace_file(folder / "README.md", card.encode())
         write_model(config, weights, folder)
 
@@ -228,5 +235,25 @@ txl generate FOLDER --prompt "..."
 import transformer_xl as txl
 model = txl.TransformerXL.from_pretrained("FOLDER")
 vocab = txl.load_vocab("FOLDER")
+```
+"""
+
+_FEATURES_CARD = """---
+library_name: transformer-xl
+---
+
+# Transformer-XL, the {name} model of a run
+
+{n_parameters:,} parameters: {config.n_layer} layers, d_model {config.d_model},
+{config.n_head} heads of {config.head_width}, d_inner {config.d_inner}, memory {config.mem_len}.
+It reads real vectors of width {config.n_features} and ends in a {ends}.
+
+```
+txl eval FOLDER
+```
+
+```python
+import transformer_xl as txl
+model = txl.TransformerXL.from_pretrained("FOLDER")
 ```
 """

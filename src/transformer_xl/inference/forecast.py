@@ -1,0 +1,109 @@
+"""Forecasts: what may follow real-valued series, drawn step by step from the mixture."""
+
+from typing import cast
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from transformer_xl.model import LanguageModel, Stepper
+from transformer_xl.model.arguments import require_at_least, require_model
+from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
+from transformer_xl.model.mixture import MixtureHead
+from transformer_xl.model.reading import read
+from transformer_xl.model.wrapping import evaluating
+
+
+@torch.no_grad()
+def forecast(
+    model: LanguageModel,
+    history: Float[np.ndarray, "B L F"],
+    horizon: int,
+    *,
+    known: Float[np.ndarray, "B horizon others"] | None = None,
+    offsets: Float[np.ndarray, "B horizon"] | None = None,
+    paths: int = 100,
+    seed: int = 1,
+    segment_len: int = SEGMENT_LEN,
+    batch_size: int = 1_000,
+) -> Float[np.ndarray, "B paths horizon"]:
+    """Draw paths of the values that follow each of B series.
+
+    The history is read once. Each path then draws a value, and reads it as its next input, of which
+    it is the first feature; the others must be known in advance, such as the time of day.
+
+    Args:
+        model: A model with ``n_mixtures``; its mode is restored afterwards.
+        history: The inputs so far; the last one predicts the first value.
+        horizon: Number of values to draw.
+        known: The features but the first of the input that has each value; those of the last one
+            are not used. None: there are none (``n_features=1``).
+        offsets: Added to what is drawn at each step, for models that predict the difference from a
+            number known in advance, such as the value of a season ago. None: 0.
+        paths: Paths to draw for each series.
+        seed: Random seed; the same seed draws the same paths.
+        segment_len: With enough memory it only affects the speed.
+        batch_size: Streams that are read as a batch, each a path of a series.
+
+    Returns:
+        The values. Quantiles over the paths are intervals of the forecast.
+
+    Raises:
+        ValueError: The model has no mixture, or a shape does not fit.
+    """
+    config = require_model(model).config
+    require_at_least(1, horizon=horizon, paths=paths, batch_size=batch_size)
+    if not config.n_mixtures:
+        raise ValueError(
+            "a forecast needs a model that predicts real values (n_mixtures above 0), and this one "
+            "predicts symbols"
+        )
+    B, others = len(history), config.n_features - 1
+    if history.ndim != 3 or not history.size or history.shape[2] != config.n_features:
+        raise ValueError(
+            f"history of shape {history.shape} must be (series, length, {config.n_features})"
+        )
+    known = np.zeros((B, horizon, 0)) if known is None else known
+    offsets = np.zeros((B, horizon)) if offsets is None else offsets
+    for name, given, shape in (
+        ("known", known, (B, horizon, others)),
+        ("offsets", offsets, (B, horizon)),
+    ):
+        if given.shape != shape:
+            raise ValueError(f"{name} of shape {given.shape} must be {shape}")
+
+    lengths = Lengths.of(config, segment_len=segment_len, ext_len=0)
+    draw = torch.Generator(model.device).manual_seed(seed)
+    given = [
+        torch.from_numpy(np.asarray(x)).to(model.device, model.dtype)
+        for x in (history, known, offsets)
+    ]
+    batches = zip(*(x.split(max(1, batch_size // paths)) for x in given), strict=True)
+    with evaluating(model):
+        found = [_drawn(model, x, y, z, lengths, paths, draw) for x, y, z in batches]
+    return torch.cat(found).double().cpu().numpy()
+
+
+def _drawn(
+    model: LanguageModel,
+    history: Float[Tensor, "B L F"],
+    known: Float[Tensor, "B horizon others"],
+    offsets: Float[Tensor, "B horizon"],
+    lengths: Lengths,
+    paths: int,
+    draw: torch.Generator,
+) -> Float[Tensor, "B paths horizon"]:
+    (B, horizon), head = offsets.shape, cast(MixtureHead, model.softmax)
+    values = offsets.new_empty(B * paths, horizon)
+    rows = torch.arange(B, device=model.device).repeat_interleave(paths)
+    mems, hidden = model.keep(model.start_memory(B, lengths.mem_len)), values
+    for piece in read(model, history, lengths, mems):
+        mems, hidden = piece.mems, piece.hidden[:, -1]
+    stepper = Stepper.of(model, lengths, mems.select(rows))
+    hidden = hidden[rows]
+    for n in range(horizon):
+        if n:
+            hidden = stepper(torch.cat([values[:, n - 1, None], known[rows, n - 1]], 1))
+        values[:, n] = head.mixture(hidden).sample(draw).to(values.dtype) + offsets[rows, n]
+    return values.unflatten(0, (B, paths))

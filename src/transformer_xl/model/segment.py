@@ -1,0 +1,234 @@
+"""The segment of a forward pass: its tokens or vectors, padding, and where documents begin."""
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from transformer_xl.config import ModelConfig
+from transformer_xl.model.arguments import require_tensor, whole_tensor
+from transformer_xl.model.memory import Memory
+
+
+class Segment(NamedTuple):
+    """The inputs of one forward pass: tokens, real-valued features, or vectors in their place.
+
+    Rows may be padded, and documents may begin within them.
+    """
+
+    tokens: Int[Tensor, "B T"] | Float[Tensor, "B T F"] | None
+    """Tokens, or with ``n_features`` real vectors; both are embedded."""
+    vectors: Float[Tensor, "B T D"] | None
+    short: Int[Tensor, " B"] | None = None
+    """How many positions at the end of each row are padding. None: no padding."""
+    starts: Bool[Tensor, "B T"] | None = None
+    """Where documents begin. None: nowhere."""
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Tensor | None,
+        vectors: Tensor | None,
+        lengths: Tensor | None,
+        starts: Tensor | None,
+        config: ModelConfig,
+    ) -> "Segment":
+        """Validate and combine the arguments of a forward pass."""
+        _require_segment(tokens, vectors, starts, config)
+        if tokens is not None and not config.n_features:
+            tokens = tokens.long()
+        segment = cls(tokens, vectors)
+        if starts is not None or config.reset_at is not None:
+            segment = segment.with_starts(starts, config.reset_at)
+        return segment if lengths is None else segment.padded(lengths)
+
+    @property
+    def given(self) -> Tensor:
+        """The tokens or vectors."""
+        given = self.tokens if self.vectors is None else self.vectors
+        assert given is not None
+        return given
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Batch size and length (B, T)."""
+        return self.given.shape[0], self.given.shape[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the tokens or vectors."""
+        return self.given.device
+
+    def with_starts(self, starts: Tensor | None, reset_at: int | None) -> "Segment":
+        """Return the segment in which documents begin at ``starts`` and at tokens ``reset_at``."""
+        if starts is not None:
+            starts = starts.to(self.device)
+        if reset_at is not None and self.tokens is not None:
+            resets = self.tokens == reset_at
+            starts = resets if starts is None else resets | starts
+        return self._replace(starts=starts)
+
+    def padded(self, lengths: Tensor) -> "Segment":
+        """Return the segment with rows of these lengths.
+
+        Padding is overwritten, so it may hold anything: an index outside the vocabulary, or NaN.
+
+        Raises:
+            ValueError: A length is out of range.
+        """
+        B, T = self.shape
+        is_one_each = whole_tensor("lengths", lengths).shape == (B,)
+        if not is_one_each or not 0 <= int(lengths.min()) <= int(lengths.max()) <= T:
+            raise ValueError(
+                f"lengths={lengths.tolist()} must be one for each of the {B} rows, from 0 to {T}"
+            )
+        short = T - lengths.to(self.device, torch.int64)
+        if not short.any():
+            return self
+        segment = self._replace(short=short)
+        padding, (tokens, vectors, _, starts) = ~segment.is_real(T), self
+        return segment._replace(
+            tokens=_filled(tokens, padding),
+            vectors=_filled(vectors, padding),
+            starts=None if starts is None else starts & ~padding,
+        )
+
+    def is_real(self, n: int) -> Bool[Tensor, "B n"]:
+        """Mark the positions, of the last ``n``, that are no padding."""
+        B, T = self.shape
+        if self.short is None:
+            return torch.ones(B, n, dtype=torch.bool, device=self.device)
+        return torch.arange(T - n, T, device=self.device) < T - self.short[:, None]
+
+    def pieces(self) -> Iterator[tuple[int, int]]:
+        """Yield start and end of the parts between which documents begin, in any row."""
+        starts = self.starts
+        cuts = [] if starts is None else starts[:, 1:].any(0).nonzero()[:, 0].add(1).tolist()
+        return pairwise([0, *cuts, self.shape[1]])
+
+    def first_keys(
+        self, M: int, forgotten: Int[Tensor, " B"] | None
+    ) -> Int[Tensor, " B"] | Int[Tensor, "B T"] | None:
+        """Return the index of the first key that each stream sees, memory of length M included.
+
+        If documents begin in the segment, there is an index for each query.
+        """
+        if self.starts is None:
+            return forgotten
+        place = torch.arange(M, M + self.starts.shape[1], device=self.device)
+        before = 0 if forgotten is None else forgotten[:, None]
+        return torch.where(self.starts, place, before).cummax(1).values
+
+    def remembered(
+        self,
+        mems: Memory,
+        present: Sequence[Any],
+        first_key: Tensor | None,
+        mem_len: int,
+        kept: int,
+    ) -> Memory:
+        """Return the memory after the segment, of its first ``kept`` positions.
+
+        Args:
+            mems: The memory before it.
+            present: What each layer returned for the memory.
+            first_key: What :meth:`first_keys` returned.
+            mem_len: Maximum length of the memory.
+            kept: How many positions are remembered.
+        """
+        M = len(mems)
+        # Padded rows are truncated after realigned() has moved the padding to the front.
+        most = mem_len if self.short is None else M + kept
+        mems = mems.extend(present, most, kept)
+        if self.starts is not None and kept:
+            # The next segment continues the document of the last position.
+            assert first_key is not None
+            mems = mems.forgetting(first_key[:, kept - 1] - (M + kept - len(mems)))
+        return mems if self.short is None else mems.realigned(self.short, mem_len)
+
+
+def _filled(x: Tensor | None, padding: Bool[Tensor, "B T"]) -> Tensor | None:
+    """Overwrite padding with zeros."""
+    if x is None:
+        return None
+    return x.masked_fill(padding if x.ndim == 2 else padding[..., None], 0)
+
+
+def _require_segment(tokens: Any, vectors: Any, starts: Any, config: ModelConfig) -> None:
+    """Require either tokens or vectors of right types and shapes, and fitting starts."""
+    if (tokens is None) == (vectors is None):
+        given = "both" if vectors is not None else "neither"
+        raise ValueError(f"a segment is tokens or inputs_embeds: {given} of them is given")
+    if tokens is not None and config.n_features:
+        _require_features(tokens, config.n_features)
+    elif tokens is not None:
+        whole_tensor("tokens", tokens)
+        if tokens.ndim != 2 or not all(tokens.shape):
+            raise ValueError(
+                f"tokens of shape {tuple(tokens.shape)} must be (streams, length) and not empty"
+            )
+    elif not (
+        require_tensor("inputs_embeds", vectors).is_floating_point()
+        and vectors.ndim == 3
+        and all(vectors.shape)
+        and vectors.shape[2] == config.d_model
+    ):
+        raise ValueError(
+            f"inputs_embeds of shape {tuple(vectors.shape)} must be (streams, length, "
+            f"{config.d_model}), as wide as the model, and not empty"
+        )
+    given: Any = vectors if tokens is None else tokens
+    shape = given.shape[:2]
+    if starts is not None and (
+        require_tensor("starts", starts).shape != shape or starts.dtype != torch.bool
+    ):
+        raise ValueError(
+            f"starts of shape {tuple(starts.shape)} and {starts.dtype} must say true or false for "
+            f"each place of a segment of shape {tuple(shape)}"
+        )
+
+
+def _require_features(inputs: Any, n_features: int) -> None:
+    """Require real-valued inputs of this width."""
+    require_tensor("inputs", inputs)
+    shape = tuple(inputs.shape)
+    if not (
+        inputs.is_floating_point() and inputs.ndim == 3 and all(shape) and shape[2] == n_features
+    ):
+        raise ValueError(
+            f"inputs of shape {shape} and {inputs.dtype} must be real vectors, (streams, length, "
+            f"n_features={n_features}), and not empty: the model reads no tokens"
+        )
+
+
+def require_targets(
+    targets: Any,
+    shape: tuple[int, int],
+    ext_len: int,
+    context: int | None,
+    *,
+    are_real: bool = False,
+) -> Tensor:
+    """Require targets for a segment, and return them as int64 or, if ``are_real``, as they are.
+
+    The other arguments are those of :meth:`LanguageModel.forward`.
+    """
+    if not are_real:
+        targets = whole_tensor("targets", targets)
+    elif not require_tensor("targets", targets).is_floating_point():
+        raise ValueError(
+            f"targets of {targets.dtype} must be real numbers: the model ends in a mixture of "
+            "n_mixtures normal distributions"
+        )
+    least, most = (0, ext_len) if context is None else (context, context)
+    missing = shape[1] - targets.shape[-1] if targets.ndim == 2 else -1
+    is_pair = targets.ndim == 2 and len(targets) == shape[0]
+    if not (is_pair and least <= missing <= most and targets.shape[1]):
+        raise ValueError(
+            f"targets of shape {tuple(targets.shape)} must have the shape of the tokens, "
+            f"{shape}" + f", but for the first {most}" * (most > 0)
+        )
+    return targets

@@ -1,0 +1,223 @@
+"""Synthetic time series with seasons, trends and changes of regime, and forecasts to compare with.
+
+A series is hourly. In each regime, of 240 hours on average,
+
+    y(t) = level + slope t + amplitude weekday(t) day(t) + week(t) + noise(t)
+
+where ``day`` is a random sum of four harmonics of 24 hours, ``weekday`` and ``week`` are seven
+factors and seven offsets, and the noise is autoregressive with Student-t innovations. A new regime
+changes level, slope, amplitude and noise, and sometimes the shape of the day.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from transformer_xl.data.recordings import Recordings
+
+DAY, WEEK = 24, 168
+"""Hours of the two seasons."""
+LENGTH = 960
+"""Hours of a series."""
+REGIME = 240
+"""Mean hours of a regime."""
+HORIZON = DAY
+"""Hours of a forecast."""
+ORIGINS = (503, 671, 839, 935)
+"""Last known hours of the forecasts of a series."""
+N_FEATURES = 7
+
+
+def made_series(n: int, seed: int, length: int = LENGTH) -> Float[np.ndarray, "n length"]:
+    """Return series; the same seed makes the same ones."""
+    return np.stack([_one(np.random.default_rng([seed, k]), length) for k in range(n)])
+
+
+def _one(draw: np.random.Generator, length: int) -> Float[np.ndarray, " length"]:
+    start, phase = draw.normal(0, 2), int(draw.integers(WEEK))
+    weekday, week = np.exp(draw.normal(0, 0.3, 7)), draw.normal(0, 0.4, 7)
+    day = _day(draw)
+    values, shock, first = np.empty(length), 0.0, 0
+    while first < length:
+        stop = min(length, first + 24 + int(draw.exponential(REGIME - 24)))
+        if first and draw.random() < 0.3:
+            day = _day(draw)
+        amplitude, slope = np.exp(draw.normal(0.3, 0.5)), draw.normal(0, 0.01)
+        scale, kept = np.exp(draw.normal(-1.5, 0.5)), draw.uniform(0, 0.9)
+        innovations = scale * draw.standard_t(4, stop - first)
+        times = np.arange(first, stop)
+        hours = times + phase
+        weekdays = hours // 24 % 7
+        regular = start + slope * (times - first)
+        regular = regular + amplitude * weekday[weekdays] * day[hours % 24] + week[weekdays]
+        for t in range(stop - first):
+            shock = kept * shock + innovations[t]
+            values[first + t] = regular[t] + shock
+        start += slope * (stop - first) + draw.normal(0, 1.0)
+        first = stop
+    return values
+
+
+def _day(draw: np.random.Generator) -> Float[np.ndarray, " day"]:
+    hours, k = np.arange(24)[:, None], np.arange(1, 5)
+    amplitudes, shifts = draw.normal(0, 1 / k), draw.uniform(0, 2 * np.pi, 4)
+    day = (amplitudes * np.cos(2 * np.pi * k * hours / 24 + shifts)).sum(1)
+    return day / (day.std() + 1e-9)
+
+
+class Scaled(NamedTuple):
+    """Series whose first week has mean 0 and deviation 1."""
+
+    values: Float[np.ndarray, "n length"]
+    features: Float[np.ndarray, "n length F"]
+    """At each hour t: y(t); y(t + 1 - 24) and y(t + 1 - 168), as 0 in the first week; the hour of
+    day and of week of t + 1, as points on circles."""
+
+
+def scaled(series: Float[np.ndarray, "n length"]) -> Scaled:
+    """Scale series by their first week, and return the inputs of a model."""
+    known = series[:, :WEEK]
+    values = (series - known.mean(1, keepdims=True)) / (known.std(1, keepdims=True) + 1e-9)
+    features = np.zeros((*values.shape, N_FEATURES))
+    features[..., 0] = values
+    for n, lag in ((1, DAY), (2, WEEK)):
+        features[:, lag - 1 :, n] = values[:, : values.shape[1] - lag + 1]
+    after = np.arange(1, values.shape[1] + 1)
+    for n, season in ((3, DAY), (5, WEEK)):
+        angle = 2 * np.pi * after / season
+        features[..., n], features[..., n + 1] = np.sin(angle), np.cos(angle)
+    return Scaled(values, features)
+
+
+def recordings(series: Float[np.ndarray, "n length"]) -> Recordings:
+    """Return the inputs of a model behind the first week, and the seasonal differences that follow.
+
+    The target of hour t is y(t + 1) - y(t + 1 - 24).
+    """
+    values, features = scaled(series)
+    targets = np.full(values.shape, np.nan, np.float32)
+    targets[:, WEEK - 1 : -1] = values[:, WEEK:] - values[:, WEEK - DAY : -DAY]
+    starts = np.zeros(values.shape, bool)
+    starts[:, WEEK - 1] = True
+    kept = slice(WEEK - 1, None)
+    inputs = features[:, kept].reshape(-1, N_FEATURES).astype(np.float32)
+    return Recordings(inputs, targets[:, kept].reshape(-1), starts[:, kept].reshape(-1))
+
+
+def seasonal_naive(
+    values: Float[np.ndarray, "n length"], origin: int, season: int = DAY
+) -> Float[np.ndarray, "n horizon"]:
+    """Forecast that the last season repeats."""
+    last = values[:, origin + 1 - season : origin + 1]
+    return last[:, np.arange(HORIZON) % season]
+
+
+def lag_features(
+    values: Float[np.ndarray, "n length"], origins: Int[np.ndarray, " n"]
+) -> Float[np.ndarray, "rows lags"]:
+    """Return the inputs of gradient boosting: a row for each series and hour of the horizon."""
+    rows = np.arange(len(values))[:, None]
+    past = values[rows, origins[:, None] - np.arange(WEEK)]
+    last, ahead = past[:, :DAY], np.arange(1, HORIZON + 1)
+    base = values[rows, origins[:, None] + ahead - DAY]
+    summary = np.stack(
+        [last.mean(1), past.mean(1), last.std(1), past.std(1), past[:, DAY : 2 * DAY].mean(1)], 1
+    )
+    parts = []
+    for n, h in enumerate(ahead):
+        after = origins + h
+        lags = [after - lag for lag in (DAY, 2 * DAY, WEEK)]
+        own = np.stack([values[rows[:, 0], x] for x in lags], 1)
+        hours = np.stack([after % DAY, after // DAY % 7, np.full(len(values), h)], 1)
+        # Relative to what is added to the forecast.
+        recent = np.concatenate([last, summary[:, :2], summary[:, 4:], own], 1) - base[:, n, None]
+        parts.append(np.concatenate([recent, summary[:, 2:4], hours], 1))
+    return np.stack(parts, 1).reshape(len(values) * HORIZON, -1)
+
+
+class BoostedLags:
+    """Gradient-boosted trees on lags, one model for all hours of the horizon (direct forecasts).
+
+    It predicts quantiles of the difference from the value of a day before.
+
+    Args:
+        values: The training series, scaled.
+        quantiles: Which quantiles; each is a model of its own.
+        per_series: Origins drawn from each series.
+        seed: Seed of the origins.
+
+    Raises:
+        RuntimeError: scikit-learn is missing.
+    """
+
+    def __init__(
+        self,
+        values: Float[np.ndarray, "n length"],
+        quantiles: tuple[float, ...] = (0.1, 0.5, 0.9),
+        per_series: int = 12,
+        seed: int = 0,
+    ) -> None:
+        try:
+            from sklearn.ensemble import HistGradientBoostingRegressor
+        except ImportError as error:
+            raise RuntimeError(
+                "gradient boosting needs scikit-learn: pip install 'transformer-xl[tasks]'"
+            ) from error
+        draw = np.random.default_rng(seed)
+        inputs, targets = [], []
+        for _ in range(per_series):
+            origins = draw.integers(WEEK + DAY, values.shape[1] - HORIZON, len(values))
+            inputs.append(lag_features(values, origins))
+            hours = origins[:, None] + np.arange(1, HORIZON + 1)
+            rows = np.arange(len(values))[:, None]
+            targets.append((values[rows, hours] - values[rows, hours - DAY]).reshape(-1))
+        x, y = np.concatenate(inputs), np.concatenate(targets)
+        self.models = {
+            q: HistGradientBoostingRegressor(
+                loss="quantile", quantile=q, max_iter=300, learning_rate=0.06, random_state=seed
+            ).fit(x, y)
+            for q in quantiles
+        }
+
+    def forecast(
+        self, values: Float[np.ndarray, "n length"], origin: int
+    ) -> dict[float, Float[np.ndarray, "n horizon"]]:
+        """Return the quantiles of the values after an hour."""
+        x = lag_features(values, np.full(len(values), origin))
+        base = seasonal_naive(values, origin)
+        return {q: m.predict(x).reshape(base.shape) + base for q, m in self.models.items()}
+
+
+def mase(
+    values: Float[np.ndarray, "n length"], origin: int, point: Float[np.ndarray, "n horizon"]
+) -> Float[np.ndarray, " n"]:
+    """Return the mean absolute error of forecasts, as a share of that of the seasonal naive one.
+
+    The share is that of the past of each series (MASE; Hyndman and Koehler, 2006).
+    """
+    truth = values[:, origin + 1 : origin + 1 + HORIZON]
+    past = values[:, : origin + 1]
+    naive = np.abs(past[:, DAY:] - past[:, :-DAY]).mean(1)
+    return np.abs(point - truth).mean(1) / naive
+
+
+def crps(
+    paths: Float[np.ndarray, "n paths horizon"], truth: Float[np.ndarray, "n horizon"]
+) -> Float[np.ndarray, " n"]:
+    """Return the continuous ranked probability score of paths, the mean over the horizon.
+
+    E|X - y| - E|X - X'| / 2, the expectations over pairs of paths.
+    """
+    ordered = np.sort(paths, axis=1)
+    P = paths.shape[1]
+    weights = 2 * np.arange(1, P + 1) - P - 1
+    spread = (weights[:, None] * ordered).sum(1) / (P * (P - 1))
+    return (np.abs(paths - truth[:, None]).mean(1) - spread).mean(1)
+
+
+def origins_of(values: Float[np.ndarray, "n length"]) -> Iterator[tuple[int, np.ndarray]]:
+    """Yield the last known hours of the forecasts, and the values that follow."""
+    for origin in ORIGINS:
+        yield origin, values[:, origin + 1 : origin + 1 + HORIZON]

@@ -1,0 +1,166 @@
+"""Speech as features: WAV files, log-mel frames, mu-law samples, and augmentation."""
+
+import io
+import wave
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Float, Int64
+
+RATE = 8_000
+"""Samples a second."""
+WINDOW, HOP, FFT = 200, 80, 256
+"""Samples of a window (25 ms), between two windows (10 ms), and of its transform."""
+N_MELS = 24
+STACKED, STRIDE = 4, 2
+"""Frames that are one input, and frames between two inputs (20 ms)."""
+MU = 255
+_LOWEST, _HIGHEST = 60.0, 3_900.0
+_FLOOR, _LOUDNESS = 1e-7, 0.1
+
+
+def read_wav(content: bytes) -> Float[np.ndarray, " samples"]:
+    """Return the samples of a mono 16-bit WAV file at 8 kHz, between -1 and 1.
+
+    Raises:
+        ValueError: It is another kind of file.
+    """
+    try:
+        with wave.open(io.BytesIO(content)) as file:
+            about = file.getnchannels(), file.getsampwidth(), file.getframerate()
+            data = file.readframes(file.getnframes())
+    except (wave.Error, EOFError) as error:
+        raise ValueError(f"no WAV file: {error}") from error
+    if about != (1, 2, RATE):
+        raise ValueError(
+            f"a WAV file of {about[0]} channels, {about[1]} bytes a sample and {about[2]} Hz: mono "
+            f"files of 2 bytes and {RATE} Hz are read"
+        )
+    return np.frombuffer(data, "<i2").astype(np.float64) / 2**15
+
+
+def mu_law(samples: Float[np.ndarray, " samples"]) -> Int64[np.ndarray, " samples"]:
+    """Quantize samples to 256 levels by mu-law companding (ITU-T G.711, the continuous formula)."""
+    x = np.clip(samples, -1, 1)
+    compressed = np.sign(x) * np.log1p(MU * np.abs(x)) / np.log1p(MU)
+    return np.rint((compressed + 1) / 2 * MU).astype(np.int64)
+
+
+def mel_filters(warp: float = 1.0) -> Float[np.ndarray, "mels bins"]:
+    """Return triangular filters, evenly spaced on the mel scale 2595 log10(1 + f / 700).
+
+    A ``warp`` moves the filters along the frequency axis, as a vocal tract of another length does
+    (Jaitly and Hinton, 2013).
+    """
+    low, high = (2595 * np.log10(1 + f / 700) for f in (_LOWEST, _HIGHEST))
+    centers = 700 * (10 ** (np.linspace(low, high, N_MELS + 2) / 2595) - 1)
+    centers = np.clip(centers * warp, 0, RATE / 2)
+    bins = np.arange(FFT // 2 + 1) * RATE / FFT
+    low, middle, high = (centers[k : N_MELS + k, None] for k in range(3))
+    rising = (bins - low) / np.maximum(middle - low, 1e-9)
+    falling = (high - bins) / np.maximum(high - middle, 1e-9)
+    return np.clip(np.minimum(rising, falling), 0, None)
+
+
+def log_mel(
+    samples: Float[np.ndarray, " samples"], warp: float = 1.0
+) -> Float[np.ndarray, "frames mels"]:
+    """Return the logarithms of mel-filtered power spectra of Hann windows, 100 a second.
+
+    The recording is scaled to one loudness, so that what is added below the logarithm is the same
+    share of each.
+    """
+    scaled = samples * (_LOUDNESS / (np.sqrt((samples**2).mean()) + 1e-9))
+    padded = np.pad(scaled, (0, max(0, WINDOW - len(samples))))
+    emphasized = np.append(padded[0], padded[1:] - 0.97 * padded[:-1])
+    frames = np.lib.stride_tricks.sliding_window_view(emphasized, WINDOW)[::HOP]
+    power = np.abs(np.fft.rfft(frames * np.hanning(WINDOW), FFT)) ** 2
+    return np.log(power @ mel_filters(warp).T + _FLOOR)
+
+
+def normalized(frames: Float[np.ndarray, "frames mels"]) -> Float[np.ndarray, "frames two_mels"]:
+    """Return frames in two ways, both with mean 0 and deviation 1 over the recording.
+
+    The first half keeps the means of bands, which tell one vowel from another in a recording this
+    short; the second is without them, and so without the channel.
+    """
+    centered = frames - frames.mean(0)
+    level = (frames - frames.mean()) / (frames.std() + 1e-3)
+    return np.concatenate([level, centered / (centered.std() + 1e-3)], 1)
+
+
+def stacked(frames: Float[np.ndarray, "frames mels"]) -> Float[np.ndarray, "inputs features"]:
+    """Return inputs of several frames each, which end with the newest one."""
+    padded = np.concatenate([np.repeat(frames[:1], STACKED - 1, 0), frames])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, STACKED, axis=0)
+    return windows[STRIDE - 1 :: STRIDE].transpose(0, 2, 1).reshape(-1, STACKED * frames.shape[1])
+
+
+def resampled(samples: Float[np.ndarray, " n"], factor: float) -> Float[np.ndarray, " m"]:
+    """Play samples ``factor`` times as fast, which raises pitch and formants alike."""
+    n = len(samples)
+    m = max(1, round(n / factor))
+    spectrum = np.fft.rfft(samples)
+    resized = np.zeros(m // 2 + 1, dtype=complex)
+    kept = min(len(spectrum), len(resized))
+    resized[:kept] = spectrum[:kept]
+    return np.fft.irfft(resized, m) * (m / n)
+
+
+def _reverberated(samples: np.ndarray, draw: np.random.Generator) -> np.ndarray:
+    length = int(RATE * draw.uniform(0.03, 0.2))
+    decay = draw.standard_normal(length) * np.exp(-6.9 * np.arange(length) / length)
+    decay *= draw.uniform(0.1, 0.5) / np.sqrt((decay**2).sum())
+    decay[0] = 1.0
+    return np.convolve(samples, decay)[: len(samples)]
+
+
+def augmented(
+    samples: Float[np.ndarray, " samples"], draw: np.random.Generator
+) -> Float[np.ndarray, "frames two_mels"]:
+    """Return normalized log-mel frames of a recording as another speaker might have spoken it.
+
+    Speed, length of the vocal tract, tempo, room, channel and noise are drawn; then SpecAugment
+    (Park et al., 2019) masks a band and a span of time.
+    """
+    x = resampled(samples, float(np.exp(draw.uniform(-0.3, 0.3))))
+    if draw.random() < 0.3:
+        x = _reverberated(x, draw)
+    silence = [int(n) for n in draw.integers(0, RATE // 8, 2)]
+    x = np.pad(x, silence)
+    noise = draw.standard_normal(len(x))
+    if draw.random() < 0.5:
+        # Brown noise, which has its power in low frequencies.
+        noise = np.cumsum(noise)
+        noise -= np.convolve(noise, np.ones(200) / 200, mode="same")
+    level = 10 ** (-draw.uniform(15, 60) / 20)
+    x = x + noise * level * x.std() / (noise.std() + 1e-12)
+    frames = log_mel(x, warp=float(np.exp(draw.uniform(-0.2, 0.2))))
+    times = np.arange(0, len(frames) - 1, np.exp(draw.uniform(-0.4, 0.4)))
+    below = times.astype(int)
+    part = (times - below)[:, None]
+    frames = frames[below] * (1 - part) + frames[np.minimum(below + 1, len(frames) - 1)] * part
+    knots = draw.normal(0, 0.7, 6)
+    frames = frames + np.interp(np.arange(N_MELS), np.linspace(0, N_MELS - 1, 6), knots)
+    frames = normalized(frames)
+    first = draw.integers(0, N_MELS)
+    stop = min(N_MELS, first + draw.integers(0, N_MELS // 4))
+    frames[:, first:stop] = frames[:, N_MELS + first : N_MELS + stop] = 0.0
+    span, start = draw.integers(0, max(1, len(frames) // 6)), draw.integers(0, len(frames))
+    frames[start : start + span] = 0.0
+    return frames
+
+
+def recordings_in(archive: bytes) -> Iterator[tuple[str, Float[np.ndarray, " samples"]]]:
+    """Yield names and samples of the WAV files of a gzip-compressed tar archive, sorted by name.
+
+    Nothing is unpacked to the disk.
+    """
+    import tarfile
+
+    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as files:
+        members = [x for x in files.getmembers() if x.isfile() and x.name.endswith(".wav")]
+        for member in sorted(members, key=lambda x: x.name):
+            content = files.extractfile(member)
+            assert content is not None
+            yield member.name.rsplit("/", 1)[-1].removesuffix(".wav"), read_wav(content.read())

@@ -1,0 +1,175 @@
+"""Spoken digits: the class of a recording, from log-mel frames (Free Spoken Digit Dataset)."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int64
+
+from transformer_xl.config.files import replace_file
+from transformer_xl.data.recordings import UNCOUNTED, Recordings, read_recordings, write_recordings
+from transformer_xl.model.reading import read
+from transformer_xl.model.wrapping import evaluating
+from transformer_xl.tasks.speech import (
+    MU,
+    augmented,
+    log_mel,
+    mu_law,
+    normalized,
+    recordings_in,
+    resampled,
+    stacked,
+)
+from transformer_xl.tasks.task import SPLITS, Measured, Task, Trained
+
+RAW_STEP = 16
+"""Samples of one input of :class:`RawDigits`."""
+_HELD_OUT = range(20, 25)
+"""Recordings of the training archive that are the validation split, by their index."""
+
+
+class SpokenDigits(Task):
+    """A recording is read to its end; its class is predicted in its second half.
+
+    The log-probabilities of these positions are added up. Two speakers are in the training data,
+    and four more in the test.
+    """
+
+    name = "digits"
+    title = "Spoken digits, log-mel frames"
+    metric = "accuracy, %"
+    models = {"txl": ("digits",)}  # noqa: RUF012
+    copies = 25
+    """Augmented copies of each training recording."""
+
+    def inputs(
+        self, samples: Float[np.ndarray, " samples"], draw: np.random.Generator | None
+    ) -> Float[np.ndarray, "n F"]:
+        """Return the inputs of a recording; augmented, if random numbers are given."""
+        frames = normalized(log_mel(samples)) if draw is None else augmented(samples, draw)
+        return stacked(frames)
+
+    def prepare(self, source: Path, folder: Path) -> None:
+        """Write frames and mean spectra; ``source`` holds train.tar.gz and test.tar.gz."""
+        draw = np.random.default_rng(0)
+        for split, recordings in recordings_of(source).items():
+            order = range(len(recordings))
+            if split == "train":
+                order = (n for _ in range(self.copies) for n in draw.permutation(len(recordings)))
+            drawn = draw if split == "train" else None
+            parts = [(self.inputs(recordings[n][1], drawn), recordings[n][0]) for n in order]
+            write_recordings(folder, split, joined([_labelled(x, int(y[0])) for x, y in parts]))
+            spectra = np.stack([log_mel(samples).mean(0) for _, samples in recordings])
+            about = {"names": [name for name, _ in recordings], "spectra": spectra.tolist()}
+            replace_file(folder / f"{split}.json", json.dumps(about).encode())
+
+    def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
+        """Classify each recording."""
+        return _measured(folder, split, classes(trained, read_recordings(folder, split)))
+
+    def baselines(self, folder: Path, split: str) -> Iterator[tuple[str, Measured]]:
+        """Yield the class of the training recording with the nearest mean spectrum."""
+        known, asked = (json.loads((folder / f"{x}.json").read_bytes()) for x in ("train", split))
+        spectra, queries = np.array(known["spectra"]), np.array(asked["spectra"])
+        distances = ((queries[:, None] - spectra) ** 2).sum(-1)
+        digits = np.array([int(name[0]) for name in known["names"]])
+        yield "nearest mean spectrum", _measured(folder, split, digits[distances.argmin(1)])
+
+
+class RawDigits(SpokenDigits):
+    """The same from samples: 16 of them (2 ms), companded by mu-law to 256 levels, are an input.
+
+    A recording has hundreds of positions, and is read through the memory.
+    """
+
+    name = "digits-raw"
+    title = "Spoken digits, raw mu-law samples"
+    models = {"txl": ("digits-raw",)}  # noqa: RUF012
+    copies = 10
+
+    def inputs(
+        self, samples: Float[np.ndarray, " samples"], draw: np.random.Generator | None
+    ) -> Float[np.ndarray, "n F"]:
+        """Return companded samples between -2 and 2; speed, loudness and noise are drawn."""
+        x = samples / (np.abs(samples).max() + 1e-9)
+        if draw is not None:
+            x = resampled(x, float(np.exp(draw.uniform(-0.25, 0.25))))
+            x = x * np.exp(draw.uniform(-1.0, 0.0)) + 0.01 * draw.uniform() * draw.normal(
+                size=len(x)
+            )
+            # Frames begin anywhere.
+            x = x[draw.integers(0, RAW_STEP) :]
+        levels = mu_law(x[: len(x) // RAW_STEP * RAW_STEP])
+        return (levels.reshape(-1, RAW_STEP) - MU / 2) / (MU / 4)
+
+
+def recordings_of(source: Path) -> dict[str, list[tuple[str, Float[np.ndarray, " samples"]]]]:
+    """Return names, such as ``7_theo_3``, and samples by split.
+
+    Raises:
+        FileNotFoundError: An archive is missing.
+        ValueError: A recording is of another kind.
+    """
+    archives = {}
+    for part in ("train", "test"):
+        path = source / f"{part}.tar.gz"
+        if not path.is_file():
+            raise FileNotFoundError(
+                f"{path} is missing: recordings named DIGIT_SPEAKER_INDEX.wav in train.tar.gz and "
+                "test.tar.gz are read"
+            )
+        archives[part] = [*recordings_in(path.read_bytes())]
+    is_held_out = [int(name.split("_")[2]) in _HELD_OUT for name, _ in archives["train"]]
+    by_split = {
+        "train": [x for x, out in zip(archives["train"], is_held_out, strict=True) if not out],
+        "valid": [x for x, out in zip(archives["train"], is_held_out, strict=True) if out],
+        "test": archives["test"],
+    }
+    return {split: by_split[split] for split in SPLITS}
+
+
+def _labelled(inputs: Float[np.ndarray, "n F"], digit: int) -> Recordings:
+    targets = np.full(len(inputs), UNCOUNTED, np.int64)
+    targets[len(inputs) // 2 :] = digit
+    starts = np.arange(len(inputs)) == 0
+    # Half precision is enough for logarithms, and halves the files.
+    return Recordings(inputs.astype(np.float16), targets, starts)
+
+
+def joined(parts: list[Recordings]) -> Recordings:
+    """Return recordings one after the other."""
+    return Recordings(
+        np.concatenate([x.inputs for x in parts]),
+        np.concatenate([x.targets for x in parts]),
+        np.concatenate([x.starts for x in parts]),
+    )
+
+
+@torch.no_grad()
+def classes(trained: Trained, recordings: Recordings) -> Int64[np.ndarray, " n"]:
+    """Return the likeliest class of each recording, by the sum over its counted positions."""
+    model, found = trained.model, []
+    firsts = np.flatnonzero(recordings.starts).tolist()
+    with evaluating(model):
+        for first, stop in zip(firsts, [*firsts[1:], len(recordings)], strict=True):
+            inputs, targets, _ = recordings.at(slice(first, stop))
+            mems = model.start_memory(1, trained.lengths.mem_len)
+            pieces = read(model, inputs[None], trained.lengths, mems)
+            hidden = torch.cat([piece.hidden for piece in pieces], 1)[0]
+            log_probs = model.head.log_probs(hidden[targets != UNCOUNTED])
+            found.append(int(log_probs.sum(0).argmax()))
+    return np.array(found)
+
+
+def _measured(folder: Path, split: str, found: Int64[np.ndarray, " n"]) -> Measured:
+    """Compare with the digits in the names; also by whether a speaker is in the training data."""
+    names = json.loads((folder / f"{split}.json").read_bytes())["names"]
+    known = {x.split("_")[1] for x in json.loads((folder / "train.json").read_bytes())["names"]}
+    right = np.array([int(x[0]) == y for x, y in zip(names, found, strict=True)], float)
+    is_known = np.array([name.split("_")[1] in known for name in names])
+    metrics = {"accuracy": 100 * right.mean(), "training speakers": 100 * right[is_known].mean()}
+    if not is_known.all():
+        metrics["other speakers"] = 100 * right[~is_known].mean()
+    return Measured({name: float(x) for name, x in metrics.items()}, right)

@@ -1,0 +1,217 @@
+"""Tasks on recordings: speech and time series."""
+
+import io
+import tarfile
+import wave
+
+import numpy as np
+import pytest
+
+from transformer_xl.data.recordings import read_recordings
+from transformer_xl.tasks import load_task, series, spoken_digits, time_series
+from transformer_xl.tasks.run import run_task
+from transformer_xl.tasks.speech import (
+    HOP,
+    N_MELS,
+    RATE,
+    augmented,
+    log_mel,
+    mel_filters,
+    mu_law,
+    normalized,
+    read_wav,
+    resampled,
+    stacked,
+)
+
+
+def tone(frequency, seconds=0.5):
+    return 0.5 * np.sin(2 * np.pi * frequency * np.arange(int(RATE * seconds)) / RATE)
+
+
+def wav(samples, rate=RATE):
+    content = io.BytesIO()
+    with wave.open(content, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((samples * 2**15).astype("<i2").tobytes())
+    return content.getvalue()
+
+
+def test_a_wav_file_is_read_and_another_kind_is_named():
+    np.testing.assert_allclose(read_wav(wav(tone(440))), tone(440), rtol=0, atol=2**-15)
+    with pytest.raises(ValueError, match="16000 Hz: mono files of 2 bytes and 8000 Hz are read"):
+        read_wav(wav(tone(440), rate=16_000))
+    with pytest.raises(ValueError, match="no WAV file"):
+        read_wav(b"RIFF nothing")
+
+
+def test_a_tone_is_in_the_band_of_its_frequency():
+    bands = [int(log_mel(tone(f)).mean(0).argmax()) for f in (200, 500, 1000, 2000, 3500)]
+    assert bands == sorted(set(bands))
+    filters = mel_filters()
+    centers = filters.argmax(1) * RATE / 256
+    assert abs(centers[bands[3]] - 2000) < 150
+    # As of a longer vocal tract, the filters are at lower frequencies.
+    assert (mel_filters(0.9).argmax(1) <= filters.argmax(1)).all()
+
+
+def test_frames_are_computed_from_their_own_samples():
+    x = np.random.default_rng(0).normal(size=2000) * 0.1
+    changed = x.copy()
+    # As loud in all, as recordings are scaled to one loudness.
+    changed[1000:] = x[1000:][::-1]
+    n = (1000 - 200) // HOP + 1
+    np.testing.assert_allclose(log_mel(x)[:n], log_mel(changed)[:n], rtol=0, atol=1e-9)
+    assert (log_mel(x)[n:] != log_mel(changed)[n:]).any()
+    frames = log_mel(x)
+    # Each input ends with the newest frame.
+    np.testing.assert_array_equal(stacked(frames)[:, -N_MELS:], frames[1::2])
+    assert stacked(frames).shape[1] == 4 * N_MELS
+
+
+def test_normalized_frames_do_not_depend_on_loudness():
+    x = np.random.default_rng(0).normal(size=4000)
+    one, other = (normalized(log_mel(x * gain)) for gain in (0.5, 0.05))
+    np.testing.assert_allclose(one, other, rtol=0, atol=0.01)
+
+
+def test_resampling_raises_the_pitch():
+    fast = resampled(tone(500), 2.0)
+    assert len(fast) == RATE // 4
+    spectrum = np.abs(np.fft.rfft(fast))
+    assert spectrum.argmax() * RATE / len(fast) == pytest.approx(1000, abs=5)
+
+
+def test_augmentation_is_drawn_from_the_seed():
+    one, other, third = (augmented(tone(440), np.random.default_rng(n)) for n in (1, 1, 2))
+    np.testing.assert_array_equal(one, other)
+    assert one.shape != third.shape or (one != third).any()
+
+
+def test_mu_law_has_256_levels_and_keeps_their_order():
+    x = np.linspace(-1.5, 1.5, 100_001)
+    levels = mu_law(x)
+    assert (levels.min(), levels.max()) == (0, 255)
+    assert (np.diff(levels) >= 0).all()
+    assert len(np.unique(levels)) == 256
+
+
+@pytest.fixture
+def archives(tmp_path):
+    """Digits as tones of their own frequencies, of two speakers and one more in the test."""
+    draw = np.random.default_rng(0)
+    for part, speakers, indices in (
+        ("train", "ab", (5, 6, 20)),
+        ("test", "abc", (0,)),
+    ):
+        with tarfile.open(tmp_path / f"{part}.tar.gz", "w:gz") as files:
+            for digit in range(3):
+                for speaker in speakers:
+                    for index in indices:
+                        x = tone(400 + 900 * digit, draw.uniform(0.2, 0.3))
+                        content = wav(x + 0.01 * draw.normal(size=len(x)))
+                        about = tarfile.TarInfo(f"{part}/{digit}_{speaker}_{index}.wav")
+                        about.size = len(content)
+                        files.addfile(about, io.BytesIO(content))
+    return tmp_path
+
+
+SMALL = """
+[data]
+vocab = "features"
+path = "."
+
+[model]
+n_features = {}
+{}
+n_layer = 1
+n_head = 2
+d_model = 16
+d_inner = 16
+mem_len = 8
+dropout = 0.0
+
+[train]
+steps = 2
+batch_size = 2
+segment_len = 8
+precision = "float32"
+"""
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_digits_are_prepared_trained_and_measured(archives, tmp_path, monkeypatch):
+    monkeypatch.setattr(spoken_digits.SpokenDigits, "copies", 2)
+    (tmp_path / "mine.toml").write_text(SMALL.format(8 * N_MELS, ""))
+    out = tmp_path / "out"
+    results = run_task(load_task("digits"), archives, out, models=[str(tmp_path / "mine.toml")])
+    found = results["baselines"]["nearest mean spectrum"]["test"]["seeds"][0]
+    assert found == {"accuracy": 100, "training speakers": 100, "other speakers": 100}
+    assert len(results["models"]) == 1
+    train, valid = (read_recordings(out / "data", x) for x in ("train", "valid"))
+    # Two recordings of each speaker and digit, twice; index 20 is held out.
+    assert (train.starts.sum(), valid.starts.sum()) == (24, 6)
+    # Nothing is predicted before half of a recording was heard.
+    first, second = np.flatnonzero(valid.starts)[:2]
+    assert (valid.targets[first:second] == -100).sum() == (second - first) // 2
+    with pytest.raises(FileNotFoundError, match=r"train\.tar\.gz is missing"):
+        spoken_digits.recordings_of(tmp_path / "out")
+
+
+def test_series_are_made_from_their_seed_and_features_look_back_only():
+    one, other = series.made_series(2, 7, 500), series.made_series(3, 7, 500)
+    np.testing.assert_array_equal(one, other[:2])
+    assert (series.made_series(2, 8, 500) != one).all()
+    changed = one.copy()
+    changed[:, 400:] = 100.0
+    before, after = (series.scaled(x) for x in (one, changed))
+    np.testing.assert_array_equal(before.features[:, :400], after.features[:, :400])
+    np.testing.assert_array_equal(before.features[0, 300, :3], before.values[0, [300, 277, 133]])
+    # What is known ahead within the horizon does not need what follows the origin.
+    ahead = slice(400, 399 + series.HORIZON)
+    np.testing.assert_array_equal(before.features[:, ahead, 1:], after.features[:, ahead, 1:])
+
+
+def test_targets_are_seasonal_differences_of_the_next_hour():
+    one = series.made_series(2, 7, 500)
+    found, values = series.recordings(one), series.scaled(one).values
+    length = 500 - series.WEEK + 1
+    assert found.starts.nonzero()[0].tolist() == [0, length]
+    targets = found.targets.reshape(2, length)
+    assert np.isnan(targets[:, -1]).all()
+    t = series.WEEK - 1 + 10
+    np.testing.assert_allclose(targets[:, 10], values[:, t + 1] - values[:, t - 23], rtol=1e-6)
+
+
+def test_scores_of_forecasts():
+    values = np.tile(np.arange(24.0), (1, 20)) + np.repeat(np.arange(20), 24)
+    naive = series.seasonal_naive(values, 100)
+    # A season later all is larger by 1, as it was before.
+    assert series.mase(values, 100, naive) == pytest.approx([1.0])
+    assert series.mase(values, 100, naive + 1) == pytest.approx([0.0])
+    draw = np.random.default_rng(0)
+    paths, truth = draw.normal(size=(1, 4000, 3)), np.zeros((1, 3))
+    # The score of a standard normal distribution at its mean.
+    expected = 2 / np.sqrt(2 * np.pi) - 1 / np.sqrt(np.pi)
+    assert series.crps(paths, truth) == pytest.approx([expected], abs=0.02)
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_series_are_made_trained_and_forecast(tmp_path, monkeypatch):
+    pytest.importorskip("sklearn", reason="scikit-learn is not installed")
+    monkeypatch.setattr(time_series, "N_SERIES", {"train": 6, "valid": 2, "test": 2})
+    monkeypatch.setattr(time_series, "_BOOSTED", 6)
+    monkeypatch.setattr(time_series, "PATHS", 5)
+    (tmp_path / "mine.toml").write_text(SMALL.format(7, "n_mixtures = 2"))
+    results = run_task(
+        load_task("series"), None, tmp_path / "out", models=[str(tmp_path / "mine.toml")]
+    )
+    (model,) = results["models"].values()
+    metrics = model["test"]["seeds"][0]
+    assert {"MASE", "coverage of 80 % intervals, %", "width", "CRPS"} == {*metrics}
+    assert np.isfinite([*metrics.values()]).all()
+    assert {*model["test"]["above"]} >= {"seasonal naive, day", "gradient-boosted lags"}
+    with pytest.raises(ValueError, match="makes its data: leave them out"):
+        run_task(load_task("series"), tmp_path, tmp_path / "other")

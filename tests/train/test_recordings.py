@@ -1,0 +1,179 @@
+"""Training on recordings: the trainer, its checkpoints and its evaluation as for texts."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from transformer_xl.cli import main
+from transformer_xl.config import Config, DataConfig, EvalConfig, ModelConfig, TrainConfig
+from transformer_xl.config.recipes import dump_recipe
+from transformer_xl.data.features import FeatureCorpus
+from transformer_xl.data.recordings import Recordings, write_recordings
+from transformer_xl.inference.evaluate import evaluate
+from transformer_xl.inference.forecast import forecast
+from transformer_xl.model import load_model
+from transformer_xl.train import Interrupted, train
+from transformer_xl.train.checkpoint.checkpoints import read_whole
+from transformer_xl.train.metrics import read_metrics
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+ENDS = {"classes": {}, "numbers": {"n_mixtures": 2}}
+
+
+@pytest.fixture(params=ENDS)
+def config(request, tmp_path):
+    """A recipe on noise: the sign of the input is the class, or its double is the number."""
+    draw = np.random.default_rng(0)
+    for split, n in (("train", 300), ("valid", 90), ("test", 60)):
+        inputs = draw.normal(size=(n, 2)).astype(np.float32)
+        targets = (inputs[:, 0] > 0).astype(np.int64)
+        if request.param == "numbers":
+            targets = 2 * inputs[:, 0]
+        targets[draw.random(n) < 0.3] = np.nan if request.param == "numbers" else -100
+        write_recordings(
+            tmp_path / "data", split, Recordings(inputs, targets, np.arange(n) % 9 == 0)
+        )
+    return Config(
+        model=ModelConfig(
+            n_features=2,
+            n_layer=2,
+            n_head=2,
+            d_model=8,
+            d_inner=8,
+            mem_len=4,
+            **ENDS[request.param],
+            dropout=0.1,
+        ),
+        data=DataConfig(vocab="features", path=str(tmp_path / "data")),
+        train=TrainConfig(
+            steps=12,
+            batch_size=4,
+            segment_len=5,
+            accumulate=2,
+            roll=True,
+            optimizer="muon",
+            lr=1e-2,
+            precision="float32",
+            average="ema",
+            eval_every=4,
+            save_every=5,
+            log_every=2,
+            reset_memory=0.2,
+        ),
+        eval=EvalConfig(batch_size=3, mem_lens=(0, 4)),
+    )
+
+
+def state_of(folder):
+    return read_whole(max((folder / "checkpoints").iterdir()), "")
+
+
+def test_resuming_changes_nothing(config, tmp_path, at_step):
+    import signal
+
+    train(config, tmp_path / "whole", quiet=True)
+    for step in (3, 7):
+        at_step(step, lambda state: signal.raise_signal(signal.SIGINT))
+        with pytest.raises(Interrupted):
+            train(config, tmp_path / "parts", quiet=True)
+    results = train(config, tmp_path / "parts", quiet=True)
+    one, other = state_of(tmp_path / "whole"), state_of(tmp_path / "parts")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(x, other[name]) for name, x in one.items())
+    logs = [read_metrics(tmp_path / x / "metrics.jsonl") for x in ("whole", "parts")]
+    for log in logs:
+        for record in log:
+            record.pop("tokens_per_second", None)
+    assert logs[0] == logs[1]
+    assert [row["mem_len"] for row in results["memory_curve"]] == [0, 4]
+    assert (tmp_path / "parts" / "report.html").is_file()
+    # What was finished is found again.
+    assert train(config, tmp_path / "parts", quiet=True) == results
+
+
+def test_other_data_are_refused_on_resuming(config, tmp_path, at_step):
+    import signal
+
+    at_step(3, lambda state: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(Interrupted):
+        train(config, tmp_path / "run", quiet=True)
+    path = tmp_path / "data" / "train_inputs.npy"
+    np.save(path, np.load(path)[::-1])
+    with pytest.raises(ValueError, match="its tokens have another checksum"):
+        train(config, tmp_path / "run", quiet=True)
+
+
+def test_each_target_counts_once_however_the_recordings_are_divided(config, tmp_path):
+    train(config, tmp_path / "run", quiet=True)
+    model = load_model(tmp_path / "run").double()
+    recordings = FeatureCorpus(tmp_path / "data").split("test")
+    whole = evaluate(model, recordings, segment_len=60, mem_len=60)
+    assert whole.tokens == recordings.counted().sum() < len(recordings)
+    # No recording is longer than the memory, so that neither parts nor segments show.
+    for batch_size, segment_len in ((1, 7), (4, 11), (7, 3)):
+        result = evaluate(
+            model, recordings, segment_len=segment_len, mem_len=9, batch_size=batch_size
+        )
+        assert result.tokens == whole.tokens
+        assert result.nll == pytest.approx(whole.nll, abs=1e-9)
+
+
+def test_the_commands_evaluate_a_run_and_refuse_what_needs_text(config, tmp_path, capsys):
+    (tmp_path / "recipe.toml").write_text(dump_recipe(config))
+    run = str(tmp_path / "run")
+    assert main(["train", str(tmp_path / "recipe.toml"), "--out", run, "--quiet"]) == 0
+    capsys.readouterr()
+    assert main(["eval", run, "--eval.split", "test", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["split"] == "test"
+    assert np.isfinite(found["nll"])
+    text = tmp_path / "text.txt"
+    text.write_text("some text")
+    for command in (
+        ["generate", run, "--prompt", "a"],
+        ["score", run, str(text)],
+        ["compress", str(text), "--model", run],
+        ["convert", run, str(tmp_path / "converted")],
+        ["export", run, str(tmp_path / "exported")],
+        ["estimate", str(tmp_path / "recipe.toml")],
+        ["bench", str(tmp_path / "recipe.toml")],
+    ):
+        assert main(command) == 2, command
+        assert "reads real vectors (n_features=2)" in capsys.readouterr().err, command
+    assert main(["eval", run, "--file", str(text)]) == 2
+    assert "--file is for text" in capsys.readouterr().err
+    assert main(["prepare", str(tmp_path / "recipe.toml")]) == 2
+    assert "no text is prepared" in capsys.readouterr().err
+
+
+def test_fine_tuning_begins_with_the_weights(config, tmp_path, capsys):
+    train(config, tmp_path / "run", quiet=True)
+    out = str(tmp_path / "tuned")
+    settings = ["--data.path", str(tmp_path / "data"), "--train.steps", "1", "--train.lr", "1e-9"]
+    settings += ["--train.muon_lr", "1e-9", "--quiet"]
+    assert main(["train", str(tmp_path / "run"), "--out", out, *settings]) == 0, capsys.readouterr()
+    before, after = (load_model(x) for x in (tmp_path / "run", out))
+    for x, y in zip(before.parameters(), after.parameters(), strict=True):
+        torch.testing.assert_close(x, y, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("config", ["numbers"], indirect=True)
+def test_a_recipe_must_fit_the_recordings(config, tmp_path):
+    from dataclasses import replace
+
+    for settings, message in (
+        ({"n_features": 3}, r"model\.n_features=3 is not the width of the inputs"),
+        ({"n_mixtures": 0}, r"are real numbers: set model\.n_mixtures"),
+    ):
+        wrong = replace(config, model=replace(config.model, **settings))
+        with pytest.raises(ValueError, match=message):
+            train(wrong, tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize("config", ["classes"], indirect=True)
+def test_a_forecast_needs_a_mixture(config, tmp_path):
+    train(config, tmp_path / "run", quiet=True)
+    with pytest.raises(ValueError, match="a forecast needs a model that predicts real values"):
+        forecast(load_model(tmp_path / "run"), np.zeros((1, 3, 2)), 4)
