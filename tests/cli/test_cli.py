@@ -6,6 +6,7 @@ import inspect
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -31,6 +32,7 @@ VERBS = (
         "recl",
         "ablate",
         "compare",
+        "task",
         "bench",
         "estimate",
         "doctor",
@@ -87,11 +89,9 @@ def test_the_examples_in_the_help_parse(verb, toy_toml, trained):
     for example in examples(kind):
         # Of a pipeline the part that is ours, without what the shell does around it.
         command = next(part for part in example.split("|") if "txl " in part)
-        words = command.split(">")[0].split()
+        words = shlex.split(command.split(">")[0])
         words = words[words.index("txl") + 1 :]
-        words = [str(toy_toml) if word.endswith(".toml") else word.strip("'") for word in words]
-        if verb == "generate" and "'" in example:
-            words = [word for word in words if word not in ("main", "A")]
+        words = [str(toy_toml) if word.endswith(".toml") else word for word in words]
         known = {"shakespeare-char-cpu", "demo"} - {*transformer_xl.config.recipes.recipe_names()}
         words = [str(toy_toml) if word in known else word for word in words]
         if verb == "train" and "/" in words[1]:
