@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, Literal, Self
+from typing import Any, Literal, cast
 
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -232,9 +232,9 @@ class _MosesDecoder(StreamDecoder):
         self._begin()
         return _join_numbers(held)
 
-    def fork(self) -> Self:
+    def fork(self) -> "_MosesDecoder":
         """See :meth:`StreamDecoder.fork`."""
-        other = super().fork()
+        other = cast("_MosesDecoder", super().fork())
         other._quotes = self._quotes.copy()
         return other
 

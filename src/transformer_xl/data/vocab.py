@@ -25,7 +25,7 @@ from functools import cached_property
 from itertools import repeat
 from operator import index
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Int32
@@ -345,7 +345,7 @@ class StreamDecoder:
         """End the text; an incomplete character becomes U+FFFD."""
         return self._utf8.decode(b"", final=True)
 
-    def fork(self) -> Self:
+    def fork(self) -> "StreamDecoder":
         """Return an independent copy, to decode another continuation of the same text."""
         other = copy.copy(self)
         other._utf8 = copy.copy(self._utf8)

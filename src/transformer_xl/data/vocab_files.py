@@ -6,7 +6,7 @@ An external ``tokenizer.json`` is used unchanged; a SentencePiece model is conve
 import copy
 import json
 from pathlib import Path
-from typing import Self, get_args
+from typing import cast, get_args
 
 import numpy as np
 from tokenizers import Tokenizer, decoders
@@ -192,8 +192,8 @@ class _Decoder(StreamDecoder):
             return "\n"
         return self._stream.step(self._tokenizer, token) or ""
 
-    def fork(self) -> Self:
+    def fork(self) -> "_Decoder":
         """See :meth:`StreamDecoder.fork`."""
-        other = super().fork()
+        other = cast("_Decoder", super().fork())
         other._stream = copy.copy(self._stream)
         return other

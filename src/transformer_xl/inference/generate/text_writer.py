@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Self
 
 from transformer_xl.data import Vocab
 
@@ -57,7 +56,7 @@ class TextWriter:
         """Return the text that was held back, at the end."""
         return "" if self.has_stopped else self._waiting + self._decoder.flush()
 
-    def fork(self) -> Self:
+    def fork(self) -> "TextWriter":
         """Return an independent copy, to write another continuation of the same text."""
         other = copy.copy(self)
         other._decoder = self._decoder.fork()
