@@ -137,12 +137,12 @@ def test_a_value_that_a_setting_cannot_have_is_named_on_the_command_line(
         (
             lambda: TrainConfig(schedule="cos"),
             "train.schedule='cos' is unknown; choose from 'cosine', 'inverse_sqrt', "
-            "'constant_cooldown'; did you mean 'cosine'?",
+            "'constant_cooldown', 'plateau'; did you mean 'cosine'?",
         ),
         (
             lambda: TrainConfig(optimizer="adamw2"),
-            "train.optimizer='adamw2' is unknown; choose from 'adamw', 'muon', 'lamb'; did you "
-            "mean 'adamw'?",
+            "train.optimizer='adamw2' is unknown; choose from 'adamw', 'muon', 'lamb', 'sgd', "
+            "'adagrad'; did you mean 'adamw'?",
         ),
         (
             lambda: ModelConfig(norm="batch"),

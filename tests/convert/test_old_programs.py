@@ -186,7 +186,7 @@ def test_labml_has_its_recipe_and_each_of_its_options_a_row():
         else shown(about)
         for name, about in options("labml").items()
     }
-    recipe = asdict(load_recipe("shakespeare-char-labml-cpu"))
+    recipe = asdict(load_recipe("shakespeare-char-labml"))
     for name, _, ours in rows:
         for section, key, value in re.findall(r"`(\w+)\.(\w+)` = `([^`]+)`", ours):
             assert str(recipe[section][key]).lower() == value, name

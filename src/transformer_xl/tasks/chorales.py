@@ -23,6 +23,7 @@ from transformer_xl.inference.floors.kneser_ney import KneserNey
 from transformer_xl.inference.floors.measuring_floors import unigram_nll
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.reading import read
 from transformer_xl.model.wrapping import evaluating
 from transformer_xl.tasks.task import SPLITS, Measured, Task, Trained
 
@@ -116,22 +117,20 @@ def framewise(
     """
     # Longest first, so that those that have ended are the last rows.
     frames = sorted(([*_frames(text, marks)] for text in texts), key=len, reverse=True)
-    mem_len = {"mem_len": lengths.mem_len} if model.remembers_positions else {}
     mems, found = model.keep(model.start_memory(len(frames), lengths.mem_len)), []
     with evaluating(model):
         for n in range(len(frames[0])):
             n_rows = sum(n < len(own) for own in frames)
             mems = mems.select(torch.arange(n_rows))
             before, notes = (torch.tensor([own[n][k] for own in frames[:n_rows]]) for k in (0, 1))
-            out = model(before.to(model.device), mems, **mem_len)
-            mems, loss = out.mems, torch.zeros(n_rows)
+            *_, piece = read(model, before, lengths, mems)
+            mems, loss = piece.mems, torch.zeros(n_rows)
             for voice in range(VOICES):
-                assert out.log_probs is not None
-                log_probs = out.log_probs[:, -1].float().cpu()
+                log_probs = model.head.log_probs(piece.hidden[:, -1]).float().cpu()
                 loss -= log_probs.gather(1, notes[:, voice : voice + 1])[:, 0]
                 if voice < VOICES - 1:
-                    guess = log_probs.argmax(1, keepdim=True).to(model.device)
-                    out = model(guess, out.mems, **mem_len)
+                    guess = log_probs.argmax(1, keepdim=True)
+                    *_, piece = read(model, guess, lengths, piece.mems)
             found.append(loss.numpy())
     return np.concatenate(found)
 

@@ -50,7 +50,7 @@ MODEL = {
     "mem_len": ({}, 3),
     "ext_len": ({}, 2),
     "attn_len": ({}, 3),
-    "layer_attn_lens": ({}, (3, 30)),
+    "layer_attn_lens": ({"n_layer": 2}, (3, 30)),
     "clamp_len": ({}, 2),
     "start_memory": ({"mem_len": 30}, "zeros"),
     "norm_first": ({}, True),
