@@ -207,7 +207,7 @@ def test_a_folder_with_absurd_sizes_is_refused_at_once(model, tmp_path: Path, se
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
     began = time.process_time()
-    with pytest.raises((ValueError, RuntimeError), match=r"config\.json"):
+    with pytest.raises((ValueError, RuntimeError), match=r"config\.json|would take at least"):
         txl.TransformerXL.from_pretrained(tmp_path)
     assert time.process_time() - began < 2
 
