@@ -46,7 +46,8 @@ _TOP = (
         "EvalConfig", "GenerateConfig",
     )),
     ("Evaluation and generation", "Read a text and write one.", (
-        "evaluate", "Result", "generate", "generate_batch", "Session", "save_state", "load_state",
+        "evaluate", "Result", "generate", "generate_batch", "beam_search", "Hypothesis", "Session",
+        "save_state", "load_state",
     )),
     ("Other formats", "Old checkpoints in, other programs out.", ("convert", "export")),
 )  # fmt: skip
