@@ -28,31 +28,30 @@ class Project(NamedTuple):
     """By name of an object, its role and its address below ``url``; ``$`` stands for the name."""
 
 
+# Classes have the names of the modules that define them, as signatures and bases have.
 _TORCH = {
     "torch.Tensor": ("py:class", "tensors.html#$"),
     "torch.dtype": ("py:class", "tensor_attributes.html#$"),
     "torch.device": ("py:class", "tensor_attributes.html#$"),
-    "torch.no_grad": ("py:class", "generated/torch.no_grad.html#$"),
-    "torch.autocast": ("py:class", "amp.html#$"),
-    "torch.nn.Module": ("py:class", "generated/torch.nn.Module.html#$"),
-    "torch.nn.Linear": ("py:class", "generated/torch.nn.Linear.html#$"),
-    "torch.nn.LayerNorm": ("py:class", "generated/torch.nn.LayerNorm.html#$"),
-    "torch.einsum": ("py:function", "generated/torch.einsum.html#$"),
-    "torch.compile": ("py:function", "generated/torch.compile.html#$"),
-    "torch.export.export": ("py:function", "export.html#$"),
-    "torch.nn.functional.scaled_dot_product_attention": (
-        "py:function",
-        "generated/torch.nn.functional.scaled_dot_product_attention.html#$",
+    "torch.nn.modules.module.Module": (
+        "py:class",
+        "generated/torch.nn.Module.html#torch.nn.Module",
+    ),
+    "torch.nn.modules.linear.Linear": (
+        "py:class",
+        "generated/torch.nn.Linear.html#torch.nn.Linear",
     ),
 }
 # Hugging Face's documentation is not made by Sphinx; anchors are full names all the same.
 _TRANSFORMERS = {
-    "transformers.PreTrainedModel": ("py:class", "main_classes/model#$"),
-    "transformers.PretrainedConfig": ("py:class", "main_classes/configuration#$"),
-    "transformers.PreTrainedTokenizer": ("py:class", "main_classes/tokenizer#$"),
-    "transformers.GenerationMixin.generate": ("py:method", "main_classes/text_generation#$"),
-    "transformers.Trainer": ("py:class", "main_classes/trainer#$"),
-    "transformers.AutoModelForCausalLM": ("py:class", "model_doc/auto#$"),
+    "transformers.configuration_utils.PreTrainedConfig": (
+        "py:class",
+        "main_classes/configuration#transformers.PreTrainedConfig",
+    ),
+    "transformers.generation.utils.GenerationMixin": (
+        "py:class",
+        "main_classes/text_generation#transformers.GenerationMixin",
+    ),
 }
 PROJECTS = {
     "torch": Project("https://docs.pytorch.org/docs/stable/", "2", _TORCH),

@@ -119,7 +119,7 @@ def _api_page(part: Part) -> str:
         thing = getattr(module, name)
         kind = "class" if isclass(thing) else "function"
         lines += [_titled(name, "-"), f".. auto{kind}:: {name}"]
-        lines += ["   :members:"] if kind == "class" else []
+        lines += ["   :members:", "   :show-inheritance:"] if kind == "class" else []
         if is_dataclass(thing) and thing.__module__.startswith("transformer_xl.config"):
             # Fields are on the page of the settings.
             names = ", ".join(x.name for x in fields(thing))
