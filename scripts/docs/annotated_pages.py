@@ -191,6 +191,13 @@ def _code(row: Row) -> str:
     return highlight(text, PythonLexer(stripnl=False, ensurenl=False), formatter)
 
 
+def _link(address: str, symbol: Symbol) -> str:
+    """Return a link whose text is the symbol, with its meaning for screen readers."""
+    formula = mathml(symbol.tex, is_block=False)
+    name = f'<span class="visually-hidden">{escape(symbol.meaning)}</span>'
+    return f'<a href="{address}">{formula}{name}</a>'
+
+
 def _page(about: dict[str, Any], known: Sequence[Symbol]) -> str:
     file = about["path"]
     here = [symbol for symbol in known if file in symbol.lines]
@@ -200,11 +207,7 @@ def _page(about: dict[str, Any], known: Sequence[Symbol]) -> str:
     for tex in about["equations"]:
         lines += [".. math::", "", f"   {tex}", ""]
     if here:
-        links = ", ".join(
-            f'<a href="#L-{symbol.lines[file][0]}" aria-label="{escape(symbol.meaning)}">'
-            f"{mathml(symbol.tex, is_block=False)}</a>"
-            for symbol in here
-        )
+        links = ", ".join(_link(f"#L-{symbol.lines[file][0]}", symbol) for symbol in here)
         lines += _raw(f'<p class="symbols">On this page: {links}</p>', 0)
     for row in rows((PACKAGE / file).read_text("utf-8"), [*marked]):
         if row.title is not None:
@@ -217,9 +220,8 @@ def _page(about: dict[str, Any], known: Sequence[Symbol]) -> str:
 
 def _row(row: Row, marked: dict[int, Symbol]) -> list[str]:
     notes = [
-        f'<p class="symbol"><a href="../symbols.html#symbol-{symbol.id}" '
-        f'aria-label="symbol {symbol.id}">'
-        f"{mathml(symbol.tex, is_block=False)}</a> {escape(symbol.meaning)}</p>"
+        f'<p class="symbol">{_link(f"../symbols.html#symbol-{symbol.id}", symbol)} '
+        f"{escape(symbol.meaning)}</p>"
         for number, _ in row.code
         if (symbol := marked.get(number)) is not None
     ]

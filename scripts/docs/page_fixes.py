@@ -8,9 +8,21 @@ from sphinx.application import Sphinx
 _BACK = re.compile(r'(<a class="viewcode-back" href=")([^"#]*)#([^"]+)(")')
 
 
+_PARAMETERS = re.compile(r"<dl>\s*(<dd>.*?)</dl>", re.S)
+
+
 def accessible(html: str) -> str:
-    """Return HTML in which blocks that scroll can be reached with the keyboard."""
-    return html.replace("<pre>", '<pre tabindex="0">')
+    """Return HTML that assistive technology understands.
+
+    Blocks that scroll can be reached with the keyboard. Parameters of a signature on lines of their
+    own are no definition list, which would lack its terms.
+    """
+
+    def lines(found: re.Match[str]) -> str:
+        inner = found[1].replace("<dd>", "<span>").replace("</dd>", "</span>")
+        return f'<span class="sig-lines">{inner}</span>'
+
+    return _PARAMETERS.sub(lines, html).replace("<pre>", '<pre tabindex="0">')
 
 
 def _with_links(app: Sphinx, page: str, html: str) -> str:
