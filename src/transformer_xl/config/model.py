@@ -74,7 +74,7 @@ _ATTENTION = (
     *("n_head", "d_head", "d_inner", "activation", "attn_type", "n_positions", "attn_len"),
     *("clamp_len", "start_memory", "norm_first", "gate", "norm", "qk_norm", "final_norm"),
     *("enhanced_recurrence", "tie_biases", "attn_dropout", "qkv_dropout", "ff_dropout"),
-    *("norm_eps", "quirks", "ext_len", "value_residual"),
+    *("norm_eps", "quirks", "ext_len", "value_residual", "embedding_residual", "input_recurrence"),
 )
 
 _RECURRENT = ("state_size", "expand", "conv_width", "weight_dropout")
@@ -174,6 +174,12 @@ class ModelConfig:
     value_residual: bool = False
     """Value residuals: the values of every layer but the first are a learned mix of its own and
     those of the first layer, which keep what the token itself says (ResFormer)."""
+    embedding_residual: bool = False
+    """Embedding residuals: the input of every layer but the first is a learned mix of its own and
+    the normalized embedding of its token."""
+    input_recurrence: bool = False
+    """Add to each embedding a learned share of the input before it, feature by feature; the memory
+    of the first layer carries it across segments."""
     enhanced_recurrence: bool = False
     """Keep the output of each layer in its memory instead of its input (ERNIE-Doc)."""
     final_norm: bool = False

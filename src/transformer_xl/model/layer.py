@@ -382,6 +382,8 @@ def draw_weights(parameters: Iterable[tuple[str, Tensor]], config: ModelConfig) 
         (("embedding.weight", "softmax.weight", "cluster_weight"), 0.0, config.init_std),
         (("content_bias", "position_bias"), 0.0, config.init_std),
         (("value_own", "value_first"), 0.5, 0.0),
+        (("embedding_own",), 1.0, 0.0),
+        (("embedding_first", "input_decay"), 0.0, 0.0),
         (("distance_embedding", "position_embedding"), 0.0, config.init_std),
     )
     for name, parameter in parameters:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
+import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
@@ -70,6 +71,14 @@ class TransformerXL(LanguageModel):
             self.value_own, self.value_first = (
                 nn.Parameter(torch.empty(config.n_layer - 1)) for _ in range(2)
             )
+        self.embedding_own = self.embedding_first = None
+        if config.embedding_residual:
+            self.embedding_own, self.embedding_first = (
+                nn.Parameter(torch.empty(config.n_layer - 1)) for _ in range(2)
+            )
+        self.input_decay = None
+        if config.input_recurrence:
+            self.input_decay = nn.Parameter(torch.empty(config.d_model))
         self.final_norm = make_norm(config) if config.final_norm else None
         self._projected: dict[tuple[int | None, bool], list[Tensor]] = {}
         self._probe: Tensor | None = None
@@ -141,9 +150,16 @@ class TransformerXL(LanguageModel):
         mems = mems.with_capacity(T, lengths.mem_len)
         M, first_key = len(mems), segment.first_keys(len(mems), mems.forgotten)
         x = self._embedded(segment)
+        if self.input_decay is not None:
+            x = self._recurrent(x, mems.store.past(0))
+        first = None
+        if self.embedding_own is not None:
+            first = F.rms_norm(x, (x.shape[-1],), eps=self.config.norm_eps)
         positions = self._relative_positions(M + T, lengths.clamp_len, is_fixed=mems.has_keys)
         present, positioned = [], []
         for n, (layer, mix) in enumerate(zip(self.layers, self.value_mixes(), strict=True)):
+            if n and first is not None:
+                x = x * self.embedding_own[n - 1] + first * self.embedding_first[n - 1]
             past, unpositioned = mems.store.past(n), x
             if self._is_absolute:
                 past, x = self._positioned(n, past, x, segment.short, lengths.clamp_len)
@@ -169,6 +185,16 @@ class TransformerXL(LanguageModel):
         if positioned:
             mems = Memory(positioned, mems.forgotten)
         return x, segment.remembered(mems, present, first_key, lengths.mem_len, kept)
+
+    def _recurrent(self, x: Tensor, past: Tensor) -> Tensor:
+        a = self.input_decay.tanh()
+        if past.shape[1]:
+            x = torch.cat([x[:, :1] + a * past[:, -1:], x[:, 1:]], 1)
+        n = 1
+        while n < x.shape[1]:
+            x = x + F.pad(x[:, :-n] * a, (0, 0, n, 0))
+            a, n = a * a, 2 * n
+        return x
 
     def _require_readable(self, segment: Segment, mems: Memory, ext_len: int) -> None:
         """Require that this memory can be continued with this segment."""
