@@ -125,6 +125,24 @@ def test_embedding_dropout_drops_whole_words_wherever_they_stand(tiny_config, ma
     assert abs(dropped / (31 * n) - p) < 5 * (p * (1 - p) / (31 * n)) ** 0.5
 
 
+@pytest.mark.parametrize("marker", [0, 7, 8, 20, 30])
+@pytest.mark.parametrize(
+    ("made", "settings"),
+    [(Embedding, {}), (AdaptiveEmbedding, {"cutoffs": (8, 20), "div_val": 2})],
+)
+def test_the_separator_of_completions_is_never_dropped(tiny_config, made, settings, marker):
+    markers = {"completion_at": marker, "reset_at": 5}
+    module = made(replace(tiny_config, vocab_size=31, embed_dropout=0.9, **markers, **settings))
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter)
+    text = torch.arange(31)[None]
+    exact = module.eval()(text)[0, marker]
+    module.train()
+    found = torch.cat([module(text) for _ in range(20)])
+    assert torch.equal(found[:, marker], exact.expand(20, -1))
+    assert (found == 0).all(-1).any(0).sum() == 30
+
+
 def test_the_softmax_keeps_the_words_that_the_embedding_drops(tiny_config):
     model = TransformerXL(replace(tiny_config, embed_dropout=0.9))
     hidden = torch.randn(2, 3, 16)
