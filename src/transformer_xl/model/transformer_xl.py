@@ -15,7 +15,7 @@ from transformer_xl.config import ModelConfig
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layer import DecoderLayer, Mix, draw_weights, make_norm
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.memory import KeysAndValues, Memory, Past
+from transformer_xl.model.memory import Join, KeysAndValues, Memory, Past
 from transformer_xl.model.positions import Positions, distances, relative_positions
 from transformer_xl.model.segment import Segment
 from transformer_xl.model.wrapping import adapters, evaluating
@@ -177,7 +177,7 @@ class TransformerXL(LanguageModel):
 
     def _seen(
         self, n: int, past: Past, at: Positions | None, attn_len: int | None, first_key: Any
-    ) -> tuple[Past, Positions | None, int | None, Any]:
+    ) -> tuple[Float[Tensor, "B seen D"] | Join, Positions | None, int | None, Any]:
         """Return what layer ``n`` attends to, without the positions that are out of its reach."""
         if not self.config.layer_attn_lens:
             return past, at, attn_len, first_key
