@@ -270,7 +270,9 @@ class Generate:
         ]
         if self.state:
             best = hypotheses[0][0]
-            read = torch.from_numpy(History(history, prompts[0], best.tokens).kept[:-1])
+            read = torch.from_numpy(
+                History([*map(int, history)], prompts[0], best.tokens).kept[:-1]
+            )
             random = None if state is None else state.random
             write_state(self.state, State(best.mems, best.tokens[-1], random, read=read), checksum)
             say(f"saved the memory to {self.state}; the same command resumes from it")
