@@ -56,7 +56,7 @@ def test_completions_are_found_whatever_a_text_is_cut_into():
     assert np.array_equal(in_completion(tokens[:-1], CONFIG), completed)
     for cut in range(1, len(tokens) - 1, 3):
         before = in_completion(tokens[:cut], CONFIG)
-        after = in_completion(tokens[cut:-1], CONFIG, before[-1])
+        after = in_completion(tokens[cut:-1], CONFIG, bool(before[-1]))
         assert np.array_equal(np.concatenate([before, after]), completed)
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Int64
 from torch import Tensor, from_numpy
 
 from transformer_xl.config.files import write_atomically
@@ -35,10 +35,11 @@ PARTS = ("inputs", "targets", "starts")
 class Recordings:
     """Recordings, one after the other."""
 
-    inputs: Float[np.ndarray, "N F"]
-    targets: Int64[np.ndarray, " N"] | Float[np.ndarray, " N"]
+    # Their types are checked below, with an error that names the rule.
+    inputs: np.ndarray
+    targets: np.ndarray
     """Classes, or numbers; -100 or NaN where nothing is predicted."""
-    starts: Bool[np.ndarray, " N"]
+    starts: np.ndarray
     """Where recordings begin."""
 
     def __post_init__(self) -> None:

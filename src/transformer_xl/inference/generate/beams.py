@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import torch
 from jaxtyping import Float
@@ -87,7 +87,7 @@ def beam_search(
     model: LanguageModel,
     prompts: Sequence[Text],
     *,
-    length: int,
+    length: SupportsIndex | None,
     beam_size: int = 4,
     length_penalty: float = 1.0,
     n_best: int = 1,
