@@ -22,7 +22,7 @@ def forecast(
     horizon: int,
     *,
     known: Float[np.ndarray, "B horizon others"] | None = None,
-    offsets: Float[np.ndarray, "B horizon"] | None = None,
+    offsets: np.ndarray | None = None,
     paths: int = 100,
     seed: int = 1,
     segment_len: int = SEGMENT_LEN,

@@ -123,6 +123,6 @@ def _methods() -> Iterator[tuple[str, Any]]:
         yield f"logistic regression, {name}", pipeline(weights, regression)
 
 
-def _measured(examples: Sequence[Example], labels: Sequence[int]) -> Measured:
+def _measured(examples: Sequence[Example], labels: Sequence[int] | np.ndarray) -> Measured:
     right = np.array([x.completion == LABELS[y] for x, y in zip(examples, labels, strict=True)])
     return Measured({"accuracy": 100 * float(right.mean())}, right.astype(float))
