@@ -270,6 +270,9 @@ def test_the_vocabulary_of_every_shipped_recipe_is_the_one_that_is_estimated():
     guessed = set()
     for name in recipe_names():
         config = load_recipe(name)
+        if config.model.n_features:
+            # Recordings have no vocabulary.
+            continue
         found = with_vocabulary(config)
         try:
             assert found == with_known_vocabulary(config), name

@@ -109,7 +109,7 @@ def test_a_completion_may_be_longer_than_a_segment():
 
 
 @pytest.mark.parametrize(
-    "how", [{"segment_len": 5}, {"segment_len": 5, "mem_len": 30, "batch_size": 3}, {"window": 6}]
+    "how", [{"segment_len": 5}, {"segment_len": 5, "mem_len": 60, "batch_size": 3}, {"window": 6}]
 )
 def test_an_evaluation_counts_completions_alone(how):
     torch.manual_seed(3)
@@ -120,9 +120,16 @@ def test_an_evaluation_counts_completions_alone(how):
     everything = build_model(replace(CONFIG, completion_at=None)).double().eval()
     everything.load_state_dict(model.state_dict())
     assert evaluate(everything, tokens, **how).tokens == len(completed)
-    if "batch_size" not in how and "window" not in how:
-        scores = np.array([*score(everything, tokens, **how)][1:])
-        assert found.nll == pytest.approx(-scores[completed].mean(), rel=1e-9)
+    if "window" in how:
+        pieces = [tokens[max(end - 6, 0) : end] for end in range(1, len(tokens))]
+        nll = [everything(torch.tensor([x.tolist()])).log_probs[0, -1].tolist() for x in pieces]
+        scores = np.array(
+            [float(x[y].detach()) for x, y in zip(nll, tokens[1:].tolist(), strict=True)]
+        )
+    else:
+        lengths = {name: x for name, x in how.items() if name != "batch_size"}
+        scores = np.array([*score(everything, tokens, **lengths)][1:])
+    assert found.nll == pytest.approx(-scores[completed].mean(), rel=1e-9)
 
 
 def test_bytes_of_prompts_do_not_count():

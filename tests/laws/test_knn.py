@@ -172,3 +172,22 @@ def test_a_lstm_has_a_past_too():
     model = build_model(config).eval()
     plain, mixed = (evaluate(model, TEXT, knn=knn).nll for knn in (None, SETTINGS))
     assert plain != mixed
+
+
+def test_an_evaluation_of_the_first_segments_is_that_of_their_text(paper):
+    some = evaluate(paper, TEXT, segment_len=4, max_steps=3, knn=SETTINGS)
+    whole = evaluate(paper, TEXT[:13], segment_len=4, knn=SETTINGS)
+    assert some.tokens == whole.tokens == 12
+    assert some.nll == pytest.approx(whole.nll, rel=1e-12)
+
+
+@torch.no_grad()
+def test_under_autocast_the_past_is_searched_in_float32():
+    draw = torch.Generator().manual_seed(1)
+    hidden, tokens = torch.randn(40, 32, generator=draw), torch.arange(40)
+    past = Past(SETTINGS).extended(hidden, tokens)
+    exact = past.nearest(hidden[:1] + 0.01)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = past.nearest(hidden[:1] + 0.01)
+    for ours, theirs in zip(found, exact, strict=True):
+        assert torch.equal(ours, theirs)

@@ -15,7 +15,7 @@ from transformer_xl.inference.generate import beam_search
 from transformer_xl.model import build_model
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.tasks import TASKS, load_task
-from transformer_xl.tasks.run import joined, paired_p
+from transformer_xl.tasks.run import joined, paired_p, prepared
 from transformer_xl.tasks.task import (
     SEPARATOR,
     Example,
@@ -258,3 +258,12 @@ def test_a_folder_of_babi_is_read(tmp_path, shared):
     assert examples[0].prompt.endswith("where is john ?")
     measured = dict(task.baselines(tmp_path, "test"))["most frequent answer"]
     assert 20 < measured.metrics["mean"] < 40
+
+
+def test_texts_of_other_data_are_not_taken(babi, tmp_path):
+    task = load_task("babi")
+    prepared(task, babi, tmp_path / "out", print)
+    other = tmp_path / "other"
+    other.symlink_to(babi)
+    with pytest.raises(ValueError, match=r"holds the texts of task babi from .*give another --out"):
+        prepared(task, other, tmp_path / "out", print)

@@ -82,3 +82,18 @@ def test_a_static_scale_stays(toy_recipe):
     assert found.loss_scale == 1e30
     with pytest.raises(RuntimeError, match=r"train\.max_skips=3"):
         step.train_step(config, found, network)
+
+
+def test_overflows_of_a_dynamic_scale_do_not_end_a_run(toy_recipe):
+    settings = {"precision": "float16", "max_skips": 0}
+    config, found, network = begun(toy_recipe(train=settings))
+    found.loss_scale = 2.0**100
+    for _ in range(3):
+        assert step.train_step(config, found, network).is_skipped
+    assert (found.loss_scale, found.skipped, found.skipped_in_a_row) == (2.0**97, 3, 0)
+    # With a scale below 1, it is the loss that is not finite.
+    found.loss_scale = 0.75
+    with torch.no_grad():
+        next(found.model.parameters()).fill_(torch.nan)
+    with pytest.raises(RuntimeError, match=r"train\.max_skips=0"):
+        step.train_step(config, found, network)

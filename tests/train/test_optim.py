@@ -277,3 +277,10 @@ def test_more_tensors_of_a_kind_are_moved_in_as_many_operations(optimizer, one_b
         return count
 
     assert operations(20) - operations(2) == 18 * one_by_one
+
+
+def test_a_plateau_knows_negative_losses():
+    plateau, config = Plateau(), TrainConfig(schedule="plateau", patience=1)
+    for loss in (-1.0, -2.0, -2.0, -1.99995, -2.0001):
+        plateau.see(loss, config)
+    assert (plateau.best, plateau.scale) == (-2.0, config.decay_rate)

@@ -307,6 +307,8 @@ def read_midi(path: Path | str, settings: MusicConfig | None = None) -> list[tup
         f"{path} has {len(parts)} parts (a part is a track on a channel) and a step has "
         f"{settings.voices} voices: give a file with a part for each voice",
     )
+    # In the order of tracks and channels, and not in that in which their first notes end.
+    parts = dict(sorted(parts.items()))
     n_steps = max(n_steps, *(x.start + x.length for part in parts.values() for x in part))
     require(
         n_steps <= _MOST_STEPS,

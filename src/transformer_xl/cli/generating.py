@@ -290,8 +290,6 @@ class Generate:
         from transformer_xl.inference.generate import generate_batch, seed_of
 
         begins, encoded = self._several(vocab)
-        begins = self._prompts(vocab)
-        encoded = [self._encoded(text, vocab) or start_of(vocab) for text in begins]
         prompts = [ids for ids in encoded for _ in range(self.samples)]
         begins = [text for text in begins for _ in range(self.samples)]
         seed = self.settings.seed

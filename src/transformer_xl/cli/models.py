@@ -180,6 +180,8 @@ class Serve:
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
         logging.getLogger("transformer_xl.serve").setLevel(logging.INFO)
         generation = generation_of(self.dir)
+        # A file of keys that cannot be read ends the command before the model is loaded.
+        settings.keys  # noqa: B018
         model, vocab = load(self.dir, self.weights, any_size=self.any_size)
         # Not resolved: a symbolic link keeps its own name.
         folder = Path(os.path.abspath(self.dir)).name or "transformer-xl"  # noqa: PTH100

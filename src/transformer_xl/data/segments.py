@@ -101,6 +101,8 @@ class Segments:
         self.completed: Bool[Tensor, "B predicted"] | None = None
         self.starts: Bool[Tensor, "B T"] | None = None
         self._tokens = tokens
+        # Whether each stream is within a completion before a position, which changes with resuming.
+        self._within: tuple[int, np.ndarray] = -1 - ext_len, np.zeros(0, dtype=bool)
         has_completions = completions is not None and completions.completion_at is not None
         self._completions = completions if has_completions else None
         self._roll_seed = roll_seed
@@ -126,7 +128,11 @@ class Segments:
         first, stop = self.tokens_read - self.ext_len, self.tokens_read + self.length + 1
         window = self._window(first, stop)
         if self._completions is not None:
-            found = in_completion(window[:, :-1], self._completions, self._is_within(first))
+            position, within = self._within
+            # Looked for at the start, when resumed, and with ext_len.
+            within = within if position == first else self._is_within(first)
+            found = in_completion(window[:, :-1], self._completions, within)
+            self._within = stop - 1, found[:, -1]
             self.completed = torch.from_numpy(found[:, self.ext_len :])
         window = torch.from_numpy(window)
         self.segments_read += 1

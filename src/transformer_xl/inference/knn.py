@@ -76,7 +76,8 @@ class Past:
             known = [torch.cat(both) for both in zip(known, new, strict=True)] if known else new
         states, squares, tokens = known
         # The distance up to a constant of each row, which the softmax does not depend on.
-        score_TS = torch.addmm(squares, hidden, states.T, beta=-1, alpha=2)
+        with torch.autocast(hidden.device.type, enabled=False):
+            score_TS = torch.addmm(squares, hidden, states.T, beta=-1, alpha=2)
         score_TS /= hidden.shape[1] * self.settings.temperature
         place = torch.arange(T, device=hidden.device)[:, None]
         age = M + place - torch.arange(M + T - 1, device=hidden.device)

@@ -146,8 +146,9 @@ class FeatureEmbedding(nn.Linear):
 
     def forward(self, input: Float[Tensor, "*batch F"]) -> Float[Tensor, "*batch D"]:
         """Project the inputs."""
-        # Under autocast too, the residual stream stays in the precision of the weights.
-        return super().forward(input.to(self.weight.dtype)).to(self.weight.dtype) * self.scale
+        # Real inputs are not rounded under autocast, and the residual stream neither.
+        with torch.autocast(input.device.type, enabled=False):
+            return super().forward(input.to(self.weight.dtype)) * self.scale
 
     def widened(self, embedded: Float[Tensor, "B T D"]) -> Float[Tensor, "B T D"]:
         """Return the argument: it has the width of the model already."""

@@ -73,8 +73,9 @@ class MixtureHead(nn.Linear):
 
     def mixture(self, hidden: Float[Tensor, "*batch D"]) -> Mixture:
         """Return the distribution of the next value, in float32 at least."""
-        raw = self(hidden)
-        # Log-densities need more precision than float16 or bfloat16 have.
+        # Densities need more precision than float16 or bfloat16 have, under autocast too.
+        with torch.autocast(hidden.device.type, enabled=False):
+            raw = self(hidden.to(self.weight.dtype))
         raw = raw.to(torch.promote_types(raw.dtype, torch.float32))
         logits, means, scales = raw.chunk(3, -1)
         return Mixture(logits.log_softmax(-1), means, F.softplus(scales) + LEAST_SCALE)

@@ -21,6 +21,7 @@ from transformer_xl.data.transposing import rounds_of
 from transformer_xl.inference.answers import losses
 from transformer_xl.inference.floors.kneser_ney import KneserNey
 from transformer_xl.inference.floors.measuring_floors import unigram_nll
+from transformer_xl.inference.generate.prompts import selected
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.reading import read
@@ -115,13 +116,14 @@ def framewise(
         marks: The tokens before frames that are no notes.
         lengths: How pieces are read.
     """
+    others = sorted({*marks, *(text[0] for text in texts)})
     # Longest first, so that those that have ended are the last rows.
     frames = sorted(([*_frames(text, marks)] for text in texts), key=len, reverse=True)
     mems, found = model.keep(model.start_memory(len(frames), lengths.mem_len)), []
     with evaluating(model):
         for n in range(len(frames[0])):
             n_rows = sum(n < len(own) for own in frames)
-            mems = mems.select(torch.arange(n_rows))
+            mems = selected(mems, range(n_rows))
             before, notes = (torch.tensor([own[n][k] for own in frames[:n_rows]]) for k in (0, 1))
             *_, piece = read(model, before, lengths, mems)
             mems, loss = piece.mems, torch.zeros(n_rows)
@@ -129,6 +131,8 @@ def framewise(
                 log_probs = model.head.log_probs(piece.hidden[:, -1]).float().cpu()
                 loss -= log_probs.gather(1, notes[:, voice : voice + 1])[:, 0]
                 if voice < VOICES - 1:
+                    # A guess is a note, which a mark or the end of a piece is not.
+                    log_probs[:, others] = -torch.inf
                     guess = log_probs.argmax(1, keepdim=True)
                     *_, piece = read(model, guess, lengths, piece.mems)
             found.append(loss.numpy())

@@ -21,6 +21,8 @@ from transformer_xl.train import train
 
 RESULTS_FILE = "results.json"
 TABLE_FILE = "results.md"
+_ABOUT_FILE = "about.json"
+"""In the folder of the texts: of which task, from which data."""
 _RESAMPLES = 9_999
 
 
@@ -104,12 +106,21 @@ def _usage(task: Task) -> str:
 def prepared(task: Task, source: Path | None, out: Path, say: Callable[[str], None]) -> Path:
     """Return the folder with the texts of a task, written if it is not there."""
     folder, writing = out / "data", out / "data.incomplete"
-    if not folder.is_dir():
+    about = {"task": task.name, "source": None if source is None else str(source.absolute())}
+    if folder.is_dir():
+        known = json.loads((folder / _ABOUT_FILE).read_bytes())
+        if known != about:
+            raise ValueError(
+                f"{folder} holds the texts of task {known['task']} from {known['source']}, not of "
+                f"{task.name} from {about['source']}: give another --out"
+            )
+    else:
         if writing.exists():
             rmtree(writing)
         writing.mkdir(parents=True)
         say(f"preparing the data of {task.name}")
         task.prepare(source or writing, writing)
+        replace_file(writing / _ABOUT_FILE, (json.dumps(about) + "\n").encode())
         writing.rename(folder)
     return folder
 
@@ -206,12 +217,13 @@ def paired_p(own: Sequence[Measured], others: Sequence[Measured]) -> float | Non
         return None
     ours, theirs = (np.mean(side, axis=0) for side in scores)
     difference = ours - theirs
+    # Sums of the same numbers in another order are equal up to rounding.
+    least = difference.sum() - 1e-12 * np.abs(difference).sum()
     draw = np.random.default_rng(0)
     n_above = 0
-    # In blocks, as the signs of all at once may not fit the memory.
     for _ in range(_RESAMPLES):
         signs = draw.integers(0, 2, size=len(difference), dtype=np.int8) * 2 - 1
-        n_above += bool(signs @ difference >= difference.sum() - 1e-12)
+        n_above += bool(signs @ difference >= least)
     return (n_above + 1) / (_RESAMPLES + 1)
 
 

@@ -17,6 +17,7 @@ from transformer_xl.inference.floors import compressed_bytes
 from transformer_xl.inference.generate import beam_search, for_tokens, generate, text_pieces
 from transformer_xl.model import LanguageModel, load_model
 from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.limits import any_size
 from transformer_xl.train.checkpoint import RESULTS_FILE, SAMPLE_FILE, RunFolder
 from transformer_xl.train.metrics import reading
 from transformer_xl.train.seen import MEMORY_FILE, READINGS, TOKENS, see_memory
@@ -48,7 +49,9 @@ def finish(
         for row in results["memory_curve"]:
             say(memory_line(row))
         return results
-    model = load_model(folder.path / "model" / "best").to(device)
+    # The program has written it itself.
+    with any_size():
+        model = load_model(folder.path / "model" / "best").to(device)
     split, settings, segment_len = held_out(corpus), config.eval, config.train.segment_len
     ids = corpus.split(split)
     part = "all" if settings.max_steps is None else f"{settings.max_steps:,} segments"

@@ -240,7 +240,8 @@ class Plateau:
 
     def see(self, loss: float, config: TrainConfig) -> None:
         """Take the loss of a validation; lower the learning rate if too many did not improve."""
-        if loss < self.best * (1 - PLATEAU_THRESHOLD):
+        # Densities of real numbers may have negative losses.
+        if loss < self.best * (1 - math.copysign(PLATEAU_THRESHOLD, self.best)):
             self.best, self.n_bad = loss, 0
         else:
             self.n_bad += 1

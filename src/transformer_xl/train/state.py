@@ -52,13 +52,13 @@ _NUMBERS = (
     *("skipped_in_a_row", "stage", "stage_seconds", "stage_step", "step", "total_steps"),
     *("usual_loss", "usual_norm"),
 )
+"""Attributes of the state that are saved as JSON."""
 _LATER_NUMBERS = ("loss_scale", "n_finite")
 """Those that checkpoints of earlier versions lack."""
 INITIAL_LOSS_SCALE = 65_536.0
-"""Dynamic loss scale at the start; this and the next two are those of PyTorch's GradScaler."""
+"""Dynamic loss scale at the start; this and the next one are those of PyTorch's GradScaler."""
 GROWS_AFTER = 2_000
 """Updates without overflow after which a dynamic loss scale is doubled."""
-"""Attributes of the state that are saved as JSON."""
 
 
 @dataclass
@@ -134,6 +134,11 @@ class TrainState:
             self.cooldown_steps,
             plateau_scale=self.plateau.scale,
         )
+
+    def is_finding_scale(self, config: TrainConfig) -> bool:
+        """Whether an overflow may come from a dynamic loss scale, and not from the loss."""
+        is_dynamic = config.precision == "float16" and config.loss_scale is None
+        return is_dynamic and self.loss_scale >= 1
 
     def adapt_loss_scale(self, config: TrainConfig, *, is_finite: bool) -> None:
         """Update a dynamic loss scale after a backward pass."""

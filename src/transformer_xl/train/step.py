@@ -214,8 +214,7 @@ def train_step(config: Config, state: TrainState, network: Network) -> Update:
     learned = [p for p in state.model.parameters() if p.grad is not None]
     gradients = [p.grad for p in learned if p.grad is not None]
     if state.loss_scale != 1:
-        for gradient in gradients:
-            gradient.mul_(1 / state.loss_scale)
+        torch._foreach_mul_(gradients, 1 / state.loss_scale)  # pyright: ignore[reportPrivateImportUsage]
     length = get_total_norm(gradients)
     length = length.full_tensor() if isinstance(length, DTensor) else length
     # Synchronizes the device, which is cheaper than corrupting the weights. The norm is that over
@@ -277,7 +276,10 @@ def _skip(norm: float, loss: Tensor, offset: int, settings: TrainConfig, state: 
     state.optimizer.skip()
     state.step += 1
     state.skipped += 1
-    state.skipped_in_a_row += 1
+    # Overflows are how a dynamic loss scale finds its value; a loss that is not finite lowers it to
+    # below 1, and counts from there on.
+    is_overflow = not math.isfinite(norm) and state.is_finding_scale(settings)
+    state.skipped_in_a_row += not is_overflow
     if state.skipped_in_a_row > settings.max_skips:
         raise diverged(
             state.step,

@@ -15,7 +15,6 @@ from transformer_xl.train.state import longest_segment
 Parallel = Literal["ddp", "fsdp"]
 _STATES = {"adamw": 2, "lamb": 2, "muon": 2, "adagrad": 1}
 """Numbers of the state for each weight; those of Muon's matrices have one, SGD's its momentum."""
-"""Numbers of optimizer state for each weight; Muon leaves all but its matrices to AdamW."""
 
 
 class Weights(NamedTuple):

@@ -23,11 +23,11 @@ _ROLES = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 )
 _CONTENTS = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
-_TURNS = ("\nuser:", "\nsystem:", "\nassistant:")
+_TURNS = ("\nuser:", "\nsystem:", "\ndeveloper:", "\nassistant:")
 _MOST_STEPS = 100_000
 """Steps of loops and calls of macros, at most."""
 _MOST_TEXT = 4 << 20
-"""Characters of a prompt, or of an intermediate value, at most."""
+"""Characters of a prompt, or of a product, at most."""
 
 
 class ChatTemplate(NamedTuple):
@@ -131,11 +131,14 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+            # Constants are not computed when a template is compiled: they may be large, too.
+            optimized=False,
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=["jinja2.ext.loopcontrols"],
         )
         self._n_steps = 0
         self.globals |= {
-            "_step": self._step,
             "raise_exception": _refuse,
             "strftime_now": lambda form: datetime.now().strftime(form),
         }
@@ -145,11 +148,15 @@ class _Environment(ImmutableSandboxedEnvironment):
         """Let each step of a loop, and each call of a macro, be counted."""
         found = super()._parse(source, name, filename)
         for node in found.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
-            call = nodes.Call(nodes.Name("_step", "load"), [], [], None, None)
+            if isinstance(node, nodes.For) and node.test is not None:
+                raise _LimitError("a loop with a condition, whose steps cannot be counted")
+            # No name, which a template could give another meaning.
+            call = nodes.Call(nodes.EnvironmentAttribute("step"), [], [], None, None)
             node.body.insert(0, nodes.Output([call]).set_lineno(node.lineno))
         return found
 
-    def _step(self) -> str:
+    def step(self) -> str:
+        """Count a step; return what is written for it, nothing."""
         self._n_steps += 1
         if self._n_steps > _MOST_STEPS:
             raise _LimitError(f"it takes more than {_MOST_STEPS:,} steps")

@@ -194,9 +194,9 @@ def evaluate(
             assert isinstance(text, Tensor)
             total = _sum(window_nll(model, text, window, batch_size=batch_size, **reach), completed)
         elif knn is not None:
-            assert isinstance(text, Tensor)
+            assert isinstance(seen, Tensor)
             fitting = lengths._replace(mem_len=most)
-            total = _sum(torch.cat([*knn_nll(model, text, fitting, knn)]), completed)
+            total = _sum(torch.cat([*knn_nll(model, seen, fitting, knn)]), completed)
         else:
             fitting = lengths._replace(mem_len=most)
             parts = read_parts(

@@ -194,7 +194,8 @@ class RunFolder:
             vocab.save(folder)
         n_parameters = sum(x.numel() for x in weights.values())
         if vocab is None:
-            ends = f"{config.n_mixtures} normal distributions" if config.n_mixtures else "softmax"
+            n = config.n_mixtures
+            ends = f"mixture of {n} normal distributions" if n else "softmax"
             card = _FEATURES_CARD.format(
                 name=name, n_parameters=n_parameters, config=config, ends=ends
             )
