@@ -123,9 +123,7 @@ def test_an_evaluation_counts_completions_alone(how):
     if "window" in how:
         pieces = [tokens[max(end - 6, 0) : end] for end in range(1, len(tokens))]
         nll = [everything(torch.tensor([x.tolist()])).log_probs[0, -1].tolist() for x in pieces]
-        scores = np.array(
-            [float(x[y].detach()) for x, y in zip(nll, tokens[1:].tolist(), strict=True)]
-        )
+        scores = np.array([x[y] for x, y in zip(nll, tokens[1:], strict=True)])
     else:
         lengths = {name: x for name, x in how.items() if name != "batch_size"}
         scores = np.array([*score(everything, tokens, **lengths)][1:])
