@@ -14,9 +14,12 @@ from transformer_xl.tasks.speech import (
     HOP,
     N_MELS,
     RATE,
+    aligned,
     augmented,
     log_mel,
+    masked,
     mel_filters,
+    mixed,
     mu_law,
     normalized,
     read_wav,
@@ -71,10 +74,20 @@ def test_frames_are_computed_from_their_own_samples():
     assert stacked(frames).shape[1] == 4 * N_MELS
 
 
-def test_normalized_frames_do_not_depend_on_loudness():
-    x = np.random.default_rng(0).normal(size=4000)
-    one, other = (normalized(log_mel(x * gain)) for gain in (0.5, 0.05))
-    np.testing.assert_allclose(one, other, rtol=0, atol=0.01)
+def test_normalized_frames_know_neither_loudness_nor_channel():
+    draw = np.random.default_rng(0)
+    recordings = [log_mel(draw.normal(size=4000)) for _ in range(3)]
+    bands = draw.normal(size=N_MELS)
+    gained = [frames + bands for frames in recordings]
+    for one, other in zip(normalized(recordings), normalized(gained), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-9)
+    together = np.concatenate(normalized(recordings))
+    np.testing.assert_allclose(together.mean(0), 0.0, atol=1e-9)
+    np.testing.assert_allclose(together.std(0), 1.0, atol=0.01)
+    # Each recording keeps its own mean.
+    assert all(np.abs(x.mean(0)).max() > 1e-3 for x in normalized(recordings))
+    loud, quiet = (log_mel(gain * recordings[0][:, 0]) for gain in (0.5, 0.05))
+    np.testing.assert_allclose(loud, quiet, rtol=0, atol=1e-6)
 
 
 def test_resampling_raises_the_pitch():
@@ -85,9 +98,46 @@ def test_resampling_raises_the_pitch():
 
 
 def test_augmentation_is_drawn_from_the_seed():
-    one, other, third = (augmented(tone(440), np.random.default_rng(n)) for n in (1, 1, 2))
+    one, other, third = (augmented(tone(440), np.random.default_rng(n), 1.0) for n in (1, 1, 2))
     np.testing.assert_array_equal(one, other)
     assert one.shape != third.shape or (one != third).any()
+
+
+def test_alignment_is_the_cheapest_of_all():
+    draw = np.random.default_rng(0)
+    a, b = draw.normal(size=(5, 3)), draw.normal(size=(4, 3))
+    distances = np.sqrt(((a[:, None] - b) ** 2).sum(-1))
+
+    def least(i, j):
+        before = [(i - 1, j - 1), (i - 1, j), (i, j - 1)]
+        possible = [least(*cell) for cell in before if min(cell) >= 0]
+        return distances[i, j] + min(possible, default=0.0)
+
+    rows, columns = aligned(a, b)
+    assert distances[rows, columns].sum() == pytest.approx(least(4, 3), rel=1e-12)
+    assert {*rows} == {*range(5)}
+    assert {*columns} == {*range(4)}
+    # The same words more slowly: each frame belongs to its repetitions.
+    rows, columns = aligned(a, np.repeat(a, 2, 0))
+    assert columns.tolist() == [*range(10)]
+    assert (rows == columns // 2).all()
+
+
+def test_a_mixed_voice_lies_on_the_line_between_two():
+    frames = np.arange(6.0)[:, None] * np.ones(N_MELS)
+    for seed in range(8):
+        found = mixed(frames, np.repeat(frames, 2, 0) + 0.1, np.random.default_rng(seed))
+        assert len(found) in (6, 12)
+        share = (found - np.repeat(frames, len(found) // 6, 0)) / 0.1
+        np.testing.assert_allclose(share, share[0, 0], rtol=0, atol=1e-9)
+        assert -0.5 <= share[0, 0] <= 0.5
+
+
+def test_masks_leave_most_frames_alone():
+    frames = np.random.default_rng(0).normal(size=(50, N_MELS))
+    found = masked(frames, np.random.default_rng(1))
+    assert ((found == frames) | (found == 0.0)).all()
+    assert 0.5 < (found == frames).mean() < 1.0
 
 
 def test_mu_law_has_256_levels_and_keeps_their_order():
@@ -144,7 +194,7 @@ precision = "float32"
 @pytest.mark.usefixtures("one_thread")
 def test_digits_are_prepared_trained_and_measured(archives, tmp_path, monkeypatch):
     monkeypatch.setattr(spoken_digits.SpokenDigits, "copies", 2)
-    (tmp_path / "mine.toml").write_text(SMALL.format(8 * N_MELS, ""))
+    (tmp_path / "mine.toml").write_text(SMALL.format(4 * N_MELS, ""))
     out = tmp_path / "out"
     results = run_task(load_task("digits"), archives, out, models=[str(tmp_path / "mine.toml")])
     found = results["baselines"]["nearest mean spectrum"]["test"]["seeds"][0]

@@ -2,7 +2,7 @@
 
 import io
 import wave
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int64
@@ -11,12 +11,12 @@ RATE = 8_000
 """Samples a second."""
 WINDOW, HOP, FFT = 200, 80, 256
 """Samples of a window (25 ms), between two windows (10 ms), and of its transform."""
-N_MELS = 24
+N_MELS = 40
 STACKED, STRIDE = 4, 2
 """Frames that are one input, and frames between two inputs (20 ms)."""
 MU = 255
 _LOWEST, _HIGHEST = 60.0, 3_900.0
-_FLOOR, _LOUDNESS = 1e-7, 0.1
+_FLOOR, _LOUDNESS = 1e-4, 0.1
 
 
 def read_wav(content: bytes) -> Float[np.ndarray, " samples"]:
@@ -78,15 +78,17 @@ def log_mel(
     return np.log(power @ mel_filters(warp).T + _FLOOR)
 
 
-def normalized(frames: Float[np.ndarray, "frames mels"]) -> Float[np.ndarray, "frames two_mels"]:
-    """Return frames in two ways, both with mean 0 and deviation 1 over the recording.
+def normalized(
+    recordings: Sequence[Float[np.ndarray, "_ mels"]],
+) -> list[Float[np.ndarray, "_ mels"]]:
+    """Return the frames of one speaker's recordings with mean 0 and deviation 1 in each band.
 
-    The first half keeps the means of bands, which tell one vowel from another in a recording this
-    short; the second is without them, and so without the channel.
+    Over several recordings, the means are those of the voice and the channel, and not of the words
+    (cepstral mean and variance normalization by speaker).
     """
-    centered = frames - frames.mean(0)
-    level = (frames - frames.mean()) / (frames.std() + 1e-3)
-    return np.concatenate([level, centered / (centered.std() + 1e-3)], 1)
+    together = np.concatenate(recordings)
+    mean, deviation = together.mean(0), together.std(0) + 1e-3
+    return [(frames - mean) / deviation for frames in recordings]
 
 
 def stacked(frames: Float[np.ndarray, "frames mels"]) -> Float[np.ndarray, "inputs features"]:
@@ -116,15 +118,15 @@ def _reverberated(samples: np.ndarray, draw: np.random.Generator) -> np.ndarray:
 
 
 def augmented(
-    samples: Float[np.ndarray, " samples"], draw: np.random.Generator
-) -> Float[np.ndarray, "frames two_mels"]:
-    """Return normalized log-mel frames of a recording as another speaker might have spoken it.
+    samples: Float[np.ndarray, " samples"], draw: np.random.Generator, warp: float
+) -> Float[np.ndarray, "frames mels"]:
+    """Return log-mel frames of a recording as another speaker might have spoken it elsewhere.
 
-    Speed, length of the vocal tract, tempo, room, channel and noise are drawn; then SpecAugment
-    (Park et al., 2019) masks a band and a span of time.
+    Speed, tempo, room, silence around it and noise are drawn, and the length of the vocal tract
+    around ``warp``.
     """
-    x = resampled(samples, float(np.exp(draw.uniform(-0.3, 0.3))))
-    if draw.random() < 0.3:
+    x = resampled(samples, float(np.exp(draw.uniform(-0.15, 0.15))))
+    if draw.random() < 0.2:
         x = _reverberated(x, draw)
     silence = [int(n) for n in draw.integers(0, RATE // 8, 2)]
     x = np.pad(x, silence)
@@ -133,19 +135,62 @@ def augmented(
         # Brown noise, which has its power in low frequencies.
         noise = np.cumsum(noise)
         noise -= np.convolve(noise, np.ones(200) / 200, mode="same")
-    level = 10 ** (-draw.uniform(15, 60) / 20)
+    level = 10 ** (-draw.uniform(25, 60) / 20)
     x = x + noise * level * x.std() / (noise.std() + 1e-12)
-    frames = log_mel(x, warp=float(np.exp(draw.uniform(-0.2, 0.2))))
+    frames = log_mel(x, warp=warp * float(np.exp(draw.uniform(-0.05, 0.05))))
     times = np.arange(0, len(frames) - 1, np.exp(draw.uniform(-0.4, 0.4)))
     below = times.astype(int)
     part = (times - below)[:, None]
-    frames = frames[below] * (1 - part) + frames[np.minimum(below + 1, len(frames) - 1)] * part
-    knots = draw.normal(0, 0.7, 6)
-    frames = frames + np.interp(np.arange(N_MELS), np.linspace(0, N_MELS - 1, 6), knots)
-    frames = normalized(frames)
+    return frames[below] * (1 - part) + frames[np.minimum(below + 1, len(frames) - 1)] * part
+
+
+def aligned(
+    a: Float[np.ndarray, "n mels"], b: Float[np.ndarray, "m mels"]
+) -> tuple[Int64[np.ndarray, " steps"], Int64[np.ndarray, " steps"]]:
+    """Return the frames of two recordings that belong together, by dynamic time warping.
+
+    Both sequences of indices begin at the first frame, end at the last, and leave none out; the sum
+    of the distances between the frames is the least that is possible (Sakoe and Chiba, 1978).
+    """
+    n, m = len(a), len(b)
+    distances = np.sqrt(((a[:, None] - b) ** 2).sum(-1))
+    sums = np.full((n + 1, m + 1), np.inf)
+    sums[0, 0] = 0.0
+    for k in range(n + m - 1):  # diagonals, on which no cell depends on another
+        i = np.arange(max(0, k - m + 1), min(n, k + 1))
+        j = k - i
+        before = np.minimum(sums[i, j], np.minimum(sums[i, j + 1], sums[i + 1, j]))
+        sums[i + 1, j + 1] = distances[i, j] + before
+    path = [(n, m)]
+    while path[-1] != (1, 1):
+        i, j = path[-1]
+        path.append(min([(i - 1, j - 1), (i - 1, j), (i, j - 1)], key=lambda cell: sums[cell]))
+    steps = np.array(path[::-1]) - 1
+    return steps[:, 0], steps[:, 1]
+
+
+def mixed(
+    frames: Float[np.ndarray, "n mels"],
+    other: Float[np.ndarray, "m mels"],
+    draw: np.random.Generator,
+) -> Float[np.ndarray, "_ mels"]:
+    """Return a voice between two recordings of the same words, or a little beyond the first.
+
+    The tempo is that of one of them.
+    """
+    steps = aligned(frames, other)
+    first = np.unique(steps[draw.integers(0, 2)], return_index=True)[1]
+    share = draw.uniform(-0.5, 0.5)
+    return (1 - share) * frames[steps[0][first]] + share * other[steps[1][first]]
+
+
+def masked(
+    frames: Float[np.ndarray, "frames mels"], draw: np.random.Generator
+) -> Float[np.ndarray, "frames mels"]:
+    """Return frames with a band and a span of time at the mean (SpecAugment, Park et al. 2019)."""
+    frames = frames.copy()
     first = draw.integers(0, N_MELS)
-    stop = min(N_MELS, first + draw.integers(0, N_MELS // 4))
-    frames[:, first:stop] = frames[:, N_MELS + first : N_MELS + stop] = 0.0
+    frames[:, first : first + draw.integers(0, N_MELS // 4)] = 0.0
     span, start = draw.integers(0, max(1, len(frames) // 6)), draw.integers(0, len(frames))
     frames[start : start + span] = 0.0
     return frames

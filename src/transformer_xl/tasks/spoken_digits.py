@@ -1,7 +1,7 @@
 """Spoken digits: the class of a recording, from log-mel frames (Free Spoken Digit Dataset)."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,8 @@ from transformer_xl.tasks.speech import (
     MU,
     augmented,
     log_mel,
+    masked,
+    mixed,
     mu_law,
     normalized,
     recordings_in,
@@ -26,6 +28,8 @@ from transformer_xl.tasks.task import SPLITS, Measured, Task, Trained
 
 RAW_STEP = 16
 """Samples of one input of :class:`RawDigits`."""
+Named = tuple[str, Float[np.ndarray, " samples"]]
+"""Name of a recording, such as ``7_theo_3``, and its samples."""
 _HELD_OUT = range(20, 25)
 """Recordings of the training archive that are the validation split, by their index."""
 
@@ -45,22 +49,49 @@ class SpokenDigits(Task):
     """Augmented copies of each training recording."""
 
     def inputs(
-        self, samples: Float[np.ndarray, " samples"], draw: np.random.Generator | None
-    ) -> Float[np.ndarray, "n F"]:
-        """Return the inputs of a recording; augmented, if random numbers are given."""
-        frames = normalized(log_mel(samples)) if draw is None else augmented(samples, draw)
-        return stacked(frames)
+        self, recordings: Sequence[Named], draw: np.random.Generator | None
+    ) -> list[Float[np.ndarray, "_ F"]]:
+        """Return the inputs of recordings, normalized by speaker.
+
+        If random numbers are given, they are those of other speakers: each speaker is augmented
+        with one length of the vocal tract, and most recordings are mixed with another of the same
+        digit.
+        """
+        by_speaker: dict[str, list[int]] = {}
+        for n, (name, _) in enumerate(recordings):
+            by_speaker.setdefault(_speaker(name), []).append(n)
+        frames: dict[int, np.ndarray] = {}
+        for own in by_speaker.values():
+            samples = [recordings[n][1] for n in own]
+            if draw is None:
+                spoken = [log_mel(x) for x in samples]
+            else:
+                warp = float(np.exp(draw.uniform(-0.2, 0.2)))
+                spoken = [augmented(x, draw, warp) for x in samples]
+            frames |= zip(own, normalized(spoken), strict=True)
+        if draw is not None:
+            by_digit: dict[str, list[int]] = {}
+            for n, (name, _) in enumerate(recordings):
+                by_digit.setdefault(name[0], []).append(n)
+            others = [frames[draw.choice(by_digit[name[0]])] for name, _ in recordings]
+            frames = {
+                n: masked(mixed(x, others[n], draw) if draw.random() < 0.7 else x, draw)
+                for n, x in frames.items()
+            }
+        return [stacked(frames[n]) for n in range(len(recordings))]
 
     def prepare(self, source: Path, folder: Path) -> None:
         """Write frames and mean spectra; ``source`` holds train.tar.gz and test.tar.gz."""
         draw = np.random.default_rng(0)
         for split, recordings in recordings_of(source).items():
-            order = range(len(recordings))
-            if split == "train":
-                order = (n for _ in range(self.copies) for n in draw.permutation(len(recordings)))
-            drawn = draw if split == "train" else None
-            parts = [(self.inputs(recordings[n][1], drawn), recordings[n][0]) for n in order]
-            write_recordings(folder, split, joined([_labelled(x, int(y[0])) for x, y in parts]))
+            digits = [int(name[0]) for name, _ in recordings]
+            copies = self.copies if split == "train" else 1
+            parts = []
+            for _ in range(copies):
+                inputs = self.inputs(recordings, draw if split == "train" else None)
+                order = draw.permutation(len(inputs)) if split == "train" else range(len(inputs))
+                parts += [_labelled(inputs[n], digits[n]) for n in order]
+            write_recordings(folder, split, joined(parts))
             spectra = np.stack([log_mel(samples).mean(0) for _, samples in recordings])
             about = {"names": [name for name, _ in recordings], "spectra": spectra.tolist()}
             replace_file(folder / f"{split}.json", json.dumps(about).encode())
@@ -90,9 +121,12 @@ class RawDigits(SpokenDigits):
     copies = 10
 
     def inputs(
-        self, samples: Float[np.ndarray, " samples"], draw: np.random.Generator | None
-    ) -> Float[np.ndarray, "n F"]:
+        self, recordings: Sequence[Named], draw: np.random.Generator | None
+    ) -> list[Float[np.ndarray, "_ F"]]:
         """Return companded samples between -2 and 2; speed, loudness and noise are drawn."""
+        return [self._inputs(samples, draw) for _, samples in recordings]
+
+    def _inputs(self, samples: np.ndarray, draw: np.random.Generator | None) -> np.ndarray:
         x = samples / (np.abs(samples).max() + 1e-9)
         if draw is not None:
             x = resampled(x, float(np.exp(draw.uniform(-0.25, 0.25))))
@@ -105,7 +139,7 @@ class RawDigits(SpokenDigits):
         return (levels.reshape(-1, RAW_STEP) - MU / 2) / (MU / 4)
 
 
-def recordings_of(source: Path) -> dict[str, list[tuple[str, Float[np.ndarray, " samples"]]]]:
+def recordings_of(source: Path) -> dict[str, list[Named]]:
     """Return names, such as ``7_theo_3``, and samples by split.
 
     Raises:
@@ -128,6 +162,10 @@ def recordings_of(source: Path) -> dict[str, list[tuple[str, Float[np.ndarray, "
         "test": archives["test"],
     }
     return {split: by_split[split] for split in SPLITS}
+
+
+def _speaker(name: str) -> str:
+    return name.split("_")[1]
 
 
 def _labelled(inputs: Float[np.ndarray, "n F"], digit: int) -> Recordings:
@@ -166,9 +204,9 @@ def classes(trained: Trained, recordings: Recordings) -> Int64[np.ndarray, " n"]
 def _measured(folder: Path, split: str, found: Int64[np.ndarray, " n"]) -> Measured:
     """Compare with the digits in the names; also by whether a speaker is in the training data."""
     names = json.loads((folder / f"{split}.json").read_bytes())["names"]
-    known = {x.split("_")[1] for x in json.loads((folder / "train.json").read_bytes())["names"]}
+    known = {_speaker(x) for x in json.loads((folder / "train.json").read_bytes())["names"]}
     right = np.array([int(x[0]) == y for x, y in zip(names, found, strict=True)], float)
-    is_known = np.array([name.split("_")[1] in known for name in names])
+    is_known = np.array([_speaker(name) in known for name in names])
     metrics = {"accuracy": 100 * right.mean(), "training speakers": 100 * right[is_known].mean()}
     if not is_known.all():
         metrics["other speakers"] = 100 * right[~is_known].mean()
