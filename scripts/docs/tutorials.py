@@ -106,6 +106,8 @@ def execute(path: Path) -> tuple[float, float]:
         os.environ["PYTHONPATH"] = str(ROOT / "src")
         # Figures without the time at which they were made.
         os.environ |= {"MATPLOTLIBRC": str(Path(__file__).parent), "SOURCE_DATE_EPOCH": "0"}
+        # Warnings that libraries give to their developers would name files of this machine.
+        os.environ["PYTHONWARNINGS"] = "ignore"
         NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": folder}}).execute()
         seconds = time.perf_counter() - start, _processor_seconds() - used
     stored = nbformat.v4.new_notebook()
@@ -114,7 +116,7 @@ def execute(path: Path) -> tuple[float, float]:
         # Numbers in place of the random names and the times of a run, which would change each time.
         own = nbformat.v4.new_code_cell(cell["source"], id=f"code-{n}")
         own["execution_count"] = cell["execution_count"]
-        own["outputs"] = _kept(cell["outputs"])
+        own["outputs"] = _kept(cell["outputs"], folder)
         stored["cells"].append(own)
     OUTPUTS.mkdir(exist_ok=True)
     nbformat.write(stored, OUTPUTS / f"{path.stem}.ipynb")
@@ -130,17 +132,23 @@ _ERASED = re.compile(r"\r(?!\n)|\x1b\[2K|\x1b\[1A")
 _ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
-def printed(text: str) -> str:
-    """Return what a terminal shows at the end: without progress bars, colours and folders."""
+def printed(text: str, folder: str = "") -> str:
+    """Return what a terminal shows at the end: without progress bars, colours and folders.
+
+    Args:
+        text: What was written to the terminal.
+        folder: A folder whose name is left out, too. Empty: none.
+    """
     lines = []
     for line in text.replace("\r\n", "\n").split("\n"):
         parts = [_ESCAPE.sub("", part) for part in _ERASED.split(line)]
         kept = [part for part in parts if part and "\N{BOX DRAWINGS HEAVY HORIZONTAL}" not in part]
         lines += kept or ([""] if not any(parts) and len(parts) == 1 else [])
-    return "\n".join(lines).replace(f"{ROOT}/", "")
+    shown = "\n".join(lines).replace(f"{ROOT}/", "")
+    return shown.replace(f"{folder}/", "") if folder else shown
 
 
-def _kept(outputs: Sequence[Any]) -> list[Any]:
+def _kept(outputs: Sequence[Any], folder: str) -> list[Any]:
     """Return outputs with texts joined, and without what depends on time and machine."""
     kept: list[Any] = []
     for output in outputs:
@@ -151,7 +159,7 @@ def _kept(outputs: Sequence[Any]) -> list[Any]:
             kept.append(output)
     for output in kept:
         if output["output_type"] == "stream":
-            output["text"] = printed(output["text"])
+            output["text"] = printed(output["text"], folder)
         # A picture has a description on the page, and needs no name of the object.
         if len(output.get("data", ())) > 1:
             output["data"].pop("text/plain", None)
