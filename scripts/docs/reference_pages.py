@@ -7,7 +7,7 @@ import contextlib
 import io
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, fields
 from importlib import import_module
 from inspect import isclass, isroutine
 from pathlib import Path
@@ -57,15 +57,24 @@ _PACKAGES = (
     ("model", "The network and its parts."),
     ("ops", "Relative attention and other operations, usable without the rest."),
     ("data", "Text to tokens to streams."),
+    ("data.recordings", "Real-valued inputs: recordings in arrays."),
     ("inference.evaluate", "How well a model predicts a text."),
     ("inference.generate", "Writing, token by token, with memory."),
     ("inference.classify", "Documents of any length, classified whole."),
+    ("inference.answers", "The next token, or the continuation, after texts of any length."),
+    ("inference.forecast", "Real-valued series, continued by sampling."),
+    ("inference.knn", "kNN-LM: a mixture with the nearest past positions of the text."),
+    ("config.knn", "Settings of kNN-LM."),
+    ("config.music", "Settings of music."),
     ("inference.floors", "What a text takes without training by gradient."),
     ("interop.convert", "Old checkpoints."),
     ("interop.export", "A step of the model for other programs."),
     ("hf", "Classes for the library transformers."),
     ("train", "The training loop, its state and its step."),
     ("tasks.task", "What a downstream task is."),
+    ("tasks", "Downstream tasks by name."),
+    ("tasks.run", "Trains and measures the models of a task, beside its baselines."),
+    ("apps.music", "Music of a model of integers: MIDI files and piano rolls."),
     ("apps.bench", "Speed of a machine."),
     ("apps.compress", "Lossless compression."),
     ("apps.estimate", "Memory and time of large trainings."),
@@ -120,7 +129,7 @@ def _api_page(part: Part) -> str:
         kind = "class" if isclass(thing) else "function"
         lines += [_titled(name, "-"), f".. auto{kind}:: {name}"]
         lines += ["   :members:", "   :show-inheritance:"] if kind == "class" else []
-        if is_dataclass(thing) and thing.__module__.startswith("transformer_xl.config"):
+        if thing is Config or thing in get_type_hints(Config).values():
             # Fields are on the page of the settings.
             names = ", ".join(x.name for x in fields(thing))
             lines += [
