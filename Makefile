@@ -33,7 +33,7 @@ dist:
 
 docs:
 	@scripts/setup dev
-	.venv/bin/python -m sphinx --quiet --fail-on-warning --keep-going docs build/docs
+	.venv/bin/python -m sphinx --quiet --write-all --fail-on-warning --keep-going docs build/docs
 	.venv/bin/python scripts/docs/site_links.py build/docs
 
 docs-run:
