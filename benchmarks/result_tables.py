@@ -247,7 +247,7 @@ def tables() -> dict[str, str]:
             "|position term as a mask of PyTorch's attention|plain attention, no position term",
             _attention(),
         ),
-        "softmax": _texts("|time|against ours, turn by turn|memory", _softmax()),
+        "softmax": _texts("softmax|time|against ours, turn by turn|memory", _softmax()),
         "converting": _texts("format|size|time|memory", _formats()),
         "fuzzing": _texts("what reads|files|mutants|refused|read|violations", _mutants()),
         "dynamic": _texts("corpus|learning rate|fixed weights|learning|difference", _dynamic()),

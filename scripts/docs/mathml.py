@@ -27,8 +27,8 @@ def mathml(tex: str, *, is_block: bool) -> str:
         docutils.utils.math.MathError: The formula has a command that docutils does not know.
     """
     tex = tex.replace(r"\dots", r"\ldots")
-    # An accent takes indices below itself, unless it is a group.
-    tex = re.sub(r"\\(tilde|hat) ?([A-Za-z])", r"{\\\1 \2}", tex)
+    # An accent takes indices below itself, unless it is a group of two, of which one is empty.
+    tex = re.sub(r"\\(tilde|hat) ?([A-Za-z])", r"{\\\1 \2 {}}", tex)
     if is_block and "\\\\" in tex:
         tex = rf"\begin{{aligned}}{tex}\end{{aligned}}" if r"\begin" not in tex else tex
     return re.sub(r">\s+<", "><", latex2mathml.tex2mathml(tex, as_block=is_block))

@@ -1,12 +1,18 @@
 """Repairs of pages as Sphinx and its theme write them: accessibility, links of the source pages."""
 
 import re
+from pathlib import Path
 from typing import Any
 
 from sphinx.application import Sphinx
 
 _BACK = re.compile(r'(<a class="viewcode-back" href=")([^"#]*)#([^"]+)(")')
 
+_LANDMARKS = {
+    '<aside class="sidebar-drawer">': '<aside class="sidebar-drawer" aria-label="Pages">',
+    '<aside class="toc-drawer': '<aside aria-label="On this page" class="toc-drawer',
+}
+"""Parts of a page of the theme that have the same role, and their names."""
 
 _PARAMETERS = re.compile(r"<dl>\s*(<dd>.*?)</dl>", re.S)
 
@@ -22,7 +28,8 @@ def accessible(html: str) -> str:
         inner = found[1].replace("<dd>", "<span>").replace("</dd>", "</span>")
         return f'<span class="sig-lines">{inner}</span>'
 
-    return _PARAMETERS.sub(lines, html).replace("<pre>", '<pre tabindex="0">')
+    html = _PARAMETERS.sub(lines, html).replace("<pre>", '<pre tabindex="0">')
+    return html.replace('<div class="table-wrapper', '<div tabindex="0" class="table-wrapper')
 
 
 def _with_links(app: Sphinx, page: str, html: str) -> str:
@@ -56,7 +63,19 @@ def _repair(app: Sphinx, page: str, template: str, context: dict[str, Any], doct
         context["furo_navigation_tree"] = navigation.replace('role="heading"', level)
 
 
+def _name_landmarks(app: Sphinx, error: Exception | None) -> None:
+    """Name the parts of pages that the theme writes around their bodies."""
+    pages = [] if error is not None else Path(app.outdir).rglob("*.html")
+    for page in pages:
+        text = named = page.read_text("utf-8")
+        for part, with_name in _LANDMARKS.items():
+            named = named.replace(part, with_name)
+        if named != text:
+            page.write_text(named, encoding="utf-8")
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Repair each page after the theme has added its parts."""
     app.connect("html-page-context", _repair, priority=900)
+    app.connect("build-finished", _name_landmarks)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

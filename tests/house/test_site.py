@@ -157,6 +157,21 @@ def test_links_out_of_the_documents_lead_to_pages_or_files():
     assert outside_links.rewritten(text, DOCS / "x.md", ROOT) == expected
 
 
+def test_what_scrolls_can_be_reached_with_the_keyboard(tmp_path):
+    from types import SimpleNamespace
+
+    import page_fixes
+
+    wide = '<div class="table-wrapper docutils container">'
+    assert page_fixes.accessible(f"<pre>x</pre>{wide}") == (
+        '<pre tabindex="0">x</pre><div tabindex="0" class="table-wrapper docutils container">'
+    )
+    page = tmp_path / "a.html"
+    page.write_text('<aside class="sidebar-drawer"></aside><aside class="toc-drawer no-toc">')
+    page_fixes._name_landmarks(SimpleNamespace(outdir=tmp_path), None)
+    assert page.read_text().count("aria-label") == 2
+
+
 def test_a_broken_link_within_the_site_is_found(tmp_path):
     from site_links import broken
 
