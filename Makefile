@@ -1,5 +1,5 @@
 # Each command is sufficient on a fresh machine: it makes .venv from constraints.txt when needed.
-.PHONY: help setup demo test test-all check dist
+.PHONY: help setup demo test test-all check dist docs docs-run
 
 help:
 	@echo "make demo    train on text that is here already, evaluate, write text, draw the curves"
@@ -7,8 +7,10 @@ help:
 	@echo "make test-all  run all tests"
 	@echo "make check   lint, types, import layers, spelling, the house rules"
 	@echo "make dist    build the distributions and check them; nothing is published"
+	@echo "make docs    write the site to build/docs: build/docs/index.html"
+	@echo "make docs-run  execute the tutorials of the site anew, then write it"
 	@echo "make setup   only make .venv, with the command .venv/bin/txl"
-	@echo "             (make test and make check install what they need into it)"
+	@echo "             (make test, check and docs install what they need into it)"
 	@echo "PYTHON=...   with any of these: the Python (3.11 or newer) to make .venv with"
 
 setup:
@@ -28,3 +30,13 @@ check:
 
 dist:
 	@scripts/dist
+
+docs:
+	@scripts/setup dev
+	.venv/bin/python -m sphinx --quiet --write-all --fail-on-warning --keep-going docs build/docs
+	.venv/bin/python scripts/docs/site_links.py build/docs
+
+docs-run:
+	@scripts/setup dev
+	.venv/bin/python scripts/docs/tutorials.py
+	@$(MAKE) docs

@@ -7,18 +7,16 @@ Most are made by the estimate alone; those of how far it is right, of the files 
 `benchmarks/estimating.py` and `benchmarks/estimating_ranks.py` have written.
 """
 
-import argparse
 import json
-import re
-import sys
 from bisect import bisect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from beyond import WAYS as GROUPS
 from beyond import has_room, seconds
+from marked_tables import main, row, table
 
 from transformer_xl.apps.estimate import (
     HARDWARE,
@@ -45,21 +43,21 @@ COMPARED = RESULTS / "estimating_cpu_epyc_202611.json"
 RANKS = RESULTS / "estimating_ranks_cpu_epyc_202611.json"
 
 
-def _line(row: Mapping[str, Any]) -> str:
-    mb = [f"{row[name] / 1e6:,.0f}" for name in ("estimated", "allocated", "resident")]
-    shares = [f"{row['estimated'] / row[name]:.2f}" for name in ("allocated", "resident")]
-    cells = (row["case"], f"{row['parameters'] / 1e6:.1f} M", row["moment"], *mb, *shares)
-    return _row(*cells)
+def _line(case: Mapping[str, Any]) -> str:
+    mb = [f"{case[name] / 1e6:,.0f}" for name in ("estimated", "allocated", "resident")]
+    shares = [f"{case['estimated'] / case[name]:.2f}" for name in ("allocated", "resident")]
+    cells = (case["case"], f"{case['parameters'] / 1e6:.1f} M", case["moment"], *mb, *shares)
+    return row(*cells)
 
 
-def _rank_line(row: Mapping[str, Any]) -> str:
-    held, sent = row["estimated"] / row["allocated"], row["estimated_sent"] / row["sent"]
-    return _row(
-        row["case"],
-        row["parallel"].upper(),
-        *(f"{row[name] / 1e6:,.0f}" for name in ("estimated", "allocated")),
+def _rank_line(case: Mapping[str, Any]) -> str:
+    held, sent = case["estimated"] / case["allocated"], case["estimated_sent"] / case["sent"]
+    return row(
+        case["case"],
+        case["parallel"].upper(),
+        *(f"{case[name] / 1e6:,.0f}" for name in ("estimated", "allocated")),
         f"{held:.2f}",
-        *(f"{row[name] / 1e6:,.1f}" for name in ("estimated_sent", "sent")),
+        *(f"{case[name] / 1e6:,.1f}" for name in ("estimated_sent", "sent")),
         f"{sent:.2f}",
     )
 
@@ -72,34 +70,34 @@ def tables() -> dict[str, str]:
     """Return the tables of the page by their names."""
     columns = "case|weights|most at|estimated, MB|tensors, MB|process, MB|estimated / tensors"
     return {
-        "comparison": _table(f"{columns}|/ process", map(_line, _rows(COMPARED)), n_texts=1),
-        "ranks": _table(
+        "comparison": table(f"{columns}|/ process", map(_line, _rows(COMPARED)), n_texts=1),
+        "ranks": table(
             "case|shared by|estimated, MB|tensors, MB|estimated / tensors"
             "|to be sent, MB|sent, MB|to be sent / sent",
             map(_rank_line, _rows(RANKS)),
             n_texts=2,
         ),
-        "recipes": _table(
+        "recipes": table(
             "recipe|GPUs|streams each|GB, DDP|GB, FSDP|TFLOP|MB sent, DDP|MB sent, FSDP"
             "|ms computing|ms sending, DDP|ms sending, FSDP",
             (_recipe_row(name, ranks) for name in RECIPES for ranks in (1, 8, 64, 512)),
             n_texts=1,
         ),
-        "limits": _table(
+        "limits": table(
             "recipe|most GPUs|sending longer, DDP|sending longer, FSDP"
             "|largest batch on 8, DDP|on 8, FSDP|root unit",
             map(_limit_row, RECIPES),
             n_texts=1,
         ),
-        "muon": _table(
+        "muon": table(
             "GPUs|TFLOP for the model|TFLOP for Muon|share|MB gathered for it, FSDP",
             map(_muon_row, (1, 8, 64, 128)),
         ),
-        "memory": _table(
+        "memory": table(
             "remembered|GB remembered, old and new|keys and values, GB|all on one GPU, GB|fits",
             map(_memory_row, (384, 4096, 32_768, 131_072, 262_144)),
         ),
-        "beyond": _table(
+        "beyond": table(
             "divided|GPUs in a group|GPUs|GB|TFLOP|MB sent in the group|waiting|ms a step"
             "|longest memory",
             (_beyond_row(*each) for each in BEYOND),
@@ -126,10 +124,10 @@ def _plan(name: str, ranks: int, parallel: Any = "ddp", **model: Any) -> Plan:
 def _recipe_row(name: str, ranks: int) -> str:
     streams = load_recipe(name).train.batch_size
     if streams % ranks:
-        return _row(f"`{name}`", ranks, f"{streams} in all", *["-"] * 8)
+        return row(f"`{name}`", ranks, f"{streams} in all", *["-"] * 8)
     plans = [_plan(name, ranks, parallel) for parallel in ("ddp", "fsdp")]
     taken = [times(plan, GPU, ASSUMED) for plan in plans]
-    return _row(
+    return row(
         f"`{name}`",
         ranks,
         plans[0].streams,
@@ -145,7 +143,7 @@ def _limit_row(name: str) -> str:
     plans = [_plan(name, 8, parallel) for parallel in ("ddp", "fsdp")]
     bounds = (bound_by_sending_from(plan, GPU, ASSUMED) for plan in plans)
     weights = count_weights(plans[0].config.model)
-    return _row(
+    return row(
         f"`{name}`",
         most_gpus(plans[0]),
         *("never" if bound is None else f"from {bound}" for bound in bounds),
@@ -157,7 +155,7 @@ def _limit_row(name: str) -> str:
 def _muon_row(ranks: int) -> str:
     plan = _plan("wikitext-103", ranks, "fsdp")
     flops = step_flops(plan)
-    return _row(
+    return row(
         ranks,
         f"{flops['model'] / 1e12:,.3f}",
         f"{flops['Muon'] / 1e12:,.3f}",
@@ -172,7 +170,7 @@ def _memory_row(mem_len: int) -> str:
     keys = 2 * plan.operand * model.n_layer * (plan.M + plan.T) * model.n_head * model.head_width
     is_room = held.total <= ASSUMED.room * 1e9 * GPU.memory_gb
     numbers = (f"{x / 1e9:,.2f}" for x in (held.memory, keys, held.total))
-    return _row(f"{mem_len:,}", *numbers, "yes" if is_room else "no")
+    return row(f"{mem_len:,}", *numbers, "yes" if is_room else "no")
 
 
 def _beyond_row(way: str, G: int) -> str:
@@ -186,7 +184,7 @@ def _beyond_row(way: str, G: int) -> str:
 
     # To be found by halving: what fits is all below it.
     longest = bisect(range(1 << 12), False, key=lambda n: not fits(n)) - 1
-    return _row(
+    return row(
         way,
         G,
         plan.ranks * G,
@@ -199,40 +197,5 @@ def _beyond_row(way: str, G: int) -> str:
     )
 
 
-def _table(columns: str, rows: Iterable[str], n_texts: int = 0) -> str:
-    names = columns.split("|")
-    rule = "".join("---|" if i < n_texts else "--:|" for i in range(len(names)))
-    return "\n".join([f"| {' | '.join(names)} |", f"|{rule}", *rows])
-
-
-def _row(*cells: object) -> str:
-    return f"| {' | '.join(map(str, cells))} |"
-
-
-def page(text: str, found: Mapping[str, str]) -> str:
-    """Return the page with its tables renewed.
-
-    Raises:
-        SystemExit: The page has no place for a table, or one for a table that is unknown.
-    """
-    pattern = re.compile(r"<!-- table: (\S+) -->\n.*?<!-- end -->", re.S)
-    places = pattern.findall(text)
-    if sorted(places) != sorted(found):
-        sys.exit(f"{PAGE.name} has places for {places}, and there are {list(found)}")
-    return pattern.sub(lambda x: f"<!-- table: {x[1]} -->\n{found[x[1]]}\n<!-- end -->", text)
-
-
-def main() -> None:
-    """Write the page, or compare."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--write", action="store_true")
-    text = PAGE.read_text("utf-8")
-    new = page(text, tables())
-    if parser.parse_args().write:
-        PAGE.write_text(new, "utf-8")
-    elif new != text:
-        sys.exit(f"{PAGE.name} is old: run python benchmarks/scale_tables.py --write")
-
-
 if __name__ == "__main__":
-    main()
+    main(PAGE, tables(), "scale_tables.py", __doc__.splitlines()[0])

@@ -13,27 +13,9 @@ ROWS = {row["case"]: row for row in json.loads(RESULT.read_text())["rows"]}
 
 
 @pytest.fixture
-def scale_tables(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(PROGRAMS))
-    return import_module("scale_tables")
-
-
-@pytest.fixture
 def estimating(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(PROGRAMS))
     return import_module("estimating")
-
-
-def test_the_tables_of_the_page_are_what_the_program_makes(scale_tables: ModuleType) -> None:
-    text = scale_tables.PAGE.read_text("utf-8")
-    assert scale_tables.page(text, scale_tables.tables()) == text
-
-
-def test_a_table_without_a_place_is_an_error(scale_tables: ModuleType) -> None:
-    text = "<!-- table: a -->\nold\n<!-- end -->\n"
-    assert scale_tables.page(text, {"a": "new"}) == "<!-- table: a -->\nnew\n<!-- end -->\n"
-    with pytest.raises(SystemExit, match="has places for"):
-        scale_tables.page(text, {"a": "new", "b": "new"})
 
 
 def test_two_processes_hold_and_send_what_is_estimated() -> None:

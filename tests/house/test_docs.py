@@ -15,7 +15,10 @@ import transformer_xl
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "transformer_xl"
-FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.M | re.S)
+FENCE = re.compile(r"^ *```(\{code-cell\}|\w*)[^\n]*\n(.*?)^ *```", re.M | re.S)
+
+CELL = "{code-cell}"
+"""The language of a cell of a notebook in Markdown."""
 
 
 def _documents() -> list[Path]:
@@ -28,13 +31,15 @@ def _name(path: Path) -> str:
 
 
 def _commands(text: str) -> Iterator[str]:
-    """Command lines in shell blocks; in a console block, the lines with a prompt."""
+    """Command lines in shell blocks; in a console block, the lines with a prompt; in a cell, !."""
     for language, block in FENCE.findall(text):
-        if language not in ("", "sh", "bash", "shell", "console"):
+        if language not in ("", "sh", "bash", "shell", "console", CELL):
             continue
         for line in block.replace("\\\n", " ").splitlines():
             line = line.strip()
-            if line.startswith("$ "):
+            if language == CELL:
+                yield from [line[1:]] if line.startswith("!") else []
+            elif line.startswith("$ "):
                 yield line[2:].strip()
             elif language != "console":
                 yield line
@@ -137,8 +142,12 @@ def test_every_make_target_in_the_documents_exists(path: Path) -> None:
 @pytest.mark.parametrize("path", DOCUMENTS, ids=_name)
 def test_python_in_the_documents_uses_names_that_exist(path: Path) -> None:
     for language, block in FENCE.findall(path.read_text("utf-8")):
-        if language not in ("python", "py"):
+        if language not in ("python", "py", CELL):
             continue
+        if language == CELL:
+            # Without settings of the cell, commands and magics.
+            block = re.sub(r"\A---\n.*?^---\n", "", block, flags=re.M | re.S)
+            block = re.sub(r"^[!%].*$", "", block, flags=re.M)
         for node in ast.walk(ast.parse(block)):
             if isinstance(node, ast.ImportFrom) and node.module == "transformer_xl":
                 used = [alias.name for alias in node.names]

@@ -62,7 +62,7 @@ def nothing() -> Any:
 def _argument(section: type, field: Field, has_short_name: bool) -> Any:
     """Describe a setting to the parser."""
     # A callable: the source code is parsed only when the help is printed.
-    text: Any = lambda: _docstrings(section).get(field.name, "")  # noqa: E731
+    text: Any = lambda: field_docstrings(section).get(field.name, "")  # noqa: E731
     origin = ["from the recipe"] if "config" in section.__module__ else []
     default = [] if field.default is MISSING else [f"default: {field.default}"]
     return tyro.conf.arg(
@@ -73,7 +73,7 @@ def _argument(section: type, field: Field, has_short_name: bool) -> Any:
 
 
 @cache
-def _docstrings(section: type) -> dict[str, str]:
+def field_docstrings(section: type) -> dict[str, str]:
     """Return the docstring below each field of a class, from its source code."""
     (definition,) = ast.parse(inspect.getsource(section)).body
     assert isinstance(definition, ast.ClassDef)

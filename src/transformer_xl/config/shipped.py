@@ -182,6 +182,10 @@ def shipped_path(name: str) -> Path:
 
     Raises:
         ValueError: No shipped model has this name.
+
+    Example:
+        >>> shipped_path("shakespeare").name
+        'shakespeare-1'
     """
     return require_shipped(name).folder
 

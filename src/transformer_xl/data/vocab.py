@@ -73,6 +73,12 @@ class Vocab:
             (words). ``<unk>`` counts 0, so that it never lowers the bits per byte.
         skips_undecoded: Whether `encode_known` skips bytes that are not UTF-8 even with ``<unk>``.
         hash: SHA-256 of the definition; equal hashes mean equal IDs.
+
+    Example:
+        >>> from transformer_xl import load_vocab
+        >>> vocab = load_vocab("shakespeare")
+        >>> vocab.kind, len(vocab), vocab.decode(vocab.encode("thee"))
+        ('chars', 65, 'thee')
     """
 
     def __init__(self, kind: VocabKind, definition: str) -> None:

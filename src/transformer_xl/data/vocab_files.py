@@ -37,6 +37,11 @@ def load_vocab(name: Path | str) -> Vocab:
     Raises:
         FileNotFoundError: There is no such folder or model, or it has no vocabulary.
         RuntimeError: The files are damaged or from a newer version.
+
+    Example:
+        >>> vocab = load_vocab("shakespeare")
+        >>> vocab.decode(vocab.encode("ROMEO:"))
+        'ROMEO:'
     """
     folder = locate(name).path
     within = (folder, folder / "model" / "best", folder / "model" / "last")

@@ -72,6 +72,12 @@ def compact(model: LanguageModel, weights: Weights) -> LanguageModel:
     Raises:
         ValueError: The model is quantized already, is an LSTM, or has adapters or hooks; or
             ``weights`` is unknown.
+
+    Example:
+        >>> from transformer_xl import from_pretrained
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> compact(model, "bfloat16").dtype
+        torch.bfloat16
     """
     if weights == "float32":
         return model

@@ -214,6 +214,11 @@ class Memory:
     Args:
         store: A store, or hidden states: for each layer its inputs, (B, M, D), oldest first.
         forgotten: As the attribute.
+
+    Example:
+        >>> memory = Memory([torch.zeros(2, 6, 8)])  # one layer, two streams, six positions
+        >>> len(memory), len(memory.last(4)), memory.select([1, 1, 0]).batch_size
+        (6, 4, 3)
     """
 
     def __init__(

@@ -54,6 +54,14 @@ class TransformerXL(LanguageModel):
 
     Raises:
         ValueError: The size of the vocabulary is not set, or ``kind`` is that of another class.
+
+    Example:
+        >>> config = ModelConfig(
+        ...     vocab_size=20, n_layer=2, n_head=2, d_model=16, d_inner=32, mem_len=8
+        ... )
+        >>> out = TransformerXL(config)(torch.randint(20, (3, 5)))
+        >>> out.log_probs.shape, len(out.mems)
+        (torch.Size([3, 5, 20]), 5)
     """
 
     kind = "transformer_xl"

@@ -51,6 +51,10 @@ def load_recipe(recipe: str | Path, *, is_stored: bool = False) -> Config:
     Raises:
         FileNotFoundError: The file does not exist.
         ValueError: The recipe is unknown, not TOML, or has a wrong key, type or value.
+
+    Example:
+        >>> load_recipe("demo").model.n_layer
+        4
     """
     path = Path(recipe)
     if path.suffix != ".toml" and not path.is_file():

@@ -120,6 +120,12 @@ def evaluate(
     Raises:
         ValueError: The text has fewer than two tokens, or one outside the vocabulary; a length
             is out of range; two settings exclude each other.
+
+    Example:
+        >>> from transformer_xl import from_pretrained
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> evaluate(model, vocab.encode("To be, or not to be"), mem_len=64).tokens
+        18
     """
     config = require_model(model).config
     require_at_least(1, window=window, segment_len=segment_len, max_steps=max_steps)

@@ -113,6 +113,13 @@ def generate(
     Raises:
         ValueError: The prompt is empty or has a token outside the vocabulary, a setting is of a
             wrong type or out of range, or the memory does not fit the model.
+
+    Example:
+        >>> from transformer_xl import from_pretrained
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> generation = generate(model, vocab.encode("ROMEO:"), length=10, temperature=0)
+        >>> len(list(generation)), len(generation.mems) > 0
+        (10, True)
     """
     if isinstance(mems, Memory) and mems.batch_size != 1:
         raise ValueError(f"mems holds {mems.batch_size} streams; select one: mems.select([0])")
@@ -161,6 +168,13 @@ def generate_batch(
     Raises:
         ValueError: There is no prompt, one is empty or has a token outside the vocabulary, a
             setting is of a wrong type or out of range, or the memory does not fit the model.
+
+    Example:
+        >>> from transformer_xl import from_pretrained
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> prompts = [vocab.encode("ROMEO:"), vocab.encode("JULIET:")]
+        >>> len(generate_batch(model, prompts, length=5, seed=1).decode(vocab))
+        2
     """
     vocab_size = require_model(model).config.vocab_size
     sampler = Sampler(temperature, top_k, top_p, vocab_size, **more)

@@ -129,6 +129,13 @@ def beam_search(
         RuntimeError: The probabilities are not finite.
         ValueError: There is no prompt, one is empty or has a token outside the vocabulary, a
             setting is of a wrong type or out of range, or the memory does not fit the model.
+
+    Example:
+        >>> from transformer_xl import from_pretrained
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> ((best, *others),) = beam_search(model, [vocab.encode("ROMEO:")], length=5, n_best=2)
+        >>> len(others), best.score >= others[0].score
+        (1, True)
     """
     search = _Search(model, length, beam_size, length_penalty, stop_tokens, vocab, stop)
     require(

@@ -72,6 +72,11 @@ def from_pretrained(
         OSError: A file cannot be read, or the hub cannot be reached.
         RuntimeError: A file is damaged, or the model on the hub is none of this package.
         ValueError: The settings are invalid, or the vocabulary has another size than the model's.
+
+    Example:
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> model.config.n_layer, model.config.vocab_size == len(vocab)
+        (3, True)
     """
     folder = find_model_folder(name)
     require_token_inputs(load_config(folder / CONFIG_FILE))
@@ -243,9 +248,10 @@ class Session:
         seed: Random seed. None: a different one each time.
 
     Example:
-        >>> session = Session.open("runs/demo")  # doctest: +SKIP
-        >>> session.write("def main(")  # doctest: +SKIP
-        >>> print("".join(session.generate(20)))  # doctest: +SKIP
+        >>> session = Session.open("shakespeare", seed=1)
+        >>> scores = session.write("ROMEO: ", scored=True)
+        >>> len(scores), len("".join(session.generate(20)))
+        (7, 20)
     """
 
     def __init__(

@@ -1,0 +1,268 @@
+"""Write those tables of docs/results.md that a file of results holds.
+
+    python benchmarks/result_tables.py            # whether they are up to date
+    python benchmarks/result_tables.py --write
+
+The files are those in `benchmarks/results`, as the programs beside this one have written them. What
+`make demo` gives is written by `benchmarks/demo.py`.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from marked_tables import main, row, table
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "results.md"
+RESULTS = ROOT / "benchmarks" / "results"
+XEON, EPYC = "cpu_xeon_amx_202611", "cpu_epyc_202611"
+_Case = Mapping[str, Any]
+
+_READERS = {
+    "torch": "torch containers",
+    "pickle": "pickles",
+    "tensorflow": "TensorFlow checkpoints",
+    "vocabulary": "vocabularies",
+    "convert": "`txl convert`, whole",
+}
+_CORPORA = {
+    "jsb-chorales-cpu": "chorales",
+    "enwik8-cpu": "enwik8's first megabytes",
+    "ptb-char-cpu": "Penn Treebank, characters",
+    "bard": "tiny Shakespeare",
+}
+_SERVED = {
+    "serving": "3.5 M weights, two cores for server and clients",
+    "serving_kill_pile": "0.9 M weights, one core for both",
+}
+
+
+def _result(name: str, machine: str) -> Any:
+    return json.loads((RESULTS / f"{name}_{machine}.json").read_text("utf-8"))
+
+
+def _texts(columns: str, rows: Iterable[str]) -> str:
+    return table(columns, rows, n_texts=columns.count("|") + 1)
+
+
+def _spread(case: _Case, way: str | None = None) -> str:
+    """Return a ratio with its range."""
+    ratio, least_most = case["ratio"], case["ratio_range"]
+    if way is not None:
+        if way not in ratio:
+            return ""
+        ratio, least_most = ratio[way], least_most[way]
+    elif isinstance(ratio, Mapping):
+        ((way, ratio),) = ratio.items()
+        least_most = least_most[way]
+    least, most = least_most
+    return f"{ratio:.2f} ({least:.2f} to {most:.2f})"
+
+
+def _steps(machine: str) -> str:
+    """Return the table of a training step with the copy-free attention."""
+    ceiling = "product ceiling" + (" (float32: of MKL)" if machine == EPYC else "")
+    rows = []
+    for case in _result("training", machine)["rows"]:
+        taken, mb = case["seconds"], case["peak_mb"]
+        rows += [
+            row(
+                case["dtype"],
+                *(f"{taken[way]:.3f} s" for way in ("reference", "skew")),
+                _spread(case),
+                f"{mb['reference']:.0f} -> {mb['skew']:.0f} MB",
+                f"{case['ceiling_gflops']:.0f} GFLOP/s",
+            )
+        ]
+    return _texts(f"dtype|reference|copy-free|ratio (range)|peak memory|{ceiling}", rows)
+
+
+def _trainings(names: Sequence[str]) -> Iterator[tuple[str, _Case]]:
+    """Yield the trainings beside the peers, each with the name of its shape."""
+    for name in names:
+        result = _result(name, XEON)
+        for case in result["rows"]:
+            dropout = f", dropout {case['dropout']}" if case["dropout"] else ""
+            yield result["shape"]["name"] + dropout, case
+
+
+def _peers() -> Iterator[str]:
+    names = ("training_peers", "training_dropout", "training_small", "training_small_dropout")
+    for shape, case in _trainings(names):
+        mb = case["peak_mb"]
+        yield row(
+            shape,
+            case["dtype"],
+            f"{case['seconds']['ours']:.2f} s",
+            _spread(case, "huggingface"),
+            _spread(case, "gpt"),
+            f"{mb['ours']:,.0f} / {mb['huggingface']:,.0f} MB",
+            f"{_share(case)} of {case['ceiling_gflops']:,.0f} GFLOP/s",
+        )
+
+
+def _other_peers() -> Iterator[str]:
+    for shape, case in _trainings(("training_peers", "training_small")):
+        ways = ("x_transformers_t5", "x_transformers_rotary", "labml")
+        yield row(shape, case["dtype"], *(_spread(case, way) for way in ways))
+
+
+def _share(case: _Case) -> str:
+    """Return what of the machine a reading takes: of its products, or times reading the weights."""
+    if "reading_seconds" in case:
+        return f"{case['seconds']['ours'] / case['reading_seconds']:.1f} x"
+    return f"{100 * case['share_of_ceiling']['ours']:.0f} %"
+
+
+def _readings() -> Iterator[str]:
+    for name, work in {"evaluation": "evaluation", "generation": "one token"}.items():
+        for case in _result(name, XEON)["rows"]:
+            ms = 1e3 * case["seconds"]["ours"]
+            yield row(
+                work,
+                case["dtype"].replace("_", " "),
+                f"{ms:.1f} ms",
+                *(_spread(case, way) for way in ("huggingface", "gpt_kept")),
+                _share(case),
+            )
+
+
+def _by_memory(name: str, again: str = "") -> str:
+    """Return milliseconds by the length of the memory; those of ``again`` replace others."""
+    found: dict[str, dict[int, str]] = {}
+    for each in (name, again) if again else (name,):
+        for case in _result(each, XEON)["rows"]:
+            text = f"{1e3 * case['seconds']['ours']:.1f} ms, {_share(case)}"
+            found.setdefault(case["dtype"], {})[case["mem_len"]] = text
+    lengths = next(iter(found.values()))
+    rows = (row(dtype.replace("_", " "), *cells.values()) for dtype, cells in found.items())
+    return _texts("|".join(["memory", *(f"{n:,}" for n in lengths)]), rows)
+
+
+def _attention() -> Iterator[str]:
+    for case in _result("attention", XEON)["rows"]:
+        yield row(
+            case["dtype"],
+            "forward and backward" if case["backward"] else "forward",
+            f"{1e3 * case['seconds']['ours']:.1f} ms",
+            *(f"{case['ratio'][x]:.2f}" for x in ("authors", "reference", "sdpa_mask", "plain")),
+        )
+
+
+def _softmax() -> Iterator[str]:
+    found = _result("adaptive_softmax", EPYC)
+    names = {
+        "ours": "ours, chunk by chunk",
+        "all_at_once": "all at once, as the authors do",
+        "torch": "`torch.nn.AdaptiveLogSoftmaxWithLoss`",
+    }
+    for way, name in names.items():
+        ratio = _spread(found, way) or 1
+        yield row(name, f"{found['seconds'][way]:.2f} s", ratio, f"{found['mb_taken'][way]:.0f} MB")
+
+
+def _formats() -> Iterator[str]:
+    for case in _result("converting", EPYC)["rows"]:
+        yield row(
+            case["format"],
+            f"{case['bytes'] / 1e6:,.0f} MB",
+            f"{case['seconds']:.1f} s",
+            f"{case['peak_mb']:,.0f} MB",
+        )
+
+
+def _mutants() -> Iterator[str]:
+    files = _result("fuzzing", EPYC)["files"]
+    for reader in dict.fromkeys(file["reader"] for file in files):
+        own = [file for file in files if file["reader"] == reader]
+        read, refused = (sum(file[name] for file in own) for name in ("read", "refused"))
+        violations = sum(len(file["violations"]) for file in own)
+        counts = (f"{n:,}" for n in (len(own), read + refused, refused, read, violations))
+        yield row(_READERS[reader], *counts)
+
+
+def _dynamic() -> Iterator[str]:
+    for case in _result("dynamic", XEON)["rows"]:
+        fixed, learning = case["fixed"], case["dynamic"]
+        yield row(
+            _CORPORA[case["run"]],
+            f"{case['lr']:.0e}".replace("e-0", "e-"),
+            *(f"{x:.4f}" for x in (fixed, learning)),
+            f"{learning - fixed:.4f}",
+        )
+
+
+def _served() -> Iterator[str]:
+    for name, about in _SERVED.items():
+        found = _result(name, XEON)
+        load, one = found["load"], found["one_client"]
+        late = [
+            ", ".join(f"{load[x][p]:,.0f}" for p in ("p50", "p95", "p99")) + " ms"
+            for x in ("latency_ms", "first_token_ms")
+        ]
+        yield row(
+            about,
+            *(f"{n:,}" for n in (load["requests"], found["compared"]["right"])),
+            *(f"{x['tokens_per_second']:,.0f}" for x in (load, one)),
+            f"{load['tokens_per_second'] / one['tokens_per_second']:.2f}",
+            *late,
+        )
+
+
+def _compressed() -> Iterator[str]:
+    cases = _result("compressing", XEON)["rows"]
+    for file in dict.fromkeys(case["file"] for case in cases):
+        own = {case["name"]: case for case in cases if case["file"] == file}
+        ours = own["txl"]
+        yield row(
+            file.partition(".")[0],
+            *(f"{own[name]['bytes']:,}" for name in ("xz -9e", "bzip2 -9", "zstd -19")),
+            f"**{ours['bytes']:,}** ({ours['bits_per_byte']:.3f} bits a byte)",
+            f"{ours['overhead_percent']:.2f} %",
+            *(f"{ours['size'] / ours[f'{x}_seconds']:,.0f}" for x in ("compress", "decompress")),
+        )
+
+
+def tables() -> dict[str, str]:
+    """Return the tables of the page by their names."""
+    beyond = "share of the ceiling, or times the reading of weights, keys and values"
+    others = "x-transformers, T5 positions|x-transformers, rotary|labml_nn"
+    return {
+        "steps": _steps("cpu_xeon_202611"),
+        "steps-bfloat16": _steps(EPYC),
+        "peers": _texts(
+            "shape|dtype|ours|Hugging Face|plain GPT with memory|memory|share of the ceiling",
+            _peers(),
+        ),
+        "other-peers": _texts(f"shape|dtype|{others}", _other_peers()),
+        "readings": _texts(
+            f"work|precision|ours|Hugging Face|plain GPT with kept keys|{beyond}", _readings()
+        ),
+        "evaluation-by-memory": _by_memory("evaluation_mem_len"),
+        "token-by-memory": _by_memory("generation_mem_len", "generation_mem_len_again"),
+        "attention": _texts(
+            "dtype|pass|ours|authors' einsum and shift|reference"
+            "|position term as a mask of PyTorch's attention|plain attention, no position term",
+            _attention(),
+        ),
+        "softmax": _texts("softmax|time|against ours, turn by turn|memory", _softmax()),
+        "converting": _texts("format|size|time|memory", _formats()),
+        "fuzzing": _texts("what reads|files|mutants|refused|read|violations", _mutants()),
+        "dynamic": _texts("corpus|learning rate|fixed weights|learning|difference", _dynamic()),
+        "serving": _texts(
+            "model|requests|right|tokens a second|one client|ratio"
+            "|p50, p95, p99 of an answer|of the first token",
+            _served(),
+        ),
+        "compressing": _texts(
+            "bytes|`xz -9e`|`bzip2 -9`|`zstd -19`|`txl compress`|beyond the model's bits"
+            "|bytes a second, written|restored",
+            _compressed(),
+        ),
+    }
+
+
+if __name__ == "__main__":
+    main(PAGE, tables(), "result_tables.py", __doc__.splitlines()[0])

@@ -1,0 +1,223 @@
+"""Tutorials: notebooks in Markdown, with outputs from a cache that is keyed by their code.
+
+``docs/tutorials/outputs/NAME.ipynb`` holds the code cells of a tutorial with their outputs, as
+``python scripts/docs/tutorials.py`` has executed them (`make docs-run`). When the site is built, a
+cache of jupyter-cache is filled with these notebooks, and MyST-NB takes the outputs from it. A
+tutorial whose code was changed since has none there, which is an error; text may change.
+
+The cache of jupyter-cache itself is a data base with times and absolute paths in it: it cannot be
+compared, and changes whenever it is used. So it is made anew for each build, and the notebooks are
+what is committed.
+"""
+
+import argparse
+import os
+import re
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import nbformat
+from jupyter_cache import get_cache
+from jupyter_cache.base import CacheBundleIn
+from myst_nb.core.read import read_myst_markdown_notebook
+from sphinx.application import Sphinx
+from sphinx.errors import ExtensionError
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs" / "tutorials"
+OUTPUTS = FOLDER / "outputs"
+LONGEST = 180
+"""Seconds that executing a tutorial may take on two idle cores."""
+
+
+def tutorials() -> list[Path]:
+    """Return the files of the tutorials."""
+    return sorted(path for path in FOLDER.glob("*.md") if path.read_text("utf-8")[:4] == "---\n")
+
+
+def read_tutorial(path: Path) -> Any:
+    """Read a tutorial as a notebook without outputs."""
+    return read_myst_markdown_notebook(path.read_text("utf-8"), path=path)
+
+
+def sources(notebook: Any) -> list[str]:
+    """Return the code of a notebook, cell by cell."""
+    return [cell["source"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def executed(path: Path) -> Any:
+    """Return a tutorial as a notebook with its outputs.
+
+    Raises:
+        ValueError: There are no outputs of this code.
+    """
+    notebook, stored = read_tutorial(path), OUTPUTS / f"{path.stem}.ipynb"
+    outputs = nbformat.read(stored, as_version=4) if stored.is_file() else None
+    if outputs is None or sources(outputs) != sources(notebook):
+        raise ValueError(
+            f"docs/tutorials/{path.name}: its code has changed since its outputs were made: "
+            f"run `make docs-run`, or python scripts/docs/tutorials.py {path.stem}"
+        )
+    notebook["metadata"]["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
+    cells = (cell for cell in outputs["cells"] if cell["cell_type"] == "code")
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            own = next(cells)
+            cell["outputs"], cell["execution_count"] = own["outputs"], own["execution_count"]
+    return notebook
+
+
+def for_download(notebook: Any) -> Any:
+    """Return a notebook that stands alone: without links to pages, and directives of the site."""
+    alone: Any = nbformat.from_dict(notebook)
+    about = notebook["metadata"]
+    alone["metadata"] = {name: about[name] for name in ("kernelspec", "language_info")}
+    for n, cell in enumerate(alone["cells"]):
+        cell["id"], cell["metadata"] = f"cell-{n}", {}
+        if cell["cell_type"] == "markdown":
+            text = re.sub(r"^```\{raw\}.*?^```\n?", "", cell["source"], flags=re.M | re.S)
+            text = re.sub(r"\{[\w:]+\}`~?([^`<]*?)( <[^`]*>)?`", r"\1", text)
+            cell["source"] = re.sub(r"\[([^]]+)\]\((?!https?:)[^)]*\)", r"\1", text)
+    alone["nbformat"], alone["nbformat_minor"] = 4, 5
+    return alone
+
+
+def execute(path: Path) -> tuple[float, float]:
+    """Execute a tutorial in an empty folder, and store its outputs.
+
+    Returns:
+        The seconds it took, and the seconds of a processor.
+    """
+    from nbclient import NotebookClient
+
+    notebook = read_tutorial(path)
+    with tempfile.TemporaryDirectory() as folder:
+        start, used = time.perf_counter(), _processor_seconds()
+        # The commands of this environment are found, whatever the caller's PATH.
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        # One thread: rounding, and so the numbers, depend on how many there are.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        # And the package is that of this folder.
+        os.environ["PYTHONPATH"] = str(ROOT / "src")
+        # Figures without the time at which they were made.
+        os.environ |= {"MATPLOTLIBRC": str(Path(__file__).parent), "SOURCE_DATE_EPOCH": "0"}
+        # Warnings that libraries give to their developers would name files of this machine.
+        os.environ["PYTHONWARNINGS"] = "ignore"
+        NotebookClient(notebook, timeout=1200, resources={"metadata": {"path": folder}}).execute()
+        seconds = time.perf_counter() - start, _processor_seconds() - used
+    stored = nbformat.v4.new_notebook()
+    stored["metadata"] = {"kernelspec": notebook["metadata"]["kernelspec"]}
+    for n, cell in enumerate(x for x in notebook["cells"] if x["cell_type"] == "code"):
+        # Numbers in place of the random names and the times of a run, which would change each time.
+        own = nbformat.v4.new_code_cell(cell["source"], id=f"code-{n}")
+        own["execution_count"] = cell["execution_count"]
+        own["outputs"] = _kept(cell["outputs"], folder)
+        stored["cells"].append(own)
+    OUTPUTS.mkdir(exist_ok=True)
+    nbformat.write(stored, OUTPUTS / f"{path.stem}.ipynb")
+    return seconds
+
+
+def _processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+_ERASED = re.compile(r"\r(?!\n)|\x1b\[2K|\x1b\[1A")
+_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+
+
+def printed(text: str, folder: str = "") -> str:
+    """Return what a terminal shows at the end: without progress bars, colours and folders.
+
+    Args:
+        text: What was written to the terminal.
+        folder: A folder whose name is left out, too. Empty: none.
+    """
+    lines = []
+    for line in text.replace("\r\n", "\n").split("\n"):
+        parts = [_ESCAPE.sub("", part) for part in _ERASED.split(line)]
+        kept = [part for part in parts if part and "\N{BOX DRAWINGS HEAVY HORIZONTAL}" not in part]
+        lines += kept or ([""] if not any(parts) and len(parts) == 1 else [])
+    shown = "\n".join(lines).replace(f"{ROOT}/", "")
+    return shown.replace(f"{folder}/", "") if folder else shown
+
+
+def _kept(outputs: Sequence[Any], folder: str) -> list[Any]:
+    """Return outputs with texts joined, and without what depends on time and machine."""
+    kept: list[Any] = []
+    for output in outputs:
+        before = kept[-1] if kept else {}
+        if output["output_type"] == "stream" and before.get("name") == output["name"]:
+            before["text"] += output["text"]
+        else:
+            kept.append(output)
+    for output in kept:
+        if output["output_type"] == "stream":
+            output["text"] = printed(output["text"], folder)
+        # A picture has a description on the page, and needs no name of the object.
+        if len(output.get("data", ())) > 1:
+            output["data"].pop("text/plain", None)
+    return kept
+
+
+def _fill_cache(app: Sphinx, config: Any) -> None:
+    """Fill the cache that MyST-NB reads, and write the notebooks that can be downloaded."""
+    folder = Path(config.nb_execution_cache_path)
+    cache, problems = get_cache(folder), []
+    cache.clear_cache()
+    for path in tutorials():
+        try:
+            notebook = executed(path)
+        except ValueError as error:
+            problems.append(str(error))
+            continue
+        cache.cache_notebook_bundle(
+            CacheBundleIn(nb=notebook, uri=str(path)), check_validity=False, overwrite=True
+        )
+        download = Path(app.srcdir) / "generated" / "notebooks" / f"{path.stem}.ipynb"
+        download.parent.mkdir(parents=True, exist_ok=True)
+        nbformat.write(for_download(notebook), download)
+    if problems:
+        raise ExtensionError("\n".join(problems))
+
+
+def _note_outputs(app: Sphinx, docname: str, content: list[str]) -> None:
+    """Have a tutorial read again when its outputs have changed."""
+    stored = OUTPUTS / f"{Path(docname).name}.ipynb"
+    if docname.startswith("tutorials/") and stored.is_file():
+        app.env.note_dependency(str(stored))
+
+
+def setup(app: Sphinx) -> dict[str, Any]:
+    """Fill the cache before MyST-NB opens it."""
+    app.connect("config-inited", _fill_cache)
+    app.connect("source-read", _note_outputs)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}
+
+
+def main() -> int:
+    """Execute tutorials; return 1 if one took too long."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("names", nargs="*", help="which; none: all")
+    names = parser.parse_args().names
+    chosen = [path for path in tutorials() if not names or path.stem in names]
+    if unknown := {*names} - {path.stem for path in chosen}:
+        parser.error(f"there are no tutorials {sorted(unknown)}")
+    slow = []
+    for path in chosen:
+        seconds, used = execute(path)
+        print(f"{path.stem}: {seconds:.0f} seconds, {used:.0f} of a processor", flush=True)
+        slow += [path.stem] * (seconds > LONGEST)
+    if slow:
+        print(f"longer than {LONGEST} seconds: {', '.join(slow)}", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
