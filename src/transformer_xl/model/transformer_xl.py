@@ -190,6 +190,9 @@ class TransformerXL(LanguageModel):
         """
         if memory.has_keys or self._is_absolute:
             return memory
+        if self.value_own is not None and self.value_own.is_meta:
+            # Offloaded by accelerate, and loaded during a forward pass only.
+            return memory
         keys, values = [], []
         with evaluating(self):
             if self.config.attn_type == 0 and not torch.compiler.is_compiling():
