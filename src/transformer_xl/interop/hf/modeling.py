@@ -182,7 +182,12 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         return out
 
     def _prepare_cache_for_generation(
-        self, generation_config: Any, model_kwargs: dict[str, Any], generation_mode: Any, *args: Any
+        self,
+        generation_config: Any,
+        model_kwargs: dict[str, Any],
+        generation_mode: Any,
+        batch_size: int,
+        *args: Any,
     ) -> None:
         """Begin a cache where transformers needs one before the first call.
 
@@ -190,7 +195,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             ValueError: A kind of cache is asked for, or one that the model does not have.
         """
         super()._prepare_cache_for_generation(
-            generation_config, model_kwargs, generation_mode, *args
+            generation_config, model_kwargs, generation_mode, batch_size, *args
         )
         is_assisted = generation_mode == GenerationMode.ASSISTED_GENERATION
         is_recording = is_assisted or bool(generation_config.is_assistant)
@@ -211,8 +216,10 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             )
         cache = model_kwargs.get("past_key_values")
         if cache is None:
-            given = args[0] if args else 1
-            cache = model_kwargs["past_key_values"] = TransformerXLCache.start(model, given)
+            rows = batch_size * max(
+                generation_config.num_beams or 1, generation_config.num_return_sequences or 1
+            )
+            cache = model_kwargs["past_key_values"] = TransformerXLCache.start(model, rows)
         if is_recording:
             cache.activate_past_recording()
 
