@@ -15,6 +15,8 @@ from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.interop.hf.configuration import path_of
 
 _PAD = "<pad>"
+# A line break as a character, and as a byte in the alphabet of byte-level tokenizers.
+_LINE_ENDS = ("\n", "\u010a")
 _PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 
 
@@ -25,7 +27,8 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
     programs. ``eos_token`` is the symbol that ends a line, if there is one. Most vocabularies have
     no symbol for padding, and a word of the text must not be one: it would be left out of losses
     and texts. ``pad_token`` is then ``<pad>`` with the first number beyond the vocabulary, which
-    the model reads nowhere: the attention mask marks padding.
+    the model reads nowhere: the attention mask marks padding. ``bos_token`` is the line break where
+    nothing ends a line.
 
     Args:
         vocab_file: The ``vocab.json`` of a folder.
@@ -64,6 +67,9 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         self._beyond = None if _PAD in self._ids else len(vocab)
         roles = {"eos_token": vocab.eos_id, "unk_token": vocab.unk_id}
         given = {name: None if n is None else vocab.symbols[n] for name, n in roles.items()}
+        if vocab.eos_id is None:
+            # What a text without a beginning is written or scored after.
+            given["bos_token"] = next((x for x in _LINE_ENDS if x in self._ids), None)
         given["pad_token"] = next((symbol for symbol in _PADS if symbol in self._ids), _PAD)
         for name, token in given.items():
             if kwargs.get(name) is None:
@@ -134,6 +140,12 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
     def _decode(
         self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs: Any
     ) -> str:
+        if token_ids is None:
+            raise ValueError(
+                "token_ids=None: programs that decode eos_token_id need one, and this vocabulary "
+                "has no symbol that ends a text; name one of its symbols, as by AutoTokenizer."
+                "from_pretrained(folder, eos_token='\\n').save_pretrained(folder)"
+            )
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         if skip_special_tokens:
             # Line ends are text. Padding is not; it is only at the start and at the end.
