@@ -236,9 +236,7 @@ def test_the_harness_s_own_type_scores_the_same_without_a_symbol_that_ends_texts
     text = toy_text.read_text()
     own, theirs = harness(str(folder)), HFLM(pretrained=str(folder), device="cpu", batch_size=2)
     pairs = _asked(("the cat", " saw a dog"), ("a dog", " ran"), ("the cat", " ran"), ("", "a"))
-    for found, right in zip(
-        theirs.loglikelihood(pairs), own.loglikelihood(pairs), strict=True
-    ):
+    for found, right in zip(theirs.loglikelihood(pairs), own.loglikelihood(pairs), strict=True):
         assert found == pytest.approx(right, rel=1e-4)
     documents = _asked((text[:50],), ("dog",))
     found, right = (x.loglikelihood_rolling(documents) for x in (theirs, own))

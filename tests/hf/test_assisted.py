@@ -152,8 +152,8 @@ def test_what_cannot_be_taken_back_is_refused(
         other = transformers.AutoModelForCausalLM.from_pretrained(any_folder(**settings)[1])
         with pytest.raises(ValueError, match=message):
             other.generate(ids, max_new_tokens=2, prompt_lookup_num_tokens=3)
+    _, folder = any_folder(kind="lstm", n_head=8, d_inner=2048)
+    lstm = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    cache = lstm(ids).past_key_values
     with pytest.raises(ValueError, match="from which no token can be removed"):
-        lstm = transformers.AutoModelForCausalLM.from_pretrained(
-            any_folder(kind="lstm", n_head=8, d_inner=2048)[1]
-        )
-        lstm(ids).past_key_values.crop(-1)
+        cache.crop(-1)

@@ -27,6 +27,7 @@ from transformer_xl.model.pretrained import (
     verify_weights,
     weights_path,
 )
+from transformer_xl.model.resizing import resize_vocabulary
 from transformer_xl.model.wrapping import unwrapped
 
 
@@ -73,6 +74,11 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             if name.startswith("transformer.softmax."):
                 parameter.requires_grad_(False)
 
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+        return self.config.vocab_size
+
     def get_input_embeddings(self) -> nn.Module:
         """Return the word embeddings, whose output can be given as ``inputs_embeds``."""
         return self.transformer.embedding
@@ -86,14 +92,39 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         )
 
     def resize_token_embeddings(
-        self, new_num_tokens: int | None = None, *args: Any, **kwargs: Any
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
     ) -> nn.Module:
-        """Return the embeddings; refuse another number of tokens."""
+        """Add tokens at the end of the vocabulary, or remove them from there.
+
+        An adaptive softmax takes them into its last cluster.
+
+        Args:
+            new_num_tokens: The new size. None: as it is, up to the multiple.
+            pad_to_multiple_of: The size is rounded up to a multiple of it.
+            mean_resizing: Whether weights of new tokens are the mean of the others; False: drawn.
+
+        Returns:
+            The embedding.
+
+        Raises:
+            ValueError: A number is no integer, or does not fit other settings; or the embedding or
+                the softmax has an adapter.
+        """
+        if pad_to_multiple_of is not None:
+            if not isinstance(pad_to_multiple_of, int):
+                # transformers has an error of its own.
+                super()._get_resized_embeddings(
+                    self.get_input_embeddings(), new_num_tokens, pad_to_multiple_of
+                )
+            wanted = self.config.vocab_size if new_num_tokens is None else new_num_tokens
+            new_num_tokens = -(-wanted // pad_to_multiple_of) * pad_to_multiple_of
         if new_num_tokens not in (None, self.config.vocab_size):
-            raise NotImplementedError(
-                f"the vocabulary has {self.config.vocab_size} tokens and cannot grow or shrink to "
-                f"{new_num_tokens}: padding needs no token of its own, an attention_mask marks it"
-            )
+            resize_vocabulary(self.transformer, new_num_tokens, draws=not mean_resizing)
+            self.config.vocab_size = new_num_tokens
+            self._freeze()
         return self.transformer.embedding
 
     @classmethod
