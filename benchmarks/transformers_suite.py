@@ -106,15 +106,14 @@ if _CHECKOUT in os.environ:
             """Compare gradients: theirs replaces a function of their own class of layers."""
             config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
             model = TransformerXLForCausalLM(config)
-            given = {"activation_checkpointing_kwargs": gradient_checkpointing_kwargs}
             if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
                 with pytest.raises(ValueError, match="use_reentrant=True loses gradients"):
-                    model.activation_checkpointing_enable(**given)
+                    model.activation_checkpointing_enable(gradient_checkpointing_kwargs)
                 return
             found = []
             for is_enabled in (False, True):
                 if is_enabled:
-                    model.activation_checkpointing_enable(**given)
+                    model.activation_checkpointing_enable(gradient_checkpointing_kwargs)
                 model.zero_grad()
                 model(**inputs, labels=inputs["input_ids"]).loss.backward()
                 found.append([x.grad for x in model.parameters()])

@@ -247,8 +247,11 @@ def _unflatten(leaves: Any, about: tuple[Any, ...]) -> TransformerXLCache:
     """Return the cache that was flattened; it does not know its tail and its padding."""
     tensors, forgotten, seen = leaves
     mem_len, starts_empty, is_recording, adapters = about
-    is_kept = len(tensors) == len(KeysAndValues.names)
-    store = KeysAndValues(*tensors, adapters) if is_kept else HiddenStates(*tensors)
+    if len(tensors) == len(KeysAndValues.names):
+        keys, values = tensors
+        store = KeysAndValues(keys, values, adapters)
+    else:
+        store = HiddenStates(tensors[0])
     cache = TransformerXLCache(Memory(store, forgotten), seen, mem_len=mem_len)
     cache._starts_empty, cache.is_recording = starts_empty, is_recording
     return cache

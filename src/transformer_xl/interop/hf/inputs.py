@@ -89,7 +89,7 @@ class Inputs(NamedTuple):
             # Positions are relative: of these indices only a 0, the start of a document, matters.
             starts = (position_ids[..., -T:] == 0).to(given.device).expand(B, T)
             starts = starts if is_real is None else starts & is_real
-            starts = None if _is_known(lambda: not starts.any()) else starts
+            starts = None if _is_known((~starts).all) else starts
         return cls(Segment(tokens, vectors, starts=starts), is_real)
 
     @property

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from transformers import GenerationMixin
-from transformers.generation import GenerationMode
+from transformers.generation.configuration_utils import GenerationMode
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
@@ -18,7 +18,7 @@ from transformers.utils import logging
 from transformer_xl.interop.hf.base import TransformerXLPreTrainedModel
 from transformer_xl.interop.hf.cache import TransformerXLCache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig
-from transformer_xl.interop.hf.inputs import IGNORED, Reading, own_cache
+from transformer_xl.interop.hf.inputs import IGNORED, own_cache
 from transformer_xl.model import AdaptiveSoftmax
 
 _LOGGER = logging.get_logger(__name__)
@@ -103,15 +103,15 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             last = logits_to_keep
         tokens = inputs.segment.tokens
         is_step = inputs.is_token and not self.training and not any(wanted)
+        layers = attentions = None
         if cache.is_stepped and tokens is not None and is_step:
             mems = cache.stepper(self.transformer)
-            reading = Reading(mems(tokens[:, 0])[:, None], mems)
+            hidden = mems(tokens[:, 0])[:, None]
         else:
-            reading = self._read(inputs, cache, wanted, last)
-            # All columns, if those of each layer are wanted.
+            hidden, mems, layers, attentions = self._read(inputs, cache, wanted, last)
             if last is not None:
-                reading = reading._replace(hidden=reading.hidden[:, -last:])
-        hidden, mems = reading.hidden, reading.mems
+                # All columns, if those of each layer are wanted.
+                hidden = hidden[:, -last:]
         loss = None if targets is None else self._loss(hidden, *targets, count)
         logits = None
         if skip_logits is None:
@@ -129,8 +129,8 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
             loss=loss,
             logits=logits,
             past_key_values=after,
-            hidden_states=reading.layers,
-            attentions=reading.attentions,
+            hidden_states=layers,
+            attentions=attentions,
         )
         return out if return_dict is not False else out.to_tuple()
 
