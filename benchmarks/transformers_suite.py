@@ -22,43 +22,39 @@ import pytest
 _CHECKOUT = "TRANSFORMERS_CHECKOUT"
 _NEEDED = ("test_modeling_common.py", "test_configuration_common.py", "generation/test_utils.py")
 
-_HIDDEN_STATES = (
-    "asks for output_hidden_states, which is refused: layers do not return what they compute"
-)
-_RESIZE = "resizing the vocabulary is refused: the softmax and its clusters are built for its size"
 EXPECTED_FAILURES = {
-    "test_batching_equivalence": f"{_HIDDEN_STATES}; tests/hf compares rows alone and padded",
-    "test_beam_sample_generate_dict_output": _HIDDEN_STATES,
-    "test_beam_search_generate_dict_output": _HIDDEN_STATES,
-    "test_beam_search_generate_dict_outputs_use_cache": _HIDDEN_STATES,
-    "test_greedy_generate_dict_outputs": _HIDDEN_STATES,
-    "test_greedy_generate_dict_outputs_use_cache": _HIDDEN_STATES,
-    "test_hidden_states_output": _HIDDEN_STATES,
     "test_model_get_set_embeddings": (
         "puts an embedding of 10 symbols in the place of the model's, which is refused: the "
-        "softmax shares its weights"
+        "softmax shares its weights; resize_token_embeddings changes their number"
     ),
-    "test_model_outputs_equivalence": _HIDDEN_STATES,
-    "test_retain_grad_hidden_states_attentions": _HIDDEN_STATES,
-    "test_sample_generate_dict_output": _HIDDEN_STATES,
     "test_model_weights_reload_no_missing_tied_weights": (
         "loads a file without a single weight of the model and expects random ones: refused"
     ),
-    "test_resize_tokens_embeddings": _RESIZE,
 }
 
 if _CHECKOUT in os.environ:
     sys.path.insert(0, os.environ[_CHECKOUT])
     import torch
+    from tests import test_modeling_common
     from tests.generation.test_utils import GenerationTesterMixin
     from tests.test_configuration_common import ConfigTester
     from tests.test_modeling_common import ModelTesterMixin, ids_tensor
 
-    from transformer_xl.hf import TransformerXLConfig, TransformerXLForCausalLM
+    from transformer_xl.hf import (
+        TransformerXLConfig,
+        TransformerXLForCausalLM,
+        TransformerXLModel,
+    )
+    from transformer_xl.model.layer import DecoderLayer
+
+    # Tests of activation checkpointing look for the layers that are recomputed.
+    setattr(test_modeling_common, "GradientCheckpointingLayer", DecoderLayer)  # noqa: B010
 
     class _Small:
         """A model of two layers and what it reads, as the tests ask for them."""
 
+        base_model_class = TransformerXLModel
+        causal_lm_class = TransformerXLForCausalLM
         batch_size, seq_length, vocab_size = 3, 7, 99
         num_hidden_layers, num_attention_heads, hidden_size = 2, 2, 32
         is_training = True
@@ -86,8 +82,6 @@ if _CHECKOUT in os.environ:
         """The language model."""
 
         all_model_classes = (TransformerXLForCausalLM,)
-        # output_attentions is refused; TransformerXL.attention_weights returns them.
-        has_attentions = False
 
         def setUp(self) -> None:
             """Begin a test."""
@@ -105,6 +99,25 @@ if _CHECKOUT in os.environ:
             assert one.seen == other.seen
             mine, theirs = one.mems.state_dict(), other.mems.state_dict()
             torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
+
+        def check_training_gradient_checkpointing(
+            self, gradient_checkpointing_kwargs: dict[str, Any] | None = None
+        ) -> None:
+            """Compare gradients: theirs replaces a function of their own class of layers."""
+            config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
+            model = TransformerXLForCausalLM(config)
+            if (gradient_checkpointing_kwargs or {}).get("use_reentrant"):
+                with pytest.raises(ValueError, match="use_reentrant=True loses gradients"):
+                    model.activation_checkpointing_enable(gradient_checkpointing_kwargs)
+                return
+            found = []
+            for is_enabled in (False, True):
+                if is_enabled:
+                    model.activation_checkpointing_enable(gradient_checkpointing_kwargs)
+                model.zero_grad()
+                model(**inputs, labels=inputs["input_ids"]).loss.backward()
+                found.append([x.grad for x in model.parameters()])
+            torch.testing.assert_close(*found)
 
 
 class _Expecting:

@@ -6,5 +6,9 @@ from transformer_xl.interop.hf import TransformerXLForCausalLM as TransformerXLF
 from transformer_xl.interop.hf import (
     TransformerXLForSequenceClassification as TransformerXLForSequenceClassification,
 )
+from transformer_xl.interop.hf import (
+    TransformerXLForTokenClassification as TransformerXLForTokenClassification,
+)
+from transformer_xl.interop.hf import TransformerXLModel as TransformerXLModel
 from transformer_xl.interop.hf import TransformerXLTokenizer as TransformerXLTokenizer
 from transformer_xl.interop.hf import save_with_code as save_with_code

@@ -19,7 +19,7 @@ def test_the_page_on_transformers_runs(
     pytest.importorskip("accelerate", reason="Trainer needs accelerate")
     pytest.importorskip("peft", reason="adapters need peft")
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S)
-    assert len(blocks) == 6
+    assert len(blocks) == 8
     # The words of the toy text instead of Python, which its vocabulary does not know.
     words = {
         "import os": "the cat",

@@ -111,6 +111,9 @@ class ImportedVocab(Vocab):
             return [symbol.encode() for symbol in self.symbols]
         return None
 
+    def _remade(self, definition: str) -> Vocab:
+        return ImportedVocab(definition, self.rules)
+
     def _about(self) -> dict[str, object]:
         return {"rules": self.rules.to_json()}
 

@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Int32
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer
 
 from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.files import replace_file
@@ -119,7 +119,30 @@ class Vocab:
         if self.kind == "chars":
             # No character begins with this byte: it is written as U+FFFD.
             return [b"\xff" if symbol == UNK else symbol.encode() for symbol in self.symbols]
-        return bytes_written(self.symbols)
+        return bytes_written("" if x in self._added else x for x in self.symbols)
+
+    @cached_property
+    def _added(self) -> set[str]:
+        """Symbols beside those of the text, which are written as nothing."""
+        return {x.content for x in self._tokenizer.get_added_tokens_decoder().values()}
+
+    def extended(self, symbols: Iterable[str]) -> "Vocab":
+        """Return the vocabulary with further symbols at its end, which no text is encoded as.
+
+        Raises:
+            ValueError: One is empty or holds a blank.
+        """
+        symbols = list(symbols)
+        if bad := [x for x in symbols if not x or any(map(str.isspace, x))]:
+            raise ValueError(f"{bad[0]!r}: a symbol that is added has a name without blanks")
+        tokenizer = Tokenizer.from_str(self.definition)
+        tokenizer.add_special_tokens(
+            [AddedToken(x, special=True, normalized=False) for x in symbols]
+        )
+        return self._remade(tokenizer.to_str())
+
+    def _remade(self, definition: str) -> "Vocab":
+        return Vocab(self.kind, definition)
 
     def number_of(self, symbol: str) -> int:
         """Return the ID of a token, given as listed or as a text that is encoded as it.
@@ -196,7 +219,7 @@ class Vocab:
     @cached_property
     def _id_by_point(self) -> np.ndarray:
         """IDs of characters by code point; others find the last entry."""
-        ids = {ord(x): number for x, number in self._ids.items() if x != UNK}
+        ids = {ord(x): number for x, number in self._ids.items() if x != UNK and len(x) == 1}
         missing = MISSING if self.unk_id is None else self.unk_id
         table = np.full(max(ids, default=0) + 2, missing, dtype=np.int64)
         table[list(ids)] = list(ids.values())

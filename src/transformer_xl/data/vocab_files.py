@@ -161,8 +161,10 @@ class BroughtVocab(Vocab):
     def _symbol_bytes(self) -> list[bytes] | None:
         if not isinstance(self._tokenizer.decoder, decoders.ByteLevel):
             return None
-        added = {token.content for token in self._tokenizer.get_added_tokens_decoder().values()}
-        return bytes_written("" if symbol in added else symbol for symbol in self.symbols)
+        return bytes_written("" if symbol in self._added else symbol for symbol in self.symbols)
+
+    def _remade(self, definition: str) -> Vocab:
+        return BroughtVocab(definition)
 
     def _cut(self, text: str) -> list[int]:
         return self._token_ids(text, add_special_tokens=False)

@@ -231,7 +231,13 @@ def _padded(texts: Sequence[Sequence[int]], padding: int = 0) -> Int[Tensor, "B 
 
 
 def run() -> None:
-    """Run the command line of lm-evaluation-harness with the model type registered."""
+    """Run the command line of lm-evaluation-harness with the model type registered.
+
+    Its own type ``hf`` reads our folders, too.
+    """
     from lm_eval.__main__ import cli_evaluate
+
+    # Registers the classes for transformers, which the harness depends on.
+    import transformer_xl.interop.hf as _  # noqa: F401
 
     cli_evaluate()

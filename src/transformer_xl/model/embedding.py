@@ -48,6 +48,20 @@ class Embedding(nn.Embedding):
         return self.proj(embedded).to(self.weight.dtype) * self.scale
 
 
+class Tables(nn.ParameterList):
+    """The tables of the clusters, which a call returns.
+
+    A plain list of parameters is never called, so that hooks that load weights when they are used,
+    of offloading, would not run.
+    """
+
+    __call__ = nn.Module.__call__
+
+    def forward(self) -> list[nn.Parameter]:
+        """Return the tables."""
+        return list(self)
+
+
 class AdaptiveEmbedding(nn.Module):
     """Adaptive input embeddings, narrower for rarer words (Baevski and Auli, 2019).
 
@@ -57,7 +71,7 @@ class AdaptiveEmbedding(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.clusters = config.clusters
-        self.weights = nn.ParameterList(
+        self.weights = Tables(
             torch.empty(cluster.stop - cluster.start, cluster.width) for cluster in self.clusters
         )
         self.projs: Sequence[nn.Module] = nn.ModuleList(  # pyright: ignore[reportAttributeAccessIssue]
@@ -86,12 +100,12 @@ class AdaptiveEmbedding(nn.Module):
         starts = torch.tensor([x.start for x in self.clusters[1:]], device=tokens.device)
         clusters = torch.bucketize(flat, starts, right=True)
         for i, (cluster, weight, proj) in enumerate(
-            zip(self.clusters, self.weights, self.projs, strict=True)
+            zip(self.clusters, self.weights(), self.projs, strict=True)
         ):
             own = (clusters == i).nonzero()[:, 0]
             places.append(own)
             rows = flat[own] - cluster.start
-            embedded = self._looked_up(i, rows)
+            embedded = self._looked_up(i, rows, weight)
             parts.append(proj(embedded).to(weight.dtype))
         # Sorted by cluster; the inverse permutation restores the order.
         back = torch.cat(places).argsort()
@@ -109,7 +123,7 @@ class AdaptiveEmbedding(nn.Module):
         """
         parts, last = [], len(self.clusters) - 1
         for i, (cluster, weight, proj) in enumerate(
-            zip(self.clusters, self.weights, self.projs, strict=True)
+            zip(self.clusters, self.weights(), self.projs, strict=True)
         ):
             row = own = tokens - cluster.start
             # Tokens outside the vocabulary are not clamped, so that they still raise.
@@ -117,17 +131,19 @@ class AdaptiveEmbedding(nn.Module):
                 row = row.clamp(min=0)
             if i < last:
                 row = row.clamp(max=len(weight) - 1)
-            embedded = self._looked_up(i, row)
+            embedded = self._looked_up(i, row, weight)
             embedded = proj(embedded).to(weight.dtype)
             parts.append(embedded.masked_fill((row != own)[..., None], 0.0))
         return torch.stack(parts).sum(0) * self.scale
 
-    def _looked_up(self, i: int, rows: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch E"]:
+    def _looked_up(
+        self, i: int, rows: Int[Tensor, "*batch"], weight: Float[Tensor, "words E"]
+    ) -> Float[Tensor, "*batch E"]:
         cluster, marker = self.clusters[i], self.marker
         if marker is not None:
             marker = marker - cluster.start if cluster.start <= marker < cluster.stop else None
         p = self.word_dropout if self.training else 0.0
-        return _looked_up(rows, self.weights[i], p, marker)
+        return _looked_up(rows, weight, p, marker)
 
 
 class FeatureEmbedding(nn.Linear):

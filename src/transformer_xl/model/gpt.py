@@ -13,7 +13,6 @@ from dataclasses import replace
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.language_model import LanguageModel
@@ -42,6 +41,7 @@ class GPT(LanguageModel):
 
     kind = "gpt"
     _title = "GPT"
+    recomputes = True
 
     def _build(self, config: ModelConfig) -> None:
         # The layers of a model whose positions are none of their business.
@@ -71,7 +71,7 @@ class GPT(LanguageModel):
             mems = self.start_memory(B, lengths.mem_len)
         self.require_continued(segment, mems, lengths.ext_len)
         mems = mems.with_capacity(T, lengths.mem_len)
-        M, first_key = len(mems), segment.first_keys(len(mems), mems.forgotten)
+        M, first_key = mems.length, segment.first_keys(mems.length, mems.forgotten)
         sin, cos = rotary(M + T, self.config.head_width, self.dtype, self.device)
         dropped = self.config.attn_dropout if self.training else 0.0
 
@@ -81,13 +81,9 @@ class GPT(LanguageModel):
             return attention(q, k, v.to(q.dtype), dropout=dropped, **seen)
 
         x, present = self._embedded(segment), []
-        for layer, state in zip(self.layers, mems.states, strict=True):
+        for n, (layer, state) in enumerate(zip(self.layers, mems.states, strict=True)):
             join = _Join(state, self.config.n_head)
-            given = x, join, attend
-            if self.recompute and torch.is_grad_enabled():
-                x, _ = checkpoint(layer, *given, use_reentrant=False)
-            else:
-                x, _ = layer(*given)
+            x, _ = self._through(n, layer, x, join, attend)
             present.append(join.present)
         kept = max(T - lengths.ext_len, 0)
         mems = segment.remembered(mems, present, first_key, lengths.mem_len, kept)

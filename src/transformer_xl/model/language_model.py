@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from jaxtyping import Bool, Float, Int, Integer
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.arguments import shown
@@ -100,8 +101,11 @@ class LanguageModel(nn.Module, ABC):
             a single recurrent state.
         is_exact: Whether a text read token by token gives the results of one read at once, up to
             rounding in the precision of the weights.
+        recomputes: Whether ``recompute`` has an effect.
         recompute: Activation checkpointing: recompute the activations of the layers in the
-            backward pass (Chen et al., arXiv 1604.06174).
+            backward pass (Chen et al., arXiv 1604.06174). True, or a function that calls a layer
+            with its arguments in the place of :func:`torch.utils.checkpoint.checkpoint`.
+        recompute_every: Of so many layers, only the first one is recomputed.
         left_out: Settings of the model folder that have no effect; archives that earlier versions
             compressed with the model depend on them.
 
@@ -114,7 +118,9 @@ class LanguageModel(nn.Module, ABC):
     has_attention: ClassVar[bool] = False
     remembers_positions: ClassVar[bool] = True
     is_exact: ClassVar[bool] = True
-    recompute = False
+    recomputes: ClassVar[bool] = False
+    recompute: bool | Callable[..., Any] = False
+    recompute_every = 1
     left_out: Mapping[str, Any] = {}
 
     def __init__(self, config: ModelConfig) -> None:
@@ -317,6 +323,14 @@ class LanguageModel(nn.Module, ABC):
         else:
             x = segment.given.to(self.dtype)
         return self._dropped(x, self.config.dropouts.input)
+
+    def _through(self, n: int, layer: nn.Module, *given: Any) -> Any:
+        """Call layer ``n``, whose activations may be recomputed in the backward pass."""
+        if not (self.recompute and torch.is_grad_enabled()) or n % self.recompute_every:
+            return layer(*given)
+        if callable(self.recompute):
+            return self.recompute(layer, *given)
+        return checkpoint(layer, *given, use_reentrant=False)
 
     def _dropped(self, x: Tensor, p: float) -> Tensor:
         return dropout(x, p, self.training, self.config.variational_dropout)

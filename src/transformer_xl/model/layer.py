@@ -177,6 +177,21 @@ class RelAttention(nn.Module):
         seen = {"attn_len": attn_len, "first_key": first_key}
         return reference.attention_weights(q, k.to(q.dtype), *given, distance_bias=bias, **seen)
 
+    def attended_with_weights(
+        self,
+        q: Float[Tensor, "B T H K"],
+        k: Float[Tensor, "B S H K"],
+        v: Float[Tensor, "B S H K"],
+        positions: Positions | None,
+        attn_len: int | None = None,
+        first_key: Int[Tensor, " B"] | Int[Tensor, "B T"] | None = None,
+    ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "B H T S"]]:
+        """Return what :meth:`forward` does, by the reference, with the attention weights."""
+        weights = self.weights(q, k, positions, attn_len, first_key)
+        dropped = F.dropout(weights.type_as(q), self.attn_dropout if self.training else 0.0)
+        attended = torch.einsum("bhts,bshk->bthk", dropped, v.to(q.dtype))
+        return projected(self.o_proj, attended.flatten(2)), weights
+
     def project(
         self, x: Float[Tensor, "B T D"], memory: Float[Tensor, "B M D"] | None = None
     ) -> tuple[Float[Tensor, "B T H K"], Float[Tensor, "B S H K"], Float[Tensor, "B S H K"]]:

@@ -41,7 +41,9 @@ class HiddenStates:
     def __init__(self, states: Sequence[Float[Tensor, "B M D"]]) -> None:
         self.states = tuple(states)
 
-    def __len__(self) -> int:
+    @property
+    def length(self) -> int:
+        """Number of positions; in a traced program it may be a symbol, of which len() is none."""
         return self.states[0].shape[1]
 
     def tensors(self) -> tuple[Sequence[Tensor], ...]:
@@ -58,7 +60,7 @@ class HiddenStates:
 
     def extended(self, present: Sequence[Any], kept: int, cut: int) -> "HiddenStates":
         """Append the first ``kept`` positions of a segment; drop the ``cut`` oldest ones."""
-        M, new = len(self), [x.detach()[:, :kept] for x in present]
+        M, new = self.length, [x.detach()[:, :kept] for x in present]
         if cut == M:
             # The backward pass needs the same tensors, so they are shared and not copied.
             return HiddenStates(new)
@@ -103,10 +105,13 @@ class KeysAndValues:
         self.keys, self.values, self.adapters = list(keys), list(values), adapters
         self.start, self.stop = 0, self.keys[0].shape[2]
         # Where the free part begins, shared by all stores of these buffers. Whoever pops it may
-        # write there. torch.compile cannot trace a lock.
-        self._free = {self.stop: True}
+        # write there. torch.compile cannot trace a lock. A symbol in a traced program is no key.
+        self._free = {self.stop: True} if isinstance(self.stop, int) else {}
+        self._is_joined = False
 
-    def __len__(self) -> int:
+    @property
+    def length(self) -> int:
+        """Number of positions."""
         return self.stop - self.start
 
     def tensors(self) -> tuple[Sequence[Tensor], ...]:
@@ -135,6 +140,11 @@ class KeysAndValues:
         The capacity is exclusive: another continuation of this store, also in another thread, is
         given different buffers.
         """
+        if torch.is_grad_enabled() or not isinstance(self.stop + T, int):
+            # Autograd does not save what is written to later, and a symbol is no capacity.
+            joined = self._in_same_buffers(self.start, self.stop)
+            joined._is_joined = True
+            return joined
         has_capacity = self.stop + T <= self.keys[0].shape[2]
         is_sealed = any(_is_sealed(x) for x in (*self.keys, *self.values))
         # dict.pop is atomic.
@@ -143,7 +153,7 @@ class KeysAndValues:
             # A new object, because writing in another precision replaces its tensors.
             return self._in_same_buffers(self.start, self.stop)
         # Twice the memory: positions are copied once every mem_len tokens.
-        M = len(self)
+        M = self.length
         capacity = M + T + max(M, mem_len)
 
         def moved(x: Tensor) -> Tensor:
@@ -167,7 +177,11 @@ class KeysAndValues:
         for remembered, new in ((self.keys, k), (self.values, v)):
             if remembered[layer].dtype != new.dtype:
                 remembered[layer] = remembered[layer].to(new.dtype)
-            remembered[layer][:, :, self.stop : stop] = new.permute(2, 0, 1, 3)
+            new = new.permute(2, 0, 1, 3)
+            if self._is_joined:
+                remembered[layer] = torch.cat([remembered[layer][:, :, : self.stop], new], 2)
+            else:
+                remembered[layer][:, :, self.stop : stop] = new
         k, v = (
             remembered[layer][:, :, self.start : stop].permute(1, 2, 0, 3)
             for remembered in (self.keys, self.values)
@@ -180,7 +194,10 @@ class KeysAndValues:
             if new is not None:
                 # Overwrites those that the segment itself attended to.
                 self.join(layer, *new)
-        return self._in_same_buffers(self.start + cut, self.stop + kept)
+        after = self._in_same_buffers(self.start + cut, self.stop + kept)
+        if self._is_joined:
+            after = after.changed(lambda x: x.detach())
+        return after
 
     def between(self, start: int, stop: int) -> "KeysAndValues":
         """Return the positions from ``start`` to ``stop``."""
@@ -251,8 +268,13 @@ class Memory:
         """Whether the memory stores keys and values instead of hidden states."""
         return isinstance(self.store, KeysAndValues)
 
+    @property
+    def length(self) -> int:
+        """What ``len()`` returns, or a symbol for it in a traced program."""
+        return self.store.length
+
     def __len__(self) -> int:
-        return len(self.store)
+        return self.length
 
     @property
     def batch_size(self) -> int:
@@ -276,7 +298,7 @@ class Memory:
         width = x.shape[0] * x.shape[3] if self.has_keys else x.shape[2]
         return (
             f"Memory(n_layer={len(store.tensors()[0])}, batch_size={self.batch_size}, "
-            f"length={len(self)}, width={width}, store={type(store).__name__}, dtype={x.dtype}, "
+            f"length={self.length}, width={width}, store={type(store).__name__}, dtype={x.dtype}, "
             f"device={str(x.device)!r}, nbytes={self.nbytes:_})"
         )
 
@@ -295,13 +317,13 @@ class Memory:
         """
         if kept is None:
             kept = int(present[0].shape[1])
-        cut = max(len(self) + kept - mem_len, 0)
+        cut = max(self.length + kept - mem_len, 0)
         return Memory(self.store.extended(present, kept, cut), _shift(self.forgotten, cut))
 
     def last(self, mem_len: int) -> "Memory":
         """Return the newest ``mem_len`` positions."""
-        cut = max(len(self) - whole("mem_len", mem_len), 0)
-        return Memory(self.store.between(cut, len(self)), _shift(self.forgotten, cut))
+        cut = max(self.length - whole("mem_len", mem_len), 0)
+        return Memory(self.store.between(cut, self.length), _shift(self.forgotten, cut))
 
     def crop(self, n: int) -> "Memory":
         """Return the memory without its ``n`` newest positions.
@@ -312,16 +334,16 @@ class Memory:
         Raises:
             ValueError: The memory has fewer positions.
         """
-        stop = len(self) - whole("n", n)
+        stop = self.length - whole("n", n)
         if stop < 0:
-            raise ValueError(f"n={n} newest positions of {len(self)} cannot be dropped")
+            raise ValueError(f"n={n} newest positions of {self.length} cannot be dropped")
         forgotten = None if self.forgotten is None else self.forgotten.clamp(max=stop)
         return Memory(self.store.between(0, stop), forgotten)
 
     def reset(self, rows: Rows) -> "Memory":
         """Return a memory in which all positions are masked for the streams ``rows``."""
         index = stream_numbers(rows, self.batch_size, self._first.device)
-        return self.forgetting(self._forgotten().index_fill(0, index, len(self)))
+        return self.forgetting(self._forgotten().index_fill(0, index, self.length))
 
     def forgetting(self, n: Int[Tensor, " B"]) -> "Memory":
         """Return the memory with the ``n`` oldest positions of each stream masked."""
@@ -331,7 +353,7 @@ class Memory:
         """Return the memory of a single stream without its masked positions."""
         if self.forgotten is None:
             return self
-        return Memory(self.last(len(self) - int(self.forgotten[0])).store)
+        return Memory(self.last(self.length - int(self.forgotten[0])).store)
 
     def realigned(self, short: Int[Tensor, " B"], mem_len: int) -> "Memory":
         """Return the newest ``mem_len`` positions of streams that were padded on the right.
@@ -339,8 +361,8 @@ class Memory:
         The last ``short`` positions of each stream, which are padding, are dropped; the others are
         copied to the end, and the gap in front is masked.
         """
-        cut = max(len(self) - mem_len, 0)
-        place = torch.arange(cut, len(self), device=short.device) - short[:, None]
+        cut = max(self.length - mem_len, 0)
+        place = torch.arange(cut, self.length, device=short.device) - short[:, None]
         stream = torch.arange(self.batch_size, device=short.device)[:, None]
         # The gap holds finite values; they are multiplied by zero.
         place = place.clamp(min=0)
@@ -406,8 +428,8 @@ def join(memories: Sequence[Memory]) -> Memory:
             "one kind, as deep and as wide"
         )
     stores = [memory.store for memory in memories]
-    M = max(len(memory) for memory in memories)
-    forgotten = torch.cat([memory._forgotten() + M - len(memory) for memory in memories])
+    M = max(memory.length for memory in memories)
+    forgotten = torch.cat([memory._forgotten() + M - memory.length for memory in memories])
     joined: Any = [
         [
             torch.cat([F.pad(x, (0, 0, M - x.shape[-2], 0)) for x in layer], -3)

@@ -87,7 +87,9 @@ def _table(
     # The size grows in powers of two while a memory fills up. An export bypasses the cache, as its
     # tensors are fake.
     sinusoids = _sinusoids.__wrapped__ if torch.compiler.is_exporting() else _kept_sinusoids
-    return sinusoids(1 << (S - 1).bit_length(), width, dtype, device, precision)
+    # A symbol has no bits to count.
+    rows = 1 << (S - 1).bit_length() if isinstance(S, int) else S
+    return sinusoids(rows, width, dtype, device, precision)
 
 
 def _kept_sinusoids(*about: Any) -> Tensor:

@@ -81,8 +81,10 @@ def read(
     segment_len, device = lengths.segment_len, model.device
     n = _width(inputs_embeds if texts is None else texts)
     unasked = n - _width(targets)
-    for start in range(0, n, segment_len):
-        stop = min(start + segment_len, n)
+    # In traced code n may be a symbol, which range() and min() would make a constant.
+    is_one = 0 < n <= segment_len
+    for start in (0,) if is_one else range(0, n, segment_len):
+        stop = n if is_one else min(start + segment_len, n)
         read_again = start - min(lengths.ext_len, start)
         # The first of these columns that has a target.
         first = max(start, unasked)

@@ -80,13 +80,15 @@ class Segment(NamedTuple):
             ValueError: A length is out of range.
         """
         B, T = self.shape
+        is_traced = torch.compiler.is_compiling()
         is_one_each = whole_tensor("lengths", lengths).shape == (B,)
-        if not is_one_each or not 0 <= int(lengths.min()) <= int(lengths.max()) <= T:
+        # Values are not known while tracing: a program pads whatever it is given.
+        if not is_one_each or not (is_traced or 0 <= int(lengths.min()) <= int(lengths.max()) <= T):
             raise ValueError(
                 f"lengths={lengths.tolist()} must be one for each of the {B} rows, from 0 to {T}"
             )
         short = T - lengths.to(self.device, torch.int64)
-        if not short.any():
+        if not is_traced and not short.any():
             return self
         segment = self._replace(short=short)
         padding, (tokens, vectors, _, starts) = ~segment.is_real(T), self
@@ -139,14 +141,14 @@ class Segment(NamedTuple):
             mem_len: Maximum length of the memory.
             kept: How many positions are remembered.
         """
-        M = len(mems)
+        M = mems.length
         # Padded rows are truncated after realigned() has moved the padding to the front.
         most = mem_len if self.short is None else M + kept
         mems = mems.extend(present, most, kept)
         if self.starts is not None and kept:
             # The next segment continues the document of the last position.
             assert first_key is not None
-            mems = mems.forgetting(first_key[:, kept - 1] - (M + kept - len(mems)))
+            mems = mems.forgetting(first_key[:, kept - 1] - (M + kept - mems.length))
         return mems if self.short is None else mems.realigned(self.short, mem_len)
 
 

@@ -12,7 +12,12 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model.embedding import AdaptiveEmbedding, Embedding, FeatureEmbedding
+from transformer_xl.model.embedding import (
+    AdaptiveEmbedding,
+    Embedding,
+    FeatureEmbedding,
+    Tables,
+)
 from transformer_xl.model.wrapping import is_plain, unwrapped
 from transformer_xl.ops import linear, linear_nll, native
 from transformer_xl.ops.nll import IGNORED
@@ -253,7 +258,7 @@ class AdaptiveSoftmax(nn.Module):
             if not config.tie_embeddings:
                 self.weight = nn.Parameter(torch.empty(config.vocab_size, config.embed_width))
         else:
-            self.weights = nn.ParameterList(
+            self.weights = Tables(
                 embedding.weights if config.tie_embeddings else [torch.empty(*x) for x in sizes]
             )
         self.bias = nn.Parameter(torch.empty(config.vocab_size))
@@ -386,7 +391,7 @@ class AdaptiveSoftmax(nn.Module):
         """Weights and biases of each cluster."""
         sizes = [cluster.stop - cluster.start for cluster in self.clusters]
         # One split, so that the backward pass concatenates the gradients once.
-        weights = list(self.weights) if self.weight is None else self.weight.split(sizes)
+        weights = self.weights() if self.weight is None else self.weight.split(sizes)
         return list(zip(weights, self.bias.split(sizes), strict=True))
 
     def _head(self, tables: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

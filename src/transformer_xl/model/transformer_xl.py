@@ -2,20 +2,18 @@
 
 from collections.abc import Sequence
 from functools import partial
-from threading import get_ident
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.layer import DecoderLayer, Mix, draw_weights, make_norm
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import Join, KeysAndValues, Memory, Past
+from transformer_xl.model.observing import observed
 from transformer_xl.model.positions import Positions, distances, relative_positions
 from transformer_xl.model.segment import Segment
 from transformer_xl.model.wrapping import adapters, evaluating
@@ -67,6 +65,7 @@ class TransformerXL(LanguageModel):
     kind = "transformer_xl"
     _title = "Transformer-XL"
     has_attention = True
+    recomputes = True
 
     def _build(self, config: ModelConfig) -> None:
         # A ModuleList has no element type.
@@ -109,26 +108,9 @@ class TransformerXL(LanguageModel):
         Raises:
             ValueError: The memory does not fit the model or the segment.
         """
-        found: list[Tensor] = []
-        own_thread = get_ident()
-
-        def look(attention: Any, given: tuple[Any, ...]) -> None:
-            # Another thread may be reading with the same model.
-            if get_ident() == own_thread:
-                # The arguments of the attention, without the values.
-                q, k, _, *seen = given
-                found.append(attention.weights(q, k, *seen))
-
-        hooks = [layer.attention.register_forward_pre_hook(look) for layer in self.layers]
-        try:
-            with evaluating(self):
-                self.read(tokens, mems, **options)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        # Layers do not compute what is out of their reach.
-        longest = max(weights.shape[-1] for weights in found)
-        return [F.pad(weights, (longest - weights.shape[-1], 0)) for weights in found]
+        with evaluating(self), observed(self, attentions=True) as found:
+            self.read(tokens, mems, **options)
+        return found.attentions
 
     @property
     def _weight(self) -> Tensor:
@@ -151,7 +133,7 @@ class TransformerXL(LanguageModel):
             mems = self.start_memory(B, lengths.mem_len)
         self._require_readable(segment, mems, lengths.ext_len)
         mems = mems.with_capacity(T, lengths.mem_len)
-        M, first_key = len(mems), segment.first_keys(len(mems), mems.forgotten)
+        M, first_key = mems.length, segment.first_keys(mems.length, mems.forgotten)
         x = self._embedded(segment)
         positions = self._relative_positions(M + T, lengths.clamp_len, is_fixed=mems.has_keys)
         present, positioned = [], []
@@ -163,10 +145,7 @@ class TransformerXL(LanguageModel):
             given = x, *seen
             if mix is not None:
                 given = *given, mix
-            if self.recompute and torch.is_grad_enabled():
-                x, remembered = checkpoint(layer, *given, use_reentrant=False)
-            else:
-                x, remembered = layer(*given)
+            x, remembered = self._through(n, layer, *given)
             if "stored_positions" in self.config.quirks:
                 assert isinstance(past, Tensor)
                 positioned.append(past.detach())
@@ -218,6 +197,9 @@ class TransformerXL(LanguageModel):
         (``attn_type`` 2 and 3), whose keys change with each segment.
         """
         if memory.has_keys or self._is_absolute:
+            return memory
+        if self.value_own is not None and self.value_own.is_meta:
+            # Offloaded by accelerate, and loaded during a forward pass only.
             return memory
         keys, values = [], []
         with evaluating(self):
@@ -355,6 +337,10 @@ class TransformerXL(LanguageModel):
         """
         projected = self._projected.get(self._projected_key(clamp_len))
         if projected is None or len(projected[0]) < S:
+            if torch.compiler.is_compiling():
+                # A traced program must not set attributes, and lengths may be symbols.
+                encoding = self._encoding(S, clamp_len)
+                return [layer.attention.positions(encoding) for layer in self.layers]
             # The size grows in powers of two while a memory fills up.
             projected = self.project_positions(1 << (S - 1).bit_length(), clamp_len)
         return [r[-S:] for r in projected]

@@ -1,10 +1,14 @@
-"""Inputs and caches of transformers, read by our model.
+"""Inputs of transformers, read by our model.
 
 In transformers, rows of different lengths are padded on either side, with a mask of real tokens;
 our model takes rows that begin at the first position, and their lengths. An input of any length is
 read segment by segment; the memory is passed as ``past_key_values``.
+
+In code that is traced, by ``torch.compile`` or ``torch.export``, nothing depends on the values of a
+mask: a row is read as a padded one whenever there is a mask.
 """
 
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -12,121 +16,13 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import Cache
 
-from transformer_xl.model import LanguageModel, Memory, Stepper
+from transformer_xl.interop.hf.cache import TransformerXLCache
+from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.observing import observed
 from transformer_xl.model.reading import read as read_segments
 from transformer_xl.model.segment import Segment
-
-# Enough tokens to distinguish the whole text from its continuation.
-_TAIL = 16
-
-
-class TransformerXLCache(Cache):
-    """The memory of a batch of texts, as a cache of transformers.
-
-    A call of the model returns a new one and does not change its input, so that several
-    continuations can start from the same memory. Within ``generate``, which does not share its
-    cache, single tokens are read by a stepper that is passed from cache to cache.
-
-    Attributes:
-        seen: Number of columns of tokens that were read, including padding.
-        tail: The last tokens that were read; None for vectors.
-        is_stepped: Whether the next call may advance the stepper, which invalidates this cache.
-    """
-
-    is_croppable = False  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
-    is_initialized = True  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
-
-    def __init__(self, mems: Memory | Stepper, seen: int = 0, tail: Tensor | None = None) -> None:
-        super().__init__(layers=[])
-        self._at, self.seen, self.tail = mems, seen, tail
-        self.is_stepped = False
-
-    @property
-    def mems(self) -> Memory:
-        """The memory, as in calls of :class:`~transformer_xl.TransformerXL`."""
-        return self._at if isinstance(self._at, Memory) else self._at.memory()
-
-    def stepper(self, model: LanguageModel) -> Stepper:
-        """Return the stepper that continues from this memory."""
-        if isinstance(self._at, Stepper):
-            return self._at
-        return Stepper.of(model, Lengths.of(model.config, ext_len=0), self._at)
-
-    def after(self, mems: Memory | Stepper, segment: Segment) -> "TransformerXLCache":
-        """Return the cache after a segment was read."""
-        tail, tokens = None, segment.tokens
-        if tokens is not None and (self.tail is not None or not self.seen):
-            before = [] if self.tail is None else [self.tail]
-            tail = torch.cat([*before, tokens[:, -_TAIL:]], 1)[:, -_TAIL:]
-        return TransformerXLCache(mems, self.seen + segment.shape[1], tail)
-
-    def is_beginning_of(self, tokens: Tensor) -> bool:
-        """Whether these tokens are the whole text, including those that were read already."""
-        if tokens.shape[1] < self.seen:
-            return False
-        if self.tail is None:
-            return tokens.shape[1] > self.seen
-        own = tokens[:, self.seen - self.tail.shape[1] : self.seen].to(self.tail.device)
-        times = len(self.tail) // max(len(own), 1)
-        return torch.equal(own.repeat_interleave(times, 0), self.tail)
-
-    def __len__(self) -> int:
-        return len(self.mems.store.tensors()[0])
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.batch_size} texts, {self.seen} tokens read)"
-
-    @property
-    def batch_size(self) -> int:
-        """Number of texts."""
-        return self._at.batch_size
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the number of columns of tokens that were read, including padding."""
-        return self.seen
-
-    def get_max_length(self, layer_idx: int | None = None) -> int:
-        """Return -1: the length of texts is not limited."""
-        return -1
-
-    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
-        """Return the number of columns of a mask and its offset, 0."""
-        return self.seen + query_length, 0
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        """Select texts by index; repetition is allowed."""
-        at = self._at
-        self._at = at.take(indices) if isinstance(at, Stepper) else at.select(indices)
-        if self.tail is not None:
-            self.tail = self.tail[indices.to(self.tail.device)]
-
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Reorder the texts for beam search."""
-        self.batch_select_indices(beam_idx)
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat each text."""
-        self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
-
-    def repeated(self, repeats: int) -> "TransformerXLCache":
-        """Return another cache with each text repeated."""
-        cache = TransformerXLCache(self.mems, self.seen, self.tail)
-        cache.batch_repeat_interleave(repeats)
-        return cache
-
-    def reset(self) -> None:
-        """Forget everything."""
-        self._at = self.mems.reset(torch.arange(self.batch_size))
-        self.seen, self.tail = 0, None
-
-    def crop(self, *args: Any, **kwargs: Any) -> None:
-        """Refuse: positions that have left the memory are lost."""
-        raise NotImplementedError(
-            "a memory cannot be rolled back to an earlier token: keep the cache of that time"
-        )
 
 
 def own_cache(cache: Any) -> TransformerXLCache | None:
@@ -145,6 +41,11 @@ def own_cache(cache: Any) -> TransformerXLCache | None:
 
 # The label of ignored positions.
 IGNORED = -100
+
+
+def _is_known(condition: Any) -> bool:
+    """Whether a condition on values of tensors holds; in traced code it is not known."""
+    return not torch.compiler.is_compiling() and bool(condition())
 
 
 class Inputs(NamedTuple):
@@ -177,18 +78,18 @@ class Inputs(NamedTuple):
             )
         is_real = starts = None
         if mask is not None:
-            if mask.ndim != 2 or len(mask) != B or mask.shape[1] < T:
+            if mask.ndim != 2 or mask.shape[0] != B or mask.shape[1] < T:
                 raise ValueError(
                     f"attention_mask of shape {tuple(mask.shape)} must be ({B}, {T}), or wider by "
                     "what the memory has read: one row for each text, 1 for real tokens"
                 )
             real = mask[:, -T:].to(given.device).bool()
-            is_real = None if bool(real.all()) else real
+            is_real = None if _is_known(real.all) else real
         if position_ids is not None:
             # Positions are relative: of these indices only a 0, the start of a document, matters.
             starts = (position_ids[..., -T:] == 0).to(given.device).expand(B, T)
             starts = starts if is_real is None else starts & is_real
-            starts = starts if bool(starts.any()) else None
+            starts = None if _is_known((~starts).all) else starts
         return cls(Segment(tokens, vectors, starts=starts), is_real)
 
     @property
@@ -201,7 +102,7 @@ class Inputs(NamedTuple):
     def has_padding_before(self) -> bool:
         """Whether a row is padded on the left, so that its first token is not predicted."""
         real = self.is_real
-        return real is not None and bool((real[:, 1:] & ~real[:, :-1]).any())
+        return real is not None and _is_known((real[:, 1:] & ~real[:, :-1]).any)
 
     def columns(self, order: Int[Tensor, "B n"]) -> "Inputs":
         """Return the given columns of each row."""
@@ -246,47 +147,109 @@ class Inputs(NamedTuple):
         return targets, has_context & (targets != IGNORED)
 
 
+class Reading(NamedTuple):
+    """What was computed of inputs."""
+
+    hidden: Float[Tensor, "B n D"]
+    """The hidden states of the last columns, after all layers."""
+    mems: Memory
+    """The memory after them."""
+    layers: tuple[Float[Tensor, "B T D"], ...] | None = None
+    """The input of the first layer, then the output of each layer; the last one is ``hidden``."""
+    attentions: tuple[Float[Tensor, "B H T S"], ...] | None = None
+    """The attention weights of each layer: positions of the memory, then columns of the input."""
+
+
+class Wanted(NamedTuple):
+    """What else is to be returned of the layers."""
+
+    hidden_states: bool = False
+    attentions: bool = False
+
+
 def read(
-    model: LanguageModel, inputs: Inputs, mems: Memory, segment_len: int, last: int | None = None
-) -> tuple[Float[Tensor, "B n D"], Memory]:
+    model: LanguageModel,
+    inputs: Inputs,
+    mems: Memory,
+    lengths: Lengths,
+    last: int | None = None,
+    wanted: Wanted = Wanted(),  # noqa: B008
+) -> Reading:
     """Read inputs; return the hidden states of the last columns and the memory.
 
     Args:
         model: The model.
         inputs: What it reads.
         mems: The memory before them.
-        segment_len: Segment length, beyond which there is no gradient.
+        lengths: Lengths; of segments too, beyond which there is no gradient.
         last: Number of last columns to return. None: all.
+        wanted: What else to return, of all columns.
+
+    Raises:
+        ValueError: Attention weights of more than one segment are wanted, or the layers have none.
     """
     T = inputs.segment.shape[1]
-    n = T if last is None else min(last, T)
-    segment_len = _segment_len(model, segment_len, T)
+    n = T if last is None or any(wanted) else min(last, T)
+    lengths = lengths._replace(segment_len=_segment_len(model, lengths.segment_len, T))
+    if wanted.attentions and lengths.segment_len < T:
+        raise ValueError(
+            f"output_attentions: {T} tokens are read in segments of {lengths.segment_len}, whose "
+            "attention is no single matrix; hand them in in several calls with past_key_values, or "
+            f"load the model with segment_len={T}"
+        )
     place = sizes = None
-    first = T - n
+    first, is_real = T - n, inputs.is_real
     if inputs.is_real is not None:
         # Real tokens first, in their order.
         order = (~inputs.is_real).long().argsort(dim=1, stable=True)
         place, sizes = order.argsort(1)[:, T - n :], inputs.is_real.sum(1)
-        first = int(place.min()) if segment_len < T else 0
+        is_exact = lengths.segment_len < T and not torch.compiler.is_compiling()
+        first = int(place.min()) if is_exact else 0
         inputs = inputs.columns(order)
     tokens, vectors, _, starts = inputs.segment
-    # Everything read enters the memory, so no extended context is read again.
-    lengths = Lengths.of(model.config, segment_len=segment_len, ext_len=0)
-    kept = []
-    for piece in read_segments(
-        model, tokens, lengths, mems, sizes=sizes, starts=starts, inputs_embeds=vectors
-    ):
-        mems = piece.mems
-        if piece.start + piece.hidden.shape[1] > first:
-            kept.append(piece.hidden)
-    hidden = kept[0] if len(kept) == 1 else torch.cat(kept, 1)
-    if place is None:
-        return hidden[:, hidden.shape[1] - n :], mems
-    return _gathered(hidden, place - (T - hidden.shape[1])), mems
+    kept, layers, attentions = [], [], []
+    looking = observed(model, attentions=wanted.attentions) if any(wanted) else nullcontext()
+    with looking as found:
+        for piece in read_segments(
+            model, tokens, lengths, mems, sizes=sizes, starts=starts, inputs_embeds=vectors
+        ):
+            mems = piece.mems
+            if piece.start + piece.hidden.shape[1] > first:
+                kept.append(piece.hidden)
+            if found is not None:
+                layers.append([*found.hidden[:-1], piece.hidden])
+                attentions = found.attentions
+                found.clear()
+
+    def columns(pieces: list[Tensor]) -> Tensor:
+        hidden = pieces[0] if len(pieces) == 1 else torch.cat(pieces, 1)
+        if place is None:
+            # Not a view where all columns are returned: gradients flow through the tensor itself.
+            return hidden if n == hidden.shape[1] else hidden[:, hidden.shape[1] - n :]
+        return _gathered(hidden, place - (T - hidden.shape[1]))
+
+    reading = Reading(columns(kept), mems)
+    if wanted.hidden_states:
+        of_each = (columns([*x]) for x in zip(*layers, strict=True))
+        reading = reading._replace(layers=(*of_each,))
+    if wanted.attentions:
+        placed = attentions if place is None else [_placed(x, place, is_real) for x in attentions]
+        reading = reading._replace(attentions=tuple(placed))
+    return reading
+
+
+def _placed(
+    weights: Float[Tensor, "B H T S"], place: Int[Tensor, "B T"], is_real: Any
+) -> Float[Tensor, "B H T S"]:
+    """Put attention weights of reordered rows in the order of the columns; padding has none."""
+    M = weights.shape[3] - weights.shape[2]
+    rows = weights.take_along_dim(place[:, None, :, None], 2)
+    own = rows[..., M:].take_along_dim(place[:, None, None], 3)
+    return torch.cat([rows[..., :M], own], -1).masked_fill(~is_real[:, None, :, None], 0.0)
 
 
 def read_to_the_end(
-    model: LanguageModel, inputs: Inputs, mems: Memory, segment_len: int
+    model: LanguageModel, inputs: Inputs, mems: Memory, lengths: Lengths
 ) -> tuple[Float[Tensor, "B D"], Memory]:
     """Read inputs; return the hidden states of each row's last token, and the memory.
 
@@ -298,21 +261,22 @@ def read_to_the_end(
     """
     T = inputs.segment.shape[1]
     if inputs.is_real is not None:
-        lengths = inputs.is_real.sum(1)
-        if not bool(lengths.all()):
-            row = int(lengths.argmin())
-            raise ValueError(f"row {row} has no token: a text must have at least one")
+        sizes = inputs.is_real.sum(1)
         # Padding first, truncated to the longest row.
         order = inputs.is_real.long().argsort(dim=1, stable=True)
-        T = int(lengths.max())
+        if not torch.compiler.is_compiling():
+            if not bool(sizes.all()):
+                row = int(sizes.argmin())
+                raise ValueError(f"row {row} has no token: a text must have at least one")
+            T = int(sizes.max())
         inputs = inputs.columns(order[:, -T:])
-    segment_len = _segment_len(model, segment_len, T)
-    borders = (0, *range(T % segment_len or segment_len, T, segment_len), T)
-    *earlier, (start, stop) = pairwise(borders)
+    segment_len = _segment_len(model, lengths.segment_len, T)
+    inner = range(T % segment_len or segment_len, T, segment_len) if segment_len < T else ()
+    *earlier, (start, stop) = pairwise((0, *inner, T))
     with torch.no_grad():
         for begin, end in earlier:
-            _, mems = read(model, inputs.between(begin, end), mems, segment_len, last=1)
-    hidden, mems = read(model, inputs.between(start, stop), mems, segment_len, last=1)
+            mems = read(model, inputs.between(begin, end), mems, lengths, last=1).mems
+    hidden, mems, *_ = read(model, inputs.between(start, stop), mems, lengths, last=1)
     return hidden[:, 0], mems
 
 
@@ -326,4 +290,5 @@ def _gathered(x: Any, place: Int[Tensor, "B n"]) -> Any:
     """Return the given columns of each row; None of None."""
     if x is None:
         return None
-    return x.take_along_dim(place[..., None] if x.ndim == 3 else place, 1)
+    # Not take_along_dim, which makes constants of the sizes in a traced program.
+    return x.gather(1, place if x.ndim == 2 else place[..., None].expand(-1, -1, x.shape[2]))

@@ -17,20 +17,24 @@ from pathlib import Path
 from types import ModuleType
 
 from transformer_xl.config.files import replace_file
+from transformer_xl.interop.hf.base import TransformerXLPreTrainedModel
 from transformer_xl.interop.hf.configuration import TransformerXLConfig
-from transformer_xl.interop.hf.modeling import (
-    TransformerXLForCausalLM,
+from transformer_xl.interop.hf.heads import (
     TransformerXLForSequenceClassification,
-    TransformerXLPreTrainedModel,
+    TransformerXLForTokenClassification,
+    TransformerXLModel,
 )
+from transformer_xl.interop.hf.modeling import TransformerXLForCausalLM
 from transformer_xl.interop.hf.tokenization import TransformerXLTokenizer
 
 _PACKAGE = "transformer_xl"
 _ENTRY = "modeling_transformer_xl"
 _MODELS = {
     "AutoConfig": TransformerXLConfig,
+    "AutoModel": TransformerXLModel,
     "AutoModelForCausalLM": TransformerXLForCausalLM,
     "AutoModelForSequenceClassification": TransformerXLForSequenceClassification,
+    "AutoModelForTokenClassification": TransformerXLForTokenClassification,
 }
 # Dependencies of transformers. Others are imported only when they are used.
 _AVAILABLE = {"numpy", "safetensors", "tokenizers", "torch", "transformers"}

@@ -4,6 +4,8 @@
 # pyright: reportIncompatibleMethodOverride=false
 
 import os
+import re
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from transformer_xl.data.vocab_files import load_vocab
 from transformer_xl.interop.hf.configuration import path_of
 
 _PAD = "<pad>"
+# A line break as a character, and as a byte in the alphabet of byte-level tokenizers.
+_LINE_ENDS = ("\n", "\u010a")
 _PADS = ("<pad>", "[PAD]", "<|pad|>", "<|padding|>")
 
 
@@ -25,12 +29,14 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
     programs. ``eos_token`` is the symbol that ends a line, if there is one. Most vocabularies have
     no symbol for padding, and a word of the text must not be one: it would be left out of losses
     and texts. ``pad_token`` is then ``<pad>`` with the first number beyond the vocabulary, which
-    the model reads nowhere: the attention mask marks padding.
+    the model reads nowhere: the attention mask marks padding. ``bos_token`` is the line break where
+    nothing ends a line.
 
     Args:
         vocab_file: The ``vocab.json`` of a folder.
         definition_file: The ``tokenizer.json`` in the same folder.
         vocab: A vocabulary, instead of these.
+        added_symbols: Symbols that were added to it, as ``add_tokens`` does.
         kwargs: Settings of transformers.
 
     Raises:
@@ -50,6 +56,7 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         definition_file: str | None = None,
         *,
         vocab: Vocab | None = None,
+        added_symbols: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
         if vocab is None:
@@ -59,11 +66,15 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
                     "does; `txl convert OLD NEW --vocab FILE` writes a converted model with its own"
                 )
             vocab = load_vocab(Path(vocab_file).parent)
-        self._vocab = vocab
-        self._ids = {symbol: number for number, symbol in enumerate(vocab.symbols)}
-        self._beyond = None if _PAD in self._ids else len(vocab)
+        self._added = list(added_symbols)
+        missing = [x for x in self._added if x not in vocab.symbols]
+        self._take(vocab.extended(missing) if missing else vocab)
+        vocab = self._vocab
         roles = {"eos_token": vocab.eos_id, "unk_token": vocab.unk_id}
         given = {name: None if n is None else vocab.symbols[n] for name, n in roles.items()}
+        if vocab.eos_id is None:
+            # What a text without a beginning is written or scored after.
+            given["bos_token"] = next((x for x in _LINE_ENDS if x in self._ids), None)
         given["pad_token"] = next((symbol for symbol in _PADS if symbol in self._ids), _PAD)
         for name, token in given.items():
             if kwargs.get(name) is None:
@@ -72,9 +83,11 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
             is_known = not isinstance(token, str) or token in self._ids
             if name.endswith("_token") and not is_known and (name, token) != ("pad_token", _PAD):
                 raise ValueError(
-                    f"{name}={token!r} is not one of the {len(vocab)} symbols of the vocabulary, "
-                    "to which none can be added: choose one of them"
+                    f"{name}={token!r} is not one of the {len(vocab)} symbols of the vocabulary: "
+                    f"choose one of them, or add it by add_special_tokens({{{name!r}: {token!r}}})"
                 )
+        if self._added:
+            kwargs["added_symbols"] = list(self._added)
         super().__init__(**kwargs)
 
     @classmethod
@@ -103,12 +116,26 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         return dict(self._ids)
 
     def _add_tokens(self, new_tokens: Any, special_tokens: bool = False) -> int:
-        for token in map(str, new_tokens or ()):
-            if token not in self._ids and token != _PAD:
-                raise ValueError(
-                    f"{token!r} cannot be added: the model knows {len(self)} symbols and no more"
-                )
-        return 0
+        """Add symbols that no text is encoded as, unless it has them in full.
+
+        The model needs a row for each: ``model.resize_token_embeddings(len(tokenizer))``.
+        """
+        names = dict.fromkeys(map(str, new_tokens or ()))
+        new = [name for name in names if name not in self._ids and name != _PAD]
+        if new:
+            self._added += new
+            self._take(self._vocab.extended(new))
+            self.init_kwargs["added_symbols"] = list(self._added)
+        return len(new)
+
+    def _take(self, vocab: Vocab) -> None:
+        self._vocab = vocab
+        self._ids = {symbol: number for number, symbol in enumerate(vocab.symbols)}
+        self._beyond = None if _PAD in self._ids else len(vocab)
+
+    @property
+    def _added_ids(self) -> set[int]:
+        return {self._ids[name] for name in self._added}
 
     def tokenize(self, text: str, **kwargs: Any) -> list[str]:
         """Split a text into symbols.
@@ -116,8 +143,16 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         Raises:
             ValueError: A part of it has no symbol in the vocabulary.
         """
-        symbols = self._vocab.symbols
-        return [symbols[number] for number in self._vocab.encode(text)]
+        symbols, found = self._vocab.symbols, list[str]()
+        # The longest first, where one begins with another.
+        added = sorted(self._added, key=len, reverse=True)
+        parts = re.split(f"({'|'.join(map(re.escape, added))})", text) if added else [text]
+        for n, part in enumerate(parts):
+            if n % 2:
+                found.append(part)
+            elif part or len(parts) == 1:
+                found += [symbols[number] for number in self._vocab.encode(part)]
+        return found
 
     def _convert_token_to_id(self, token: str) -> int | None:
         is_beyond = token == _PAD and self._beyond is not None
@@ -134,15 +169,24 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
     def _decode(
         self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs: Any
     ) -> str:
+        if token_ids is None:
+            raise ValueError(
+                "token_ids=None: programs that decode eos_token_id need one, and this vocabulary "
+                "has no symbol that ends a text; name one of its symbols, as by AutoTokenizer."
+                "from_pretrained(folder, eos_token='\\n').save_pretrained(folder)"
+            )
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        added = self._added_ids
         if skip_special_tokens:
             # Line ends are text. Padding is not; it is only at the start and at the end.
             real = [place for place, number in enumerate(ids) if number != self.pad_token_id]
             ids = ids[real[0] : real[-1] + 1] if real else []
-            ids = [number for number in ids if number != self._beyond]
-        parts = groupby(ids, lambda number: number == self._beyond)
-        texts = [_PAD * len([*x]) if is_pad else self._vocab.decode(x) for is_pad, x in parts]
-        return "".join(texts)
+            ids = [number for number in ids if number != self._beyond and number not in added]
+        parts = groupby(ids, lambda number: number == self._beyond or number in added)
+        return "".join(
+            "".join(map(self._convert_id_to_token, x)) if is_added else self._vocab.decode(x)
+            for is_added, x in parts
+        )
 
     def save_vocabulary(
         self, save_directory: str, filename_prefix: str | None = None

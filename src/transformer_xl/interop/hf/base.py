@@ -1,0 +1,352 @@
+"""What all models for transformers share: the network, its folder, inputs and the cache."""
+
+# Methods of transformers are overridden with the arguments that they are called with.
+# pyright: reportIncompatibleMethodOverride=false, reportAttributeAccessIssue=false
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
+
+from transformer_xl.interop.hf.cache import TransformerXLCache
+from transformer_xl.interop.hf.configuration import TransformerXLConfig, path_of
+from transformer_xl.interop.hf.inputs import Inputs, Reading, Wanted, read
+from transformer_xl.model import Memory, Stepper, build_model
+from transformer_xl.model.arguments import require_token_inputs
+from transformer_xl.model.language_model import require_own_weights
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.pretrained import (
+    add_checksums,
+    require_storable,
+    verify_weights,
+    weights_path,
+)
+from transformer_xl.model.resizing import resize_vocabulary
+from transformer_xl.model.wrapping import unwrapped
+
+
+class TransformerXLPreTrainedModel(PreTrainedModel):
+    """The base of both models: the network, its names in files, unsupported features."""
+
+    config_class = TransformerXLConfig
+    config: TransformerXLConfig
+    base_model_prefix = "transformer"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["DecoderLayer"]  # noqa: RUF012
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__(config)
+        own = config.to_model_config()
+        require_token_inputs(own)
+        self.transformer = build_model(own)
+        self._tied_weights_keys = _second_names(self)
+        self.register_load_state_dict_pre_hook(_with_names_of_files)
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False
+
+    def get_expanded_tied_weights_keys(self, all_submodels: bool = False) -> dict[str, str]:
+        """Return the second names of tied weights, and the first ones."""
+        return dict(self._tied_weights_keys or {})
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialize the classification head; the network initializes itself."""
+        if isinstance(module, nn.Linear) and module is getattr(self, "score", None):
+            nn.init.normal_(module.weight, 0.0, self.config.init_std)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    def _freeze(self) -> None:
+        """Freeze what only the softmax uses, unless it is used.
+
+        Called again after loading, which creates new parameters.
+        """
+        # A tied weight has only its first name here, which is not that of the softmax.
+        for name, parameter in self.named_parameters():
+            if name.startswith("transformer.softmax."):
+                parameter.requires_grad_(False)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens."""
+        return self.config.vocab_size
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the word embeddings, whose output can be given as ``inputs_embeds``."""
+        return self.transformer.embedding
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        """Refuse: the softmax shares them."""
+        raise NotImplementedError(
+            "the embeddings cannot be replaced, as the softmax may share their weights: copy other "
+            "numbers into the weights of get_input_embeddings(), or hand vectors in as "
+            "inputs_embeds"
+        )
+
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Module:
+        """Add tokens at the end of the vocabulary, or remove them from there.
+
+        An adaptive softmax takes them into its last cluster.
+
+        Args:
+            new_num_tokens: The new size. None: as it is, up to the multiple.
+            pad_to_multiple_of: The size is rounded up to a multiple of it.
+            mean_resizing: Whether weights of new tokens are the mean of the others; False: drawn.
+
+        Returns:
+            The embedding.
+
+        Raises:
+            ValueError: A number is no integer, or does not fit other settings; or the embedding or
+                the softmax has an adapter.
+        """
+        if pad_to_multiple_of is not None:
+            if not isinstance(pad_to_multiple_of, int):
+                # transformers has an error of its own.
+                super()._get_resized_embeddings(
+                    self.get_input_embeddings(), new_num_tokens, pad_to_multiple_of
+                )
+            wanted = self.config.vocab_size if new_num_tokens is None else new_num_tokens
+            new_num_tokens = -(-wanted // pad_to_multiple_of) * pad_to_multiple_of
+        if new_num_tokens not in (None, self.config.vocab_size):
+            resize_vocabulary(self.transformer, new_num_tokens, draws=not mean_resizing)
+            self.config.vocab_size = new_num_tokens
+            self._freeze()
+        return self.transformer.embedding
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        pretrained_model_name_or_path: str | os.PathLike | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Read a model folder, as transformers documents it, or a shipped model by its name.
+
+        The files of a local folder are verified first; transformers verifies its own downloads.
+
+        Raises:
+            RuntimeError: A file is damaged, or lacks weights of the network.
+        """
+        name = pretrained_model_name_or_path
+        if name is not None:
+            name = path_of(name)
+            folder = Path(name, kwargs.get("subfolder") or "")
+            if (path := weights_path(folder, kwargs.get("variant"))).is_file():
+                verify_weights(path)
+        wants_info = kwargs.pop("output_loading_info", False)
+        loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+        model, info = loaded
+        own = f"{cls.base_model_prefix}."
+        lacking = {name for name in info["missing_keys"] if name.startswith(own)}
+        if not getattr(model, "hf_device_map", None):
+            # transformers neither reports nor initializes a missing weight that two modules share.
+            lacking |= {name for name, x in model.named_parameters() if x.is_meta}
+        if lacking:
+            raise RuntimeError(
+                f"the weights of this folder are not those of its config.json: {min(lacking)} and "
+                f"{len(lacking) - 1} others are missing"
+            )
+        model._freeze()
+        return (model, info) if wants_info else model
+
+    def save_pretrained(
+        self,
+        save_directory: str | os.PathLike,
+        is_main_process: bool = True,
+        state_dict: Mapping[str, Tensor] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Write a model folder for transformers and for our own loader.
+
+        The arguments are those of transformers. If the model has adapters (``add_adapter``), only
+        these are written, as transformers documents it.
+
+        Raises:
+            ValueError: The weights could not be loaded again, or modules are wrapped in another
+                way; nothing is written.
+        """
+        if getattr(self, "_hf_peft_config_loaded", False):
+            given = None if state_dict is None else dict(state_dict)
+            super().save_pretrained(save_directory, is_main_process, given, **kwargs)
+            return
+        own_names = (name for name, _ in self.transformer.named_parameters())
+        require_own_weights(own_names, self.config.to_model_config())
+        given = self.state_dict() if state_dict is None else state_dict
+        prefix, second = f"{self.base_model_prefix}.", self._tied_weights_keys or {}
+        own = {name.removeprefix(prefix): x for name, x in given.items() if name not in second}
+        folder, variant = Path(save_directory), kwargs.get("variant")
+        weights = weights_path(folder, variant)
+        before = _version(weights)
+        if is_main_process:
+            require_storable(own)
+        super().save_pretrained(save_directory, is_main_process, own, **kwargs)
+        if not is_main_process:
+            return
+        if weights.suffix != ".json" and before is not None and _version(weights) == before:
+            # Sharded weights were written; loaders would prefer the old single file.
+            weights.unlink()
+        add_checksums(weights_path(folder, variant))
+
+    def _inputs(
+        self,
+        input_ids: Tensor | None,
+        attention_mask: Tensor | None,
+        inputs_embeds: Tensor | None,
+        others: dict[str, Any],
+    ) -> Inputs:
+        """Validate the inputs of a call; refuse arguments without effect."""
+        if others.pop("head_mask", None) is not None:
+            raise NotImplementedError(
+                "head_mask: heads cannot be masked in a call; leave it out, or silence head h of "
+                "layer n for good by zeros in the columns h * d_head to (h + 1) * d_head of "
+                "model.transformer.layers[n].attention.o_proj.weight"
+            )
+        position_ids = others.pop("position_ids", None)
+        for name, value in sorted(others.items()):
+            # transformers passes None for unused arguments.
+            if value is not None:
+                raise TypeError(
+                    f"{name} is not an argument of {type(self).__name__} and would be ignored: "
+                    "leave it out"
+                )
+        if inputs_embeds is not None:
+            embedding = unwrapped(self.transformer.embedding, "widened")
+            if inputs_embeds.shape[-1] == getattr(embedding, "embedding_dim", None):
+                inputs_embeds = embedding.widened(inputs_embeds)
+        return Inputs.of(input_ids, inputs_embeds, attention_mask, position_ids)
+
+    def _wanted(self, others: dict[str, Any]) -> Wanted:
+        """Take from the arguments of a call what else it is to return; None: as configured.
+
+        Raises:
+            ValueError: Attention weights while activations are recomputed.
+        """
+        asked = []
+        for name in ("output_hidden_states", "output_attentions"):
+            value = others.pop(name, None)
+            asked.append(bool(getattr(self.config, name, False) if value is None else value))
+        wanted = Wanted(*asked)
+        if wanted.attentions and self.transformer.recompute and torch.is_grad_enabled():
+            raise ValueError(
+                "output_attentions=True: attention weights are not recomputed in the backward "
+                "pass; call the model under torch.no_grad(), or activation_checkpointing_disable()"
+            )
+        return wanted
+
+    def _start(self, cache: TransformerXLCache | None, inputs: Inputs) -> TransformerXLCache:
+        """Return the cache before the inputs."""
+        if cache is not None:
+            return cache
+        return TransformerXLCache.start(self.transformer, inputs.segment.shape[0])
+
+    def _lengths(self, cache: TransformerXLCache) -> Lengths:
+        return cache.lengths(self.transformer, self.config.segment_len)
+
+    def _memory(self, cache: TransformerXLCache) -> Memory:
+        """Return the memory of a cache; with keys and values if the weights are fixed."""
+        model, mems = self.transformer, cache.mems
+        most = self._lengths(cache).mem_len
+        if model.remembers_positions and len(mems) > most:
+            mems = mems.last(most)
+        is_fixed = not torch.is_grad_enabled() and not model.training
+        # Buffers with spare capacity are no values of a traced program.
+        return model.keep(mems) if is_fixed and not torch.compiler.is_compiling() else mems
+
+    def _read(
+        self, inputs: Inputs, cache: TransformerXLCache, wanted: Wanted, last: int | None = None
+    ) -> Reading:
+        """Read inputs of any length after a cache."""
+        lengths, mems = self._lengths(cache), self._memory(cache)
+        return read(self.transformer, inputs, mems, lengths, last, wanted)
+
+    def _cache_after(
+        self,
+        cache: TransformerXLCache,
+        mems: Memory | Stepper,
+        inputs: Inputs,
+        use_cache: bool | None,
+    ) -> TransformerXLCache | None:
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        if not (use_cache and self.config.has_memory):
+            return None
+        return cache.after(mems, inputs.segment, is_padded=inputs.is_real is not None)
+
+    @property
+    def gradient_checkpointing(self) -> bool:
+        """Whether activations are recomputed in the backward pass; transformers reads it."""
+        return bool(self.transformer.recompute)
+
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Any = checkpoint,
+        every_n_layers: int = 1,
+    ) -> None:
+        """Have layers recompute their activations in the backward pass, or no longer.
+
+        Raises:
+            ValueError: The layers cannot, or in the reentrant way, which loses gradients of what
+                all layers share.
+        """
+        model = self.transformer
+        if not enable:
+            model.recompute = False
+            return
+        if not model.recomputes:
+            raise ValueError(
+                f"activation checkpointing: layers of kind={self.config.kind!r} keep what they "
+                "computed; to save memory, load the model with a smaller segment_len"
+            )
+        if getattr(gradient_checkpointing_func, "keywords", {}).get("use_reentrant"):
+            raise ValueError(
+                "activation checkpointing with use_reentrant=True loses gradients of what all "
+                "layers share: leave it out, or give use_reentrant=False"
+            )
+        model.recompute = partial(gradient_checkpointing_func, use_reentrant=False)
+        model.recompute_every = every_n_layers
+
+
+def _second_names(model: nn.Module) -> dict[str, str]:
+    """Map the second names of tied weights to the first."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            found[name] = first[id(parameter)]
+    return found
+
+
+def _with_names_of_files(
+    model: nn.Module, state: dict[str, Any], prefix: str, *others: Any
+) -> None:
+    """Rename weights of a file, which has our names, one for each, for ``load_state_dict``."""
+    assert isinstance(model, TransformerXLPreTrainedModel)
+    inner = f"{prefix}{model.base_model_prefix}."
+    for name, _ in model.transformer.named_parameters():
+        if prefix + name in state:
+            state[inner + name] = state.pop(prefix + name)
+    for second, first in (model._tied_weights_keys or {}).items():
+        if prefix + second not in state and prefix + first in state:
+            state[prefix + second] = state[prefix + first]
+
+
+def _version(path: Path) -> tuple[int, int, int] | None:
+    """Return what changes when a file is written; None if there is none."""
+    if not path.is_file():
+        return None
+    now = path.stat()
+    return now.st_ino, now.st_mtime_ns, now.st_size

@@ -1,0 +1,272 @@
+"""The memory of a batch of texts as a cache of transformers.
+
+The cache is a registered pytree, so that ``torch.export`` takes and returns it, and can be cropped,
+as far as positions reach that were kept, which assisted generation needs.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from transformers import Cache
+
+from transformer_xl.model import LanguageModel, Memory, Stepper
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.memory import HiddenStates, KeysAndValues
+from transformer_xl.model.segment import Segment
+
+# Enough tokens to distinguish the whole text from its continuation.
+_TAIL = 16
+REWIND = 128
+"""Positions beyond ``mem_len`` that a recording cache keeps, to be cropped by as many tokens."""
+
+
+class TransformerXLCache(Cache):
+    """The memory of a batch of texts, as a cache of transformers.
+
+    A call of the model returns a new one and does not change its input, so that several
+    continuations can start from the same memory. Within ``generate``, which does not share its
+    cache, single tokens are read by a stepper that is passed from cache to cache.
+
+    Attributes:
+        tail: The last tokens that were read; None for vectors, and in traced programs.
+        mem_len: Length of the memory; None: a single state, which cannot be cropped.
+        is_stepped: Whether the next call may advance the stepper, which invalidates this cache.
+        is_recording: Whether calls keep positions beyond ``mem_len`` for :meth:`crop`, as
+            :meth:`activate_past_recording` asks. Each token then sees ``mem_len`` positions and
+            itself, however many are read at once.
+    """
+
+    is_initialized = True  # pyright: ignore[reportAssignmentType, reportIncompatibleMethodOverride]
+
+    def __init__(
+        self,
+        mems: Memory | Stepper,
+        seen: int | Tensor = 0,
+        tail: Tensor | None = None,
+        *,
+        mem_len: int | None = None,
+    ) -> None:
+        super().__init__(layers=[])
+        self._at, self._seen, self.tail, self.mem_len = mems, seen, tail, mem_len
+        self.is_stepped = self.is_recording = False
+        # How many of the newest columns hold no padding, so that rows can be cropped alike.
+        self._whole = 0
+        self._starts_empty = True
+
+    @classmethod
+    def start(cls, model: LanguageModel, batch_size: int) -> "TransformerXLCache":
+        """Return the cache of texts that have not begun."""
+        mem_len = model.config.mem_len if model.remembers_positions else None
+        cache = cls(model.start_memory(batch_size), mem_len=mem_len)
+        cache._starts_empty = model.config.start_memory == "empty"
+        return cache
+
+    @property
+    def seen(self) -> int:
+        """Number of columns of tokens that were read, including padding."""
+        return int(self._seen)
+
+    @property
+    def mems(self) -> Memory:
+        """The memory, as in calls of :class:`~transformer_xl.TransformerXL`."""
+        return self._at if isinstance(self._at, Memory) else self._at.memory()
+
+    def lengths(self, model: LanguageModel, segment_len: int) -> Lengths:
+        """Return the lengths with which the next tokens are read."""
+        # Everything read enters the memory, so no extended context is read again.
+        lengths = Lengths.of(model.config, segment_len=segment_len, ext_len=0)
+        if not (self.is_recording and model.remembers_positions):
+            return lengths
+        return lengths.windowed()._replace(mem_len=lengths.mem_len + REWIND)
+
+    def stepper(self, model: LanguageModel) -> Stepper:
+        """Return the stepper that continues from this memory."""
+        if isinstance(self._at, Stepper):
+            return self._at
+        return Stepper.of(model, self.lengths(model, 1), self._at)
+
+    def after(
+        self, mems: Memory | Stepper, segment: Segment, *, is_padded: bool = False
+    ) -> "TransformerXLCache":
+        """Return the cache after a segment was read."""
+        tail, tokens = None, segment.tokens
+        # In a traced program the number of columns is a tensor: the text has begun.
+        is_new = isinstance(self._seen, int) and not self._seen
+        is_kept = (self.tail is not None or is_new) and not torch.compiler.is_compiling()
+        if tokens is not None and is_kept:
+            before = [] if self.tail is None else [self.tail]
+            tail = torch.cat([*before, tokens[:, -_TAIL:]], 1)[:, -_TAIL:]
+        T = segment.shape[1]
+        cache = self._with(mems, self._seen + T, tail)
+        cache._whole = 0 if is_padded else self._whole + T
+        return cache
+
+    def _with(
+        self, mems: Memory | Stepper, seen: int | Tensor, tail: Tensor | None
+    ) -> "TransformerXLCache":
+        cache = TransformerXLCache(mems, seen, tail, mem_len=self.mem_len)
+        cache.is_recording, cache._starts_empty = self.is_recording, self._starts_empty
+        return cache
+
+    def is_beginning_of(self, tokens: Tensor) -> bool:
+        """Whether these tokens are the whole text, including those that were read already."""
+        if tokens.shape[1] < self.seen:
+            return False
+        if self.tail is None:
+            return tokens.shape[1] > self.seen
+        own = tokens[:, self.seen - self.tail.shape[1] : self.seen].to(self.tail.device)
+        times = len(self.tail) // max(len(own), 1)
+        return torch.equal(own.repeat_interleave(times, 0), self.tail)
+
+    def __len__(self) -> int:
+        return len(self.mems.store.tensors()[0])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.batch_size} texts, {self.seen} tokens read)"
+
+    @property
+    def batch_size(self) -> int:
+        """Number of texts."""
+        return self._at.batch_size
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the number of columns of tokens that were read, including padding."""
+        return self.seen
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        """Return -1: the length of texts is not limited."""
+        return -1
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """Return the number of columns of a mask and its offset, 0."""
+        return self.seen + query_length, 0
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        """Select texts by index; repetition is allowed."""
+        at = self._at
+        self._at = at.take(indices) if isinstance(at, Stepper) else at.select(indices)
+        if self.tail is not None:
+            self.tail = self.tail[indices.to(self.tail.device)]
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Reorder the texts for beam search."""
+        self.batch_select_indices(beam_idx)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat each text."""
+        self.batch_select_indices(torch.arange(self.batch_size).repeat_interleave(repeats))
+
+    def repeated(self, repeats: int) -> "TransformerXLCache":
+        """Return another cache with each text repeated."""
+        cache = self._with(self.mems, self._seen, self.tail)
+        cache._whole = self._whole
+        cache.batch_repeat_interleave(repeats)
+        return cache
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._at = self.mems.reset(torch.arange(self.batch_size))
+        self._seen, self.tail, self._whole = 0, None, 0
+
+    @property
+    def is_croppable(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Whether there are positions to crop, instead of a single state."""
+        return self.mem_len is not None
+
+    def activate_past_recording(self) -> None:
+        """Have the next calls keep positions beyond ``mem_len``, to which :meth:`crop` returns."""
+        self.is_recording = True
+
+    def stop_recording(self) -> None:
+        """Drop the positions beyond ``mem_len``; the next calls keep none."""
+        if self.is_recording and self.mem_len is not None:
+            self._at = self.mems.last(self.mem_len)
+        self.is_recording = False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the newest tokens.
+
+        Args:
+            tokens_to_remove: How many, with a minus sign, as transformers counts them; 0: none.
+
+        Raises:
+            ValueError: The number is positive or larger than the text; the memory is a single
+                state; the memory before these tokens is no longer complete; or a row is padded
+                within them, or before them on the right.
+        """
+        n = -tokens_to_remove
+        if n == 0:
+            return
+        if not 0 < n <= self.seen:
+            raise ValueError(
+                f"tokens_to_remove={tokens_to_remove} must be 0 or the negative number of the "
+                f"newest tokens to forget, of {self.seen} that were read"
+            )
+        mems = self.mems
+        if self.mem_len is None:
+            raise ValueError(
+                "the memory is a single state, from which no token can be removed: keep the cache "
+                "of that time, which later calls do not change"
+            )
+        if n > self._whole:
+            raise ValueError(
+                f"tokens_to_remove={tokens_to_remove}: of the newest columns only {self._whole} "
+                "are known to be without padding; keep the cache of that time instead"
+            )
+        # With a memory that starts with zeros, all positions were needed from the start.
+        needed = min(self.seen - n, self.mem_len) if self._starts_empty else self.mem_len
+        if len(mems) - n < needed:
+            raise ValueError(
+                f"tokens_to_remove={tokens_to_remove}: the positions before them have left the "
+                f"memory (mem_len={self.mem_len}); keep the cache of that time, or call "
+                f"activate_past_recording() before reading, which keeps {REWIND} more"
+            )
+        self._at, self._seen = mems.crop(n), self.seen - n
+        self._whole -= n
+        if self.tail is not None:
+            self.tail = self.tail[:, : max(self.tail.shape[1] - n, 0)]
+
+
+def _flatten(cache: TransformerXLCache) -> tuple[list[Any], tuple[Any, ...]]:
+    """Return the tensors of a cache, and what is no tensor."""
+    mems = cache.mems
+    store = mems.store
+    adapters = store.adapters if isinstance(store, KeysAndValues) else None
+    # A number would be a constant of a traced program.
+    seen = cache._seen
+    if not isinstance(seen, Tensor):
+        seen = torch.scalar_tensor(seen, dtype=torch.int64)
+    tensors = [[*layers] for layers in store.tensors()]
+    about = cache.mem_len, cache._starts_empty, cache.is_recording, adapters
+    return [tensors, mems.forgotten, seen], about
+
+
+def _unflatten(leaves: Any, about: tuple[Any, ...]) -> TransformerXLCache:
+    """Return the cache that was flattened; it does not know its tail and its padding."""
+    tensors, forgotten, seen = leaves
+    mem_len, starts_empty, is_recording, adapters = about
+    if len(tensors) == len(KeysAndValues.names):
+        keys, values = tensors
+        store = KeysAndValues(keys, values, adapters)
+    else:
+        store = HiddenStates(tensors[0])
+    cache = TransformerXLCache(Memory(store, forgotten), seen, mem_len=mem_len)
+    cache._starts_empty, cache.is_recording = starts_empty, is_recording
+    return cache
+
+
+def _named(cache: TransformerXLCache) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+    leaves, about = _flatten(cache)
+    names = ("memory", "forgotten", "seen")
+    return [(pytree.MappingKey(name), x) for name, x in zip(names, leaves, strict=True)], about
+
+
+pytree.register_pytree_node(
+    TransformerXLCache,
+    _flatten,
+    _unflatten,
+    serialized_type_name=f"{TransformerXLCache.__module__}.{TransformerXLCache.__qualname__}",
+    flatten_with_keys_fn=_named,
+)

@@ -1,0 +1,68 @@
+"""A vocabulary of another size: tokens are added at its end, or removed from there."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from transformer_xl.model.arguments import require_at_least
+from transformer_xl.model.language_model import LanguageModel, build_model
+from transformer_xl.model.wrapping import first_wrapped
+
+
+@torch.no_grad()
+def resize_vocabulary(model: LanguageModel, vocab_size: int, *, draws: bool = False) -> None:
+    """Give a model a vocabulary of another size; what it knows of the other tokens stays.
+
+    With an adaptive softmax, tokens are added to the last cluster, or removed from it. Weights that
+    were tied are tied again. An optimizer has to be made anew, as some parameters are others.
+
+    Args:
+        model: The model. It is changed.
+        vocab_size: The new size.
+        draws: Draw the weights of new tokens from a normal distribution of standard deviation
+            ``init_std``. False: the mean of the other tokens, of its cluster if there are several
+            tables, so that a new token is as likely as an average one.
+
+    Raises:
+        ValueError: The size is no positive integer, or does not fit another setting (the last of
+            ``cutoffs``); or the embedding or the softmax was wrapped, by an adapter for example.
+    """
+    require_at_least(1, vocab_size=vocab_size)
+    # A name for each weight: of tied ones the first.
+    old = dict(model.named_parameters())
+    config = replace(model.config, vocab_size=vocab_size)
+    for name in ("embedding", "softmax"):
+        if wrapped := first_wrapped(model.get_submodule(name)):
+            raise ValueError(
+                f"{name}: {wrapped} was wrapped, replaced or hooked; resize the vocabulary first, "
+                "or merge adapters (model.merge_and_unload())"
+            )
+    with torch.device("meta"):
+        resized = build_model(config)
+    made: dict[int, nn.Parameter] = {}
+    for name, shape in resized.named_parameters():
+        made[id(shape)] = _resized(old[name], shape, config.init_std if draws else None)
+    for name in ("embedding", "softmax"):
+        before, module = model.get_submodule(name), resized.get_submodule(name)
+        for part in module.modules():
+            for key, shape in part._parameters.items():
+                if shape is not None:
+                    part._parameters[key] = made[id(shape)]
+        setattr(model, name, module.train(before.training))
+    model.config = config
+
+
+def _resized(old: nn.Parameter, like: Tensor, std: float | None) -> nn.Parameter:
+    """Return a weight with as many rows as another one; its own where nothing changes."""
+    if old.shape == like.shape:
+        return old
+    n = min(len(old), len(like))
+    assert old.shape[1:] == like.shape[1:]
+    new: Any = old.new_empty(like.shape)
+    new[:n] = old[:n]
+    new[n:] = old.mean(0)
+    if std is not None and new.ndim > 1:
+        new[n:].normal_(0.0, std)
+    return nn.Parameter(new, requires_grad=old.requires_grad)

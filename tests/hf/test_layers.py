@@ -1,0 +1,184 @@
+"""Hidden states and attention weights of the layers, and what the other classes return."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from transformer_xl.model import TransformerXL
+
+KINDS: dict[str, dict[str, Any]] = {
+    "the paper's": {},
+    "pre-norm": {"norm_first": True, "final_norm": True},
+    "learned distances": {"attn_type": 1, "n_positions": 20},
+    "absolute": {"attn_type": 2},
+    "own lengths": {"layer_attn_lens": (5, 9)},
+}
+WANTED = {"output_hidden_states": True, "output_attentions": True}
+
+
+@pytest.fixture(scope="module")
+def ids() -> Tensor:
+    torch.manual_seed(1)
+    return torch.randint(15, (2, 12))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_states_and_weights_are_those_that_the_output_is_made_of(
+    transformers: Any,
+    any_folder: Callable[..., tuple[TransformerXL, Path]],
+    ids: Tensor,
+    kind: str,
+) -> None:
+    own, folder = any_folder(**KINDS[kind])
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    plain = model(ids)
+    out = model(ids, **WANTED)
+    torch.testing.assert_close(out.logits, plain.logits)
+    config = own.config
+    assert len(out.hidden_states) == config.n_layer + 1
+    torch.testing.assert_close(out.hidden_states[0], own.embedding(ids) + _added(own, ids))
+    torch.testing.assert_close(model.transformer.head.log_probs(out.hidden_states[-1]), out.logits)
+    for weights, right in zip(out.attentions, own.attention_weights(ids), strict=True):
+        torch.testing.assert_close(weights, right)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(2, config.n_head, 12))
+        assert not weights.triu(1).any()
+    # They are part of the graph, so that relevance can be traced through them.
+    for x in (*out.hidden_states, *out.attentions):
+        x.retain_grad()
+    out.logits[..., 0].sum().backward()
+    assert all(bool(x.grad.any()) for x in (*out.hidden_states[:-1], *out.attentions))
+
+
+def _added(own: TransformerXL, ids: Tensor) -> Any:
+    """What absolute positions add to the first layer's input."""
+    if own.config.attn_type != 2:
+        return 0.0
+    return own._encoding(ids.shape[1], own.config.clamp_len)
+
+
+def test_states_of_a_long_or_padded_input_are_in_its_columns(
+    transformers: Any, folder: Path, ids: Tensor
+) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    pieces = transformers.AutoModelForCausalLM.from_pretrained(folder, segment_len=5)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    mask[1, 9:] = 0
+    wanted = {"output_hidden_states": True}
+    alone = [model(ids[:1, 4:], **WANTED), model(ids[1:, :9], **WANTED)]
+    for found in (model(ids, attention_mask=mask, **WANTED), pieces(ids, mask, **wanted)):
+        for layer, x in enumerate(found.hidden_states):
+            torch.testing.assert_close(x[0, 4:], alone[0].hidden_states[layer][0])
+            torch.testing.assert_close(x[1, :9], alone[1].hidden_states[layer][0])
+    padded = model(ids, attention_mask=mask, **WANTED).attentions
+    for layer, weights in enumerate(padded):
+        torch.testing.assert_close(weights[0, :, 4:, 4:], alone[0].attentions[layer][0])
+        torch.testing.assert_close(weights[1, :, :9, :9], alone[1].attentions[layer][0])
+        assert not weights[0, :, :4].any()
+        assert not weights[0, :, :, :4].any()
+        assert not weights[1, :, 9:].any()
+
+
+def test_weights_reach_into_the_memory(language_model: Any, ids: Tensor) -> None:
+    with torch.no_grad():
+        whole = language_model(ids, **WANTED)
+        memory = language_model(ids[:, :8]).past_key_values
+        after = language_model(ids[:, 8:], past_key_values=memory, **WANTED)
+    for weights, right in zip(after.attentions, whole.attentions, strict=True):
+        torch.testing.assert_close(weights, right[:, :, 8:])
+    for x, right in zip(after.hidden_states, whole.hidden_states, strict=True):
+        torch.testing.assert_close(x, right[:, 8:])
+
+
+def test_generate_returns_them_for_each_step(language_model: Any, ids: Tensor) -> None:
+    settings = {"max_new_tokens": 4, "do_sample": False, "return_dict_in_generate": True}
+    out = language_model.generate(ids, **settings, **WANTED)
+    assert torch.equal(out.sequences, language_model.generate(ids, **settings).sequences)
+    assert [x[-1].shape[1] for x in out.hidden_states] == [12, 1, 1, 1]
+    assert [x[0].shape for x in out.attentions] == [
+        (2, 2, 12, 12),
+        *((2, 2, 1, 12 + n) for n in (1, 2, 3)),
+    ]
+
+
+def test_features_are_the_last_hidden_states(
+    transformers: Any, folder: Path, language_model: Any, tokenizer: Any, ids: Tensor
+) -> None:
+    model = transformers.AutoModel.from_pretrained(folder)
+    out = model(ids, **WANTED)
+    expected = language_model(ids, **WANTED)
+    torch.testing.assert_close(out.last_hidden_state, expected.hidden_states[-1])
+    assert out.past_key_values.seen == 12
+    for name in ("hidden_states", "attentions"):
+        for x, right in zip(out[name], expected[name], strict=True):
+            torch.testing.assert_close(x, right)
+    assert model(ids, return_dict=False)[0].shape == (2, 12, 16)
+    extractor = transformers.pipeline("feature-extraction", model=model, tokenizer=tokenizer)
+    assert torch.tensor(extractor("the cat")).shape == (1, 7, 16)
+    # The softmax has no part in them, and is kept.
+    trained = [name for name, x in model.named_parameters() if x.requires_grad]
+    assert "transformer.softmax.bias" not in trained
+    assert "transformer.embedding.weight" in trained
+
+
+def test_each_class_writes_the_same_weights(
+    transformers: Any, folder: Path, tmp_path: Path, ids: Tensor, language_model: Any
+) -> None:
+    transformers.AutoModel.from_pretrained(folder).save_pretrained(tmp_path)
+    again = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    torch.testing.assert_close(again(ids).logits, language_model(ids).logits)
+
+
+@pytest.fixture
+def tagger(transformers: Any, folder: Path) -> Any:
+    torch.manual_seed(2)
+    return transformers.AutoModelForTokenClassification.from_pretrained(folder, num_labels=3)
+
+
+def test_tokens_are_classified_by_themselves_and_their_past(
+    transformers: Any, folder: Path, tagger: Any, ids: Tensor, tmp_path: Path
+) -> None:
+    features = transformers.AutoModel.from_pretrained(folder)
+    out = tagger(ids, **WANTED)
+    torch.testing.assert_close(out.logits, tagger.score(features(ids).last_hidden_state))
+    torch.testing.assert_close(tagger(ids[:, :5]).logits, out.logits[:, :5])
+    tagger.save_pretrained(tmp_path)
+    again = transformers.AutoModelForTokenClassification.from_pretrained(tmp_path)
+    torch.testing.assert_close(again(ids).logits, out.logits)
+    with pytest.raises(ValueError, match="AutoModel returns one"):
+        tagger(ids, use_cache=True)
+
+
+def test_the_loss_of_tokens_counts_those_with_a_label(tagger: Any, ids: Tensor) -> None:
+    labels, mask = ids % 3, torch.ones_like(ids)
+    labels[0, :5] = -100
+    mask[1, 8:] = 0
+    logits = tagger(ids, attention_mask=mask).logits
+    counted = (labels != -100) & (mask == 1)
+    expected = torch.nn.functional.cross_entropy(logits[counted], labels[counted])
+    found = tagger(ids, attention_mask=mask, labels=labels)
+    torch.testing.assert_close(found.loss, expected)
+    whole = tagger(ids, attention_mask=mask, labels=labels, num_items_in_batch=50).loss
+    torch.testing.assert_close(whole, expected * counted.sum() / 50)
+    found.loss.backward()
+    assert all(x.grad is not None for x in tagger.parameters() if x.requires_grad)
+
+
+def test_what_layers_cannot_return_is_refused_with_another_way(
+    transformers: Any, folder: Path, any_folder: Any, ids: Tensor
+) -> None:
+    pieces = transformers.AutoModelForCausalLM.from_pretrained(folder, segment_len=5)
+    with pytest.raises(ValueError, match=r"12 tokens are read in segments of 5.*segment_len=12"):
+        pieces(ids, output_attentions=True)
+    classifier = transformers.AutoModelForSequenceClassification.from_pretrained(folder)
+    with pytest.raises(ValueError, match="AutoModel returns them"):
+        classifier(ids, output_hidden_states=True)
+    _, other = any_folder(kind="lstm", n_head=8, d_inner=2048)
+    lstm = transformers.AutoModelForCausalLM.from_pretrained(other)
+    for name in WANTED:
+        with pytest.raises(ValueError, match="kind='lstm' has no"):
+            lstm(ids, **{name: True})

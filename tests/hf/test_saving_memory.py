@@ -1,0 +1,126 @@
+"""Activation checkpointing and offloaded weights: the same numbers with less memory."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from transformer_xl.model import TransformerXL
+
+accelerate = pytest.importorskip("accelerate")
+
+KINDS: dict[str, dict[str, Any]] = {
+    "the paper's": {},
+    "dropout": {"dropout": 0.3, "attn_dropout": 0.2},
+    "value residuals": {"value_residual": True},
+    "GPT": {"kind": "gpt"},
+}
+IDS = torch.arange(2 * 12).view(2, 12) % 7
+
+
+def _gradients(model: Any, **given: Any) -> list[Tensor]:
+    model.zero_grad()
+    torch.manual_seed(5)
+    out = model(IDS, labels=IDS, **given)
+    out.loss.backward()
+    return [out.loss.detach(), *(x.grad.clone() for x in model.parameters())]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_recomputed_activations_give_the_same_gradients(
+    transformers: Any, any_folder: Callable[..., tuple[TransformerXL, Path]], kind: str
+) -> None:
+    _, folder = any_folder(**KINDS[kind])
+    # Three segments: the memory between them has no gradient, either way.
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, segment_len=5).train()
+    expected = _gradients(model)
+    cache = model(IDS).past_key_values
+    after = _gradients(model, past_key_values=cache)
+    calls = []
+    layers = model.transformer.layers
+    hooks = [layer.register_forward_pre_hook(lambda *_: calls.append(1)) for layer in layers]
+    for every, times in ((1, 4), (2, 3)):
+        calls.clear()
+        model.activation_checkpointing_enable(every_n_layers=every)
+        assert model.gradient_checkpointing
+        torch.testing.assert_close(_gradients(model), expected)
+        # Two layers, three segments; each is computed again in the backward pass.
+        assert len(calls) == times * 3
+    torch.testing.assert_close(_gradients(model, past_key_values=cache), after)
+    assert not any(x.requires_grad for x in model(IDS).past_key_values.mems.tensors)
+    model.activation_checkpointing_disable()
+    assert not model.gradient_checkpointing
+    calls.clear()
+    _gradients(model)
+    assert len(calls) == 6
+    for hook in hooks:
+        hook.remove()
+
+
+@pytest.mark.filterwarnings("ignore:`gradient_checkpointing_enable` is deprecated")
+def test_checkpointing_that_cannot_be_is_refused(
+    transformers: Any, folder: Path, any_folder: Callable[..., tuple[TransformerXL, Path]]
+) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    with pytest.raises(ValueError, match="use_reentrant=True loses gradients"):
+        model.gradient_checkpointing_enable({"use_reentrant": True})
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    assert model.transformer.recompute
+    with pytest.raises(ValueError, match=r"under torch\.no_grad"):
+        model(IDS, output_attentions=True)
+    with torch.no_grad():
+        assert len(model(IDS, output_attentions=True).attentions) == 2
+    _, other = any_folder(kind="lstm", n_head=8, d_inner=2048)
+    lstm = transformers.AutoModelForCausalLM.from_pretrained(other)
+    with pytest.raises(ValueError, match=r"kind='lstm' keep .* a smaller segment_len"):
+        lstm.activation_checkpointing_enable()
+
+
+SAVED: dict[str, dict[str, Any]] = {
+    "the paper's": {},
+    "adaptive": {"cutoffs": (5, 10), "div_val": 2, "d_embed": 8, "value_residual": True},
+}
+
+
+def _offloaded(transformers: Any, folder: Path, way: str, tmp_path: Path) -> Any:
+    auto = transformers.AutoModelForCausalLM
+    if way == "auto":
+        return auto.from_pretrained(folder, device_map="auto")
+    if way == "auto, to the disk":
+        most = {"cpu": "14KB"}
+        return auto.from_pretrained(
+            folder, device_map="auto", max_memory=most, offload_folder=tmp_path / "off"
+        )
+    model = auto.from_pretrained(folder)
+    if way == "cpu":
+        return accelerate.cpu_offload(model, execution_device="cpu")
+    return accelerate.disk_offload(model, str(tmp_path / "off"), execution_device="cpu")
+
+
+# Parameters of the network itself are in no module of their own.
+@pytest.mark.filterwarnings("ignore:The following device_map keys do not match any submodules")
+@pytest.mark.parametrize("way", ["auto", "cpu", "disk", "auto, to the disk"])
+@pytest.mark.parametrize("kind", SAVED)
+def test_offloaded_weights_compute_and_write_the_same(
+    transformers: Any,
+    any_folder: Callable[..., tuple[TransformerXL, Path]],
+    tmp_path: Path,
+    kind: str,
+    way: str,
+) -> None:
+    _, folder = any_folder(**SAVED[kind])
+    plain = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    model = _offloaded(transformers, folder, way, tmp_path)
+    if way != "auto":
+        # Something is really away until it is used.
+        assert any(x.is_meta for x in model.parameters())
+    mask = torch.ones_like(IDS)
+    mask[0, :4] = 0
+    settings = {"max_new_tokens": 5, "do_sample": False, "attention_mask": mask}
+    with torch.no_grad():
+        found, right = (x(IDS, attention_mask=mask) for x in (model, plain))
+        torch.testing.assert_close(found.logits, right.logits)
+    torch.testing.assert_close(model.generate(IDS, **settings), plain.generate(IDS, **settings))
