@@ -8,13 +8,14 @@ number of rules, and tokenizes sample texts in a process with limits on memory a
 
 import hashlib
 import json
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
+
+from transformer_xl.config.child_limits import command_of, environment, limit_this_process
 
 LARGEST = 128 << 20
 """Largest file in bytes."""
@@ -26,9 +27,10 @@ _LONGEST = 10_000
 _MOST_GROWTH = 100
 _SAFE: dict[str, str] = {}
 _SWITCHED_ON = re.compile(r'"(?:padding|truncation)"\s*:\s*[^\sn]')
-_CHILD = "from transformer_xl.data.tokenizer_trial import try_standard_input as run; run()"
-COMMAND = [sys.executable, "-P", "-c", _CHILD]
-"""The child process. With -P it imports nothing from the current folder, which may be hostile."""
+COMMAND = command_of(
+    "from transformer_xl.data.tokenizer_trial import try_standard_input as run; run()"
+)
+"""The child process."""
 
 
 def without_padding(definition: str) -> str:
@@ -62,14 +64,10 @@ def tried(data: bytes) -> str:
 def _try_elsewhere(data: bytes) -> str:
     """Return what the child process writes."""
     seconds = _seconds(len(data))
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "TOKENIZERS_PARALLELISM": "false",
-        "RAYON_NUM_THREADS": "1",
-    }
+    single = environment(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
     try:
         ended = subprocess.run(
-            COMMAND, input=data, env=environment, capture_output=True, timeout=4 * seconds
+            COMMAND, input=data, env=single, capture_output=True, timeout=4 * seconds
         )
     except subprocess.TimeoutExpired:
         raise ValueError(f"tokenizing sample texts took more than {4 * seconds} s") from None
@@ -86,7 +84,7 @@ def _try_elsewhere(data: bytes) -> str:
 def try_standard_input() -> None:
     """Load a tokenizer from the standard input and use it, as the child process of `tried`."""
     data = sys.stdin.buffer.read()
-    _limit_this_process(len(data))
+    limit_this_process(_limit(len(data)), _seconds(len(data)))
     if is_json := data.lstrip()[:1] == b"{":
         try:
             _check_rules(json.loads(data))
@@ -109,23 +107,6 @@ def try_standard_input() -> None:
                 tokenizer.decode(tokenizer.encode(text, add_special_tokens=has_special).ids)
     if not is_json:
         sys.stdout.buffer.write(definition.encode())
-
-
-def _limit_this_process(size: int) -> None:
-    """Limit memory and time, as far as the system can: Windows cannot, macOS only the time."""
-    try:
-        import resource
-    except ImportError:
-        return
-    limits = {"RLIMIT_AS": _limit(size), "RLIMIT_CPU": _seconds(size), "RLIMIT_CORE": 0}
-    for name, most in limits.items():
-        # The parent process limits the time in any case.
-        with suppress(ValueError, OSError):
-            kind = getattr(resource, name)
-            hard = resource.getrlimit(kind)[1]
-            # A lower limit, as of a shell with `ulimit -v`, can only be kept.
-            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.setrlimit(kind, (most, most))
 
 
 def _limit(size: int) -> int:
