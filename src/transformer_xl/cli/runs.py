@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from transformer_xl.cli.given import Given, Recipe, RecipeCommand, nothing
+from transformer_xl.cli.given import Given, LoadsModels, Recipe, RecipeCommand, nothing
 from transformer_xl.cli.loading import is_model, recipe_or_model, require_model
 from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
@@ -183,7 +183,7 @@ class Prepare:
 
 
 @dataclass(kw_only=True)
-class Train(RecipeCommand):
+class Train(RecipeCommand, LoadsModels):
     """Train a model by a recipe, or fine-tune one; the same command resumes an interrupted run.
 
     Any setting of the recipe can be changed here. Ctrl-C saves a checkpoint and stops. A model or
