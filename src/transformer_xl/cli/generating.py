@@ -189,7 +189,7 @@ class Generate(LoadsModels):
 
             require_mido()
             require_readable(self.midi)
-        self.files.check(self.state)
+        self.files.check(self.state, self.midi)
 
     def _prompts(self, vocab: "Vocab") -> tuple[str, ...]:
         """Return the texts to continue."""
