@@ -43,9 +43,9 @@ class Recipes:
     """The recipe to show or copy."""
     copy: Path | None = None
     """Write the recipe to this new file, with a vocabulary of bytes in place of characters."""
-    from_authors: str = ""
+    from_authors: str | None = None
     """The options of an older program, in quotes: make the recipe of that training. What has no
-    effect on it is said; what has no equivalent is refused."""
+    effect on it is said; what has no equivalent is refused. "": the program without options."""
     program: Literal["authors", "tensorflow", "tensorflow-tpu", "nvidia", "nvidia-tensorflow"] = (
         "authors"
     )
@@ -57,15 +57,15 @@ class Recipes:
     def run(self) -> None:
         """Print or copy recipes."""
         require(
-            bool(self.from_authors) or self.program == "authors",
+            self.from_authors is not None or self.program == "authors",
             f"--program {self.program} has no effect without --from_authors OPTIONS; give both",
         )
-        if self.from_authors:
+        if self.from_authors is not None:
             require(
                 not self.name,
                 f"{self.name} and --from_authors are two recipes: leave out one of them",
             )
-            self._translate()
+            self._translate(self.from_authors)
         elif self.copy:
             if not self.name:
                 raise ValueError("--copy needs the name of a recipe: txl recipes NAME --copy FILE")
@@ -87,12 +87,12 @@ class Recipes:
                 group = {f"  {x}": y for x, y in summaries.items() if _machine_of(x) == machine}
                 show(group, as_json=False)
 
-    def _translate(self) -> None:
+    def _translate(self, options: str) -> None:
         """Make a recipe of the options of an older program."""
         from transformer_xl.interop.old_programs import title, translate
 
-        config, notes = translate(self.from_authors, self.program)
-        given = " ".join(self.from_authors.replace("\\\n", " ").split())
+        config, notes = translate(options, self.program)
+        given = " ".join(options.replace("\\\n", " ").split())
         head = [f"The recipe of these options of {title(self.program)}:", given, *notes]
         lines = [line for each in head for line in textwrap.wrap(each, 96, break_on_hyphens=False)]
         comment = "".join(f"# {line}\n" for line in lines)
