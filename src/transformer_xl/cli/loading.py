@@ -13,6 +13,7 @@ from transformer_xl.cli.printing import say
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
 from transformer_xl.config.locating import locate, locate_here, may_be_on_hub
 from transformer_xl.config.recipes import load_recipe, recipe_names, recipe_of
+from transformer_xl.config.shipped import shipped_model
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus, Vocab
@@ -44,6 +45,21 @@ def is_model(name: str) -> bool:
         return False
     found = locate_here(name)
     return may_be_on_hub(name) if found is None else found.path.is_dir()
+
+
+@contextmanager
+def told_apart(name: str) -> Iterator[None]:
+    """Say in the error of a missing text which model has the same name as a recipe, if one has."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        model = shipped_model(name) if name in recipe_names() else None
+        if model is None:
+            raise
+        raise FileNotFoundError(
+            f"{error}: {name} is a recipe; give its text with --data.path, or fine-tune the model "
+            f"of that name: txl train {model.full_name} --data.path TEXT"
+        ) from error
 
 
 def recipe_or_model(name: str) -> Config:

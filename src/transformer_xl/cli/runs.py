@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 import tyro
 
 from transformer_xl.cli.given import Given, LoadsModels, Recipe, RecipeCommand, nothing
-from transformer_xl.cli.loading import is_model, recipe_or_model, require_model
+from transformer_xl.cli.loading import is_model, recipe_or_model, require_model, told_apart
 from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
 from transformer_xl.config.checks import require
@@ -233,7 +233,8 @@ class Train(RecipeCommand, LoadsModels):
         config = self.config()
         say_if_slow(config.train.precision)
         try:
-            results = train(config, self.out, quiet=self.quiet)
+            with told_apart(self.recipe):
+                results = train(config, self.out, quiet=self.quiet)
         except Stalled as error:
             say(f"txl: {error}")
             # Not sys.exit: threads may still wait for the process that hangs.
