@@ -267,7 +267,9 @@ class Session:
         lengths = Lengths.of(config, segment_len=PROMPT_SEGMENT, mem_len=mem_len)
         self.model, self.vocab, self.mem_len = model, vocab, lengths.mem_len
         self._chosen, self._weights = mem_len, ""
-        self._reader = Reader(model, lengths.windowed())
+        # A model that cannot limit what a token sees of its segment reads one token at a time.
+        one = lengths._replace(segment_len=1)
+        self._reader = Reader(model, lengths.windowed() if model.limits_attention else one)
         self._random: Tensor = random_numbers(seed).get_state()
         self._history = History()
         # The current generation, and whether it is ahead of the reader.
