@@ -119,6 +119,17 @@ def test_it_writes_what_generate_writes(session):
         assert written(session.fork(), 9, **{"seed": 0} | settings) == "".join(pieces)
 
 
+def test_a_text_that_goes_on_makes_no_memory_anew(session, monkeypatch):
+    session.write(TEXT)
+    expected = written(session.fork(), 9)
+    assert written(session, 5) + written(session.fork(), 4) == expected
+    made = []
+    for name in ("start_memory", "keep"):
+        monkeypatch.setattr(type(session.model), name, lambda *_, name=name: made.append(name))
+    assert written(session, 4) == expected[-4:]
+    assert made == []
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_saved_session_goes_on_with_the_same_bits(tiny_config, tmp_path, kind):
     model = made(tiny_config, **KINDS[kind])
