@@ -308,7 +308,7 @@ def test_any_name_that_the_system_takes_is_written_and_read(tmp_path, name):
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs pipes and links")
-def test_only_a_regular_file_is_opened(tmp_path):
+def test_only_a_regular_file_is_opened(tmp_path, monkeypatch):
     path, link, pipe = tmp_path / "file", tmp_path / "link", tmp_path / "pipe"
     path.write_bytes(b"content")
     link.symlink_to(path)
@@ -319,7 +319,35 @@ def test_only_a_regular_file_is_opened(tmp_path):
             files.open_regular(other)
     with pytest.raises(files.NotRegularError, match="is a device"):
         files.open_regular(files.Path("/dev/null"))
-    with pytest.raises(files.NotRegularError, match="is a symbolic link"):
-        files.open_regular(link, follow=False)
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "file").write_bytes(b"content")
+    (tmp_path / "to").symlink_to(tmp_path / "inner")
+    assert files.read_small_file(tmp_path / "to" / "file") == b"content"
+    # What takes the place of a file after it was looked at is not followed either.
+    for look in (files.kind_other_than_file, lambda path, follow: None):
+        monkeypatch.setattr(files, "kind_other_than_file", look)
+        for place in (link, tmp_path / "to" / "file"):
+            with pytest.raises(files.NotRegularError, match="is a symbolic link"):
+                files.open_regular(place, follow=False)
+        with pytest.raises(files.NotRegularError, match="not a regular file"):
+            files.open_regular(pipe, follow=False)
+        with files.open_regular(tmp_path / "inner" / "file", follow=False) as opened:
+            assert opened.read() == b"content"
     with pytest.raises(ValueError, match="has more than 3 bytes"):
         files.read_small_file(path, 3)
+
+
+@pytest.mark.skipif(not files.Path("/dev/fd").exists(), reason="needs paths of open files")
+def test_a_file_that_is_exchanged_while_it_is_opened_is_not_read(tmp_path, monkeypatch):
+    from transformer_xl.model import pretrained
+
+    path, other = tmp_path / "file", tmp_path / "other"
+    pretrained.write_tensors({"a": torch.ones(2)}, path, {})
+    pretrained.write_tensors({"a": torch.zeros(2)}, other, {})
+
+    def exchange(path, opened):
+        other.replace(path)
+        return files.same_file(path, opened)
+
+    monkeypatch.setattr(pretrained, "same_file", exchange)
+    assert pretrained.verified_tensors(path)[0]["a"].tolist() == [1, 1]

@@ -124,6 +124,7 @@ def test_an_empty_prompt_begins_no_text_where_no_token_does(txl, tmp_path):
         (["--out", "a.mid", "--state", "s"], "--state s may resume within a step"),
         (["--force"], "--force overwrites the files of --out"),
         (["--music.tempo", 90], "--music.tempo 90.0 has no effect here"),
+        (["--music.voices", 3], "--music.voices 3 has no effect here: it is for --midi"),
         (["--out", "a.txt", "--music.program", 1], "--music.program 1 has no effect here"),
         (["--out", "a.png", "--music.program", 1], "--music.program 1 has no effect here"),
         (["--out", "a.mid", "--music.program", 129], "music.program=129 must be between 1 and 128"),
@@ -197,6 +198,16 @@ def test_a_midi_file_is_continued(txl, of_music, tmp_path):
     write_music(begun, [(72, 67, 64, 60), (72, 69, 65, 60)])
     ended = txl("generate", of_music, "--midi", begun, *words, "--json")
     assert ended.json["prompt"] == "72 67 64 60 72 69 65 60"
+    # Read in other steps and voices, also where no music is written.
+    halves = ["--music.steps_per_quarter", 8]
+    for out in ([], ["--out", tmp_path / "a.txt"], ["--out", tmp_path / "a.png"]):
+        ended = txl("generate", of_music, "--midi", begun, *halves, *out, *words, "--json")
+        assert ended.json["prompt"] == "72 67 64 60 72 67 64 60 72 69 65 60 72 69 65 60"
+    ended = txl("generate", of_music, "--midi", begun, "--music.voices", 3, *words)
+    assert ended.code == 2
+    assert "3 voices: give a file with a part for each voice" in ended.err
+    ended = txl("generate", of_music, "--midi", begun, "--music.tempo", 90, *words)
+    assert "--music.tempo 90.0 has no effect here: it is for --out FILE.mid or" in ended.err
     ended = txl("generate", of_music, "--midi", begun, "--out", tmp_path / "a.mid", *words)
     assert ended.code == 0
     assert read_midi(tmp_path / "a.mid")[:2] == read_midi(begun)

@@ -202,6 +202,23 @@ def test_a_recipe_comes_before_a_model_of_its_name(shipped, tmp_path, monkeypatc
     assert tuned.model == txl_package.TransformerXL.from_pretrained("demo").config
 
 
+def test_where_a_recipe_has_the_name_of_a_model_a_missing_text_names_it(
+    txl, shipped, tmp_path, monkeypatch
+):
+    from transformer_xl.config import files
+
+    words = ["--out", tmp_path / "run", "--data.path", "nothing.txt"]
+    assert "fine-tune" not in txl("train", "demo", *words).err
+    shutil.copytree(shipped / "toy-1", tmp_path / "root" / "demo-1")
+    monkeypatch.setattr(files, "SHIPPED", tmp_path / "root")
+    ended = txl("train", "demo", *words)
+    assert ended.code == 1
+    assert "nothing.txt" in ended.err
+    assert "demo is a recipe; give its text with --data.path" in ended.err
+    assert "txl train demo-1 --data.path TEXT" in ended.err
+    assert "fine-tune" not in txl("train", "demo-1", *words).err
+
+
 def test_training_does_not_write_into_a_shipped_model(txl, shipped, toy_text):
     ended = txl("train", "toy", "--out", shipped / "toy-1", "--data.path", toy_text)
     assert ended.code == 1

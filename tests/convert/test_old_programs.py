@@ -355,3 +355,13 @@ def test_the_command_writes_the_recipe_and_says_what_has_no_effect(tmp_path, cap
     assert capsys.readouterr().out.splitlines()[1:] == text.splitlines()[2:]
     for wrong in (["--program", "nvidia"], ["demo", *words[1:]]):
         assert cli.main(["recipes", *wrong]) == 2
+
+
+def test_no_options_are_those_of_a_program_that_has_none(tmp_path, capsys):
+    file = tmp_path / "mine.toml"
+    for given in ("", "python train.py"):
+        assert cli.main(["recipes", "--from_authors", given, "--copy", str(file)]) == 0
+        assert load_recipe(file) == translate("").config
+        file.unlink()
+    for wrong in (["demo", "--from_authors="], ["--program", "nvidia"]):
+        assert cli.main(["recipes", *wrong]) == 2

@@ -1,6 +1,6 @@
 """What the readers of old files do with files that are damaged or made to do harm.
 
-    python tests/fuzzing/fuzzing.py [--mutants 1500] [FILE ...]
+    python tests/fuzzing/fuzzing.py [--mutants 1500] [--readers convert ...] [FILE ...]
 
 Small files are made (both formats of torch.save, pickled vocabularies, a checkpoint of TensorFlow)
 or given (model.pt, vocab.pkl, model.ckpt.index), changed at random, and read in processes of their
@@ -249,6 +249,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", type=Path, help="instead of small files made here")
     parser.add_argument("--mutants", type=int, default=1500, help="of each file")
+    parser.add_argument("--readers", nargs="+", choices=READERS, help="files of these readers only")
     parser.add_argument("--salt", type=int, default=0, help="another one makes other mutants")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -258,7 +259,14 @@ def main() -> None:
         files = [given(path.resolve()) for path in args.files]
         if not files:
             files = [*seeds(Path(temporary)), *folder_seeds(Path(temporary))]
-        report = [read_all(seed, Path(temporary), args.mutants, args.salt) for seed in files]
+        report = []
+        for seed in files:
+            if args.readers and seed[0] not in args.readers:
+                continue
+            report.append(read_all(seed, Path(temporary), args.mutants, args.salt))
+            # What is known if it is stopped.
+            sys.stderr.write(json.dumps(report[-1]) + "\n")
+            sys.stderr.flush()
     about = {"date": str(date.today()), "command": shlex.join(["python", *sys.argv])}
     about |= describe_machine()
     n_violations = sum(len(part["violations"]) for part in report)

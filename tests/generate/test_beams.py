@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from transformer_xl.data.making_vocab import train_vocab
-from transformer_xl.inference.generate import beam_search, generate
+from transformer_xl.inference.generate import beam_search, beams, generate
 from transformer_xl.model import TransformerXL, build_model
 
 BYTES = train_vocab("bytes", [])
@@ -151,6 +151,36 @@ def test_a_prompt_that_is_done_does_not_wait_for_the_others(small, monkeypatch):
     assert all(T > 0 for _, T in sizes)
     # Every first token ends a text, so that there is no second step.
     assert sum(T for _, T in sizes) <= 3 + 1 + 3
+
+
+def test_rows_of_a_prompt_that_is_done_are_read_no_more(small, monkeypatch):
+    # So that the likeliest token is not the same everywhere.
+    torch.manual_seed(0)
+    for name, parameter in small.named_parameters():
+        if parameter.ndim > 1:
+            parameter.data.normal_()
+        elif "norm" not in name:
+            parameter.data.zero_()
+    prompts, settings = [*([x] for x in range(V)), *PROMPTS], {"length": 9, "beam_size": 1}
+    greedy = [tokens for ((tokens, _),) in found(small, prompts, **settings, stop_tokens=[])]
+
+    def ends(stop):
+        return [tokens.index(stop) + 1 if stop in tokens else 9 for tokens in greedy]
+
+    # A token with which some prompts end earlier than others.
+    stop = max(range(V), key=lambda x: len({*ends(x)}))
+    lengths, rows = ends(stop), []
+    assert len({*lengths}) > 1
+    original = beams._Search._extended
+
+    def spy(self, hidden, live):
+        rows.append(len(live))
+        return original(self, hidden, live)
+
+    monkeypatch.setattr(beams._Search, "_extended", spy)
+    searched = found(small, prompts, **settings, stop_tokens=[stop])
+    assert [len(tokens) for ((tokens, _),) in searched] == lengths
+    assert rows == [sum(n >= step for n in lengths) for step in range(1, max(lengths) + 1)]
 
 
 @pytest.mark.parametrize(

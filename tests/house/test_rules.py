@@ -213,3 +213,11 @@ def test_the_rules_find_what_they_forbid() -> None:
 def test_the_results_of_benchmarks_are_small_tables() -> None:
     results = (path for path in (ROOT / "benchmarks" / "results").rglob("*") if path.is_file())
     assert sum(path.stat().st_size for path in results) <= 320_000
+
+
+def test_actions_of_workflows_are_pinned_to_commits() -> None:
+    texts = [path.read_text("utf-8") for path in (ROOT / ".github" / "workflows").iterdir()]
+    used = re.findall(r"uses: (.*)", "\n".join(texts))
+    assert used
+    # A tag can be moved to other code.
+    assert all(re.fullmatch(r"[\w/-]+@[0-9a-f]{40}  # v\d+\.\d+\.\d+", each) for each in used)

@@ -160,3 +160,24 @@ def test_heads_must_divide_the_inner_width():
         ModelConfig(kind="mamba2", **SIZES, n_head=5)
     with pytest.raises(ValueError, match="state_size=8 has no effect with kind='lstm'"):
         ModelConfig(kind="lstm", **SIZES, state_size=8)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_weights_in_half_precision_predict_nearly_the_same(kind: str) -> None:
+    torch.manual_seed(0)
+    model, _ = pair_of(kind)
+    tokens, found = torch.randint(0, V, (2, 9)), []
+    for _ in range(2):
+        _, mems = model.eval()(tokens), None
+        log_probs = []
+        # Segments of several tokens and of one, which the library computes in other ways.
+        for part in (tokens[:, :5], tokens[:, 5:6], tokens[:, 6:]):
+            output = model(part, mems, mem_len=9)
+            mems = output.mems
+            log_probs.append(output.log_probs.float())
+        found.append(torch.cat(log_probs, 1))
+        model.bfloat16()
+    exact, rounded = found
+    assert exact.std() > 0.01
+    assert (rounded - exact).abs().max() < 0.05

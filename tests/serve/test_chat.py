@@ -1,6 +1,7 @@
 """Chats: messages become a prompt by a template, and a completion becomes a message."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -147,6 +148,22 @@ def test_a_template_that_is_none_is_refused_at_the_start(tmp_path, vocab):
 
 
 @pytest.mark.parametrize(
+    "about", ["[]", '{"chat_template": 5}', '{"eos_token": [1]}', '{"chat_template": "\\ud800"}']
+)
+def test_settings_of_a_tokenizer_that_mean_nothing_are_refused(tmp_path, vocab, about):
+    (tmp_path / "tokenizer_config.json").write_text(about)
+    with pytest.raises(ValueError, match=r"tokenizer_config.json is damaged: .*delete it"):
+        find_template(tmp_path, vocab)
+
+
+@pytest.mark.parametrize("content", [b"", b" \n", b"\xff", b"{% for %}"])
+def test_a_given_template_that_is_empty_or_none_is_refused(tmp_path, vocab, content):
+    (tmp_path / "own").write_bytes(content)
+    with pytest.raises(ValueError, match=r"own: the chat template cannot be read"):
+        find_template(tmp_path, vocab, tmp_path / "own")
+
+
+@pytest.mark.parametrize(
     "source",
     [
         "{{ raise_exception('roles must alternate') }}",
@@ -161,6 +178,15 @@ def test_a_template_that_is_none_is_refused_at_the_start(tmp_path, vocab):
         "{{ 10 ** (10 ** 10) }}",
         "{{ [0] * 10 ** 12 }}",
         "{% for a in range(9999) %}{{ 'a' * 100000 }}{% endfor %}",
+        "{% set ns = namespace(s='a') %}{% for _ in range(60) %}{% set ns.s = ns.s ~ ns.s %}"
+        "{% endfor %}{{ ns.s | length }}",
+        "{{ ['a' * 4194304] | map('center', 10 ** 11) | list | length }}",
+        "{{ '%0*d' | format(10 ** 11, 1) | length }}",
+        "{{ '{:>99999999999}'.format(1) | length }}",
+        "{{ messages | tojson(indent=10 ** 10) | length }}",
+        "{% for a in range(9) %}{{ (range(99999) | list * 999) | join | length }}{% endfor %}",
+        "{{ ('a' * 10 ** 7).replace('', 'a' * 10 ** 7) | length }}",
+        "{{ lipsum(n=10 ** 9) | length }}",
         "{{ messages[5].content }}",
         "{% include '/etc/passwd' %}",
         "{{ 1 / 0 }}",
@@ -170,6 +196,34 @@ def test_a_hostile_template_is_refused_within_seconds(source):
     template = ChatTemplate("model", source)
     with pytest.raises(ValueError, match=r"the chat template (failed|refuses these messages)"):
         template.render(USER)
+
+
+def test_templates_go_on_after_one_that_exceeds_its_limits_and_many_share_a_process(tmp_path):
+    bad, good = ChatTemplate("model", "{{ 'a' * 10 ** 12 }}"), ChatTemplate("file", TURNS)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="exceeded"):
+            bad.render(USER)
+        with ThreadPoolExecutor(4) as threads:
+            assert {*threads.map(good.render, [USER] * 40)} == {"<user>the cat<assistant>"}
+
+
+def test_loops_may_have_conditions():
+    source = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+    again = [*USER, {"role": "assistant", "content": "no"}]
+    assert ChatTemplate("model", source).render(again) == "the cat"
+
+
+def test_half_of_a_surrogate_pair_in_a_template_is_no_failure_of_the_server(run_server, made):
+    """A template can write what no text has."""
+    (made.folder / "chat_template.jinja").write_text(r"the {{ '\ud800' }}")
+    try:
+        with run_server(made) as server:
+            url = f"{server.address}/v1/chat/completions"
+            answer = httpx.post(url, json={"messages": USER})
+    finally:
+        (made.folder / "chat_template.jinja").unlink()
+    assert answer.status_code == 400
+    assert "half of a surrogate pair" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

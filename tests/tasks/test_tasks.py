@@ -246,6 +246,21 @@ def test_stories_are_trained_on_whole_and_with_other_names(babi, tmp_path):
         parts = document.split(SEPARATOR)
         assert parts[1] in parts[0].split()
     assert {x.split(SEPARATOR)[0] for x in rest} - {x.split(SEPARATOR)[0] for x in first}
+    # It is a story with other places in it, the same one for the same everywhere.
+    stories = {x.split()[0]: x.split() for x in first}
+    n_renamed = n_compared = 0
+    for document in rest:
+        words = document.split()
+        if len(words) == len(story := stories[words[0]]):
+            n_compared += 1
+            names = {*zip(story, words, strict=True)}
+            assert len(names) == len({*story}) == len({*words})
+            changed = [pair for pair in names if pair[0] != pair[1]]
+            assert {x for pair in changed for x in pair} <= {*PLACES}
+            n_renamed += bool(changed)
+    # Of three places in any order a third stay.
+    assert n_compared > len(rest) // 2
+    assert n_compared // 2 < n_renamed < n_compared
 
 
 def test_a_folder_of_babi_is_read(tmp_path, shared):

@@ -12,6 +12,7 @@ import tyro
 from transformer_xl.cli.given import (
     READ_BY_SEGMENTS,
     Given,
+    LoadsModels,
     Recipe,
     RecipeCommand,
     nothing,
@@ -53,7 +54,7 @@ class EvaluationSpeed:
 
 
 @dataclass(kw_only=True)
-class Bench(RecipeCommand):
+class Bench(RecipeCommand, LoadsModels):
     """Measure the speed of training, evaluation and generation with a recipe on this machine.
 
     The tokens are random and the memory is full, so no text is needed. Speeds are compared with

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from transformer_xl.cli.given import Given, nothing
+from transformer_xl.cli.given import Given, LoadsModels, nothing
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config import DataConfig
 from transformer_xl.config.recipes import load_recipe, recipe_names
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Compare:
+class Compare(LoadsModels):
     """Train models of several kinds on a text at equal cost, and say which is best.
 
     Each contestant is a recipe of about the same size. Its learning rate is searched with runs of a

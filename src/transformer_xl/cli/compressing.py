@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from transformer_xl.cli.given import LoadsModels
 from transformer_xl.cli.loading import load, name_of, read_bytes, require_model, require_readable
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config.checks import require
@@ -25,7 +26,7 @@ _SECONDS_BETWEEN_REPORTS = 10.0
 
 
 @dataclass(kw_only=True)
-class Compress:
+class Compress(LoadsModels):
     """Compress a file losslessly with the predictions of a model (arithmetic coding).
 
     A symbol takes -log2 p bits, with p its probability under the model. Without --model and
@@ -132,7 +133,7 @@ class Compress:
 
 
 @dataclass(kw_only=True)
-class Decompress:
+class Decompress(LoadsModels):
     """Restore a file that was compressed with txl compress, with the same model.
 
     A model that comes with the package is found by the checksum in the file. The output is written

@@ -1,6 +1,5 @@
 """The commands eval and report."""
 
-from contextlib import nullcontext
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,6 +10,7 @@ from transformer_xl.cli.given import (
     Folder,
     Given,
     GivenWithLengths,
+    LoadsModels,
     nothing,
     refuse_others,
 )
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Eval:
+class Eval(LoadsModels):
     """Evaluate a model on a text: loss, perplexity, bits per byte, with any memory length.
 
     --eval.dynamic evaluates dynamically: a gradient step on each segment after it was scored; the
@@ -68,8 +68,6 @@ class Eval:
     """Evaluate this text instead of the corpus of the run; - reads the standard input."""
     weights: Weights = "float32"
     """Precision of the weights; float32 weights compute in the precision of the recipe."""
-    any_size: bool = False
-    """Load the model even if it takes more memory than the machine has, or more than 2 minutes."""
     by_position: bool = False
     """Also report the loss by position in the segment and by distance from the start of a text."""
     json: bool = False
@@ -229,11 +227,11 @@ class Eval:
     def _opened(self) -> tuple["LanguageModel", "Vocab | None", Any, int]:
         """Return the model, its vocabulary, and the text or recordings to evaluate it on."""
         if self.text.vocab != "features":
-            model, vocab = load(self.dir, self.weights, any_size=self.any_size)
+            model, vocab = load(self.dir, self.weights)
             return model, vocab, *self._tokens(vocab)
         from transformer_xl.config.device import pick_device, prepare_process
         from transformer_xl.data.features import open_features
-        from transformer_xl.model import limits, load_model
+        from transformer_xl.model import load_model
 
         of_text = {"file": self.file, "by_position": self.by_position, "preset": self.preset}
         of_text |= {
@@ -248,8 +246,7 @@ class Eval:
             f"--weights {self.weights}: a model of recordings is evaluated in float32",
         )
         prepare_process()
-        with limits.any_size() if self.any_size else nullcontext():
-            model = load_model(self.dir).to(pick_device())
+        model = load_model(self.dir).to(pick_device())
         return model, None, open_features(self.text).split(self.settings.split), 0
 
     def _training_text(self, vocab: "Vocab") -> Any:
@@ -290,7 +287,7 @@ def _show_places(found: dict[str, Any]) -> None:
 
 
 @dataclass(kw_only=True)
-class Report:
+class Report(LoadsModels):
     """Write the report of a run again, with measurements of its memory if they are missing.
 
     Examples:

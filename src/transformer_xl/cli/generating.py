@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from transformer_xl.cli.given import Folder, Given, nothing
+from transformer_xl.cli.given import Folder, Given, LoadsModels, nothing
 from transformer_xl.cli.loading import (
     Weights,
     encoded_prompt,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(kw_only=True)
-class Generate:
+class Generate(LoadsModels):
     """Generate text, streamed to the terminal, of any length.
 
     Sampling settings that are not given come from [generate] of the run's recipe, else from the
@@ -67,8 +67,6 @@ class Generate:
     """Memory length; None: as configured in the model."""
     weights: Weights = "float32"
     """Precision of the weights: quantized ones are faster; txl eval measures the loss."""
-    any_size: bool = False
-    """Load the model even if it takes more memory than the machine has, or more than 2 minutes."""
     state: Path | None = None
     """Resume from the memory in this file if it exists, and save the memory there at the end."""
     json: bool = False
@@ -104,9 +102,7 @@ class Generate:
         self._check()
         from transformer_xl.inference.generate import generate, save_state, text_pieces
 
-        model, vocab, state, checksum = load_with_state(
-            self.dir, self.weights, self.state, any_size=self.any_size
-        )
+        model, vocab, state, checksum = load_with_state(self.dir, self.weights, self.state)
         self.files.require_vocab(vocab)
         if self.settings.beam_size:
             self._write_found(model, vocab, state, checksum)
@@ -193,7 +189,7 @@ class Generate:
 
             require_mido()
             require_readable(self.midi)
-        self.files.check(self.state)
+        self.files.check(self.state, self.midi)
 
     def _prompts(self, vocab: "Vocab") -> tuple[str, ...]:
         """Return the texts to continue."""

@@ -108,6 +108,14 @@ def refuse_others(given: Mapping[str, Any], section: str, names: tuple[str, ...]
 
 
 @dataclass(kw_only=True)
+class LoadsModels:
+    """A command that loads a model, which may be from elsewhere, or trains on from one."""
+
+    any_size: bool = False
+    """Load a model even if it takes more memory than the machine has, or more than 2 minutes."""
+
+
+@dataclass(kw_only=True)
 class RecipeCommand:
     """A command that takes a recipe and settings that replace those of the recipe."""
 

@@ -4,7 +4,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -13,6 +13,7 @@ from transformer_xl.cli.printing import say
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
 from transformer_xl.config.locating import locate, locate_here, may_be_on_hub
 from transformer_xl.config.recipes import load_recipe, recipe_names, recipe_of
+from transformer_xl.config.shipped import shipped_model
 
 if TYPE_CHECKING:
     from transformer_xl.data import Corpus, Vocab
@@ -44,6 +45,21 @@ def is_model(name: str) -> bool:
         return False
     found = locate_here(name)
     return may_be_on_hub(name) if found is None else found.path.is_dir()
+
+
+@contextmanager
+def told_apart(name: str) -> Iterator[None]:
+    """Say in the error of a missing text which model has the same name as a recipe, if one has."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        model = shipped_model(name) if name in recipe_names() else None
+        if model is None:
+            raise
+        raise FileNotFoundError(
+            f"{error}: {name} is a recipe; give its text with --data.path, or fine-tune the model "
+            f"of that name: txl train {model.full_name} --data.path TEXT"
+        ) from error
 
 
 def recipe_or_model(name: str) -> Config:
@@ -90,24 +106,17 @@ def evaluation_of(folder: Path | str, recipe: Config | None, preset: str | None)
     return preset_eval(preset, keys_beyond_memory=int(written_by in ("tensorflow", "nvidia")))
 
 
-def load(
-    folder: Path | str, weights: Weights = "float32", *, any_size: bool = False
-) -> tuple["LanguageModel", "Vocab"]:
-    """Load the model of a folder, or the best one of a run, with its vocabulary.
-
-    ``any_size``: however much memory and time it takes.
-    """
+def load(folder: Path | str, weights: Weights = "float32") -> tuple["LanguageModel", "Vocab"]:
+    """Load the model of a folder, or the best one of a run, with its vocabulary."""
     from transformer_xl.config.device import pick_device, prepare_process
     from transformer_xl.inference.generate import from_pretrained
-    from transformer_xl.model import limits
 
     prepare_process()
-    with limits.any_size() if any_size else nullcontext():
-        return from_pretrained(folder, pick_device(), weights)
+    return from_pretrained(folder, pick_device(), weights)
 
 
 def load_with_state(
-    folder: Path | str, weights: Weights, path: Path | None, *, any_size: bool = False
+    folder: Path | str, weights: Weights, path: Path | None
 ) -> tuple["LanguageModel", "Vocab", "State | None", str]:
     """Load a model, the state of a text if its file exists, and the checksum of the weights."""
     from transformer_xl.inference.generate import load_state
@@ -115,7 +124,7 @@ def load_with_state(
 
     # Computed first: a running training may replace the weights later.
     checksum = weights_checksum(weights_path(find_model_folder(folder))) if path else ""
-    model, vocab = load(folder, weights, any_size=any_size)
+    model, vocab = load(folder, weights)
     state = load_state(path, checksum, model) if path and path.exists() else None
     return model, vocab, state, checksum
 

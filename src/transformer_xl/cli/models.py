@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import tyro
 
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.cli.given import Folder
+from transformer_xl.cli.given import Folder, LoadsModels
 from transformer_xl.cli.loading import Weights, load, require_model
 from transformer_xl.cli.printing import say, show
 from transformer_xl.config.files import require_new
@@ -19,7 +19,7 @@ from transformer_xl.config.locating import locate_here, may_be_on_hub
 
 
 @dataclass(kw_only=True)
-class Convert:
+class Convert(LoadsModels):
     """Convert an old checkpoint to a model folder, or a model to an old checkpoint.
 
     SOURCE is a model.pt or state dict of the authors' code, a TensorFlow checkpoint, an NVIDIA
@@ -79,7 +79,7 @@ class Convert:
 
 
 @dataclass(kw_only=True)
-class Export:
+class Export(LoadsModels):
     """Export one step of a model to ONNX or torch.export, with the memory as input and output.
 
     Writes a new folder with the program, a manifest (step.json) with the names and shapes of its
@@ -135,7 +135,7 @@ class Export:
 
 
 @dataclass(kw_only=True)
-class Serve:
+class Serve(LoadsModels):
     """Serve a model over an OpenAI-compatible HTTP API, with sessions that keep their memory.
 
     The printed address has a page to try it. SIGTERM or Ctrl-C shuts down gracefully: running
@@ -157,8 +157,6 @@ class Serve:
     """A model folder, a run folder, or the name of a model (txl models)."""
     weights: Weights = "float32"
     """Precision of the weights: quantized ones are faster; txl eval measures the loss."""
-    any_size: bool = False
-    """Load the model even if it takes more memory than the machine has, or more than 2 minutes."""
     serving: Annotated[ServeSettings, tyro.conf.OmitArgPrefixes] = field(
         default_factory=ServeSettings
     )
@@ -182,7 +180,7 @@ class Serve:
         generation = generation_of(self.dir)
         # A file of keys that cannot be read ends the command before the model is loaded.
         settings.keys  # noqa: B018
-        model, vocab = load(self.dir, self.weights, any_size=self.any_size)
+        model, vocab = load(self.dir, self.weights)
         # Not resolved: a symbolic link keeps its own name.
         folder = Path(os.path.abspath(self.dir)).name or "transformer-xl"  # noqa: PTH100
         weights = weights_path(find_model_folder(self.dir))

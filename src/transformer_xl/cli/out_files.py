@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 PIECE_END = "\n"
 """The text that ends a piece of music: a line."""
+_OF_STEPS = ("voices", "steps_per_quarter")
+"""Settings of music that say how a text becomes steps, and a MIDI file a text."""
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,12 @@ class OutFiles:
             return list(self.paths)
         return [path.with_name(f"{path.stem}-{n + 1}{path.suffix}") for path in self.paths]
 
-    def check(self, state: Path | None) -> None:
+    def check(self, state: Path | None, midi: Path | None) -> None:
         """Refuse files that cannot be written, and settings without effect.
 
         Args:
             state: The file of a memory to resume from, if any.
+            midi: The file with the music that is continued, if any.
 
         Raises:
             OSError: A file exists and is not to be overwritten, or cannot be written.
@@ -62,12 +65,12 @@ class OutFiles:
             "--force overwrites the files of --out: give it, or leave out --force",
         )
         has_midi = not self._suffixes.isdisjoint(MIDI_SUFFIXES)
-        if not self.has_music:
-            why = "it is for --out FILE.mid, .midi, .png or .svg"
-            refuse_others(self.music, "music.", (), why)
-        elif not has_midi:
+        if not has_midi:
             why = "it is for --out FILE.mid or .midi"
-            refuse_others(self.music, "music.", ("voices", "steps_per_quarter"), why)
+            refuse_others(self.music, "music.", _OF_STEPS, why)
+        if not self.has_music and midi is None:
+            why = "it is for --midi, and for --out FILE.mid, .midi, .png or .svg"
+            refuse_others(self.music, "music.", (), why)
         require(
             not (self.has_music and state),
             f"--state {state} may resume within a step of a piece, so that voices would be "

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 
 import tyro
 
-from transformer_xl.cli.given import Given, Recipe, RecipeCommand, nothing
-from transformer_xl.cli.loading import is_model, recipe_or_model, require_model
+from transformer_xl.cli.given import Given, LoadsModels, Recipe, RecipeCommand, nothing
+from transformer_xl.cli.loading import is_model, recipe_or_model, require_model, told_apart
 from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, DataConfig, EvalConfig, GenerateConfig
 from transformer_xl.config.checks import require
@@ -43,9 +43,9 @@ class Recipes:
     """The recipe to show or copy."""
     copy: Path | None = None
     """Write the recipe to this new file, with a vocabulary of bytes in place of characters."""
-    from_authors: str = ""
+    from_authors: str | None = None
     """The options of an older program, in quotes: make the recipe of that training. What has no
-    effect on it is said; what has no equivalent is refused."""
+    effect on it is said; what has no equivalent is refused. "": the program without options."""
     program: Literal["authors", "tensorflow", "tensorflow-tpu", "nvidia", "nvidia-tensorflow"] = (
         "authors"
     )
@@ -57,15 +57,15 @@ class Recipes:
     def run(self) -> None:
         """Print or copy recipes."""
         require(
-            bool(self.from_authors) or self.program == "authors",
+            self.from_authors is not None or self.program == "authors",
             f"--program {self.program} has no effect without --from_authors OPTIONS; give both",
         )
-        if self.from_authors:
+        if self.from_authors is not None:
             require(
                 not self.name,
                 f"{self.name} and --from_authors are two recipes: leave out one of them",
             )
-            self._translate()
+            self._translate(self.from_authors)
         elif self.copy:
             if not self.name:
                 raise ValueError("--copy needs the name of a recipe: txl recipes NAME --copy FILE")
@@ -87,12 +87,12 @@ class Recipes:
                 group = {f"  {x}": y for x, y in summaries.items() if _machine_of(x) == machine}
                 show(group, as_json=False)
 
-    def _translate(self) -> None:
+    def _translate(self, options: str) -> None:
         """Make a recipe of the options of an older program."""
         from transformer_xl.interop.old_programs import title, translate
 
-        config, notes = translate(self.from_authors, self.program)
-        given = " ".join(self.from_authors.replace("\\\n", " ").split())
+        config, notes = translate(options, self.program)
+        given = " ".join(options.replace("\\\n", " ").split())
         head = [f"The recipe of these options of {title(self.program)}:", given, *notes]
         lines = [line for each in head for line in textwrap.wrap(each, 96, break_on_hyphens=False)]
         comment = "".join(f"# {line}\n" for line in lines)
@@ -183,7 +183,7 @@ class Prepare:
 
 
 @dataclass(kw_only=True)
-class Train(RecipeCommand):
+class Train(RecipeCommand, LoadsModels):
     """Train a model by a recipe, or fine-tune one; the same command resumes an interrupted run.
 
     Any setting of the recipe can be changed here. Ctrl-C saves a checkpoint and stops. A model or
@@ -233,7 +233,8 @@ class Train(RecipeCommand):
         config = self.config()
         say_if_slow(config.train.precision)
         try:
-            results = train(config, self.out, quiet=self.quiet)
+            with told_apart(self.recipe):
+                results = train(config, self.out, quiet=self.quiet)
         except Stalled as error:
             say(f"txl: {error}")
             # Not sys.exit: threads may still wait for the process that hangs.

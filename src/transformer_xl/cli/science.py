@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from transformer_xl.cli.given import Given, RecipeCommand, Value, nothing, refuse_others
+from transformer_xl.cli.given import (
+    Given,
+    LoadsModels,
+    RecipeCommand,
+    Value,
+    nothing,
+    refuse_others,
+)
 from transformer_xl.cli.loading import corpus_of, evaluation_of, read_text, require_model
 from transformer_xl.cli.printing import say, say_if_slow, show
 from transformer_xl.config import Config, EvalConfig, GenerateConfig
@@ -62,7 +69,7 @@ class ReclConfig:
 
 
 @dataclass(kw_only=True)
-class Recl:
+class Recl(LoadsModels):
     """Measure the relative effective context length (RECL) of a group of models.
 
     All models predict the same tokens, each given exactly c tokens of context (Appendix C and
@@ -183,7 +190,7 @@ class Recl:
 
 
 @dataclass(kw_only=True)
-class Ablate(RecipeCommand):
+class Ablate(RecipeCommand, LoadsModels):
     """Repeat the paper's ablations at any size: recurrence, relative encoding, full loss.
 
     Each row of Table 6 (or 7, or 10) is trained with each seed, for the same steps or minutes, as

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from transformer_xl.cli.given import Folder
+from transformer_xl.cli.given import Folder, LoadsModels
 from transformer_xl.cli.loading import (
     Weights,
     load_with_state,
@@ -34,7 +34,7 @@ _WARNINGS = 5
 
 
 @dataclass(kw_only=True)
-class Score:
+class Score(LoadsModels):
     """Compute the log-probability (in nats) of every token of a text.
 
     Prints one JSON object per line as soon as a token is scored. A pipe is scored as a stream, in
@@ -63,8 +63,6 @@ class Score:
     """Tokens read at once, fewer while a pipe is waiting for more."""
     weights: Weights = "float32"
     """Precision of the weights."""
-    any_size: bool = False
-    """Load the model even if it takes more memory than the machine has, or more than 2 minutes."""
     state: Path | None = None
     """Resume from the memory in this file if it exists, and save the memory there at the end."""
     json: bool = False
@@ -83,9 +81,7 @@ class Score:
         from transformer_xl.model.limits import require_mem_len
         from transformer_xl.model.reading import Reader, ReaderState
 
-        model, vocab, found, checksum = load_with_state(
-            self.dir, self.weights, self.state, any_size=self.any_size
-        )
+        model, vocab, found, checksum = load_with_state(self.dir, self.weights, self.state)
         require_mem_len(model, self.mem_len)
         lengths = Lengths.of(model.config, segment_len=self.segment_len, mem_len=self.mem_len)
         begun = None if found is None else ReaderState(found.mems, found.last_token, found.offset)

@@ -6,11 +6,12 @@ from typing import Annotated
 
 import tyro
 
+from transformer_xl.cli.given import LoadsModels
 from transformer_xl.cli.printing import say, show
 
 
 @dataclass(kw_only=True)
-class Task:
+class Task(LoadsModels):
     """Train models on a downstream task, and measure them beside simple baselines.
 
     A task turns published data into texts, trains by its recipes, and scores the answers; its page

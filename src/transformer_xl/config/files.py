@@ -99,6 +99,8 @@ def kind_other_than_file(path: Path, *, follow: bool = True) -> str | None:
 def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
     """Open a regular file for reading: a pipe would block the process, a device never end.
 
+    ``follow``: whether the file, or the folder that it is in, may be a symbolic link.
+
     Raises:
         FileNotFoundError: There is none.
         NotRegularError: It is something else, or without ``follow`` a symbolic link.
@@ -109,12 +111,40 @@ def open_regular(path: Path, *, follow: bool = True) -> BinaryIO:
         raise NotRegularError(f"{path} is {other}, and not a regular file: give a file")
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
     # It may have been exchanged in between.
-    flags |= getattr(os, "O_NONBLOCK", 0) | (0 if follow else getattr(os, "O_NOFOLLOW", 0))
-    descriptor = os.open(path, flags)
+    flags |= getattr(os, "O_NONBLOCK", 0)
+    descriptor = os.open(path, flags) if follow else _open_itself(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise NotRegularError(f"{path} is not a regular file: give a file")
     return os.fdopen(descriptor, "rb")
+
+
+def _open_itself(path: Path, flags: int) -> int:
+    """Open a file that is no symbolic link, in a folder that is none."""
+    if os.open not in os.supports_dir_fd:
+        return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0))
+    try:
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            return os.open(path.name, flags | os.O_NOFOLLOW, dir_fd=folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENOTDIR):
+            raise
+        raise NotRegularError(
+            f"{path}, or its folder, is a symbolic link: give a file that is none"
+        ) from error
+
+
+def same_file(path: Path, opened: BinaryIO) -> Path:
+    """Return a path by which another program opens a file that is open, not by its name.
+
+    The file that ``path`` names may have been exchanged, and its name may not be UTF-8. ``path``
+    itself where the system has no such paths.
+    """
+    descriptor = Path(f"/dev/fd/{opened.fileno()}")
+    return descriptor if descriptor.exists() else path
 
 
 def read_small_file(path: Path, most: int = SMALL) -> bytes:

@@ -8,7 +8,6 @@ number of rules, and tokenizes sample texts in a process with limits on memory a
 
 import hashlib
 import json
-import os
 import re
 import subprocess
 import sys
@@ -16,9 +15,13 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+from transformer_xl.config.child_limits import command_of, environment, limit_this_process
+
 LARGEST = 128 << 20
 """Largest file in bytes."""
 _SECONDS = 3
+_WAITING = 10
+"""Times as long as it may compute, as other processes may have the processor."""
 _BYTES = 512 << 20
 _MOST_RULES = 256
 _MOST_ADDED = 100_000
@@ -26,9 +29,10 @@ _LONGEST = 10_000
 _MOST_GROWTH = 100
 _SAFE: dict[str, str] = {}
 _SWITCHED_ON = re.compile(r'"(?:padding|truncation)"\s*:\s*[^\sn]')
-_CHILD = "from transformer_xl.data.tokenizer_trial import try_standard_input as run; run()"
-COMMAND = [sys.executable, "-P", "-c", _CHILD]
-"""The child process. With -P it imports nothing from the current folder, which may be hostile."""
+COMMAND = command_of(
+    "from transformer_xl.data.tokenizer_trial import try_standard_input as run; run()"
+)
+"""The child process."""
 
 
 def without_padding(definition: str) -> str:
@@ -62,17 +66,13 @@ def tried(data: bytes) -> str:
 def _try_elsewhere(data: bytes) -> str:
     """Return what the child process writes."""
     seconds = _seconds(len(data))
-    environment = os.environ | {
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-        "TOKENIZERS_PARALLELISM": "false",
-        "RAYON_NUM_THREADS": "1",
-    }
+    single = environment(TOKENIZERS_PARALLELISM="false", RAYON_NUM_THREADS="1")
     try:
         ended = subprocess.run(
-            COMMAND, input=data, env=environment, capture_output=True, timeout=4 * seconds
+            COMMAND, input=data, env=single, capture_output=True, timeout=_WAITING * seconds
         )
     except subprocess.TimeoutExpired:
-        raise ValueError(f"tokenizing sample texts took more than {4 * seconds} s") from None
+        raise ValueError(f"tokenizing sample texts took more than {_WAITING * seconds} s") from None
     if ended.returncode:
         # The last line is the exception; a process that was killed has written none.
         lines = ended.stderr.decode(errors="replace").strip().splitlines() or [""]
@@ -86,7 +86,7 @@ def _try_elsewhere(data: bytes) -> str:
 def try_standard_input() -> None:
     """Load a tokenizer from the standard input and use it, as the child process of `tried`."""
     data = sys.stdin.buffer.read()
-    _limit_this_process(len(data))
+    limit_this_process(_limit(len(data)), _seconds(len(data)))
     if is_json := data.lstrip()[:1] == b"{":
         try:
             _check_rules(json.loads(data))
@@ -109,23 +109,6 @@ def try_standard_input() -> None:
                 tokenizer.decode(tokenizer.encode(text, add_special_tokens=has_special).ids)
     if not is_json:
         sys.stdout.buffer.write(definition.encode())
-
-
-def _limit_this_process(size: int) -> None:
-    """Limit memory and time, as far as the system can: Windows cannot, macOS only the time."""
-    try:
-        import resource
-    except ImportError:
-        return
-    limits = {"RLIMIT_AS": _limit(size), "RLIMIT_CPU": _seconds(size), "RLIMIT_CORE": 0}
-    for name, most in limits.items():
-        # The parent process limits the time in any case.
-        with suppress(ValueError, OSError):
-            kind = getattr(resource, name)
-            hard = resource.getrlimit(kind)[1]
-            # A lower limit, as of a shell with `ulimit -v`, can only be kept.
-            most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-            resource.setrlimit(kind, (most, most))
 
 
 def _limit(size: int) -> int:

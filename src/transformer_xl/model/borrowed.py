@@ -184,8 +184,9 @@ class RWKVModel(_BorrowedRecurrentModel):
     ) -> tuple[Float[Tensor, "B T D"], Float[Tensor, "N B W"]]:
         # For a single token, their code adds the last input to its input without a time dimension.
         is_single = x.shape[1] == 1
+        # Last inputs have the precision of inputs, averages that of the state.
         parts = [
-            _Replaced([*part], has_time=is_single and n < 2)
+            _Replaced([*(part.to(x.dtype) if n < 2 else part)], has_time=is_single and n < 2)
             for n, part in enumerate(state.chunk(5, -1))
         ]
         out = self.body(inputs_embeds=x, state=parts, use_cache=True)
@@ -293,6 +294,11 @@ class XLNetModel(BorrowedModel):
     def _state_width(self) -> int:
         return self.config.d_model
 
+    @property
+    def limits_attention(self) -> bool:
+        """False: a token attends to the memory and to all of its segment before it."""
+        return False
+
     def _read(
         self, segment: Segment, mems: Memory | None, lengths: Lengths
     ) -> tuple[Float[Tensor, "B T D"], Memory]:
@@ -301,7 +307,7 @@ class XLNetModel(BorrowedModel):
             if (n := getattr(lengths, name)) is not None:
                 raise ValueError(
                     f"{name}={n}: a model of kind={self.kind!r} attends to all of its memory, so "
-                    "leave the limit out; sessions and the server set one, and cannot use it"
+                    "leave the limit out"
                 )
         B, T = segment.shape
         mems = self.start_memory(B) if mems is None else mems

@@ -204,6 +204,11 @@ class LanguageModel(nn.Module, ABC):
         """Whether results depend on the segmentation, even with enough memory."""
         return False
 
+    @property
+    def limits_attention(self) -> bool:
+        """Whether every token can see equally many positions; True of recurrent models, too."""
+        return True
+
     def forward(
         self,
         tokens: Integer[Tensor, "B T"] | Float[Tensor, "B T F"] | None = None,

@@ -6,9 +6,9 @@ that pass may still run out of memory, but settings that are refused never fit.
 """
 
 import math
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,6 @@ import torch
 
 from transformer_xl.config import Config, ModelConfig
 from transformer_xl.config.device import total_memory
-from transformer_xl.model.pretrained import weights_files
 
 if TYPE_CHECKING:
     from transformer_xl.model.language_model import LanguageModel
@@ -27,12 +26,11 @@ FLOAT = 4
 _BORROWED = ("mamba2", "rwkv", "xlnet", "xlstm")
 """Kinds of models with layers of another library."""
 _MOST_SECONDS = 120
-"""Seconds that a model may take to be loaded."""
-_BYTES_A_SECOND = 2e8
-"""Bytes of weights that are read, compared with their checksum and copied in a second."""
+"""Seconds that the modules of a model may take to be built."""
 _TENSOR_SECONDS, _TENSOR_BYTES = 1.5e-4, 6_000
 """What a tensor takes, however small, measured: its module is built twice, once without numbers."""
-_ANY_SIZE = ContextVar("any_size", default=False)
+_ANY_SIZE = "TXL_ANY_SIZE"
+"""The environment variable that lifts the limits on loading, which child processes inherit."""
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
@@ -171,19 +169,27 @@ def require_weights(config: ModelConfig) -> None:
 
 @contextmanager
 def any_size() -> Iterator[None]:
-    """Load models inside a ``with`` block however much memory and time that takes."""
-    token = _ANY_SIZE.set(True)
+    """Load models inside a ``with`` block however much memory and time that takes.
+
+    It holds for all threads of this process, and for processes that are started inside.
+    """
+    is_outermost = _ANY_SIZE not in os.environ
+    os.environ[_ANY_SIZE] = "1"
     try:
         yield
     finally:
-        _ANY_SIZE.reset(token)
+        if is_outermost:
+            del os.environ[_ANY_SIZE]
 
 
 def require_loading(config: ModelConfig, n_tensors: int, weights: Path) -> None:
     """Require that a stored model can be loaded with the memory of this machine, in two minutes.
 
-    Both are computed from the settings, the number of stored tensors and the sizes of the files,
-    before the model is built. :func:`any_size` lifts the limits.
+    Both are computed from the settings and the number of stored tensors before the model is built.
+    The files take no memory of their own: they are mapped, and the system drops what it has read of
+    them when it needs room. The time is that of the tensors, however small; that of their bytes,
+    which are bounded by the memory, depends on the disk and is not limited. :func:`any_size` lifts
+    the limits.
 
     Args:
         config: The settings of the model.
@@ -196,16 +202,14 @@ def require_loading(config: ModelConfig, n_tensors: int, weights: Path) -> None:
     """
     if config.n_layer > n_tensors:
         raise OverflowError(f"n_layer={config.n_layer}")
-    if _ANY_SIZE.get():
+    if os.environ.get(_ANY_SIZE):
         return
-    stored = sum(file.stat().st_size for file in weights_files(weights))
     settings: dict[str, object] = {"n_layer": config.n_layer, "n_tensors": n_tensors}
     lifted = "--any_size loads it all the same (in Python: with model.limits.any_size())"
     what = f"to load {weights}"
-    # What is read, and the model that it is copied to.
-    needed = stored + FLOAT * least_weights(config) + n_tensors * _TENSOR_BYTES
+    needed = FLOAT * least_weights(config) + n_tensors * _TENSOR_BYTES
     require_bytes(what, needed, torch.device("cpu"), settings, lifted)
-    seconds = stored / _BYTES_A_SECOND + n_tensors * _TENSOR_SECONDS
+    seconds = n_tensors * _TENSOR_SECONDS
     if seconds > _MOST_SECONDS:
         raise ValueError(
             f"n_layer={config.n_layer}, n_tensors={n_tensors}: {what} would take about "

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,10 +28,12 @@ from torch import Tensor, nn
 from transformer_xl.config import FORMAT_VERSION, MODEL_TYPE, EvalConfig, ModelConfig
 from transformer_xl.config.checks import read_settings
 from transformer_xl.config.files import (
+    NotRegularError,
     checksum,
     open_regular,
     read_small_file,
     replace_file,
+    same_file,
     write_atomically,
 )
 from transformer_xl.config.locating import locate
@@ -183,9 +185,14 @@ def has_checksum(path: Path) -> bool:
         return CHECKSUM_KEY in (file.metadata() or {})
 
 
-def verified_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and the metadata of a safetensors file; errors: :func:`verify_weights`."""
-    tensors, about = _contents(path)
+def verified_tensors(
+    path: Path, *, follow: bool = True
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the metadata of a safetensors file; errors: :func:`verify_weights`.
+
+    ``follow``: whether it may be a symbolic link; if not, that is a ``NotRegularError``.
+    """
+    tensors, about = _contents(path, follow=follow)
     recorded = about.pop(CHECKSUM_KEY, None)
     if recorded is None:
         log.warning(
@@ -243,13 +250,16 @@ def _checksum_at(weights: Path, *what_changes_with_it: int) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Any]:
+def _opened(path: Path, *, follow: bool = True) -> Iterator[Any]:
     """Open a safetensors file; errors name it."""
     try:
         # safetensors reports a file without read permission as missing, and waits for a pipe.
-        with open_regular(path) as opened, safe_open(_utf8(path, opened), "pt") as file:
+        with (
+            open_regular(path, follow=follow) as opened,
+            safe_open(same_file(path, opened), "pt") as file,
+        ):
             yield file
-    except FileNotFoundError:
+    except (FileNotFoundError, NotRegularError):
         raise
     except PermissionError as error:
         raise _unreadable(path) from error
@@ -265,17 +275,8 @@ def _opened(path: Path) -> Iterator[Any]:
         ) from error
 
 
-def _utf8(path: Path, opened: BinaryIO) -> Path:
-    """Return another path of an open file if its own is not UTF-8, which safetensors refuses."""
-    try:
-        str(path).encode()
-    except UnicodeEncodeError:
-        return Path(f"/dev/fd/{opened.fileno()}")
-    return path
-
-
-def _contents(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    with _opened(path) as file:
+def _contents(path: Path, *, follow: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
+    with _opened(path, follow=follow) as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return tensors, file.metadata() or {}
 

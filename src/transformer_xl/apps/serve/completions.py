@@ -309,6 +309,10 @@ class Answer:
             return self._service.sampler(**given)
         except UnusedError as error:
             raise ApiError(400, str(error), "unsupported", error.name) from error
+        except ValueError as error:
+            # A rule of the settings that the description of the request does not have.
+            message = str(error).removeprefix("generate.")
+            raise ApiError(400, message, "invalid_value", message.partition("=")[0]) from error
 
     def _receive(self, output: Output, event: Event) -> None:
         """Handle an event of the engine, in the thread of the event loop."""

@@ -68,7 +68,7 @@ class Guard:
             ApiError: It is refused.
         """
         headers = request.headers
-        await self._hosts.check(request)
+        self._hosts.check(request)
         path = request.scope["path"]
         if self._keys and path not in _PUBLIC_PATHS:
             scheme, _, given = headers.get("authorization", "").partition(" ")

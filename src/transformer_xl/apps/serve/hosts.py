@@ -11,9 +11,7 @@ import socket
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
-from starlette.types import Message, Receive, Scope, Send
 
 from transformer_xl.apps.serve.errors import ApiError
 
@@ -30,21 +28,20 @@ class Hosts:
     """
 
     def __init__(self, host: str, names: tuple[str, ...]) -> None:
-        own = [name.lower().rstrip(".") for name in names]
+        self._names = [name.lower().rstrip(".") for name in names]
         self._is_local = is_loopback(host)
-        trusted = ["localhost", *own] if names or self._is_local else ["*"]
-        # The framework compares; what it answers is said in our form.
-        self._hosts = TrustedHostMiddleware(_mark, trusted, www_redirect=False)
-        self._proxies = TrustedHostMiddleware(_mark, own, www_redirect=False)
+        self._trusts_all = not (names or self._is_local)
 
-    async def check(self, request: Request) -> None:
+    def check(self, request: Request) -> None:
         """Check the host of a request, and its origin if it may change something.
 
         Raises:
             ApiError: One of them is not trusted.
         """
         host = request.headers.get("host", "")
-        if not await _trusts(self._hosts, self._canonical(_parts(f"//{host}")[0])):
+        name, _ = _parts(f"//{host}")
+        is_own = is_loopback(name) or (not self._is_local and _address(name) is not None)
+        if not (self._trusts_all or is_own or self._has(name)):
             message = f"this server does not answer to the host {host[:100]!r}: see --names"
             raise ApiError(421, message, "misdirected")
         origin = request.headers.get("origin")
@@ -53,15 +50,15 @@ class Hosts:
         scheme = "https" if origin.startswith("https://") else "http"
         of_page = _parts(origin)
         # A proxy may have replaced the host, and not the origin.
-        if of_page != _parts(f"{scheme}://{host}") and not await _trusts(self._proxies, of_page[0]):
+        if of_page != _parts(f"{scheme}://{host}") and not self._has(of_page[0]):
             message = f"a page of {origin[:100]!r} may not change anything here: see --names"
             raise ApiError(403, message, "forbidden_origin")
 
-    def _canonical(self, name: str) -> str:
-        """Return one name for all spellings of a trusted address."""
-        if is_loopback(name) or (not self._is_local and _is_address(name)):
-            return "localhost"
-        return name
+    def _has(self, name: str) -> bool:
+        """Whether a host is one of ``names``; ``*.example`` are all below ``example``."""
+        return any(
+            name.endswith(own[1:]) if own.startswith("*.") else name == own for own in self._names
+        )
 
 
 def is_loopback(host: str) -> bool:
@@ -69,22 +66,19 @@ def is_loopback(host: str) -> bool:
     name = host.lower().rstrip(".")
     if name == "localhost" or name.endswith(".localhost"):
         return True
+    address = _address(name)
+    return address is not None and (getattr(address, "ipv4_mapped", None) or address).is_loopback
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Return the address that a host is, in any spelling; None if it is a name."""
+    name = name.removeprefix("[").removesuffix("]").partition("%")[0]
     with suppress(ValueError):
-        address = ipaddress.ip_address(name.removeprefix("[").removesuffix("]").partition("%")[0])
-        mapped = getattr(address, "ipv4_mapped", None)
-        return (mapped or address).is_loopback
-    # Shorter spellings: 127.1, 0x7f000001, 2130706433.
+        return ipaddress.ip_address(name)
+    # Shorter spellings: 127.1, 0x7f000001, 2130706433. What follows a space would be ignored.
     with suppress(OSError, ValueError):
-        return socket.inet_aton(name)[0] == 127
-    return False
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
-    except ValueError:
-        return False
-    return True
+        return None if name.split() != [name] else ipaddress.IPv4Address(socket.inet_aton(name))
+    return None
 
 
 def _parts(url: str) -> tuple[str, int | None]:
@@ -97,24 +91,4 @@ def _parts(url: str) -> tuple[str, int | None]:
     # A name with a user before it is none of a browser.
     if "@" in found.netloc or found.path or found.query:
         return "", None
-    name = (found.hostname or "").rstrip(".")
-    return f"[{name}]" if ":" in name else name, port
-
-
-async def _trusts(middleware: TrustedHostMiddleware, name: str) -> bool:
-    """Whether the framework passes a request to this host on."""
-    scope = {"type": "http", "headers": [(b"host", name.encode("latin-1", "replace"))]}
-    await middleware(scope, _receive, _send)
-    return "is_trusted" in scope
-
-
-async def _mark(scope: Scope, receive: Receive, send: Send) -> None:
-    scope["is_trusted"] = True
-
-
-async def _receive() -> Message:
-    return {"type": "http.disconnect"}
-
-
-async def _send(message: Message) -> None:
-    pass
+    return (found.hostname or "").rstrip("."), port

@@ -23,7 +23,7 @@ from transformer_xl.apps.serve.errors import (
     TooManySessionsError,
 )
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.config.files import NotRegularError, kind_other_than_file, open_regular
+from transformer_xl.config.files import NotRegularError, kind_other_than_file
 from transformer_xl.inference.generate import State, load_state, write_state
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.pretrained import weights_checksum
@@ -411,8 +411,7 @@ class Sessions:
     def _load(self, session: Session) -> State:
         assert self._folder is not None
         path = path_of(self._folder, session.name)
-        open_regular(path, follow=False).close()
-        state = load_state(path, self._weights, self._model)
+        state = load_state(path, self._weights, self._model, follow=False)
         self._set_state(session, state)
         return state
 

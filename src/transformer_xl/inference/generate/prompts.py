@@ -1,6 +1,7 @@
 """Prompts of a batch: checked, and read into a memory."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import groupby
 from typing import Any
 
@@ -28,7 +29,6 @@ class Prompts:
     Attributes:
         tokens: The tokens of each prompt.
         lengths: The lengths with which they are read and continued.
-        mems: The memory before the prompts: of one stream, for all, or of one for each.
 
     Args:
         model: The model.
@@ -57,15 +57,26 @@ class Prompts:
         self.lengths = Lengths.of(config, segment_len=PROMPT_SEGMENT, mem_len=mem_len, ext_len=0)
         self.tokens = [_checked_prompt(prompt, config) for prompt in prompts]
         require_capacity(model, self.lengths.mem_len, remedy="remember fewer positions")
+        self._given: Memory | None = mems
         if mems is None:
-            mems = model.start_memory(1, self.lengths.mem_len)
+            return
         model.require_memory(mems)
         if mems.batch_size not in (1, len(prompts)):
             raise ValueError(
                 f"mems holds {mems.batch_size} streams for {len(prompts)} prompts: give one for "
                 "all, or one for each"
             )
-        self.mems: Memory = model.keep(mems)
+
+    @cached_property
+    def mems(self) -> Memory:
+        """The memory before the prompts: of one stream, for all, or of one for each.
+
+        Made when it is first needed: a text that goes on from a stepper has another.
+        """
+        start = self._given
+        if start is None:
+            start = self._model.start_memory(1, self.lengths.mem_len)
+        return self._model.keep(start)
 
     def new_pasts(self, n: int) -> list[Past | None]:
         """Return the pasts of texts of which nothing was read; None without kNN-LM."""

@@ -156,7 +156,9 @@ def write_state(path: Path, state: State, weights: Path | str, *, positions: int
     write_tensors(tensors, path, about)
 
 
-def load_state(path: Path, weights: Path | str, model: LanguageModel | None = None) -> State:
+def load_state(
+    path: Path, weights: Path | str, model: LanguageModel | None = None, *, follow: bool = True
+) -> State:
     """Load and verify a state.
 
     Args:
@@ -164,15 +166,14 @@ def load_state(path: Path, weights: Path | str, model: LanguageModel | None = No
         weights: As for :func:`write_state`.
         model: The model that will use it: shapes are validated, and the memory is moved to its
             device and precision. None: the state is returned as stored.
+        follow: Whether the file, or the folder that it is in, may be a symbolic link.
 
     Raises:
-        OSError: The file does not exist, or is a folder.
+        OSError: The file does not exist, or is no regular file.
         RuntimeError: The file is damaged or of a newer version.
         ValueError: The state belongs to another model.
     """
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: name a file")
-    tensors, about = verified_tensors(path)
+    tensors, about = verified_tensors(path, follow=follow)
     # Copied, because rounding in products depends on the alignment of tensors, and in the file that
     # depends on the length of the header.
     tensors = {name: x.clone() for name, x in tensors.items()}
@@ -272,7 +273,9 @@ class Session:
         lengths = Lengths.of(config, segment_len=PROMPT_SEGMENT, mem_len=mem_len)
         self.model, self.vocab, self.mem_len = model, vocab, lengths.mem_len
         self._chosen, self._weights = mem_len, ""
-        self._reader = Reader(model, lengths.windowed())
+        # A model that cannot limit what a token sees of its segment reads one token at a time.
+        one = lengths._replace(segment_len=1)
+        self._reader = Reader(model, lengths.windowed() if model.limits_attention else one)
         self._random: Tensor = random_numbers(seed).get_state()
         self._history = History()
         # The current generation, and whether it is ahead of the reader.

@@ -15,7 +15,7 @@ from transformer_xl.config import EvalConfig, ModelConfig
 from transformer_xl.config.files import new_folder, require_new
 from transformer_xl.config.presets import preset_eval, recognize
 from transformer_xl.data import Vocab, load_vocab
-from transformer_xl.data.chat_templates import TEMPLATE_FILE, stored_template
+from transformer_xl.data.chat_templates import StoredTemplate, store_template, stored_template
 from transformer_xl.interop.convert.export import write_authors, write_huggingface
 from transformer_xl.interop.convert.layouts import entries, read_weights
 from transformer_xl.interop.convert.mapped_files import UnreadableFile, read_json
@@ -99,8 +99,8 @@ class _Model(NamedTuple):
     weights: dict[str, Tensor]
     vocab: Vocab | None
     about: dict[str, Any]
-    template: str = ""
-    """The chat template; empty: there is none."""
+    template: StoredTemplate
+    """The chat template, if there is one."""
 
 
 def _is_ours(source: Path | str) -> bool:
@@ -126,7 +126,7 @@ def _open_ours(
         with suppress(FileNotFoundError):
             own = load_vocab(source)
     about = {name: about[name] for name in ("origin", "eval") if name in about}
-    return _Model(config, weights, own, about, stored_template(source).source)
+    return _Model(config, weights, own, about, stored_template(source))
 
 
 def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say: _Say) -> _Model:
@@ -159,7 +159,7 @@ def _open_theirs(source: Path, settings: dict[str, Any], vocab: Path | None, say
         say("no vocabulary in its folder: give it as --vocab FILE to evaluate and to generate")
     if own is not None:
         own = _fitting(own, path or source, size, None if vocab else say)
-    template = stored_template(checkpoint.path.parent).source
+    template = stored_template(checkpoint.path.parent)
     return _Model(config, weights, own, about, template)
 
 
@@ -230,5 +230,5 @@ def _write(model: _Model, folder: Path, to: Format, say: _Say) -> None:
         write_model(model.config, model.weights, folder, model.about)
         if model.vocab is not None:
             model.vocab.save(folder)
-    if model.template and to != "authors":
-        (folder / TEMPLATE_FILE).write_text(model.template, encoding="utf-8")
+    if to != "authors":
+        store_template(folder, model.template)

@@ -1,0 +1,43 @@
+"""Every command that loads a model takes --any_size, which lifts the limit on loading."""
+
+import os
+
+import pytest
+
+from transformer_xl.cli import commands
+from transformer_xl.cli.given import LoadsModels
+from transformer_xl.model import limits
+
+SMALL = ("--train.steps", "2", "--train.warmup_steps", "0", "--eval.max_steps", "2", "--quiet")
+
+
+def test_all_commands_that_load_a_model_have_the_flag():
+    # Doctor verifies models of any size; the others read settings alone.
+    others = {"recipes", "prepare", "models", "estimate", "doctor"}
+    assert {x for x, kind in commands().items() if not issubclass(kind, LoadsModels)} == others
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("convert", "{model}", "{out}"),
+        ("train", "{model}", "--out", "{out}", "--data.path", "{text}", *SMALL),
+        ("train", "{recipe}", "--out", "{out}", "--train.init_from", "{model}", *SMALL),
+        ("compress", "{text}", "{out}", "--model", "{model}"),
+        ("recl", "{model}", "--file", "{text}", "--recl.tokens", "8", "--recl.longest", "200"),
+    ],
+    ids=["convert", "train", "init_from", "compress", "recl"],
+)
+def test_the_limit_on_loading_is_lifted(txl, trained, toy_toml, tmp_path, monkeypatch, words):
+    (tmp_path / "text").write_text("the cat saw a dog.\nthe dog ran to sea.\n" * 30)
+    places = {"model": trained / "model" / "best", "out": tmp_path / "out"}
+    places |= {"text": tmp_path / "text", "recipe": toy_toml}
+    words = [word.format(**places) for word in words]
+    monkeypatch.setattr(limits, "_MOST_SECONDS", 1e-9)
+    ended = txl(*words)
+    assert ended.code == 2
+    assert "--any_size loads it all the same" in ended.err
+    ended = txl(*words, "--any_size")
+    assert ended.code == 0, ended.err
+    # The flag holds for one command.
+    assert "TXL_ANY_SIZE" not in os.environ
