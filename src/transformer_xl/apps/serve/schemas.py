@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from transformer_xl.apps.serve.sessions import NAME
+from transformer_xl.apps.serve.session_store import NAME
 from transformer_xl.config.evaluation import MAX_HISTORY
 from transformer_xl.data.vocab import HALF
 
@@ -271,6 +271,11 @@ class Completion(_Response):
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[Choice]
+    repeated: Literal[True] | None = Field(
+        None,
+        description="The answer was given before, to a request with the same Idempotency-Key, and "
+        "nothing was appended now. In a stream, only in the first event.",
+    )
 
 
 class Chat(_Response):
