@@ -48,6 +48,13 @@ def missing() -> str:
     return f"apt install {' '.join(programs)}" if programs else ""
 
 
+def is_ready(address: str) -> bool:
+    """Whether a server, or one behind a proxy, takes requests."""
+    with suppress(httpx.HTTPError):
+        return httpx.get(f"{address}/health/ready", timeout=1).status_code == 200
+    return False
+
+
 class Redis:
     """A Redis with an append-only file that is written through before each answer."""
 
@@ -117,10 +124,7 @@ class Member:
     @property
     def is_ready(self) -> bool:
         """Whether it answers."""
-        with suppress(httpx.HTTPError):
-            address = f"http://127.0.0.1:{self.port}/health/ready"
-            return httpx.get(address, timeout=1).status_code == 200
-        return False
+        return is_ready(f"http://127.0.0.1:{self.port}")
 
     def kill(self) -> None:
         """Kill it, and start it again in the background."""

@@ -30,7 +30,7 @@ import httpx
 import torch
 from serving import Alone, compare
 from serving_clients import Asked, percentiles
-from shared_servers import Member, Proxy, Redis, missing
+from shared_servers import Member, Proxy, Redis, is_ready, missing
 from turns import circumstances
 
 from transformer_xl.config import ModelConfig
@@ -86,8 +86,8 @@ class Clients:
             length = draw.randint(1, 2 * self._length - 1)
             asked = Asked(f"s{number}", prompt, draw.randrange(2**31), length)
             key, is_stream = f"{number}-{draw.getrandbits(64):x}", draw.random() < 0.3
-            began = time.perf_counter()
-            while (answer := await self._once(client, asked, key, is_stream)) is None:
+            began, turn = time.perf_counter(), len(self.sessions[number])
+            while (answer := await self._once(client, asked, key, turn, is_stream)) is None:
                 await asyncio.sleep(draw.uniform(0.05, 0.3))
             asked.seconds = time.perf_counter() - began
             asked.text, asked.tokens = answer["text"], answer["token_ids"]
@@ -97,19 +97,21 @@ class Clients:
 
     async def _repeat(self, client: httpx.AsyncClient, asked: Asked, key: str) -> None:
         """Send a request again that was answered."""
-        while (again := await self._once(client, asked, key, False)) is None:
+        turn = len(self.sessions[int(asked.session[1:])]) - 1
+        while (again := await self._once(client, asked, key, turn, False)) is None:
             await asyncio.sleep(0.1)
         self.seen["sent again on purpose"] += 1
         if (again["text"], again["token_ids"]) != (asked.text, asked.tokens):
             self.failures.append(f"{asked.session}: another answer to the same key")
 
     async def _once(
-        self, client: httpx.AsyncClient, asked: Asked, key: str, is_stream: bool
+        self, client: httpx.AsyncClient, asked: Asked, key: str, turn: int, is_stream: bool
     ) -> dict[str, Any] | None:
         """Send a request once; None: it must be sent again."""
         body = {
             "session": asked.session,
             "prompt": asked.prompt,
+            "session_turn": turn,
             "max_tokens": asked.length,
             "seed": asked.seed,
             "stream": is_stream,
@@ -253,9 +255,10 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
             members.append(Member(arguments, store.url, folder, words))
         proxy = Proxy(folder, [each.port for each in members])
         end = time.monotonic() + 60
-        while httpx.get(f"{proxy.address}/health/ready", timeout=5).status_code != 200:
+        while not is_ready(proxy.address):
             if time.monotonic() > end:
-                raise RuntimeError("no server came to be ready")
+                log = (folder / "haproxy.log").read_text()
+                raise RuntimeError(f"no server came to be ready: {log}")
             time.sleep(0.1)
         clients = Clients(proxy.address, arguments.clients, arguments.seed, arguments.length)
         trouble = Trouble(members, store, clients, arguments.seed)
@@ -281,7 +284,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "answers": len(answers),
         "tokens": sum(len(each.tokens) for each in answers),
         "attempts": dict(clients.seen.most_common()),
-        "answer_seconds": percentiles([each.seconds for each in answers]),
+        "answer_ms": percentiles([each.seconds for each in answers]),
         "longest_attempt_seconds": round(clients.longest, 2),
         "answers_right": compared["right"],
         "answers_wrong": compared["wrong"],

@@ -17,9 +17,9 @@ from transformer_xl import __version__
 from transformer_xl.apps.serve import schemas
 from transformer_xl.apps.serve.chat import chat
 from transformer_xl.apps.serve.completions import complete
-from transformer_xl.apps.serve.errors import ApiError
+from transformer_xl.apps.serve.errors import ApiError, file_error
 from transformer_xl.apps.serve.guard import Guard
-from transformer_xl.apps.serve.repeats import KEY
+from transformer_xl.apps.serve.repeats import KEY, notes_of
 from transformer_xl.apps.serve.responses import JsonResponse, add_handlers
 from transformer_xl.apps.serve.schemas import errors
 from transformer_xl.apps.serve.service import Service
@@ -97,7 +97,7 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         With `session`, or the header X-Session, the text continues from the memory of that
         session, and the prompt has only the new part. A session handles one request at a time.
         A request that is sent again with the same Idempotency-Key is answered as before, and
-        appends nothing.
+        appends nothing; nor does one whose `session_turn` is not that of the session.
         """
         if x_session is not None:
             if body.session not in (None, x_session):
@@ -179,7 +179,7 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
         """Describe a session and the content of its memory."""
         state = await service.with_session(service.sessions.peek, name)
         session = await service.with_session(service.sessions.find, name)
-        info = _info(session) | {"remembered": len(state.mems)}
+        info = _info(session) | {"turns": turns_of(state, name), "remembered": len(state.mems)}
         return JsonResponse(info | remembered(state, len(state.mems)), headers=_NO_STORE)
 
     @app.post(
@@ -212,6 +212,12 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
         shares = (await asyncio.wrap_future(service.engine.ask(ask))).tolist()
         about = {"session": name, "shares": shares}
         return JsonResponse(about | remembered(state, len(shares) - 1), headers=_NO_STORE)
+
+    def turns_of(state: State, name: str) -> int:
+        try:
+            return notes_of(state.note).turns
+        except RuntimeError as error:
+            raise file_error(error, name) from error
 
     def remembered(state: State, most: int) -> dict[str, Any]:
         """Describe the last token and at most so many before it, as far as they are known."""

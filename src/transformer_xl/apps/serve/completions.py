@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -191,8 +191,7 @@ class Answer:
         self._service, self._body, self._request, self._form = service, body, request, form
         self._key, self._told = key, None
         """The key, and the answer that was given for it before."""
-        self._note = ""
-        """What the session keeps with its state."""
+        self._notes = repeats.Notes()
         self._started = time.monotonic()
         self._head = {
             "id": f"{form.prefix}-{uuid.uuid4().hex}",
@@ -219,8 +218,7 @@ class Answer:
         Raises:
             ApiError: The request is invalid, its session is not available, or the queue is full.
         """
-        if self._key is not None:
-            repeats.require_repeatable(self._body)
+        repeats.require_repeatable(self._body, self._key)
         if self._body.session:
             sessions, name = self._service.sessions, self._body.session
             blocks = not sessions.is_at_hand(name)
@@ -234,16 +232,18 @@ class Answer:
             raise
 
     def _look_up(self) -> None:
-        """Find what the session keeps with its state."""
-        session = self._session
-        if session is None or session.state is None:
+        """Find whether the session has answered this request before."""
+        if self._session is None:
             return
-        self._note = session.state.note
-        if self._key is not None:
+        if self._session.state is not None:
             try:
-                self._told = repeats.find(self._note, self._key, self._body)
+                self._notes = repeats.notes_of(self._session.state.note)
             except RuntimeError as error:
-                raise file_error(error, session.name) from error
+                raise file_error(error, self._session.name) from error
+        self._told = repeats.find(self._notes, self._key, self._body)
+        if self._told is None and self.is_abandoned:
+            # It waited, as in a process that was paused, and may have been sent again since.
+            raise ApiError(499, "the client has left", "client_closed_request")
 
     async def _submit(self) -> None:
         body, most = self._body, self._service.settings.max_tokens
@@ -277,7 +277,7 @@ class Answer:
     def _tell_again(self, told: repeats.Told) -> None:
         (text,), (output,) = self._texts, self._outputs
         self._about["settings"]["seed"] = told.seed
-        self._about["repeated"] = True
+        self._about |= {"session_turn": told.turn, "repeated": True}
         output.add(PromptRead([]))
         for token in told.tokens:
             text.written.append(token)
@@ -317,6 +317,8 @@ class Answer:
         shown = seed if isinstance(seed, int) else None
         settings = {**sampler.settings, "seed": shown, "max_tokens": max_tokens}
         self._about = {"settings": settings, **self._form.about}
+        if session:
+            self._about["session_turn"] = self._notes.turns + 1
         for given in prompts:
             ids, warning = read_prompt(service, given)
             if warning:
@@ -390,13 +392,13 @@ class Answer:
 
     def _noted(self, output: Output, event: Ended) -> str:
         """Return what the session keeps with its state after an answer."""
-        if self._key is None:
-            return self._note
-        said, seed = "".join([*output.said, event.text]), self._about["settings"]["seed"]
-        written, request = self._texts[0].written, repeats.digest(self._body)
-        reason: Any = event.reason
-        told = repeats.Told(self._key, request, written, said, reason, seed)
-        return repeats.added(self._note, told)
+        told = None
+        if self._key is not None:
+            written, reason = self._texts[0].written, cast(Any, event.reason)
+            said, seed = "".join([*output.said, event.text]), self._about["settings"]["seed"]
+            request, turn = repeats.digest(self._body), self._notes.turns + 1
+            told = repeats.Told(self._key, request, turn, written, said, reason, seed)
+        return self._notes.after(told).encoded()
 
     def _add_event(self, output: Output, event: Event) -> None:
         output.add(event)

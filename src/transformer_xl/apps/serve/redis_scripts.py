@@ -51,7 +51,9 @@ RENEW = (
     _NOW
     + """
 -- number, microseconds of a lease, milliseconds until an unused session expires
-if redis.call('HGET', KEYS[1], 'fence') ~= ARGV[1] then return 0 end
+local found = redis.call('HMGET', KEYS[1], 'fence', 'until')
+-- Nor one that was given back while this was under way.
+if found[1] ~= ARGV[1] or found[2] == '0' then return 0 end
 redis.call('HSET', KEYS[1], 'until', text(now + ARGV[2]))
 local left = redis.call('HEXISTS', KEYS[1], 'version') == 1 and ARGV[3] or 0
 redis.call('PEXPIRE', KEYS[1], text(left + math.ceil(ARGV[2] / 500)))

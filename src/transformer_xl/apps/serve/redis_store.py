@@ -382,10 +382,11 @@ class RedisStore:
                 except self._errors.RedisError as error:
                     log.warning("leases cannot be renewed: %s", error)
                     break
-                if not is_mine:
+                with self._lock:
+                    # It may have been given back meanwhile.
+                    is_lost = not is_mine and self._held.pop(lease.number, None)
+                if is_lost:
                     log.warning("session %s was taken over by another server", lease.name)
-                    with self._lock:
-                        self._held.pop(lease.number, None)
 
     def _check_server(self) -> None:
         """Require a server that answers; warn if it may lose what it has confirmed.

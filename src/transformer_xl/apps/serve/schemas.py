@@ -94,6 +94,11 @@ class CompletionRequest(_Request):
     session: SessionName | None = Field(
         None, description="Name of a session: its text is continued, and its memory is kept."
     )
+    session_turn: Annotated[int, Field(ge=0, lt=2**53)] | None = Field(
+        None,
+        description="How many answers the session has given before this request. If it has given "
+        "another number, the request is refused, and appends nothing.",
+    )
     suffix: None = None
     best_of: int | None = Field(None, ge=1)
 
@@ -271,6 +276,11 @@ class Completion(_Response):
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[Choice]
+    session_turn: int | None = Field(
+        None,
+        description="How many answers the session has given with this one. In a stream, only in "
+        "the first event.",
+    )
     repeated: Literal[True] | None = Field(
         None,
         description="The answer was given before, to a request with the same Idempotency-Key, and "
@@ -323,6 +333,7 @@ class SessionInfo(BaseModel):
 class SessionDetail(SessionInfo):
     """A session, and the content of its memory."""
 
+    turns: int = Field(description="How many answers it has given.")
     remembered: int = Field(description="Number of positions in the memory of each layer.")
     tokens: list[int] = Field(description="The tokens there, and the last one, not yet read.")
     texts: list[str] = Field(description="These tokens as text.")
