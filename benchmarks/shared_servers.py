@@ -70,7 +70,7 @@ class Redis:
         self.process = subprocess.Popen(
             ["redis-server", *where, *how], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        self.client = redis.Redis.from_url(self.url, socket_timeout=5)
+        self.client = redis.Redis.from_url(self.url, socket_timeout=60)
         end = time.monotonic() + 60
         while True:
             with suppress(redis.ConnectionError, redis.TimeoutError):

@@ -131,7 +131,7 @@ class RedisStore:
         self._weights, self._model, self._run = weights, model, run
         self._most_memory = largest + _MARGIN
         require(
-            self._most_memory + _MOST_FIELD <= _MOST_VALUE,
+            self._most_memory <= _MOST_VALUE,
             f"a full memory of this model has {largest:,} bytes, and Redis takes {_MOST_VALUE:,} "
             "in one value: serve it with sessions in a folder",
         )
@@ -213,7 +213,7 @@ class RedisStore:
     def load(self, name: str, known: tuple[int, State] | None = None) -> tuple[int, State]:
         """Load what the caller does not know, and read it."""
         version = known[0] if known else 0
-        limits = self._most_memory + _MOST_FIELD, self._most_tail, _MOST_FIELD
+        limits = self._most_memory, self._most_tail, _MOST_FIELD
         kind, *found = self._call("load", name, version, *limits)
         if kind == b"missing":
             raise SessionMissingError(f"there is no session {name!r}")
