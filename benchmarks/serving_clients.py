@@ -35,20 +35,13 @@ class Asked:
 class Process:
     """A server, in a process of its own."""
 
-    def __init__(
-        self,
-        arguments: argparse.Namespace,
-        sessions: Path | str,
-        *words: str,
-        port: int = 0,
-        log: Path | None = None,
-    ) -> None:
+    def __init__(self, arguments: argparse.Namespace, sessions: Path, *words: str) -> None:
         environment = os.environ | {"OMP_NUM_THREADS": str(arguments.threads)}
         command = [sys.executable, "-m", "transformer_xl", "serve", str(arguments.model)]
-        command += ["--port", str(port), "--sessions", str(sessions), "--max_queue", "100000"]
-        self.log = log or Path(sessions).with_suffix(f".{time.monotonic_ns()}.log")
-        with self.log.open("w") as opened:
-            self.process = subprocess.Popen([*command, *words], stderr=opened, env=environment)
+        command += ["--port", "0", "--sessions", str(sessions), "--max_queue", "100000", *words]
+        self.log = sessions.with_suffix(f".{time.monotonic_ns()}.log")
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, stderr=log, env=environment)
         self.address = self._address()
 
     def _address(self) -> str:

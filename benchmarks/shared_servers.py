@@ -1,19 +1,19 @@
 """What benchmarks/shared_sessions.py and tests start: Redis, a proxy, and servers behind it."""
 
-import argparse
+import os
 import shutil
 import signal
 import socket
 import subprocess
-import threading
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from multiprocessing import get_context
 from pathlib import Path
 
 import httpx
 import redis
-from serving_clients import Process
 
 _PROXY = """
 defaults
@@ -108,18 +108,23 @@ class Proxy:
 
 
 class Member:
-    """One of several servers: it can be killed or stopped, and comes back by itself."""
+    """One of several servers: it can be killed or stopped, and comes back by itself.
 
-    def __init__(self, arguments: argparse.Namespace, url: str, folder: Path, words: Sequence[str]):
-        self.port, self.n_starts = free_port(), 0
-        self._given, self._folder, self._words = (arguments, url), folder, words
-        self._starting: threading.Thread | None = None
+    It is forked from a process that has imported all, so that it is back soon.
+    """
+
+    def __init__(self, model: Path, url: str, folder: Path, words: Sequence[str]) -> None:
+        self.port, self._n_starts = free_port(), 0
+        self._folder = folder
+        where = ["serve", str(model), "--port", str(self.port), "--sessions", url]
+        self._words = [*where, "--max_queue", "100000", *words]
         self._start()
 
     def _start(self) -> None:
-        self.n_starts += 1
-        log = self._folder / f"{self.port}.{self.n_starts}.log"
-        self.server = Process(*self._given, *self._words, port=self.port, log=log)
+        self._n_starts += 1
+        log = self._folder / f"{self.port}.{self._n_starts}.log"
+        self._process = _CONTEXT.Process(target=_serve, args=(self._words, log))
+        self._process.start()
 
     @property
     def is_ready(self) -> bool:
@@ -127,26 +132,39 @@ class Member:
         return is_ready(f"http://127.0.0.1:{self.port}")
 
     def kill(self) -> None:
-        """Kill it, and start it again in the background."""
-        self.server.process.kill()
-        self.server.process.wait(60)
-        self._starting = threading.Thread(target=self._start)
-        self._starting.start()
+        """Kill it, and start it again."""
+        self.end()
+        self._start()
 
     def pause(self, seconds: float) -> None:
         """Stop it for a time, after which it goes on where it was."""
-        self.server.process.send_signal(signal.SIGSTOP)
+        assert self._process.pid
+        os.kill(self._process.pid, signal.SIGSTOP)
         time.sleep(seconds)
-        self.server.process.send_signal(signal.SIGCONT)
+        os.kill(self._process.pid, signal.SIGCONT)
 
     def end(self) -> None:
-        """End it."""
-        if self._starting:
-            self._starting.join(120)
-        self.server.process.kill()
-        self.server.process.wait(60)
+        """Kill it."""
+        self._process.kill()
+        self._process.join(60)
 
     def logs(self) -> str:
         """Return what it has logged since it was first started."""
         paths = sorted(self._folder.glob(f"{self.port}.*.log"))
         return "".join(path.read_text() for path in paths)
+
+
+_CONTEXT = get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    ["transformer_xl.apps.serve.server", "transformer_xl.cli.models", "redis", "tyro"]
+)
+
+
+def _serve(words: list[str], log: Path) -> None:
+    """Be `txl serve`, in a process of its own."""
+    with log.open("w") as opened:
+        os.dup2(opened.fileno(), sys.stderr.fileno())
+    sys.argv = ["txl", *words]
+    from transformer_xl.cli import main
+
+    sys.exit(main())
