@@ -23,7 +23,8 @@ from mutations import ANYWHERE, Mutation, mutations, tensorflow
 import transformer_xl as txl
 from transformer_xl.apps.compress import ArchiveError, compress, decompress
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.apps.serve.sessions import Sessions, path_of
+from transformer_xl.apps.serve.session_store import path_of
+from transformer_xl.apps.serve.sessions import Sessions
 from transformer_xl.config.recipes import load_recipe, recipe_text
 from transformer_xl.inference.generate import from_pretrained, generate, save_state
 from transformer_xl.interop.convert import convert

@@ -9,7 +9,7 @@ import pytest
 for _name in ("fastapi", "uvicorn", "prometheus_client"):
     pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]'")
 httpx = pytest.importorskip("httpx")
-sessions = pytest.importorskip("transformer_xl.apps.serve.sessions")
+sessions = pytest.importorskip("transformer_xl.apps.serve.session_store")
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs pipes and links")
 

@@ -17,7 +17,7 @@ for _name in ("fastapi", "uvicorn", "prometheus_client"):
     pytest.importorskip(_name, reason="needs pip install 'transformer-xl[serve]'")
 httpx = pytest.importorskip("httpx")
 
-from transformer_xl.apps.serve import completions, sessions  # noqa: E402  (they need these)
+from transformer_xl.apps.serve import completions, session_store  # noqa: E402  (they need these)
 from transformer_xl.apps.serve import server as serving  # noqa: E402
 from transformer_xl.apps.serve.engine import Engine  # noqa: E402
 from transformer_xl.apps.serve.serve_settings import ServeSettings  # noqa: E402
@@ -219,7 +219,7 @@ def test_a_full_disk_and_a_full_memory_are_said(made, run_server, tmp_path, monk
         raise OSError("the disk is full")
 
     with run_server(made, sessions=tmp_path, sessions_in_memory=2, save="later") as server:
-        monkeypatch.setattr(sessions, "write_state", fails)
+        monkeypatch.setattr(session_store, "write_state", fails)
         found = [post(server, max_tokens=2, session=f"s{n}") for n in range(6)]
         assert [answer.status_code for answer in found] == [200] * 3 + [507] * 3
         error = found[-1].json()["error"]

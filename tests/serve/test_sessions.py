@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from transformer_xl.apps.serve import sessions
+from transformer_xl.apps.serve import session_store
 from transformer_xl.apps.serve.errors import (
     SessionBusyError,
     SessionError,
@@ -17,7 +17,8 @@ from transformer_xl.apps.serve.errors import (
     TooManySessionsError,
 )
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.apps.serve.sessions import Sessions, is_name
+from transformer_xl.apps.serve.session_store import is_name
+from transformer_xl.apps.serve.sessions import Sessions
 from transformer_xl.inference.generate import State, generate, load_state
 
 
@@ -225,7 +226,7 @@ def test_a_disk_that_fails_loses_nothing_that_is_in_memory(made, state, tmp_path
         raise OSError("the disk is full")
 
     kept = sessions_in(made.weights, tmp_path, sessions_in_memory=1, save="later")
-    monkeypatch.setattr(sessions, "write_state", fails)
+    monkeypatch.setattr(session_store, "write_state", fails)
     put(kept, "a", state)
     put(kept, "b", state)
     assert kept.n_in_memory == 2
@@ -278,7 +279,7 @@ def test_a_full_disk_does_not_let_sessions_fill_the_memory(
     kept = sessions_in(made.weights, tmp_path, sessions_in_memory=3, save=save)
     put(kept, "saved", state)
     kept.save("saved")
-    monkeypatch.setattr(sessions, "write_state", fails)
+    monkeypatch.setattr(session_store, "write_state", fails)
     for number in range(4):
         session = kept.open(f"s{number}")
         with pytest.raises(OSError, match="full") if save == "answer" else contextlib.nullcontext():
@@ -303,7 +304,7 @@ def test_sessions_that_come_at_once_do_not_fill_the_memory_either(
     def fails(path, state, weights):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(sessions, "write_state", fails)
+    monkeypatch.setattr(session_store, "write_state", fails)
     kept = sessions_in(made.weights, tmp_path, sessions_in_memory=3, save="later")
     put(kept, "first", state)
     begun = [kept.open(f"s{n}") for n in range(3)]

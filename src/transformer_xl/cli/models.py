@@ -151,6 +151,7 @@ class Serve(LoadsModels):
       txl serve english
       TXL_API_KEY=... txl serve runs/demo --host 0.0.0.0 --port 80 --sessions sessions
       txl serve models/wt103 --weights bfloat16 --max_batch 16
+      txl serve runs/demo --sessions redis://127.0.0.1:6379/0
     """
 
     dir: Folder
@@ -171,6 +172,8 @@ class Serve(LoadsModels):
         settings = self.serving
         if settings.api_key is None and (key := os.environ.get("TXL_API_KEY")):
             settings = replace(settings, api_key=key)
+        if settings.sessions is None and (url := os.environ.get("TXL_SESSIONS")):
+            settings = replace(settings, sessions=url)
         from transformer_xl.apps.serve.server import serve
         from transformer_xl.config.recipes import generation_of
         from transformer_xl.model.pretrained import find_model_folder, weights_path

@@ -22,7 +22,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save, save_file
 from torch import Tensor, nn
 
 from transformer_xl.config import FORMAT_VERSION, MODEL_TYPE, EvalConfig, ModelConfig
@@ -128,6 +128,13 @@ def write_tensors(tensors: dict[str, Tensor], path: Path, about: Mapping[str, st
     write_atomically(path, write)
 
 
+def pack_tensors(tensors: dict[str, Tensor], about: Mapping[str, str]) -> bytes:
+    """Return what :func:`write_tensors` writes to a file."""
+    content = save(tensors, dict(about) | {CHECKSUM_KEY: tensors_checksum(tensors, about)})
+    start = 8 + int.from_bytes(content[:8], "little")
+    return content[:8] + _sorted_metadata(content[8:start]) + content[start:]
+
+
 def read_weights(
     path: Path, expected: Callable[[int], Mapping[str, torch.Size]], fits: str
 ) -> dict[str, Tensor]:
@@ -192,7 +199,27 @@ def verified_tensors(
 
     ``follow``: whether it may be a symbolic link; if not, that is a ``NotRegularError``.
     """
-    tensors, about = _contents(path, follow=follow)
+    return _verified(*_contents(path, follow=follow), path)
+
+
+def unpack_tensors(content: bytes, name: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the metadata that :func:`pack_tensors` has packed.
+
+    Raises:
+        RuntimeError: The content, which errors call ``name``, is damaged.
+    """
+    try:
+        tensors = load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        about = {str(key): str(x) for key, x in header.get("__metadata__", {}).items()}
+    except (SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise RuntimeError(f"{name} is damaged or no safetensors file: {error}") from error
+    return _verified(tensors, about, name)
+
+
+def _verified(
+    tensors: dict[str, Tensor], about: dict[str, str], path: Path | str
+) -> tuple[dict[str, Tensor], dict[str, str]]:
     recorded = about.pop(CHECKSUM_KEY, None)
     if recorded is None:
         log.warning(
@@ -317,13 +344,18 @@ def _sort_metadata(path: Path) -> None:
     Equal contents then give equal files, with equal checksums.
     """
     with path.open("r+b") as file:
-        n_bytes = int.from_bytes(file.read(8), "little")
-        header = json.loads(file.read(n_bytes))
-        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
-        content = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
-        assert len(content) <= n_bytes
+        content = _sorted_metadata(file.read(int.from_bytes(file.read(8), "little")))
         file.seek(8)
-        file.write(content.ljust(n_bytes))
+        file.write(content)
+
+
+def _sorted_metadata(header: bytes) -> bytes:
+    """Return the header of a safetensors file with sorted metadata, and as long."""
+    found = json.loads(header)
+    found["__metadata__"] = dict(sorted(found["__metadata__"].items()))
+    content = json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode()
+    assert len(content) <= len(header)
+    return content.ljust(len(header))
 
 
 def _unreadable(path: Path) -> OSError:

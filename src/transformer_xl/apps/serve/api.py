@@ -17,12 +17,14 @@ from transformer_xl import __version__
 from transformer_xl.apps.serve import schemas
 from transformer_xl.apps.serve.chat import chat
 from transformer_xl.apps.serve.completions import complete
-from transformer_xl.apps.serve.errors import ApiError
+from transformer_xl.apps.serve.errors import ApiError, file_error
 from transformer_xl.apps.serve.guard import Guard
+from transformer_xl.apps.serve.repeats import KEY, notes_of
 from transformer_xl.apps.serve.responses import JsonResponse, add_handlers
 from transformer_xl.apps.serve.schemas import errors
 from transformer_xl.apps.serve.service import Service
-from transformer_xl.apps.serve.sessions import NAME, Session
+from transformer_xl.apps.serve.session_store import NAME
+from transformer_xl.apps.serve.sessions import Session
 from transformer_xl.inference.generate import State
 
 Name = Annotated[str, Path(pattern=NAME)]
@@ -88,18 +90,21 @@ def _add_completions(app: FastAPI, service: Service) -> None:
         body: schemas.CompletionRequest,
         request: Request,
         x_session: Annotated[schemas.SessionName | None, Header()] = None,
+        idempotency_key: Annotated[str | None, Header(pattern=KEY)] = None,
     ) -> Response:
         """Continue texts.
 
         With `session`, or the header X-Session, the text continues from the memory of that
         session, and the prompt has only the new part. A session handles one request at a time.
+        A request that is sent again with the same Idempotency-Key is answered as before, and
+        appends nothing; nor does one whose `session_turn` is not that of the session.
         """
         if x_session is not None:
             if body.session not in (None, x_session):
                 message = f"X-Session is {x_session!r} and session {body.session!r}: give one"
                 raise ApiError(400, message, "two_sessions", "session")
             body.session = x_session
-        return await complete(service, body, request)
+        return await complete(service, body, request, key=idempotency_key)
 
 
 def _add_chats(app: FastAPI, service: Service) -> None:
@@ -161,10 +166,10 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
 
 def _add_sessions(app: FastAPI, service: Service) -> None:
-    @app.get("/v1/sessions", response_model=schemas.SessionList)
+    @app.get("/v1/sessions", response_model=schemas.SessionList, responses=errors(503))
     async def sessions(limit: Annotated[int, Query(ge=1, le=10_000)] = 100) -> Response:
         """List sessions, the most recently used first."""
-        data = [_info(session) for session in service.sessions.all()[:limit]]
+        data = [_info(session) for session in await service.on_disk(service.sessions.all, limit)]
         return JsonResponse({"object": "list", "data": data}, headers=_NO_STORE)
 
     @app.get(
@@ -173,7 +178,8 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
     async def one_session(name: Name) -> Response:
         """Describe a session and the content of its memory."""
         state = await service.with_session(service.sessions.peek, name)
-        info = _info(service.sessions.find(name)) | {"remembered": len(state.mems)}
+        session = await service.with_session(service.sessions.find, name)
+        info = _info(session) | {"turns": turns_of(state, name), "remembered": len(state.mems)}
         return JsonResponse(info | remembered(state, len(state.mems)), headers=_NO_STORE)
 
     @app.post(
@@ -184,7 +190,7 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
     async def save(name: Name) -> Response:
         """Save a session now."""
         await service.with_session(service.sessions.save, name)
-        return JsonResponse(_info(service.sessions.find(name)))
+        return JsonResponse(_info(await service.with_session(service.sessions.find, name)))
 
     @app.delete("/v1/sessions/{name}", responses=errors(404, 409))
     async def delete(name: Name) -> schemas.Deleted:
@@ -206,6 +212,12 @@ def _add_sessions(app: FastAPI, service: Service) -> None:
         shares = (await asyncio.wrap_future(service.engine.ask(ask))).tolist()
         about = {"session": name, "shares": shares}
         return JsonResponse(about | remembered(state, len(shares) - 1), headers=_NO_STORE)
+
+    def turns_of(state: State, name: str) -> int:
+        try:
+            return notes_of(state.note).turns
+        except RuntimeError as error:
+            raise file_error(error, name) from error
 
     def remembered(state: State, most: int) -> dict[str, Any]:
         """Describe the last token and at most so many before it, as far as they are known."""

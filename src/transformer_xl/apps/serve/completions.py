@@ -10,12 +10,13 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from transformer_xl.apps.serve.errors import ApiError
+from transformer_xl.apps.serve import repeats
+from transformer_xl.apps.serve.errors import ApiError, SessionError, file_error
 from transformer_xl.apps.serve.responses import (
     JsonResponse,
     encoded,
@@ -24,6 +25,7 @@ from transformer_xl.apps.serve.responses import (
 )
 from transformer_xl.apps.serve.schemas import SAMPLING, CompletionRequest
 from transformer_xl.apps.serve.service import Service
+from transformer_xl.apps.serve.session_store import Turn
 from transformer_xl.apps.serve.sessions import Session
 from transformer_xl.apps.serve.texts import (
     Drawn,
@@ -65,6 +67,8 @@ class Output:
     ) -> None:
         self._index, self._echo, self._unscored = index, echo, unscored
         self._service, self._token_text, self._offset = service, service.token_text, 0
+        # All of it, for an answer that is kept.
+        self.said: list[str] = []
         self._clear()
 
     def _clear(self) -> None:
@@ -80,6 +84,7 @@ class Output:
         """Add an event of the text."""
         if isinstance(event, Drawn):
             self._parts.append(event.text)
+            self.said.append(event.text)
             self._tokens.append(event.token)
             if event.scored:
                 self._scored.append(event.scored)
@@ -146,10 +151,17 @@ class Form(NamedTuple):
 
 
 async def complete(
-    service: Service, body: CompletionRequest, request: Request, form: Form | None = None
+    service: Service,
+    body: CompletionRequest,
+    request: Request,
+    form: Form | None = None,
+    key: str | None = None,
 ) -> Response:
-    """Handle a request for completions, or for what has another form."""
-    answer = Answer(service, body, request, form or Form())
+    """Handle a request for completions, or for what has another form.
+
+    A request with a ``key`` that its session has seen is answered as before.
+    """
+    answer = Answer(service, body, request, form or Form(), key)
     with ExitStack() as ending:
         ending.callback(answer.end)
         await answer.begin()
@@ -169,9 +181,17 @@ class Answer:
     """The texts of one request, or the one text that continues a session."""
 
     def __init__(
-        self, service: Service, body: CompletionRequest, request: Request, form: Form
+        self,
+        service: Service,
+        body: CompletionRequest,
+        request: Request,
+        form: Form,
+        key: str | None = None,
     ) -> None:
         self._service, self._body, self._request, self._form = service, body, request, form
+        self._key, self._told = key, None
+        """The key, and the answer that was given for it before."""
+        self._notes = repeats.Notes()
         self._started = time.monotonic()
         self._head = {
             "id": f"{form.prefix}-{uuid.uuid4().hex}",
@@ -184,7 +204,7 @@ class Answer:
         self._session: Session | None = None
         self._texts: list[Text] = []
         self._outputs: list[Output] = []
-        self._n_prompt = self._n_going = 0
+        self._n_prompt = self._n_going = self._n_last = 0
         self._gone = asyncio.ensure_future(_disconnected(request))
         self._woken = asyncio.Event()
         self._gone.add_done_callback(lambda _: self._woken.set())
@@ -198,16 +218,32 @@ class Answer:
         Raises:
             ApiError: The request is invalid, its session is not available, or the queue is full.
         """
+        repeats.require_repeatable(self._body, self._key)
         if self._body.session:
             sessions, name = self._service.sessions, self._body.session
             blocks = not sessions.is_at_hand(name)
             self._session = await self._service.with_session(sessions.open, name, blocks=blocks)
         try:
+            self._look_up()
             await self._submit()
         except BaseException:
             if self._session:
                 await self._service.close_session(self._session, None)
             raise
+
+    def _look_up(self) -> None:
+        """Find whether the session has answered this request before."""
+        if self._session is None:
+            return
+        if self._session.state is not None:
+            try:
+                self._notes = repeats.notes_of(self._session.state.note)
+            except RuntimeError as error:
+                raise file_error(error, self._session.name) from error
+        self._told = repeats.find(self._notes, self._key, self._body)
+        if self._told is None and self.is_abandoned:
+            # It waited, as in a process that was paused, and may have been sent again since.
+            raise ApiError(499, "the client has left", "client_closed_request")
 
     async def _submit(self) -> None:
         body, most = self._body, self._service.settings.max_tokens
@@ -232,8 +268,21 @@ class Answer:
             await asyncio.to_thread(self._make_texts, n, max_tokens)
         else:
             self._make_texts(n, max_tokens)
-        self._service.engine.submit(self._texts)
         self._n_going = len(self._texts)
+        if self._told is None:
+            self._service.engine.submit(self._texts)
+        else:
+            self._tell_again(self._told)
+
+    def _tell_again(self, told: repeats.Told) -> None:
+        (text,), (output,) = self._texts, self._outputs
+        self._about["settings"]["seed"] = told.seed
+        self._about |= {"session_turn": told.turn, "repeated": True}
+        output.add(PromptRead([]))
+        for token in told.tokens:
+            text.written.append(token)
+            output.add(Drawn(token, "", None, None))
+        self._receive(output, Ended(told.reason, told.text))
 
     def _make_texts(self, n: int, max_tokens: int) -> None:
         body, service, session = self._body, self._service, self._session
@@ -259,6 +308,7 @@ class Answer:
         stop = [*([stop] if isinstance(stop, str) else stop), *self._form.stop]
         state = session.state if session else None
         last = () if state is None else (state.last_token,)
+        self._n_last = len(last)
         before = () if state is None or state.read is None else state.read.numpy()
         seed: Any = body.seed
         if seed is None:
@@ -267,6 +317,8 @@ class Answer:
         shown = seed if isinstance(seed, int) else None
         settings = {**sampler.settings, "seed": shown, "max_tokens": max_tokens}
         self._about = {"settings": settings, **self._form.about}
+        if session:
+            self._about["session_turn"] = self._notes.turns + 1
         for given in prompts:
             ids, warning = read_prompt(service, given)
             if warning:
@@ -323,8 +375,15 @@ class Answer:
             self._add_event(output, event)
 
     async def _close(self, output: Output, event: Ended, session: Session) -> None:
+        state, text = event.state, self._texts[0]
         try:
-            await self._service.close_session(session, event.state)
+            if state is not None:
+                state = state._replace(note=self._noted(output, event))
+            turn = Turn(text.prompt[self._n_last :], text.written)
+            await self._service.close_session(session, state, turn)
+        except SessionError as error:
+            log.error("session %s: %s", session.name, error)
+            self._error, event = error, Ended("failed", error=error.message)
         except Exception as error:
             # Whatever failed, the request still waits for the end.
             is_unexpected = not isinstance(error, OSError)
@@ -334,6 +393,16 @@ class Answer:
             self._error = ApiError(status, message, "session_not_saved", "session")
             event = Ended("failed", error=message)
         self._add_event(output, event)
+
+    def _noted(self, output: Output, event: Ended) -> str:
+        """Return what the session keeps with its state after an answer."""
+        told = None
+        if self._key is not None:
+            written, reason = self._texts[0].written, cast(Any, event.reason)
+            said, seed = "".join([*output.said, event.text]), self._about["settings"]["seed"]
+            request, turn = repeats.digest(self._body), self._notes.turns + 1
+            told = repeats.Told(self._key, request, turn, written, said, reason, seed)
+        return self._notes.after(told).encoded()
 
     def _add_event(self, output: Output, event: Event) -> None:
         output.add(event)
@@ -363,9 +432,9 @@ class Answer:
         return self._gone.done()
 
     def end(self) -> None:
-        """Cancel all texts; no effect on those that have ended."""
+        """Cancel all texts; no effect on those that have ended, or whose answer is kept."""
         for text in self._texts:
-            text.is_cancelled = True
+            text.is_cancelled |= self._key is None
         self._gone.cancel()
 
     async def first(self) -> None:

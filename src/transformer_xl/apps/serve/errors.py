@@ -54,6 +54,18 @@ class TooManySessionsError(SessionError):
     status, code = 429, "too_many_sessions"
 
 
+class SessionTakenError(SessionError):
+    """Another server has acquired the session since; what was written here is not kept."""
+
+    status, code = 409, "session_taken"
+
+
+class StoreUnavailableError(SessionError):
+    """The store does not answer."""
+
+    status, code = 503, "store_unavailable"
+
+
 class StorageFullError(SessionError):
     """The memory is full of sessions that cannot be saved."""
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
-from transformer_xl.apps.serve.sessions import NAME
+from transformer_xl.apps.serve.session_store import NAME
 from transformer_xl.config.evaluation import MAX_HISTORY
 from transformer_xl.data.vocab import HALF
 
@@ -93,6 +93,11 @@ class CompletionRequest(_Request):
     logprobs: int | None = Field(None, ge=0, le=20)
     session: SessionName | None = Field(
         None, description="Name of a session: its text is continued, and its memory is kept."
+    )
+    session_turn: Annotated[int, Field(ge=0, lt=2**53)] | None = Field(
+        None,
+        description="How many answers the session has given before this request. If it has given "
+        "another number, the request is refused, and appends nothing.",
     )
     suffix: None = None
     best_of: int | None = Field(None, ge=1)
@@ -271,6 +276,16 @@ class Completion(_Response):
 
     object: Literal["text_completion"] = "text_completion"
     choices: list[Choice]
+    session_turn: int | None = Field(
+        None,
+        description="How many answers the session has given with this one. In a stream, only in "
+        "the first event.",
+    )
+    repeated: Literal[True] | None = Field(
+        None,
+        description="The answer was given before, to a request with the same Idempotency-Key, and "
+        "nothing was appended now. In a stream, only in the first event.",
+    )
 
 
 class Chat(_Response):
@@ -318,6 +333,7 @@ class SessionInfo(BaseModel):
 class SessionDetail(SessionInfo):
     """A session, and the content of its memory."""
 
+    turns: int = Field(description="How many answers it has given.")
     remembered: int = Field(description="Number of positions in the memory of each layer.")
     tokens: list[int] = Field(description="The tokens there, and the last one, not yet read.")
     texts: list[str] = Field(description="These tokens as text.")

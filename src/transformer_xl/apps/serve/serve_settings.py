@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit, urlunsplit
 
 from transformer_xl.config.checks import (
     HIDDEN,
@@ -11,11 +12,22 @@ from transformer_xl.config.checks import (
     NotNegative,
     Positive,
     Range,
+    Unused,
     check,
     no_type_check,
+    refuse_unused,
     require,
 )
 from transformer_xl.config.files import read_small_file
+
+SHARED = ("redis://", "rediss://", "unix://")
+"""How the address of a store begins that servers can share."""
+
+
+def without_password(url: str) -> str:
+    """Return a URL that may be shown."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))
 
 
 @no_type_check
@@ -37,8 +49,10 @@ class ServeSettings:
     """File with keys, one a line, any of which requests must send; read when the server starts."""
     name: str | None = None
     """Name of the model; None: that of its folder."""
-    sessions: Path | None = None
-    """Folder in which sessions are saved; None: in memory only, until the server stops."""
+    sessions: str | Path | None = None
+    """Folder in which sessions are saved, of one server; or redis://HOST:PORT/NUMBER, rediss:// or
+    unix://, a Redis or Valkey that several servers share. With a password set TXL_SESSIONS
+    instead. None: in memory only, until the server stops."""
     chat_template: Path | None = None
     """File with the template of chats, in Jinja; None: that of the model folder, or a plain one."""
     save: Literal["answer", "later"] = "answer"
@@ -51,6 +65,12 @@ class ServeSettings:
     """Largest number of bytes of the sessions in memory."""
     session_idle: Positive = 604_800.0
     """Seconds after which an unused session is deleted."""
+    session_lease: Annotated[float, Range(ge=0.1, le=600)] = 5.0
+    """Seconds after which another server may continue a session whose server does not answer any
+    more; with Redis."""
+    session_snapshot: Count = 1_024
+    """Tokens after which the memory of a session is stored as a whole, with Redis; a server that
+    takes it over reads at most as many again."""
     max_batch: Count = 64
     """Batch size: largest number of texts generated at once."""
     piece: Count = 128
@@ -75,10 +95,23 @@ class ServeSettings:
     def __post_init__(self) -> None:
         check(self)
         self.keys_in(self.api_key, "api_key")
+        require(
+            not (self.is_shared and self.save == "later"),
+            "save='later' is for sessions in a folder: servers that share a store save each answer",
+        )
+        found = [] if self.is_shared else ["session_lease", "session_snapshot"]
+        refuse_unused(
+            self, [Unused(name, "sessions that no server shares", None) for name in found]
+        )
         for name in self.names:
             is_name = bool(re.fullmatch(r"(\*\.)?[^\s/*:]+|\[[0-9A-Fa-f:.]+\]", name))
             rule = "must be a host name without a port, or *. and a domain"
             require(is_name, f"names={name!r} {rule}, such as models.example")
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other servers have the same sessions."""
+        return str(self.sessions).startswith(SHARED)
 
     @property
     def keys(self) -> tuple[str, ...]:

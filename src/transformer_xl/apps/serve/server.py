@@ -18,7 +18,7 @@ from filelock import FileLock, Timeout
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from transformer_xl.apps.serve.api import create_app
-from transformer_xl.apps.serve.serve_settings import ServeSettings
+from transformer_xl.apps.serve.serve_settings import ServeSettings, without_password
 from transformer_xl.apps.serve.service import Service
 from transformer_xl.config import GenerateConfig
 from transformer_xl.config.files import NotRegularError, kind_other_than_file
@@ -207,11 +207,14 @@ def serve(
     Raises:
         OSError: It cannot listen on the address, or cannot use the folder of the sessions.
     """
-    with listen(settings.host, settings.port) as listening, alone_in(settings.sessions):
+    folder = Path(settings.sessions) if settings.sessions and not settings.is_shared else None
+    with listen(settings.host, settings.port) as listening, alone_in(folder):
         server = Server(Service(model, vocab, weights, settings, name, generation))
-        found = len(server.service.sessions)
-        where = f"in {settings.sessions}" if settings.sessions else "in memory only"
-        log.info("%s with %d sessions %s", name, found, where)
+        if settings.is_shared:
+            log.info("%s with the sessions in %s", name, without_password(str(settings.sessions)))
+        else:
+            where = f"in {folder}" if folder else "in memory only"
+            log.info("%s with %d sessions %s", name, len(server.service.sessions), where)
         drawing = server.service.sampler().settings
         known = ", ".join(f"{key} {'none' if x is None else x}" for key, x in drawing.items())
         log.info("default sampling: %s", known)

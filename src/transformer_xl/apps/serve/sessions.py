@@ -1,19 +1,17 @@
-"""Sessions: texts whose memory is kept between requests, in memory and in files.
+"""Sessions: texts whose memory is kept between requests, in memory and in a store.
 
 A session handles one request at a time. The least recently used ones are evicted from memory to
-the disk; unused ones expire. Files are those of :mod:`transformer_xl.inference.generate.session`,
-replaced atomically.
+the store; unused ones expire. What is in memory of a store that several servers share is a copy,
+which is compared with the store whenever a session is acquired.
 """
 
-import hashlib
-import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from transformer_xl.apps.serve.errors import (
     SessionBusyError,
@@ -23,16 +21,12 @@ from transformer_xl.apps.serve.errors import (
     TooManySessionsError,
 )
 from transformer_xl.apps.serve.serve_settings import ServeSettings
-from transformer_xl.config.files import NotRegularError, kind_other_than_file
-from transformer_xl.inference.generate import State, load_state, write_state
+from transformer_xl.apps.serve.session_store import FolderStore, Lease, SessionStore, Turn
+from transformer_xl.inference.generate import State
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.pretrained import weights_checksum
 
-log = logging.getLogger("transformer_xl.serve")
-
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-"""The pattern of a name."""
-_SUFFIX = ".safetensors"
+_NO_TURN = Turn()
 
 
 @dataclass(eq=False)
@@ -43,70 +37,39 @@ class Session:
     used: float
     """When it was last used, in seconds since 1970."""
     state: State | None = None
-    """The state to continue from; None: it is on the disk, or has not begun."""
+    """The state to continue from; None: it is in the store, or has not begun."""
     nbytes: int = 0
     """Size of the state."""
     is_saved: bool = False
-    """Whether the file holds the state."""
+    """Whether the store holds the state."""
+    version: int = 0
+    """The version of the store that it comes from; 0: none is stored."""
+    lease: Lease | None = None
+    """The right to change it in the store, while it is in use."""
     is_busy: bool = False
     """Whether a request has acquired it."""
     is_moving: bool = False
     """Whether it is being loaded or saved."""
 
 
-def is_name(name: str) -> bool:
-    """Whether a session can have this name."""
-    return bool(re.fullmatch(NAME, name))
-
-
-def path_of(folder: Path, name: str) -> Path:
-    """Return the file of a session."""
-    # Some file systems ignore case; subfolders keep each folder small.
-    digest = hashlib.sha256(name.encode()).hexdigest()
-    return folder / digest[:2] / f"{name}.{digest[:12]}{_SUFFIX}"
-
-
-def saved_sessions(folder: Path) -> Iterator[Session]:
-    """Find the sessions that are saved in a folder; regular files alone, and no link is followed.
-
-    Raises:
-        OSError: The folder cannot be read.
-    """
-    for part in sorted(folder.iterdir()):
-        if not re.fullmatch("[0-9a-f]{2}", part.name):
-            continue
-        try:
-            if (kind := kind_other_than_file(part, follow=False)) != "a folder":
-                log.warning("ignored in the folder of the sessions: %r is %s", str(part), kind)
-                continue
-            for path in part.iterdir():
-                name = path.name.removesuffix(_SUFFIX).rpartition(".")[0]
-                if not is_name(name) or path != path_of(folder, name):
-                    continue
-                if kind := kind_other_than_file(path, follow=False):
-                    log.warning("ignored in the folder of the sessions: %r is %s", str(path), kind)
-                else:
-                    yield Session(name, path.lstat().st_mtime, is_saved=True)
-        except OSError as error:
-            # Deleted meanwhile, or of another user.
-            log.warning("ignored in the folder of the sessions: %r: %s", str(part), error.strerror)
-
-
 class Sessions:
-    """All sessions of a model. Methods may block on the disk; they are thread-safe.
+    """All sessions of a model. Methods may block on the store; they are thread-safe.
 
     Attributes:
         nbytes: Bytes of the sessions in memory.
 
     Args:
-        settings: The folder, and the limits.
+        settings: The store, and the limits.
         weights: The weights file of the model, to which memories belong.
         model: The model that reads them. None: files are not checked against one.
-        largest: Bytes that one may grow to; without a folder, each counts as many.
+        largest: Bytes that one may grow to; without a store, each counts as many.
         clock: Returns the time.
+        run: Calls a function that uses the model, in the thread that owns it.
 
     Raises:
-        OSError: The folder cannot be created or read, or the weights file cannot be read.
+        OSError: The store cannot be created or read, or the weights file cannot be read.
+        RuntimeError: A package for the store is missing.
+        ValueError: The store cannot hold sessions of this model.
     """
 
     def __init__(
@@ -117,11 +80,19 @@ class Sessions:
         *,
         largest: int = 0,
         clock: Callable[[], float] = time.time,
+        run: Callable[[Callable[[], Any]], Any] = lambda function: function(),
     ) -> None:
         # At the start: while the server runs, another model may be written to this folder.
-        self._weights, self._model = weights_checksum(weights), model
-        self._settings, self._folder = settings, settings.sessions
-        self._largest, self._clock = largest, clock
+        checksum = weights_checksum(weights)
+        self._settings, self._largest, self._clock = settings, largest, clock
+        self._store: SessionStore | None = None
+        if settings.is_shared:
+            from transformer_xl.apps.serve.redis_store import RedisStore
+
+            assert model is not None
+            self._store = RedisStore(settings, checksum, model, largest, run)
+        elif settings.sessions is not None:
+            self._store = FolderStore(Path(settings.sessions), checksum, model)
         self._lock = threading.Condition()
         # Both in the order of last use; the second has those in memory.
         self._all: dict[str, Session] = {}
@@ -129,13 +100,19 @@ class Sessions:
         # Counted: sums over all sessions would delay every request. The second is the number of
         # acquired sessions whose state is not in memory yet.
         self.nbytes = self._n_coming = 0
-        if self._folder:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            found = sorted(saved_sessions(self._folder), key=lambda session: session.used)
-            self._all = {session.name: session for session in found}
+        if self._store and not self._is_shared:
+            found = reversed(self._store.all())
+            self._all = {
+                name: Session(name, used, is_saved=True, version=1) for name, used, _ in found
+            }
 
     def __len__(self) -> int:
+        """Return how many there are; in a shared store, how many this server has in memory."""
         return len(self._all)
+
+    @property
+    def _is_shared(self) -> bool:
+        return self._store is not None and self._store.is_shared
 
     @property
     def n_in_memory(self) -> int:
@@ -147,7 +124,7 @@ class Sessions:
 
         Raises:
             SessionError: It is in use, or there is no capacity for another one.
-            RuntimeError, ValueError, OSError: As :func:`load_state`.
+            RuntimeError, ValueError, OSError: As a :class:`SessionStore`.
         """
         session = self._all.get(name)
         will_load = session is None or (session.state is None and not session.is_busy)
@@ -164,32 +141,44 @@ class Sessions:
             # Keep the order of last use.
             self._all[name] = self._all.pop(name)
         try:
-            if session.state is None and session.is_saved:
-                self._load(session)
+            if self._store:
+                session.lease = self._store.acquire(name, session.version)
+                self._follow(session, session.lease.version)
+                if session.state is None and session.is_saved:
+                    self._load(session)
         except BaseException:
             self._release(session)
             raise
         return session
 
     def is_at_hand(self, name: str) -> bool:
-        """Whether :meth:`open` would not block on the disk."""
+        """Whether :meth:`open` would not block on the store."""
         session = self._all.get(name)
+        if self._is_shared:
+            return session is not None and session.is_busy
         if session is None:
             return not self._exceeds_limits()
         return not session.is_moving and (session.state is not None or session.is_busy)
 
-    def close(self, session: Session, state: State | None = None) -> None:
-        """Release a session, with its new state; None: unchanged.
+    def close(self, session: Session, state: State | None = None, turn: Turn = _NO_TURN) -> None:
+        """Release a session, with its new state, to which ``turn`` led; None: unchanged.
 
         Raises:
             OSError: It cannot be saved; it stays in memory.
+            SessionError: It cannot be saved in a shared store; it is as it was.
         """
         try:
             if state is not None:
                 self._set_state(session, state)
                 session.is_saved = False
-                if self._folder and self._settings.save == "answer":
-                    self._save(session)
+                if self._store and self._settings.save == "answer":
+                    self._save(session, turn)
+        except BaseException:
+            if self._is_shared:
+                # The next request loads what the store has.
+                self._set_state(session, None)
+                session.version = 0
+            raise
         finally:
             self._release(session)
             self._evict()
@@ -199,8 +188,15 @@ class Sessions:
 
         Raises:
             SessionError: It does not exist, or has not begun.
-            RuntimeError, ValueError, OSError: As :func:`load_state`.
+            RuntimeError, ValueError, OSError: As a :class:`SessionStore`.
         """
+        if self._store and self._is_shared:
+            with self._lock:
+                session = self._after_move(name)
+                known = None
+                if session and session.state is not None and not session.is_busy:
+                    known = session.version, session.state
+            return self._store.load(name, known)[1]
         with self._lock:
             session = self._existing(name)
             if session.state is not None:
@@ -214,17 +210,24 @@ class Sessions:
         self._evict()
         return state
 
-    def all(self) -> list[Session]:
-        """Return all, the most recently used first."""
-        with self._lock:
-            return [*reversed(self._all.values())]
+    def all(self, most: int | None = None) -> list[Session]:
+        """Return all, the most recently used first, or at most so many of them.
+
+        Raises:
+            SessionError: A shared store does not answer.
+        """
+        if self._store and self._is_shared:
+            return [self._seen(*stored) for stored in self._store.all(most)]
+        return self._known()[:most]
 
     def find(self, name: str) -> Session:
         """Return a session without loading it.
 
         Raises:
-            SessionMissingError: It does not exist.
+            SessionError: It does not exist, or a shared store does not answer.
         """
+        if self._store and self._is_shared:
+            return self._seen(*self._store.find(name))
         if name not in self._all:
             raise SessionMissingError(f"there is no session {name!r}")
         return self._all[name]
@@ -236,8 +239,12 @@ class Sessions:
             SessionError: It does not exist or is in use, or there is no folder.
             OSError: It cannot be saved.
         """
-        if not self._folder:
+        if not self._store:
             raise SessionError("sessions are in memory only: start the server with --sessions DIR")
+        if self._is_shared:
+            # Each answer was saved before it ended.
+            self.find(name)
+            return
         with self._lock:
             session = self._existing(name)
             _require_free(session)
@@ -252,7 +259,7 @@ class Sessions:
         A failed save does not keep the others from being saved.
         """
         failed = 0
-        for session in self.all() if self._folder else []:
+        for session in self._known() if self._store else []:
             try:
                 if session.state is not None and not session.is_saved:
                     self.save(session.name)
@@ -267,20 +274,33 @@ class Sessions:
             SessionError: It does not exist or is in use.
             OSError: The file cannot be deleted.
         """
+        if self._store and self._is_shared:
+            # Not under the lock, as it may take long; a lease keeps others from it meanwhile.
+            self._store.delete(name)
+            return
         with self._lock:
             session = self._existing(name)
             _require_free(session)
             self._remove(session)
 
+    def close_store(self) -> None:
+        """Release what the store holds; no session is used after that."""
+        if self._store:
+            self._store.close()
+
     def expire(self) -> int:
         """Delete those that were not used for ``idle`` seconds; return how many.
+
+        A shared store does so by itself.
 
         Raises:
             OSError: Some cannot be deleted; the others are.
         """
         before, gone = self._clock() - self._settings.session_idle, 0
         failed: list[OSError] = []
-        for session in [each for each in self.all() if each.used < before]:
+        if self._is_shared:
+            return 0
+        for session in [each for each in self._known() if each.used < before]:
             with self._lock:
                 # It may have been deleted or used meanwhile.
                 is_there = self._after_move(session.name) is session
@@ -298,15 +318,11 @@ class Sessions:
     def _created(self, name: str) -> Session:
         n, limits = len(self._all), self._settings
         most, nbytes = limits.max_sessions, 0
-        if self._folder:
-            # Something else may have its place. Found now, and not when the answer is saved.
-            path = path_of(self._folder, name)
-            if kind := kind_other_than_file(path, follow=False):
-                raise NotRegularError(f"{path} is {kind}, and not the file of a session")
-        if not self._folder:
+        if not self._store:
             # There is nowhere to evict them to, and young ones will grow.
             most, nbytes = min(most, limits.sessions_in_memory), max(self.nbytes, n * self._largest)
-        if n >= most or nbytes >= limits.session_bytes:
+        # The sessions of a shared store are counted there.
+        if not self._is_shared and (n >= most or nbytes >= limits.session_bytes):
             full = f"the sessions have {nbytes} bytes when they are full"
             reached = f"there are {n} sessions" if n >= most else full
             raise TooManySessionsError(f"{reached}, as many as may be: delete one")
@@ -314,10 +330,10 @@ class Sessions:
         return self._all[name]
 
     def _remove(self, session: Session) -> None:
-        if self._folder:
-            path_of(self._folder, session.name).unlink(missing_ok=True)
+        if self._store:
+            self._store.delete(session.name)
         self._set_state(session, None)
-        del self._all[session.name]
+        self._all.pop(session.name, None)
 
     def _existing(self, name: str) -> Session:
         self._after_move(name)
@@ -356,12 +372,15 @@ class Sessions:
                 self._held[session.name] = session
 
     def _release(self, session: Session) -> None:
+        lease, session.lease = session.lease, None
+        if self._store and lease:
+            self._store.release(lease)
         with self._lock:
             self._n_coming -= session.state is None
             session.is_busy, session.used = False, self._clock()
             self._all.pop(session.name, None)
-            # A session that never got a state is not kept.
-            if session.state is not None or session.is_saved:
+            # A session that never got a state is not kept, nor one that only a shared store has.
+            if session.state is not None or (session.is_saved and not self._is_shared):
                 self._all[session.name] = session
             if session.state is not None:
                 self._held[session.name] = self._held.pop(session.name)
@@ -375,13 +394,13 @@ class Sessions:
             return n > limits.sessions_in_memory or nbytes > limits.session_bytes
 
     def _evict(self) -> OSError | None:
-        """Evict the least recently used to the disk, if there is one, until the limits hold.
+        """Evict the least recently used to the store, if there is one, until the limits hold.
 
         Returns:
             The error that kept them from being saved; None if the limits hold or all are in use.
         """
         failed: OSError | None = None
-        while self._folder and self._exceeds_limits():
+        while self._store and self._exceeds_limits():
             with self._lock:
                 free = (s for s in self._held.values() if not (s.is_busy or s.is_moving))
                 # After a failed save the next ones would fail too.
@@ -394,26 +413,47 @@ class Sessions:
                     if not session.is_saved:
                         self._save(session)
                     self._set_state(session, None)
+                    if self._is_shared:
+                        self._all.pop(session.name, None)
             except OSError as error:
                 # It stays in memory.
                 failed = error
         return None
 
-    def _save(self, session: Session) -> None:
+    def _save(self, session: Session, turn: Turn = _NO_TURN) -> None:
         assert session.state is not None
-        assert self._folder is not None
-        path = path_of(self._folder, session.name)
-        if path.parent.is_symlink():
-            raise NotRegularError(f"{path.parent} is a symbolic link, and not a folder")
-        write_state(path, session.state, self._weights)
+        assert self._store is not None
+        lease, session.lease = session.lease or Lease(session.name), None
+        session.version = self._store.save(lease, session.state, turn)
         session.is_saved = True
 
     def _load(self, session: Session) -> State:
-        assert self._folder is not None
-        path = path_of(self._folder, session.name)
-        state = load_state(path, self._weights, self._model, follow=False)
+        assert self._store is not None
+        known = None if session.state is None else (session.version, session.state)
+        session.version, state = self._store.load(session.name, known)
         self._set_state(session, state)
         return state
+
+    def _follow(self, session: Session, version: int) -> None:
+        """Bring an acquired session to the version of the store, if another server changed it."""
+        if version == session.version:
+            return
+        session.is_saved = bool(version)
+        if not version:
+            self._set_state(session, None)
+            session.version = 0
+        elif session.state is not None:
+            self._load(session)
+
+    def _known(self) -> list[Session]:
+        """Return those that this server knows, the most recently used first."""
+        with self._lock:
+            return [*reversed(self._all.values())]
+
+    def _seen(self, name: str, used: float, is_busy: bool) -> Session:
+        """Return a session of a shared store, with what this server has of it."""
+        own = self._all.get(name) or Session(name, used)
+        return replace(own, used=used, is_saved=True, is_busy=is_busy, lease=None)
 
 
 def _require_free(session: Session) -> None:

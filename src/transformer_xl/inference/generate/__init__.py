@@ -25,12 +25,16 @@ from transformer_xl.inference.generate.sampler import (
 from transformer_xl.inference.generate.session import (
     Mark,
     Session,
-    State,
     from_pretrained,
+    open_folder,
+)
+from transformer_xl.inference.generate.state import (
+    State,
     largest_state,
     load_state,
-    open_folder,
+    pack_state,
     save_state,
+    unpack_state,
     write_state,
 )
 from transformer_xl.inference.generate.text_writer import TextWriter, text_pieces
@@ -57,10 +61,12 @@ __all__ = [
     "largest_state",
     "load_state",
     "open_folder",
+    "pack_state",
     "random_numbers",
     "save_state",
     "seed_of",
     "text_pieces",
+    "unpack_state",
     "write_state",
 ]
 

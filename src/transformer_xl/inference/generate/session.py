@@ -10,25 +10,24 @@ from typing import NamedTuple, Unpack
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from jaxtyping import Int, Int32, UInt8
+from jaxtyping import Int32
 from torch import Tensor
 
-from transformer_xl.config import FORMAT_VERSION
 from transformer_xl.config.device import pick_device
-from transformer_xl.config.evaluation import MAX_HISTORY
 from transformer_xl.data import Vocab, load_vocab
-from transformer_xl.inference.generate.batch import (
-    Generation,
-    GenerationBatch,
-    random_numbers,
-)
+from transformer_xl.inference.generate.batch import GenerationBatch, random_numbers
 from transformer_xl.inference.generate.beams import beam_search
 from transformer_xl.inference.generate.history import History
 from transformer_xl.inference.generate.prompts import PROMPT_SEGMENT
 from transformer_xl.inference.generate.sampler import Sampler, Sampling
+from transformer_xl.inference.generate.state import (
+    State,
+    largest_state,
+    load_state,
+    write_state,
+)
 from transformer_xl.inference.generate.text_writer import text_pieces
-from transformer_xl.model import LanguageModel, Memory, load_model
+from transformer_xl.model import LanguageModel, load_model
 from transformer_xl.model.arguments import Text as Tokens
 from transformer_xl.model.arguments import (
     as_tokens,
@@ -39,19 +38,16 @@ from transformer_xl.model.arguments import (
 )
 from transformer_xl.model.compact import Weights, compact
 from transformer_xl.model.lengths import Lengths
-from transformer_xl.model.limits import full_memory, most_positions, require_mem_len
+from transformer_xl.model.limits import most_positions, require_mem_len
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
     find_model_folder,
     load_config,
-    verified_tensors,
     weights_checksum,
     weights_path,
-    write_tensors,
 )
 from transformer_xl.model.reading import Reader, ReaderState
 
-_POSITIONED = ("states", "keys", "values")
 Text = str | Tokens
 """A text, or its tokens."""
 
@@ -94,132 +90,6 @@ def from_pretrained(
 
 open_folder = from_pretrained
 """The name of :func:`from_pretrained` in earlier versions."""
-
-
-class State(NamedTuple):
-    """The state of a text, from which it can be continued."""
-
-    mems: Memory
-    """The memory of all tokens but the last."""
-    last_token: int
-    """The last token, not read yet."""
-    random: UInt8[Tensor, " bytes"] | None
-    """The state of the random number generator; None: no sampling, or a file of an old version."""
-    offset: int = 0
-    """How many tokens of an incomplete segment are in the memory."""
-    read: Int[Tensor, " n"] | None = None
-    """The last tokens in the memory, for penalties and for display; None: unknown."""
-
-
-def largest_state(model: LanguageModel, mem_len: int, n_tokens: int = MAX_HISTORY) -> int:
-    """Return the maximum bytes of a state: memory, last tokens, and random numbers."""
-    random = random_numbers(0).get_state()
-    return full_memory(model, mem_len) + n_tokens * np.dtype(np.int32).itemsize + random.nbytes
-
-
-def save_state(path: Path, generation: Generation, weights: Path | str) -> None:
-    """Write the state of a generation, as :func:`write_state` does."""
-    read = torch.from_numpy(generation.history)
-    state = State(generation.mems, generation.last_token, generation.random_state, read=read)
-    write_state(path, state, weights)
-
-
-def write_state(path: Path, state: State, weights: Path | str, *, positions: int = 0) -> None:
-    """Write a state to a safetensors file, atomically.
-
-    Args:
-        path: The file.
-        state: The state.
-        weights: The weights file of the model, which :func:`load_state` compares; or, if the file
-            may have been replaced since, its SHA-256 at the time of loading.
-        positions: Pad the memory to this length, so that all files have the same size, and the
-            tokens in it to 4,096.
-    """
-    unused, read = max(positions - len(state.mems), 0), state.read
-    n_read = 0 if read is None else len(read)
-    if read is not None and positions:
-        read = F.pad(read, (max(MAX_HISTORY - n_read, 0), 0))
-    found = state.mems.state_dict() | {"random": state.random, "read": read}
-    tensors = {name: x.contiguous() for name, x in found.items() if x is not None}
-    if unused:
-        for name in tensors.keys() & _POSITIONED:
-            tensors[name] = F.pad(tensors[name], (0, 0, unused, 0))
-    # Zero-padded, so that the header has a constant size.
-    about = {
-        "format_version": str(FORMAT_VERSION),
-        "last_token": f"{state.last_token:012}",
-        "offset": f"{state.offset:012}",
-        "unused": f"{unused:012}",
-        "n_read": f"{n_read:012}",
-        "weights": weights_checksum(weights),
-    }
-    write_tensors(tensors, path, about)
-
-
-def load_state(
-    path: Path, weights: Path | str, model: LanguageModel | None = None, *, follow: bool = True
-) -> State:
-    """Load and verify a state.
-
-    Args:
-        path: The file.
-        weights: As for :func:`write_state`.
-        model: The model that will use it: shapes are validated, and the memory is moved to its
-            device and precision. None: the state is returned as stored.
-        follow: Whether the file, or the folder that it is in, may be a symbolic link.
-
-    Raises:
-        OSError: The file does not exist, or is no regular file.
-        RuntimeError: The file is damaged or of a newer version.
-        ValueError: The state belongs to another model.
-    """
-    tensors, about = verified_tensors(path, follow=follow)
-    # Copied, because rounding in products depends on the alignment of tensors, and in the file that
-    # depends on the length of the header.
-    tensors = {name: x.clone() for name, x in tensors.items()}
-    try:
-        version, belongs_to = int(about["format_version"]), about["weights"]
-        last_token, offset = int(about["last_token"]), int(about.get("offset", 0))
-        unused = int(about.get("unused", 0))
-        if offset < 0 or unused < 0:
-            raise ValueError(f"offset={offset}, unused={unused}")
-        random, read = tensors.pop("random", None), tensors.pop("read", None)
-        if read is not None:
-            n_read = int(about.get("n_read", len(read)))
-            if not 0 <= n_read <= len(read):
-                raise ValueError(f"n_read={n_read} of {len(read)} tokens")
-            read = read[len(read) - n_read :]
-        if random is not None:
-            torch.Generator().set_state(random)
-        for name in tensors.keys() & _POSITIONED:
-            tensors[name] = tensors[name][..., unused:, :]
-        state = State(
-            Memory.from_state_dict({"forgotten": None} | tensors), last_token, random, offset, read
-        )
-    except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
-        raise RuntimeError(f"{path} is damaged or holds no memory: {error}") from error
-    if version > FORMAT_VERSION:
-        raise RuntimeError(
-            f"{path} has format {version}; this version reads up to {FORMAT_VERSION}: "
-            "update transformer_xl"
-        )
-    if belongs_to != weights_checksum(weights):
-        this = weights if isinstance(weights, Path) else "this one"
-        raise ValueError(f"the memory in {path} was made by another model than {this}")
-    if model is None:
-        return state
-    if not _fits(state, model):
-        raise RuntimeError(f"{path} is damaged: no text of this model goes on from it")
-    return state._replace(mems=state.mems.to(model.device, model.dtype))
-
-
-def _fits(state: State, model: LanguageModel) -> bool:
-    """Whether a state fits a model; a wrong one would fail a whole batch of the server."""
-    tokens = torch.tensor([state.last_token])
-    if state.read is not None:
-        tokens = torch.cat([tokens, state.read.flatten()])
-    is_known = bool(((tokens >= 0) & (tokens < model.config.vocab_size)).all())
-    return is_known and model.is_own(state.mems) and state.mems.batch_size == 1
 
 
 class Mark(NamedTuple):

@@ -1,0 +1,119 @@
+"""What a session keeps with its state, so that a request that is sent twice appends once.
+
+A client whose connection broke asks again with the same Idempotency-Key, and gets the answer that
+was given: the last few are kept, in the note of the state, and so are saved with the tokens that
+they appended. A request that comes late, as from a server that was paused while another went on,
+may have a key that is forgotten: the number of the turn for which it was meant tells it apart.
+"""
+
+import hashlib
+from typing import Annotated, Literal
+
+import msgspec
+
+from transformer_xl.apps.serve.errors import ApiError
+from transformer_xl.apps.serve.schemas import CompletionRequest
+
+KEY = r"^[!-~]{1,255}$"
+"""The pattern of an Idempotency-Key."""
+_MOST = 8
+"""Answers that are kept of a session."""
+_MOST_BYTES = 1 << 18
+"""Bytes of them, but for the last one."""
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
+
+
+class Told(msgspec.Struct, forbid_unknown_fields=True):
+    """An answer that a session has given."""
+
+    key: str
+    request: str
+    """A digest of the request."""
+    turn: _Count
+    """How many answers the session had given with it."""
+    tokens: list[int]
+    text: str
+    reason: Literal["stop", "repetition", "length", "cancelled"]
+    seed: int | None = None
+
+
+class Notes(msgspec.Struct, forbid_unknown_fields=True):
+    """What a session keeps with its state."""
+
+    turns: _Count = 0
+    """How many answers it has given."""
+    told: list[Told] = []
+    """The last of them whose request had a key."""
+
+    def encoded(self) -> str:
+        """Return it as text."""
+        return msgspec.json.encode(self).decode()
+
+    def after(self, told: Told | None) -> "Notes":
+        """Return the notes after another answer."""
+        kept = [*self.told, told][-_MOST:] if told else self.told
+        while len(kept) > 1 and len(msgspec.json.encode(kept)) > _MOST_BYTES:
+            kept = kept[1:]
+        return Notes(self.turns + 1, kept)
+
+
+_DECODER = msgspec.json.Decoder(Notes)
+
+
+def notes_of(note: str) -> Notes:
+    """Return what a session keeps.
+
+    Raises:
+        RuntimeError: The note is damaged.
+    """
+    try:
+        return _DECODER.decode(note) if note else Notes()
+    except msgspec.DecodeError as error:
+        raise RuntimeError(f"what the session keeps with its state is damaged: {error}") from error
+
+
+def require_repeatable(body: CompletionRequest, key: str | None) -> None:
+    """Require a request that can be recognized when it is sent again.
+
+    Raises:
+        ApiError: It has no session, or asks for more than text and tokens.
+    """
+    if body.session_turn is not None and not body.session:
+        message = "session_turn is for sessions: name one, or leave it out"
+        raise ApiError(400, message, "unsupported", "session_turn")
+    if key is None:
+        return
+    if not body.session:
+        message = "Idempotency-Key is for sessions, to which nothing is appended twice: name one"
+        raise ApiError(400, message, "unsupported", "session")
+    for name in ("logprobs", "attention"):
+        if getattr(body, name) is not None:
+            message = f"answers that are kept for an Idempotency-Key have no {name}: leave it out"
+            raise ApiError(400, message, "unsupported", name)
+
+
+def digest(body: CompletionRequest) -> str:
+    """Return what tells two requests apart, however their answers are sent."""
+    content = body.model_dump_json(exclude={"stream", "stream_options", "user"})
+    return hashlib.sha256(content.encode()).hexdigest()
+
+
+def find(notes: Notes, key: str | None, body: CompletionRequest) -> Told | None:
+    """Return the answer that was given for a key; None: the request is a new one.
+
+    Raises:
+        ApiError: The key was given with another request, or the request is for another turn.
+    """
+    for told in notes.told if key is not None else ():
+        if told.key == key:
+            if told.request != digest(body):
+                message = "this Idempotency-Key was used for another request: take a new one"
+                raise ApiError(409, message, "idempotency_key_reused", "Idempotency-Key")
+            return told
+    if body.session_turn not in (None, notes.turns):
+        message = (
+            f"session_turn={body.session_turn}, and the session has given {notes.turns} answers: "
+            "nothing was appended"
+        )
+        raise ApiError(409, message, "session_at_another_turn", "session_turn")
+    return None

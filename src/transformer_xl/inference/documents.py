@@ -1,0 +1,279 @@
+"""Scores of many documents, or texts that continue them, in parts that any engine performs.
+
+A file of documents is divided into tasks, each of which reads some of them and writes one file. A
+task that has left its file is not repeated, so a killed call is resumed by the same call. Results
+depend on the task and not on who performs it.
+"""
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, NamedTuple
+
+import msgspec
+import torch
+
+from transformer_xl.config import GenerateConfig
+from transformer_xl.config.checks import require
+from transformer_xl.config.device import pick_device
+from transformer_xl.config.files import open_regular, read_small_file, replace_file
+from transformer_xl.inference.answers import losses
+from transformer_xl.inference.generate import (
+    GenerationBatch,
+    Sampler,
+    from_pretrained,
+    random_numbers,
+    seed_of,
+)
+from transformer_xl.model.arguments import require_at_least
+from transformer_xl.model.compact import Weights
+from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.pretrained import find_model_folder, weights_checksum, weights_path
+
+_ABOUT = "about.json"
+_LONGEST_LINE = 64 << 20
+"""Bytes of a document, at most."""
+
+
+class Document(msgspec.Struct):
+    """A line of the source; other fields are ignored."""
+
+    text: str
+    id: str | int | None = None
+    """A name; None: its number in the file, from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is done with the documents, and with which model."""
+
+    model: str
+    """A model folder, a run folder, or the name of a model."""
+    kind: Literal["score", "generate"] = "score"
+    """Whether documents are scored, or continued."""
+    batch_size: int = 16
+    """Documents that are read together."""
+    per_task: int = 256
+    """Documents of a task."""
+    weights: Weights = "float32"
+    """Precision of the weights."""
+    threads: int = 1
+    """Threads of the model in each process: sums depend on their number, in their last bits."""
+    generation: GenerateConfig = field(default_factory=GenerateConfig)
+    """Settings of sampling; document n is continued with the seed plus n."""
+
+    def __post_init__(self) -> None:
+        require_at_least(
+            1, batch_size=self.batch_size, per_task=self.per_task, threads=self.threads
+        )
+        require(
+            self.generation.beam_size is None,
+            f"beam_size={self.generation.beam_size}: documents are continued by sampling; leave "
+            "it out",
+        )
+        require(
+            self.kind == "generate" or self.generation == GenerateConfig(),
+            "settings of sampling have no effect on scores: leave them out, or kind='generate'",
+        )
+
+
+class Task(NamedTuple):
+    """Some documents of a source, and the file for what is found."""
+
+    source: Path
+    start: int
+    """Where the first document begins, in bytes."""
+    first: int
+    """Its number."""
+    n: int
+    """How many there are."""
+    target: Path
+
+
+Executor = Callable[[Work, Sequence[Task], int], Iterator[Task]]
+"""Performs tasks with so many workers, and yields each that is done."""
+
+
+class Performer:
+    """A model that performs tasks; each worker has one.
+
+    Raises:
+        OSError: The model cannot be read.
+        RuntimeError: It is damaged.
+    """
+
+    def __init__(self, work: Work) -> None:
+        torch.set_num_threads(work.threads)
+        self._work = work
+        self._model, self._vocab = from_pretrained(work.model, pick_device(), work.weights)
+        self._model.eval()
+        self._lengths = Lengths.of(self._model.config, ext_len=0)
+
+    def __call__(self, task: Task) -> None:
+        """Perform a task: write its file, a line for each document, in their order.
+
+        Raises:
+            OSError: A file cannot be read or written.
+            ValueError: A line is no document.
+        """
+        found: list[dict[str, Any]] = []
+        texts: dict[int, list[int]] = {}
+        for number, document in enumerate(_documents(task), task.first):
+            name = number if document.id is None else document.id
+            found.append({"id": name})
+            try:
+                texts[len(found) - 1] = [*self._vocab.encode(document.text)]
+            except ValueError as error:
+                found[-1]["error"] = str(error)
+        for rows in _batches(texts, self._work.batch_size):
+            results = (
+                self._scores([texts[row] for row in rows])
+                if self._work.kind == "score"
+                else self._texts([texts[row] for row in rows], [task.first + row for row in rows])
+            )
+            for row, result in zip(rows, results, strict=True):
+                found[row] |= result
+        lines = (json.dumps(each, ensure_ascii=False) + "\n" for each in found)
+        replace_file(task.target, "".join(lines).encode("utf-8", "surrogatepass"))
+
+    def _scores(self, texts: list[list[int]]) -> list[dict[str, Any]]:
+        scored = [text for text in texts if len(text) > 1]
+        found = iter(losses(self._model, scored, self._lengths) if scored else ())
+        results = []
+        for text in texts:
+            nll = float(next(found).sum()) if len(text) > 1 else 0.0
+            mean = nll / (len(text) - 1) if len(text) > 1 else None
+            # The first token is predicted from nothing.
+            results.append({"tokens": len(text), "nll": mean, "nll_sum": nll})
+        return results
+
+    def _texts(self, texts: list[list[int]], numbers: list[int]) -> list[dict[str, Any]]:
+        settings, begun = self._work.generation, [n for n, text in enumerate(texts) if text]
+        results: list[dict[str, Any]] = [{"error": "the document is empty"} for _ in texts]
+        if not begun:
+            return results
+        sampler = Sampler(
+            **settings.sampling, vocab_size=self._model.config.vocab_size, vocab=self._vocab
+        )
+        seeds = [seed_of(settings.seed, numbers[n]) for n in begun]
+        batch = GenerationBatch(
+            self._model,
+            [texts[n] for n in begun],
+            settings.length,
+            None,
+            sampler,
+            [random_numbers(seed) for seed in seeds],
+            None,
+        )
+        written = batch.decode(self._vocab, settings.stop)
+        for n, text, seed in zip(begun, written, seeds, strict=True):
+            results[n] = {"text": text, "seed": seed}
+        return results
+
+
+def tasks_of(work: Work, source: Path, out: Path) -> list[Task]:
+    """Divide a file into tasks; note in the folder ``out`` what is done.
+
+    Args:
+        work: What is done.
+        source: JSON lines, each with a ``text``, and perhaps an ``id``.
+        out: A folder, that of an earlier call with the same arguments or a new one.
+
+    Raises:
+        OSError: A file cannot be read or written.
+        ValueError: The folder has the results of something else, or there is no document.
+    """
+    weights = weights_checksum(weights_path(find_model_folder(work.model)))
+    about = {"work": asdict(work), "weights": weights, "source_bytes": source.stat().st_size}
+    content = json.dumps(about, indent=2, default=list).encode()
+    path = out / _ABOUT
+    if path.exists():
+        require(
+            read_small_file(path) == content,
+            f"{out} has results of another model, source or settings: give another folder",
+        )
+    else:
+        out.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content)
+    tasks, first = [], 0
+    with open_regular(source) as file:
+        while True:
+            start = file.tell()
+            n = sum(1 for _ in islice(_lines(file, source), work.per_task))
+            if not n:
+                break
+            target = out / f"part-{len(tasks):06}.jsonl"
+            tasks.append(Task(source.absolute(), start, first, n, target.absolute()))
+            first += n
+    require(bool(tasks), f"{source} has no document")
+    return tasks
+
+
+def here(work: Work, tasks: Sequence[Task], n_workers: int) -> Iterator[Task]:
+    """Perform tasks in this process."""
+    perform = Performer(work)
+    for task in tasks:
+        perform(task)
+        yield task
+
+
+def process(
+    work: Work,
+    source: Path | str,
+    out: Path | str,
+    *,
+    executor: Executor = here,
+    workers: int = 1,
+) -> list[Path]:
+    """Score or continue the documents of a file; return the files with the results, in order.
+
+    Args:
+        work: What is done.
+        source: As for :func:`tasks_of`.
+        out: As for :func:`tasks_of`; after a kill the same call resumes.
+        executor: What performs the tasks.
+        workers: How many it performs at once.
+
+    Raises:
+        OSError: A file cannot be read or written.
+        RuntimeError: The executor has left tasks undone; the same call performs them.
+        ValueError: As :func:`tasks_of`, or a line is no document.
+    """
+    tasks = tasks_of(work, Path(source), Path(out))
+    if left := [task for task in tasks if not task.target.is_file()]:
+        for _ in executor(work, left, workers):
+            pass
+    if undone := [task.target.name for task in tasks if not task.target.is_file()]:
+        raise RuntimeError(f"{len(undone)} of {len(tasks)} parts are missing, first {undone[0]}")
+    return [task.target for task in tasks]
+
+
+def _documents(task: Task) -> Iterator[Document]:
+    decoder = msgspec.json.Decoder(Document)
+    with open_regular(task.source) as file:
+        file.seek(task.start, os.SEEK_SET)
+        for number, line in enumerate(islice(_lines(file, task.source), task.n), task.first):
+            try:
+                yield decoder.decode(line)
+            except msgspec.DecodeError as error:
+                raise ValueError(
+                    f"line {number + 1} of {task.source} is no document, such as "
+                    f'{{"text": "..."}}: {error}'
+                ) from error
+
+
+def _lines(file: BinaryIO, source: Path) -> Iterator[bytes]:
+    while line := file.readline(_LONGEST_LINE + 1):
+        if len(line) > _LONGEST_LINE:
+            raise ValueError(f"{source} has a line of more than {_LONGEST_LINE:,} bytes: split it")
+        yield line
+
+
+def _batches(texts: dict[int, list[int]], size: int) -> Iterator[list[int]]:
+    """Yield the numbers of texts of similar length."""
+    order = sorted(texts, key=lambda n: len(texts[n]))
+    for first in range(0, len(order), size):
+        yield order[first : first + size]

@@ -1,0 +1,185 @@
+"""The state of a text, from which it can be continued, as a file or as bytes."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Int, UInt8
+from torch import Tensor
+
+from transformer_xl.config import FORMAT_VERSION
+from transformer_xl.config.evaluation import MAX_HISTORY
+from transformer_xl.inference.generate.batch import Generation, random_numbers
+from transformer_xl.model import LanguageModel, Memory
+from transformer_xl.model.limits import full_memory
+from transformer_xl.model.pretrained import (
+    pack_tensors,
+    unpack_tensors,
+    verified_tensors,
+    weights_checksum,
+    write_tensors,
+)
+
+_POSITIONED = ("states", "keys", "values")
+
+
+class State(NamedTuple):
+    """The state of a text, from which it can be continued."""
+
+    mems: Memory
+    """The memory of all tokens but the last."""
+    last_token: int
+    """The last token, not read yet."""
+    random: UInt8[Tensor, " bytes"] | None
+    """The state of the random number generator; None: no sampling, or a file of an old version."""
+    offset: int = 0
+    """How many tokens of an incomplete segment are in the memory."""
+    read: Int[Tensor, " n"] | None = None
+    """The last tokens in the memory, for penalties and for display; None: unknown."""
+    note: str = ""
+    """A text that a program keeps with it."""
+
+
+def largest_state(model: LanguageModel, mem_len: int, n_tokens: int = MAX_HISTORY) -> int:
+    """Return the maximum bytes of a state: memory, last tokens, and random numbers."""
+    random = random_numbers(0).get_state()
+    return full_memory(model, mem_len) + n_tokens * np.dtype(np.int32).itemsize + random.nbytes
+
+
+def save_state(path: Path, generation: Generation, weights: Path | str) -> None:
+    """Write the state of a generation, as :func:`write_state` does."""
+    read = torch.from_numpy(generation.history)
+    state = State(generation.mems, generation.last_token, generation.random_state, read=read)
+    write_state(path, state, weights)
+
+
+def write_state(path: Path, state: State, weights: Path | str, *, positions: int = 0) -> None:
+    """Write a state to a safetensors file, atomically.
+
+    Args:
+        path: The file.
+        state: The state.
+        weights: The weights file of the model, which :func:`load_state` compares; or, if the file
+            may have been replaced since, its SHA-256 at the time of loading.
+        positions: Pad the memory to this length, so that all files have the same size, and the
+            tokens in it to 4,096.
+    """
+    tensors, about = _contents(state, weights, positions)
+    write_tensors(tensors, path, about)
+
+
+def pack_state(state: State, weights: Path | str) -> bytes:
+    """Return what :func:`write_state` writes to a file."""
+    return pack_tensors(*_contents(state, weights))
+
+
+def load_state(
+    path: Path, weights: Path | str, model: LanguageModel | None = None, *, follow: bool = True
+) -> State:
+    """Load and verify a state.
+
+    Args:
+        path: The file.
+        weights: As for :func:`write_state`.
+        model: The model that will use it: shapes are validated, and the memory is moved to its
+            device and precision. None: the state is returned as stored.
+        follow: Whether the file, or the folder that it is in, may be a symbolic link.
+
+    Raises:
+        OSError: The file does not exist, or is no regular file.
+        RuntimeError: The file is damaged or of a newer version.
+        ValueError: The state belongs to another model.
+    """
+    return _state(*verified_tensors(path, follow=follow), path, weights, model)
+
+
+def unpack_state(
+    content: bytes, name: str, weights: Path | str, model: LanguageModel | None = None
+) -> State:
+    """Verify what :func:`pack_state` has packed; arguments and errors: :func:`load_state`.
+
+    ``name`` is what errors call it.
+    """
+    return _state(*unpack_tensors(content, name), name, weights, model)
+
+
+def _contents(
+    state: State, weights: Path | str, positions: int = 0
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    unused, read = max(positions - len(state.mems), 0), state.read
+    n_read = 0 if read is None else len(read)
+    if read is not None and positions:
+        read = F.pad(read, (max(MAX_HISTORY - n_read, 0), 0))
+    found = state.mems.state_dict() | {"random": state.random, "read": read}
+    tensors = {name: x.contiguous() for name, x in found.items() if x is not None}
+    if unused:
+        for name in tensors.keys() & _POSITIONED:
+            tensors[name] = F.pad(tensors[name], (0, 0, unused, 0))
+    # Zero-padded, so that the header has a constant size.
+    about = {
+        "format_version": str(FORMAT_VERSION),
+        "last_token": f"{state.last_token:012}",
+        "offset": f"{state.offset:012}",
+        "unused": f"{unused:012}",
+        "n_read": f"{n_read:012}",
+        "weights": weights_checksum(weights),
+    }
+    if state.note:
+        about["note"] = state.note
+    return tensors, about
+
+
+def _state(
+    tensors: dict[str, Tensor],
+    about: dict[str, str],
+    path: Path | str,
+    weights: Path | str,
+    model: LanguageModel | None,
+) -> State:
+    # Copied, because rounding in products depends on the alignment of tensors, and in the file that
+    # depends on the length of the header.
+    tensors = {name: x.clone() for name, x in tensors.items()}
+    try:
+        version, belongs_to = int(about["format_version"]), about["weights"]
+        last_token, offset = int(about["last_token"]), int(about.get("offset", 0))
+        unused = int(about.get("unused", 0))
+        if offset < 0 or unused < 0:
+            raise ValueError(f"offset={offset}, unused={unused}")
+        random, read = tensors.pop("random", None), tensors.pop("read", None)
+        if read is not None:
+            n_read = int(about.get("n_read", len(read)))
+            if not 0 <= n_read <= len(read):
+                raise ValueError(f"n_read={n_read} of {len(read)} tokens")
+            read = read[len(read) - n_read :]
+        if random is not None:
+            torch.Generator().set_state(random)
+        for name in tensors.keys() & _POSITIONED:
+            tensors[name] = tensors[name][..., unused:, :]
+        mems = Memory.from_state_dict({"forgotten": None} | tensors)
+        state = State(mems, last_token, random, offset, read, about.get("note", ""))
+    except (KeyError, ValueError, IndexError, TypeError, RuntimeError) as error:
+        raise RuntimeError(f"{path} is damaged or holds no memory: {error}") from error
+    if version > FORMAT_VERSION:
+        raise RuntimeError(
+            f"{path} has format {version}; this version reads up to {FORMAT_VERSION}: "
+            "update transformer_xl"
+        )
+    if belongs_to != weights_checksum(weights):
+        this = weights if isinstance(weights, Path) else "this one"
+        raise ValueError(f"the memory in {path} was made by another model than {this}")
+    if model is None:
+        return state
+    if not _fits(state, model):
+        raise RuntimeError(f"{path} is damaged: no text of this model goes on from it")
+    return state._replace(mems=state.mems.to(model.device, model.dtype))
+
+
+def _fits(state: State, model: LanguageModel) -> bool:
+    """Whether a state fits a model; a wrong one would fail a whole batch of the server."""
+    tokens = torch.tensor([state.last_token])
+    if state.read is not None:
+        tokens = torch.cat([tokens, state.read.flatten()])
+    is_known = bool(((tokens >= 0) & (tokens < model.config.vocab_size)).all())
+    return is_known and model.is_own(state.mems) and state.mems.batch_size == 1

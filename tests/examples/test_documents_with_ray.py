@@ -1,0 +1,177 @@
+"""Documents that Ray's workers score and continue have the bytes of those of one process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from transformer_xl.config import GenerateConfig, ModelConfig
+from transformer_xl.data import train_vocab
+from transformer_xl.inference import documents
+from transformer_xl.inference.answers import losses
+from transformer_xl.inference.documents import Work, process
+from transformer_xl.inference.generate import from_pretrained, generate
+from transformer_xl.model import build_model
+from transformer_xl.model.lengths import Lengths
+
+PROGRAM = Path(__file__).parents[2] / "examples" / "documents_with_ray.py"
+LETTERS = "abcdefgh "
+
+
+@pytest.fixture
+def model(tmp_path):
+    torch.manual_seed(0)
+    vocab = train_vocab("chars", [LETTERS])
+    settings = {"n_layer": 2, "n_head": 2, "d_model": 16, "d_inner": 32, "mem_len": 12}
+    config = ModelConfig(vocab_size=len(vocab), dropout=0.0, init_std=0.3, **settings)
+    build_model(config).save_pretrained(tmp_path / "model", vocab)
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def source(tmp_path):
+    texts = [LETTERS[n % 5 :] * (n % 7) + LETTERS[: n % 3] for n in range(40)]
+    texts[11] = "no such letter: z"
+    lines = [json.dumps({"text": text, "id": f"d{n}", "more": [n]}) for n, text in enumerate(texts)]
+    path = tmp_path / "documents.jsonl"
+    path.write_text("\n".join(lines))
+    return path
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("part-*"))}
+
+
+def rows(paths):
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def test_each_document_has_the_score_that_it_has_alone(model, source, tmp_path):
+    work = Work(model=str(model), batch_size=4, per_task=7)
+    found = rows(process(work, source, tmp_path / "out"))
+    assert [each["id"] for each in found] == [f"d{n}" for n in range(40)]
+    net, vocab = from_pretrained(model)
+    for each, line in zip(found, source.read_text().splitlines(), strict=True):
+        text = json.loads(line)["text"]
+        if "z" in text:
+            assert "not in the vocabulary" in each["error"]
+            continue
+        ids = list(vocab.encode(text))
+        alone = losses(net, [ids], Lengths.of(net.config))[0].sum() if len(ids) > 1 else 0.0
+        assert each["tokens"] == len(ids)
+        assert each["nll_sum"] == pytest.approx(alone, rel=1e-5)
+        assert each["nll"] == (pytest.approx(alone / (len(ids) - 1)) if len(ids) > 1 else None)
+
+
+def test_each_document_is_continued_as_alone(model, source, tmp_path):
+    drawing = GenerateConfig(length=9, seed=5)
+    work = Work(model=str(model), kind="generate", per_task=7, batch_size=3, generation=drawing)
+    found = rows(process(work, source, tmp_path / "out"))
+    net, vocab = from_pretrained(model)
+    for n, (each, line) in enumerate(zip(found, source.read_text().splitlines(), strict=True)):
+        text = json.loads(line)["text"]
+        if not text or "z" in text:
+            assert "error" in each
+            continue
+        written = generate(net, vocab.encode(text), length=9, seed=5 + n)
+        assert (each["text"], each["seed"]) == (vocab.decode(list(written)), 5 + n)
+
+
+def test_what_is_done_is_not_repeated_and_what_differs_is_refused(
+    model, source, tmp_path, monkeypatch
+):
+    out, work = tmp_path / "out", Work(model=str(model), per_task=7)
+
+    def dies(given, tasks, n):
+        perform = documents.Performer(given)
+        perform(tasks[0])
+        perform(tasks[3])
+        yield tasks[0]
+
+    with pytest.raises(RuntimeError, match=r"4 of 6 parts are missing, first part-000001"):
+        process(work, source, out, executor=dies)
+    times = {path.name: path.stat().st_mtime_ns for path in out.glob("part-*")}
+    assert len(times) == 2
+    process(work, source, out)
+    assert {name: (out / name).stat().st_mtime_ns for name in times} == times
+    process(work, source, tmp_path / "whole")
+    assert contents(out) == contents(tmp_path / "whole")
+    with pytest.raises(ValueError, match="results of another model, source or settings"):
+        process(Work(model=str(model), per_task=8), source, out)
+    monkeypatch.setattr(documents, "_LONGEST_LINE", 20)
+    with pytest.raises(ValueError, match="a line of more than 20 bytes"):
+        process(work, source, tmp_path / "long")
+    monkeypatch.undo()
+    for content in ("", "[]\n", '{"text": 5}\n', "{"):
+        source.write_text(content)
+        with pytest.raises(ValueError, match="no document"):
+            process(work, source, tmp_path / f"bad{len(content)}")
+
+
+def test_settings_without_effect_are_refused():
+    with pytest.raises(ValueError, match="have no effect on scores"):
+        Work(model="m", generation=GenerateConfig(length=3))
+    with pytest.raises(ValueError, match="beam_size=2"):
+        Work(model="m", kind="generate", generation=GenerateConfig(beam_size=2))
+    with pytest.raises(ValueError, match="batch_size=0"):
+        Work(model="m", batch_size=0)
+
+
+def _workers(parent):
+    """Return the processes of workers that descend from a process."""
+    found, parents = [], {}
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            status = (path / "stat").read_text().rpartition(")")[2].split()
+            parents[int(path.name)] = int(status[1])
+            if b"MapWorker" in (path / "cmdline").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            continue
+
+    def descends(pid):
+        while pid and pid != parent:
+            pid = parents.get(pid, 0)
+        return pid == parent
+
+    return [pid for pid in found if descends(pid)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(sys.platform != "linux", reason="finds the workers in /proc")
+def test_two_workers_one_killed_write_what_one_process_writes(model, source, tmp_path):
+    pytest.importorskip("ray", reason="needs pip install 'transformer-xl[ray]'")
+    words = ["--per-task", "2", "--length", "400", "--seed", "5"]
+    command = [sys.executable, str(PROGRAM), "generate", str(model), str(source)]
+    # Its folder of sockets has a short path: they have at most 107 bytes.
+    environment = os.environ | {"RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1"}
+    out = tmp_path / "out"
+    process_ = subprocess.Popen(
+        [*command, str(out), *words, "--workers", "2"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    killed, end = 0, time.monotonic() + 300
+    while process_.poll() is None and not killed and time.monotonic() < end:
+        if contents(out) if out.exists() else {}:
+            for pid in _workers(process_.pid)[:1]:
+                os.kill(pid, signal.SIGKILL)
+                killed = pid
+        time.sleep(0.02)
+    said, _ = process_.communicate(timeout=300)
+    assert killed, said[-3000:]
+    assert process_.returncode == 0, said[-3000:]
+    drawing = GenerateConfig(length=400, seed=5)
+    work = Work(model=str(model), kind="generate", per_task=2, generation=drawing)
+    process(work, source, tmp_path / "alone")
+    assert contents(out) == contents(tmp_path / "alone")
+    assert len(contents(out)) == 20

@@ -1,0 +1,396 @@
+"""Sessions in Redis: what is stored, leases and fencing numbers, damage; against a real server."""
+
+import shutil
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("redis", reason="needs pip install 'transformer-xl[redis]'")
+
+from transformer_xl.apps.serve import redis_store
+from transformer_xl.apps.serve.errors import (
+    SessionBusyError,
+    SessionMissingError,
+    SessionTakenError,
+    StoreUnavailableError,
+    TooManySessionsError,
+)
+from transformer_xl.apps.serve.redis_store import (
+    RedisStore,
+    pack_record,
+    unpack_records,
+)
+from transformer_xl.apps.serve.serve_settings import ServeSettings
+from transformer_xl.apps.serve.session_store import Turn
+from transformer_xl.apps.serve.sessions import Sessions
+from transformer_xl.inference.generate import (
+    State,
+    generate,
+    largest_state,
+    random_numbers,
+)
+from transformer_xl.model.pretrained import weights_checksum
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("redis-server") is None, reason="needs Redis: apt install redis-server"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+        from shared_servers import Redis
+
+        found = Redis(tmp_path_factory.mktemp("redis"))
+    yield found
+    found.kill()
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch):
+    """Many other tests may use the disk, which each answer of the store waits for."""
+    monkeypatch.setattr(redis_store, "_SECONDS", 60)
+    monkeypatch.setattr(redis_store, "_SOCKET_SECONDS", 30)
+
+
+@pytest.fixture
+def redis(server):
+    server.client.flushall()
+    return server
+
+
+@pytest.fixture
+def stores(made, redis):
+    """Makes stores of one server: `stores(session_lease=0.2)`."""
+    begun = []
+
+    def begin(model=made, **settings):
+        given = ServeSettings(sessions=redis.url, **settings)
+        largest = largest_state(model.model, model.model.config.mem_len)
+        begun.append(RedisStore(given, weights_checksum(model.weights), model.model, largest))
+        return begun[-1]
+
+    yield begin
+    for each in begun:
+        each.close()
+
+
+def write(made, store, name, read, n, seed, state=None, version=0):
+    """Append a turn as a server does; return the tokens, the state and its version."""
+    lease = store.acquire(name, version)
+    if lease.version:
+        version, state = store.load(name, (version, state) if version else None)
+        assert version == lease.version
+    last = () if state is None else (state.last_token,)
+    before = torch.tensor([], dtype=torch.int32) if state is None else state.read
+    prompt = [*last, *read]
+    writing = generate(
+        made.model,
+        prompt,
+        length=n,
+        seed=state.random if seed is None else seed,
+        mems=None if state is None else state.mems,
+    )
+    drawn = list(writing)
+    known = torch.tensor([*before, *prompt, *drawn[:-1]], dtype=torch.int32)
+    state = State(writing.mems, drawn[-1], writing.random_state, read=known)
+    return drawn, state, store.save(lease, state, Turn(read, drawn))
+
+
+def same(one, two):
+    pairs = zip(one.mems.tensors, two.mems.tensors, strict=True)
+    close = all(torch.allclose(x, y, atol=1e-5) for x, y in pairs)
+    return close and (one.last_token, one.note) == (two.last_token, two.note)
+
+
+def test_records_come_back():
+    turns = [Turn([1, 2, 2**31 - 1], [4]), Turn([], []), Turn([], [5, 6])]
+    content = b"".join(pack_record(n + 1, turn) for n, turn in enumerate(turns))
+    assert [each.turn for each in unpack_records(content)] == turns
+    for size in (1, 15, 17, len(content) - 1):
+        with pytest.raises(ValueError, match="cut off"):
+            unpack_records(content[:size])
+
+
+@pytest.mark.parametrize("session_snapshot", [1, 30, 1000])
+def test_another_server_goes_on_with_the_same_tokens(made, stores, session_snapshot):
+    one = stores(session_snapshot=session_snapshot)
+    two = stores(session_snapshot=session_snapshot)
+    kept = two_known = None
+    version = known_version = 0
+    mems, last, expected, found = None, [], [], []
+    for n in range(12):
+        read = [n % 7 + 1] * (n % 3) or [2]
+        seed = n if n % 2 == 0 else None
+        store = one if n % 4 < 2 else two
+        # Each server goes on from what it knows itself.
+        if store is one:
+            drawn, kept, version = write(made, one, "tale", read, 9, seed or 0, kept, version)
+        else:
+            drawn, two_known, known_version = write(
+                made, two, "tale", read, 9, seed or 0, two_known, known_version
+            )
+        found += drawn
+        writing = generate(made.model, [*last, *read], length=9, seed=seed or 0, mems=mems)
+        expected += list(writing)
+        mems, last = writing.mems, [writing.last_token]
+    assert found == expected
+    loaded = stores().load("tale")[1]
+    assert all(
+        torch.allclose(x, y, atol=1e-5)
+        for x, y in zip(loaded.mems.tensors, mems.tensors, strict=True)
+    )
+    assert torch.equal(loaded.random, writing.random_state)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"reset_at": 5},
+        {"kind": "lstm", "n_head": 8, "d_inner": 2048, "mem_len": 512},
+        {"attn_type": 2},
+        {"enhanced_recurrence": True},
+        {"mem_len": 0},
+        {"norm_first": True, "clamp_len": 5},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_models_of_every_kind_are_read_again(make_model, stores, settings):
+    other = make_model(**settings)
+    store = stores(other)
+    state, version = None, 0
+    for n in range(4):
+        _, state, version = write(other, store, "s", [1, 5, 2], 20, n, state, version)
+    assert same(store.load("s")[1], state)
+
+
+def test_one_server_at_a_time(made, stores):
+    one, two = stores(), stores()
+    _, state, version = write(made, one, "a", [1], 3, 1)
+    lease = one.acquire("a", version)
+    for use in (lambda: two.acquire("a", 0), lambda: two.delete("a")):
+        with pytest.raises(SessionBusyError, match="in use by another server"):
+            use()
+    assert [(each.name, each.is_busy) for each in two.all()] == [("a", True)]
+    assert same(two.load("a")[1], state)
+    one.release(lease)
+    assert two.acquire("a", 0).number > lease.number
+    two.close()
+
+
+def test_a_lease_is_renewed_while_its_server_lives_and_ends_with_it(made, stores):
+    one, two = stores(session_lease=0.3), stores(session_lease=0.3)
+    _, _, version = write(made, one, "a", [1], 3, 1)
+    one.acquire("a", version)
+    time.sleep(1)
+    with pytest.raises(SessionBusyError):
+        two.acquire("a", 0)
+    one._is_closing.set()
+    time.sleep(0.8)
+    two.acquire("a", 0)
+
+
+def test_who_was_away_for_longer_than_the_lease_appends_nothing(made, stores):
+    one, two = stores(session_lease=0.2), stores(session_lease=0.2)
+    _, state, version = write(made, one, "a", [1], 3, 1)
+    lease = one.acquire("a", version)
+    one._held.clear()
+    time.sleep(0.4)
+    _, newer, later = write(made, two, "a", [2], 4, 2)
+    assert later > lease.number
+    with pytest.raises(SessionTakenError, match="nothing of this request was appended"):
+        one.save(lease, state, Turn([9], [9]))
+    assert same(two.load("a")[1], newer)
+    # Nor after it was deleted, or begun anew.
+    two.delete("a")
+    with pytest.raises(SessionTakenError):
+        one.save(lease, state, Turn([9], [9]))
+    _, newer, _ = write(made, two, "a", [3], 2, 2)
+    with pytest.raises(SessionTakenError):
+        one.save(lease, state, Turn([9], [9]))
+    # What it knows of the old one is not taken for the new one.
+    assert same(one.load("a", (version, state))[1], newer)
+
+
+def test_a_save_whose_answer_was_lost_appends_once(made, stores):
+    store = stores()
+    _, state, version = write(made, store, "a", [1], 3, 1)
+    lease = store.acquire("a", version)
+    later = state._replace(last_token=2)
+    assert store.save(lease, later, Turn([], [2])) == store.save(lease, later, Turn([], [2]))
+    records = unpack_records(store._client.hget("txl:session:a", "tail"))
+    assert len(records) == 2
+
+
+def test_a_lease_that_was_given_back_is_not_renewed(made, stores):
+    store = stores()
+    _, state, version = write(made, store, "a", [1], 3, 1)
+    lease = store.acquire("a", version)
+    store.save(lease, state, Turn([], [2]))
+    # The thread that renews may have seen it just before.
+    given = [lease.number, store._lease_us, store._idle_ms]
+    assert store._scripts["renew"](store._keys("a"), given) == 0
+    store.release(store.acquire("a", lease.number))
+
+
+def test_numbers_grow_even_if_the_store_lost_all(made, stores, redis):
+    store = stores()
+    _, _, version = write(made, store, "a", [1], 3, 1)
+    redis.client.flushall()
+    _, _, later = write(made, store, "a", [2], 3, 1)
+    assert later > version
+
+
+def test_unused_sessions_expire_and_their_number_is_limited(made, stores):
+    store = stores(max_sessions=2)
+    for name in "ab":
+        write(made, store, name, [1], 2, 1)
+    with pytest.raises(TooManySessionsError, match="there are 2 sessions"):
+        store.acquire("c", 0)
+    store.close()
+    store = stores(max_sessions=2, session_idle=0.2, session_lease=0.1)
+    write(made, store, "a", [1], 2, 1)
+    time.sleep(0.5)
+    assert store.all() == []
+    # Another server has the session b for a week; with this one's limit it is gone from the list.
+    store._client.delete("txl:session:b")
+    for use in (store.load, store.find, store.delete):
+        with pytest.raises(SessionMissingError):
+            use("a")
+    store.acquire("c", 0)
+
+
+def test_what_is_damaged_is_told_and_can_be_deleted(made, make_model, stores, redis):
+    store = stores(session_snapshot=5)
+    key = "txl:session:a"
+    damages = [
+        ("tail", b"\x80\x04\x95pickle"),
+        ("tail", pack_record(10**15, Turn([], [10**6]))),
+        ("tail", pack_record(10**15, Turn([-1], []))),
+        ("memory", b""),
+        ("memory", b"\x00" * 100),
+        ("memory", b"x" * (1 << 21)),
+        ("version", b"no"),
+        ("version", b"9" * 400),
+        ("birth", b"nan"),
+        ("snap", b"-1"),
+        ("random", b"\x01"),
+        ("note", b"\xff\xfe"),
+        ("until", b"soon"),
+        ("appended", b"x"),
+        ("fence", b"x" * 999),
+    ]
+    for field, value in damages:
+        write(made, store, "a", [1], 9, 1)
+        redis.client.hset(key, field, value)
+        for use in (lambda: store.release(store.acquire("a", 0)), lambda: store.load("a")):
+            # Whatever is not needed may be damaged; what is is told.
+            with suppress(RuntimeError):
+                use()
+        redis.client.hset(key, "until", 0)
+        store.delete("a")
+        assert not redis.client.exists(key)
+    redis.client.set(key, "a text")
+    with pytest.raises(RuntimeError, match="damaged"):
+        store.acquire("a", 0)
+    store.delete("a")
+    write(made, store, "a", [1], 9, 1)
+    with pytest.raises(ValueError, match="made by another model"):
+        stores(make_model(init_std=0.3)).load("a")
+
+
+def test_sessions_of_two_servers_follow_each_other(made, redis):
+    def begin():
+        settings = ServeSettings(sessions=redis.url, sessions_in_memory=2)
+        return Sessions(settings, made.weights, made.model, largest=10**5)
+
+    one, two = begin(), begin()
+
+    def put(sessions, name, token):
+        session = sessions.open(name)
+        state = session.state
+        mems = made.model.keep(made.model.start_memory(1)) if state is None else state.mems
+        random = random_numbers(token).get_state()
+        sessions.close(session, State(mems, token, random, read=None), Turn([], [token]))
+
+    for name in "abc":
+        put(one, name, 1)
+    assert one.n_in_memory == 2
+    assert [each.name for each in two.all()] == ["c", "b", "a"]
+    put(two, "c", 2)
+    assert one.peek("c").last_token == 2
+    assert one.open("c").state.last_token == 2
+    with pytest.raises(SessionBusyError):
+        two.open("c")
+    with pytest.raises(SessionBusyError):
+        two.delete("c")
+    assert two.find("c").is_busy
+    two.delete("b")
+    for each in (one, two):
+        with pytest.raises(SessionMissingError):
+            each.find("b")
+        with pytest.raises(SessionMissingError):
+            each.peek("b")
+    # One that has this very name begins anew, also where the old one is in memory.
+    session = one.open("b")
+    assert session.state is None
+    one.close(session)
+    assert one.save_all() == two.save_all() == 0
+    for each in (one, two):
+        each.close_store()
+
+
+def test_a_store_that_is_gone_is_told_soon_and_comes_back(made, stores, redis, monkeypatch):
+    monkeypatch.setattr(redis_store, "_SECONDS", 0.4)
+    monkeypatch.setattr(redis_store, "_REST", 0.2)
+    store = stores()
+    _, state, version = write(made, store, "a", [1], 5, 1)
+    redis.kill()
+    started = time.monotonic()
+    for use in (lambda: store.acquire("a", version), lambda: store.load("a"), store.all):
+        with pytest.raises(StoreUnavailableError, match="Idempotency-Key"):
+            use()
+    assert time.monotonic() - started < 5
+    redis.start()
+    time.sleep(0.3)
+    # Nothing is lost that was saved.
+    assert same(store.load("a")[1], state)
+
+
+def test_an_operation_waits_for_a_store_that_starts_again(made, stores, redis):
+    store = stores()
+    _, state, version = write(made, store, "a", [1], 5, 1)
+    lease = store.acquire("a", version)
+    redis.kill()
+    starting = threading.Timer(0.5, redis.start)
+    starting.start()
+    assert store.save(lease, state, Turn([1], [2])) == lease.number
+    starting.join(30)
+    assert [len(x.turn.drawn) for x in _tail(store)] == [5, 1]
+
+
+def _tail(store):
+    return unpack_records(store._client.hget("txl:session:a", "tail"))
+
+
+def test_what_cannot_be_is_refused(made, redis, caplog):
+    with pytest.raises(ValueError, match="save='later' is for sessions in a folder"):
+        ServeSettings(sessions=redis.url, save="later")
+    with pytest.raises(ValueError, match="session_snapshot=5 has no effect"):
+        ServeSettings(session_snapshot=5)
+    weights = weights_checksum(made.weights)
+    with pytest.raises(ValueError, match="Redis takes 536,870,912 in one value"):
+        RedisStore(ServeSettings(sessions=redis.url), weights, made.model, 10**9)
+    bad = ServeSettings(sessions="redis://user:secret@127.0.0.1:1/0")
+    with pytest.raises(OSError, match=r"sessions=redis://127.0.0.1:1/0: .* reached") as caught:
+        RedisStore(bad, weights, made.model, 10**5)
+    assert "secret" not in str(caught.value)
+    redis.client.config_set("appendfsync", "everysec")
+    RedisStore(ServeSettings(sessions=redis.url), weights, made.model, 10**5).close()
+    redis.client.config_set("appendfsync", "always")
+    assert "appendfsync=everysec" in caplog.text
