@@ -1,8 +1,7 @@
 """Translations in step with the English: which sections changed since they were translated.
 
 ``docs/zh/PATH`` translates ``docs/PATH``, and ``README.zh-CN.md`` translates ``README.md``, section
-by section. ``docs/zh/sources.toml`` records a digest of every English section that a translation was
-made from.
+by section. ``docs/zh/sources.toml`` has a digest of every English section that was translated.
 
 ``python scripts/docs/translations.py``           names the sections that are not in step
 ``python scripts/docs/translations.py --reviewed how-it-works.md``
@@ -24,7 +23,7 @@ import tomli_w
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 RECORD = DOCS / "zh" / "sources.toml"
-PENDING = "> 本节的英文原文已有改动，译文待更新。"
+PENDING = "> 本节的英文原文已有改动，译文待更新。"  # noqa: RUF001 - Chinese
 """The line below the heading of a section that is known not to be in step, for its readers."""
 
 
@@ -116,7 +115,7 @@ def _names(section: Section) -> set[str]:
     return {" ".join(name.split()) for name in found}
 
 
-def _list(names: Counter[str] | set[str]) -> str:
+def _list(names: Counter[str]) -> str:
     return ", ".join(sorted(names))
 
 
@@ -139,8 +138,8 @@ def differences(page: Path) -> Iterator[str]:
             yield f"{where}: blocks of code or output differ from the source"
         for kind, a, b in (
             ("numbers", _numbers(there), _numbers(here)),
-            ("names in code", _names(there), _names(here)),
-            ("links", _links(there, source), _links(here, page)),
+            ("names in code", Counter(_names(there)), Counter(_names(here))),
+            ("links", Counter(_links(there, source)), Counter(_links(here, page))),
         ):
             if a != b:
                 yield f"{where}: {kind}: not here [{_list(a - b)}], only here [{_list(b - a)}]"
