@@ -36,29 +36,41 @@ class SearchBoth(SearchEnglish):
     query is cut in the same way: a page that has all pairs of a query is found, whatever the words
     are. It needs no dictionary, neither here nor in the browser, where Sphinx's own search for
     Chinese (by jieba) does not cut a query at all.
+
+    Sphinx's program in the browser lets pages be without terms of fewer than three letters, so
+    these are filled up.
     """
 
     lang = "en+zh"
     js_splitter_code = f"""
 function splitQuery(query) {{
-  const parts = query.match(/[{_HAN}]+|[\\p{{Letter}}\\p{{Number}}_]+/gu) || [];
-  const latin = (part) => part.match(/[^{_HAN}]+/gu) || [];
+  const parts = query.match(/[{_HAN}]+|(?:(?![{_HAN}])[\\p{{Letter}}\\p{{Number}}_])+/gu) || [];
   return parts.flatMap((part) => {{
-    if (!/^[{_HAN}]/.test(part)) return latin(part);
     const letters = Array.from(part);
-    return letters.length < 2 ? letters : letters.slice(1).map((x, n) => letters[n] + x);
+    if (letters.length < 2 || !/[{_HAN}]/.test(part)) return part;
+    return letters.slice(1).map((letter, n) => letters[n] + letter);
   }});
 }}
+window.Stemmer = class extends EnglishStemmer {{
+  constructor() {{
+    super();
+    const stem = this.stemWord;
+    this.stemWord = (word) => (/[{_HAN}]/.test(word) ? word.padEnd(3, "_") : stem.call(this, word));
+  }}
+}};
 """
 
     def split(self, input: str) -> list[str]:
         """Return words, and single characters and pairs of Chinese."""
         terms = []
         for part in re.findall(rf"[{_HAN}]+|[^\W{_HAN}]+", input):
-            terms.append(part)
-            if re.match(rf"[{_HAN}]", part):
-                terms[-1:] = [*part, *map("".join, pairwise(part))]
+            is_chinese = re.match(rf"[{_HAN}]", part)
+            terms += [*part, *map("".join, pairwise(part))] if is_chinese else [part]
         return terms
+
+    def stem(self, word: str) -> str:
+        """Return the stem of an English word."""
+        return word.ljust(3, "_") if re.match(rf"[{_HAN}]", word) else super().stem(word)
 
 
 def _is_chinese(page: str) -> bool:
