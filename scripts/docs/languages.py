@@ -17,9 +17,13 @@ WORDS = {
     "Made with ": "本站使用 ",
     "Next": "下一页",
     "On this page": "本页内容",
+    "Pages": "页面",
     "Previous": "上一页",
     "Search": "搜索",
     "Skip to content": "跳到正文",
+    "Toggle Light / Dark / Auto color theme": "切换浅色、深色或自动主题",
+    "Toggle site navigation sidebar": "显示或隐藏页面列表",
+    "Toggle table of contents sidebar": "显示或隐藏本页内容",
     '<a href="https://www.sphinx-doc.org/">Sphinx</a> and ': (
         '<a href="https://www.sphinx-doc.org/">Sphinx</a> 和 '
     ),
@@ -79,6 +83,13 @@ def _is_chinese(page: str) -> bool:
 
 def _translated(message: str) -> str:
     return WORDS.get(message, message)
+
+
+def with_labels(html: str) -> str:
+    """Return a page whose labels for assistive technology are in its language."""
+    if f'lang="{CODE}"' not in html[:200]:
+        return html
+    return re.sub(r'(?<=aria-label=")[^"]+', lambda found: _translated(found[0]), html)
 
 
 def _contents(app: Sphinx, page: str, **options: Any) -> str:

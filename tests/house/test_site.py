@@ -197,6 +197,14 @@ def test_chinese_is_found_by_any_of_its_words():
     assert [search.stem(x) for x in ("layers", "记", "记忆")] == ["layer", "记__", "记忆_"]
 
 
+def test_labels_of_a_chinese_page_are_chinese():
+    import languages
+
+    part = '<aside aria-label="On this page">'
+    assert "本页内容" in languages.with_labels(f'<html lang="zh-CN">{part}')
+    assert languages.with_labels(f'<html lang="en">{part}') == f'<html lang="en">{part}'
+
+
 def test_a_broken_link_within_the_site_is_found(tmp_path):
     from site_links import broken
 
