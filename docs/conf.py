@@ -23,6 +23,7 @@ extensions = [
     "sphinx_copybutton",
     # In scripts/docs.
     "docstrings",
+    "languages",
     "mathml",
     "outside_links",
     "page_fixes",
@@ -64,6 +65,8 @@ html_title = "Transformer-XL"
 html_math_renderer = "mathml"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_js_files = [("span.js", {"defer": "defer"})]
+html_search_language = "en+zh"
 html_copy_source = False
 html_show_sourcelink = False
 html_theme_options = {

@@ -2,6 +2,25 @@
 "use strict";
 
 const SVG = "http://www.w3.org/2000/svg";
+const WORDS = {
+  en: {
+    layers: "layers",
+    memory: "memory",
+    segment: "segment",
+    tokens: "tokens",
+    layer: (n) => `layer ${n}`,
+    seen: (n) => `The last token depends on ${n} tokens, itself included.`,
+  },
+  "zh-CN": {
+    layers: "层数",
+    memory: "记忆",
+    segment: "片段",
+    tokens: "token",
+    layer: (n) => `第 ${n} 层`,
+    seen: (n) => `最后一个 token 依赖于 ${n} 个 token，包括它自己。`,
+  },
+};
+const words = WORDS[document.documentElement.lang] || WORDS.en;
 
 function element(name, attributes, parent, text) {
   const made = document.createElementNS(SVG, name);
@@ -41,7 +60,7 @@ function draw(picture, layers, memory, segment) {
     firsts.unshift(first);
   }
   for (let layer = 0; layer <= layers; layer++) {
-    const name = layer ? `layer ${layer}` : "tokens";
+    const name = layer ? words.layer(layer) : words.tokens;
     element("text", { x: 0, y: y(layer) + 4, class: "name" }, picture, name);
     for (let token = 0; token < tokens; token++) {
       const kind = token >= firsts[layer] ? "seen" : "unseen";
@@ -63,12 +82,12 @@ for (const place of document.querySelectorAll("[data-span]")) {
   said.setAttribute("aria-live", "polite");
   const update = () => {
     const seen = draw(picture, +layers.value, +memory.value, +segment.value);
-    said.textContent = `The last token depends on ${seen} tokens, itself included.`;
+    said.textContent = words.seen(seen);
     picture.setAttribute("aria-label", said.textContent);
   };
-  const layers = slider(controls, "layers", 1, 5, 3, update);
-  const memory = slider(controls, "memory", 0, 16, 4, update);
-  const segment = slider(controls, "segment", 2, 12, 4, update);
+  const layers = slider(controls, words.layers, 1, 5, 3, update);
+  const memory = slider(controls, words.memory, 0, 16, 4, update);
+  const segment = slider(controls, words.segment, 2, 12, 4, update);
   place.append(controls, picture, said);
   update();
 }

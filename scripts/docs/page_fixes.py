@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import languages
 from sphinx.application import Sphinx
 
 _BACK = re.compile(r'(<a class="viewcode-back" href=")([^"#]*)#([^"]+)(")')
@@ -70,6 +71,7 @@ def _name_landmarks(app: Sphinx, error: Exception | None) -> None:
         text = named = page.read_text("utf-8")
         for part, with_name in _LANDMARKS.items():
             named = named.replace(part, with_name)
+        named = languages.with_labels(named)
         if named != text:
             page.write_text(named, encoding="utf-8")
 

@@ -3,7 +3,8 @@
 ``docs/tutorials/outputs/NAME.ipynb`` holds the code cells of a tutorial with their outputs, as
 ``python scripts/docs/tutorials.py`` has executed them (`make docs-run`). When the site is built, a
 cache of jupyter-cache is filled with these notebooks, and MyST-NB takes the outputs from it. A
-tutorial whose code was changed since has none there, which is an error; text may change.
+tutorial whose code was changed since has none there, which is an error; text may change. So a
+translation, which has the same code, is shown with the same outputs.
 
 The cache of jupyter-cache itself is a data base with times and absolute paths in it: it cannot be
 compared, and changes whenever it is used. So it is made anew for each build, and the notebooks are
@@ -30,6 +31,7 @@ from sphinx.errors import ExtensionError
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs" / "tutorials"
+TRANSLATED = ROOT / "docs" / "zh" / "tutorials"
 OUTPUTS = FOLDER / "outputs"
 LONGEST = 180
 """Seconds that executing a tutorial may take on two idle cores."""
@@ -38,6 +40,11 @@ LONGEST = 180
 def tutorials() -> list[Path]:
     """Return the files of the tutorials."""
     return sorted(path for path in FOLDER.glob("*.md") if path.read_text("utf-8")[:4] == "---\n")
+
+
+def translated() -> list[Path]:
+    """Return the files of tutorials in Chinese, which have the code and outputs of the others."""
+    return sorted(TRANSLATED.glob("*.md"))
 
 
 def read_tutorial(path: Path) -> Any:
@@ -60,7 +67,7 @@ def executed(path: Path) -> Any:
     outputs = nbformat.read(stored, as_version=4) if stored.is_file() else None
     if outputs is None or sources(outputs) != sources(notebook):
         raise ValueError(
-            f"docs/tutorials/{path.name}: its code has changed since its outputs were made: "
+            f"{path.parent.name}/{path.name}: its code is not that of its outputs: after a change, "
             f"run `make docs-run`, or python scripts/docs/tutorials.py {path.stem}"
         )
     notebook["metadata"]["language_info"] = {"name": "python", "pygments_lexer": "ipython3"}
@@ -171,7 +178,7 @@ def _fill_cache(app: Sphinx, config: Any) -> None:
     folder = Path(config.nb_execution_cache_path)
     cache, problems = get_cache(folder), []
     cache.clear_cache()
-    for path in tutorials():
+    for path in [*tutorials(), *translated()]:
         try:
             notebook = executed(path)
         except ValueError as error:
@@ -180,7 +187,8 @@ def _fill_cache(app: Sphinx, config: Any) -> None:
         cache.cache_notebook_bundle(
             CacheBundleIn(nb=notebook, uri=str(path)), check_validity=False, overwrite=True
         )
-        download = Path(app.srcdir) / "generated" / "notebooks" / f"{path.stem}.ipynb"
+        name = f"{path.stem}{'.zh-CN' * (path.parent == TRANSLATED)}.ipynb"
+        download = Path(app.srcdir) / "generated" / "notebooks" / name
         download.parent.mkdir(parents=True, exist_ok=True)
         nbformat.write(for_download(notebook), download)
     if problems:
@@ -190,7 +198,7 @@ def _fill_cache(app: Sphinx, config: Any) -> None:
 def _note_outputs(app: Sphinx, docname: str, content: list[str]) -> None:
     """Have a tutorial read again when its outputs have changed."""
     stored = OUTPUTS / f"{Path(docname).name}.ipynb"
-    if docname.startswith("tutorials/") and stored.is_file():
+    if "tutorials/" in docname and stored.is_file():
         app.env.note_dependency(str(stored))
 
 

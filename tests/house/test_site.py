@@ -106,6 +106,20 @@ def test_tutorials_have_outputs_of_the_code_that_they_show():
         assert len(pictures) == text.count("    alt: "), f"{path.name}: a text for each picture"
 
 
+def test_a_translated_tutorial_has_the_outputs_of_the_other_and_texts_for_its_pictures():
+    import tutorials
+
+    assert tutorials.translated()
+    for path in tutorials.translated():
+        source = tutorials.FOLDER / path.name
+        cells = [tutorials.executed(x)["cells"] for x in (source, path)]
+        outputs = [[c["outputs"] for c in own if c["cell_type"] == "code"] for own in cells]
+        assert outputs[0] == outputs[1]
+        texts = [re.findall(r"^    alt: (.*)", x.read_text("utf-8"), re.M) for x in (source, path)]
+        assert len(texts[0]) == len(texts[1])
+        assert not {*texts[0]} & {*texts[1]}
+
+
 def test_changed_code_of_a_tutorial_needs_new_outputs(tmp_path, monkeypatch):
     import tutorials
 
@@ -127,12 +141,12 @@ def test_the_inventories_are_those_that_the_program_writes():
 
 
 def test_every_page_is_in_the_table_of_contents():
-    index = (DOCS / "index.md").read_text("utf-8")
     listed = set()
-    for block in re.findall(r"```\{toctree\}\n(.*?)```", index, re.S):
-        for entry in block.splitlines():
-            if entry and not entry.startswith(":"):
-                listed |= {x.relative_to(DOCS) for x in DOCS.glob(f"{entry}.md")}
+    for index in (DOCS / "index.md", DOCS / "zh" / "index.md"):
+        for block in re.findall(r"```\{toctree\}\n(.*?)```", index.read_text("utf-8"), re.S):
+            for entry in block.splitlines():
+                if entry and not entry.startswith(":"):
+                    listed |= {x.relative_to(DOCS) for x in index.parent.glob(f"{entry}.md")}
     pages = {path.relative_to(DOCS) for path in DOCS.rglob("*.md")} - {Path("index.md")}
     assert pages == listed
 
@@ -170,6 +184,25 @@ def test_what_scrolls_can_be_reached_with_the_keyboard(tmp_path):
     page.write_text('<aside class="sidebar-drawer"></aside><aside class="toc-drawer no-toc">')
     page_fixes._name_landmarks(SimpleNamespace(outdir=tmp_path), None)
     assert page.read_text().count("aria-label") == 2
+
+
+def test_chinese_is_found_by_any_of_its_words():
+    import languages
+
+    search = languages.SearchBoth({})
+    terms = ["Transformer", "的", "记", "忆", "的记", "记忆", "mem_len_2"]
+    assert search.split("Transformer 的记忆 mem_len_2") == terms
+    assert search.split("KV缓存") == ["KV", "缓", "存", "缓存"]
+    # The browser leaves out terms of fewer than three letters.
+    assert [search.stem(x) for x in ("layers", "记", "记忆")] == ["layer", "记__", "记忆_"]
+
+
+def test_labels_of_a_chinese_page_are_chinese():
+    import languages
+
+    part = '<aside aria-label="On this page">'
+    assert "本页内容" in languages.with_labels(f'<html lang="zh-CN">{part}')
+    assert languages.with_labels(f'<html lang="en">{part}') == f'<html lang="en">{part}'
 
 
 def test_a_broken_link_within_the_site_is_found(tmp_path):
