@@ -42,9 +42,9 @@ def page(text: str, found: Mapping[str, str]) -> str:
     return _PLACE.sub(lambda x: f"<!-- table: {x[1]} -->\n{found[x[1]]}\n<!-- end -->", text)
 
 
-def main(path: Path, found: Mapping[str, str], program: str, about: str) -> None:
+def main(path: Path, found: Mapping[str, str], program: str) -> None:
     """Write the page with ``--write``; without it, end with an error if the page is old."""
-    parser = argparse.ArgumentParser(description=about)
+    parser = argparse.ArgumentParser(description=f"Write the tables of docs/{path.name}.")
     parser.add_argument("--write", action="store_true")
     text = path.read_text("utf-8")
     new = page(text, found)

@@ -265,4 +265,4 @@ def tables() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    main(PAGE, tables(), "result_tables.py", __doc__.splitlines()[0])
+    main(PAGE, tables(), "result_tables.py")

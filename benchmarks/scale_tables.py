@@ -198,4 +198,4 @@ def _beyond_row(way: str, G: int) -> str:
 
 
 if __name__ == "__main__":
-    main(PAGE, tables(), "scale_tables.py", __doc__.splitlines()[0])
+    main(PAGE, tables(), "scale_tables.py")
