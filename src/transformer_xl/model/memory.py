@@ -142,7 +142,8 @@ class KeysAndValues:
         The capacity is exclusive: another continuation of this store, also in another thread, is
         given different buffers.
         """
-        if torch.is_grad_enabled() or not isinstance(self.stop + T, int):
+        is_learned = self.is_prefix and torch.is_grad_enabled()
+        if is_learned or not isinstance(self.stop + T, int):
             # Autograd does not save what is written to later, and a symbol is no capacity.
             joined = self._in_same_buffers(self.start, self.stop)
             joined._is_joined = True
