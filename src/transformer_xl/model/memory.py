@@ -90,6 +90,8 @@ class KeysAndValues:
         values: For each layer, (H, B, capacity, K).
         adapters: What :func:`~transformer_xl.model.wrapping.adapters` returned for the model that
             projected them. None: unknown, as after loading; set by the first model that uses them.
+        is_prefix: Whether they are parameters themselves (prefix tuning), to which gradients flow;
+            those that are appended are detached.
         start: Index of the oldest cached position in the buffers.
         stop: Index behind the newest one.
     """
@@ -107,7 +109,7 @@ class KeysAndValues:
         # Where the free part begins, shared by all stores of these buffers. Whoever pops it may
         # write there. torch.compile cannot trace a lock. A symbol in a traced program is no key.
         self._free = {self.stop: True} if isinstance(self.stop, int) else {}
-        self._is_joined = False
+        self._is_joined = self.is_prefix = False
 
     @property
     def length(self) -> int:
@@ -140,7 +142,8 @@ class KeysAndValues:
         The capacity is exclusive: another continuation of this store, also in another thread, is
         given different buffers.
         """
-        if torch.is_grad_enabled() or not isinstance(self.stop + T, int):
+        is_learned = self.is_prefix and torch.is_grad_enabled()
+        if is_learned or not isinstance(self.stop + T, int):
             # Autograd does not save what is written to later, and a symbol is no capacity.
             joined = self._in_same_buffers(self.start, self.stop)
             joined._is_joined = True
@@ -206,11 +209,14 @@ class KeysAndValues:
     def changed(self, change: Callable[[Tensor], Tensor]) -> "KeysAndValues":
         """Return a store with a function applied to each tensor."""
         keys, values = ([change(x) for x in layers] for layers in self.tensors())
-        return KeysAndValues(keys, values, self.adapters)
+        store = KeysAndValues(keys, values, self.adapters)
+        store.is_prefix = self.is_prefix
+        return store
 
     def _in_same_buffers(self, start: int, stop: int) -> "KeysAndValues":
         store = KeysAndValues(self.keys, self.values, self.adapters)
         store.start, store.stop, store._free = start, stop, self._free
+        store.is_prefix = self.is_prefix
         return store
 
 

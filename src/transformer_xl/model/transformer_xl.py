@@ -135,7 +135,9 @@ class TransformerXL(LanguageModel):
         mems = mems.with_capacity(T, lengths.mem_len)
         M, first_key = mems.length, segment.first_keys(mems.length, mems.forgotten)
         x = self._embedded(segment)
-        positions = self._relative_positions(M + T, lengths.clamp_len, is_fixed=mems.has_keys)
+        # A prefix that is learned has weights beside it that may be learned, too.
+        is_fixed = mems.has_keys and not torch.is_grad_enabled()
+        positions = self._relative_positions(M + T, lengths.clamp_len, is_fixed=is_fixed)
         present, positioned = [], []
         for n, (layer, mix) in enumerate(zip(self.layers, self.value_mixes(), strict=True)):
             past, unpositioned = mems.store.past(n), x
@@ -181,7 +183,7 @@ class TransformerXL(LanguageModel):
         """Require that this memory can be continued with this segment."""
         self.require_continued(segment, mems, ext_len)
         if isinstance(mems.store, KeysAndValues):
-            if torch.is_grad_enabled():
+            if torch.is_grad_enabled() and not mems.store.is_prefix:
                 raise ValueError(
                     "a memory of keys and values needs fixed weights: use it under torch.no_grad()"
                 )

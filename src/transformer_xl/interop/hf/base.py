@@ -21,6 +21,7 @@ from transformer_xl.model import Memory, Stepper, build_model
 from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.language_model import require_own_weights
 from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.memory import KeysAndValues
 from transformer_xl.model.pretrained import (
     add_checksums,
     require_storable,
@@ -283,6 +284,9 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if not (use_cache and self.config.has_memory):
             return None
+        if isinstance(mems, Memory) and isinstance(mems.store, KeysAndValues):
+            # Those of a later step would be other ones.
+            mems.store.is_prefix = False
         return cache.after(mems, inputs.segment, is_padded=inputs.is_real is not None)
 
     @property

@@ -14,8 +14,9 @@ from transformers.modeling_outputs import (
 )
 
 from transformer_xl.interop.hf.base import TransformerXLPreTrainedModel
+from transformer_xl.interop.hf.cache import own_cache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig
-from transformer_xl.interop.hf.inputs import IGNORED, own_cache, read_to_the_end
+from transformer_xl.interop.hf.inputs import IGNORED, read_to_the_end
 
 
 class TransformerXLModel(TransformerXLPreTrainedModel):
@@ -46,7 +47,7 @@ class TransformerXLModel(TransformerXLPreTrainedModel):
         """
         wanted = self._wanted(kwargs)
         inputs = self._inputs(input_ids, attention_mask, inputs_embeds, kwargs)
-        cache = self._start(own_cache(past_key_values), inputs)
+        cache = self._start(own_cache(past_key_values, self.transformer), inputs)
         reading = self._read(inputs, cache, wanted)
         out = BaseModelOutputWithPast(
             last_hidden_state=reading.hidden,
@@ -101,7 +102,7 @@ class TransformerXLForSequenceClassification(TransformerXLPreTrainedModel):
         Raises:
             ValueError: A row is empty, or states of layers are asked for.
         """
-        cache, padding = own_cache(past_key_values), self.config.pad_token_id
+        cache, padding = own_cache(past_key_values, self.transformer), self.config.pad_token_id
         if attention_mask is None and input_ids is not None and padding is not None:
             attention_mask = input_ids != padding
         count = kwargs.pop("num_items_in_batch", None)
@@ -178,7 +179,7 @@ class TransformerXLForTokenClassification(TransformerXLPreTrainedModel):
         count = kwargs.pop("num_items_in_batch", None)
         wanted = self._wanted(kwargs)
         inputs = self._inputs(input_ids, attention_mask, inputs_embeds, kwargs)
-        cache = self._start(own_cache(past_key_values), inputs)
+        cache = self._start(own_cache(past_key_values, self.transformer), inputs)
         reading = self._read(inputs, cache, wanted)
         logits = self.score(reading.hidden)
         loss = None

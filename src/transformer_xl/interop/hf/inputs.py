@@ -17,27 +17,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from transformer_xl.interop.hf.cache import TransformerXLCache
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.observing import observed
 from transformer_xl.model.reading import read as read_segments
 from transformer_xl.model.segment import Segment
-
-
-def own_cache(cache: Any) -> TransformerXLCache | None:
-    """Return ``past_key_values`` if it is our cache.
-
-    Raises:
-        TypeError: It is a cache of another kind.
-    """
-    if cache is None or isinstance(cache, TransformerXLCache):
-        return cache
-    raise TypeError(
-        f"past_key_values is a {type(cache).__name__}, a Transformer-XL takes what its last call "
-        "returned as past_key_values (a TransformerXLCache), or None to begin"
-    )
-
 
 # The label of ignored positions.
 IGNORED = -100

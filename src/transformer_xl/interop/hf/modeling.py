@@ -16,9 +16,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils import logging
 
 from transformer_xl.interop.hf.base import TransformerXLPreTrainedModel
-from transformer_xl.interop.hf.cache import TransformerXLCache
+from transformer_xl.interop.hf.cache import TransformerXLCache, own_cache
 from transformer_xl.interop.hf.configuration import TransformerXLConfig
-from transformer_xl.interop.hf.inputs import IGNORED, own_cache
+from transformer_xl.interop.hf.inputs import IGNORED
 from transformer_xl.model import AdaptiveSoftmax
 
 _LOGGER = logging.get_logger(__name__)
@@ -94,7 +94,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         count = kwargs.pop("num_items_in_batch", None)
         wanted = self._wanted(kwargs)
         inputs = self._inputs(input_ids, attention_mask, inputs_embeds, kwargs)
-        cache = self._start(own_cache(past_key_values), inputs)
+        cache = self._start(own_cache(past_key_values, self.transformer), inputs)
         targets = inputs.targets(labels, shift_labels)
         if targets is None and count is not None and inputs.has_padding_before():
             _LOGGER.warning_once(_PADDED_BEFORE)
@@ -165,7 +165,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
         With ``past_key_values``, ``input_ids`` are either the whole texts or only their new tokens;
         this is detected by the last tokens that the memory has read.
         """
-        cache = own_cache(kwargs.get("past_key_values"))
+        cache = own_cache(kwargs.get("past_key_values"), self.transformer)
         tokens = kwargs.get("input_ids") if inputs is None else inputs
         if cache is not None and tokens is not None:
             mask = kwargs.get("attention_mask")
@@ -253,7 +253,7 @@ class TransformerXLForCausalLM(TransformerXLPreTrainedModel, GenerationMixin):
                 f"the memory has read all of the {input_ids.shape[1]} tokens: give at least one "
                 "more, the last one that was generated"
             )
-        cache = own_cache(kwargs.get("past_key_values"))
+        cache = own_cache(kwargs.get("past_key_values"), self.transformer)
         if cache is not None:
             # Not the cache that was given to ``generate``: the caller may use it again.
             cache.is_stepped = not getattr(cache, "_is_user_defined", False)
