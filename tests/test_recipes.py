@@ -58,6 +58,9 @@ def test_a_shipped_recipe_survives_writing_and_reading(name):
     ("text", "message"),
     [
         ("[model\n", "a.toml is not valid TOML: .*line 1"),
+        (f"a = {'[' * 9999}", "a.toml is not valid TOML: it is nested too deeply"),
+        (f"a = {'{a=' * 9999}", "a.toml is not valid TOML: it is nested too deeply"),
+        (f"a = {'9' * 9999}", "a.toml is not valid TOML: .*digits"),
         ("", "a.toml: .*the section \\[model\\] is missing"),
         ("[model]\n", "a.toml: .*the section \\[data\\] is missing"),
         ("[modle]\nn_layer = 2\n", "a.toml: modle: no such setting; did you mean model"),

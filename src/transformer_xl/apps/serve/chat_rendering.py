@@ -31,8 +31,8 @@ COMMAND = command_of(
 """The child process."""
 _SECONDS = 2
 """Processor time of a template, at most."""
-_WAITING = 30
-"""Seconds after which its process is ended in any case: another one may have the processor."""
+_WAITING = 8
+"""Seconds after which its process is ended in any case."""
 _BYTES = 256 << 20
 """Memory of its process, at most."""
 _MOST_TEXT = 4 << 20

@@ -2,7 +2,15 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+)
 from pydantic_core import PydanticCustomError
 
 from transformer_xl.apps.serve.session_store import NAME
@@ -19,7 +27,7 @@ def _require_text(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_require_text)]
-Token = Annotated[int, Field(ge=0, le=2**31 - 1)]
+Token = Annotated[StrictInt, Field(ge=0, le=2**31 - 1)]
 SessionName = Annotated[str, Field(pattern=NAME)]
 _Stop = Annotated[str, Field(min_length=1, max_length=256)]
 _Breaker = Annotated[str, Field(min_length=1, max_length=64)]
@@ -28,7 +36,7 @@ _Breaker = Annotated[str, Field(min_length=1, max_length=64)]
 class StreamOptions(BaseModel):
     """Options of a streamed response."""
 
-    include_usage: bool = False
+    include_usage: StrictBool = False
 
 
 class _Request(BaseModel):
@@ -37,27 +45,27 @@ class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     model: str | None = None
-    max_tokens: int | None = Field(None, ge=0)
-    temperature: Annotated[float, Field(ge=0, le=100)] | None = Field(
+    max_tokens: StrictInt | None = Field(None, ge=0)
+    temperature: Annotated[StrictFloat, Field(ge=0, le=100)] | None = Field(
         None,
         description="None, as for all settings of sampling: the default of the model folder.",
     )
-    top_p: float | None = Field(None, gt=0, le=1, description="1: all tokens.")
-    top_k: int | None = Field(None, ge=1)
-    min_p: float | None = Field(None, ge=0, le=1, description="0: all tokens.")
-    typical_p: float | None = Field(None, gt=0, le=1, description="1: all tokens.")
-    frequency_penalty: float | None = Field(None, ge=-2, le=2, description="0: none.")
-    presence_penalty: float | None = Field(None, ge=-2, le=2, description="0: none.")
-    repetition_penalty: float | None = Field(None, gt=0, le=1e6, description="1: none.")
-    penalty_window: int | None = Field(
+    top_p: StrictFloat | None = Field(None, gt=0, le=1, description="1: all tokens.")
+    top_k: StrictInt | None = Field(None, ge=1)
+    min_p: StrictFloat | None = Field(None, ge=0, le=1, description="0: all tokens.")
+    typical_p: StrictFloat | None = Field(None, gt=0, le=1, description="1: all tokens.")
+    frequency_penalty: StrictFloat | None = Field(None, ge=-2, le=2, description="0: none.")
+    presence_penalty: StrictFloat | None = Field(None, ge=-2, le=2, description="0: none.")
+    repetition_penalty: StrictFloat | None = Field(None, gt=0, le=1e6, description="1: none.")
+    penalty_window: StrictInt | None = Field(
         None,
         ge=1,
         le=MAX_HISTORY,
         description="How many of the last tokens, prompt and session included, penalties consider.",
     )
-    dry_multiplier: float | None = Field(None, ge=0, le=1e6, description="0: no DRY.")
-    dry_base: float | None = Field(None, ge=1, le=1e6)
-    dry_allowed_length: int | None = Field(None, ge=1, le=64)
+    dry_multiplier: StrictFloat | None = Field(None, ge=0, le=1e6, description="0: no DRY.")
+    dry_base: StrictFloat | None = Field(None, ge=1, le=1e6)
+    dry_allowed_length: StrictInt | None = Field(None, ge=1, le=64)
     dry_sequence_breakers: Annotated[list[_Breaker], Field(max_length=16)] | None = None
     on_loop: Literal["continue", "end", "break"] | None = Field(
         None,
@@ -65,22 +73,22 @@ class _Request(BaseModel):
         "loop_max_period tokens, loop_min_count times or more and over loop_min_length tokens or "
         "more.",
     )
-    loop_max_period: int | None = Field(None, ge=1, le=1024)
-    loop_min_count: int | None = Field(None, ge=2, le=MAX_HISTORY)
-    loop_min_length: int | None = Field(None, ge=1, le=MAX_HISTORY)
-    n: int | None = Field(None, ge=1)
+    loop_max_period: StrictInt | None = Field(None, ge=1, le=1024)
+    loop_min_count: StrictInt | None = Field(None, ge=2, le=MAX_HISTORY)
+    loop_min_length: StrictInt | None = Field(None, ge=1, le=MAX_HISTORY)
+    n: StrictInt | None = Field(None, ge=1)
     stop: _Stop | Annotated[list[_Stop], Field(max_length=16)] | None = Field(
         None, description="None: the default of the model folder; []: none."
     )
-    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
-    stream: bool | None = None
+    seed: StrictInt | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stream: StrictBool | None = None
     stream_options: StreamOptions | None = Field(None, description="Only with stream.")
-    attention: Annotated[int, Field(ge=0, le=64)] | None = Field(
+    attention: Annotated[StrictInt, Field(ge=0, le=64)] | None = Field(
         None, description="For each token, how many positions of the largest attention to return."
     )
     # OpenAI's other fields are accepted if their values have no effect.
     user: str | None = None
-    logit_bias: dict[str, float] | None = Field(None, max_length=0)
+    logit_bias: dict[str, StrictFloat] | None = Field(None, max_length=0)
 
 
 class CompletionRequest(_Request):
@@ -89,8 +97,8 @@ class CompletionRequest(_Request):
     prompt: Text | list[Text] | list[Token] | list[list[Token]] | None = Field(
         None, description="May be left out where a session that has begun is continued."
     )
-    echo: bool | None = None
-    logprobs: int | None = Field(None, ge=0, le=20)
+    echo: StrictBool | None = None
+    logprobs: StrictInt | None = Field(None, ge=0, le=20)
     session: SessionName | None = Field(
         None, description="Name of a session: its text is continued, and its memory is kept."
     )
@@ -100,7 +108,7 @@ class CompletionRequest(_Request):
         "another number, the request is refused, and appends nothing.",
     )
     suffix: None = None
-    best_of: int | None = Field(None, ge=1)
+    best_of: StrictInt | None = Field(None, ge=1)
 
 
 class TextPart(BaseModel):
@@ -137,16 +145,16 @@ class ChatRequest(_Request):
     """A request for the next message of a chat."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
-    max_completion_tokens: int | None = Field(
+    max_completion_tokens: StrictInt | None = Field(
         None, ge=0, description="OpenAI's newer name of max_tokens."
     )
-    logprobs: bool | None = None
-    top_logprobs: int | None = Field(None, ge=0, le=20, description="Only with logprobs.")
+    logprobs: StrictBool | None = None
+    top_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="Only with logprobs.")
     # As above: accepted if without effect.
     response_format: ResponseFormat | None = None
     tools: Annotated[list[Any], Field(max_length=0)] | None = None
     tool_choice: Literal["none", "auto"] | None = None
-    parallel_tool_calls: bool | None = None
+    parallel_tool_calls: StrictBool | None = None
     store: Literal[False] | None = None
 
 

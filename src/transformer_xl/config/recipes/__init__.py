@@ -96,7 +96,10 @@ def parse_recipe(text: str, source: str, *, is_stored: bool = False) -> Config:
     """Parse the text of a recipe; ``source`` names it in errors."""
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError as error:
+        raise ValueError(f"{source} is not valid TOML: it is nested too deeply") from error
+    except ValueError as error:
+        # Also a number of more digits than Python reads.
         raise ValueError(f"{source} is not valid TOML: {error}") from error
     return read_settings(Config, values, source, is_stored=is_stored)
 
