@@ -5,8 +5,8 @@
 Measured here, against a Redis with appendfsync always: the bytes of a full session in a server, of
 a young and a full one in Redis, what an answer adds to the append-only file, and how long
 acquiring, saving, loading and reading again take. The models are built from recipes, with random
-weights, which has no effect on sizes and hardly any on times. Seconds of the processor for each token are
-those that benchmarks/serving.py has measured, with 64 sessions at once (results/).
+weights, which has no effect on sizes and hardly any on times. Seconds of the processor for each
+token are those that benchmarks/serving.py has measured, with 64 sessions at once (results/).
 
 Computed from that: what --sessions sessions take that get an answer of --tokens tokens every
 --seconds seconds, after a prompt of --prompt tokens.

@@ -1,8 +1,11 @@
 """Sessions in Redis: what is stored, leases and fencing numbers, damage; against a real server."""
 
+import os
+import random
 import shutil
 import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -112,9 +115,14 @@ def test_records_come_back():
     turns = [Turn([1, 2, 2**31 - 1], [4]), Turn([], []), Turn([], [5, 6])]
     content = b"".join(pack_record(n + 1, turn) for n, turn in enumerate(turns))
     assert [each.turn for each in unpack_records(content)] == turns
-    for size in (1, 15, 17, len(content) - 1):
+    for size in (1, 19, 21, len(content) - 1):
         with pytest.raises(ValueError, match="cut off"):
             unpack_records(content[:size])
+    for place in (0, 9, 13, 17, 21):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        with pytest.raises(ValueError, match=r"checksum|cut off"):
+            unpack_records(bytes(changed))
 
 
 @pytest.mark.parametrize("session_snapshot", [1, 30, 1000])
@@ -302,6 +310,45 @@ def test_what_is_damaged_is_told_and_can_be_deleted(made, make_model, stores, re
     write(made, store, "a", [1], 9, 1)
     with pytest.raises(ValueError, match="made by another model"):
         stores(make_model(init_std=0.3)).load("a")
+
+
+def test_whatever_is_changed_in_the_store_is_read_or_refused(made, stores, redis, monkeypatch):
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "fuzzing"))
+    from mutations import ANYWHERE
+
+    monkeypatch.setattr(redis_store.log, "error", lambda *words: None)
+    store, key, draw = stores(session_snapshot=20), "txl:session:a", random.Random(1)
+    for n in range(4):
+        write(made, store, "a", [1, 2], 9, n)
+    whole, outcomes = redis.client.hgetall(key), Counter()
+    names = sorted(name for name, value in whole.items() if value)
+    for _ in range(int(os.environ.get("TXL_EXAMPLES", "60"))):
+        fields = dict(whole)
+        for name in draw.sample(names, draw.choice((1, 1, 1, 2))):
+            fields[name] = draw.choice(ANYWHERE)(draw, fields[name] * draw.choice((1, 1, 40)))
+        redis.client.delete(key)
+        redis.client.hset(key, mapping=fields)
+        outcome = _outcome(store)
+        # The very kinds: others that are derived from them would be faults.
+        assert outcome in ("read", "RuntimeError", "_OtherModelError", "SessionBusyError"), fields
+        outcomes[outcome] += 1
+    assert outcomes["RuntimeError"] > 0
+    if path := os.environ.get("TXL_OUTCOMES"):
+        Path(path).write_text(f"{dict(outcomes)}\n")
+
+
+def _outcome(store):
+    """Use a session as a server does; return how that ended."""
+    try:
+        lease = store.acquire("a", 0)
+        _, state = store.load("a")
+    except Exception as error:  # noqa: BLE001  (its kind is what is asked)
+        return type(error).__name__
+    finally:
+        store._held.clear()
+    # What could be read can be continued.
+    store.save(lease, state, Turn([1], [2]))
+    return "read"
 
 
 def test_sessions_of_two_servers_follow_each_other(made, redis):

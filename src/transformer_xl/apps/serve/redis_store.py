@@ -12,6 +12,7 @@ import re
 import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -53,8 +54,8 @@ _MOST_FIELD = 64 << 20
 """Bytes of a field other than the memory and the tail."""
 _MOST_VALUE = 512 << 20
 """Bytes that Redis takes in one field."""
-_HEAD = struct.Struct("<QII")
-"""Of a record: its version, and the numbers of tokens that were read and drawn."""
+_HEAD = struct.Struct("<QIII")
+"""Of a record: its version, the numbers of tokens that were read and drawn, and a checksum."""
 
 
 class Record(NamedTuple):
@@ -67,7 +68,8 @@ class Record(NamedTuple):
 def pack_record(version: int, turn: Turn) -> bytes:
     """Return a record as bytes: integers of 32 bits after its head."""
     tokens = np.asarray([*turn.read, *turn.drawn], "<i4").tobytes()
-    return _HEAD.pack(version, len(turn.read), len(turn.drawn)) + tokens
+    sizes = len(turn.read), len(turn.drawn)
+    return _HEAD.pack(version, *sizes, _checksum(version, *sizes, tokens)) + tokens
 
 
 def unpack_records(content: bytes) -> list[Record]:
@@ -80,15 +82,21 @@ def unpack_records(content: bytes) -> list[Record]:
     while start < len(content):
         if len(content) - start < _HEAD.size:
             raise ValueError("a record is cut off")
-        version, n_read, n_drawn = _HEAD.unpack_from(content, start)
+        version, n_read, n_drawn, expected = _HEAD.unpack_from(content, start)
         start += _HEAD.size
         stop = start + 4 * (n_read + n_drawn)
         if stop > len(content):
             raise ValueError("a record is cut off")
+        if _checksum(version, n_read, n_drawn, content[start:stop]) != expected:
+            raise ValueError("a record does not match its checksum")
         tokens = np.frombuffer(content[start:stop], "<i4").tolist()
         found.append(Record(version, Turn(tokens[:n_read], tokens[n_read:])))
         start = stop
     return found
+
+
+def _checksum(version: int, n_read: int, n_drawn: int, tokens: bytes) -> int:
+    return zlib.crc32(tokens, zlib.crc32(_HEAD.pack(version, n_read, n_drawn, 0)))
 
 
 class RedisStore:

@@ -1,6 +1,7 @@
 """Reading again what was appended to a text since its memory was stored."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from transformer_xl.apps.serve.session_store import Turn
 from transformer_xl.inference.generate.prompts import PROMPT_SEGMENT
 from transformer_xl.model import LanguageModel, Memory
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
-from transformer_xl.model.reading import read
+from transformer_xl.model.reading import Piece, read
 
 
 def replay(
@@ -39,14 +40,14 @@ def replay(
     if model.depends_on_segments:
         steps = Lengths.of(config, segment_len=1, ext_len=0)
     start = model.start_memory(1, config.mem_len) if mems is None else mems
-    memory: Memory = run(lambda: model.keep(start))
+    memory: Memory = run(partial(torch.no_grad()(model.keep), start))
     for turn in turns:
         prompt = (*(() if last_token is None else (last_token,)), *turn.read)
         unread = prompt if turn.drawn else prompt[:-1]
         for tokens, lengths in ((unread, prompts), (tuple(turn.drawn[:-1]), steps)):
             if tokens:
-                pieces = _memories(model, tokens, lengths, memory)
-                while (found := run(lambda pieces=pieces: next(pieces, None))) is not None:
+                pieces = read(model, torch.tensor([tokens]), lengths, memory)
+                while (found := run(partial(_read_next, pieces))) is not None:
                     memory = found
         last_token = (*prompt, *turn.drawn)[-1]
     assert last_token is not None
@@ -54,8 +55,7 @@ def replay(
 
 
 @torch.no_grad()
-def _memories(
-    model: LanguageModel, tokens: Sequence[int], lengths: Lengths, mems: Memory
-) -> Iterator[Memory]:
-    for piece in read(model, torch.tensor([tokens]), lengths, mems):
-        yield piece.mems
+def _read_next(pieces: Iterator[Piece]) -> Memory | None:
+    """Read the next segment; return the memory after it, None at the end."""
+    piece = next(pieces, None)
+    return None if piece is None else piece.mems
