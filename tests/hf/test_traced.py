@@ -122,3 +122,16 @@ def test_the_cache_is_a_pytree(language_model: Any, has_keys: bool) -> None:
         torch.testing.assert_close(found, language_model(IDS, past_key_values=cache).logits)
     halves = pytree.tree_map(lambda x: x.half() if x is not None and x.ndim > 1 else x, cache)
     assert halves.mems.tensors[0].dtype == torch.float16
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_exporter_of_transformers_takes_masks_and_the_cache(language_model: Any) -> None:
+    dynamo = pytest.importorskip("transformers.exporters.exporter_dynamo")
+    exporter, settings = dynamo.DynamoExporter(), dynamo.DynamoConfig()
+    with torch.no_grad():
+        cache = language_model(IDS, attention_mask=MASK).past_key_values
+    for given in (
+        {"input_ids": IDS, "attention_mask": MASK},
+        {"input_ids": IDS[:, :1], "past_key_values": cache},
+    ):
+        assert exporter.export(language_model, given, settings) is not None
