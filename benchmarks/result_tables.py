@@ -26,6 +26,11 @@ _READERS = {
     "tensorflow": "TensorFlow checkpoints",
     "vocabulary": "vocabularies",
     "convert": "`txl convert`, whole",
+    "model": "models that write: settings, weights, vocabulary, tokenizer",
+    "session": "sessions of a server",
+    "recipe": "recipes",
+    "archive": "archives",
+    "template": "chat templates and settings of tokenizers",
 }
 _CORPORA = {
     "jsb-chorales-cpu": "chorales",
@@ -180,7 +185,9 @@ def _mutants() -> Iterator[str]:
         read, refused = (sum(file[name] for file in own) for name in ("read", "refused"))
         violations = sum(len(file["violations"]) for file in own)
         counts = (f"{n:,}" for n in (len(own), read + refused, refused, read, violations))
-        yield row(_READERS[reader], *counts)
+        slowest = max(file["slowest_seconds"] for file in own)
+        memory = max(file["most_memory_mb"] for file in own)
+        yield row(_READERS[reader], *counts, f"{slowest:.1f}", f"{memory:.1f}")
 
 
 def _dynamic() -> Iterator[str]:
@@ -249,7 +256,10 @@ def tables() -> dict[str, str]:
         ),
         "softmax": _texts("softmax|time|against ours, turn by turn|memory", _softmax()),
         "converting": _texts("format|size|time|memory", _formats()),
-        "fuzzing": _texts("what reads|files|mutants|refused|read|violations", _mutants()),
+        "fuzzing": _texts(
+            "what reads|files|mutants|refused|read|violations|slowest, s|most memory, MB",
+            _mutants(),
+        ),
         "dynamic": _texts("corpus|learning rate|fixed weights|learning|difference", _dynamic()),
         "serving": _texts(
             "model|requests|right|tokens a second|one client|ratio"

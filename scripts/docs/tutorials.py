@@ -210,7 +210,7 @@ def setup(app: Sphinx) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Execute tutorials; return 1 if one took too long."""
+    """Execute tutorials; return 1 if one took too much of a processor."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("names", nargs="*", help="which; none: all")
     names = parser.parse_args().names
@@ -221,10 +221,11 @@ def main() -> int:
     for path in chosen:
         seconds, used = execute(path)
         print(f"{path.stem}: {seconds:.0f} seconds, {used:.0f} of a processor", flush=True)
-        slow += [path.stem] * (seconds > LONGEST)
+        # How long it takes depends on what else the machine does, too.
+        slow += [path.stem] * (used > LONGEST)
     if slow:
-        print(f"longer than {LONGEST} seconds: {', '.join(slow)}", file=sys.stderr)
-    return 0
+        print(f"more than {LONGEST} seconds: {', '.join(slow)}", file=sys.stderr)
+    return int(bool(slow))
 
 
 if __name__ == "__main__":
