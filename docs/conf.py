@@ -30,7 +30,8 @@ extensions = [
     "reference_pages",
     "tutorials",
 ]
-# Python checks types of shapes at each call in tests only.
+# Signatures name types that have no page to link to: letters of shapes, and classes of the standard
+# library and of numpy, whose inventories are not in the repository. They would all be warnings.
 nitpicky = False
 exclude_patterns = ["tutorials/outputs", "generated/notebooks"]
 # Pages of tasks are added by globs.

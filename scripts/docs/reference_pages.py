@@ -212,9 +212,13 @@ def pages() -> Iterator[tuple[str, str]]:
     names = [part.title.replace("transformer_xl.", "").lower().replace(" ", "-") for part in parts]
     for name, part in zip(names, parts, strict=True):
         yield f"api/{name}.rst", _api_page(part)
+    things = [getattr(import_module(part.module), name) for part in parts for name in part.names]
+    n_shown = sum(">>>" in (thing.__doc__ or "") for thing in things)
     about = (
         "The public names of the package, with shapes in their signatures. Letters of shapes are "
-        "explained in the :doc:`glossary </glossary>`; lengths are in tokens, losses in nats."
+        "explained in the :doc:`glossary </glossary>`; lengths are in tokens, losses in nats. "
+        f"{n_shown} of {len(things)} have an example in their description, and a test runs each; "
+        "more code is in :doc:`/python` and the tutorials."
     )
     yield "api.rst", _index("Python API", about, [f"api/{name}" for name in names], 2)
     for name in commands():

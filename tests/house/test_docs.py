@@ -46,12 +46,13 @@ def _commands(text: str) -> Iterator[str]:
 
 
 def _arguments(command: str) -> list[str] | None:
-    """What a command line hands to `txl`; None for other commands and for synopses."""
-    found = re.match(r"(?:\S*/)?(?:txl|python3? -m transformer_xl)(?:\s+(.*))?$", command)
+    """What a command line hands to `txl`, also behind a pipe; None without it and for synopses."""
+    program = r"(?:\S*/)?(?:txl|(?:python3?|torchrun .*?) -m transformer_xl)"
+    found = re.match(rf"(?:[^#]*?\s\|\s+)??{program}(?:\s+(.*))?$", command)
     if not found:
         return None
     words = shlex.split(re.split(r"\s(?:\||>|&&|&)", found[1] or "")[0], comments=True)
-    is_synopsis = any(re.match(r"[A-Z]{3,}|\[|…|\.\.\.$", word) for word in words)
+    is_synopsis = any(re.match(r"[A-Z]{3,}$|\[|…|\.\.\.$", word) for word in words)
     return None if is_synopsis else words
 
 
@@ -229,13 +230,15 @@ def test_the_readers_read_what_is_there() -> None:
     text = (
         "```sh\n.venv/bin/txl train demo \\\n  --out runs/x   # resumes\ntxl eval DIR\n"
         "make demo\n```\n"
-        "```console\n$ txl doctor --json | tail\ntxl is not a command here\n```\n"
+        "```console\n$ txl doctor --json | tail\ntxl is not a command here\n"
+        "$ tail -f x | txl score DIR.md -  # as | txl\n$ ls | tail\n```\n"
         '[a](b.md#c) `[x](y)` ![p](docs/p.png "title") <img src="q.svg">\n'
         "```\nroot/\n├── src/transformer_xl/   the package\n│   ├── config.py   settings\n"
         "│   └── model/\n│       └── transformer_xl.py\n└── tests/\n```\n"
     )
     found = [words for command in _commands(text) if (words := _arguments(command)) is not None]
-    assert found == [["train", "demo", "--out", "runs/x"], ["doctor", "--json"]]
+    expected = [["train", "demo", "--out", "runs/x"], ["doctor", "--json"]]
+    assert found == [*expected, ["score", "DIR.md", "-"]]
     assert list(_links(text)) == ["b.md#c", "docs/p.png", "q.svg"]
     assert _drawn(text) == ["config.py", "model", "model/transformer_xl.py"]
     assert _slug("Read these six files, in order") == "read-these-six-files-in-order"

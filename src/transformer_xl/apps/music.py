@@ -111,6 +111,10 @@ def pieces_of(
 
     Raises:
         ValueError: There is something other than pitches and rests, or no whole step.
+
+    Example:
+        >>> pieces_of("60 48 60 50 <eos> 62 50", voices=2)
+        [[(60, 48), (60, 50)], [(62, 50)]]
     """
     found = []
     for line in text.replace(EOS, "\n").split("\n"):
@@ -147,6 +151,10 @@ def text_of(steps: Steps, settings: MusicConfig | None = None, *, marked: bool =
         steps: The steps, each with the pitches of all voices.
         settings: The duration of a step. None: the default.
         marked: Whether a mark stands before each quarter note.
+
+    Example:
+        >>> text_of([(60, 48), (60, 50)])
+        '60 48 60 50'
     """
     quarter = (settings or MusicConfig()).steps_per_quarter
     words: list[str] = []
@@ -189,6 +197,10 @@ def notes_of(steps: Steps) -> list[Note]:
 
     Raises:
         ValueError: There is no step, steps have different numbers of voices, or a pitch is none.
+
+    Example:
+        >>> [(note.pitch, note.start, note.length) for note in notes_of([(60, 48), (60, 50)])]
+        [(60, 0, 2), (48, 0, 1), (50, 1, 1)]
     """
     n_voices = len(steps[0]) if len(steps) else 0
     require(n_voices > 0, "steps is empty: a piece has at least one step of one voice")

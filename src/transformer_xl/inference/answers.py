@@ -38,6 +38,10 @@ def by_length(texts: Texts, batch_size: int) -> Iterator[list[int]]:
 
     Raises:
         ValueError: There is no text, one is empty, or ``batch_size`` is below 1.
+
+    Example:
+        >>> list(by_length([[1, 2, 3], [4], [5, 6]], batch_size=2))
+        [[1, 2], [0]]
     """
     require_at_least(1, batch_size=batch_size)
     if not len(texts) or not all(map(len, texts)):
@@ -103,6 +107,14 @@ def next_log_probs(
 
     Raises:
         ValueError: There is no text, one is empty, or the model keeps nothing between segments.
+
+    Example:
+        >>> from transformer_xl import from_pretrained
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> texts = [vocab.encode(text) for text in ("ROMEO", "JULIET")]
+        >>> log_probs = next_log_probs(model, texts, Lengths.of(model.config))
+        >>> vocab.decode(log_probs.argmax(1).tolist())
+        '::'
     """
     require_remembering(model, lengths)
     found = torch.zeros(len(texts), model.config.vocab_size)

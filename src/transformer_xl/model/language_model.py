@@ -394,6 +394,10 @@ def build_model(config: ModelConfig) -> LanguageModel:
 
     Raises:
         ValueError: The size of the vocabulary is not set.
+
+    Example:
+        >>> type(build_model(ModelConfig(kind="lstm", vocab_size=10))).__name__
+        'LSTMModel'
     """
     # A class without a kind of its own is abstract, or not what settings describe.
     kinds = {model.kind: model for model in _subclasses(LanguageModel) if "kind" in vars(model)}

@@ -43,6 +43,12 @@ def relative_positions(
     $R_d = [\sin(d w), \cos(d w)]$ with $w_m = 10000^{-2m / D}$, all sines before all cosines
     (section 3.3 of the paper). Distances above ``clamp_len`` are clamped. Frequencies are rounded
     to ``precision``, which is float32 in every published PyTorch checkpoint.
+
+    Example:
+        >>> relative_positions(3, 2, None, torch.float32, torch.device("cpu"))
+        tensor([[ 0.9093, -0.4161],
+                [ 0.8415,  0.5403],
+                [ 0.0000,  1.0000]])
     """
     table = _table(S, d_model, dtype, device, precision)
     if clamp_len is None or clamp_len >= S:

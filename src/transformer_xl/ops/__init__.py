@@ -149,6 +149,11 @@ def attention(
 
     Raises:
         ValueError: ``attn_len`` is below 1.
+
+    Example:
+        >>> q, v = torch.ones(1, 2, 1, 4), torch.tensor([1.0, 3.0]).view(1, 2, 1, 1)
+        >>> attention(q, q, v.expand(q.shape))[0, :, 0, 0]  # itself; the mean of both
+        tensor([1., 2.])
     """
     if attn_len is not None:
         _check_attn_len(attn_len)

@@ -37,6 +37,11 @@ def linear_nll(
 
     For a target of -100 it is 0, and so are its gradients. The softmax is computed in float32 at
     least, whatever the precision of the product.
+
+    Example:
+        >>> x, weight, bias = torch.zeros(2, 4), torch.zeros(8, 4), torch.zeros(8)
+        >>> linear_nll(x, weight, bias, targets=torch.tensor([5, -100]))  # the first is log 8
+        tensor([2.0794, 0.0000])
     """
     if torch.compiler.is_compiling():
         # The compiler fuses this itself.

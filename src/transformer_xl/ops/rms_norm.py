@@ -19,6 +19,10 @@ def rms_norm(
     r"""Return ``weight`` times ``x``, divided by the root of its mean square.
 
     $$y_i = w_i x_i / \sqrt{\frac{1}{D} \sum_j x_j^2 + \epsilon}$$
+
+    Example:
+        >>> rms_norm(torch.tensor([[1.0, 7.0]]), torch.ones(2), eps=0.0)
+        tensor([[0.2000, 1.4000]])
     """
     if x.device.type != "cpu" or torch.compiler.is_compiling():
         return F.rms_norm(x, weight.shape, weight.to(x.dtype), eps)

@@ -188,6 +188,13 @@ def score(
     """Yield the log-probability of each token given all before it, in nats; None for the first.
 
     The arguments are those of :func:`evaluate`, which are checked at the call.
+
+    Example:
+        >>> from transformer_xl import from_pretrained
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> first, *others = score(model, vocab.encode("ROMEO:"))
+        >>> first is None, len(others), max(others) < 0
+        (True, 5, True)
     """
     require_mem_len(model, mem_len)
     reader = Reader(model, Lengths.of(model.config, segment_len=segment_len, mem_len=mem_len))
@@ -253,6 +260,11 @@ def loss_in_segment(
     all are alike. Every token of the text but the first counts once, as in :func:`evaluate`, whose
     lengths this takes.
 
+    Example:
+        >>> from transformer_xl import from_pretrained
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> loss_in_segment(model, vocab.encode("To be, or not to be"), segment_len=8).shape
+        (8,)
     """
     require_at_least(1, batch_size=batch_size)
     read_with = Lengths.of(model.config, **lengths)

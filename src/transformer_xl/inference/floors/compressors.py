@@ -99,6 +99,11 @@ def compressed_bytes(name: str, text: bytes, before: bytes = b"") -> int:
 
     Raises:
         ValueError: There is no such compressor, or its package is missing.
+
+    Example:
+        >>> text = bytes(range(256))
+        >>> compressed_bytes("xz -9e", text) > 256, compressed_bytes("xz -9e", text, text) < 50
+        (True, True)
     """
     if not before:
         return len(compress(name, text))
