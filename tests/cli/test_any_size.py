@@ -1,19 +1,20 @@
 """Every command that loads a model takes --any_size, which lifts the limit on loading."""
 
 import os
+import shutil
 
 import pytest
 
 from transformer_xl.cli import commands
 from transformer_xl.cli.given import LoadsModels
-from transformer_xl.model import limits
+from transformer_xl.model import language_model, limits
 
 SMALL = ("--train.steps", "2", "--train.warmup_steps", "0", "--eval.max_steps", "2", "--quiet")
 
 
 def test_all_commands_that_load_a_model_have_the_flag():
-    # Doctor verifies models of any size; the others read settings alone.
-    others = {"recipes", "prepare", "models", "estimate", "doctor"}
+    # These read settings alone.
+    others = {"recipes", "prepare", "models", "estimate"}
     assert {x for x, kind in commands().items() if not issubclass(kind, LoadsModels)} == others
 
 
@@ -41,3 +42,22 @@ def test_the_limit_on_loading_is_lifted(txl, trained, toy_toml, tmp_path, monkey
     assert ended.code == 0, ended.err
     # The flag holds for one command.
     assert "TXL_ANY_SIZE" not in os.environ
+
+
+def test_doctor_examines_nothing_beyond_the_limit_and_says_so(txl, trained, tmp_path, monkeypatch):
+    folder = trained / "model" / "best"
+    monkeypatch.setattr(limits, "_MOST_SECONDS", 1e-9)
+    monkeypatch.setattr(language_model, "build_model", None)
+    ended = txl("doctor", folder, "--json")
+    (message,) = ended.json.values()
+    assert ended.code == 1
+    assert message.startswith("not examined whether its files, which have valid checksums, fit: ")
+    assert "--any_size loads it all the same" in message
+    damaged = shutil.copytree(folder, tmp_path / "damaged")
+    content = bytearray((damaged / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (damaged / "model.safetensors").write_bytes(content)
+    assert [*txl("doctor", damaged, "--json").json.values()][0].startswith("damaged: ")
+    monkeypatch.undo()
+    monkeypatch.setattr(limits, "_MOST_SECONDS", 1e-9)
+    assert txl("doctor", folder, "--any_size").code == 0

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+from transformer_xl.config.child_limits import command_of, environment
 from transformer_xl.data import load_vocab, tokenizer_trial
 from transformer_xl.data.tokenizer_trial import tried, without_padding
 from transformer_xl.data.vocab_files import BroughtVocab, bring
@@ -208,3 +209,13 @@ def test_the_child_process_does_not_import_torch() -> None:
     program = "import transformer_xl.data.tokenizer_trial, sys; print('torch' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert ended.stdout.strip() == "False"
+
+
+def test_a_child_process_gets_no_keys_and_passwords(monkeypatch):
+    """It tries hostile files, and the variables of a server can hold secrets."""
+    for name in ("TXL_API_KEY", "TXL_SESSIONS", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN"):
+        monkeypatch.setenv(name, "secret")
+    script = "import os, transformer_xl.data.tokenizer_trial; print(dict(os.environ))"
+    found = subprocess.check_output(command_of(script), env=environment(EXTRA="given"), text=True)
+    assert "secret" not in found
+    assert "'EXTRA': 'given'" in found

@@ -1,8 +1,10 @@
 """What a folder from elsewhere would take to load is computed first, and refused above a limit."""
 
 import json
+import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -107,3 +109,29 @@ def test_the_limit_is_lifted_in_child_processes_too(folder: Path) -> None:
     assert b"--any_size" in subprocess.run(command, capture_output=True).stderr
     with limits.any_size():
         subprocess.run(command, check=True)
+
+
+def test_the_limit_stays_lifted_until_the_last_thread_has_left() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with limits.any_size():
+            inside.set()
+            leave.wait(10)
+
+    holder = threading.Thread(target=hold)
+    with limits.any_size():
+        holder.start()
+        assert inside.wait(10)
+    # The first to come has left, and the other one is inside.
+    assert os.environ[limits._ANY_SIZE]
+    leave.set()
+    holder.join()
+    assert limits._ANY_SIZE not in os.environ
+
+
+def test_what_was_lifted_from_outside_stays_lifted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(limits._ANY_SIZE, "yes")
+    with limits.any_size():
+        pass
+    assert os.environ[limits._ANY_SIZE] == "yes"

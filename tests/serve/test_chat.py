@@ -1,6 +1,8 @@
 """Chats: messages become a prompt by a template, and a completion becomes a message."""
 
+import asyncio
 import json
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,6 +14,7 @@ for _name in ("fastapi", "uvicorn", "prometheus_client"):
 httpx = pytest.importorskip("httpx")
 openai = pytest.importorskip("openai")
 templates = pytest.importorskip("transformer_xl.apps.serve.chat_template")
+errors = pytest.importorskip("transformer_xl.apps.serve.errors")
 ChatTemplate, find_template = templates.ChatTemplate, templates.find_template
 
 USER = [{"role": "user", "content": "the cat"}]
@@ -205,6 +208,58 @@ def test_templates_go_on_after_one_that_exceeds_its_limits_and_many_share_a_proc
             bad.render(USER)
         with ThreadPoolExecutor(4) as threads:
             assert {*threads.map(good.render, [USER] * 40)} == {"<user>the cat<assistant>"}
+
+
+def test_chats_that_wait_for_the_template_are_bounded_in_number_and_time(monkeypatch):
+    may_end, calls = threading.Event(), []
+
+    class Slow:
+        def render(self, messages):
+            calls.append(messages)
+            may_end.wait(10)
+            return messages
+
+    async def used():
+        rendering = templates.Rendering(Slow(), 2)
+        first = [asyncio.create_task(rendering(n)) for n in "abc"]
+        await asyncio.sleep(0)
+        with pytest.raises(errors.QueueFullError):
+            await rendering("d")
+        # The threads of other work are free.
+        assert await asyncio.wait_for(asyncio.to_thread(str, 5), 5) == "5"
+        may_end.set()
+        assert await asyncio.gather(*first) == ["a", "b", "c"]
+        # Each place is free again, and nothing is rendered for those who are not waiting any more.
+        may_end.clear()
+        monkeypatch.setattr(templates, "_MOST_SECONDS", 0.05)
+        late = await asyncio.gather(*map(rendering, "efg"), return_exceptions=True)
+        assert {type(each) for each in late} == {errors.QueueFullError}
+        may_end.set()
+        monkeypatch.setattr(templates, "_MOST_SECONDS", 10)
+        assert await rendering("h") == "h"
+        assert calls == [*"abceh"]
+        rendering.close()
+        with pytest.raises(errors.QueueFullError):
+            await rendering("i")
+
+    asyncio.run(used())
+
+
+def test_a_chat_that_finds_no_place_gets_429_and_other_requests_are_answered(made, run_server):
+    with run_server(made) as server:
+        places = server.service.render_chat._places
+        n = 0
+        while places.acquire(blocking=False):
+            n += 1
+        assert n == server.service.settings.max_queue + 1
+        url = f"{server.address}/v1"
+        answer = httpx.post(f"{url}/chat/completions", json={"messages": USER})
+        assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
+        assert answer.json()["error"]["code"] == "queue_full"
+        assert httpx.post(f"{url}/completions", json={"prompt": "the"}).status_code == 200
+        places.release(n)
+        answer = httpx.post(f"{url}/chat/completions", json={"messages": USER, "max_tokens": 2})
+        assert answer.status_code == 200
 
 
 def test_loops_may_have_conditions():

@@ -16,7 +16,7 @@ from transformer_xl.config.shipped import SUMS_FILE, check_sums
 from transformer_xl.data import load_vocab
 from transformer_xl.data.preparing import cache_folder
 from transformer_xl.model.language_model import read_model_weights
-from transformer_xl.model.limits import any_size
+from transformer_xl.model.limits import LoadingLimitError
 from transformer_xl.model.pretrained import (
     CONFIG_FILE,
     has_checksum,
@@ -48,6 +48,9 @@ _OPTIONAL = {
 }
 """Packages by what they are for, and the extra that installs them."""
 _VERIFIED, _DAMAGED, _UNREADABLE = "verified", "damaged", "not readable"
+_UNEXAMINED = "not examined"
+BAD = (_DAMAGED, _UNREADABLE, _UNEXAMINED)
+"""How the messages of :func:`verify` begin where a file is not to be used as it is."""
 _NO_CHECKSUM = "not verified (no checksum); types, shapes and values are valid"
 
 
@@ -81,8 +84,8 @@ def verify(name: Path | str) -> dict[str, str]:
 
     Returns:
         For each model, checkpoint or file a message that begins with ``verified``, ``not
-        verified`` (without a checksum only types, shapes and values are checked), ``damaged`` or
-        ``not readable``.
+        verified`` (without a checksum only types, shapes and values are checked), ``damaged``,
+        ``not readable`` or, of a model above the limit on loading, ``not examined``.
 
     Raises:
         FileNotFoundError: The folder has nothing to verify.
@@ -112,15 +115,21 @@ def verify(name: Path | str) -> dict[str, str]:
 
 
 def _verified_model(folder: Path) -> str:
-    # A model that is too large for this machine is not damaged.
-    with any_size():
-        weights = read_model_weights(folder, load_config(folder / CONFIG_FILE))
+    config, unexamined = load_config(folder / CONFIG_FILE), ""
+    try:
+        n_tensors = len(read_model_weights(folder, config))
+    except LoadingLimitError as error:
+        # Too large for this machine is not damaged; and a folder that is examined may be hostile.
+        n_tensors, unexamined = verify_weights(weights_path(folder)), str(error)
     if (folder / SUMS_FILE).is_file():
         check_sums(folder)
     with suppress(FileNotFoundError):
         load_vocab(folder)
     has_all = all(has_checksum(file) for file in weights_files(weights_path(folder)))
-    return f"{_VERIFIED if has_all else _NO_CHECKSUM} ({len(weights)} tensors)"
+    if unexamined:
+        files = "have" if has_all else "have no"
+        return f"{_UNEXAMINED} whether its files, which {files} valid checksums, fit: {unexamined}"
+    return f"{_VERIFIED if has_all else _NO_CHECKSUM} ({n_tensors} tensors)"
 
 
 def _verified_file(path: Path) -> str:

@@ -191,11 +191,12 @@ class Serve(LoadsModels):
 
 
 @dataclass(kw_only=True)
-class Doctor:
+class Doctor(LoadsModels):
     """Show what this machine offers and which implementations are used on it; or verify files.
 
     For a model folder, run folder, weights file or state file, verifies checksums, shapes, dtypes
-    and values; the exit code is 1 if anything is damaged or cannot be read.
+    and values; the exit code is 1 if anything is damaged, cannot be read, or was not examined, as
+    to load it would take too much.
 
     Examples:
       txl doctor
@@ -211,12 +212,14 @@ class Doctor:
 
     def run(self) -> int:
         """Print the diagnosis."""
-        from transformer_xl.apps.doctor import diagnose, verify
+        from transformer_xl.apps.doctor import BAD, diagnose, verify
 
         if self.path is None:
+            if self.any_size:
+                raise ValueError("--any_size has no effect without a folder: name one")
             show(diagnose(), as_json=self.json)
             return 0
         require_model(self.path)
         found = verify(self.path)
         show(found, as_json=self.json)
-        return int(any(each.startswith(("damaged", "not readable")) for each in found.values()))
+        return int(any(each.startswith(BAD) for each in found.values()))

@@ -5,6 +5,11 @@ import sys
 import time
 from contextlib import suppress
 
+# Where programs, libraries and temporary files are, how text is encoded, and what time it is.
+_KEPT = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
+_KEPT += ("TMPDIR", "TEMP", "TMP", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
+_KEPT += ("PYTHONUTF8", "PYTHONIOENCODING")
+
 
 def command_of(call: str) -> list[str]:
     """Return the command of a child process that executes a line of Python.
@@ -15,8 +20,12 @@ def command_of(call: str) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the environment of a child process that imports what this one does."""
-    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | more
+    """Return the environment of a child process that imports what this one does.
+
+    It has what Python needs to start, and none of the rest, which can be passwords and keys.
+    """
+    kept = {name: os.environ[name] for name in _KEPT if name in os.environ}
+    return kept | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | more
 
 
 def limit_this_process(n_bytes: int, seconds: int) -> None:

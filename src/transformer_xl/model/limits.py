@@ -7,6 +7,7 @@ that pass may still run out of memory, but settings that are refused never fit.
 
 import math
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,9 @@ _TENSOR_SECONDS, _TENSOR_BYTES = 1.5e-4, 6_000
 """What a tensor takes, however small, measured: its module is built twice, once without numbers."""
 _ANY_SIZE = "TXL_ANY_SIZE"
 """The environment variable that lifts the limits on loading, which child processes inherit."""
+_LIFTING = threading.Lock()
+_BEFORE: list[str | None] = []
+"""What each block of :func:`any_size` that is not left yet has found in the variable."""
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
@@ -173,16 +177,29 @@ def any_size() -> Iterator[None]:
 
     It holds for all threads of this process, and for processes that are started inside.
     """
-    is_outermost = _ANY_SIZE not in os.environ
-    os.environ[_ANY_SIZE] = "1"
+    with _LIFTING:
+        _BEFORE.append(os.environ.get(_ANY_SIZE))
+        os.environ[_ANY_SIZE] = "1"
     try:
         yield
     finally:
-        if is_outermost:
-            del os.environ[_ANY_SIZE]
+        with _LIFTING:
+            # The last block to be left, of whichever thread, restores what the first one found.
+            first = _BEFORE[0]
+            _BEFORE.pop()
+            if not _BEFORE:
+                del os.environ[_ANY_SIZE]
+                if first is not None:
+                    os.environ[_ANY_SIZE] = first
 
 
-def require_loading(config: ModelConfig, n_tensors: int, weights: Path) -> None:
+class LoadingLimitError(ValueError):
+    """A stored model would take more memory than there is, or too much time."""
+
+
+def require_loading(
+    config: ModelConfig, n_tensors: int, weights: Path, *, number_bytes: int = FLOAT
+) -> None:
     """Require that a stored model can be loaded with the memory of this machine, in two minutes.
 
     Both are computed from the settings and the number of stored tensors before the model is built.
@@ -195,23 +212,30 @@ def require_loading(config: ModelConfig, n_tensors: int, weights: Path) -> None:
         config: The settings of the model.
         n_tensors: How many tensors the headers of the files name.
         weights: From :func:`~transformer_xl.model.pretrained.weights_path`.
+        number_bytes: Bytes of a parameter once it is loaded, at least.
 
     Raises:
         OverflowError: There are more layers than tensors.
-        ValueError: It takes more.
+        LoadingLimitError: It takes more.
     """
     if config.n_layer > n_tensors:
         raise OverflowError(f"n_layer={config.n_layer}")
     if os.environ.get(_ANY_SIZE):
         return
     settings: dict[str, object] = {"n_layer": config.n_layer, "n_tensors": n_tensors}
-    lifted = "--any_size loads it all the same (in Python: with model.limits.any_size())"
+    lifted = (
+        "--any_size loads it all the same (in Python: with transformer_xl.model.limits.any_size(); "
+        f"in other programs: {_ANY_SIZE}=1 in the environment)"
+    )
     what = f"to load {weights}"
-    needed = FLOAT * least_weights(config) + n_tensors * _TENSOR_BYTES
-    require_bytes(what, needed, torch.device("cpu"), settings, lifted)
+    needed = number_bytes * least_weights(config) + n_tensors * _TENSOR_BYTES
+    try:
+        require_bytes(what, needed, torch.device("cpu"), settings, lifted)
+    except ValueError as error:
+        raise LoadingLimitError(str(error)) from None
     seconds = n_tensors * _TENSOR_SECONDS
     if seconds > _MOST_SECONDS:
-        raise ValueError(
+        raise LoadingLimitError(
             f"n_layer={config.n_layer}, n_tensors={n_tensors}: {what} would take about "
             f"{seconds:,.0f} s, and the limit is {_MOST_SECONDS} s: {lifted}"
         )

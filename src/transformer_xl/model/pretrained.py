@@ -173,17 +173,18 @@ def read_weights(
     return {name: weights[name] for name in wanted}
 
 
-def verify_weights(path: Path) -> None:
-    """Verify the weights at a :func:`weights_path`, of any model.
+def verify_weights(path: Path) -> int:
+    """Verify the weights at a :func:`weights_path`, of any model; return the number of tensors.
 
     Raises:
         OSError: A file cannot be read.
         RuntimeError: A file is damaged, or has an unsupported dtype or values that are not finite.
     """
     files = weights_files(path)
-    _shapes(path, files)
+    shapes = _shapes(path, files)
     for file in files:
         verified_tensors(file)
+    return len(shapes)
 
 
 def has_checksum(path: Path) -> bool:

@@ -1,6 +1,5 @@
 """Chats: from messages to a prompt, and from a completion to a message."""
 
-import asyncio
 from typing import Any
 
 from starlette.requests import Request
@@ -65,7 +64,7 @@ async def chat(service: Service, body: ChatRequest, request: Request) -> Respons
     template = service.chat_template
     try:
         messages = [_plain(each) for each in body.messages]
-        prompt = await asyncio.to_thread(template.render, messages)
+        prompt = await service.render_chat(messages)
     except ValueError as error:
         raise ApiError(400, str(error), "chat_template", "messages") from error
     given = body.model_dump(exclude=_OWN | {"max_tokens", "logprobs"}, exclude_unset=True)

@@ -4,11 +4,15 @@ A template is Jinja, as transformers stores it beside a tokenizer. Those of a fi
 child process with limits, by :mod:`~transformer_xl.apps.serve.chat_rendering`.
 """
 
+import asyncio
+import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from transformer_xl.apps.serve.chat_rendering import RefusedError, Renderer, render
+from transformer_xl.apps.serve.errors import QueueFullError
 from transformer_xl.config.files import read_small_file
 from transformer_xl.data import Vocab
 from transformer_xl.data.chat_templates import stored_template
@@ -20,6 +24,8 @@ _CONTENTS = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
 _TURNS = ("\nuser:", "\nsystem:", "\ndeveloper:", "\nassistant:")
 _RENDERER = Renderer()
 """One process for all templates of files."""
+_MOST_SECONDS = 30.0
+"""How long messages wait to be rendered, and are rendered, at most."""
 
 
 class ChatTemplate(NamedTuple):
@@ -56,6 +62,46 @@ class ChatTemplate(NamedTuple):
         except ValueError as error:
             raise ValueError(f"the chat template failed: {error}") from error
         return text
+
+
+class Rendering:
+    """Renders messages one by one, in a thread of its own, which no other work waits for.
+
+    Args:
+        template: The template.
+        max_queue: Largest number of messages that wait.
+    """
+
+    def __init__(self, template: ChatTemplate, max_queue: int) -> None:
+        self._template = template
+        self._thread = ThreadPoolExecutor(1, "chat")
+        self._places = threading.BoundedSemaphore(max_queue + 1)
+
+    async def __call__(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """Return the prompt for the next message.
+
+        Raises:
+            QueueFullError: Too many wait, or these have waited for too long.
+            ValueError: The template refuses these messages, or fails.
+        """
+        if not self._places.acquire(blocking=False):
+            raise QueueFullError
+        try:
+            work = self._thread.submit(self._template.render, messages)
+        except RuntimeError:
+            # It is closed.
+            self._places.release()
+            raise QueueFullError from None
+        # Not when the request is given up: what is being rendered keeps its place until it ends.
+        work.add_done_callback(lambda _: self._places.release())
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(work), _MOST_SECONDS)
+        except TimeoutError:
+            raise QueueFullError from None
+
+    def close(self) -> None:
+        """Render nothing more; what is being rendered ends by the limits of its process."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 def find_template(folder: Path, vocab: Vocab, given: Path | None = None) -> ChatTemplate:

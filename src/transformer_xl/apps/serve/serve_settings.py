@@ -82,7 +82,8 @@ class ServeSettings:
     max_texts: Count = 64
     """Largest number of texts of a request: its prompts times n."""
     max_queue: Count = 256
-    """Largest number of waiting texts; beyond, a request is refused with 429."""
+    """Largest number of waiting texts, and of chats that wait for their template; beyond, a request
+    is refused with 429."""
     max_connections: Count = 1_024
     """Largest number of connections; beyond, a request is refused with 503."""
     max_seconds: Positive = 300.0

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from transformer_xl.apps.serve.chat_template import find_template
+from transformer_xl.apps.serve.chat_template import Rendering, find_template
 from transformer_xl.apps.serve.engine import Engine, Events, tell
 from transformer_xl.apps.serve.errors import file_error
 from transformer_xl.apps.serve.serve_settings import ServeSettings
@@ -114,6 +114,7 @@ class Service:
             "in the folder to serve the model",
         )
         self.chat_template = find_template(weights.parent, vocab, settings.chat_template)
+        self.render_chat = Rendering(self.chat_template, settings.max_queue)
         self.model, self.vocab, self.settings, self.name = model, vocab, settings, name
         # Not with each request: a setting may not fit the vocabulary.
         self.sampler()
@@ -168,6 +169,7 @@ class Service:
         yield
         self.is_closing = True
         expiring.cancel()
+        self.render_chat.close()
         await asyncio.to_thread(self.engine.stop)
         # Run the callbacks of the last events: they submit their saves to the disk threads.
         await asyncio.sleep(0)

@@ -21,6 +21,7 @@ from transformer_xl.model import Memory, Stepper, build_model
 from transformer_xl.model.arguments import require_token_inputs
 from transformer_xl.model.language_model import require_own_weights
 from transformer_xl.model.lengths import Lengths
+from transformer_xl.model.limits import require_loading
 from transformer_xl.model.memory import KeysAndValues
 from transformer_xl.model.pretrained import (
     add_checksums,
@@ -137,17 +138,21 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
     ) -> Any:
         """Read a model folder, as transformers documents it, or a shipped model by its name.
 
-        The files of a local folder are verified first; transformers verifies its own downloads.
+        The files of a local folder are verified first, and what loading them takes is limited as
+        in :func:`~transformer_xl.model.limits.require_loading`; transformers verifies its own
+        downloads.
 
         Raises:
             RuntimeError: A file is damaged, or lacks weights of the network.
+            ValueError: Loading would take more memory than the machine has, or too much time.
         """
         name = pretrained_model_name_or_path
         if name is not None:
             name = path_of(name)
             folder = Path(name, kwargs.get("subfolder") or "")
             if (path := weights_path(folder, kwargs.get("variant"))).is_file():
-                verify_weights(path)
+                n_tensors = verify_weights(path)
+                _require_loading(cls._settings_of(name, kwargs), n_tensors, path)
         wants_info = kwargs.pop("output_loading_info", False)
         loaded: Any = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
         model, info = loaded
@@ -163,6 +168,17 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             )
         model._freeze()
         return (model, info) if wants_info else model
+
+    @classmethod
+    def _settings_of(cls, name: str | os.PathLike, given: Mapping[str, Any]) -> TransformerXLConfig:
+        """Return the settings that transformers will build the model of, changed as it is asked."""
+        config = given.get("config")
+        if isinstance(config, TransformerXLConfig):
+            return config
+        others = {key: value for key, value in given.items() if key != "config"}
+        return cls.config_class.from_pretrained(
+            name if config is None else config, return_unused_kwargs=True, **others
+        )[0]
 
     def save_pretrained(
         self,
@@ -322,6 +338,17 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             )
         model.recompute = partial(gradient_checkpointing_func, use_reentrant=False)
         model.recompute_every = every_n_layers
+
+
+def _require_loading(config: TransformerXLConfig, n_tensors: int, path: Path) -> None:
+    try:
+        # In half precision, as transformers may load it.
+        require_loading(config.to_model_config(), n_tensors, path, number_bytes=2)
+    except OverflowError as error:
+        raise RuntimeError(
+            f"{path} does not fit its config.json: {error} is more than the {n_tensors} tensors "
+            "that it holds"
+        ) from None
 
 
 def _second_names(model: nn.Module) -> dict[str, str]:
