@@ -30,8 +30,8 @@ extensions = [
     "reference_pages",
     "tutorials",
 ]
-# Signatures name types that have no page to link to: letters of shapes, and classes of the standard
-# library and of numpy, whose inventories are not in the repository. They would all be warnings.
+# True warns about links to names without a page. Nearly all are types in signatures: of jaxtyping,
+# numpy and the standard library, whose inventories are not here, and classes that are not public.
 nitpicky = False
 exclude_patterns = ["tutorials/outputs", "generated/notebooks"]
 # Pages of tasks are added by globs.
