@@ -3,12 +3,13 @@
 import io
 import tarfile
 import wave
-from types import SimpleNamespace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from transformer_xl.data.recordings import read_recordings
+from transformer_xl.model.lengths import Lengths
 from transformer_xl.tasks import load_task, series, speech, spoken_digits, time_series
 from transformer_xl.tasks.run import run_task
 from transformer_xl.tasks.speech import (
@@ -27,6 +28,7 @@ from transformer_xl.tasks.speech import (
     resampled,
     stacked,
 )
+from transformer_xl.tasks.task import Trained
 
 
 def tone(frequency, seconds=0.5):
@@ -300,8 +302,8 @@ def test_a_model_that_knows_the_future_has_no_error(monkeypatch):
         return np.repeat(known[features.shape[1] + series.WEEK - 2][:, None], paths, 1)
 
     monkeypatch.setattr(time_series, "forecast", forecast)
-    trained = SimpleNamespace(model=None, lengths=SimpleNamespace(segment_len=8))
-    metrics = load_task("series").measure(trained, None, "test").metrics
+    trained = Trained(None, None, None, Lengths(8, 8, None, None, 0))
+    metrics = load_task("series").measure(trained, Path(), "test").metrics
     assert metrics.pop("coverage of 80 % intervals, %") == 100
     assert metrics == pytest.approx({"MASE": 0, "width": 0, "CRPS": 0}, abs=1e-6)
 

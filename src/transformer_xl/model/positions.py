@@ -25,9 +25,9 @@ class Positions(NamedTuple):
         bias = self.distance_bias
         return self._replace(r=self.r[n:], distance_bias=None if bias is None else bias[n:])
 
-    def to(self, dtype: torch.dtype) -> "Positions":
-        """Return the positions in another precision."""
-        return Positions(*(None if x is None else x.to(dtype) for x in self))  # pyright: ignore[reportArgumentType]
+    def to(self, where: torch.dtype | torch.device | int | str) -> "Positions":
+        """Return the positions in another precision or on another device."""
+        return Positions(*(None if x is None else x.to(where) for x in self))  # pyright: ignore[reportArgumentType]
 
 
 def relative_positions(

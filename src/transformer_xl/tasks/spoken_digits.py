@@ -28,7 +28,7 @@ from transformer_xl.tasks.task import SPLITS, Measured, Task, Trained
 
 RAW_STEP = 16
 """Samples of one input of :class:`RawDigits`."""
-Named = tuple[str, Float[np.ndarray, " samples"]]
+Named = tuple[str, Float[np.ndarray, " _"]]
 """Name of a recording, such as ``7_theo_3``, and its samples."""
 _HELD_OUT = range(20, 25)
 """Recordings of the training archive that are the validation split, by their index."""

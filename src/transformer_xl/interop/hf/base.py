@@ -5,6 +5,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
 
     def resize_token_embeddings(
         self,
-        new_num_tokens: int | None = None,
+        new_num_tokens: Any = None,
         pad_to_multiple_of: int | None = None,
         mean_resizing: bool = True,
     ) -> nn.Module:
@@ -124,8 +125,10 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
             wanted = self.config.vocab_size if new_num_tokens is None else new_num_tokens
             new_num_tokens = -(-wanted // pad_to_multiple_of) * pad_to_multiple_of
         if new_num_tokens not in (None, self.config.vocab_size):
-            resize_vocabulary(self.transformer, new_num_tokens, draws=not mean_resizing)
-            self.config.vocab_size = new_num_tokens
+            # Refused by the rules of the settings if it is no size.
+            size = replace(self.transformer.config, vocab_size=new_num_tokens).vocab_size
+            resize_vocabulary(self.transformer, size, draws=not mean_resizing)
+            self.config.vocab_size = size
             self._freeze()
         return self.transformer.embedding
 

@@ -167,7 +167,7 @@ class TransformerXLTokenizer(PreTrainedTokenizer):
         return self._decode([known[token] for token in tokens])
 
     def _decode(
-        self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs: Any
+        self, token_ids: int | list[int] | None, skip_special_tokens: bool = False, **kwargs: Any
     ) -> str:
         if token_ids is None:
             raise ValueError(
