@@ -57,7 +57,8 @@ def test_doctor_examines_nothing_beyond_the_limit_and_says_so(txl, trained, tmp_
     content = bytearray((damaged / "model.safetensors").read_bytes())
     content[-1] ^= 1
     (damaged / "model.safetensors").write_bytes(content)
-    assert next(iter(txl("doctor", damaged, "--json").json.values())).startswith("damaged: ")
+    (message,) = txl("doctor", damaged, "--json").json.values()
+    assert message.startswith("damaged: ")
     monkeypatch.undo()
     monkeypatch.setattr(limits, "_MOST_SECONDS", 1e-9)
     assert txl("doctor", folder, "--any_size").code == 0

@@ -100,3 +100,29 @@ def test_a_classifier_learns(
     after = trainer.evaluate()
     assert after["eval_loss"] < before["eval_loss"]
     assert after["eval_accuracy"] > before["eval_accuracy"]
+
+
+def test_the_beginning_that_trainer_copies_into_a_model_changes_nothing_after_a_prompt(
+    transformers: Any, folder: Path, tokenizer: Any, rows: Any, tmp_path: Path
+) -> None:
+    """The line break, as ``bos_token``: it is added to no text, and used in no loss."""
+    assert tokenizer.bos_token == "\n"
+    assert tokenizer("the cat").input_ids == tokenizer.vocab.encode("the cat")
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    model, before = load(folder), load(folder)
+    collator = transformers.DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    arguments = _arguments(transformers, tmp_path, max_steps=1)
+    arguments.learning_rate = 0.0
+    trainer = transformers.Trainer(model, arguments, collator, rows, processing_class=tokenizer)
+    trainer.train()
+    assert model.config.bos_token_id == tokenizer.bos_token_id
+    assert before.config.bos_token_id is None
+    trainer.save_model(str(tmp_path / "tuned"))
+    after = load(tmp_path / "tuned")
+    ids = tokenizer("the cat", return_tensors="pt").input_ids
+    settings = {"max_new_tokens": 8, "do_sample": False}
+    assert torch.equal(after(ids, labels=ids).loss, before(ids, labels=ids).loss)
+    assert torch.equal(after.generate(ids, **settings), before.generate(ids, **settings))
+    # Where nothing is given, a text begins as after a line break.
+    begun = tokenizer("\n", return_tensors="pt").input_ids
+    assert torch.equal(after.generate(**settings), before.generate(begun, **settings))

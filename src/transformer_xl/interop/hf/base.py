@@ -172,14 +172,14 @@ class TransformerXLPreTrainedModel(PreTrainedModel):
         model._freeze()
         return (model, info) if wants_info else model
 
-    @classmethod
-    def _settings_of(cls, name: str | os.PathLike, given: Mapping[str, Any]) -> TransformerXLConfig:
+    @staticmethod
+    def _settings_of(name: str | os.PathLike, given: Mapping[str, Any]) -> TransformerXLConfig:
         """Return the settings that transformers will build the model of, changed as it is asked."""
         config = given.get("config")
         if isinstance(config, TransformerXLConfig):
             return config
         others = {key: value for key, value in given.items() if key != "config"}
-        return cls.config_class.from_pretrained(
+        return TransformerXLConfig.from_pretrained(
             name if config is None else config, return_unused_kwargs=True, **others
         )[0]
 
