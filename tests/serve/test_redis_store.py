@@ -409,6 +409,28 @@ def test_a_store_that_is_gone_is_told_soon_and_comes_back(made, stores, redis, m
     assert same(store.load("a")[1], state)
 
 
+def test_an_answer_is_waited_for_as_long_as_the_largest_memory_takes(
+    made, stores, redis, monkeypatch
+):
+    monkeypatch.setattr(redis_store, "_SECONDS", 0)
+    monkeypatch.setattr(redis_store, "_SOCKET_SECONDS", 0.2)
+    monkeypatch.setattr(redis_store, "_SPEED", 1)
+    store = stores()
+    redis.client.client_pause(1000)
+    _, state, _ = write(made, store, "a", [1], 5, 1)
+    # One that is large and slow says nothing of the others.
+    store.close()
+    monkeypatch.setattr(redis_store, "_SPEED", 10**9)
+    monkeypatch.setattr(redis_store, "_LARGE", 10)
+    store = stores(session_snapshot=1)
+    lease = store.acquire("b", 0)
+    redis.client.client_pause(1500)
+    with pytest.raises(StoreUnavailableError):
+        store.save(lease, state, Turn([1], [2]))
+    assert store._failed_at == float("-inf")
+    redis.client.client_unpause()
+
+
 def test_an_operation_waits_for_a_store_that_starts_again(made, stores, redis):
     store = stores()
     _, state, version = write(made, store, "a", [1], 5, 1)

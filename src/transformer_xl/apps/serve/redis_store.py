@@ -43,7 +43,11 @@ _PREFIX = "txl:"
 _SECONDS = 4.0
 """How long an operation is tried again while the store does not answer."""
 _SOCKET_SECONDS = 2.0
-"""How long a single answer is waited for."""
+"""How long a single answer is waited for, beside the time of the largest memory."""
+_SPEED = 4 << 20
+"""Bytes a second that are sent, written and answered, at least."""
+_LARGE = 1 << 20
+"""Bytes of a script's arguments above which a slow answer says nothing of other sessions."""
 _PAUSE = 0.05
 """Seconds between two tries."""
 _REST = 1.0
@@ -147,10 +151,12 @@ class RedisStore:
         self._most_tail = 2 * (4 + _HEAD.size) * (settings.session_snapshot + per_turn) + _MARGIN
         self._lease_us = text_of(settings.session_lease * 1e6)
         self._idle_ms = text_of(max(settings.session_idle * 1e3, 1))
+        # Of all operations: the store is one thread, where each may wait behind a memory.
+        seconds = _SOCKET_SECONDS + largest / _SPEED
         try:
             self._client = redis.Redis.from_url(
                 self._url,
-                socket_timeout=_SOCKET_SECONDS,
+                socket_timeout=seconds,
                 socket_connect_timeout=_SOCKET_SECONDS,
                 # Tried again here, until a time has passed.
                 retry=Retry(NoBackoff(), 0),
@@ -326,14 +332,16 @@ class RedisStore:
 
     def _call(self, script: str, name: str, *given: Any) -> Any:
         """Run a script; each may be run again if its answer was lost."""
-        return self._tried(lambda: self._scripts[script](self._keys(name), given))
+        size = sum(len(each) for each in given if isinstance(each, bytes))
+        return self._tried(lambda: self._scripts[script](self._keys(name), given), size)
 
-    def _tried(self, function: Callable[[], Any]) -> Any:
-        """Call a function until the store answers or the time has passed."""
+    def _tried(self, function: Callable[[], Any], size: int = 0) -> Any:
+        """Call a function, which sends so many bytes, until the store answers or time is up."""
         if self._failed_at + _REST > time.monotonic():
             raise self._unavailable("it did not answer a moment ago")
         # Once it has failed, one try must do: many requests wait for few threads.
         end = time.monotonic() + (_SECONDS if self._failed_at == _NEVER else 0)
+        end += size / _SPEED
         while True:
             try:
                 found = function()
@@ -343,7 +351,9 @@ class RedisStore:
                 raise self._unavailable(str(error)) from error
             except (self._errors.ConnectionError, self._errors.TimeoutError) as error:
                 if time.monotonic() > end:
-                    self._failed_at = time.monotonic()
+                    is_slow = isinstance(error, self._errors.TimeoutError) and size > _LARGE
+                    if not is_slow:
+                        self._failed_at = time.monotonic()
                     raise self._unavailable(str(error)) from error
                 time.sleep(_PAUSE)
             except self._errors.ResponseError as error:
