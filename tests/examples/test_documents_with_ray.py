@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from transformer_xl.config import GenerateConfig, ModelConfig
-from transformer_xl.data import train_vocab
+from transformer_xl.data import load_vocab, train_vocab
 from transformer_xl.inference import documents
 from transformer_xl.inference.answers import losses
 from transformer_xl.inference.documents import Work, process
@@ -104,6 +104,18 @@ def test_what_is_done_is_not_repeated_and_what_differs_is_refused(
     assert contents(out) == contents(tmp_path / "whole")
     with pytest.raises(ValueError, match="results of another model, source or settings"):
         process(Work(model=str(model), per_task=8), source, out)
+    # A text of the same size, and a vocabulary with other numbers.
+    whole = source.read_bytes()
+    source.write_bytes(whole.replace(b"abc", b"abd", 1))
+    with pytest.raises(ValueError, match="results of another model, source or settings"):
+        process(work, source, out)
+    source.write_bytes(whole)
+    vocab = load_vocab(model)
+    train_vocab("chars", [LETTERS.replace("h", "i")]).save(model)
+    with pytest.raises(ValueError, match="results of another model, source or settings"):
+        process(work, source, out)
+    vocab.save(model)
+    assert process(work, source, out)
     monkeypatch.setattr(documents, "_LONGEST_LINE", 20)
     with pytest.raises(ValueError, match="a line of more than 20 bytes"):
         process(work, source, tmp_path / "long")

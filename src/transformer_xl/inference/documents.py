@@ -5,6 +5,7 @@ task that has left its file is not repeated, so a killed call is resumed by the 
 depend on the task and not on who performs it.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import require
 from transformer_xl.config.device import pick_device
 from transformer_xl.config.files import open_regular, read_small_file, replace_file
+from transformer_xl.data import load_vocab
 from transformer_xl.inference.answers import losses
 from transformer_xl.inference.generate import (
     GenerationBatch,
@@ -186,8 +188,14 @@ def tasks_of(work: Work, source: Path, out: Path) -> list[Task]:
         OSError: A file cannot be read or written.
         ValueError: The folder has the results of something else, or there is no document.
     """
-    weights = weights_checksum(weights_path(find_model_folder(work.model)))
-    about = {"work": asdict(work), "weights": weights, "source_bytes": source.stat().st_size}
+    folder = find_model_folder(work.model)
+    tasks, digest = _divided(source, out, work.per_task)
+    about = {
+        "work": asdict(work),
+        "weights": weights_checksum(weights_path(folder)),
+        "vocab": load_vocab(folder).hash,
+        "source": digest,
+    }
     content = json.dumps(about, indent=2, default=list).encode()
     path = out / _ABOUT
     if path.exists():
@@ -198,17 +206,6 @@ def tasks_of(work: Work, source: Path, out: Path) -> list[Task]:
     else:
         out.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)
-    tasks, first = [], 0
-    with open_regular(source) as file:
-        while True:
-            start = file.tell()
-            n = sum(1 for _ in islice(_lines(file, source), work.per_task))
-            if not n:
-                break
-            target = out / f"part-{len(tasks):06}.jsonl"
-            tasks.append(Task(source.absolute(), start, first, n, target.absolute()))
-            first += n
-    require(bool(tasks), f"{source} has no document")
     return tasks
 
 
@@ -249,6 +246,24 @@ def process(
     if undone := [task.target.name for task in tasks if not task.target.is_file()]:
         raise RuntimeError(f"{len(undone)} of {len(tasks)} parts are missing, first {undone[0]}")
     return [task.target for task in tasks]
+
+
+def _divided(source: Path, out: Path, per_task: int) -> tuple[list[Task], str]:
+    """Divide a file into tasks; return its SHA-256, too."""
+    tasks, first, digest = [], 0, hashlib.sha256()
+    with open_regular(source) as file:
+        while True:
+            start, n = file.tell(), 0
+            for line in islice(_lines(file, source), per_task):
+                digest.update(line)
+                n += 1
+            if not n:
+                break
+            target = out / f"part-{len(tasks):06}.jsonl"
+            tasks.append(Task(source.absolute(), start, first, n, target.absolute()))
+            first += n
+    require(bool(tasks), f"{source} has no document")
+    return tasks, digest.hexdigest()
 
 
 def _documents(task: Task) -> Iterator[Document]:
