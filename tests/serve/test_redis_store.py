@@ -312,6 +312,18 @@ def test_what_is_damaged_is_told_and_can_be_deleted(made, make_model, stores, re
         stores(make_model(init_std=0.3)).load("a")
 
 
+def test_damaged_sessions_are_not_listed_and_hide_no_others(made, stores, redis, caplog):
+    store = stores()
+    for name in "abc":
+        write(made, store, name, [1], 3, 1)
+    redis.client.hset("txl:session:a", "until", "soon")
+    redis.client.delete("txl:session:b")
+    redis.client.lpush("txl:session:b", "x")
+    assert [each.name for each in store.all()] == ["c"]
+    for name in "ab":
+        assert f"ignored in the list of sessions: {name}" in caplog.text
+
+
 def test_whatever_is_changed_in_the_store_is_read_or_refused(made, stores, redis, monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "fuzzing"))
     from mutations import ANYWHERE

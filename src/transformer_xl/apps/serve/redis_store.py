@@ -176,7 +176,7 @@ class RedisStore:
         self._renewing.start()
 
     def all(self, most: int | None = None) -> list[Stored]:
-        """Return the sessions, the most recently used first."""
+        """Return the sessions, the most recently used first, without damaged ones."""
         count = self._settings.max_sessions if most is None else most
         try:
             now, rows = self._call("list", "", self._idle_ms, count)
@@ -185,10 +185,16 @@ class RedisStore:
         names = [each.decode("ascii", "replace") for each in rows[::2]]
         named = [(n, float(x)) for n, x in zip(names, rows[1::2], strict=True) if is_name(n)]
         until = self._tried(lambda: self._leases([name for name, _ in named]))
-        return [
-            Stored(name, used / 1e6, _number(end or b"0") > int(now))
-            for (name, used), end in zip(named, until, strict=True)
-        ]
+        found = []
+        for (name, used), end in zip(named, until, strict=True):
+            try:
+                if isinstance(end, Exception):
+                    raise RuntimeError(f"what the store holds is damaged: {end}")
+                found.append(Stored(name, used / 1e6, _number(end or b"0") > int(now)))
+            except RuntimeError as error:
+                # The others are not told worse for it.
+                log.warning("ignored in the list of sessions: %s: %s", name, error)
+        return found
 
     def find(self, name: str) -> Stored:
         """Return one without its state."""
@@ -370,11 +376,11 @@ class RedisStore:
             "known: ask again with the same Idempotency-Key"
         )
 
-    def _leases(self, names: Sequence[str]) -> list[bytes | None]:
+    def _leases(self, names: Sequence[str]) -> list[bytes | Exception | None]:
         with self._client.pipeline(transaction=False) as pipeline:
             for name in names:
                 pipeline.hget(self._keys(name)[0], "until")
-            return pipeline.execute(raise_on_error=True)
+            return pipeline.execute(raise_on_error=False)
 
     def _about(self, name: str) -> tuple[float | None, Any, Any, tuple[int, int]]:
         with self._client.pipeline(transaction=True) as pipeline:
