@@ -79,10 +79,18 @@ SAVE = (
     + """
 -- name, number, milliseconds until an unused session expires, record, size of the record, memory
 -- or '', random numbers, note, weights
-local found = redis.call('HMGET', KEYS[1], 'fence', 'version', 'tail', 'appended')
-if found[1] ~= ARGV[2] then return 'taken' end
--- Sent again, as its answer was lost.
-if found[2] == ARGV[2] then return 'ok' end
+local found = redis.call('HMGET', KEYS[1], 'fence', 'version', 'tail', 'appended', 'snap', 'birth')
+-- Sent again, as its answer was lost; another server may have acquired it, or appended, since.
+if found[2] == ARGV[2] or found[5] == ARGV[2] then return 'ok' end
+if found[1] ~= ARGV[2] then
+  if string.find(found[3] or '', ARGV[4], 1, true) then return 'ok' end
+  local number = tonumber(ARGV[2])
+  -- Whether a later memory has this turn in it cannot be told.
+  if (tonumber(found[6]) or 0) <= number and (tonumber(found[5]) or 0) > number then
+    return 'unknown'
+  end
+  return 'taken'
+end
 if ARGV[6] ~= '' then
   redis.call('HSET', KEYS[1], 'memory', ARGV[6], 'snap', ARGV[2], 'tail', '', 'appended', '0')
 else

@@ -254,23 +254,23 @@ class RedisStore:
         if is_whole:
             content = pack_state(state._replace(random=None, note=""), self._weights)
         random = b"" if state.random is None else state.random.numpy().tobytes()
+        record, note = pack_record(lease.number, turn), state.note.encode()
+        given = (lease.name, lease.number, self._idle_ms)
+        given = (*given, record, size, content, random, note, self._weights)
+        n_tries = 0
+
+        def run() -> Any:
+            nonlocal n_tries
+            n_tries += 1
+            return self._scripts["save"](self._keys(lease.name), given)
+
         try:
-            found = self._call(
-                "save",
-                lease.name,
-                lease.name,
-                lease.number,
-                self._idle_ms,
-                pack_record(lease.number, turn),
-                size,
-                content,
-                random,
-                state.note.encode(),
-                self._weights,
-            )
+            found = self._tried(run, len(content))
         finally:
             with self._lock:
                 self._held.pop(lease.number, None)
+        if found == b"unknown" and n_tries > 1:
+            raise self._unavailable(f"session {lease.name!r} was taken over and stored as a whole")
         if found != b"ok":
             raise SessionTakenError(
                 f"session {lease.name!r} was taken over by another server, as this one had not "
@@ -338,8 +338,7 @@ class RedisStore:
 
     def _call(self, script: str, name: str, *given: Any) -> Any:
         """Run a script; each may be run again if its answer was lost."""
-        size = sum(len(each) for each in given if isinstance(each, bytes))
-        return self._tried(lambda: self._scripts[script](self._keys(name), given), size)
+        return self._tried(lambda: self._scripts[script](self._keys(name), given))
 
     def _tried(self, function: Callable[[], Any], size: int = 0) -> Any:
         """Call a function, which sends so many bytes, until the store answers or time is up."""
