@@ -235,6 +235,62 @@ def test_a_save_whose_answer_was_lost_appends_once(made, stores):
     assert len(records) == 2
 
 
+@pytest.mark.parametrize("session_snapshot", [1, 1000])
+@pytest.mark.parametrize("then", ["acquired", "appended"])
+def test_a_save_whose_answer_was_lost_is_known_after_another_server(
+    made, stores, session_snapshot, then
+):
+    one, two = stores(session_snapshot=session_snapshot), stores()
+    _, state, version = write(made, one, "a", [1], 3, 1)
+    lease = one.acquire("a", version)
+    later = state._replace(last_token=2)
+    one.save(lease, later, Turn([], [2]))
+    if then == "acquired":
+        two.acquire("a", 0)
+    else:
+        write(made, two, "a", [3], 2, 1)
+    assert one.save(lease, later, Turn([], [2])) == lease.number
+    assert len(_tail(two)) == (session_snapshot > 1) * 2 + (then == "appended")
+
+
+def test_of_a_save_that_a_later_memory_may_contain_it_is_not_told_that_it_was_not_appended(
+    made, stores, monkeypatch
+):
+    one, two = stores(), stores(session_snapshot=1)
+    _, state, version = write(made, one, "a", [1], 3, 1)
+    lease = one.acquire("a", version)
+    script = one._scripts["save"]
+
+    def loses(keys, given):
+        # What it did is lost on the way; meanwhile another server goes on.
+        script(keys, given)
+        write(made, two, "a", [3], 2, 1)
+        one._scripts["save"] = script
+        raise one._errors.ConnectionError("lost")
+
+    one._scripts["save"] = loses
+    with pytest.raises(StoreUnavailableError, match="is not known"):
+        one.save(lease, state, Turn([], [2]))
+    # Asked once, it is known.
+    with pytest.raises(SessionTakenError, match="nothing of this request was appended"):
+        one.save(lease, state, Turn([], [2]))
+
+
+def test_a_turn_that_the_store_has_lost_is_not_gone_on_from(made, stores, redis):
+    one, two = stores(), stores()
+    _, state, version = write(made, one, "a", [1], 3, 1)
+    before = redis.client.dump("txl:session:a")
+    _, lost, lost_version = write(made, one, "a", [2], 3, 1, state, version)
+    # As after a crash without appendfsync always, or of a replica that took over.
+    redis.client.restore("txl:session:a", 0, before, replace=True)
+    _, expected, _ = write(made, two, "a", [3], 4, 1)
+    assert same(one.load("a", (lost_version, lost))[1], expected)
+    assert one._call("load", "a", lost_version, 10**9, 10**9, 10**9)[1] == 0
+    # Whoever knows what is there reads only what is new.
+    assert one._call("load", "a", version, 10**9, 10**9, 10**9)[1] == 1
+    assert same(one.load("a", (version, state))[1], expected)
+
+
 def test_a_lease_that_was_given_back_is_not_renewed(made, stores):
     store = stores()
     _, state, version = write(made, store, "a", [1], 3, 1)
