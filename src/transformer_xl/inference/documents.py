@@ -41,7 +41,7 @@ _LONGEST_LINE = 64 << 20
 
 
 class Document(msgspec.Struct):
-    """A line of the source; other fields are ignored."""
+    """A line of the source; other fields are ignored. Of another line the result is an error."""
 
     text: str
     id: str | int | None = None
@@ -108,7 +108,6 @@ class Performer:
     """
 
     def __init__(self, work: Work) -> None:
-        torch.set_num_threads(work.threads)
         self._work = work
         self._model, self._vocab = from_pretrained(work.model, pick_device(), work.weights)
         self._model.eval()
@@ -119,13 +118,22 @@ class Performer:
 
         Raises:
             OSError: A file cannot be read or written.
-            ValueError: A line is no document.
         """
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._work.threads)
+        try:
+            self._perform(task)
+        finally:
+            torch.set_num_threads(before)
+
+    def _perform(self, task: Task) -> None:
         found: list[dict[str, Any]] = []
         texts: dict[int, list[int]] = {}
         for number, document in enumerate(_documents(task), task.first):
-            name = number if document.id is None else document.id
-            found.append({"id": name})
+            if isinstance(document, str):
+                found.append({"id": number, "error": document})
+                continue
+            found.append({"id": number if document.id is None else document.id})
             try:
                 texts[len(found) - 1] = [*self._vocab.encode(document.text)]
             except ValueError as error:
@@ -186,7 +194,8 @@ def tasks_of(work: Work, source: Path, out: Path) -> list[Task]:
 
     Raises:
         OSError: A file cannot be read or written.
-        ValueError: The folder has the results of something else, or there is no document.
+        ValueError: The folder has the results of something else, the file has no line, or one of
+            more than 64 MiB.
     """
     folder = find_model_folder(work.model)
     tasks, digest = _divided(source, out, work.per_task)
@@ -237,7 +246,7 @@ def process(
     Raises:
         OSError: A file cannot be read or written.
         RuntimeError: The executor has left tasks undone; the same call performs them.
-        ValueError: As :func:`tasks_of`, or a line is no document.
+        ValueError: As :func:`tasks_of`.
     """
     tasks = tasks_of(work, Path(source), Path(out))
     if left := [task for task in tasks if not task.target.is_file()]:
@@ -266,18 +275,16 @@ def _divided(source: Path, out: Path, per_task: int) -> tuple[list[Task], str]:
     return tasks, digest.hexdigest()
 
 
-def _documents(task: Task) -> Iterator[Document]:
+def _documents(task: Task) -> Iterator[Document | str]:
+    """Yield the documents of a task, and of lines that are none, why."""
     decoder = msgspec.json.Decoder(Document)
     with open_regular(task.source) as file:
         file.seek(task.start, os.SEEK_SET)
         for number, line in enumerate(islice(_lines(file, task.source), task.n), task.first):
             try:
                 yield decoder.decode(line)
-            except msgspec.DecodeError as error:
-                raise ValueError(
-                    f"line {number + 1} of {task.source} is no document, such as "
-                    f'{{"text": "..."}}: {error}'
-                ) from error
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                yield f'line {number + 1} is no document, such as {{"text": "..."}}: {error}'
 
 
 def _lines(file: BinaryIO, source: Path) -> Iterator[bytes]:
