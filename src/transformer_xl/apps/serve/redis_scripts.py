@@ -5,6 +5,7 @@ A session is one hash, so that its fields expire together:
 ========= ==========================================================================================
 fence     the number of the last lease
 until     when that lease ends, in microseconds by the clock of Redis; 0: it was given back
+holder    who asked for it: random, for each time
 birth     the number of the first lease
 version   the number of the lease under which the text was last changed; missing: it has not begun
 snap      the version of ``memory``; 0: none
@@ -28,9 +29,13 @@ local function text(number) return string.format('%.0f', number) end
 ACQUIRE = (
     _NOW
     + """
--- name, microseconds of a lease, milliseconds until an unused session expires, most sessions
-local found = redis.call('HMGET', KEYS[1], 'until', 'version', 'appended')
-if found[1] and tonumber(found[1]) > now then return {'busy', ''} end
+-- name, microseconds of a lease, milliseconds until an unused session expires, most sessions, who
+local found = redis.call('HMGET', KEYS[1], 'until', 'version', 'appended', 'holder', 'fence')
+if found[1] and tonumber(found[1]) > now then
+  -- Sent again, as its answer was lost.
+  if found[4] == ARGV[5] then return {'ok', found[5], found[2] or '0', found[3] or '0'} end
+  return {'busy', ''}
+end
 if not found[2] then
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', text(now - ARGV[3] * 1000))
   local n = redis.call('ZCARD', KEYS[3])
@@ -39,7 +44,7 @@ end
 -- Above all earlier numbers, also if the store has lost what it held: servers remember versions.
 local number = text(math.max(now, (redis.call('GET', KEYS[2]) or 0) + 1))
 redis.call('SET', KEYS[2], number)
-redis.call('HSET', KEYS[1], 'fence', number, 'until', text(now + ARGV[2]))
+redis.call('HSET', KEYS[1], 'fence', number, 'until', text(now + ARGV[2]), 'holder', ARGV[5])
 if not found[2] then redis.call('HSET', KEYS[1], 'birth', number) end
 local left = found[2] and ARGV[3] or 0
 redis.call('PEXPIRE', KEYS[1], text(left + math.ceil(ARGV[2] / 500)))

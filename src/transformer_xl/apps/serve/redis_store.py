@@ -9,6 +9,7 @@ paused for longer than its lease cannot append to what another one has continued
 
 import logging
 import re
+import secrets
 import struct
 import threading
 import time
@@ -207,7 +208,8 @@ class RedisStore:
     def acquire(self, name: str, version: int) -> Lease:
         """Acquire a session, if no other server has a lease."""
         most = self._settings.max_sessions
-        found = self._call("acquire", name, name, self._lease_us, self._idle_ms, most)
+        given = (name, self._lease_us, self._idle_ms, most, secrets.token_bytes(16))
+        found = self._call("acquire", name, *given)
         if found[0] == b"busy":
             raise SessionBusyError(
                 f"session {name!r} is in use by another server, or by one that has died less than "
