@@ -235,6 +235,49 @@ def test_a_save_whose_answer_was_lost_appends_once(made, stores):
     assert len(records) == 2
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_lease_whose_answer_was_lost_is_given_again(made, stores, is_new):
+    store = stores()
+    if not is_new:
+        write(made, store, "a", [1], 3, 1)
+    script, answers = store._scripts["acquire"], []
+
+    def loses(keys, given):
+        store._scripts["acquire"] = script
+        answers.append(script(keys, given))
+        raise store._errors.ConnectionError("lost")
+
+    store._scripts["acquire"] = loses
+    lease = store.acquire("a", 0)
+    assert [*map(int, answers[0][1:])] == [lease.number, lease.version, lease.n_appended]
+    with pytest.raises(SessionBusyError):
+        store.acquire("a", 0)
+
+
+def test_a_store_that_refuses_says_why_and_that_nothing_was_appended(made, stores, redis):
+    store = stores()
+    _, state, version = write(made, store, "a", [1], 3, 1)
+    lease = store.acquire("a", version)
+    settings = [("maxmemory", "1", "0"), ("min-replicas-to-write", "1", "0")]
+    for (name, bad, good), why in zip(
+        settings, ("memory is full", "too few replicas"), strict=True
+    ):
+        redis.client.config_set(name, bad)
+        with pytest.raises(StoreUnavailableError, match=f"{why}: nothing of this request was"):
+            store.save(lease, state, Turn([], [2]))
+        redis.client.config_set(name, good)
+    redis.client.replicaof("127.0.0.1", "1")
+    with pytest.raises(StoreUnavailableError, match="it is a replica: nothing"):
+        store.save(lease, state, Turn([], [2]))
+    redis.client.replicaof("NO", "ONE")
+    assert len(_tail(store)) == 1
+    # What makes room is not refused.
+    store.release(lease)
+    redis.client.config_set("maxmemory", "1")
+    store.delete("a")
+    redis.client.config_set("maxmemory", "0")
+
+
 @pytest.mark.parametrize("session_snapshot", [1, 1000])
 @pytest.mark.parametrize("then", ["acquired", "appended"])
 def test_a_save_whose_answer_was_lost_is_known_after_another_server(
@@ -531,3 +574,10 @@ def test_what_cannot_be_is_refused(made, redis, caplog):
     RedisStore(ServeSettings(sessions=redis.url), weights, made.model, 10**5).close()
     redis.client.config_set("appendfsync", "always")
     assert "appendfsync=everysec" in caplog.text
+    assert "maxmemory-policy" not in caplog.text
+    redis.client.config_set("maxmemory", "1gb")
+    redis.client.config_set("maxmemory-policy", "volatile-lru")
+    RedisStore(ServeSettings(sessions=redis.url), weights, made.model, 10**5).close()
+    redis.client.config_set("maxmemory-policy", "noeviction")
+    redis.client.config_set("maxmemory", "0")
+    assert "maxmemory-policy=volatile-lru" in caplog.text

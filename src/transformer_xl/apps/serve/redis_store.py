@@ -365,9 +365,25 @@ class RedisStore:
                 time.sleep(_PAUSE)
             except self._errors.ResponseError as error:
                 message = str(error)
+                if why := self._refusal(error):
+                    log.error("the store of the sessions refuses: %s", message)
+                    raise StoreUnavailableError(
+                        f"the store of the sessions refuses what changes it, as {why}: nothing of "
+                        "this request was appended: ask again later"
+                    ) from error
                 if "WRONGTYPE" in message or "user_script" in message:
                     raise RuntimeError(f"what the store holds is damaged: {message}") from error
                 raise self._unavailable(message) from error
+
+    def _refusal(self, error: Exception) -> str | None:
+        """Return why the store has refused the first change of a script, if that is known."""
+        if isinstance(error, self._errors.OutOfMemoryError):
+            return "its memory is full"
+        if isinstance(error, self._errors.ReadOnlyError):
+            return "it is a replica"
+        if str(error).startswith("MISCONF"):
+            return "it cannot write to its disk"
+        return "it has too few replicas" if str(error).startswith("NOREPLICAS") else None
 
     def _unavailable(self, why: str) -> StoreUnavailableError:
         where = without_password(self._url)
@@ -426,13 +442,22 @@ class RedisStore:
             raise OSError(f"sessions={where}: the store cannot be reached: {error}") from error
         # Not every service tells its settings.
         with suppress(self._errors.RedisError):
-            found = self._client.config_get("appendonly", "appendfsync")
+            found = self._client.config_get(
+                *("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
+            )
             values = {_text(key): _text(x) for key, x in dict(found).items()}
             if values.get("appendonly") != "yes" or values.get("appendfsync") != "always":
                 log.warning(
                     "%s has appendonly=%s and appendfsync=%s: a crash of its machine can lose "
                     "answers that were finished; appendonly yes and appendfsync always lose none",
                     *(where, values.get("appendonly"), values.get("appendfsync")),
+                )
+            policy = values.get("maxmemory-policy")
+            if values.get("maxmemory") not in (None, "0") and policy != "noeviction":
+                log.warning(
+                    "%s has maxmemory-policy=%s: once its memory is full it deletes sessions whose "
+                    "answers were finished; noeviction refuses new ones instead",
+                    *(where, policy),
                 )
 
 
