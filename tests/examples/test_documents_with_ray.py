@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from transformer_xl.config import GenerateConfig, ModelConfig
-from transformer_xl.data import train_vocab
+from transformer_xl.data import load_vocab, train_vocab
 from transformer_xl.inference import documents
 from transformer_xl.inference.answers import losses
 from transformer_xl.inference.documents import Work, process
@@ -104,14 +104,58 @@ def test_what_is_done_is_not_repeated_and_what_differs_is_refused(
     assert contents(out) == contents(tmp_path / "whole")
     with pytest.raises(ValueError, match="results of another model, source or settings"):
         process(Work(model=str(model), per_task=8), source, out)
+    # A text of the same size, and a vocabulary with other numbers.
+    whole = source.read_bytes()
+    source.write_bytes(whole.replace(b"abc", b"abd", 1))
+    with pytest.raises(ValueError, match="results of another model, source or settings"):
+        process(work, source, out)
+    source.write_bytes(whole)
+    vocab = load_vocab(model)
+    train_vocab("chars", [LETTERS.replace("h", "i")]).save(model)
+    with pytest.raises(ValueError, match="results of another model, source or settings"):
+        process(work, source, out)
+    vocab.save(model)
+    assert process(work, source, out)
     monkeypatch.setattr(documents, "_LONGEST_LINE", 20)
     with pytest.raises(ValueError, match="a line of more than 20 bytes"):
         process(work, source, tmp_path / "long")
     monkeypatch.undo()
-    for content in ("", "[]\n", '{"text": 5}\n', "{"):
-        source.write_text(content)
-        with pytest.raises(ValueError, match="no document"):
-            process(work, source, tmp_path / f"bad{len(content)}")
+    source.write_text("")
+    with pytest.raises(ValueError, match="has no document"):
+        process(work, source, tmp_path / "empty")
+
+
+@pytest.mark.parametrize("kind", ["score", "generate"])
+def test_a_line_that_is_no_document_is_an_error_of_its_own(model, source, tmp_path, kind):
+    good = source.read_bytes().splitlines()[:3]
+    bad = [
+        b"[]",
+        b'{"text": 5}',
+        b"{",
+        b"",
+        b'{"text": "\\ud800"}',
+        b'{"text": "\xff"}',
+        b'{"id": 1}',
+    ]
+    bad += [b'{"text": "a", "id": 1.5}', b'{"x":' + b"[" * 10_000]
+    source.write_bytes(b"\n".join([good[0], *bad, *good[1:]]))
+    work = Work(model=str(model), kind=kind, per_task=7)
+    found = rows(process(work, source, tmp_path / "out"))
+    assert [each["id"] for each in found] == ["d0", *range(1, 10), "d1", "d2"]
+    for number, each in enumerate(found):
+        if 1 <= number <= 9:
+            assert each["error"].startswith(f"line {number + 1} is no document"), each
+    # The others are read as ever.
+    if kind == "score":
+        source.write_bytes(b"\n".join(good))
+        alone = rows(process(work, source, tmp_path / "alone"))
+        assert [each["nll"] for each in alone] == [found[n]["nll"] for n in (0, 10, 11)]
+
+
+def test_the_threads_of_the_caller_stay_as_they_were(model, source, tmp_path):
+    before = torch.get_num_threads()
+    process(Work(model=str(model), threads=before + 1), source, tmp_path / "out")
+    assert torch.get_num_threads() == before
 
 
 def test_settings_without_effect_are_refused():

@@ -235,6 +235,105 @@ def test_a_save_whose_answer_was_lost_appends_once(made, stores):
     assert len(records) == 2
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_lease_whose_answer_was_lost_is_given_again(made, stores, is_new):
+    store = stores()
+    if not is_new:
+        write(made, store, "a", [1], 3, 1)
+    script, answers = store._scripts["acquire"], []
+
+    def loses(keys, given):
+        store._scripts["acquire"] = script
+        answers.append(script(keys, given))
+        raise store._errors.ConnectionError("lost")
+
+    store._scripts["acquire"] = loses
+    lease = store.acquire("a", 0)
+    assert [*map(int, answers[0][1:])] == [lease.number, lease.version, lease.n_appended]
+    with pytest.raises(SessionBusyError):
+        store.acquire("a", 0)
+
+
+def test_a_store_that_refuses_says_why_and_that_nothing_was_appended(made, stores, redis):
+    store = stores()
+    _, state, version = write(made, store, "a", [1], 3, 1)
+    lease = store.acquire("a", version)
+    settings = [("maxmemory", "1", "0"), ("min-replicas-to-write", "1", "0")]
+    for (name, bad, good), why in zip(
+        settings, ("memory is full", "too few replicas"), strict=True
+    ):
+        redis.client.config_set(name, bad)
+        with pytest.raises(StoreUnavailableError, match=f"{why}: nothing of this request was"):
+            store.save(lease, state, Turn([], [2]))
+        redis.client.config_set(name, good)
+    redis.client.replicaof("127.0.0.1", "1")
+    with pytest.raises(StoreUnavailableError, match="it is a replica: nothing"):
+        store.save(lease, state, Turn([], [2]))
+    redis.client.replicaof("NO", "ONE")
+    assert len(_tail(store)) == 1
+    # What makes room is not refused.
+    store.release(lease)
+    redis.client.config_set("maxmemory", "1")
+    store.delete("a")
+    redis.client.config_set("maxmemory", "0")
+
+
+@pytest.mark.parametrize("session_snapshot", [1, 1000])
+@pytest.mark.parametrize("then", ["acquired", "appended"])
+def test_a_save_whose_answer_was_lost_is_known_after_another_server(
+    made, stores, session_snapshot, then
+):
+    one, two = stores(session_snapshot=session_snapshot), stores()
+    _, state, version = write(made, one, "a", [1], 3, 1)
+    lease = one.acquire("a", version)
+    later = state._replace(last_token=2)
+    one.save(lease, later, Turn([], [2]))
+    if then == "acquired":
+        two.acquire("a", 0)
+    else:
+        write(made, two, "a", [3], 2, 1)
+    assert one.save(lease, later, Turn([], [2])) == lease.number
+    assert len(_tail(two)) == (session_snapshot > 1) * 2 + (then == "appended")
+
+
+def test_of_a_save_that_a_later_memory_may_contain_it_is_not_told_that_it_was_not_appended(
+    made, stores, monkeypatch
+):
+    one, two = stores(), stores(session_snapshot=1)
+    _, state, version = write(made, one, "a", [1], 3, 1)
+    lease = one.acquire("a", version)
+    script = one._scripts["save"]
+
+    def loses(keys, given):
+        # What it did is lost on the way; meanwhile another server goes on.
+        script(keys, given)
+        write(made, two, "a", [3], 2, 1)
+        one._scripts["save"] = script
+        raise one._errors.ConnectionError("lost")
+
+    one._scripts["save"] = loses
+    with pytest.raises(StoreUnavailableError, match="is not known"):
+        one.save(lease, state, Turn([], [2]))
+    # Asked once, it is known.
+    with pytest.raises(SessionTakenError, match="nothing of this request was appended"):
+        one.save(lease, state, Turn([], [2]))
+
+
+def test_a_turn_that_the_store_has_lost_is_not_gone_on_from(made, stores, redis):
+    one, two = stores(), stores()
+    _, state, version = write(made, one, "a", [1], 3, 1)
+    before = redis.client.dump("txl:session:a")
+    _, lost, lost_version = write(made, one, "a", [2], 3, 1, state, version)
+    # As after a crash without appendfsync always, or of a replica that took over.
+    redis.client.restore("txl:session:a", 0, before, replace=True)
+    _, expected, _ = write(made, two, "a", [3], 4, 1)
+    assert same(one.load("a", (lost_version, lost))[1], expected)
+    assert one._call("load", "a", lost_version, 10**9, 10**9, 10**9)[1] == 0
+    # Whoever knows what is there reads only what is new.
+    assert one._call("load", "a", version, 10**9, 10**9, 10**9)[1] == 1
+    assert same(one.load("a", (version, state))[1], expected)
+
+
 def test_a_lease_that_was_given_back_is_not_renewed(made, stores):
     store = stores()
     _, state, version = write(made, store, "a", [1], 3, 1)
@@ -310,6 +409,18 @@ def test_what_is_damaged_is_told_and_can_be_deleted(made, make_model, stores, re
     write(made, store, "a", [1], 9, 1)
     with pytest.raises(ValueError, match="made by another model"):
         stores(make_model(init_std=0.3)).load("a")
+
+
+def test_damaged_sessions_are_not_listed_and_hide_no_others(made, stores, redis, caplog):
+    store = stores()
+    for name in "abc":
+        write(made, store, name, [1], 3, 1)
+    redis.client.hset("txl:session:a", "until", "soon")
+    redis.client.delete("txl:session:b")
+    redis.client.lpush("txl:session:b", "x")
+    assert [each.name for each in store.all()] == ["c"]
+    for name in "ab":
+        assert f"ignored in the list of sessions: {name}" in caplog.text
 
 
 def test_whatever_is_changed_in_the_store_is_read_or_refused(made, stores, redis, monkeypatch):
@@ -409,6 +520,28 @@ def test_a_store_that_is_gone_is_told_soon_and_comes_back(made, stores, redis, m
     assert same(store.load("a")[1], state)
 
 
+def test_an_answer_is_waited_for_as_long_as_the_largest_memory_takes(
+    made, stores, redis, monkeypatch
+):
+    monkeypatch.setattr(redis_store, "_SECONDS", 0)
+    monkeypatch.setattr(redis_store, "_SOCKET_SECONDS", 0.2)
+    monkeypatch.setattr(redis_store, "_SPEED", 1)
+    store = stores()
+    redis.client.client_pause(1000)
+    _, state, _ = write(made, store, "a", [1], 5, 1)
+    # One that is large and slow says nothing of the others.
+    store.close()
+    monkeypatch.setattr(redis_store, "_SPEED", 10**9)
+    monkeypatch.setattr(redis_store, "_LARGE", 10)
+    store = stores(session_snapshot=1)
+    lease = store.acquire("b", 0)
+    redis.client.client_pause(1500)
+    with pytest.raises(StoreUnavailableError):
+        store.save(lease, state, Turn([1], [2]))
+    assert store._failed_at == float("-inf")
+    redis.client.client_unpause()
+
+
 def test_an_operation_waits_for_a_store_that_starts_again(made, stores, redis):
     store = stores()
     _, state, version = write(made, store, "a", [1], 5, 1)
@@ -441,3 +574,10 @@ def test_what_cannot_be_is_refused(made, redis, caplog):
     RedisStore(ServeSettings(sessions=redis.url), weights, made.model, 10**5).close()
     redis.client.config_set("appendfsync", "always")
     assert "appendfsync=everysec" in caplog.text
+    assert "maxmemory-policy" not in caplog.text
+    redis.client.config_set("maxmemory", "1gb")
+    redis.client.config_set("maxmemory-policy", "volatile-lru")
+    RedisStore(ServeSettings(sessions=redis.url), weights, made.model, 10**5).close()
+    redis.client.config_set("maxmemory-policy", "noeviction")
+    redis.client.config_set("maxmemory", "0")
+    assert "maxmemory-policy=volatile-lru" in caplog.text

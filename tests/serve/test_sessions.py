@@ -49,6 +49,16 @@ def same(one, two):
     )
 
 
+def test_what_is_kept_with_a_state_counts_as_its_bytes(made, state):
+    kept = sessions_in(made.weights)
+    put(kept, "a", state)
+    before = kept.nbytes
+    put(kept, "a", state._replace(note="é" * 1000))
+    assert kept.nbytes == before + 2000 == kept.find("a").nbytes
+    kept.delete("a")
+    assert kept.nbytes == 0
+
+
 def test_what_was_used_least_leaves_the_memory_and_comes_back(made, state, tmp_path):
     kept = sessions_in(made.weights, tmp_path, sessions_in_memory=3)
     for number in range(10):

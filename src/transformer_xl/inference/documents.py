@@ -5,6 +5,7 @@ task that has left its file is not repeated, so a killed call is resumed by the 
 depend on the task and not on who performs it.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,7 @@ from transformer_xl.config import GenerateConfig
 from transformer_xl.config.checks import require
 from transformer_xl.config.device import pick_device
 from transformer_xl.config.files import open_regular, read_small_file, replace_file
+from transformer_xl.data import load_vocab
 from transformer_xl.inference.answers import losses
 from transformer_xl.inference.generate import (
     GenerationBatch,
@@ -39,7 +41,7 @@ _LONGEST_LINE = 64 << 20
 
 
 class Document(msgspec.Struct):
-    """A line of the source; other fields are ignored."""
+    """A line of the source; other fields are ignored. Of another line the result is an error."""
 
     text: str
     id: str | int | None = None
@@ -106,7 +108,6 @@ class Performer:
     """
 
     def __init__(self, work: Work) -> None:
-        torch.set_num_threads(work.threads)
         self._work = work
         self._model, self._vocab = from_pretrained(work.model, pick_device(), work.weights)
         self._model.eval()
@@ -117,13 +118,22 @@ class Performer:
 
         Raises:
             OSError: A file cannot be read or written.
-            ValueError: A line is no document.
         """
+        before = torch.get_num_threads()
+        torch.set_num_threads(self._work.threads)
+        try:
+            self._perform(task)
+        finally:
+            torch.set_num_threads(before)
+
+    def _perform(self, task: Task) -> None:
         found: list[dict[str, Any]] = []
         texts: dict[int, list[int]] = {}
         for number, document in enumerate(_documents(task), task.first):
-            name = number if document.id is None else document.id
-            found.append({"id": name})
+            if isinstance(document, str):
+                found.append({"id": number, "error": document})
+                continue
+            found.append({"id": number if document.id is None else document.id})
             try:
                 texts[len(found) - 1] = [*self._vocab.encode(document.text)]
             except ValueError as error:
@@ -184,10 +194,17 @@ def tasks_of(work: Work, source: Path, out: Path) -> list[Task]:
 
     Raises:
         OSError: A file cannot be read or written.
-        ValueError: The folder has the results of something else, or there is no document.
+        ValueError: The folder has the results of something else, the file has no line, or one of
+            more than 64 MiB.
     """
-    weights = weights_checksum(weights_path(find_model_folder(work.model)))
-    about = {"work": asdict(work), "weights": weights, "source_bytes": source.stat().st_size}
+    folder = find_model_folder(work.model)
+    tasks, digest = _divided(source, out, work.per_task)
+    about = {
+        "work": asdict(work),
+        "weights": weights_checksum(weights_path(folder)),
+        "vocab": load_vocab(folder).hash,
+        "source": digest,
+    }
     content = json.dumps(about, indent=2, default=list).encode()
     path = out / _ABOUT
     if path.exists():
@@ -198,17 +215,6 @@ def tasks_of(work: Work, source: Path, out: Path) -> list[Task]:
     else:
         out.mkdir(parents=True, exist_ok=True)
         replace_file(path, content)
-    tasks, first = [], 0
-    with open_regular(source) as file:
-        while True:
-            start = file.tell()
-            n = sum(1 for _ in islice(_lines(file, source), work.per_task))
-            if not n:
-                break
-            target = out / f"part-{len(tasks):06}.jsonl"
-            tasks.append(Task(source.absolute(), start, first, n, target.absolute()))
-            first += n
-    require(bool(tasks), f"{source} has no document")
     return tasks
 
 
@@ -240,7 +246,7 @@ def process(
     Raises:
         OSError: A file cannot be read or written.
         RuntimeError: The executor has left tasks undone; the same call performs them.
-        ValueError: As :func:`tasks_of`, or a line is no document.
+        ValueError: As :func:`tasks_of`.
     """
     tasks = tasks_of(work, Path(source), Path(out))
     if left := [task for task in tasks if not task.target.is_file()]:
@@ -251,18 +257,34 @@ def process(
     return [task.target for task in tasks]
 
 
-def _documents(task: Task) -> Iterator[Document]:
+def _divided(source: Path, out: Path, per_task: int) -> tuple[list[Task], str]:
+    """Divide a file into tasks; return its SHA-256, too."""
+    tasks, first, digest = [], 0, hashlib.sha256()
+    with open_regular(source) as file:
+        while True:
+            start, n = file.tell(), 0
+            for line in islice(_lines(file, source), per_task):
+                digest.update(line)
+                n += 1
+            if not n:
+                break
+            target = out / f"part-{len(tasks):06}.jsonl"
+            tasks.append(Task(source.absolute(), start, first, n, target.absolute()))
+            first += n
+    require(bool(tasks), f"{source} has no document")
+    return tasks, digest.hexdigest()
+
+
+def _documents(task: Task) -> Iterator[Document | str]:
+    """Yield the documents of a task, and of lines that are none, why."""
     decoder = msgspec.json.Decoder(Document)
     with open_regular(task.source) as file:
         file.seek(task.start, os.SEEK_SET)
         for number, line in enumerate(islice(_lines(file, task.source), task.n), task.first):
             try:
                 yield decoder.decode(line)
-            except msgspec.DecodeError as error:
-                raise ValueError(
-                    f"line {number + 1} of {task.source} is no document, such as "
-                    f'{{"text": "..."}}: {error}'
-                ) from error
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                yield f'line {number + 1} is no document, such as {{"text": "..."}}: {error}'
 
 
 def _lines(file: BinaryIO, source: Path) -> Iterator[bytes]:

@@ -5,6 +5,7 @@ A session is one hash, so that its fields expire together:
 ========= ==========================================================================================
 fence     the number of the last lease
 until     when that lease ends, in microseconds by the clock of Redis; 0: it was given back
+holder    who asked for it: random, for each time
 birth     the number of the first lease
 version   the number of the lease under which the text was last changed; missing: it has not begun
 snap      the version of ``memory``; 0: none
@@ -28,9 +29,13 @@ local function text(number) return string.format('%.0f', number) end
 ACQUIRE = (
     _NOW
     + """
--- name, microseconds of a lease, milliseconds until an unused session expires, most sessions
-local found = redis.call('HMGET', KEYS[1], 'until', 'version', 'appended')
-if found[1] and tonumber(found[1]) > now then return {'busy', ''} end
+-- name, microseconds of a lease, milliseconds until an unused session expires, most sessions, who
+local found = redis.call('HMGET', KEYS[1], 'until', 'version', 'appended', 'holder', 'fence')
+if found[1] and tonumber(found[1]) > now then
+  -- Sent again, as its answer was lost.
+  if found[4] == ARGV[5] then return {'ok', found[5], found[2] or '0', found[3] or '0'} end
+  return {'busy', ''}
+end
 if not found[2] then
   redis.call('ZREMRANGEBYSCORE', KEYS[3], '-inf', text(now - ARGV[3] * 1000))
   local n = redis.call('ZCARD', KEYS[3])
@@ -39,7 +44,7 @@ end
 -- Above all earlier numbers, also if the store has lost what it held: servers remember versions.
 local number = text(math.max(now, (redis.call('GET', KEYS[2]) or 0) + 1))
 redis.call('SET', KEYS[2], number)
-redis.call('HSET', KEYS[1], 'fence', number, 'until', text(now + ARGV[2]))
+redis.call('HSET', KEYS[1], 'fence', number, 'until', text(now + ARGV[2]), 'holder', ARGV[5])
 if not found[2] then redis.call('HSET', KEYS[1], 'birth', number) end
 local left = found[2] and ARGV[3] or 0
 redis.call('PEXPIRE', KEYS[1], text(left + math.ceil(ARGV[2] / 500)))
@@ -79,10 +84,18 @@ SAVE = (
     + """
 -- name, number, milliseconds until an unused session expires, record, size of the record, memory
 -- or '', random numbers, note, weights
-local found = redis.call('HMGET', KEYS[1], 'fence', 'version', 'tail', 'appended')
-if found[1] ~= ARGV[2] then return 'taken' end
--- Sent again, as its answer was lost.
-if found[2] == ARGV[2] then return 'ok' end
+local found = redis.call('HMGET', KEYS[1], 'fence', 'version', 'tail', 'appended', 'snap', 'birth')
+-- Sent again, as its answer was lost; another server may have acquired it, or appended, since.
+if found[2] == ARGV[2] or found[5] == ARGV[2] then return 'ok' end
+if found[1] ~= ARGV[2] then
+  if string.find(found[3] or '', ARGV[4], 1, true) then return 'ok' end
+  local number = tonumber(ARGV[2])
+  -- Whether a later memory has this turn in it cannot be told.
+  if (tonumber(found[6]) or 0) <= number and (tonumber(found[5]) or 0) > number then
+    return 'unknown'
+  end
+  return 'taken'
+end
 if ARGV[6] ~= '' then
   redis.call('HSET', KEYS[1], 'memory', ARGV[6], 'snap', ARGV[2], 'tail', '', 'appended', '0')
 else
@@ -110,9 +123,15 @@ local found = redis.call(
   'HMGET', KEYS[1], 'version', 'birth', 'snap', 'random', 'note', 'weights', 'tail')
 if not found[1] then return {'missing', ''} end
 for i = 1, 7 do found[i] = found[i] or '' end
-local known = tonumber(ARGV[1])
-local is_known = known >= tonumber(found[2]) and known >= (tonumber(found[3]) or 0)
-  and known <= tonumber(found[1])
+-- Only a version that is in this text: the store may have lost another one, and gone on.
+local known, tail, place = tonumber(ARGV[1]), found[7], 1
+local is_known = known > 0 and (known == tonumber(found[3]) or known == tonumber(found[1]))
+-- Of a record cut off nothing is read: the server tells that it is damaged.
+while known > 0 and not is_known and place + 19 <= #tail do
+  local version, n_read, n_drawn = struct.unpack('<I8I4I4', tail, place)
+  is_known = version == known
+  place = place + 20 + 4 * (n_read + n_drawn)
+end
 found[8] = is_known and '' or redis.call('HGET', KEYS[1], 'memory') or ''
 return {'ok', is_known and 1 or 0, unpack(found)}
 """

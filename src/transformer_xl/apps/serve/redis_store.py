@@ -9,6 +9,7 @@ paused for longer than its lease cannot append to what another one has continued
 
 import logging
 import re
+import secrets
 import struct
 import threading
 import time
@@ -43,7 +44,11 @@ _PREFIX = "txl:"
 _SECONDS = 4.0
 """How long an operation is tried again while the store does not answer."""
 _SOCKET_SECONDS = 2.0
-"""How long a single answer is waited for."""
+"""How long a single answer is waited for, beside the time of the largest memory."""
+_SPEED = 4 << 20
+"""Bytes a second that are sent, written and answered, at least."""
+_LARGE = 1 << 20
+"""Bytes of a script's arguments above which a slow answer says nothing of other sessions."""
 _PAUSE = 0.05
 """Seconds between two tries."""
 _REST = 1.0
@@ -147,10 +152,12 @@ class RedisStore:
         self._most_tail = 2 * (4 + _HEAD.size) * (settings.session_snapshot + per_turn) + _MARGIN
         self._lease_us = text_of(settings.session_lease * 1e6)
         self._idle_ms = text_of(max(settings.session_idle * 1e3, 1))
+        # Of all operations: the store is one thread, where each may wait behind a memory.
+        seconds = _SOCKET_SECONDS + largest / _SPEED
         try:
             self._client = redis.Redis.from_url(
                 self._url,
-                socket_timeout=_SOCKET_SECONDS,
+                socket_timeout=seconds,
                 socket_connect_timeout=_SOCKET_SECONDS,
                 # Tried again here, until a time has passed.
                 retry=Retry(NoBackoff(), 0),
@@ -170,7 +177,7 @@ class RedisStore:
         self._renewing.start()
 
     def all(self, most: int | None = None) -> list[Stored]:
-        """Return the sessions, the most recently used first."""
+        """Return the sessions, the most recently used first, without damaged ones."""
         count = self._settings.max_sessions if most is None else most
         try:
             now, rows = self._call("list", "", self._idle_ms, count)
@@ -179,10 +186,16 @@ class RedisStore:
         names = [each.decode("ascii", "replace") for each in rows[::2]]
         named = [(n, float(x)) for n, x in zip(names, rows[1::2], strict=True) if is_name(n)]
         until = self._tried(lambda: self._leases([name for name, _ in named]))
-        return [
-            Stored(name, used / 1e6, _number(end or b"0") > int(now))
-            for (name, used), end in zip(named, until, strict=True)
-        ]
+        found = []
+        for (name, used), end in zip(named, until, strict=True):
+            try:
+                if isinstance(end, Exception):
+                    raise RuntimeError(f"what the store holds is damaged: {end}")
+                found.append(Stored(name, used / 1e6, _number(end or b"0") > int(now)))
+            except RuntimeError as error:
+                # The others are not told worse for it.
+                log.warning("ignored in the list of sessions: %s: %s", name, error)
+        return found
 
     def find(self, name: str) -> Stored:
         """Return one without its state."""
@@ -195,7 +208,8 @@ class RedisStore:
     def acquire(self, name: str, version: int) -> Lease:
         """Acquire a session, if no other server has a lease."""
         most = self._settings.max_sessions
-        found = self._call("acquire", name, name, self._lease_us, self._idle_ms, most)
+        given = (name, self._lease_us, self._idle_ms, most, secrets.token_bytes(16))
+        found = self._call("acquire", name, *given)
         if found[0] == b"busy":
             raise SessionBusyError(
                 f"session {name!r} is in use by another server, or by one that has died less than "
@@ -242,23 +256,23 @@ class RedisStore:
         if is_whole:
             content = pack_state(state._replace(random=None, note=""), self._weights)
         random = b"" if state.random is None else state.random.numpy().tobytes()
+        record, note = pack_record(lease.number, turn), state.note.encode()
+        given = (lease.name, lease.number, self._idle_ms)
+        given = (*given, record, size, content, random, note, self._weights)
+        n_tries = 0
+
+        def run() -> Any:
+            nonlocal n_tries
+            n_tries += 1
+            return self._scripts["save"](self._keys(lease.name), given)
+
         try:
-            found = self._call(
-                "save",
-                lease.name,
-                lease.name,
-                lease.number,
-                self._idle_ms,
-                pack_record(lease.number, turn),
-                size,
-                content,
-                random,
-                state.note.encode(),
-                self._weights,
-            )
+            found = self._tried(run, len(content))
         finally:
             with self._lock:
                 self._held.pop(lease.number, None)
+        if found == b"unknown" and n_tries > 1:
+            raise self._unavailable(f"session {lease.name!r} was taken over and stored as a whole")
         if found != b"ok":
             raise SessionTakenError(
                 f"session {lease.name!r} was taken over by another server, as this one had not "
@@ -328,12 +342,13 @@ class RedisStore:
         """Run a script; each may be run again if its answer was lost."""
         return self._tried(lambda: self._scripts[script](self._keys(name), given))
 
-    def _tried(self, function: Callable[[], Any]) -> Any:
-        """Call a function until the store answers or the time has passed."""
+    def _tried(self, function: Callable[[], Any], size: int = 0) -> Any:
+        """Call a function, which sends so many bytes, until the store answers or time is up."""
         if self._failed_at + _REST > time.monotonic():
             raise self._unavailable("it did not answer a moment ago")
         # Once it has failed, one try must do: many requests wait for few threads.
         end = time.monotonic() + (_SECONDS if self._failed_at == _NEVER else 0)
+        end += size / _SPEED
         while True:
             try:
                 found = function()
@@ -343,14 +358,32 @@ class RedisStore:
                 raise self._unavailable(str(error)) from error
             except (self._errors.ConnectionError, self._errors.TimeoutError) as error:
                 if time.monotonic() > end:
-                    self._failed_at = time.monotonic()
+                    is_slow = isinstance(error, self._errors.TimeoutError) and size > _LARGE
+                    if not is_slow:
+                        self._failed_at = time.monotonic()
                     raise self._unavailable(str(error)) from error
                 time.sleep(_PAUSE)
             except self._errors.ResponseError as error:
                 message = str(error)
+                if why := self._refusal(error):
+                    log.error("the store of the sessions refuses: %s", message)
+                    raise StoreUnavailableError(
+                        f"the store of the sessions refuses what changes it, as {why}: nothing of "
+                        "this request was appended: ask again later"
+                    ) from error
                 if "WRONGTYPE" in message or "user_script" in message:
                     raise RuntimeError(f"what the store holds is damaged: {message}") from error
                 raise self._unavailable(message) from error
+
+    def _refusal(self, error: Exception) -> str | None:
+        """Return why the store has refused the first change of a script, if that is known."""
+        if isinstance(error, self._errors.OutOfMemoryError):
+            return "its memory is full"
+        if isinstance(error, self._errors.ReadOnlyError):
+            return "it is a replica"
+        if str(error).startswith("MISCONF"):
+            return "it cannot write to its disk"
+        return "it has too few replicas" if str(error).startswith("NOREPLICAS") else None
 
     def _unavailable(self, why: str) -> StoreUnavailableError:
         where = without_password(self._url)
@@ -360,11 +393,11 @@ class RedisStore:
             "known: ask again with the same Idempotency-Key"
         )
 
-    def _leases(self, names: Sequence[str]) -> list[bytes | None]:
+    def _leases(self, names: Sequence[str]) -> list[bytes | Exception | None]:
         with self._client.pipeline(transaction=False) as pipeline:
             for name in names:
                 pipeline.hget(self._keys(name)[0], "until")
-            return pipeline.execute(raise_on_error=True)
+            return pipeline.execute(raise_on_error=False)
 
     def _about(self, name: str) -> tuple[float | None, Any, Any, tuple[int, int]]:
         with self._client.pipeline(transaction=True) as pipeline:
@@ -409,13 +442,22 @@ class RedisStore:
             raise OSError(f"sessions={where}: the store cannot be reached: {error}") from error
         # Not every service tells its settings.
         with suppress(self._errors.RedisError):
-            found = self._client.config_get("appendonly", "appendfsync")
+            found = self._client.config_get(
+                *("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
+            )
             values = {_text(key): _text(x) for key, x in dict(found).items()}
             if values.get("appendonly") != "yes" or values.get("appendfsync") != "always":
                 log.warning(
                     "%s has appendonly=%s and appendfsync=%s: a crash of its machine can lose "
                     "answers that were finished; appendonly yes and appendfsync always lose none",
                     *(where, values.get("appendonly"), values.get("appendfsync")),
+                )
+            policy = values.get("maxmemory-policy")
+            if values.get("maxmemory") not in (None, "0") and policy != "noeviction":
+                log.warning(
+                    "%s has maxmemory-policy=%s: once its memory is full it deletes sessions whose "
+                    "answers were finished; noeviction refuses new ones instead",
+                    *(where, policy),
                 )
 
 

@@ -39,7 +39,7 @@ class Session:
     state: State | None = None
     """The state to continue from; None: it is in the store, or has not begun."""
     nbytes: int = 0
-    """Size of the state."""
+    """Size of the state, with its note."""
     is_saved: bool = False
     """Whether the store holds the state."""
     version: int = 0
@@ -362,6 +362,8 @@ class Sessions:
             # Views: state_dict() would copy all.
             tensors = *state.mems.tensors, state.mems.forgotten, state.random, state.read
         nbytes = sum(x.nbytes for x in tensors if x is not None)
+        # Kept answers: 256 KB and more.
+        nbytes += 0 if state is None else len(state.note.encode())
         with self._lock:
             if session.is_busy:
                 self._n_coming += (state is None) - (session.state is None)
