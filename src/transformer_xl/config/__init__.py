@@ -34,7 +34,13 @@ MODEL_TYPE = "transformer-xl"
 @no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Config:
-    """Everything a run needs: one recipe."""
+    """Everything a run needs: one recipe.
+
+    Example:
+        >>> recipe = Config(model=ModelConfig(mem_len=64), data=DataConfig(path="mine.txt"))
+        >>> recipe.model.mem_len, recipe.train.seed
+        (64, 1)
+    """
 
     model: ModelConfig
     data: DataConfig

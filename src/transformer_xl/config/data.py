@@ -26,7 +26,12 @@ _OF_TEXTS = (
 @no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataConfig:
-    """The text, its tokenization and its splits."""
+    """The text, its tokenization and its splits.
+
+    Example:
+        >>> DataConfig(path="mine.txt", vocab="bytes").valid_fraction
+        0.05
+    """
 
     name: str = ""
     """A known corpus of `txl prepare`, such as tiny-shakespeare, or hf:ORG/NAME of Hugging Face

@@ -33,6 +33,10 @@ class EvalConfig:
     alone: ``mem_lens`` and ``dynamic`` add to that table and to ``txl eval``, and ``split`` is for
     ``txl eval``. What a report shows of the memory is measured by segments, with the lengths and
     without the others.
+
+    Example:
+        >>> EvalConfig(mem_len=256).lengths_after(64)["segment_len"]  # as in training
+        64
     """
 
     split: Literal["train", "valid", "test"] = "valid"
@@ -138,7 +142,12 @@ _SAMPLED = (
 @no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerateConfig:
-    """How text is generated."""
+    """How text is generated.
+
+    Example:
+        >>> GenerateConfig(temperature=0.8, top_p=0.95).top_k is None
+        True
+    """
 
     prompt: str = "\n"
     """Text to continue."""

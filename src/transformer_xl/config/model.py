@@ -111,6 +111,13 @@ class ModelConfig:
 
     Raises:
         ValueError: A setting is out of range or incompatible with another one.
+
+    Example:
+        >>> ModelConfig(n_layer=4, d_model=128, n_head=4, mem_len=256).kind
+        'transformer_xl'
+        >>> ModelConfig(d_model=128, n_head=3)
+        Traceback (most recent call last):
+        ValueError: n_head=3 must divide d_model=128; change one of them or set d_head
     """
 
     kind: Kind = "transformer_xl"

@@ -37,7 +37,12 @@ _WITHOUT = {
 @no_type_check
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
-    """How the model is trained. A step is one update of the weights."""
+    """How the model is trained. A step is one update of the weights.
+
+    Example:
+        >>> TrainConfig(steps=1000, batch_size=16, segment_len=128).optimizer
+        'adamw'
+    """
 
     steps: Count = 10_000
     """Number of steps (updates of the weights)."""

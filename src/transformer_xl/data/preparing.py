@@ -99,6 +99,13 @@ def prepare(
         ValueError: The settings or the text do not fit.
         OSError: A file is missing, a download failed, the cache cannot be written.
         RuntimeError: The corpus in the cache is damaged, or a worker process was killed.
+
+    Example:
+        >>> from pathlib import Path
+        >>> Path("mine.txt").write_text("To be, or not to be. " * 500)
+        10500
+        >>> len(prepare(DataConfig(path="mine.txt", vocab="chars")).vocab)
+        10
     """
     if config.vocab == "features":
         raise ValueError(

@@ -111,6 +111,12 @@ class LanguageModel(nn.Module, ABC):
 
     Raises:
         ValueError: The size of the vocabulary is not set, or ``kind`` is that of another class.
+
+    Example:
+        >>> from transformer_xl import from_pretrained
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> isinstance(model, LanguageModel), model.kind, model.has_attention
+        (True, 'transformer_xl', True)
     """
 
     kind: ClassVar[str]

@@ -117,6 +117,18 @@ def train(
         RuntimeError: Training diverged, or a file is damaged; as `Stalled`, another process stopped
             or hangs.
         Interrupted: SIGINT or SIGTERM was received, and a checkpoint was saved.
+
+    Example:
+        >>> from transformer_xl import DataConfig, ModelConfig, TrainConfig
+        >>> Path("mine.txt").write_text("To be, or not to be. " * 500)
+        10500
+        >>> recipe = Config(
+        ...     model=ModelConfig(n_layer=1, d_model=16, n_head=2, d_inner=16, mem_len=8),
+        ...     data=DataConfig(path="mine.txt", vocab="bytes"),
+        ...     train=TrainConfig(steps=2, batch_size=2, segment_len=8),
+        ... )
+        >>> train(recipe, Path("runs/mine"), quiet=True, reports=False)
+        {}
     """
     device = pick_device()
     with (

@@ -33,7 +33,15 @@ from transformer_xl.model.wrapping import evaluating
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """The metrics of an evaluation, and the settings that it used."""
+    """The metrics of an evaluation, and the settings that it used.
+
+    Example:
+        >>> from transformer_xl import from_pretrained
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> result = evaluate(model, vocab.encode("To be, or not to be"), mem_len=64)
+        >>> round(result.nll, 2), result.mem_len  # nats per token
+        (2.46, 64)
+    """
 
     nll: float
     """Mean of -log p, nats per token."""

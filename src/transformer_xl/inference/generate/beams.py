@@ -36,6 +36,13 @@ class Hypothesis:
         score: ``log_prob / len(tokens) ** length_penalty``, by which hypotheses are ranked.
         is_ended: Whether a stop token or stop string ended it; False: it has the full length.
         text: Its text, without stop token or stop string; empty if no vocabulary was given.
+
+    Example:
+        >>> from transformer_xl import from_pretrained
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> ((best,),) = beam_search(model, [vocab.encode("ROMEO:")], length=5)
+        >>> best.is_ended, best.log_prob / len(best.tokens) == best.score
+        (False, True)
     """
 
     tokens: tuple[int, ...]

@@ -49,7 +49,18 @@ def largest_state(model: LanguageModel, mem_len: int, n_tokens: int = MAX_HISTOR
 
 
 def save_state(path: Path, generation: Generation, weights: Path | str) -> None:
-    """Write the state of a generation, as :func:`write_state` does."""
+    """Write the state of a generation, as :func:`write_state` does.
+
+    Example:
+        >>> from transformer_xl import from_pretrained, generate, shipped_path
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> generation = generate(model, vocab.encode("ROMEO:"), length=5, temperature=0)
+        >>> tokens = list(generation)
+        >>> weights = shipped_path("shakespeare") / "model.safetensors"
+        >>> save_state(Path("romeo.safetensors"), generation, weights)
+        >>> load_state(Path("romeo.safetensors"), weights, model).last_token == tokens[-1]
+        True
+    """
     read = torch.from_numpy(generation.history)
     state = State(generation.mems, generation.last_token, generation.random_state, read=read)
     write_state(path, state, weights)
@@ -91,6 +102,19 @@ def load_state(
         OSError: The file does not exist, or is no regular file.
         RuntimeError: The file is damaged or of a newer version.
         ValueError: The state belongs to another model.
+
+    Example:
+        >>> from transformer_xl import from_pretrained, generate, shipped_path
+        >>> model, vocab = from_pretrained("shakespeare")
+        >>> generation = generate(model, vocab.encode("ROMEO:"), length=5, temperature=0)
+        >>> tokens = list(generation)
+        >>> weights = shipped_path("shakespeare") / "model.safetensors"
+        >>> save_state(Path("romeo.safetensors"), generation, weights)
+        >>> state = load_state(Path("romeo.safetensors"), weights, model)
+        >>> again = generate(model, [state.last_token], length=1, mems=state.mems, temperature=0)
+        >>> whole = generate(model, vocab.encode("ROMEO:"), length=6, temperature=0)
+        >>> tokens + list(again) == list(whole)
+        True
     """
     return _state(*verified_tensors(path, follow=follow), path, weights, model)
 

@@ -75,6 +75,16 @@ def convert(
         UnreadableFile: The source is damaged or hostile. A RuntimeError.
         ValueError: The source is not a Transformer-XL, lacks settings, or cannot be represented in
             that format.
+
+    Example:
+        >>> from transformer_xl import ModelConfig, TransformerXL
+        >>> config = ModelConfig(vocab_size=10, n_layer=1, d_model=16, n_head=2, d_inner=16)
+        >>> TransformerXL(config).save_pretrained("mine")
+        >>> old = convert("mine", "old", to="huggingface")
+        >>> sorted(path.name for path in old.iterdir())
+        ['config.json', 'pytorch_model.bin']
+        >>> convert("old", "again").name
+        'again'
     """
     # Absolute, because temporary files beside the folder need its name, also for ".".
     folder = Path(folder).absolute()

@@ -303,6 +303,12 @@ def export(
         RuntimeError: A package is missing, or the program is further from the model than rounding
             explains (:class:`~transformer_xl.interop.export.Errors`).
         ValueError: The model cannot be exported, or a setting is out of range.
+
+    Example:
+        >>> from transformer_xl import shipped_path
+        >>> step = export(shipped_path("shakespeare"), "step", format="torch")
+        >>> sorted(path.name for path in step.folder.iterdir())
+        ['step.json', 'step.pt2', 'tokenizer.json', 'vocab.json']
     """
     source, folder = find_model_folder(source), Path(folder).absolute()
     if format not in get_args(Format):
