@@ -348,7 +348,6 @@ class RedisStore:
             raise self._unavailable("it did not answer a moment ago")
         # Once it has failed, one try must do: many requests wait for few threads.
         end = time.monotonic() + (_SECONDS if self._failed_at == _NEVER else 0)
-        end += size / _SPEED
         while True:
             try:
                 found = function()
@@ -357,9 +356,9 @@ class RedisStore:
             except self._errors.AuthenticationError as error:
                 raise self._unavailable(str(error)) from error
             except (self._errors.ConnectionError, self._errors.TimeoutError) as error:
-                if time.monotonic() > end:
-                    is_slow = isinstance(error, self._errors.TimeoutError) and size > _LARGE
-                    if not is_slow:
+                is_timeout = isinstance(error, self._errors.TimeoutError)
+                if time.monotonic() > end + is_timeout * size / _SPEED:
+                    if not (is_timeout and size > _LARGE):
                         self._failed_at = time.monotonic()
                     raise self._unavailable(str(error)) from error
                 time.sleep(_PAUSE)
