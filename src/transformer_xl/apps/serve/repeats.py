@@ -57,6 +57,8 @@ class Notes(msgspec.Struct, forbid_unknown_fields=True):
         return Notes(self.turns + 1, kept)
 
 
+NOTE_BYTES = len(Notes(2**53 - 1).encoded())
+"""Bytes of the notes of a session, at most, without answers that had a key."""
 _DECODER = msgspec.json.Decoder(Notes)
 
 

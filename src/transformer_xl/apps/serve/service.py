@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from transformer_xl.apps.serve.chat_template import Rendering, find_template
 from transformer_xl.apps.serve.engine import Engine, Events, tell
 from transformer_xl.apps.serve.errors import file_error
+from transformer_xl.apps.serve.repeats import NOTE_BYTES
 from transformer_xl.apps.serve.serve_settings import ServeSettings
 from transformer_xl.apps.serve.session_store import Turn
 from transformer_xl.apps.serve.sessions import Session, Sessions
@@ -122,7 +123,7 @@ class Service:
         self.is_closing = self._is_warm = False
         self.n_streams = self.n_requests = 0
         mem_len = model.config.mem_len
-        largest = largest_state(model, mem_len, most_tokens(mem_len))
+        largest = largest_state(model, mem_len, most_tokens(mem_len)) + NOTE_BYTES
         self.sessions = Sessions(settings, weights, model, largest=largest, run=self._in_engine)
         self.engine = Engine(model, settings, self._deliver, lambda n: self.metrics.stepped(n))
         self.metrics = Metrics(self.engine, self.sessions)

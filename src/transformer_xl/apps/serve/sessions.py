@@ -62,7 +62,8 @@ class Sessions:
         settings: The store, and the limits.
         weights: The weights file of the model, to which memories belong.
         model: The model that reads them. None: files are not checked against one.
-        largest: Bytes that one may grow to; without a store, each counts as many.
+        largest: Bytes that one may grow to without answers that are kept for their keys; without a
+            store, each counts as many.
         clock: Returns the time.
         run: Calls a function that uses the model, in the thread that owns it.
 
