@@ -106,7 +106,7 @@ def test_what_is_done_is_not_repeated_and_what_differs_is_refused(
         process(Work(model=str(model), per_task=8), source, out)
     # A text of the same size, and a vocabulary with other numbers.
     whole = source.read_bytes()
-    source.write_bytes(whole.replace(b"abc", b"abd", 1))
+    source.write_bytes(whole.replace(b"abc", b"abe", 1))
     with pytest.raises(ValueError, match="results of another model, source or settings"):
         process(work, source, out)
     source.write_bytes(whole)
