@@ -213,14 +213,18 @@ def test_templates_go_on_after_one_that_exceeds_its_limits_and_many_share_a_proc
 def test_chats_that_wait_for_the_template_are_bounded_in_number_and_time(monkeypatch):
     may_end, calls = threading.Event(), []
 
-    class Slow:
+    class Slow(ChatTemplate):
         def render(self, messages):
-            calls.append(messages)
+            calls.append(messages[0]["content"])
             may_end.wait(10)
-            return messages
+            return calls[-1]
 
     async def used():
-        rendering = templates.Rendering(Slow(), 2)
+        slow = templates.Rendering(Slow("model", ""), 2)
+
+        def rendering(content):
+            return slow([{"content": content}])
+
         first = [asyncio.create_task(rendering(n)) for n in "abc"]
         await asyncio.sleep(0)
         with pytest.raises(errors.QueueFullError):
@@ -238,7 +242,7 @@ def test_chats_that_wait_for_the_template_are_bounded_in_number_and_time(monkeyp
         monkeypatch.setattr(templates, "_MOST_SECONDS", 10)
         assert await rendering("h") == "h"
         assert calls == [*"abceh"]
-        rendering.close()
+        slow.close()
         with pytest.raises(errors.QueueFullError):
             await rendering("i")
 
