@@ -37,16 +37,11 @@ measure() {
 # train RECIPE TEXT WORD...: at most five minutes of steps, if the words do not say otherwise
 train() {
     recipe=$1 text=$2 folder=/tmp/txl_runs/$1 && shift 2
-    # The command txl, which takes the kernels without an edit of the sources.
-    txl="import sys
-from transformer_xl import cli, ops
-ops.TRITON_IS_TRIED = True
-sys.exit(cli.main())"
     set -- --data.path "$text" --train.compile True --train.minutes 5 "$@"
     [ "$TRY" ] && set -- "$@" --train.compile False --model.n_layer 1 --model.n_head 2 \
         --model.d_model 32 --model.d_head 16 --model.d_inner 32 --train.steps 8 \
         --train.warmup_steps 2 --train.log_every 2
-    run 530 "$python" -c "$txl" train "$recipe" --out "$folder" --json "$@"
+    run 530 "$python" -m transformer_xl train "$recipe" --out "$folder" --json "$@"
     for file in results.json metrics.jsonl report.html; do
         cp "$folder/$file" "$OUT/$recipe-$file" || failed=1
     done
@@ -70,7 +65,7 @@ training="--dtypes bfloat16 --ways ours_triton ours gpt"
 half="--dtypes bfloat16_weights"
 case ${1:-} in
 kernels)
-    run 280 "$python" -m pytest -q -n 8 -m gpu -W default tests/ops tests/nn/test_stepper.py \
+    run 280 "$python" -m pytest -q -n 14 -m gpu -W default tests/ops tests/nn/test_stepper.py \
         tests/laws/test_kernels.py tests/train/test_waiting.py
     # The allocator of PyTorch would hide from it where a tensor ends.
     export PYTORCH_NO_CUDA_MEMORY_CACHING=1

@@ -38,9 +38,7 @@ from transformer_xl.ops import triton_backward, triton_forward
 
 KERNELS = {
     "forward": (triton_forward, "attention_kernel"),
-    "queries": (triton_backward, "query_kernel"),
-    "keys": (triton_backward, "key_kernel"),
-    "distances": (triton_backward, "distance_kernel"),
+    "backward": (triton_backward, "gradient_kernel"),
 }
 
 
@@ -128,26 +126,21 @@ def compile_kernel(
     """
     B, T, M, H = shape
     S = M + T
-    shapes = [(B, T, H, K), (B, S, H, K), (B, S, H, K), (S, H, K), (H, K), (H, K)]
-    q, *others = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
+    shapes = [(B, H, T, K), (H, B, T, K), (B, S, H, K), (B, S, H, K), (S, H, K)]
+    operands = [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
     options = [None, None, None, S, 0.0]
     if with_options:
         first_key, seed = (
             torch.empty(size, dtype=torch.int64, device="meta") for size in ((B, T), (1,))
         )
         options = [torch.empty(S, H, dtype=dtype, device="meta"), first_key, seed, S, 0.1]
-    operands = (q, *others, *options)
+    operands = (*operands, *options)
     out, norms = kernels._like_attended(*operands)
-    back = norms[:, :, 0]
     with stand_in(kernel) as compiled:
         if kernel == "forward":
             kernels._attend._init_fn(*operands)
-        elif kernel == "queries":
-            kernels._query_gradients._init_fn(out, norms, out, *operands)
-        elif kernel == "keys":
-            kernels._key_gradients._init_fn(out, norms, back, *operands)
         else:
-            kernels._distance_gradients._init_fn(out, norms, back, *operands)
+            kernels._gradients_of._init_fn(out, norms, out, *operands)
     made = compiled.made
     usage, code = (_disassembled(made.asm["cubin"], flag) for flag in ("-res-usage", "-sass"))
     found = re.search(r"REG:(\d+) STACK:(\d+)", usage)

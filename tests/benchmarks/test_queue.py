@@ -72,8 +72,7 @@ def test_the_command_line_understands_what_the_queue_trains(
 ) -> None:
     from transformer_xl.cli import main
 
-    ((_, (_, program, *words)),) = _started(item, tmp_path).values()
-    assert "TRITON_IS_TRIED = True" in program
+    ((_, (_, _, *words)),) = _started(item, tmp_path).values()
     words[words.index("--data.path") + 1] = str(tmp_path / "nothing")
     words[words.index("--out") + 1] = str(tmp_path / "run")
     # A setting that is not understood would be 2.

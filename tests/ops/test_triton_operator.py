@@ -62,7 +62,6 @@ def test_compiled_code_calls_the_kernels(device, options):
 @pytest.mark.compile
 def test_the_choice_of_a_way_can_be_compiled(device, monkeypatch):
     monkeypatch.setattr(kernels, "reason_against", lambda device, dtype, K: None)
-    monkeypatch.setattr("transformer_xl.ops.TRITON_IS_TRIED", True)
     inputs = operands(device)[:6]
     compiled = torch.compile(rel_attention, dynamic=False, fullgraph=True, backend="aot_eager")
     expected = rel_attention(*inputs)
@@ -70,24 +69,18 @@ def test_the_choice_of_a_way_can_be_compiled(device, monkeypatch):
 
 
 def test_what_compilers_are_told_about_the_operators_is_true(device):
-    q, k, v, r, *biases = operands(device)
-    operation = (q, k, v, r, *biases, None, None, 11, 0.0)
-    for x in operation[:7]:
+    q, k, v, r, _, _, distance_bias = operands(device)
+    by_content, by_position = q.transpose(1, 2).contiguous(), q.permute(2, 0, 1, 3).contiguous()
+    operation = (by_content, by_position, k, v, r, distance_bias, None, None, 11, 0.0)
+    for x in operation[:6]:
         x.requires_grad_()
     torch.library.opcheck(kernels._attend, operation)
     with torch.no_grad():
         out, norms = kernels._attend(*operation)
-        back = torch.zeros_like(norms[:, :, 0])
-        for operator, extra in (
-            (kernels._query_gradients, out),
-            (kernels._key_gradients, back),
-            (kernels._distance_gradients, back),
-        ):
-            tests = ("test_schema", "test_faketensor")
-            without_graph = [x.detach() if isinstance(x, torch.Tensor) else x for x in operation]
-            torch.library.opcheck(
-                operator, (torch.ones_like(out), norms, extra, *without_graph), test_utils=tests
-            )
+        tests = ("test_schema", "test_faketensor")
+        without_graph = [x.detach() if isinstance(x, torch.Tensor) else x for x in operation]
+        gradients = (torch.ones_like(out), norms, out, *without_graph)
+        torch.library.opcheck(kernels._gradients_of, gradients, test_utils=tests)
 
 
 def test_streams_may_share_one_number_of_their_first_key(device):

@@ -44,9 +44,6 @@ BACKENDS = {
     "triton": triton.rel_attention,
 }
 
-TRITON_IS_TRIED = False
-"""Whether the Triton kernels are validated on a GPU, so that ``auto`` selects them there."""
-
 # A global variable; a ContextVar would break torch.compile's graphs.
 _backend: Backend = "auto"
 
@@ -207,9 +204,8 @@ def choose_backend(device: torch.device, dtype: torch.dtype, K: int) -> Choice:
     if _backend != "auto":
         return Choice(_backend, "chosen by use_backend")
     against = triton.reason_against(device, dtype, K)
-    if against is None and TRITON_IS_TRIED:
+    if against is None:
         return Choice("triton", "fused kernels, forward and backward")
-    against = against or "the fused kernels of triton have not been tried on a GPU yet"
     if torch.compiler.is_compiling():
         return Choice("reference", f"torch.compile fuses the plain operation; {against}")
     return Choice("skew", f"plain PyTorch without a copy for the shift; {against}")

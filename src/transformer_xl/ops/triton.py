@@ -20,11 +20,6 @@ from torch.library import custom_op
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 128
 """Maximum head width whose tiles fit into a multiprocessor."""
-DISTANCE_PROGRAMS = 512
-"""Approximate number of programs for the gradients of positions, to occupy all multiprocessors.
-
-A constant and not the number of multiprocessors, on which the order of summation must not depend.
-"""
 
 
 class Blocks(NamedTuple):
@@ -37,22 +32,14 @@ class Blocks(NamedTuple):
 
 
 BLOCKS = {
-    ("forward", 2, 64): Blocks(64, 64, 4, 2),
+    ("forward", 2, 64): Blocks(64, 64, 4, 3),
     ("forward", 2, 128): Blocks(64, 64, 4, 1),
     ("forward", 4, 64): Blocks(32, 32, 8, 2),
     ("forward", 4, 128): Blocks(16, 16, 8, 1),
-    ("queries", 2, 64): Blocks(64, 64, 4, 2),
-    ("queries", 2, 128): Blocks(64, 64, 4, 2),
-    ("queries", 4, 64): Blocks(32, 32, 8, 2),
-    ("queries", 4, 128): Blocks(16, 16, 8, 1),
-    ("keys", 2, 64): Blocks(64, 64, 4, 1),
-    ("keys", 2, 128): Blocks(64, 64, 8, 1),
-    ("keys", 4, 64): Blocks(32, 32, 8, 2),
-    ("keys", 4, 128): Blocks(16, 16, 8, 1),
-    ("distances", 2, 64): Blocks(64, 64, 4, 1),
-    ("distances", 2, 128): Blocks(64, 64, 8, 1),
-    ("distances", 4, 64): Blocks(32, 32, 8, 2),
-    ("distances", 4, 128): Blocks(16, 16, 8, 1),
+    ("backward", 2, 64): Blocks(64, 64, 4, 3),
+    ("backward", 2, 128): Blocks(64, 64, 8, 1),
+    ("backward", 4, 64): Blocks(32, 32, 8, 2),
+    ("backward", 4, 128): Blocks(16, 16, 8, 1),
 }
 """Launch parameters by kernel, bytes of an element and maximum head width.
 
@@ -61,11 +48,8 @@ Chosen for the fewest H100 instructions per pair of query and key, which
 """
 BEFORE_HOPPER = {
     ("forward", 2, 128): Blocks(32, 64, 4, 2),
-    ("queries", 2, 64): Blocks(32, 64, 4, 2),
-    ("queries", 2, 128): Blocks(32, 64, 4, 2),
-    ("keys", 2, 64): Blocks(64, 64, 4, 2),
-    ("keys", 2, 128): Blocks(32, 64, 8, 1),
-    ("distances", 2, 128): Blocks(32, 64, 4, 1),
+    ("backward", 2, 64): Blocks(32, 64, 4, 2),
+    ("backward", 2, 128): Blocks(32, 64, 4, 1),
 }
 """Overrides for GPUs before Hopper, such as an A100, on which the kernels have fewer registers."""
 
@@ -107,9 +91,14 @@ def rel_attention(
         ModuleNotFoundError: Triton is not installed.
         ValueError: The kernels do not support the dtype, head width or device.
     """
-    q, k, v, r = (_dense_rows(x) for x in (q, k, v, r))
-    biases = (content_bias, position_bias, distance_bias)
-    biases = [None if x is None else x.contiguous() for x in biases]
+    k, v, r = (_dense_rows(x) for x in (k, v, r))
+    # In the layouts of the products in the backward pass. What comes from memory as it is stays in
+    # shared memory; sums that the kernel made were in registers, which ptxas 12.8 mixes up.
+    by_content = (q + content_bias.to(q.dtype)).transpose(1, 2).contiguous()
+    by_position = (q + position_bias.to(q.dtype)).permute(2, 0, 1, 3).contiguous()
+    if torch.is_grad_enabled():
+        k = k.transpose(1, 2).contiguous().transpose(1, 2)
+    distance_bias = None if distance_bias is None else distance_bias.contiguous()
     if first_key is not None and first_key.ndim == 1:
         first_key = first_key[:, None].expand(-1, q.shape[1])
     seed = None
@@ -118,7 +107,59 @@ def rel_attention(
         seed = torch.randint(2**62, (1,), device=q.device)
     S = k.shape[1]
     attn_len = S if attn_len is None else min(attn_len, S)
-    return _attend(q, k, v, r, *biases, first_key, seed, attn_len, dropout)[0]
+    operands = (by_content, by_position, k, v, r, distance_bias, first_key, seed)
+    return _attend(*operands, attn_len, dropout)[0]
+
+
+def attend_step(
+    q: Float[Tensor, "B 1 H K"],
+    k: Float[Tensor, "B 1 H K"],
+    v: Float[Tensor, "B 1 H K"],
+    keys: Float[Tensor, "H B capacity K"],
+    values: Float[Tensor, "H B capacity K"],
+    r: Float[Tensor, "capacity H K"],
+    content_bias: Float[Tensor, "H K"],
+    position_bias: Float[Tensor, "H K"],
+    *,
+    distance_bias: Float[Tensor, "capacity H"] | None = None,
+    newest: Int[Tensor, " 1"],
+    n_seen: Int[Tensor, " B"],
+) -> Float[Tensor, "B 1 H K"]:
+    """Write the key and value of a token of each stream into their ring, and attend to the ring.
+
+    Args:
+        q: Queries.
+        k: Keys of the tokens.
+        v: Values of the tokens.
+        keys: Keys of the ring, in which slot ``newest`` is replaced.
+        values: Values of the ring.
+        r: Projected position encodings, farthest first.
+        content_bias: The bias ``u``.
+        position_bias: The bias ``v``.
+        distance_bias: Added to the scores of each distance, in the order of ``r``. None: nothing.
+        newest: The slot of the tokens; those before it, around the ring, are the tokens before.
+        n_seen: How many keys a stream sees, its own included.
+    """
+    from transformer_xl.ops import triton_step
+
+    H, B, capacity, K = keys.shape
+    # With few programs each takes more threads.
+    block, warps = (256, 8) if B * H <= 128 else (64, 2)
+    q, k, v, r = (_dense_rows(x) for x in (q, k, v, r))
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    with torch.cuda.device_of(q):
+        triton_step.step_kernel[B * H,](
+            *(q, k, v, keys, values, r, content_bias.contiguous(), position_bias.contiguous()),
+            *(None if distance_bias is None else distance_bias.contiguous(), newest, n_seen, out),
+            *(x.stride(n) for x in (q, k, v) for n in (0, 2)),
+            *(H, B, capacity, r.stride(0), r.stride(1), K**-0.5),
+            K=K,
+            WIDTH=max(16, 1 << (K - 1).bit_length()),
+            BLOCK=block,
+            HAS_BIAS=distance_bias is not None,
+            num_warps=warps,
+        )
+    return out
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, r: Tensor) -> None:
@@ -155,7 +196,7 @@ def _dense_rows(x: Tensor) -> Tensor:
 
 
 _OPERANDS = (
-    "Tensor q, Tensor k, Tensor v, Tensor r, Tensor content_bias, Tensor position_bias, "
+    "Tensor by_content, Tensor by_position, Tensor k, Tensor v, Tensor r, "
     "Tensor? distance_bias, Tensor? first_key, Tensor? seed, int attn_len, float dropout"
 )
 
@@ -165,119 +206,93 @@ _OPERANDS = (
 )
 def _attend(*operands: Any) -> tuple[Tensor, Tensor]:
     """Return the attended values, and the softmax statistics for the backward pass."""
-    _check(*operands[:4])
+    _check(*operands[1:5])
     from transformer_xl.ops import triton_forward
 
-    q = operands[0]
+    by_content = operands[0]
+    B, H, T, _ = by_content.shape
     out, norms = _like_attended(*operands)
-    blocks = _blocks("forward", q)
-    programs = -(-q.shape[1] // blocks.queries) * q.shape[0] * q.shape[2]
-    with torch.cuda.device_of(q):
-        triton_forward.attention_kernel[programs,](
-            *operands[:9], out, norms, **_arguments(operands, blocks)
+    blocks = _blocks("forward", by_content)
+    with torch.cuda.device_of(by_content):
+        triton_forward.attention_kernel[-(-T // blocks.queries) * B * H,](
+            *operands[:8], out, norms, **_arguments(operands, blocks)
         )
     return out, norms
 
 
 @_attend.register_fake
-def _like_attended(q: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    B, T, H, _ = q.shape
-    return q.new_empty(q.shape), q.new_empty(B, H, 2, T, dtype=torch.float32)
+def _like_attended(by_content: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    B, H, T, K = by_content.shape
+    return by_content.new_empty(B, T, H, K), by_content.new_empty(B, H, 2, T, dtype=torch.float32)
 
 
 @custom_op(
-    "transformer_xl::rel_attention_d_queries",
+    "transformer_xl::rel_attention_gradients",
     mutates_args=(),
-    schema=f"(Tensor d_out, Tensor norms, Tensor out, {_OPERANDS}) -> (Tensor, Tensor, Tensor)",
+    schema=f"(Tensor d_out, Tensor norms, Tensor out, {_OPERANDS}) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def _query_gradients(
+def _gradients_of(
     d_out: Tensor, norms: Tensor, out: Tensor, *operands: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries and biases, and the softmax term of the other kernels."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Return the gradients of the operands that have one; that of no distance bias is empty."""
     from transformer_xl.ops import triton_backward
 
-    B, T, H, K = out.shape
-    blocks = _blocks("queries", out)
-    n_blocks = -(-T // blocks.queries)
-    dq, back = torch.empty_like(out), norms.new_empty(B, H, T)
-    shares = norms.new_empty(B, n_blocks, 2, H, K)
-    with torch.cuda.device_of(out):
-        triton_backward.query_kernel[n_blocks * B * H,](
-            *(*operands[:9], out, d_out, norms, back, dq, shares),
+    by_content, by_position, k, _, r, distance_bias, first_key = operands[:7]
+    B, H, T, K = by_content.shape
+    S = r.shape[0]
+    blocks = _blocks("backward", by_content)
+    # Rows begin at multiples of the vectors in which memory is stored and read.
+    width = -(-S // 16) * 16
+    d_by_head = torch.empty_like(by_content)
+    weights, d_scores = (by_content.new_empty(B, H, T, width)[..., :S] for _ in range(2))
+    d_turned = by_content.new_empty(H, B * T, width)[..., :S]
+    with torch.cuda.device_of(by_content):
+        triton_backward.gradient_kernel[-(-T // blocks.queries) * B * H,](
+            *(*operands[:8], out, d_out, norms, d_by_head, weights, d_scores, d_turned),
+            matrix_row=width,
             **_arguments(operands, blocks, d_out),
         )
-    return dq, shares.sum((0, 1)).to(out.dtype), back
+    k, r = _seen(k, r, T, first_key, operands[8])
+    dv, dk = weights.mT @ d_by_head, d_scores.mT @ by_content
+    d_content = d_scores @ k.transpose(1, 2)
+    # All streams in one product.
+    dr = d_turned.mT @ by_position.flatten(1, 2)
+    d_position = (d_turned @ r.transpose(0, 1)).view(H, B, T, K)
+    d_bias = r.new_empty(0, H)
+    if distance_bias is not None:
+        d_bias = d_turned.sum(1, dtype=torch.float32).to(r.dtype).T
+    dk, dv, dr = dk.transpose(1, 2), dv.transpose(1, 2), dr.transpose(0, 1)
+    return d_content, d_position, dk, dv, dr, d_bias
 
 
-@_query_gradients.register_fake
-def _(d_out: Tensor, norms: Tensor, out: Tensor, *operands: Any) -> tuple[Tensor, Tensor, Tensor]:
-    B, T, H, K = out.shape
-    return torch.empty_like(out), out.new_empty(2, H, K), norms.new_empty(B, H, T)
-
-
-@custom_op(
-    "transformer_xl::rel_attention_d_keys",
-    mutates_args=(),
-    schema=f"(Tensor d_out, Tensor norms, Tensor back, {_OPERANDS}) -> (Tensor, Tensor)",
-)
-def _key_gradients(
-    d_out: Tensor, norms: Tensor, back: Tensor, *operands: Any
+def _seen(
+    k: Tensor, r: Tensor, T: int, first_key: Tensor | None, attn_len: int
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of keys and values."""
-    from transformer_xl.ops import triton_backward
-
-    dk, dv = _like_keys(d_out, norms, back, *operands)
-    B, S, H, _ = dk.shape
-    blocks = _blocks("keys", d_out)
-    with torch.cuda.device_of(d_out):
-        triton_backward.key_kernel[-(-S // blocks.keys) * B * H,](
-            *(*operands[:9], d_out, norms, back, dk, dv), **_arguments(operands, blocks, d_out)
-        )
-    return dk, dv
-
-
-@_key_gradients.register_fake
-def _like_keys(d_out: Tensor, norms: Tensor, back: Tensor, *operands: Any) -> tuple[Tensor, Tensor]:
-    k = operands[1]
-    return k.new_empty(k.shape), k.new_empty(k.shape)
+    """Clear the keys and positions that no query reaches, which may hold anything."""
+    S = len(r)
+    place = torch.arange(S, device=r.device)
+    if attn_len < S:
+        r = r.where((place >= S - attn_len)[:, None, None], 0)
+    if first_key is None and S - T + 1 - attn_len <= 0:
+        return k, r
+    first = place[S - T :] + 1 - attn_len
+    first = (first if first_key is None else first_key.maximum(first)).amin(-1, keepdim=True)
+    return k.where((place >= first)[..., None, None], 0), r
 
 
-@custom_op(
-    "transformer_xl::rel_attention_d_positions",
-    mutates_args=(),
-    schema=f"(Tensor d_out, Tensor norms, Tensor back, {_OPERANDS}) -> (Tensor, Tensor)",
-)
-def _distance_gradients(
-    d_out: Tensor, norms: Tensor, back: Tensor, *operands: Any
-) -> tuple[Tensor, Tensor]:
-    """Return the gradients of positions and distance biases (empty without any)."""
-    from transformer_xl.ops import triton_backward
-
-    r, distance_bias = operands[3], operands[6]
-    B, T = d_out.shape[:2]
-    S, H, K = r.shape
-    blocks = _blocks("distances", d_out)
-    n_chunks = -(-(S + -T % blocks.queries) // blocks.keys)
-    # Streams are summed in groups of a fixed size, and the groups in a fixed order.
-    group_size = max(1, B * n_chunks * H // DISTANCE_PROGRAMS)
-    n_groups = -(-B // group_size)
-    dr = norms.new_empty(n_groups, S, H, K)
-    d_bias = norms.new_empty(n_groups, 0 if distance_bias is None else S, H)
-    with torch.cuda.device_of(d_out):
-        triton_backward.distance_kernel[n_chunks, H, n_groups](
-            *(*operands[:9], d_out, norms, back, dr, d_bias),
-            B=B,
-            group_size=group_size,
-            **_arguments(operands, blocks, d_out),
-        )
-    return dr.sum(0).to(r.dtype), d_bias.sum(0).to(r.dtype)
-
-
-@_distance_gradients.register_fake
-def _(d_out: Tensor, norms: Tensor, back: Tensor, *operands: Any) -> tuple[Tensor, Tensor]:
-    r, distance_bias = operands[3], operands[6]
-    rows = 0 if distance_bias is None else r.shape[0]
-    return r.new_empty(r.shape), r.new_empty(rows, r.shape[1])
+@_gradients_of.register_fake
+def _(
+    d_out: Tensor, norms: Tensor, out: Tensor, *operands: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    by_content, by_position, _, _, r, distance_bias = operands[:6]
+    B, H, _, K = by_content.shape
+    S = r.shape[0]
+    dk, dv = (out.new_empty(B, H, S, K).transpose(1, 2) for _ in range(2))
+    dr, d_bias = r.new_empty(H, S, K).transpose(0, 1), r.new_empty(0, H)
+    if distance_bias is not None:
+        d_bias = r.new_empty(H, S).T
+    return torch.empty_like(by_content), torch.empty_like(by_position), dk, dv, dr, d_bias
 
 
 def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -290,15 +305,8 @@ def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) 
 def _gradients(ctx: Any, d_out: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
     out, norms, *tensors = ctx.saved_tensors
     operands = (*tensors, ctx.attn_len, ctx.dropout)
-    d_out, needed = _dense_rows(d_out), ctx.needs_input_grad
-    dk = dv = dr = d_bias = None
-    dq, d_biases, back = _query_gradients(d_out, norms, out, *operands)
-    if needed[1] or needed[2]:
-        dk, dv = _key_gradients(d_out, norms, back, *operands)
-    if needed[3] or needed[6]:
-        dr, d_bias = _distance_gradients(d_out, norms, back, *operands)
-    d_bias = d_bias if needed[6] else None
-    return dq, dk, dv, dr, d_biases[0], d_biases[1], d_bias, None, None, None, None
+    *gradients, d_bias = _gradients_of(_dense_rows(d_out), norms, out, *operands)
+    return *gradients, d_bias if ctx.needs_input_grad[5] else None, None, None, None, None
 
 
 _attend.register_autograd(_gradients, setup_context=_remember)
@@ -315,20 +323,21 @@ def _arguments(
     operands: tuple[Any, ...], blocks: Blocks, d_out: Tensor | None = None
 ) -> dict[str, Any]:
     """Collect the arguments that all kernels share."""
-    q, k, v, r, _, _, distance_bias, first_key, _, attn_len, dropout = operands
-    T, H, K = q.shape[1:]
-    strided = {"q": q, "k": k, "v": v} | ({} if d_out is None else {"d": d_out})
+    by_content, _, k, v, r, distance_bias, first_key, _, attn_len, dropout = operands
+    B, H, T, K = by_content.shape
+    strided = {"k": k, "v": v} | ({} if d_out is None else {"d": d_out})
     strides = {}
     for name, x in strided.items():
         strides[name + "_stream"], strides[name + "_row"], strides[name + "_head"], _ = x.stride()
     # Scaled by the probability rounded to 16 bits, so that the expectation is exact.
     dropped = round(65536 * dropout)
-    is_exact = q.dtype != torch.float32 or torch.backends.cuda.matmul.fp32_precision != "tf32"
+    is_exact = k.dtype != torch.float32 or torch.backends.cuda.matmul.fp32_precision != "tf32"
     return strides | {
         "r_row": r.stride(0),
         "r_head": r.stride(1),
         "first_stream": 0 if first_key is None else first_key.stride(0),
         "first_row": 0 if first_key is None else first_key.stride(1),
+        "B": B,
         "T": T,
         "S": k.shape[1],
         "H": H,
@@ -344,7 +353,7 @@ def _arguments(
         "HAS_FIRST": first_key is not None,
         "DROPS": dropout > 0,
         "PRECISION": "ieee" if is_exact else "tf32",
-        "UPCAST": q.dtype == torch.bfloat16 and _is_interpreted(),
+        "UPCAST": k.dtype == torch.bfloat16 and _is_interpreted(),
         "num_warps": blocks.warps,
         "num_stages": blocks.stages,
     }

@@ -56,15 +56,6 @@ def store_rows(base, rows, stride, end, values, K: tl.constexpr, WIDTH: tl.const
 
 @triton.jit
 @no_type_check
-def add_bias(query, bias, head, K: tl.constexpr, WIDTH: tl.constexpr):
-    """Add a bias to queries, rounded to their precision as the reference does."""
-    columns = tl.arange(0, WIDTH)
-    row = tl.load(bias + head * K + columns, mask=columns < K, other=0.0)
-    return (query.to(tl.float32) + row.to(tl.float32)[None, :]).to(query.dtype)
-
-
-@triton.jit
-@no_type_check
 def product(a, b, PRECISION: tl.constexpr, UPCAST: tl.constexpr):
     """Multiply matrices and accumulate in float32."""
     # The interpreter multiplies the bit patterns of bfloat16.
@@ -184,9 +175,9 @@ def is_kept(
 @triton.jit
 @no_type_check
 def attention_kernel(
-    q, k, v, r, content_bias, position_bias, distance_bias, first_key, seed, out, norms,
-    q_stream, q_row, q_head, k_stream, k_row, k_head, v_stream, v_row, v_head, r_row, r_head,
-    first_stream, first_row, T, S, H, attn_len, scale, dropped_of_65536, kept_scale,
+    by_content, by_position, k, v, r, distance_bias, first_key, seed, out, norms,
+    k_stream, k_row, k_head, v_stream, v_row, v_head, r_row, r_head,
+    first_stream, first_row, B, T, S, H, attn_len, scale, dropped_of_65536, kept_scale,
     K: tl.constexpr, WIDTH: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_FIRST: tl.constexpr, DROPS: tl.constexpr,
     PRECISION: tl.constexpr, UPCAST: tl.constexpr,
@@ -198,9 +189,10 @@ def attention_kernel(
     t0 = (n_blocks - 1 - tl.program_id(0) % n_blocks) * BLOCK_T
     stream, head = (stream_head // H).to(tl.int64), (stream_head % H).to(tl.int64)
     queries = t0 + tl.arange(0, BLOCK_T)
-    query = load_rows(q + stream * q_stream + head * q_head, t0, q_row, 0, T, BLOCK_T, K, WIDTH)
-    q_content = add_bias(query, content_bias, head, K, WIDTH)
-    q_position = add_bias(query, position_bias, head, K, WIDTH)
+    by_content += (stream * H + head) * T * K
+    by_position += (head * B + stream) * T * K
+    q_content = load_rows(by_content, t0, K, 0, T, BLOCK_T, K, WIDTH)
+    q_position = load_rows(by_position, t0, K, 0, T, BLOCK_T, K, WIDTH)
     k += stream * k_stream + head * k_head
     v += stream * v_stream + head * v_head
     r += head * r_head
