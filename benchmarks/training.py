@@ -29,6 +29,8 @@ def prepare(peer: Peer, job: Job) -> Callable[[], object]:
     in_bfloat16 = job.precision == "bfloat16"
 
     def step() -> None:
+        if peer.is_captured:
+            torch.compiler.cudagraph_mark_step_begin()
         with torch.autocast(job.device, torch.bfloat16, enabled=in_bfloat16):
             loss = peer.loss(tokens[:, :-1], tokens[:, 1:])
         loss.backward()

@@ -23,6 +23,8 @@ class Peer(ABC):
 
     model: Any
     """The module that has the weights."""
+    is_captured = False
+    """Whether the next step overwrites what a step returned."""
 
     @abstractmethod
     def __init__(self, job: Job, variant: str) -> None:
@@ -101,7 +103,9 @@ def build(way: str, job: Job) -> Peer:
     if job.precision.endswith("_weights"):
         peer.reduce_weights(job)
     if job.compiled:
-        peer.model.compile()
+        # On a GPU as training does it, a step as CUDA graphs.
+        peer.is_captured = job.device == "cuda"
+        peer.model.compile(mode="reduce-overhead" if peer.is_captured else None)
     with torch.no_grad():
         peer.remember()
     return peer

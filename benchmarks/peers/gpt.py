@@ -172,7 +172,10 @@ class Peer(peers.Peer):
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Read a segment and predict its targets."""
-        return F.cross_entropy(self._read(tokens).flatten(0, 1).float(), targets.flatten())
+        loss = F.cross_entropy(self._read(tokens).flatten(0, 1).float(), targets.flatten())
+        if self.is_captured and isinstance(self.recall, States):
+            self.recall.states = [x.clone() for x in self.recall.states]
+        return loss
 
     def scores(self, tokens: Tensor) -> Tensor:
         """Read a segment and predict what follows."""

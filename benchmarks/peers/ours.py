@@ -60,7 +60,7 @@ class Peer(peers.Peer):
         """Read a segment and predict its targets."""
         with use_backend(self.backend):
             out = self.model(tokens, self.mems, targets)
-        self.mems = out.mems
+        self.mems = out.mems.clone() if self.is_captured else out.mems
         return out.loss
 
     def scores(self, tokens: Tensor) -> Tensor:

@@ -116,3 +116,24 @@ def test_only_steps_with_a_full_memory_are_compiled(tmp_path, toy_recipe, change
     train(config, tmp_path / "parts", quiet=True)
     name = "model/last/model.safetensors"
     assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "parts" / name).read_bytes()
+
+
+@pytest.mark.gpu
+@pytest.mark.compile
+def test_steps_replayed_by_a_gpu_are_those_of_the_plain_model(toy_recipe):
+    losses = []
+    for compiled in (False, True):
+        # A compiled model draws other random numbers.
+        recipe = toy_recipe(
+            model={"dropout": 0.0, "attn_dropout": 0.0},
+            train={"compile": compiled, "accumulate": 1},
+        )
+        corpus = prepare(recipe.data)
+        config = fit_to_corpus(recipe, corpus)
+        state = new_state(config, corpus, torch.device("cuda"), World())
+        network = Network(state.model, config.train, state.world)
+        updates = [loop.train_step(config, state, network) for _ in range(12)]
+        losses.append(torch.stack([update.loss for update in updates]))
+    # The memory is full, and its steps are replayed, after a few segments.
+    assert len(state.mems[0]) == config.model.mem_len
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-3, atol=1e-3)

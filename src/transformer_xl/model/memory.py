@@ -389,6 +389,11 @@ class Memory:
         """
         return self if self.has_keys else self.with_capacity(0, 0)
 
+    def clone(self) -> "Memory":
+        """Return a copy."""
+        forgotten = None if self.forgotten is None else self.forgotten.clone()
+        return Memory(self.store.changed(torch.clone), forgotten)
+
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> "Memory":

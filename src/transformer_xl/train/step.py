@@ -6,6 +6,7 @@ Also the wrapper of the model for training: DDP, FSDP, autocast and ``torch.comp
 import math
 import warnings
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +44,9 @@ class Network:
         precision = pick_precision(settings.precision, model.device)
         self._device, self._is_rounded = model.device.type, precision != "float32"
         self._dtype = getattr(torch, precision)
+        # Gradients that are summed over parts, or processes, would lie in the memory of a graph.
+        is_alone = world.size == 1 and settings.accumulate == 1
+        self._is_captured = settings.compile and is_alone and model.device.type == "cuda"
         if settings.compile and isinstance(model, FSDPModule):
             # Gathering and resharding stay outside of the compiled code.
             for layer in _layers(model):
@@ -50,18 +54,28 @@ class Network:
         elif settings.compile:
             # With static shapes, a resumed run compiles the same code and gives the same bits. Only
             # full memories are passed to it, so there is one shape.
-            self._module = torch.compile(model, dynamic=False)
+            options = {"triton.cudagraphs": True} if self._is_captured else None
+            self._module = torch.compile(model, dynamic=False, options=options)
         if world.size > 1 and not isinstance(model, FSDPModule):
             self._module = DistributedDataParallel(self._module, gradient_as_bucket_view=True)
 
     def __call__(self, *arguments: Any, is_compiled: bool, **options: Any) -> Output:
         """Call the model; with ``is_compiled`` False, eagerly even if it is compiled."""
         with torch.autocast(self._device, self._dtype, enabled=self._is_rounded):
+            if is_compiled and self._is_captured:
+                return self._replayed(*arguments, **options)
             if is_compiled or not self._has_compiler:
                 return self._module(*arguments, **options)
             # Only here, as it imports the compiler, which takes seconds.
             with torch.compiler.set_stance("force_eager"):
                 return self._module(*arguments, **options)
+
+    def _replayed(self, *arguments: Any, **options: Any) -> Output:
+        """Call the compiled model, whose passes are captured as CUDA graphs."""
+        torch.compiler.cudagraph_mark_step_begin()
+        out = self._module(*arguments, **options)
+        # The next replay overwrites its results.
+        return replace(out, mems=out.mems.clone())
 
     def shares_gradients(self, is_last: bool) -> AbstractContextManager:
         """Return a context for a forward and backward pass; the last of a step syncs gradients."""
