@@ -204,10 +204,22 @@ def test_half_precision_stays_what_it_is(device, kind):
 
 
 @pytest.mark.gpu
-def test_a_step_on_a_gpu_waits_for_nothing(paper, kind):
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_step_of_the_kernels_is_that_of_the_model(variant):
+    # In float32, as the kernels do not compute float64.
+    model = TransformerXL(replace(CONFIG, **VARIANTS[variant])).eval().cuda()
+    tokens = drawn(model, 20)
+    mems = after_prompt(model, 11)
+    expected, _ = one_by_one(model, mems, tokens)
+    found = read(stepper_of(model, mems, FixedStepper), tokens)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.gpu
+def test_a_step_on_a_gpu_waits_for_nothing(paper):
     if paper.device.type == "cpu":
         pytest.skip("a processor waits for itself")
-    stepper = stepper_of(paper, after_prompt(paper, 11), kind)
+    stepper = stepper_of(paper, after_prompt(paper, 11), FixedStepper)
     token = drawn(paper, 1)[:, 0]
     stepper(token)
     torch.cuda.set_sync_debug_mode("error")
@@ -361,7 +373,9 @@ def test_streams_come_and_go_by_rows(device, kind, mem_len):
 @torch.no_grad()
 def test_the_ring_is_no_larger_than_the_texts_need(device):
     model = TransformerXL(replace(CONFIG, mem_len=1000)).eval().to(device)
-    stepper = stepper_of(model, model.start_memory(2))
+    # The ring of a GPU has its full capacity from the start, as its addresses are fixed.
+    kind = RingStepper if device.type == "cuda" else Stepper.of
+    stepper = stepper_of(model, model.start_memory(2), kind)
     tokens = torch.zeros(2, 1001, dtype=torch.int64, device=device)
     assert stepper._capacity == 64
     read(stepper, tokens[:, :600])

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from transformer_xl import ops
 from transformer_xl.model.arguments import Rows, step_inputs, stream_numbers
 from transformer_xl.model.embedding import AdaptiveEmbedding, embedded
 from transformer_xl.model.language_model import LanguageModel
@@ -198,6 +199,8 @@ class _View(NamedTuple):
     """Index of the distance of each slot, farthest first. None: the slots are in order."""
     hidden: Bool[Tensor, "B S"] | None
     """Mask of the slots that a stream does not see. None: all are seen."""
+    n_seen: Int[Tensor, " B"]
+    """How many slots a stream sees, its own included."""
 
 
 class RingStepper(Stepper):
@@ -390,7 +393,7 @@ class RingStepper(Stepper):
         hidden = None
         if len(place) > int(seen.min()):
             hidden = distance >= seen[:, None]
-        return _View(newest, places, order, hidden)
+        return _View(newest, places, order, hidden, seen)
 
     def _through(self, x: Float[Tensor, "B 1 D"], view: _View) -> Float[Tensor, "B 1 D"]:
         """Compute the layers for embedded tokens; write their keys and values into the ring."""
@@ -574,7 +577,25 @@ class FixedStepper(RingStepper):
             self._first.copy_(torch.where(is_reset, self._number, self._first))
         seen = (self._number + 1 - self._first).clamp(max=self._limit)
         hidden = distance >= seen[:, None]
-        return _View(place[None], slice(None), self._size - 1 - distance, hidden)
+        return _View(place[None], slice(None), self._size - 1 - distance, hidden, seen)
+
+    def _attended(
+        self,
+        n: int,
+        view: _View,
+        q: Float[Tensor, "B 1 H K"],
+        k: Float[Tensor, "B 1 H K"],
+        v: Float[Tensor, "B 1 H K"],
+    ) -> Float[Tensor, "B 1 H K"]:
+        keys, at = self._keys[n], self._positions[n]
+        if ops.choose_backend(keys.device, keys.dtype, keys.shape[3]).backend != "triton":
+            return super()._attended(n, view, q, k, v)
+        return ops.triton.attend_step(
+            *(q, k, v, keys, self._values[n], at.r, at.content_bias, at.position_bias),
+            distance_bias=at.distance_bias,
+            newest=view.newest,
+            n_seen=view.n_seen,
+        )
 
     def _write(self, n: int, newest: Any, present: Sequence[Tensor]) -> None:
         for ring, new in zip((self._keys, self._values), present, strict=True):

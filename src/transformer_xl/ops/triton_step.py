@@ -1,0 +1,80 @@
+"""The Triton kernel of a decoding step: one query of each stream, and a ring of keys and values.
+
+This module needs Triton; :mod:`transformer_xl.ops.triton` imports it on first use.
+"""
+
+from importlib import import_module
+from typing import Any, no_type_check
+
+from transformer_xl.ops.triton_forward import LOG2_E
+
+# Dynamic import, as Triton may be missing when types are checked.
+triton: Any = import_module("triton")
+tl: Any = import_module("triton.language")
+
+
+@triton.jit
+@no_type_check
+def step_kernel(
+    q, k, v, keys, values, r, content_bias, position_bias, distance_bias, newest, n_seen, out,
+    q_stream, q_head, k_stream, k_head, v_stream, v_head, H, B, capacity, r_row, r_head, scale,
+    K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
+):  # fmt: skip
+    """Write the key and value of one head of one stream into its ring, and attend to it.
+
+    The slots are read from the newest to the farthest that the stream sees, a block at a time. Each
+    place of a block has a softmax of its own, so that threads do not wait for each other; they are
+    combined at the end.
+    """
+    # Programs next to each other share a head, and so the positions in the cache.
+    stream, head = tl.program_id(0) % B, tl.program_id(0) // B
+    columns = tl.arange(0, WIDTH)
+    is_column = columns < K
+    query = tl.load(q + stream * q_stream + head * q_head + columns, mask=is_column, other=0.0)
+    by_content = tl.load(content_bias + head * K + columns, mask=is_column, other=0.0)
+    by_position = tl.load(position_bias + head * K + columns, mask=is_column, other=0.0)
+    by_content = (query.to(tl.float32) + by_content.to(tl.float32)) * (scale * LOG2_E)
+    by_position = (query.to(tl.float32) + by_position.to(tl.float32)) * (scale * LOG2_E)
+    ring = (head.to(tl.int64) * B + stream) * capacity
+    keys += ring * K
+    values += ring * K
+    slot = tl.load(newest).to(tl.int32)
+    new_key = tl.load(k + stream * k_stream + head * k_head + columns, mask=is_column, other=0.0)
+    new_value = tl.load(v + stream * v_stream + head * v_head + columns, mask=is_column, other=0.0)
+    tl.store(keys + slot * K + columns, new_key.to(keys.dtype.element_ty), mask=is_column)
+    tl.store(values + slot * K + columns, new_value.to(values.dtype.element_ty), mask=is_column)
+    # All threads see what one of them stored.
+    tl.debug_barrier()
+
+    seen = tl.load(n_seen + stream).to(tl.int32)
+    highest = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    attended = tl.zeros((BLOCK, WIDTH), tl.float32)
+    for start in range(0, seen, BLOCK):
+        distance = start + tl.arange(0, BLOCK)
+        is_seen = distance < seen
+        place = slot - distance
+        place = tl.where(place < 0, place + capacity, place)
+        is_there = is_seen[:, None] & is_column[None, :]
+        row = place[:, None] * K + columns[None, :]
+        key = tl.load(keys + row, mask=is_there, other=0.0, eviction_policy="evict_first")
+        of_r = (capacity - 1 - distance)[:, None] * r_row + head * r_head + columns[None, :]
+        position = tl.load(r + of_r, mask=is_there, other=0.0).to(tl.float32)
+        value = tl.load(values + row, mask=is_there, other=0.0, eviction_policy="evict_first")
+        of_content = key.to(tl.float32) * by_content[None, :]
+        score = tl.sum(of_content + position * by_position[None, :], 1)
+        if HAS_BIAS:
+            bias = distance_bias + (capacity - 1 - distance) * H + head
+            score += tl.load(bias, mask=is_seen, other=0.0).to(tl.float32) * (scale * LOG2_E)
+        score = tl.where(is_seen, score, float("-inf"))
+        higher = tl.maximum(highest, score)
+        level = tl.where(higher == float("-inf"), 0.0, higher)
+        weight = tl.exp2(score - level)
+        faded = tl.exp2(highest - level)
+        attended = attended * faded[:, None] + weight[:, None] * value.to(tl.float32)
+        total = total * faded + weight
+        highest = higher
+    share = tl.exp2(highest - tl.max(highest, 0))
+    result = tl.sum(attended * share[:, None], 0) / tl.sum(total * share, 0)
+    own = out + (stream * H + head) * K + columns
+    tl.store(own, result.to(out.dtype.element_ty), mask=is_column)
