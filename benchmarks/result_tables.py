@@ -17,7 +17,9 @@ from marked_tables import main, row, table
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "results.md"
 RESULTS = ROOT / "benchmarks" / "results"
-XEON, EPYC = "cpu_xeon_amx_202611", "cpu_epyc_202611"
+XEON, EPYC, H200 = "cpu_xeon_amx_202611", "cpu_epyc_202611", "gpu_h200_202611"
+H100_BFLOAT16 = 989e3
+"""GFLOP/s of the data sheet, of an H100 and an H200 alike."""
 _Case = Mapping[str, Any]
 
 _READERS = {
@@ -156,6 +158,42 @@ def _attention() -> Iterator[str]:
         )
 
 
+def _attention_gpu() -> Iterator[str]:
+    for case in _result("attention", H200)["rows"]:
+        seconds = case["seconds"]["triton"]
+        yield row(
+            "forward and backward" if case["backward"] else "forward",
+            f"{1e3 * seconds:.2f} ms",
+            f"{case['gflop']['triton'] / seconds / 1e3:.0f}",
+            *(f"{case['ratio'][x]:.2f}" for x in ("flex", "sdpa_mask", "plain")),
+        )
+
+
+def _steps_gpu() -> Iterator[str]:
+    for name in ("training", "training_large"):
+        result = _result(name, H200)
+        for case in result["rows"]:
+            tokens = case["tokens_per_second"]["ours_triton"]
+            flops = case["gflop"]["ours_triton"] / case["seconds"]["ours_triton"] / H100_BFLOAT16
+            yield row(
+                f"training step, `{result['shape']['name']}`, {case['batch']} streams",
+                f"{1e3 * case['seconds']['ours_triton']:.1f} ms",
+                f"{tokens:,.0f}",
+                f"{flops:.1%} MFU",
+                _spread(case, "gpt"),
+            )
+    for name in ("generation", "generation_64"):
+        for case in _result(name, H200)["rows"]:
+            seconds = case["seconds"]["ours"]
+            yield row(
+                f"a token of {case['batch']} streams, M = {case['mem_len']:,}",
+                f"{1e3 * seconds:.2f} ms",
+                f"{case['tokens_per_second']['ours']:,.0f}",
+                f"{seconds / case['reading_seconds']:.2f} x reading",
+                "",
+            )
+
+
 def _softmax() -> Iterator[str]:
     found = _result("adaptive_softmax", EPYC)
     names = {
@@ -253,6 +291,14 @@ def tables() -> dict[str, str]:
             "dtype|pass|ours|authors' einsum and shift|reference"
             "|position term as a mask of PyTorch's attention|plain attention, no position term",
             _attention(),
+        ),
+        "attention-gpu": _texts(
+            "pass|fused kernels|TFLOP/s|FlexAttention"
+            "|position term as a mask of PyTorch's attention|plain attention, no position term",
+            _attention_gpu(),
+        ),
+        "steps-gpu": _texts(
+            "work|time|tokens a second|share of the GPU|plain GPT with memory", _steps_gpu()
         ),
         "softmax": _texts("softmax|time|against ours, turn by turn|memory", _softmax()),
         "converting": _texts("format|size|time|memory", _formats()),

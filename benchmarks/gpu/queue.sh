@@ -94,6 +94,7 @@ compiled)
 decoding)
     measure 60 generation generation --shape enwik8 $half --mem_lens 640 \
         --ways ours ours_called gpt
+    measure 60 generation generation_64 --shape enwik8 $half --mem_lens 2048 --batches 64 --ways ours
     measure 90 evaluation evaluation --shape enwik8 $half --lengths 64 --mem_lens 640 \
         --batches 1 32 --ways ours_triton ours gpt
     measure 90 evaluation evaluation_base --shape nvidia-base $half --lengths 64 --mem_lens 640 \

@@ -1,7 +1,7 @@
 """Find how the kernels should divide their work on this GPU; prints the best as code to paste.
 
     python benchmarks/gpu/tune.py                                    # bfloat16, heads of width 64
-    python benchmarks/gpu/tune.py --width 128 --kernels forward queries
+    python benchmarks/gpu/tune.py --width 128 --kernels forward
     python benchmarks/gpu/tune.py --shapes 22,512,512,8 1,128,3800,8 --json tuned.json
 
 A shape is streams, queries, remembered, heads. Every division is compiled for all of them first,
@@ -33,8 +33,8 @@ from transformer_xl.ops import triton as kernels
 
 # Training of the enwik8 model and of NVIDIA's base, and an evaluation with a long memory.
 SHAPES = (Shape(22, 512, 512, 8), Shape(64, 192, 192, 8), Shape(4, 128, 3800, 8))
-# Products that a kernel needs, each 2 K operations for a pair of query and key that is seen.
-PRODUCTS = {"forward": 3, "queries": 5, "keys": 5, "distances": 4}
+# Products that a kernel makes, each 2 K operations for a pair of query and key that is seen.
+PRODUCTS = {"forward": 3, "backward": 3}
 
 
 class Job(NamedTuple):
@@ -68,16 +68,13 @@ def launches(
     """Prepare operands; return a function that launches each kernel and returns what it made."""
     B, T, M, H = shape
     S = M + T
-    shapes = [(B, T, H, K), (B, S, H, K), (B, S, H, K), (S, H, K), (H, K), (H, K), (B, T, H, K)]
+    shapes = [(B, H, T, K), (H, B, T, K), (B, S, H, K), (B, S, H, K), (S, H, K), (B, T, H, K)]
     *tensors, d_out = (torch.randn(x, dtype=getattr(torch, dtype), device=device) for x in shapes)
     operands = (*tensors, None, None, None, S, 0.0)
     out, norms = kernels._attend(*operands)
-    _, _, back = kernels._query_gradients(d_out, norms, out, *operands)
     return {
         "forward": lambda: kernels._attend(*operands),
-        "queries": lambda: kernels._query_gradients(d_out, norms, out, *operands),
-        "keys": lambda: kernels._key_gradients(d_out, norms, back, *operands),
-        "distances": lambda: kernels._distance_gradients(d_out, norms, back, *operands),
+        "backward": lambda: kernels._gradients_of(d_out, norms, out, *operands),
     }
 
 

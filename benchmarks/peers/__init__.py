@@ -105,7 +105,8 @@ def build(way: str, job: Job) -> Peer:
     if job.compiled:
         # On a GPU as training does it, a step as CUDA graphs.
         peer.is_captured = job.device == "cuda"
-        peer.model.compile(mode="reduce-overhead" if peer.is_captured else None)
+        captured = {"triton.cudagraphs": True, "triton.mix_order_reduction": False}
+        peer.model.compile(options=captured if peer.is_captured else None)
     with torch.no_grad():
         peer.remember()
     return peer

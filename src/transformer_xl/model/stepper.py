@@ -15,6 +15,7 @@ from torch import Tensor
 
 from transformer_xl import ops
 from transformer_xl.model.arguments import Rows, step_inputs, stream_numbers
+from transformer_xl.model.capture import captured
 from transformer_xl.model.embedding import AdaptiveEmbedding, embedded
 from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lengths import Lengths
@@ -541,7 +542,7 @@ class FixedStepper(RingStepper):
         self._tokens.copy_(self._taken(tokens))
         self._number.fill_(self.state)
         if self._replay is None:
-            self._replay = _recorded(self._step, self._first)
+            self._replay = captured(self._step, self._first)
         self._replay()
         return self._hidden.clone(), self.state + 1
 
@@ -579,14 +580,7 @@ class FixedStepper(RingStepper):
         hidden = distance >= seen[:, None]
         return _View(place[None], slice(None), self._size - 1 - distance, hidden, seen)
 
-    def _attended(
-        self,
-        n: int,
-        view: _View,
-        q: Float[Tensor, "B 1 H K"],
-        k: Float[Tensor, "B 1 H K"],
-        v: Float[Tensor, "B 1 H K"],
-    ) -> Float[Tensor, "B 1 H K"]:
+    def _attended(self, n: int, view: _View, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, at = self._keys[n], self._positions[n]
         if ops.choose_backend(keys.device, keys.dtype, keys.shape[3]).backend != "triton":
             return super()._attended(n, view, q, k, v)
@@ -600,22 +594,3 @@ class FixedStepper(RingStepper):
     def _write(self, n: int, newest: Any, present: Sequence[Tensor]) -> None:
         for ring, new in zip((self._keys, self._values), present, strict=True):
             ring[n].index_copy_(2, newest, new.permute(2, 0, 1, 3).to(ring[n].dtype))
-
-
-def _recorded(step: Callable[[], None], first: Tensor) -> Callable[[], None]:
-    """Capture a step as a CUDA graph, on a GPU; ``first`` is restored after the warm-up calls."""
-    if first.device.type != "cuda":
-        return step
-    before = first.clone()
-    # Libraries initialize in the first calls, which cannot be captured.
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    first.copy_(before)
-    return graph.replay

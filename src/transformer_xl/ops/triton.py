@@ -139,7 +139,12 @@ def attend_step(
         distance_bias: Added to the scores of each distance, in the order of ``r``. None: nothing.
         newest: The slot of the tokens; those before it, around the ring, are the tokens before.
         n_seen: How many keys a stream sees, its own included.
+
+    Raises:
+        ModuleNotFoundError: Triton is not installed.
+        ValueError: The kernel does not support the dtype, head width or device.
     """
+    _check(keys, values, values, values)
     from transformer_xl.ops import triton_step
 
     H, B, capacity, K = keys.shape
