@@ -20,12 +20,16 @@ def device(request):
     return torch.device("cpu" if request.param == "interpreter" else "cuda")
 
 
+@pytest.mark.parametrize("shared_from", [1, 9])
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(
     ("capacity", "newest", "seen", "K"),
     [(1, 0, (1, 1), 8), (70, 3, (70, 1), 16), (70, 69, (64, 65), 41), (150, 100, (150, 129), 64)],
 )
-def test_a_step_reads_its_ring_in_order(capacity, newest, seen, K, has_bias, device):
+def test_a_step_reads_its_ring_in_order(
+    capacity, newest, seen, K, has_bias, shared_from, device, monkeypatch
+):
+    monkeypatch.setattr(kernels, "SHARED_FROM", shared_from)
     B, H = len(seen), 3
     draw = lambda *shape: torch.randn(shape, device=device)  # noqa: E731
     q, k, v = draw(B, 1, H, 3 * K).chunk(3, -1)

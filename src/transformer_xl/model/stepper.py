@@ -582,6 +582,7 @@ class FixedStepper(RingStepper):
 
     def _attended(self, n: int, view: _View, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         keys, at = self._keys[n], self._positions[n]
+        assert isinstance(view.newest, Tensor)
         if ops.choose_backend(keys.device, keys.dtype, keys.shape[3]).backend != "triton":
             return super()._attended(n, view, q, k, v)
         return ops.triton.attend_step(

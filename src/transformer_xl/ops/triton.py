@@ -21,6 +21,9 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 WIDEST = 128
 """Maximum head width whose tiles fit into a multiprocessor."""
 
+SHARED_FROM = 8
+"""Number of streams from which a step computes the position term of all of them as one product."""
+
 
 class Blocks(NamedTuple):
     """Launch parameters of a kernel; block sizes are powers of two, 16 <= queries <= keys."""
@@ -152,6 +155,10 @@ def attend_step(
     block, warps = (256, 8) if B * H <= 128 else (64, 2)
     q, k, v, r = (_dense_rows(x) for x in (q, k, v, r))
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    if has_scores := B >= SHARED_FROM:
+        # One product, so that the streams do not each read the positions.
+        by_position = (q[:, 0] + position_bias).to(r.dtype).transpose(0, 1)
+        r = by_position @ r.permute(1, 2, 0)
     with torch.cuda.device_of(q):
         triton_step.step_kernel[B * H,](
             *(q, k, v, keys, values, r, content_bias.contiguous(), position_bias.contiguous()),
@@ -162,6 +169,7 @@ def attend_step(
             WIDTH=max(16, 1 << (K - 1).bit_length()),
             BLOCK=block,
             HAS_BIAS=distance_bias is not None,
+            HAS_SCORES=has_scores,
             num_warps=warps,
         )
     return out

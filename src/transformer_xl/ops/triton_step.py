@@ -19,14 +19,15 @@ def step_kernel(
     q, k, v, keys, values, r, content_bias, position_bias, distance_bias, newest, n_seen, out,
     q_stream, q_head, k_stream, k_head, v_stream, v_head, H, B, capacity, r_row, r_head, scale,
     K: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
+    HAS_SCORES: tl.constexpr,
 ):  # fmt: skip
     """Write the key and value of one head of one stream into its ring, and attend to it.
 
     The slots are read from the newest to the farthest that the stream sees, a block at a time. Each
     place of a block has a softmax of its own, so that threads do not wait for each other; they are
-    combined at the end.
+    combined at the end. With ``HAS_SCORES``, ``r`` is the position term itself, (H, B, capacity),
+    before it is scaled.
     """
-    # Programs next to each other share a head, and so the positions in the cache.
     stream, head = tl.program_id(0) % B, tl.program_id(0) // B
     columns = tl.arange(0, WIDTH)
     is_column = columns < K
@@ -58,13 +59,19 @@ def step_kernel(
         is_there = is_seen[:, None] & is_column[None, :]
         row = place[:, None] * K + columns[None, :]
         key = tl.load(keys + row, mask=is_there, other=0.0, eviction_policy="evict_first")
-        of_r = (capacity - 1 - distance)[:, None] * r_row + head * r_head + columns[None, :]
-        position = tl.load(r + of_r, mask=is_there, other=0.0).to(tl.float32)
         value = tl.load(values + row, mask=is_there, other=0.0, eviction_policy="evict_first")
-        of_content = key.to(tl.float32) * by_content[None, :]
-        score = tl.sum(of_content + position * by_position[None, :], 1)
+        terms = key.to(tl.float32) * by_content[None, :]
+        nearness = capacity - 1 - distance
+        if not HAS_SCORES:
+            of_r = nearness[:, None] * r_row + head * r_head + columns[None, :]
+            position = tl.load(r + of_r, mask=is_there, other=0.0)
+            terms += position.to(tl.float32) * by_position[None, :]
+        score = tl.sum(terms, 1)
+        if HAS_SCORES:
+            position = tl.load(r + ring + nearness, mask=is_seen, other=0.0)
+            score += position.to(tl.float32) * (scale * LOG2_E)
         if HAS_BIAS:
-            bias = distance_bias + (capacity - 1 - distance) * H + head
+            bias = distance_bias + nearness * H + head
             score += tl.load(bias, mask=is_seen, other=0.0).to(tl.float32) * (scale * LOG2_E)
         score = tl.where(is_seen, score, float("-inf"))
         higher = tl.maximum(highest, score)
