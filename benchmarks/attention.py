@@ -325,7 +325,8 @@ def main() -> None:
         return
     if arguments.device == "cuda" and not torch.cuda.is_available():
         sys.exit("--device cuda: this PyTorch finds no GPU")
-    unused = ("triton", "skew") if arguments.device == "cpu" else ("skew",)
+    # What ``ours`` chooses there, or what does not run there.
+    unused = ("triton", "skew") if arguments.device == "cpu" else ("triton",)
     arguments.ways = arguments.ways or [way for way in WAYS if way not in unused]
     given = {name: getattr(arguments, name) for name in asdict(SIZES["base"])}
     size = replace(SIZES[arguments.shape], **{k: v for k, v in given.items() if v is not None})

@@ -3,7 +3,7 @@
     python benchmarks/training.py                      # the 12-layer shape, float32 and bfloat16
     python benchmarks/training.py --shape small --dropout 0.1 --rounds 9
     python benchmarks/training.py --ways ours gpt --base main
-    python benchmarks/training.py --shape enwik8 --device cuda --ways ours_triton ours gpt
+    python benchmarks/training.py --shape enwik8 --device cuda --ways ours ours_skew gpt
 
 A step is forward, backward and AdamW, with a full memory; in bfloat16 under autocast, weights in
 float32. Each model runs in a process of its own (so that its peak memory is its own); the processes

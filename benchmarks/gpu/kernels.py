@@ -5,7 +5,7 @@
     python benchmarks/gpu/kernels.py training --shape enwik8 --way gpt --compile
 
 Prints the time of a step by the clock and by the GPU, and the kernels that take most. Where both
-are far apart, launches take the time. With ``PYTHONPATH`` as queue.sh sets it. ``--json`` writes all.
+are far apart, launches take the time. Needs the ``PYTHONPATH`` that queue.sh sets.
 """
 
 import argparse

@@ -61,7 +61,7 @@ ship() {
     tar -C /tmp/txl_runs --exclude 'shard-*' -cf "$OUT/$1-run.tar" "$1" || failed=1
 }
 
-training="--dtypes bfloat16 --ways ours_triton ours gpt"
+training="--dtypes bfloat16 --ways ours ours_skew gpt"
 half="--dtypes bfloat16_weights"
 case ${1:-} in
 kernels)
@@ -87,7 +87,7 @@ training)
     ;;
 compiled)
     # Compiled without the kernels, a model keeps its scores: two ways would not fit side by side.
-    alone="--dtypes bfloat16 --ways ours_triton --compile"
+    alone="--dtypes bfloat16 --ways ours --compile"
     measure 260 training training_base_compiled --shape nvidia-base $alone
     measure 300 training training_large_compiled --shape nvidia-large $alone
     ;;
@@ -96,9 +96,9 @@ decoding)
         --ways ours ours_called gpt
     measure 60 generation generation_64 --shape enwik8 $half --mem_lens 2048 --batches 64 --ways ours
     measure 90 evaluation evaluation --shape enwik8 $half --lengths 64 --mem_lens 640 \
-        --batches 1 32 --ways ours_triton ours gpt
+        --batches 1 32 --ways ours ours_skew gpt
     measure 90 evaluation evaluation_base --shape nvidia-base $half --lengths 64 --mem_lens 640 \
-        --batches 1 32 --ways ours_triton ours
+        --batches 1 32 --ways ours ours_skew
     ;;
 blocks) run 330 "$python" benchmarks/gpu/tune.py --minutes 5 --json "$OUT/blocks.json" ;;
 shakespeare-char) train shakespeare-char .data/tinyshakespeare/input.txt ;;

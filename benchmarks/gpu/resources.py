@@ -193,7 +193,7 @@ def candidates(dtype: torch.dtype) -> list[kernels.Blocks]:
     sizes = (16, 32, 64) if dtype == torch.float32 else (32, 64, 128)
     return [
         kernels.Blocks(queries, keys, warps, stages)
-        for queries, keys, warps, stages in itertools.product(sizes, sizes, (4, 8), (1, 2))
+        for queries, keys, warps, stages in itertools.product(sizes, sizes, (4, 8), (1, 2, 3))
         if keys >= queries and queries * keys <= 64 * 128
     ]
 

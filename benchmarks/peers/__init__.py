@@ -23,8 +23,10 @@ class Peer(ABC):
 
     model: Any
     """The module that has the weights."""
+    can_be_captured = False
+    """Whether it copies what it keeps of a step, which the next replay of a graph overwrites."""
     is_captured = False
-    """Whether the next step overwrites what a step returned."""
+    """Whether the steps are replayed."""
 
     @abstractmethod
     def __init__(self, job: Job, variant: str) -> None:
@@ -103,10 +105,13 @@ def build(way: str, job: Job) -> Peer:
     if job.precision.endswith("_weights"):
         peer.reduce_weights(job)
     if job.compiled:
-        # On a GPU as training does it, a step as CUDA graphs.
-        peer.is_captured = job.device == "cuda"
-        captured = {"triton.cudagraphs": True, "triton.mix_order_reduction": False}
-        peer.model.compile(options=captured if peer.is_captured else None)
+        options = None
+        if job.device == "cuda" and job.work == "training" and peer.can_be_captured:
+            # As training compiles a model of ours.
+            from transformer_xl.train.step import CAPTURED
+
+            options, peer.is_captured = CAPTURED, True
+        peer.model.compile(options=options)
     with torch.no_grad():
         peer.remember()
     return peer

@@ -94,6 +94,10 @@ class States:
     def begin(self, T: int) -> None:
         """Nothing has to be prepared."""
 
+    def copy(self) -> None:
+        """Copy what is remembered to memory of its own."""
+        self.states = [x.clone() for x in self.states]
+
     def queries_keys_values(self, n: int, layer: Layer, x: Tensor) -> list[Tensor]:
         """Project the memory and the segment."""
         T, D = x.shape[1:]
@@ -119,6 +123,10 @@ class Kept:
         size = 2, shape.batch, shape.n_head, self.room, self.width
         self.kept = [torch.randn(size).to(self.like) for _ in range(shape.n_layer)]
         self._place(self.room)
+
+    def copy(self) -> None:
+        """Copy what is remembered to memory of its own."""
+        self.kept = [x.clone() for x in self.kept]
 
     def begin(self, T: int) -> None:
         """Make room for a segment."""
@@ -159,6 +167,8 @@ class Peer(peers.Peer):
     The variant ``kept`` keeps keys and values in training too, though older weights made them.
     """
 
+    can_be_captured = True
+
     def __init__(self, job: Job, variant: str) -> None:
         self.model = GPT(job.shape, job.dropout)
         self.job = job
@@ -173,8 +183,8 @@ class Peer(peers.Peer):
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Read a segment and predict its targets."""
         loss = F.cross_entropy(self._read(tokens).flatten(0, 1).float(), targets.flatten())
-        if self.is_captured and isinstance(self.recall, States):
-            self.recall.states = [x.clone() for x in self.recall.states]
+        if self.is_captured:
+            self.recall.copy()
         return loss
 
     def scores(self, tokens: Tensor) -> Tensor:

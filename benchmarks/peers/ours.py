@@ -20,6 +20,8 @@ class Peer(peers.Peer):
     it, but for the rotation of one query and one key.
     """
 
+    can_be_captured = True
+
     def __init__(self, job: Job, variant: Any) -> None:
         self.model = TransformerXL(model_config(job.shape, dropout=job.dropout))
         self.job, self.stepper = job, None

@@ -204,21 +204,27 @@ def test_half_precision_stays_what_it_is(device, kind):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("streams", [3, 9])
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_step_of_the_kernels_is_that_of_the_model(variant):
+def test_a_step_of_the_kernels_is_that_of_the_model(variant, streams):
     # In float32, as the kernels do not compute float64.
     model = TransformerXL(replace(CONFIG, **VARIANTS[variant])).eval().cuda()
-    tokens = drawn(model, 20)
-    mems = after_prompt(model, 11)
+    tokens = torch.randint(23, (streams, 20), device="cuda")
+    with torch.no_grad():
+        _, mems = model.read(tokens, model.keep(model.start_memory(streams)))
+    mems = mems.reset([1])
+    stepper = stepper_of(model, mems, FixedStepper)
+    assert stepper._has_kernel
     expected, _ = one_by_one(model, mems, tokens)
-    found = read(stepper_of(model, mems, FixedStepper), tokens)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(read(stepper, tokens), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.gpu
-def test_a_step_on_a_gpu_waits_for_nothing(paper):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_step_on_a_gpu_waits_for_nothing(paper, dtype):
     if paper.device.type == "cpu":
         pytest.skip("a processor waits for itself")
+    paper = paper.to(dtype)
     stepper = stepper_of(paper, after_prompt(paper, 11), FixedStepper)
     token = drawn(paper, 1)[:, 0]
     stepper(token)

@@ -4,6 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from transformer_xl.ops import rel_attention, use_backend
 from transformer_xl.ops import triton as kernels
@@ -68,11 +69,16 @@ def test_the_choice_of_a_way_can_be_compiled(device, monkeypatch):
     assert torch.equal(compiled(*inputs), expected)
 
 
-def test_what_compilers_are_told_about_the_operators_is_true(device):
+@pytest.mark.parametrize("has_options", [False, True])
+def test_what_compilers_are_told_about_the_operators_is_true(device, has_options):
     q, k, v, r, _, _, distance_bias = operands(device)
     by_content, by_position = q.transpose(1, 2).contiguous(), q.permute(2, 0, 1, 3).contiguous()
-    operation = (by_content, by_position, k, v, r, distance_bias, None, None, 11, 0.0)
-    for x in operation[:6]:
+    options = (distance_bias, None, None, 11, 0.0)
+    if has_options:
+        first_key = torch.tensor([[0], [3]], device=device).expand(2, 5)
+        options = (None, first_key, torch.tensor([7], device=device), 6, 0.3)
+    operation = (by_content, by_position, k, v, r, *options)
+    for x in operation[: 5 if has_options else 6]:
         x.requires_grad_()
     torch.library.opcheck(kernels._attend, operation)
     with torch.no_grad():
@@ -81,6 +87,18 @@ def test_what_compilers_are_told_about_the_operators_is_true(device):
         without_graph = [x.detach() if isinstance(x, torch.Tensor) else x for x in operation]
         gradients = (torch.ones_like(out), norms, out, *without_graph)
         torch.library.opcheck(kernels._gradients_of, gradients, test_utils=tests)
+
+
+@pytest.mark.compile
+def test_a_length_may_change_in_compiled_code(device):
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(attend, dynamic=True, fullgraph=True, backend=counter)
+    counts = []
+    for T in (5, 7, 9):
+        inputs = operands(device, T=T)
+        assert torch.equal(compiled(*inputs), attend(*inputs))
+        counts.append(counter.frame_count)
+    assert counts == [counts[0]] * 3
 
 
 def test_streams_may_share_one_number_of_their_first_key(device):

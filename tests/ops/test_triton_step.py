@@ -24,7 +24,14 @@ def device(request):
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize(
     ("capacity", "newest", "seen", "K"),
-    [(1, 0, (1, 1), 8), (70, 3, (70, 1), 16), (70, 69, (64, 65), 41), (150, 100, (150, 129), 64)],
+    [
+        (1, 0, (1, 1), 8),
+        (70, 3, (70, 1), 16),
+        (70, 69, (64, 65), 41),
+        # Several blocks, of many slots for few streams and of few for many.
+        (600, 100, (600, 257), 16),
+        (150, 100, (150, 129) + 48 * (1,), 64),
+    ],
 )
 def test_a_step_reads_its_ring_in_order(
     capacity, newest, seen, K, has_bias, shared_from, device, monkeypatch

@@ -132,7 +132,17 @@ def test_steps_replayed_by_a_gpu_are_those_of_the_plain_model(toy_recipe):
         config = fit_to_corpus(recipe, corpus)
         state = new_state(config, corpus, torch.device("cuda"), World())
         network = Network(state.model, config.train, state.world)
-        updates = [loop.train_step(config, state, network) for _ in range(12)]
+        assert network._is_captured == compiled
+        updates = [loop.train_step(config, state, network) for _ in range(8)]
+        # A skipped update leaves the memory as it was.
+        weight = next(state.model.parameters())
+        kept = weight.detach().clone()
+        with torch.no_grad():
+            weight.fill_(torch.nan)
+        assert loop.train_step(config, state, network).is_skipped
+        with torch.no_grad():
+            weight.copy_(kept)
+        updates += [loop.train_step(config, state, network) for _ in range(4)]
         losses.append(torch.stack([update.loss for update in updates]))
     # The memory is full, and its steps are replayed, after a few segments.
     assert len(state.mems[0]) == config.model.mem_len

@@ -143,7 +143,8 @@ class TrainConfig:
     """Fine-tuning: the model with the initial weights, by its folder or name, of the same
     architecture and vocabulary. None: random initialization."""
     compile: bool = False
-    """Compile the model with torch.compile: slow to start, meant for long runs on a GPU."""
+    """Compile the model with torch.compile: slow to start, meant for long runs on a GPU. One GPU
+    replays a step as CUDA graphs, with ``accumulate`` 1."""
     seed: int = 1
     """Random seed of the initial weights, of dropout, of random lengths and of resets."""
     max_skips: Length = 10

@@ -13,7 +13,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from transformer_xl import ops
 from transformer_xl.model.arguments import Rows, step_inputs, stream_numbers
 from transformer_xl.model.capture import captured
 from transformer_xl.model.embedding import AdaptiveEmbedding, embedded
@@ -23,7 +22,7 @@ from transformer_xl.model.memory import KeysAndValues, Memory, join
 from transformer_xl.model.reading import read
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.wrapping import adapted, adapters, first_wrapped
-from transformer_xl.ops import native
+from transformer_xl.ops import choose_backend, native, triton
 
 _LEAST_CAPACITY = 64
 Inputs = Int[Tensor, " B"] | Float[Tensor, "B F"]
@@ -411,15 +410,8 @@ class RingStepper(Stepper):
         for ring, new in zip((self._keys, self._values), present, strict=True):
             ring[n][:, :, newest] = new[:, 0].transpose(0, 1).to(ring[n].dtype)
 
-    def _attended(
-        self,
-        n: int,
-        view: _View,
-        q: Float[Tensor, "B 1 H K"],
-        k: Float[Tensor, "B 1 H K"],
-        v: Float[Tensor, "B 1 H K"],
-    ) -> Float[Tensor, "B 1 H K"]:
-        """Write the keys and values of a token into the ring of layer ``n``, and attend to it."""
+    def _attended(self, n: int, view: _View, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Write the keys and values, (B, 1, H, K), into the ring of layer ``n``; attend to it."""
         self._write(n, view.newest, (k, v))
         keys, values = (ring[n][:, :, view.places] for ring in (self._keys, self._values))
         q = q[:, 0].to(keys.dtype)
@@ -577,16 +569,25 @@ class FixedStepper(RingStepper):
             is_reset = self._tokens == self._reset_at
             self._first.copy_(torch.where(is_reset, self._number, self._first))
         seen = (self._number + 1 - self._first).clamp(max=self._limit)
+        if self._has_kernel:
+            return _View(place[None], slice(None), None, None, seen)
         hidden = distance >= seen[:, None]
         return _View(place[None], slice(None), self._size - 1 - distance, hidden, seen)
 
+    @property
+    def _has_kernel(self) -> bool:
+        keys = self._keys[0]
+        return choose_backend(keys.device, keys.dtype, keys.shape[3]).backend == "triton"
+
     def _attended(self, n: int, view: _View, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, at = self._keys[n], self._positions[n]
-        assert isinstance(view.newest, Tensor)
-        if ops.choose_backend(keys.device, keys.dtype, keys.shape[3]).backend != "triton":
+        if not self._has_kernel:
             return super()._attended(n, view, q, k, v)
-        return ops.triton.attend_step(
-            *(q, k, v, keys, self._values[n], at.r, at.content_bias, at.position_bias),
+        assert isinstance(view.newest, Tensor)
+        keys, at = self._keys[n], self._positions[n]
+        r = at.r.to(keys.dtype)
+        q, k, v = (x.to(keys.dtype) for x in (q, k, v))
+        return triton.attend_step(
+            *(q, k, v, keys, self._values[n], r, at.content_bias, at.position_bias),
             distance_bias=at.distance_bias,
             newest=view.newest,
             n_seen=view.n_seen,

@@ -1,10 +1,12 @@
-"""Relative attention as fused Triton kernels, which never write scores to memory.
+"""Relative attention as fused Triton kernels.
 
 Importing this module does not import Triton, which only some builds of PyTorch include; the kernels
 are loaded on first use. They run on a GPU, or in Triton's interpreter (``TRITON_INTERPRET=1``).
 Results are deterministic for a GPU model.
 
-Each launch is a custom operator, which ``torch.compile`` does not trace.
+The forward pass writes no scores to memory. The backward pass writes the weights and, twice, the
+gradients of the scores: three matrices of B H T S numbers, for one layer at a time. Both are custom
+operators, which ``torch.compile`` does not trace; a decoding step (:func:`attend_step`) is not.
 """
 
 from functools import cache
@@ -46,8 +48,9 @@ BLOCKS = {
 }
 """Launch parameters by kernel, bytes of an element and maximum head width.
 
-Chosen for the fewest H100 instructions per pair of query and key, which
-``benchmarks/gpu/resources.py`` counts without a GPU; not yet measured.
+Those of 2 bytes and width 64 were the fastest of nine (forward) and eight (backward) on an H200;
+the others were chosen for the fewest H100 instructions per pair of query and key, which
+``benchmarks/gpu/resources.py`` counts without a GPU.
 """
 BEFORE_HOPPER = {
     ("forward", 2, 128): Blocks(32, 64, 4, 2),
@@ -147,7 +150,7 @@ def attend_step(
         ModuleNotFoundError: Triton is not installed.
         ValueError: The kernel does not support the dtype, head width or device.
     """
-    _check(keys, values, values, values)
+    _check(q, keys, values, r)
     from transformer_xl.ops import triton_step
 
     H, B, capacity, K = keys.shape
@@ -210,7 +213,7 @@ def _dense_rows(x: Tensor) -> Tensor:
 
 _OPERANDS = (
     "Tensor by_content, Tensor by_position, Tensor k, Tensor v, Tensor r, "
-    "Tensor? distance_bias, Tensor? first_key, Tensor? seed, int attn_len, float dropout"
+    "Tensor? distance_bias, Tensor? first_key, Tensor? seed, SymInt attn_len, float dropout"
 )
 
 
@@ -266,7 +269,7 @@ def _gradients_of(
             matrix_row=width,
             **_arguments(operands, blocks, d_out),
         )
-    k, r = _seen(k, r, T, first_key, operands[8])
+    k, r = _cleared_unseen(k, r, T, first_key, operands[8])
     dv, dk = weights.mT @ d_by_head, d_scores.mT @ by_content
     d_content = d_scores @ k.transpose(1, 2)
     # All streams in one product.
@@ -279,16 +282,15 @@ def _gradients_of(
     return d_content, d_position, dk, dv, dr, d_bias
 
 
-def _seen(
+def _cleared_unseen(
     k: Tensor, r: Tensor, T: int, first_key: Tensor | None, attn_len: int
 ) -> tuple[Tensor, Tensor]:
     """Clear the keys and positions that no query reaches, which may hold anything."""
     S = len(r)
-    place = torch.arange(S, device=r.device)
-    if attn_len < S:
-        r = r.where((place >= S - attn_len)[:, None, None], 0)
-    if first_key is None and S - T + 1 - attn_len <= 0:
+    if first_key is None and attn_len == S:
         return k, r
+    place = torch.arange(S, device=r.device)
+    r = r.where((place >= S - attn_len)[:, None, None], 0)
     first = place[S - T :] + 1 - attn_len
     first = (first if first_key is None else first_key.maximum(first)).amin(-1, keepdim=True)
     return k.where((place >= first)[..., None, None], 0), r

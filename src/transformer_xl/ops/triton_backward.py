@@ -33,8 +33,7 @@ tl: Any = import_module("triton.language")
 @no_type_check
 def store_tile(base, queries, row, columns, is_there, tile):
     """Store a tile of a matrix that has a row for each query."""
-    # Offsets within a large batch are in the base.
-    place = base + queries[:, None] * row + columns
+    place = base + queries.to(tl.int64)[:, None] * row + columns
     tl.store(place, tile.to(base.dtype.element_ty), mask=is_there)
 
 

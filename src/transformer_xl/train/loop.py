@@ -189,7 +189,7 @@ def _opening(
     return (
         f"{n_parameters:,} parameters on "
         f"{device.type if size == 1 else f'{size} x {device.type}'} in {precision}, "
-        f"{'compiled' if config.train.compile else attention} attention; "
+        f"{attention} attention{', compiled' if config.train.compile else ''}; "
         f"{corpus.n_tokens('train'):,} tokens to train on"
     )
 

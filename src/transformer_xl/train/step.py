@@ -27,7 +27,7 @@ from transformer_xl.train.state import TrainState
 
 # Without mixed orders of reduction, whose partial sums are added up by 48 slow kernels of a
 # 12-layer model, one for each weight and bias of a layer normalization.
-_CAPTURED: dict[str, Any] = {"triton.cudagraphs": True, "triton.mix_order_reduction": False}
+CAPTURED: dict[str, Any] = {"triton.cudagraphs": True, "triton.mix_order_reduction": False}
 
 
 class Network:
@@ -58,7 +58,7 @@ class Network:
         elif settings.compile:
             # With static shapes, a resumed run compiles the same code and gives the same bits. Only
             # full memories are passed to it, so there is one shape.
-            options = _CAPTURED if self._is_captured else None
+            options = CAPTURED if self._is_captured else None
             self._module = torch.compile(model, dynamic=False, options=options)
         if world.size > 1 and not isinstance(model, FSDPModule):
             self._module = DistributedDataParallel(self._module, gradient_as_bucket_view=True)

@@ -208,7 +208,7 @@ def circumstances(config: Config, device: torch.device) -> dict[str, Any]:
         "device": machine["gpu" if device.type == "cuda" else "processor"],
         "threads": machine["threads"],
         "torch": torch.__version__,
-        "attention": "compiled" if config.train.compile else attention,
+        "attention": attention + (", compiled" if config.train.compile else ""),
         "n_layer": config.model.n_layer,
         "d_model": config.model.d_model,
         "vocab_size": config.model.vocab_size,

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from transformer_xl.apps.estimate.plan import Plan, count_weights, muon_weights, optimizer_numbers
 from transformer_xl.config import ModelConfig
 from transformer_xl.model.limits import FLOAT, layer_matrices, state_bytes, table_numbers
+from transformer_xl.ops import triton
 from transformer_xl.ops.nll import chunk_rows
 from transformer_xl.ops.skew import GROUP_BYTES, QUERY_BLOCK
 
@@ -146,6 +147,9 @@ def layer_activations(plan: Plan) -> int:
         total += past * D * c
     if config.qk_norm:
         total += (2 * tokens + past) * width * FLOAT
+    if _has_kernels(plan):
+        # Queries with each of the two biases, and keys by heads.
+        total += c * width * (2 * tokens + past)
     if config.gate == "gru":
         total += 2 * tokens * D * ((4 + (c < FLOAT)) * c + 2 * FLOAT)
     if config.attn_type in (2, 3):
@@ -220,8 +224,8 @@ def layer_temporary(plan: Plan) -> int:
 
     Feed-forward: gradients of the units before and after their activation, and three of the
     states. Attention: gradients of queries, keys and values, the keys and values of a block, and
-    three score matrices of a group of heads, after the activations of the feed-forward block were
-    freed.
+    three score matrices (of a group of heads; on a GPU whole ones), after the activations of the
+    feed-forward block were freed.
     """
     config, c = plan.config.model, plan.operand
     D, width = config.d_model, config.n_head * config.head_width
@@ -299,8 +303,18 @@ def _position_keys(plan: Plan) -> int:
 def _score_bytes(plan: Plan) -> int:
     """Count the bytes of the attention scores that are computed at once."""
     n_head = plan.config.model.n_head
+    if _has_kernels(plan):
+        width = -(-(plan.M + plan.T) // 16) * 16
+        return plan.operand * plan.B * n_head * plan.T * width
     head = plan.operand * plan.B * min(plan.T, QUERY_BLOCK) * (plan.M + plan.T + 1)
     return n_head * head if plan.device == "cuda" else max(head, min(n_head * head, GROUP_BYTES))
+
+
+def _has_kernels(plan: Plan) -> bool:
+    """Whether the fused kernels of a GPU compute relative attention."""
+    config = plan.config.model
+    is_relative = config.attn_type not in (2, 3)
+    return plan.device == "cuda" and is_relative and config.head_width <= triton.WIDEST
 
 
 def _layers_bytes(plan: Plan) -> int:
