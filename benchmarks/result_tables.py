@@ -187,7 +187,7 @@ def _steps_gpu() -> Iterator[str]:
         for case in _result(name, H200)["rows"]:
             seconds = case["seconds"]["ours"]
             yield row(
-                f"a token, {case['batch']} streams at a time, M = {case['mem_len']:,}",
+                f"a token of each stream, B = {case['batch']}, M = {case['mem_len']:,}",
                 f"{1e3 * seconds:.2f} ms",
                 f"{case['tokens_per_second']['ours']:,.0f}",
                 f"{seconds / case['reading_seconds']:.2f} x reading",
