@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip("needs a CUDA device")
     if item.get_closest_marker("compile") and not _can_compile():
         pytest.skip("torch.compile needs a C++ compiler (CXX, or g++) and the headers of Python")
+
+
+@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
+def kernel_device(request: pytest.FixtureRequest) -> Any:
+    """The device of the Triton kernels: a GPU, or the CPU in Triton's interpreter."""
+    import torch
+
+    if find_spec("triton") is None:
+        pytest.skip("needs Triton: pip install triton, in the version that belongs to the PyTorch")
+    from triton import knobs
+
+    if knobs.runtime.interpret == (request.param == "cuda"):
+        pytest.skip("runs in Triton's interpreter with TRITON_INTERPRET=1, on a GPU without it")
+    return torch.device("cpu" if request.param == "interpreter" else "cuda")
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -11,15 +10,9 @@ from transformer_xl.model import TransformerXL
 from transformer_xl.ops import use_backend
 
 
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    if find_spec("triton") is None:
-        pytest.skip("needs Triton: pip install triton, in the version that belongs to the PyTorch")
-    from triton import knobs
-
-    if knobs.runtime.interpret == (request.param == "cuda"):
-        pytest.skip("runs in Triton's interpreter with TRITON_INTERPRET=1, on a GPU without it")
-    return torch.device("cpu" if request.param == "interpreter" else "cuda")
+@pytest.fixture
+def device(kernel_device):
+    return kernel_device
 
 
 def losses_and_gradients(model, backend, tokens):

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from importlib.util import find_spec
 from inspect import unwrap
 
 import pytest
@@ -14,15 +13,9 @@ from transformer_xl.ops import triton as kernels
 NAMES = ("output", "q", "k", "v", "r", "content_bias", "position_bias", "distance_bias")
 
 
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    if find_spec("triton") is None:
-        pytest.skip("needs Triton: pip install triton, in the version that belongs to the PyTorch")
-    from triton import knobs
-
-    if knobs.runtime.interpret == (request.param == "cuda"):
-        pytest.skip("runs in Triton's interpreter with TRITON_INTERPRET=1, on a GPU without it")
-    return torch.device("cpu" if request.param == "interpreter" else "cuda")
+@pytest.fixture
+def device(kernel_device):
+    return kernel_device
 
 
 def divide(monkeypatch, queries, keys):

@@ -1,7 +1,5 @@
 """The kernels as operators of PyTorch: compilers, layouts and addresses make no difference."""
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -10,15 +8,9 @@ from transformer_xl.ops import rel_attention, use_backend
 from transformer_xl.ops import triton as kernels
 
 
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    if find_spec("triton") is None:
-        pytest.skip("needs Triton: pip install triton, in the version that belongs to the PyTorch")
-    from triton import knobs
-
-    if knobs.runtime.interpret == (request.param == "cuda"):
-        pytest.skip("runs in Triton's interpreter with TRITON_INTERPRET=1, on a GPU without it")
-    return torch.device("cpu" if request.param == "interpreter" else "cuda")
+@pytest.fixture
+def device(kernel_device):
+    return kernel_device
 
 
 def operands(device, B=2, T=5, M=6, H=2, K=8):

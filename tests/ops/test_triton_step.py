@@ -1,7 +1,5 @@
 """A step attends to its ring as the reference attends to the same tokens in order."""
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 
@@ -9,15 +7,9 @@ from transformer_xl.ops import reference
 from transformer_xl.ops import triton as kernels
 
 
-@pytest.fixture(params=["interpreter", pytest.param("cuda", marks=pytest.mark.gpu)])
-def device(request):
-    if find_spec("triton") is None:
-        pytest.skip("needs Triton: pip install triton, in the version that belongs to the PyTorch")
-    from triton import knobs
-
-    if knobs.runtime.interpret == (request.param == "cuda"):
-        pytest.skip("runs in Triton's interpreter with TRITON_INTERPRET=1, on a GPU without it")
-    return torch.device("cpu" if request.param == "interpreter" else "cuda")
+@pytest.fixture
+def device(kernel_device):
+    return kernel_device
 
 
 @pytest.mark.parametrize("shared_from", [1, 9])

@@ -98,8 +98,8 @@ def rel_attention(
         ValueError: The kernels do not support the dtype, head width or device.
     """
     k, v, r = (_dense_rows(x) for x in (k, v, r))
-    # In the layouts of the products in the backward pass. What comes from memory as it is stays in
-    # shared memory; sums that the kernel made were in registers, which ptxas 12.8 mixes up.
+    # Added here: a kernel keeps what it loads in shared memory, but sums it makes in registers,
+    # which ptxas 12.8 overwrote. By heads, as the products of the backward pass read them.
     by_content = (q + content_bias.to(q.dtype)).transpose(1, 2).contiguous()
     by_position = (q + position_bias.to(q.dtype)).permute(2, 0, 1, 3).contiguous()
     if torch.is_grad_enabled():
