@@ -26,7 +26,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,8 @@ from transformer_xl.train.metrics import read_metrics
 FILE_EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir")
 LONGEST_SECONDS = 120
 """How long the others may take to end when one process was killed."""
+HANG_MINUTES = 0.5
+"""How long a process waits for one that was killed before the two had met."""
 _HUNG = 124
 
 SMALL = Config(
@@ -64,8 +66,6 @@ SMALL = Config(
         eval_every=3,
         save_every=2,
         precision="float32",
-        # When one of two is killed before they have met, the other one waits so long.
-        hang_minutes=0.5,
     ),
 )
 
@@ -259,6 +259,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     config = load_recipe(arguments.recipe) if arguments.recipe else SMALL
+    config = replace(config, train=replace(config.train, hang_minutes=HANG_MINUTES))
     metrics.find_spec = lambda name: None  # pyright: ignore[reportAttributeAccessIssue]
     loop.finish = lambda *about: {}
     prepare(config.data)

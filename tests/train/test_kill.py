@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +24,46 @@ OPTIONS = {
     "reset_memory": 0.3,
     "temporal_activation_reg": 1.0,
 }
+
+LOST = """
+import os, signal, sys
+import torch
+import torch.distributed as dist
+from transformer_xl.config.distributed import Stalled, joined
+
+if os.environ["RANK"] == "1":
+    setattr(dist, sys.argv[1], lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL))
+try:
+    with joined(torch.device("cpu"), minutes=0.05):
+        pass
+except Stalled as error:
+    sys.exit(str(error))
+"""
+
+
+@pytest.mark.parametrize("where", ["init_process_group", "new_group"])
+def test_a_process_lost_while_groups_connect_ends_the_others(where):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    about = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    first, lost = (
+        subprocess.Popen(
+            [sys.executable, "-c", LOST, where],
+            env={**os.environ, **about, "RANK": rank},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in "01"
+    )
+    try:
+        _, said = first.communicate(timeout=300)
+    finally:
+        first.kill()
+        lost.communicate()
+    assert lost.returncode == -signal.SIGKILL
+    assert first.returncode == 1
+    assert "process 0 of 2 lost another one" in said
 
 
 @pytest.mark.slow

@@ -27,6 +27,8 @@ _T = TypeVar("_T")
 
 LONGEST_WORK = timedelta(days=7)
 """Timeout for work that only the first process does."""
+LONGEST_CONNECTING = timedelta(seconds=20)
+"""Timeout for connections between processes that are all there."""
 
 _times = count()
 _met: list[tuple[Store, int]] = []
@@ -180,14 +182,27 @@ def joined(device: torch.device, minutes: float) -> Iterator[World]:
         is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         restarts = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") if is_shared else "-"
         store = PrefixStore(f"joined {restarts} {size} {next(_times)}", store)
-        dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=size)
+        store.set(f"arrived {rank}", "")
+        store.wait([f"arrived {other}" for other in range(size)], timeout)
+        # A process can still be lost while the groups connect. Gloo tries for five times the
+        # timeout that a group is created with, so the longer ones are set afterwards.
+        connecting = min(timeout, LONGEST_CONNECTING)
+        dist.init_process_group(
+            backend, timeout=connecting, store=store, rank=rank, world_size=size
+        )
         world = World(
             rank=rank,
             size=size,
             mesh=init_device_mesh(device.type, (size,)),
-            background=dist.new_group(backend="gloo", timeout=LONGEST_WORK),
-            _patient=dist.new_group(backend="gloo", timeout=LONGEST_WORK),
+            background=dist.new_group(backend="gloo", timeout=connecting),
+            _patient=dist.new_group(backend="gloo", timeout=connecting),
         )
+        for group, longest in (
+            (dist.group.WORLD, timeout),
+            (world.background, LONGEST_WORK),
+            (world._patient, LONGEST_WORK),
+        ):
+            group.set_timeout(longest)  # pyright: ignore[reportOptionalMemberAccess]
     try:
         with _named():
             yield world
