@@ -45,7 +45,7 @@ CORPORA = {
 }
 """By name: a recipe with the text and its vocabulary, and a title."""
 DEFAULTS = {field.name: field.default for field in fields(ModelConfig)}
-MODELS = ("txl", "txl-paper", "gpt", "gpt-cache", "lstm", "mamba2")
+MODELS = ("modern-xl", "txl", "txl-paper", "gpt", "gpt-cache", "lstm", "mamba2")
 
 
 def larger(config: Config) -> Config:

@@ -14,6 +14,7 @@ OPTIONS = {
     "activation": "relu",
     "qk_norm": False,
     "value_residual": False,
+    "input_recurrence": False,
     "layer_attn_lens": (),
     "enhanced_recurrence": False,
     "qkv_dropout": 0.0,
@@ -33,6 +34,14 @@ OPTIONS = {
         ({"input_dropout": -0.1}, "input_dropout=-0.1 must be at least 0"),
         ({"ff_dropout": 1.5}, "ff_dropout=1.5 must be at least 0 and below 1"),
         ({"output_dropout": 1.0}, "output_dropout=1.0 must be"),
+        (
+            {"input_recurrence": True, "enhanced_recurrence": True},
+            "input_recurrence=True with enhanced_recurrence=True: .*; choose one",
+        ),
+        (
+            {"input_recurrence": True, "attn_type": 2, "quirks": ("stored_positions",)},
+            "input_recurrence=True with the quirk stored_positions",
+        ),
         (
             {"enhanced_recurrence": True, "attn_type": 2},
             "enhanced_recurrence=True with attn_type=2: absolute positions .* use attn_type 0 or 1",

@@ -29,6 +29,7 @@ MODELS = {
     "gates": {"norm_first": True, "gate": "gru"},
     "enhanced recurrence": {"enhanced_recurrence": True},
     "value residuals": {"value_residual": True, "norm_first": True},
+    "input recurrence": {"input_recurrence": True, "norm_first": True},
     "gated units": {"activation": "swiglu", "qk_norm": True},
     "narrow embedding": {"d_embed": 8},
     "narrow embedding tied": {"d_embed": 8, "tie_projections": True},

@@ -50,6 +50,7 @@ VARIANTS = {
 CALLED = {
     "sinusoids of positions": {"attn_type": 2},
     "learned positions": {"attn_type": 3, "n_positions": 9},
+    "input recurrence": {"input_recurrence": True},
 }
 
 

@@ -75,7 +75,7 @@ _ATTENTION = (
     *("clamp_len", "start_memory", "norm_first", "gate", "norm", "qk_norm", "final_norm"),
     *("enhanced_recurrence", "tie_biases", "attn_dropout", "qkv_dropout", "ff_dropout"),
     *("norm_eps", "quirks", "ext_len", "value_residual", "init", "embed_init"),
-    "layer_attn_lens",
+    *("layer_attn_lens", "input_recurrence"),
 )
 
 _RECURRENT = ("state_size", "expand", "conv_width", "weight_dropout")
@@ -199,6 +199,9 @@ class ModelConfig:
     value_residual: bool = False
     """Value residuals: the values of every layer but the first are a learned mix of its own and
     those of the first layer, which keep what the token itself says (ResFormer)."""
+    input_recurrence: bool = False
+    """Add to the embedding of each token a share of the input of the token before it, learned for
+    each feature: a linear recurrence, which the memory carries across segments."""
     enhanced_recurrence: bool = False
     """Keep the output of each layer in its memory instead of its input (ERNIE-Doc)."""
     final_norm: bool = False
@@ -332,6 +335,16 @@ class ModelConfig:
         require(
             not self.value_residual or self.n_layer > 1,
             f"value_residual=True with n_layer={self.n_layer}: there is no layer behind the first",
+        )
+        require(
+            not (self.input_recurrence and self.enhanced_recurrence),
+            "input_recurrence=True with enhanced_recurrence=True: the memory of the first layer "
+            "holds its outputs, not the input that the recurrence continues; choose one",
+        )
+        require(
+            not (self.input_recurrence and "stored_positions" in self.quirks),
+            "input_recurrence=True with the quirk stored_positions: the memory of the first layer "
+            "holds inputs with positions added to them; choose one",
         )
         require(
             not (self.value_residual and self.enhanced_recurrence),

@@ -146,7 +146,7 @@ class CallingStepper(Stepper):
 
 def choose_stepper(model: LanguageModel) -> tuple[type[Any], str]:
     """Choose the stepper of a model; return it with the reason, for display."""
-    if not isinstance(model, TransformerXL) or model.config.attn_type in (2, 3):
+    if not isinstance(model, TransformerXL) or not model.has_kv_cache:
         return CallingStepper, "the model has no keys and values that could be kept"
     if model.config.layer_attn_lens:
         return CallingStepper, "the layers have attention lengths of their own"

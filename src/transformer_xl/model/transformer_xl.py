@@ -39,6 +39,14 @@ class TransformerXL(LanguageModel):
 
     $$V^n = \lambda^n_1 h^{n-1} W_v^n + \lambda^n_2 h^0 W_v^1$$
 
+    With ``input_recurrence`` the input of the first layer at position t of a text with embeddings
+    $e_t$ is, with a learned $a$ for each feature,
+
+    $$h^0_t = e_t + \tanh(a) \odot h^0_{t-1}$$
+
+    Across segments it goes on from the last position of the first layer's memory, detached. So no
+    keys and values are cached, from which that input could not be told.
+
     Rows of a batch may be padded on the right (``lengths``), contain several documents (``starts``
     for packed documents; ``mems.reset(rows)`` between segments; ``reset_at``, a token that always
     starts a document), or be vectors instead of tokens (``inputs_embeds``). With relative
@@ -79,6 +87,9 @@ class TransformerXL(LanguageModel):
             self.value_own, self.value_first = (
                 nn.Parameter(torch.empty(config.n_layer - 1)) for _ in range(2)
             )
+        self.input_decay = None
+        if config.input_recurrence:
+            self.input_decay = nn.Parameter(torch.empty(config.d_model))
         self.final_norm = make_norm(config) if config.final_norm else None
         self._projected: dict[tuple[int | None, bool], list[Tensor]] = {}
         self._probe: Tensor | None = None
@@ -135,6 +146,7 @@ class TransformerXL(LanguageModel):
         mems = mems.with_capacity(T, lengths.mem_len)
         M, first_key = mems.length, segment.first_keys(mems.length, mems.forgotten)
         x = self._embedded(segment)
+        x = self._recurrent(x, mems, first_key)
         # A prefix that is learned has weights beside it that may be learned, too.
         is_fixed = mems.has_keys and not torch.is_grad_enabled()
         positions = self._relative_positions(M + T, lengths.clamp_len, is_fixed=is_fixed)
@@ -163,6 +175,37 @@ class TransformerXL(LanguageModel):
         if positioned:
             mems = Memory(positioned, mems.forgotten)
         return x, segment.remembered(mems, present, first_key, lengths.mem_len, kept)
+
+    def _recurrent(
+        self, x: Float[Tensor, "B T D"], mems: Memory, first_key: Tensor | None
+    ) -> Float[Tensor, "B T D"]:
+        """Return embeddings to which the recurrence of the inputs was applied, if there is one.
+
+        It is computed in log2(T) parallel steps (Hillis and Steele, 1986), each of which doubles
+        the number of tokens that have been added up.
+        """
+        if self.input_decay is None:
+            return x
+        M, T = mems.length, x.shape[1]
+        # How many positions of its document are before each token.
+        reach = None
+        if first_key is not None:
+            first = first_key[:, None] if first_key.ndim == 1 else first_key
+            reach = torch.arange(M, M + T, device=x.device) - first
+        factor = self.input_decay.tanh().to(x.dtype)
+        if M:
+            before = mems.states[0][:, -1:].to(x.dtype) * factor
+            if reach is not None:
+                before = before.masked_fill((reach[:, :1] < 1)[..., None], 0)
+            x = torch.cat([x[:, :1] + before, x[:, 1:]], 1)
+        n = 1
+        while n < T:
+            added = x[:, :-n] * factor
+            if reach is not None:
+                added = added.masked_fill((reach[:, n:] < n)[..., None], 0)
+            x = torch.cat([x[:, :n], x[:, n:] + added], 1)
+            factor, n = factor * factor, 2 * n
+        return x
 
     def _seen(
         self, n: int, past: Past, at: Positions | None, attn_len: int | None, first_key: Any
@@ -195,10 +238,10 @@ class TransformerXL(LanguageModel):
         """Convert a memory of hidden states to keys and values, for fixed weights.
 
         Results are the same, but the memory is not projected again for each segment. A memory of
-        keys and values is returned unchanged, and so is any memory with absolute positions
-        (``attn_type`` 2 and 3), whose keys change with each segment.
+        keys and values is returned unchanged, and so is any memory of a model without a KV cache
+        (:attr:`has_kv_cache`).
         """
-        if memory.has_keys or self._is_absolute:
+        if memory.has_keys or not self.has_kv_cache:
             return memory
         if self.value_own is not None and self.value_own.is_meta:
             # Offloaded by accelerate, and loaded during a forward pass only.
@@ -248,8 +291,7 @@ class TransformerXL(LanguageModel):
         if not isinstance(store, KeysAndValues):
             return super().is_own(mems)
         heads = [(self.config.n_head, self.config.head_width)] * self.config.n_layer
-        # With absolute positions, keys change with each segment and cannot be cached.
-        return not self._is_absolute and all(
+        return self.has_kv_cache and all(
             [(x.shape[0], x.shape[3]) for x in tensors] == heads
             for tensors in (store.keys, store.values)
         )
@@ -262,6 +304,15 @@ class TransformerXL(LanguageModel):
         other states than those that the segment attends to.
         """
         return self._is_absolute or self.config.enhanced_recurrence
+
+    @property
+    def has_kv_cache(self) -> bool:
+        """Whether keys and values can be cached in place of hidden states.
+
+        With absolute positions (``attn_type`` 2 and 3) they change with each segment, and with
+        ``input_recurrence`` the next segment needs the last input of the first layer.
+        """
+        return not self._is_absolute and self.input_decay is None
 
     @property
     def _is_absolute(self) -> bool:

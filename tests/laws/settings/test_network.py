@@ -58,6 +58,7 @@ MODEL = {
     "norm": ({}, "rms"),
     "qk_norm": ({}, True),
     "value_residual": ({}, True),
+    "input_recurrence": ({}, True),
     "enhanced_recurrence": ({}, True),
     "final_norm": ({}, True),
     "tie_biases": ({}, False),

@@ -157,13 +157,12 @@ def make_step(
         raise ValueError(f"n_tokens={n_tokens} must be at least 1")
     if model.dtype != torch.float32:
         raise ValueError(f"weights in {model.dtype} are for reading here: export those in float32")
-    is_absolute = config.attn_type in (2, 3)
-    if config.start_memory == "zeros" and config.norm_first and not is_absolute:
+    if config.start_memory == "zeros" and config.norm_first and model.has_kv_cache:
         raise ValueError(
             "start_memory='zeros' with norm_first=True: the keys of zeros are not zeros, and a "
             "step begins with zeros"
         )
-    return (StateStep if is_absolute else KeptStep)(model, mem_len, n_tokens)
+    return (KeptStep if model.has_kv_cache else StateStep)(model, mem_len, n_tokens)
 
 
 class _InputKeysAndValues(KeysAndValues):

@@ -260,7 +260,8 @@ def own_cache(cache: Any, model: LanguageModel) -> TransformerXLCache | None:
             f"a prefix of {len(keys)} layers of shape {tuple(keys[0].shape)} (heads, texts, "
             f"tokens, width) does not fit the model: PrefixTuningConfig(num_layers="
             f"{config.n_layer}, num_attention_heads={config.n_head}, token_dim={width}), and "
-            "relative positions (attn_type 0 or 1); or use LoRA or prompt tuning"
+            "relative positions (attn_type 0 or 1) without input_recurrence; or use LoRA or prompt "
+            "tuning"
         )
     if mems.length > config.mem_len:
         raise ValueError(
