@@ -15,6 +15,7 @@ OPTIONS = {
     "qk_norm": False,
     "value_residual": False,
     "input_recurrence": False,
+    "embedding_residual": False,
     "layer_attn_lens": (),
     "enhanced_recurrence": False,
     "qkv_dropout": 0.0,
@@ -34,6 +35,7 @@ OPTIONS = {
         ({"input_dropout": -0.1}, "input_dropout=-0.1 must be at least 0"),
         ({"ff_dropout": 1.5}, "ff_dropout=1.5 must be at least 0 and below 1"),
         ({"output_dropout": 1.0}, "output_dropout=1.0 must be"),
+        ({"embedding_residual": True, "n_layer": 1}, "embedding_residual=True with n_layer=1"),
         (
             {"input_recurrence": True, "enhanced_recurrence": True},
             "input_recurrence=True with enhanced_recurrence=True: .*; choose one",

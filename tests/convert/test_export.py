@@ -90,6 +90,7 @@ def test_a_model_converted_there_and_back_is_the_same_bit_for_bit(
         ({"gate": "gru", "norm_first": True}, "gate='gru': .* that of gate='none'"),
         ({"qk_norm": True}, "qk_norm=True: .* that of qk_norm=False"),
         ({"value_residual": True}, "value_residual=True: the authors' PyTorch code"),
+        ({"embedding_residual": True}, "embedding_residual=True: the authors' PyTorch code"),
         ({"input_recurrence": True}, "input_recurrence=True: the authors' PyTorch code"),
         ({"layer_attn_lens": (3, 5, 7)}, r"layer_attn_lens=\(3, 5, 7\): the authors' PyTorch code"),
         ({"enhanced_recurrence": True}, "enhanced_recurrence=True: the authors' PyTorch code"),

@@ -16,6 +16,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "the paper's": {},
     "dropout": {"dropout": 0.3, "attn_dropout": 0.2},
     "value residuals": {"value_residual": True},
+    "embedding residuals": {"embedding_residual": True},
     "input recurrence": {"input_recurrence": True},
     "GPT": {"kind": "gpt"},
 }

@@ -32,6 +32,7 @@ VARIANTS = {
     "memory lengths by layer": {"layer_attn_lens": (3, 6)},
     "narrow embeddings": {"d_embed": 5, "tie_embeddings": False},
     "value residuals": {"norm_first": True, "value_residual": True},
+    "embedding residuals": {"embedding_residual": True},
     "input recurrence": {"input_recurrence": True, "tie_embeddings": False},
     "gpt with a cache": {"kind": "gpt"},
     "gpt with limited attention": {"kind": "gpt", "attn_len": 4, "qk_norm": True, "norm": "rms"},

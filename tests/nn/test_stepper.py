@@ -42,6 +42,7 @@ VARIANTS = {
     "no memory": {"mem_len": 0},
     "learned distances": {"attn_type": 1, "n_positions": 9},
     "value residuals": {"norm_first": True, "value_residual": True},
+    "embedding residuals": {"embedding_residual": True},
     "clusters": {"cutoffs": (5, 11), "div_val": 2},
 }
 

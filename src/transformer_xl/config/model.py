@@ -75,7 +75,7 @@ _ATTENTION = (
     *("clamp_len", "start_memory", "norm_first", "gate", "norm", "qk_norm", "final_norm"),
     *("enhanced_recurrence", "tie_biases", "attn_dropout", "qkv_dropout", "ff_dropout"),
     *("norm_eps", "quirks", "ext_len", "value_residual", "init", "embed_init"),
-    *("layer_attn_lens", "input_recurrence"),
+    *("layer_attn_lens", "input_recurrence", "embedding_residual"),
 )
 
 _RECURRENT = ("state_size", "expand", "conv_width", "weight_dropout")
@@ -199,6 +199,9 @@ class ModelConfig:
     value_residual: bool = False
     """Value residuals: the values of every layer but the first are a learned mix of its own and
     those of the first layer, which keep what the token itself says (ResFormer)."""
+    embedding_residual: bool = False
+    """Embedding residuals: the input of every layer but the first is a learned mix of the output
+    of the layer before it and the normalized input of the first layer."""
     input_recurrence: bool = False
     """Add to the embedding of each token a share of the input of the token before it, learned for
     each feature: a linear recurrence, which the memory carries across segments."""
@@ -332,10 +335,11 @@ class ModelConfig:
             f"enhanced_recurrence=True with attn_type={self.attn_type}: absolute positions would "
             "be added to states that hold older ones; use attn_type 0 or 1",
         )
-        require(
-            not self.value_residual or self.n_layer > 1,
-            f"value_residual=True with n_layer={self.n_layer}: there is no layer behind the first",
-        )
+        for name in ("value_residual", "embedding_residual"):
+            require(
+                not getattr(self, name) or self.n_layer > 1,
+                f"{name}=True with n_layer={self.n_layer}: there is no layer behind the first",
+            )
         require(
             not (self.input_recurrence and self.enhanced_recurrence),
             "input_recurrence=True with enhanced_recurrence=True: the memory of the first layer "

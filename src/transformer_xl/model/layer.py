@@ -399,8 +399,10 @@ def draw_weights(parameters: Iterable[tuple[str, Tensor]], config: ModelConfig) 
         (("_proj.weight", "inner.weight", "outer.weight"), 0.0, std, limit),
         (("softmax.weight", "cluster_weight"), 0.0, std, limit),
         (("embedding.weight",), 0.0, std, of_words),
-        (("content_bias", "position_bias", "input_decay"), 0.0, std, limit),
+        (("content_bias", "position_bias"), 0.0, std, limit),
+        (("embedding_first", "input_decay"), 0.0, std, limit),
         (("value_own", "value_first"), 0.5, 0.0, None),
+        (("embedding_own",), 1.0, 0.0, None),
         (("distance_embedding", "position_embedding"), 0.0, std, limit),
     )
     for name, parameter in parameters:

@@ -171,6 +171,7 @@ def reason_against_native(model: TransformerXL, dtype: torch.dtype) -> str | Non
         (bool(config.layer_attn_lens), "layer_attn_lens"),
         (config.gate != "none", f"gate={config.gate!r}"),
         (config.enhanced_recurrence, "enhanced_recurrence=True"),
+        (config.embedding_residual, "embedding_residual=True"),
         ("raw_queries" in config.quirks, "the quirk raw_queries"),
     ):
         if is_set:
@@ -397,9 +398,10 @@ class RingStepper(Stepper):
 
     def _through(self, x: Float[Tensor, "B 1 D"], view: _View) -> Float[Tensor, "B 1 D"]:
         """Compute the layers for embedded tokens; write their keys and values into the ring."""
-        for n, mix in enumerate(self._model.value_mixes()):
+        mixes = zip(self._model.value_mixes(), self._model.input_mixes(x), strict=True)
+        for n, (mix, mix_input) in enumerate(mixes):
             attend = partial(self._attended, n, view)
-            x, of_output = self._model.layers[n](x, _alone, attend, mix=mix)
+            x, of_output = self._model.layers[n](mix_input(x), _alone, attend, mix=mix)
             if of_output is not None:
                 self._write(n, view.newest, of_output)
         norm = self._model.final_norm

@@ -1,10 +1,11 @@
 """Transformer-XL: embedding, layers with memory, softmax."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Integer
 from torch import Tensor, nn
 
@@ -38,6 +39,11 @@ class TransformerXL(LanguageModel):
     values of layer n > 1 are, with learned $\lambda$, for memory and segment alike
 
     $$V^n = \lambda^n_1 h^{n-1} W_v^n + \lambda^n_2 h^0 W_v^1$$
+
+    With ``embedding_residual`` the input of layer n > 1 is, with learned $\mu$ and the output
+    $\hat h^{n-1}$ of the layer before it,
+
+    $$h^{n-1} = \mu^n_1 \hat h^{n-1} + \mu^n_2 \mathrm{RMSNorm}(h^0)$$
 
     With ``input_recurrence`` the input of the first layer at position t of a text with embeddings
     $e_t$ is, with a learned $a$ for each feature,
@@ -85,6 +91,12 @@ class TransformerXL(LanguageModel):
         if config.value_residual:
             # Factors of a layer's own values, and of the first layer's, for all layers behind it.
             self.value_own, self.value_first = (
+                nn.Parameter(torch.empty(config.n_layer - 1)) for _ in range(2)
+            )
+        self.embedding_own = self.embedding_first = None
+        if config.embedding_residual:
+            # Factors of the output of the layer before, and of the embedding.
+            self.embedding_own, self.embedding_first = (
                 nn.Parameter(torch.empty(config.n_layer - 1)) for _ in range(2)
             )
         self.input_decay = None
@@ -151,7 +163,9 @@ class TransformerXL(LanguageModel):
         is_fixed = mems.has_keys and not torch.is_grad_enabled()
         positions = self._relative_positions(M + T, lengths.clamp_len, is_fixed=is_fixed)
         present, positioned = [], []
-        for n, (layer, mix) in enumerate(zip(self.layers, self.value_mixes(), strict=True)):
+        mixes = self.value_mixes(), self.input_mixes(x)
+        for n, (layer, mix, mix_input) in enumerate(zip(self.layers, *mixes, strict=True)):
+            x = mix_input(x)
             past, unpositioned = mems.store.past(n), x
             if self._is_absolute:
                 past, x = self._positioned(n, past, x, segment.short, lengths.clamp_len)
@@ -273,6 +287,20 @@ class TransformerXL(LanguageModel):
             return v * own[n].to(v.dtype) + first[0] * others[n].to(v.dtype)
 
         return [remember, *(partial(mix, n) for n in range(len(own)))]
+
+    def input_mixes(
+        self, x: Float[Tensor, "B T D"]
+    ) -> Sequence[Callable[[Float[Tensor, "B T D"]], Float[Tensor, "B T D"]]]:
+        """Return, for one pass of ``x`` through the layers, what is done to the input of each."""
+        own, others = self.embedding_own, self.embedding_first
+        if own is None or others is None:
+            return [_unchanged] * self.config.n_layer
+        first = F.rms_norm(x, (x.shape[-1],), eps=self.config.norm_eps)
+
+        def mix(n: int, h: Tensor) -> Tensor:
+            return h * own[n].to(h.dtype) + first * others[n].to(h.dtype)
+
+        return [_unchanged, *(partial(mix, n) for n in range(len(own)))]
 
     def value_factors(self) -> Sequence[tuple[float, float]]:
         """Return the factors of the own values of each layer, and of those of the first one."""
@@ -441,3 +469,7 @@ class TransformerXL(LanguageModel):
         precision = torch.float64 if is_exact else torch.float32
         d_model = self.config.d_model
         return relative_positions(S, d_model, clamp_len, self.dtype, self.device, precision)
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x

@@ -59,6 +59,7 @@ MODEL = {
     "qk_norm": ({}, True),
     "value_residual": ({}, True),
     "input_recurrence": ({}, True),
+    "embedding_residual": ({}, True),
     "enhanced_recurrence": ({}, True),
     "final_norm": ({}, True),
     "tie_biases": ({}, False),

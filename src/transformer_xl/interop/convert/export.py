@@ -20,7 +20,7 @@ _THEIR_NORM_EPS = 1e-5
 # Settings that only this package has: of the network, and of its training.
 _NETWORK = (
     "kind", "norm", "activation", "gate", "qk_norm", "enhanced_recurrence", "value_residual",
-    "layer_attn_lens", "input_recurrence",
+    "layer_attn_lens", "input_recurrence", "embedding_residual",
 )  # fmt: skip
 _TRAINING = (
     "qkv_dropout", "embed_dropout", "input_dropout", "ff_dropout", "output_dropout",
