@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model import TransformerXL
+from transformer_xl.model import Memory, TransformerXL
+from transformer_xl.model.memory import join
 
 CONFIG = ModelConfig(
     vocab_size=31,
@@ -99,10 +100,28 @@ def test_the_share_is_learned_and_no_gradient_passes_the_memory(model):
     assert model.input_decay.grad.abs().min() > 0
 
 
-def test_there_is_no_kv_cache(model):
-    mems = model.start_memory(2)
-    assert not model.has_kv_cache
-    assert model.keep(mems) is mems
+@torch.no_grad()
+def test_keys_and_values_are_cached_with_the_inputs(model):
+    tokens = torch.randint(31, (2, 14))
+    first, mems = inputs_of(model, tokens[:, :9])
+    kept = model.keep(mems)
+    inputs = kept.state_dict()["inputs"]
+    assert torch.equal(inputs[0, 0], first[:, 3:])
+    again = Memory.from_state_dict(kept.state_dict())
+    for memory in (kept, again, kept.select([0, 1]), kept.clone(), join([kept])):
+        found, _ = inputs_of(model, tokens[:, 9:], memory)
+        torch.testing.assert_close(found, one_by_one(model, tokens[:, 9:], first[:, -1]))
     plain = TransformerXL(replace(CONFIG, input_recurrence=False)).double().eval()
     with pytest.raises(ValueError, match="memory"):
-        model(torch.randint(31, (2, 3)), plain.keep(mems))
+        model(tokens, plain.keep(mems))
+    with pytest.raises(ValueError, match="memory"):
+        plain(tokens, kept)
+
+
+@torch.no_grad()
+def test_inputs_that_do_not_fit_the_keys_are_refused(model):
+    state = model.keep(model(torch.randint(31, (2, 9))).mems).state_dict()
+    with pytest.raises(
+        ValueError, match="inputs of shape .* the streams and positions of the keys"
+    ):
+        Memory.from_state_dict({**state, "inputs": state["inputs"][:, :, :, 1:]})

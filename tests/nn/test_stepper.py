@@ -43,6 +43,9 @@ VARIANTS = {
     "learned distances": {"attn_type": 1, "n_positions": 9},
     "value residuals": {"norm_first": True, "value_residual": True},
     "embedding residuals": {"embedding_residual": True},
+    "input recurrence": {"input_recurrence": True, "mem_len": 5},
+    "input recurrence, no memory": {"input_recurrence": True, "mem_len": 0},
+    "input recurrence, limited attention": {"input_recurrence": True, "attn_len": 1},
     "clusters": {"cutoffs": (5, 11), "div_val": 2},
 }
 
@@ -51,7 +54,6 @@ VARIANTS = {
 CALLED = {
     "sinusoids of positions": {"attn_type": 2},
     "learned positions": {"attn_type": 3, "n_positions": 9},
-    "input recurrence": {"input_recurrence": True},
 }
 
 

@@ -58,6 +58,13 @@ class HiddenStates:
         """Return the memory of one layer, as the layer takes it."""
         return self.states[layer]
 
+    def last_input(self) -> Float[Tensor, "B 1 D"]:
+        """Return the last input of the first layer, of a memory that is not empty."""
+        return self.states[0][:, -1:]
+
+    def append_input(self, x: Float[Tensor, "B T D"]) -> None:
+        """Append the inputs of the first layer: they are what it returns for the memory."""
+
     def extended(self, present: Sequence[Any], kept: int, cut: int) -> "HiddenStates":
         """Append the first ``kept`` positions of a segment; drop the ``cut`` oldest ones."""
         M, new = self.length, [x.detach()[:, :kept] for x in present]
@@ -88,6 +95,7 @@ class KeysAndValues:
     Attributes:
         keys: For each layer, (H, B, capacity, K).
         values: For each layer, (H, B, capacity, K).
+        inputs: With ``input_recurrence``, the inputs of the first layer alone, (1, B, capacity, D).
         adapters: What :func:`~transformer_xl.model.wrapping.adapters` returned for the model that
             projected them. None: unknown, as after loading; set by the first model that uses them.
         is_prefix: Whether they are parameters themselves (prefix tuning), to which gradients flow;
@@ -96,15 +104,16 @@ class KeysAndValues:
         stop: Index behind the newest one.
     """
 
-    names = ("keys", "values")
-
     def __init__(
         self,
         keys: Sequence[Float[Tensor, "H B capacity K"]],
         values: Sequence[Float[Tensor, "H B capacity K"]],
+        inputs: Sequence[Float[Tensor, "1 B capacity D"]] = (),
+        *,
         adapters: tuple[Any, ...] | None = None,
     ) -> None:
-        self.keys, self.values, self.adapters = list(keys), list(values), adapters
+        self.keys, self.values, self.inputs = list(keys), list(values), list(inputs)
+        self.adapters = adapters
         self.start, self.stop = 0, self.keys[0].shape[2]
         # Where the free part begins, shared by all stores of these buffers. Whoever pops it may
         # write there. torch.compile cannot trace a lock. A symbol in a traced program is no key.
@@ -116,10 +125,19 @@ class KeysAndValues:
         """Number of positions."""
         return self.stop - self.start
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of what is cached."""
+        return ("keys", "values", "inputs") if self.inputs else ("keys", "values")
+
+    @property
+    def _buffers(self) -> tuple[list[Tensor], ...]:
+        return tuple(getattr(self, name) for name in self.names)
+
     def tensors(self) -> tuple[Sequence[Tensor], ...]:
         """Return, for each name, one tensor per layer, (H, B, M, K)."""
         cached = slice(self.start, self.stop)
-        return [x[:, :, cached] for x in self.keys], [x[:, :, cached] for x in self.values]
+        return tuple([x[:, :, cached] for x in layers] for layers in self._buffers)
 
     def require(self, adapters: tuple[Any, ...]) -> None:
         """Require the adapters with which the keys and values were projected.
@@ -149,7 +167,7 @@ class KeysAndValues:
             joined._is_joined = True
             return joined
         has_capacity = self.stop + T <= self.keys[0].shape[2]
-        is_sealed = any(_is_sealed(x) for x in (*self.keys, *self.values))
+        is_sealed = any(_is_sealed(x) for layers in self._buffers for x in layers)
         # dict.pop is atomic.
         if has_capacity and not is_sealed and self._free.pop(self.stop, False):
             self._free[self.stop + T] = True
@@ -178,18 +196,29 @@ class KeysAndValues:
         """Append a segment's keys and values to those of a layer; return all of them."""
         stop = self.stop + k.shape[1]
         for remembered, new in ((self.keys, k), (self.values, v)):
-            if remembered[layer].dtype != new.dtype:
-                remembered[layer] = remembered[layer].to(new.dtype)
-            new = new.permute(2, 0, 1, 3)
-            if self._is_joined:
-                remembered[layer] = torch.cat([remembered[layer][:, :, : self.stop], new], 2)
-            else:
-                remembered[layer][:, :, self.stop : stop] = new
+            self._append(remembered, layer, new.permute(2, 0, 1, 3))
         k, v = (
             remembered[layer][:, :, self.start : stop].permute(1, 2, 0, 3)
             for remembered in (self.keys, self.values)
         )
         return k, v
+
+    def last_input(self) -> Float[Tensor, "B 1 D"]:
+        """Return the last input of the first layer, of a memory that is not empty."""
+        return self.inputs[0][0, :, self.stop - 1 : self.stop]
+
+    def append_input(self, x: Float[Tensor, "B T D"]) -> None:
+        """Append the inputs of the first layer, if they are cached."""
+        if self.inputs:
+            self._append(self.inputs, 0, x[None])
+
+    def _append(self, to: list[Tensor], layer: int, new: Float[Tensor, "H B T K"]) -> None:
+        if to[layer].dtype != new.dtype:
+            to[layer] = to[layer].to(new.dtype)
+        if self._is_joined:
+            to[layer] = torch.cat([to[layer][:, :, : self.stop], new], 2)
+        else:
+            to[layer][:, :, self.stop : self.stop + new.shape[2]] = new
 
     def extended(self, present: Sequence[Any], kept: int, cut: int) -> "KeysAndValues":
         """Return the store after a segment; layers have appended theirs, or return others."""
@@ -208,13 +237,13 @@ class KeysAndValues:
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> "KeysAndValues":
         """Return a store with a function applied to each tensor."""
-        keys, values = ([change(x) for x in layers] for layers in self.tensors())
-        store = KeysAndValues(keys, values, self.adapters)
+        changed = ([change(x) for x in layers] for layers in self.tensors())
+        store = KeysAndValues(*changed, adapters=self.adapters)
         store.is_prefix = self.is_prefix
         return store
 
     def _in_same_buffers(self, start: int, stop: int) -> "KeysAndValues":
-        store = KeysAndValues(self.keys, self.values, self.adapters)
+        store = KeysAndValues(*self._buffers, adapters=self.adapters)
         store.start, store.stop, store._free = start, stop, self._free
         store.is_prefix = self.is_prefix
         return store
@@ -404,8 +433,8 @@ class Memory:
     def state_dict(self) -> dict[str, Any]:
         """Return the memory as plain tensors.
 
-        They are ``states`` (N, B, M, D), or ``keys`` and ``values`` (N, H, B, M, K), and
-        ``forgotten`` (B,) or None.
+        They are ``states`` (N, B, M, D), or ``keys`` and ``values`` (N, H, B, M, K), with
+        ``input_recurrence`` also ``inputs`` (1, 1, B, M, D); and ``forgotten`` (B,) or None.
         """
         tensors = zip(self.store.names, self.store.tensors(), strict=True)
         stacked = {name: torch.stack([*layers]) for name, layers in tensors}
@@ -414,10 +443,22 @@ class Memory:
     @classmethod
     def from_state_dict(cls, state: dict[str, Any]) -> "Memory":
         """Rebuild a memory from what :meth:`state_dict` returned."""
-        kind = HiddenStates if "states" in state else KeysAndValues
-        tensors, forgotten = {name: state[name] for name in kind.names}, state["forgotten"]
-        require_state(tensors, 4 if kind is HiddenStates else 5, forgotten)
-        return cls(kind(*(x.unbind() for x in tensors.values())), forgotten)
+        forgotten = state["forgotten"]
+        if "states" in state:
+            require_state({"states": state["states"]}, 4, forgotten)
+            return cls(state["states"].unbind(), forgotten)
+        tensors = {name: state[name] for name in ("keys", "values")}
+        require_state(tensors, 5, forgotten)
+        if (inputs := state.get("inputs")) is not None:
+            require_state({"inputs": inputs}, 5, forgotten)
+            expected = 1, 1, *tensors["keys"].shape[2:4]
+            if inputs.shape[:4] != expected:
+                raise ValueError(
+                    f"inputs of shape {tuple(inputs.shape)} must be (*{expected}, D): those of one "
+                    "layer, for the streams and positions of the keys"
+                )
+            tensors["inputs"] = inputs
+        return cls(KeysAndValues(*(x.unbind() for x in tensors.values())), forgotten)
 
     def _forgotten(self) -> Int[Tensor, " B"]:
         if self.forgotten is not None:

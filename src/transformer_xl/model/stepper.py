@@ -7,10 +7,11 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, cast
+from itertools import chain
+from typing import Any, ClassVar, cast
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from transformer_xl.model.arguments import Rows, step_inputs, stream_numbers
@@ -20,6 +21,7 @@ from transformer_xl.model.language_model import LanguageModel
 from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import KeysAndValues, Memory, join
 from transformer_xl.model.reading import read
+from transformer_xl.model.ring import View, attend
 from transformer_xl.model.transformer_xl import TransformerXL
 from transformer_xl.model.wrapping import adapted, adapters, first_wrapped
 from transformer_xl.ops import choose_backend, native, triton
@@ -146,7 +148,7 @@ class CallingStepper(Stepper):
 
 def choose_stepper(model: LanguageModel) -> tuple[type[Any], str]:
     """Choose the stepper of a model; return it with the reason, for display."""
-    if not isinstance(model, TransformerXL) or not model.has_kv_cache:
+    if not isinstance(model, TransformerXL) or model.config.attn_type in (2, 3):
         return CallingStepper, "the model has no keys and values that could be kept"
     if model.config.layer_attn_lens:
         return CallingStepper, "the layers have attention lengths of their own"
@@ -189,21 +191,6 @@ def _alone(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return k, v
 
 
-class _View(NamedTuple):
-    """The slots of the ring buffer that a step attends to."""
-
-    newest: int | Int[Tensor, "1"]
-    """The slot of the token itself."""
-    places: slice
-    """The slots that are attended to."""
-    order: Int[Tensor, " S"] | None
-    """Index of the distance of each slot, farthest first. None: the slots are in order."""
-    hidden: Bool[Tensor, "B S"] | None
-    """Mask of the slots that a stream does not see. None: all are seen."""
-    n_seen: Int[Tensor, " B"]
-    """How many slots a stream sees, its own included."""
-
-
 class RingStepper(Stepper):
     """Keeps keys and values in a ring buffer, in which the newest position replaces the oldest.
 
@@ -229,8 +216,7 @@ class RingStepper(Stepper):
         if memory.forgotten is not None:
             self._first += memory.forgotten
         self.state = len(memory)
-        keys, values = store.tensors()
-        self._lay_out(keys, values, slice(None), self.state, self._capacity_for(self.state + 1))
+        self._lay_out(store.tensors(), slice(None), self.state, self._capacity_for(self.state + 1))
 
     @property
     def batch_size(self) -> int:
@@ -254,12 +240,10 @@ class RingStepper(Stepper):
             return self.select(rows).memory()
         M = self._longest()
         place = self._places(self.state - M, self.state)
-        keys, values = (
-            [x.index_select(2, place) for x in ring] for ring in (self._keys, self._values)
-        )
+        cached = ([x.index_select(2, place) for x in rings] for rings in self._rings)
         forgotten = (self._first - (self.state - M)).clamp(min=0)
         # Each step checks that the model has no adapters.
-        store = KeysAndValues(keys, values, adapters=())
+        store = KeysAndValues(*cached, adapters=())
         return Memory(store, forgotten if forgotten.any() else None)
 
     @torch.no_grad()
@@ -267,9 +251,7 @@ class RingStepper(Stepper):
         """See :meth:`Stepper.select`."""
         index = self._numbers(rows)
         other = copy.copy(self)
-        other._keys, other._values = (
-            [x.index_select(1, index) for x in ring] for ring in (self._keys, self._values)
-        )
+        other._rings = tuple([x.index_select(1, index) for x in rings] for rings in self._rings)
         other._first = self._first[index]
         other._renew()
         return other
@@ -289,8 +271,8 @@ class RingStepper(Stepper):
         if self._has_to_move(span):
             self._move(span)
         place = self._places(self.state - M, self.state)
-        for ring, given in zip((self._keys, self._values), memory.store.tensors(), strict=True):
-            for x, new in zip(ring, given, strict=True):
+        for rings, given in zip(self._rings, memory.store.tensors(), strict=True):
+            for x, new in zip(rings, given, strict=True):
                 x[:, row : row + 1, place] = new.to(x.dtype)
         self._first[row] = self.state - M
 
@@ -312,6 +294,10 @@ class RingStepper(Stepper):
     def _embedded(self, tokens: Tensor) -> Float[Tensor, "B 1 D"]:
         return embedded(self._model.embedding, tokens)
 
+    @property
+    def _position(self) -> int | Int[Tensor, ""]:
+        return self.state
+
     def _longest(self) -> int:
         """Return the length of the longest stream, at most ``mem_len``."""
         first = int(self._first.min()) if len(self._first) else self.state
@@ -328,13 +314,12 @@ class RingStepper(Stepper):
 
     def _lay_out(
         self,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
+        cached: Sequence[Sequence[Tensor]],
         place: Any,
         M: int,
         capacity: int,
     ) -> None:
-        """Copy the newest ``M`` positions, which are at ``place``, in order into a new ring."""
+        """Copy the newest ``M`` positions, which are at ``place``, in order into new rings."""
 
         def laid(x: Float[Tensor, "H B places K"]) -> Float[Tensor, "H B capacity K"]:
             # Zeros, as masked positions are multiplied by zero and must be finite.
@@ -344,9 +329,8 @@ class RingStepper(Stepper):
 
         positions = self._model._relative_positions(capacity, self._clamp_len, is_fixed=True)
         # In one assignment, so that an interrupt leaves a consistent state.
-        self._keys, self._values, self._positions, self._capacity, self._origin = (
-            [laid(x) for x in keys],
-            [laid(x) for x in values],
+        self._rings, self._positions, self._capacity, self._origin = (
+            tuple([laid(x) for x in layers] for layers in cached),
             [each for each in positions if each is not None],
             capacity,
             self.state - M,
@@ -369,7 +353,7 @@ class RingStepper(Stepper):
         """Copy the positions in order into a ring for ``span`` positions."""
         M = self._longest()
         place = self._places(self.state - M, self.state)
-        self._lay_out(self._keys, self._values, place, M, self._capacity_for(span))
+        self._lay_out(self._rings, place, M, self._capacity_for(span))
 
     def _renew(self) -> None:
         """Drop what depends on the addresses of the buffers."""
@@ -378,7 +362,7 @@ class RingStepper(Stepper):
         """Compute the layers for embedded tokens at the next position."""
         return self._through(x, self._view())
 
-    def _view(self) -> _View:
+    def _view(self) -> View:
         n, span = self.state, self._longest() + 1
         reach = min(span, self._limit)
         if self._has_to_move(span, reach):
@@ -394,10 +378,11 @@ class RingStepper(Stepper):
         hidden = None
         if len(place) > int(seen.min()):
             hidden = distance >= seen[:, None]
-        return _View(newest, places, order, hidden, seen)
+        return View(newest, places, order, hidden, seen)
 
-    def _through(self, x: Float[Tensor, "B 1 D"], view: _View) -> Float[Tensor, "B 1 D"]:
+    def _through(self, x: Float[Tensor, "B 1 D"], view: View) -> Float[Tensor, "B 1 D"]:
         """Compute the layers for embedded tokens; write their keys and values into the ring."""
+        x = self._recurrent(x, view.newest)
         mixes = zip(self._model.value_mixes(), self._model.input_mixes(x), strict=True)
         for n, (mix, mix_input) in enumerate(mixes):
             attend = partial(self._attended, n, view)
@@ -409,32 +394,30 @@ class RingStepper(Stepper):
 
     def _write(self, n: int, newest: Any, present: Sequence[Tensor]) -> None:
         """Write the keys and values of a token into the ring of a layer."""
-        for ring, new in zip((self._keys, self._values), present, strict=True):
-            ring[n][:, :, newest] = new[:, 0].transpose(0, 1).to(ring[n].dtype)
+        for rings, new in zip(self._rings[:2], present, strict=True):
+            self._set(rings[n], newest, new.permute(2, 0, 1, 3))
 
-    def _attended(self, n: int, view: _View, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _set(self, ring: Tensor, newest: Any, new: Float[Tensor, "H B 1 K"]) -> None:
+        ring[:, :, newest] = new[:, :, 0].to(ring.dtype)
+
+    def _recurrent(self, x: Float[Tensor, "B 1 D"], newest: Any) -> Float[Tensor, "B 1 D"]:
+        """Continue the recurrence of the inputs, if there is one; write the input into its ring."""
+        decay = self._model.input_decay
+        if decay is None:
+            return x
+        (ring,) = self._rings[2]
+        if self._mem_len:
+            last = ring[0][:, (newest - 1) % self._capacity].reshape(x.shape).to(x.dtype)
+            is_first = (self._first >= self._position)[:, None, None]
+            x = x + (last * decay.tanh().to(x.dtype)).masked_fill(is_first, 0)
+        self._set(ring, newest, x[None])
+        return x
+
+    def _attended(self, n: int, view: View, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write the keys and values, (B, 1, H, K), into the ring of layer ``n``; attend to it."""
         self._write(n, view.newest, (k, v))
-        keys, values = (ring[n][:, :, view.places] for ring in (self._keys, self._values))
-        q = q[:, 0].to(keys.dtype)
-        positions = self._positions[n].to(q.dtype)
-        scale, n_distances = q.shape[2] ** -0.5, keys.shape[2]
-        by_content, by_position = (
-            ((q + bias) * scale).transpose(0, 1)
-            for bias in (positions.content_bias, positions.position_bias)
-        )
-        position = by_position @ positions.r[-n_distances:].permute(1, 2, 0)
-        if (distance_bias := positions.distance_bias) is not None:
-            position = position + distance_bias[-n_distances:].T[:, None] * scale
-        if view.order is not None:
-            position = position.index_select(2, view.order)
-        # A row vector times a matrix: with a single column, bmm is several times slower.
-        score = (by_content[:, :, None] @ keys.mT)[:, :, 0] + position
-        if view.hidden is not None:
-            score = score.masked_fill(view.hidden, -torch.inf)
-        dtype = torch.promote_types(q.dtype, torch.float32)
-        weight = score.softmax(-1, dtype=dtype).to(q.dtype)
-        return (weight[:, :, None] @ values).permute(1, 2, 0, 3)
+        keys, values = (rings[n] for rings in self._rings[:2])
+        return attend(q, keys, values, self._positions[n], view)
 
 
 class NativeStepper(RingStepper):
@@ -467,12 +450,13 @@ class NativeStepper(RingStepper):
         if self._decoder is None:
             self._decoder = self._described()
         seen = (n + 1 - self._first).clamp_(max=self._limit)
-        return self._decoder(x[:, 0], seen, (n - self._origin) % self._capacity)[:, None]
+        newest = (n - self._origin) % self._capacity
+        return self._decoder(self._recurrent(x, newest)[:, 0], seen, newest)[:, None]
 
     def _described(self) -> native.Decoder:
         model, config, final = self._model, self._model.config, self._model.final_norm
         tensors = []
-        made = model.layers, self._positions, self._keys, self._values, model.value_factors()
+        made = model.layers, self._positions, *self._rings[:2], model.value_factors()
         for layer, at, keys, values, factors in zip(*made, strict=True):
             qkv, o, inner, outer = layer.matrices
             norms = layer.attention_norm, layer.feed_forward_norm
@@ -526,7 +510,7 @@ class FixedStepper(RingStepper):
         self._tokens = torch.zeros(B, dtype=torch.int64, device=device)
         if F := self._model.config.n_features:
             self._tokens = torch.zeros(B, F, dtype=self._model.dtype, device=device)
-        self._hidden = self._keys[0].new_zeros(B, self._model.config.d_model)
+        self._hidden = self._rings[0][0].new_zeros(B, self._model.config.d_model)
         self._replay: Callable[[], None] | None = None
 
     @torch.no_grad()
@@ -546,7 +530,7 @@ class FixedStepper(RingStepper):
         index = self._numbers(rows)
         if len(index) != self.batch_size:
             return self.select(index)
-        for x in (*self._keys, *self._values):
+        for x in chain(*self._rings):
             x.copy_(x.index_select(1, index))
         self._first.copy_(self._first[index])
         return self
@@ -564,7 +548,7 @@ class FixedStepper(RingStepper):
     def _capacity_for(self, span: int) -> int:
         return self._size
 
-    def _fixed_view(self) -> _View:
+    def _fixed_view(self) -> View:
         place = (self._number - self._origin) % self._size
         distance = (place - self._all_places) % self._size
         if self._reset_at is not None:
@@ -572,29 +556,32 @@ class FixedStepper(RingStepper):
             self._first.copy_(torch.where(is_reset, self._number, self._first))
         seen = (self._number + 1 - self._first).clamp(max=self._limit)
         if self._has_kernel:
-            return _View(place[None], slice(None), None, None, seen)
+            return View(place[None], slice(None), None, None, seen)
         hidden = distance >= seen[:, None]
-        return _View(place[None], slice(None), self._size - 1 - distance, hidden, seen)
+        return View(place[None], slice(None), self._size - 1 - distance, hidden, seen)
+
+    @property
+    def _position(self) -> Int[Tensor, ""]:
+        return self._number
 
     @property
     def _has_kernel(self) -> bool:
-        keys = self._keys[0]
+        keys = self._rings[0][0]
         return choose_backend(keys.device, keys.dtype, keys.shape[3]).backend == "triton"
 
-    def _attended(self, n: int, view: _View, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def _attended(self, n: int, view: View, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if not self._has_kernel:
             return super()._attended(n, view, q, k, v)
         assert isinstance(view.newest, Tensor)
-        keys, at = self._keys[n], self._positions[n]
+        keys, values, at = self._rings[0][n], self._rings[1][n], self._positions[n]
         r = at.r.to(keys.dtype)
         q, k, v = (x.to(keys.dtype) for x in (q, k, v))
         return triton.attend_step(
-            *(q, k, v, keys, self._values[n], r, at.content_bias, at.position_bias),
+            *(q, k, v, keys, values, r, at.content_bias, at.position_bias),
             distance_bias=at.distance_bias,
             newest=view.newest,
             n_seen=view.n_seen,
         )
 
-    def _write(self, n: int, newest: Any, present: Sequence[Tensor]) -> None:
-        for ring, new in zip((self._keys, self._values), present, strict=True):
-            ring[n].index_copy_(2, newest, new.permute(2, 0, 1, 3).to(ring[n].dtype))
+    def _set(self, ring: Tensor, newest: Any, new: Float[Tensor, "H B 1 K"]) -> None:
+        ring.index_copy_(2, newest, new.to(ring.dtype))

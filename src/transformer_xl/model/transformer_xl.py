@@ -50,8 +50,8 @@ class TransformerXL(LanguageModel):
 
     $$h^0_t = e_t + \tanh(a) \odot h^0_{t-1}$$
 
-    Across segments it goes on from the last position of the first layer's memory, detached. So no
-    keys and values are cached, from which that input could not be told.
+    Across segments it goes on from the last position of the first layer's memory, detached, which
+    is cached beside keys and values, too.
 
     Rows of a batch may be padded on the right (``lengths``), contain several documents (``starts``
     for packed documents; ``mems.reset(rows)`` between segments; ``reset_at``, a token that always
@@ -159,6 +159,7 @@ class TransformerXL(LanguageModel):
         M, first_key = mems.length, segment.first_keys(mems.length, mems.forgotten)
         x = self._embedded(segment)
         x = self._recurrent(x, mems, first_key)
+        mems.store.append_input(x)
         # A prefix that is learned has weights beside it that may be learned, too.
         is_fixed = mems.has_keys and not torch.is_grad_enabled()
         positions = self._relative_positions(M + T, lengths.clamp_len, is_fixed=is_fixed)
@@ -208,7 +209,7 @@ class TransformerXL(LanguageModel):
             reach = torch.arange(M, M + T, device=x.device) - first
         factor = self.input_decay.tanh().to(x.dtype)
         if M:
-            before = mems.states[0][:, -1:].to(x.dtype) * factor
+            before = mems.store.last_input().to(x.dtype) * factor
             if reach is not None:
                 before = before.masked_fill((reach[:, :1] < 1)[..., None], 0)
             x = torch.cat([x[:, :1] + before, x[:, 1:]], 1)
@@ -252,10 +253,10 @@ class TransformerXL(LanguageModel):
         """Convert a memory of hidden states to keys and values, for fixed weights.
 
         Results are the same, but the memory is not projected again for each segment. A memory of
-        keys and values is returned unchanged, and so is any memory of a model without a KV cache
-        (:attr:`has_kv_cache`).
+        keys and values is returned unchanged, and so is any memory with absolute positions
+        (``attn_type`` 2 and 3), whose keys change with each segment.
         """
-        if memory.has_keys or not self.has_kv_cache:
+        if memory.has_keys or self._is_absolute:
             return memory
         if self.value_own is not None and self.value_own.is_meta:
             # Offloaded by accelerate, and loaded during a forward pass only.
@@ -269,7 +270,9 @@ class TransformerXL(LanguageModel):
                 k, v = layer.keys_and_values(state)
                 for kept, x in ((keys, k), (values, v if mix is None else mix(v))):
                     kept.append(x.permute(2, 0, 1, 3).contiguous())
-        return Memory(KeysAndValues(keys, values, adapters(self)), memory.forgotten)
+        inputs = [memory.states[0][None].clone()] if self.config.input_recurrence else []
+        store = KeysAndValues(keys, values, inputs, adapters=adapters(self))
+        return Memory(store, memory.forgotten)
 
     def value_mixes(self) -> Sequence[Mix | None]:
         """Return, for one pass through the layers, what each does to its values."""
@@ -319,7 +322,11 @@ class TransformerXL(LanguageModel):
         if not isinstance(store, KeysAndValues):
             return super().is_own(mems)
         heads = [(self.config.n_head, self.config.head_width)] * self.config.n_layer
-        return self.has_kv_cache and all(
+        inputs = [self.config.d_model] * self.config.input_recurrence
+        # With absolute positions, keys change with each segment and cannot be cached.
+        if self._is_absolute or [x.shape[3] for x in store.inputs] != inputs:
+            return False
+        return all(
             [(x.shape[0], x.shape[3]) for x in tensors] == heads
             for tensors in (store.keys, store.values)
         )
@@ -332,15 +339,6 @@ class TransformerXL(LanguageModel):
         other states than those that the segment attends to.
         """
         return self._is_absolute or self.config.enhanced_recurrence
-
-    @property
-    def has_kv_cache(self) -> bool:
-        """Whether keys and values can be cached in place of hidden states.
-
-        With absolute positions (``attn_type`` 2 and 3) they change with each segment, and with
-        ``input_recurrence`` the next segment needs the last input of the first layer.
-        """
-        return not self._is_absolute and self.input_decay is None
 
     @property
     def _is_absolute(self) -> bool:

@@ -22,7 +22,7 @@ from transformer_xl.model.pretrained import (
     write_tensors,
 )
 
-_POSITIONED = ("states", "keys", "values")
+_POSITIONED = ("states", "keys", "values", "inputs")
 
 
 class State(NamedTuple):

@@ -112,7 +112,11 @@ class KeptStep(Step):
 
 
 class StateStep(Step):
-    """A step with hidden states as the memory, for absolute positions: keys change at each step."""
+    """A step with hidden states as the memory.
+
+    For absolute positions, with which keys change at each step, and for a recurrence of the inputs,
+    which goes on from a hidden state.
+    """
 
     memory_names = ("states",)
     batch_dims = (1,)
@@ -157,12 +161,13 @@ def make_step(
         raise ValueError(f"n_tokens={n_tokens} must be at least 1")
     if model.dtype != torch.float32:
         raise ValueError(f"weights in {model.dtype} are for reading here: export those in float32")
-    if config.start_memory == "zeros" and config.norm_first and model.has_kv_cache:
+    has_keys = config.attn_type in (0, 1) and not config.input_recurrence
+    if config.start_memory == "zeros" and config.norm_first and has_keys:
         raise ValueError(
             "start_memory='zeros' with norm_first=True: the keys of zeros are not zeros, and a "
             "step begins with zeros"
         )
-    return (KeptStep if model.has_kv_cache else StateStep)(model, mem_len, n_tokens)
+    return (KeptStep if has_keys else StateStep)(model, mem_len, n_tokens)
 
 
 class _InputKeysAndValues(KeysAndValues):

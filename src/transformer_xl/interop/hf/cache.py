@@ -291,9 +291,8 @@ def _unflatten(leaves: Any, about: tuple[Any, ...]) -> TransformerXLCache:
     """Return the cache that was flattened; it does not know its tail and its padding."""
     tensors, forgotten, seen = leaves
     mem_len, starts_empty, is_recording, adapters = about
-    if len(tensors) == len(KeysAndValues.names):
-        keys, values = tensors
-        store = KeysAndValues(keys, values, adapters)
+    if len(tensors) > 1:
+        store = KeysAndValues(*tensors, adapters=adapters)
     else:
         store = HiddenStates(tensors[0])
     cache = TransformerXLCache(Memory(store, forgotten), seen, mem_len=mem_len)
