@@ -121,7 +121,5 @@ def test_keys_and_values_are_cached_with_the_inputs(model):
 @torch.no_grad()
 def test_inputs_that_do_not_fit_the_keys_are_refused(model):
     state = model.keep(model(torch.randint(31, (2, 9))).mems).state_dict()
-    with pytest.raises(
-        ValueError, match="inputs of shape .* the streams and positions of the keys"
-    ):
+    with pytest.raises(ValueError, match="inputs of shape"):
         Memory.from_state_dict({**state, "inputs": state["inputs"][:, :, :, 1:]})

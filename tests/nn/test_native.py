@@ -48,6 +48,9 @@ VARIANTS = {
     "clamped distances": {"clamp_len": 9},
     "documents": {"reset_at": 5},
     "value residuals": {"norm_first": True, "value_residual": True},
+    "embedding residuals": {"norm_first": True, "embedding_residual": True, "final_norm": True},
+    "embedding residuals, post-norm": {"embedding_residual": True},
+    "input recurrence": {"input_recurrence": True},
 }
 
 

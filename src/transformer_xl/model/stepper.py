@@ -173,7 +173,6 @@ def reason_against_native(model: TransformerXL, dtype: torch.dtype) -> str | Non
         (bool(config.layer_attn_lens), "layer_attn_lens"),
         (config.gate != "none", f"gate={config.gate!r}"),
         (config.enhanced_recurrence, "enhanced_recurrence=True"),
-        (config.embedding_residual, "embedding_residual=True"),
         ("raw_queries" in config.quirks, "the quirk raw_queries"),
     ):
         if is_set:
@@ -456,8 +455,9 @@ class NativeStepper(RingStepper):
     def _described(self) -> native.Decoder:
         model, config, final = self._model, self._model.config, self._model.final_norm
         tensors = []
-        made = model.layers, self._positions, *self._rings[:2], model.value_factors()
-        for layer, at, keys, values, factors in zip(*made, strict=True):
+        factors = model.value_factors(), model.embedding_factors()
+        made = model.layers, self._positions, *self._rings[:2], *factors
+        for layer, at, keys, values, of_values, of_embedding in zip(*made, strict=True):
             qkv, o, inner, outer = layer.matrices
             norms = layer.attention_norm, layer.feed_forward_norm
             q_norm, k_norm = layer.attention.q_norm, layer.attention.k_norm
@@ -480,7 +480,8 @@ class NativeStepper(RingStepper):
                 distance_bias=at.distance_bias,
                 keys=keys,
                 values=values,
-                value_factors=factors,
+                value_factors=of_values,
+                embedding_factors=of_embedding,
             )
             tensors.append(described)
         return native.Decoder(

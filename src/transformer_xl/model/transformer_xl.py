@@ -307,7 +307,13 @@ class TransformerXL(LanguageModel):
 
     def value_factors(self) -> Sequence[tuple[float, float]]:
         """Return the factors of the own values of each layer, and of those of the first one."""
-        own, others = self.value_own, self.value_first
+        return self._factors(self.value_own, self.value_first)
+
+    def embedding_factors(self) -> Sequence[tuple[float, float]]:
+        """Return the factors of the input of each layer, and of the normalized embedding."""
+        return self._factors(self.embedding_own, self.embedding_first)
+
+    def _factors(self, own: Tensor | None, others: Tensor | None) -> Sequence[tuple[float, float]]:
         if own is None or others is None:
             return [(1.0, 0.0)] * self.config.n_layer
         return [(1.0, 0.0), *zip(own.tolist(), others.tolist(), strict=True)]

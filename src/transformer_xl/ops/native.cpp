@@ -34,7 +34,7 @@
 
 namespace {
 
-constexpr int VERSION = 3;  // of the structures below and of what they mean
+constexpr int VERSION = 4;  // of the structures below and of what they mean
 
 enum Activation : int32_t { RELU = 0, RELU_SQUARED = 1, GELU = 2, GEGLU = 3, SWIGLU = 4 };
 
@@ -52,6 +52,7 @@ struct Layer {
     void *keys, *values;                      // the ring: (H, B, capacity, K)
     int64_t r_row, r_head, bias_row, bias_head;  // strides
     double value_own, value_first;            // factors of the own values, and of the first layer's
+    double embedding_own, embedding_first;    // factors of the input, and of the normalized embedding
 };
 
 struct Step {
@@ -254,6 +255,14 @@ template <class R> struct Private {
     }
 };
 
+// Mixes the input of a layer with the embedded tokens, normalized without a weight.
+template <class R> void mix_embedding(const Layer &l, const R *embedded, R *x, int D, double eps) {
+    R sum = 0;
+    for (int i = 0; i < D; ++i) sum += embedded[i] * embedded[i];
+    const R own = R(l.embedding_own), first = R(l.embedding_first) / std::sqrt(sum / D + R(eps));
+    for (int i = 0; i < D; ++i) x[i] = own * x[i] + first * embedded[i];
+}
+
 // x is the residual stream before a block, and normalized what the block reads.
 template <class R> void enter(const Step &s, Buffers<R> &buffers, Private<R> &own, int layer, bool is_after) {
     const int state = 2 * layer + is_after;
@@ -273,13 +282,17 @@ template <class R> void enter(const Step &s, Buffers<R> &buffers, Private<R> &ow
         w = before->feed_forward_norm, b = before->feed_forward_norm_bias;
     }
     const size_t width = size_t(s.B) * s.D;
-    if (s.norm_first || !w) std::memcpy(own.x.data(), sums, width * sizeof(R));
-    if (w)
-        for (int n = 0; n < s.B; ++n)
-            normalize(sums + int64_t(n) * s.D, own.normalized.data() + int64_t(n) * s.D, s.D, w, b, s.eps, s.is_rms);
-    else
-        std::memcpy(own.normalized.data(), sums, width * sizeof(R));
-    if (!s.norm_first && w) std::memcpy(own.x.data(), own.normalized.data(), width * sizeof(R));
+    const bool is_mixed = !is_after && (l.embedding_own != 1 || l.embedding_first != 0);
+    std::memcpy(own.x.data(), sums, width * sizeof(R));
+    for (int n = 0; n < s.B; ++n) {
+        const int64_t row = int64_t(n) * s.D;
+        R *x = own.x.data() + row;
+        if (w && !s.norm_first) normalize(x, x, s.D, w, b, s.eps, s.is_rms);
+        // The embedded tokens are overwritten after the last layer.
+        if (is_mixed) mix_embedding(l, static_cast<const R *>(s.x) + row, x, s.D, s.eps);
+        if (s.norm_first) normalize(x, own.normalized.data() + row, s.D, w, b, s.eps, s.is_rms);
+    }
+    if (!s.norm_first) std::memcpy(own.normalized.data(), own.x.data(), width * sizeof(R));
     if (!own.transposed.empty()) transpose(own.normalized.data(), s.B, s.D, own.transposed.data());
 }
 

@@ -60,6 +60,8 @@ class LayerTensors(NamedTuple):
     values: Float[Tensor, "H B capacity K"]
     value_factors: tuple[float, float] = (1.0, 0.0)
     """Of the layer's own values, and of those of the first layer."""
+    embedding_factors: tuple[float, float] = (1.0, 0.0)
+    """Of the layer's input, and of the normalized embedding."""
 
 
 _VECTORS = (
@@ -81,6 +83,7 @@ class _Layer(ctypes.Structure):
         *((name, c_void_p) for name in (*_VECTORS, "r", "distance_bias", "keys", "values")),
         *((name, c_int64) for name in ("r_row", "r_head", "bias_row", "bias_head")),
         *((name, c_double) for name in ("value_own", "value_first")),
+        *((name, c_double) for name in ("embedding_own", "embedding_first")),
     )
 
 
@@ -97,7 +100,7 @@ class _Step(ctypes.Structure):
 
 
 _NO_MEMORY = 2
-_VERSION = 3
+_VERSION = 4
 _LAYOUT = _VERSION << 32 | ctypes.sizeof(_Step) << 16 | ctypes.sizeof(_Layer)
 """What the library returns if it was built from the same version of ``native.cpp``."""
 
@@ -291,6 +294,8 @@ class Decoder:
         for name in _VECTORS:
             setattr(described, name, self._vector(getattr(tensors, name)))
         described.value_own, described.value_first = tensors.value_factors
+        factors = tensors.embedding_factors
+        described.embedding_own, described.embedding_first = factors
         cache = tensors.keys.dtype
         if tensors.r is not None:
             r = tensors.r.detach().to(cache)
