@@ -26,6 +26,7 @@ VARIANTS = {
     "GELU": {"activation": "gelu"},
     "squared ReLU": {"activation": "relu_squared", "dropout": 0.1},
     "SwiGLU": {"activation": "swiglu", "dropout": 0.1},
+    "residuals of the inputs": {"input_recurrence": True, "embedding_residual": True},
     "gates": {"norm_first": True, "gate": "gru"},
     "long memory": {"mem_len": 256},
     "no memory": {"mem_len": 0},

@@ -43,16 +43,20 @@ def count_weights(config: ModelConfig) -> Weights:
     require_token_inputs(config)
     try:
         with torch.device("meta"):
-            one, two = (build_model(replace(config, n_layer=n)) for n in (1, 2))
+            # Two layers at least: some settings need another one behind the first.
+            two, three = (
+                build_model(replace(config, n_layer=n, layer_attn_lens=())) for n in (2, 3)
+            )
     except RuntimeError as error:
         raise ValueError(
             f"the model is too large for 64-bit sizes: lower its widths ({error})"
         ) from error
-    deeper = dict(two.named_parameters())
-    # All layers are alike: each adds as much as the second one.
+    deeper = dict(three.named_parameters())
+    # All layers are alike: each adds as much as the third one.
     sizes = {
-        name: x.numel() + (config.n_layer - 1) * (deeper[name].numel() - x.numel())
-        for name, x in one.named_parameters()
+        name: x.numel() + (config.n_layer - 2) * (deeper[name].numel() - x.numel())
+        for name, x in two.named_parameters()
+        if not name.startswith("layers.1.")
     }
     layer = sum(n for name, n in sizes.items() if name.startswith("layers."))
     root = sum(sizes.values()) - layer

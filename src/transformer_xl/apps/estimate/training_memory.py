@@ -16,6 +16,7 @@ the allocator, and with ``train.compile`` the choices of the compiler.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from math import ceil, log2
 
 from transformer_xl.apps.estimate.plan import Plan, count_weights, muon_weights, optimizer_numbers
 from transformer_xl.config import ModelConfig
@@ -164,7 +165,9 @@ def outside_activations(plan: Plan) -> int:
     """Count the activations that are saved for the backward pass outside the layers.
 
     Encodings of positions, 4 S D; narrower embeddings before their projection; the last layer's
-    output, before and after dropout, 4 D each for every token, and the inputs of the softmax.
+    output, before and after dropout, 4 D each for every token, and the inputs of the softmax. A
+    recurrence of the inputs saves 4 D for each of its log2(T) steps, embedding residuals 4 D for
+    each layer.
     """
     config, c = plan.config.model, plan.operand
     D, tokens = config.d_model, plan.B * plan.T
@@ -172,6 +175,10 @@ def outside_activations(plan: Plan) -> int:
     total = tokens * D * FLOAT * (1 + dropped + config.final_norm)
     if config.attn_type == 0:
         total += (plan.M + plan.T) * D * FLOAT
+    if config.input_recurrence:
+        total += tokens * D * FLOAT * ceil(log2(plan.T))
+    if config.embedding_residual:
+        total += tokens * D * FLOAT * config.n_layer
     if plan.config.train.temporal_activation_reg:
         total += tokens * D * FLOAT
     if plan.device == "cuda" and not config.variational_dropout:
