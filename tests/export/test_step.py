@@ -19,6 +19,7 @@ OPTIONS = {
     "zeros, pre-norm, absolute": {"attn_type": 2, "norm_first": True, "start_memory": "zeros"},
     "pre-norm": {"norm_first": True, "final_norm": True, "tie_biases": False},
     "rms": {"norm": "rms", "qk_norm": True, "activation": "swiglu"},
+    "input recurrence": {"input_recurrence": True, "embedding_residual": True},
     "enhanced": {"enhanced_recurrence": True, "norm_first": True},
     "adaptive": {"cutoffs": (8, 20), "div_val": 2, "d_embed": 8},
     "clusters": {"cutoffs": (8, 20), "tie_embeddings": False},
@@ -34,7 +35,8 @@ OPTIONS = {
 def test_steps_say_what_the_model_says(made, steps_alike, name, n_tokens):
     model = made(**OPTIONS[name])
     step = make_step(model, n_tokens=n_tokens)
-    assert isinstance(step, StateStep if model.config.attn_type in (2, 3) else KeptStep)
+    has_states = model.config.attn_type in (2, 3) or model.config.input_recurrence
+    assert isinstance(step, StateStep if has_states else KeptStep)
     assert steps_alike(model, step, step) < 1e-5
     assert steps_alike(model, step, step, streams=1) < 1e-5
 

@@ -33,6 +33,7 @@ PROGRAMS = {
         "reset_at": 7,
     },
     "onnx, absolute": {"attn_type": 2},
+    "onnx, input recurrence": {"input_recurrence": True, "embedding_residual": True},
     "onnx, learned": {"attn_type": 1, "n_positions": 6, "enhanced_recurrence": True},
     "torch": {},
     "torch, absolute, adaptive": {"attn_type": 3, "n_positions": 9, "cutoffs": (9,), "div_val": 2},

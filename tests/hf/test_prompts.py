@@ -111,3 +111,6 @@ def test_a_prefix_that_does_not_fit_is_refused(
         model = load(any_folder(**settings, **({"n_head": 8} if "d_inner" in settings else {}))[1])
         with pytest.raises(ValueError, match="does not fit the model: PrefixTuningConfig"):
             _tuned(model, "prefix")(IDS)
+    model = load(any_folder(input_recurrence=True)[1])
+    with pytest.raises(ValueError, match="input_recurrence=True: a prefix .* no input"):
+        _tuned(model, "prefix")(IDS)

@@ -7,7 +7,9 @@ import torch
 
 from transformer_xl.config import ModelConfig
 from transformer_xl.model import Memory, TransformerXL
+from transformer_xl.model.lengths import Lengths
 from transformer_xl.model.memory import join
+from transformer_xl.model.stepper import Stepper
 
 CONFIG = ModelConfig(
     vocab_size=31,
@@ -49,7 +51,7 @@ def one_by_one(model, tokens, before, starts=None):
 
 @pytest.mark.parametrize("T", [1, 2, 3, 8, 13])
 @torch.no_grad()
-def test_each_input_adds_its_share_of_the_one_before(model, T):
+def test_each_input_adds_the_one_before_times_a_factor(model, T):
     tokens = torch.randint(31, (3, 5 + T))
     first, mems = inputs_of(model, tokens[:, :5])
     torch.testing.assert_close(first, one_by_one(model, tokens[:, :5], torch.zeros(3, 16)))
@@ -83,7 +85,28 @@ def test_rows_shorter_than_others_go_on_from_their_last_token(model):
 
 
 @torch.no_grad()
-def test_without_a_share_it_is_the_plain_model(model):
+@pytest.mark.parametrize("is_kept", [False, True])
+def test_bfloat16_forgets_as_float32_does(model, is_kept):
+    model.input_decay.fill_(4.0)  # In bfloat16, its hyperbolic tangent is 1.
+    tokens = torch.randint(31, (2, 300))
+    expected, _ = inputs_of(model.float(), tokens)
+    model.bfloat16()
+    mems = model.start_memory(2)
+    mems, found = model.keep(mems) if is_kept else mems, []
+    for piece in tokens.split(100, 1):
+        x, mems = inputs_of(model, piece, mems)
+        found.append(x.float())
+    error = torch.cat(found, 1) - expected
+    assert error.norm() < 0.02 * expected.norm()
+    assert not is_kept or mems.to(dtype=torch.bfloat16).store.inputs[0].dtype == torch.float32
+    stepper = Stepper.of(model, Lengths.of(CONFIG), model.start_memory(2))
+    steps = torch.stack([stepper(token) for token in tokens.unbind(1)], 1)
+    whole = model(tokens, attn_len=CONFIG.mem_len + 1).hidden
+    assert (steps - whole).norm() < 0.05 * whole.norm()
+
+
+@torch.no_grad()
+def test_with_factors_of_zero_it_is_the_plain_model(model):
     model.input_decay.zero_()
     plain = TransformerXL(replace(CONFIG, input_recurrence=False)).double().eval()
     plain.load_state_dict(model.state_dict(), strict=False)
@@ -91,11 +114,11 @@ def test_without_a_share_it_is_the_plain_model(model):
     assert torch.equal(plain(tokens).hidden, model(tokens).hidden)
 
 
-def test_the_share_is_learned_and_no_gradient_passes_the_memory(model):
+def test_the_factors_are_learned_and_no_gradient_passes_the_memory(model):
     tokens = torch.randint(31, (2, 9))
     _, mems = inputs_of(model, tokens)
     assert not mems.states[0].requires_grad
-    # One token: what the share multiplies is in the memory alone.
+    # One token: what the factors multiply is in the memory alone.
     model(tokens[:, :1], mems, targets=tokens[:, 1:2]).loss.backward()
     assert model.input_decay.grad.abs().min() > 0
 

@@ -28,7 +28,7 @@ _T = TypeVar("_T")
 LONGEST_WORK = timedelta(days=7)
 """Timeout for work that only the first process does."""
 LONGEST_CONNECTING = timedelta(seconds=20)
-"""Timeout for connections between processes that are all there."""
+"""Timeout while process groups connect, once every process has arrived; gloo tries five times."""
 
 _times = count()
 _met: list[tuple[Store, int]] = []
@@ -231,5 +231,6 @@ def _named() -> Iterator[None]:
             raise
         raise Stalled(
             f"process {os.environ.get('RANK')} of {os.environ.get('WORLD_SIZE')} lost another one, "
-            f"which stopped or did not answer within the time limit (train.hang_minutes): {error}"
+            "which stopped or did not answer within the time limit (train.hang_minutes; while they "
+            f"connect, {LONGEST_CONNECTING.seconds} seconds for each attempt): {error}"
         ) from error

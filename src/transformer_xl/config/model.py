@@ -203,8 +203,8 @@ class ModelConfig:
     """Embedding residuals: the input of every layer but the first is a learned mix of the output
     of the layer before it and the normalized input of the first layer."""
     input_recurrence: bool = False
-    """Add to the embedding of each token a share of the input of the token before it, learned for
-    each feature: a linear recurrence, which the memory carries across segments."""
+    """Add to the embedding of each token the input of the token before it, times a learned factor
+    for each feature: a linear recurrence, which the memory carries across segments."""
     enhanced_recurrence: bool = False
     """Keep the output of each layer in its memory instead of its input (ERNIE-Doc)."""
     final_norm: bool = False

@@ -45,7 +45,7 @@ class LongDocumentClassifier(nn.Module):
     earlier segments what to store. Instead, every segment is trained to predict the class
     (:func:`~transformer_xl.inference.classify.fit`), and so its states hold what is known so far.
     Information travels at most ``n_layer * mem_len`` tokens with the memory of the paper, and
-    without limit with ``enhanced_recurrence`` (Ding et al., 2021).
+    without limit with ``enhanced_recurrence`` (Ding et al., 2021) or ``input_recurrence``.
 
     The softmax of the model is not used. With ``mem_len`` 0, segments are read independently.
     """

@@ -95,7 +95,8 @@ class KeysAndValues:
     Attributes:
         keys: For each layer, (H, B, capacity, K).
         values: For each layer, (H, B, capacity, K).
-        inputs: With ``input_recurrence``, the inputs of the first layer alone, (1, B, capacity, D).
+        inputs: With ``input_recurrence``, the inputs of the first layer alone, (1, B, capacity, D),
+            in float32 at least.
         adapters: What :func:`~transformer_xl.model.wrapping.adapters` returned for the model that
             projected them. None: unknown, as after loading; set by the first model that uses them.
         is_prefix: Whether they are parameters themselves (prefix tuning), to which gradients flow;
@@ -135,7 +136,7 @@ class KeysAndValues:
         return tuple(getattr(self, name) for name in self.names)
 
     def tensors(self) -> tuple[Sequence[Tensor], ...]:
-        """Return, for each name, one tensor per layer, (H, B, M, K)."""
+        """Return, for each name, one tensor per layer, (H, B, M, K); of inputs, only the first."""
         cached = slice(self.start, self.stop)
         return tuple([x[:, :, cached] for x in layers] for layers in self._buffers)
 
@@ -426,9 +427,17 @@ class Memory:
     def to(
         self, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> "Memory":
-        """Return the memory on another device or in another precision."""
+        """Return the memory on another device or in another precision.
+
+        The inputs of a recurrence are in float32 at least.
+        """
         forgotten = None if self.forgotten is None else self.forgotten.to(device)
-        return Memory(self.store.changed(lambda x: x.to(device=device, dtype=dtype)), forgotten)
+        store = self.store.changed(lambda x: x.to(device=device, dtype=dtype))
+        if isinstance(store, KeysAndValues) and dtype is not None:
+            exact = torch.promote_types(dtype, torch.float32)
+            cached = self.store.tensors()[2:]
+            store.inputs = [x.to(device=device, dtype=exact) for layers in cached for x in layers]
+        return Memory(store, forgotten)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the memory as plain tensors.

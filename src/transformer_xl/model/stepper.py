@@ -320,16 +320,25 @@ class RingStepper(Stepper):
     ) -> None:
         """Copy the newest ``M`` positions, which are at ``place``, in order into new rings."""
 
-        def laid(x: Float[Tensor, "H B places K"]) -> Float[Tensor, "H B capacity K"]:
+        def laid(
+            x: Float[Tensor, "H B places K"], dtype: torch.dtype
+        ) -> Float[Tensor, "H B capacity K"]:
             # Zeros, as masked positions are multiplied by zero and must be finite.
-            ring = x.new_zeros(*x.shape[:2], capacity, x.shape[3])
-            ring[:, :, :M] = x[:, :, place]
+            ring = x.new_zeros(*x.shape[:2], capacity, x.shape[3], dtype=dtype)
+            ring[:, :, :M] = x[:, :, place].to(dtype)
             return ring
 
         positions = self._model._relative_positions(capacity, self._clamp_len, is_fixed=True)
         # In one assignment, so that an interrupt leaves a consistent state.
         self._rings, self._positions, self._capacity, self._origin = (
-            tuple([laid(x) for x in layers] for layers in cached),
+            tuple(
+                # The inputs of a recurrence are in float32 at least.
+                [
+                    laid(x, torch.promote_types(x.dtype, torch.float32) if n == 2 else x.dtype)
+                    for x in layers
+                ]
+                for n, layers in enumerate(cached)
+            ),
             [each for each in positions if each is not None],
             capacity,
             self.state - M,
@@ -405,12 +414,13 @@ class RingStepper(Stepper):
         if decay is None:
             return x
         (ring,) = self._rings[2]
+        own = x.to(ring.dtype)
         if self._mem_len:
-            last = ring[0][:, (newest - 1) % self._capacity].reshape(x.shape).to(x.dtype)
+            last = ring[0][:, (newest - 1) % self._capacity].reshape(x.shape)
             is_first = (self._first >= self._position)[:, None, None]
-            x = x + (last * decay.tanh().to(x.dtype)).masked_fill(is_first, 0)
-        self._set(ring, newest, x[None])
-        return x
+            own = own + (last * decay.to(ring.dtype).tanh()).masked_fill(is_first, 0)
+        self._set(ring, newest, own[None])
+        return own.to(x.dtype)
 
     def _attended(self, n: int, view: View, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write the keys and values, (B, 1, H, K), into the ring of layer ``n``; attend to it."""

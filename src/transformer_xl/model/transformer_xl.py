@@ -46,12 +46,13 @@ class TransformerXL(LanguageModel):
     $$h^{n-1} = \mu^n_1 \hat h^{n-1} + \mu^n_2 \mathrm{RMSNorm}(h^0)$$
 
     With ``input_recurrence`` the input of the first layer at position t of a text with embeddings
-    $e_t$ is, with a learned $a$ for each feature,
+    $e_t$ is, with a learned $a$ for each feature (the parameter ``input_decay``),
 
     $$h^0_t = e_t + \tanh(a) \odot h^0_{t-1}$$
 
     Across segments it goes on from the last position of the first layer's memory, detached, which
-    is cached beside keys and values, too.
+    is cached beside keys and values, too. Without a memory it begins anew in each segment. What it
+    carries has no limit of length, unlike what attention reaches.
 
     Rows of a batch may be padded on the right (``lengths``), contain several documents (``starts``
     for packed documents; ``mems.reset(rows)`` between segments; ``reset_at``, a token that always
@@ -158,8 +159,10 @@ class TransformerXL(LanguageModel):
         mems = mems.with_capacity(T, lengths.mem_len)
         M, first_key = mems.length, segment.first_keys(mems.length, mems.forgotten)
         x = self._embedded(segment)
-        x = self._recurrent(x, mems, first_key)
-        mems.store.append_input(x)
+        if self.input_decay is not None:
+            recurrent = self._recurrent(x, self.input_decay, mems, first_key)
+            mems.store.append_input(recurrent)
+            x = recurrent.to(x.dtype)
         # A prefix that is learned has weights beside it that may be learned, too.
         is_fixed = mems.has_keys and not torch.is_grad_enabled()
         positions = self._relative_positions(M + T, lengths.clamp_len, is_fixed=is_fixed)
@@ -192,22 +195,26 @@ class TransformerXL(LanguageModel):
         return x, segment.remembered(mems, present, first_key, lengths.mem_len, kept)
 
     def _recurrent(
-        self, x: Float[Tensor, "B T D"], mems: Memory, first_key: Tensor | None
+        self,
+        x: Float[Tensor, "B T D"],
+        decay: Float[Tensor, " D"],
+        mems: Memory,
+        first_key: Tensor | None,
     ) -> Float[Tensor, "B T D"]:
-        """Return embeddings to which the recurrence of the inputs was applied, if there is one.
+        """Return embeddings to which the recurrence of the inputs was applied.
 
         It is computed in log2(T) parallel steps (Hillis and Steele, 1986), each of which doubles
-        the number of tokens that have been added up.
+        the number of tokens that have been added up; in float32 at least, as bfloat16 rounds a
+        factor near 1 to 1.
         """
-        if self.input_decay is None:
-            return x
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
         M, T = mems.length, x.shape[1]
         # How many positions of its document are before each token.
         reach = None
         if first_key is not None:
             first = first_key[:, None] if first_key.ndim == 1 else first_key
             reach = torch.arange(M, M + T, device=x.device) - first
-        factor = self.input_decay.tanh().to(x.dtype)
+        factor = decay.to(x.dtype).tanh()
         if M:
             before = mems.store.last_input().to(x.dtype) * factor
             if reach is not None:
@@ -270,7 +277,10 @@ class TransformerXL(LanguageModel):
                 k, v = layer.keys_and_values(state)
                 for kept, x in ((keys, k), (values, v if mix is None else mix(v))):
                     kept.append(x.permute(2, 0, 1, 3).contiguous())
-        inputs = [memory.states[0][None].clone()] if self.config.input_recurrence else []
+        inputs = []
+        if self.config.input_recurrence:
+            exact = torch.promote_types(memory.states[0].dtype, torch.float32)
+            inputs = [memory.states[0][None].to(exact, copy=True)]
         store = KeysAndValues(keys, values, inputs, adapters=adapters(self))
         return Memory(store, memory.forgotten)
 

@@ -109,8 +109,8 @@ class Session:
     Its state has a constant size (``nbytes``), and can be saved, resumed in another process, forked
     and rewound. Every layer attends to exactly ``mem_len`` positions and the token itself
     (``attn_len = mem_len + 1`` in :func:`~transformer_xl.evaluate`), so results do not depend on
-    how the text was split, up to rounding. Exceptions are absolute positions and enhanced
-    recurrence, where results depend on the segmentation.
+    how the text was split, up to rounding. Exceptions are absolute positions, enhanced recurrence
+    and, with ``mem_len`` 0, input recurrence, where results depend on the segmentation.
 
     Args:
         model: The model, with fixed weights; its mode is restored after each call.

@@ -234,8 +234,10 @@ def compare(step: Step, run: Run) -> Errors:
         def some(n: int, streams: int = streams) -> Int[Tensor, "B n"]:
             return torch.randint(model.config.vocab_size, (streams, n), generator=draw)
 
+        mems = model.start_memory(streams, step.mem_len)
+        if isinstance(step, KeptStep):
+            mems = model.keep(mems)
         # In segments, to limit the peak memory.
-        mems = model.keep(model.start_memory(streams, step.mem_len))
         mems = read_all(model, some(step.mem_len), lengths._replace(segment_len=_PIECE), mems)
         hidden = torch.linspace(0, step.mem_len, streams).long()
         if mems.forgotten is not None:

@@ -254,14 +254,18 @@ def own_cache(cache: Any, model: LanguageModel) -> TransformerXLCache | None:
     store, config = KeysAndValues(keys, values), model.config
     store.is_prefix = True
     mems = Memory(store)
+    if config.input_recurrence:
+        raise ValueError(
+            "input_recurrence=True: a prefix of keys and values has no input from which the "
+            "recurrence could go on; use LoRA or prompt tuning"
+        )
     if not model.is_own(mems):
         width = config.n_head * config.head_width
         raise ValueError(
             f"a prefix of {len(keys)} layers of shape {tuple(keys[0].shape)} (heads, texts, "
             f"tokens, width) does not fit the model: PrefixTuningConfig(num_layers="
             f"{config.n_layer}, num_attention_heads={config.n_head}, token_dim={width}), and "
-            "relative positions (attn_type 0 or 1) without input_recurrence; or use LoRA or prompt "
-            "tuning"
+            "relative positions (attn_type 0 or 1); or use LoRA or prompt tuning"
         )
     if mems.length > config.mem_len:
         raise ValueError(
