@@ -460,7 +460,9 @@ class NativeStepper(RingStepper):
             self._decoder = self._described()
         seen = (n + 1 - self._first).clamp_(max=self._limit)
         newest = (n - self._origin) % self._capacity
-        return self._decoder(self._recurrent(x, newest)[:, 0], seen, newest)[:, None]
+        if self._model.input_decay is not None:
+            x = self._recurrent(x, newest)
+        return self._decoder(x[:, 0], seen, newest)[:, None]
 
     def _described(self) -> native.Decoder:
         model, config, final = self._model, self._model.config, self._model.final_norm
