@@ -320,25 +320,16 @@ class RingStepper(Stepper):
     ) -> None:
         """Copy the newest ``M`` positions, which are at ``place``, in order into new rings."""
 
-        def laid(
-            x: Float[Tensor, "H B places K"], dtype: torch.dtype
-        ) -> Float[Tensor, "H B capacity K"]:
+        def laid(x: Float[Tensor, "H B places K"]) -> Float[Tensor, "H B capacity K"]:
             # Zeros, as masked positions are multiplied by zero and must be finite.
-            ring = x.new_zeros(*x.shape[:2], capacity, x.shape[3], dtype=dtype)
-            ring[:, :, :M] = x[:, :, place].to(dtype)
+            ring = x.new_zeros(*x.shape[:2], capacity, x.shape[3])
+            ring[:, :, :M] = x[:, :, place]
             return ring
 
         positions = self._model._relative_positions(capacity, self._clamp_len, is_fixed=True)
         # In one assignment, so that an interrupt leaves a consistent state.
         self._rings, self._positions, self._capacity, self._origin = (
-            tuple(
-                # The inputs of a recurrence are in float32 at least.
-                [
-                    laid(x, torch.promote_types(x.dtype, torch.float32) if n == 2 else x.dtype)
-                    for x in layers
-                ]
-                for n, layers in enumerate(cached)
-            ),
+            tuple([laid(x) for x in layers] for layers in cached),
             [each for each in positions if each is not None],
             capacity,
             self.state - M,
