@@ -220,37 +220,47 @@ def test_empty_texts_are_refused(model, vocab):
             next_log_probs(model, wrong, lengths)
 
 
-def test_stories_are_trained_on_whole_and_with_other_names(babi, tmp_path):
-    task = load_task("babi")
-    folder = tmp_path / "data"
-    folder.mkdir()
-    train = (babi / "qa1_where_train.txt").read_text()
-    # The first two questions are about one story.
-    lines = train.splitlines()
-    lines[2:4] = ["3 Mary1 took the milk.", "4 Where is Mary0train?\tgarden\t1"]
-    (babi / "qa1_where_train.txt").write_text("\n".join(lines) + "\n")
-    task.prepare(babi, folder)
-    examples = read_examples(folder, "train")
-    documents = (folder / "train.txt").read_text().splitlines()
-    first, rest = documents[: len(documents) // 8], documents[len(documents) // 8 :]
-    # Once as they are, where the second prompt is what follows the first question.
-    questions = []
-    for document in first:
-        parts = document.split(SEPARATOR)
-        for n in range(0, len(parts), 2):
-            questions.append((" ".join(parts[: n + 1 : 2]), parts[n + 1]))
-    assert len(questions) == len(examples)
-    assert max(document.count(SEPARATOR) for document in first) == 3
-    # A renamed story has the same answer, up to the name.
-    for document in rest:
-        parts = document.split(SEPARATOR)
-        assert parts[1] in parts[0].split()
-    assert {x.split(SEPARATOR)[0] for x in rest} - {x.split(SEPARATOR)[0] for x in first}
-    # It is a story with other places in it, the same one for the same everywhere.
-    stories = {x.split()[0]: x.split() for x in first}
+def test_a_document_is_a_story_with_some_of_its_questions(tmp_path):
+    for part, size in (("train", 40), ("test", 4)):
+        lines = []
+        for n in range(size):
+            name, place = f"Ann{n}{part}", PLACES[n % 3]
+            lines += [f"1 {name} went to the {place}.", f"2 Where is {name}?\t{place}\t1"]
+            thing = "milk" if n % 2 else "apple"
+            lines += [f"3 {name} took the {thing} there and came back home in no time."]
+            lines += [f"4 What has {name}?\t{thing}\t3"]
+        (tmp_path / f"qa1_x_{part}.txt").write_text("\n".join(lines) + "\n")
+    load_task("babi").prepare(tmp_path, tmp_path)
+    examples = {x[:2] for x in read_examples(tmp_path, "train")}
+    documents = (tmp_path / "train.txt").read_text().splitlines()
+    n_stories = len(documents) // 16
+    assert n_stories == 36
+    # The first time each story once, as it is.
+    assert len({x.split()[0] for x in documents[:n_stories]}) == n_stories
+    asked = []
+    for document in documents[:n_stories]:
+        first, *rest = document.split(SEPARATOR)
+        asked.append((" what " in first, len(rest)))
+        assert (first, rest[0]) in examples
+        if len(rest) > 1:
+            assert (f"{first.partition(' where ')[0]} {rest[1]}", rest[2]) in examples
+    # The first question alone, the second alone, both.
+    assert {*asked} == {(False, 1), (True, 1), (False, 3)}
+    short = (tmp_path / "short.txt").read_text().splitlines()
+    assert len(short) == 16 * n_stories
+    assert max(len(x.split(SEPARATOR)[0].split()) for x in short) <= 14
+
+
+def test_stories_are_renamed(babi, tmp_path):
+    load_task("babi").prepare(babi, tmp_path)
+    documents = (tmp_path / "train.txt").read_text().splitlines()
+    n_stories = len(documents) // 16
+    stories = {x.split()[0]: x.split() for x in documents[:n_stories]}
     n_renamed = n_compared = 0
-    for document in rest:
+    for document in documents[n_stories:]:
+        # It is a story with other places in it, the same one for the same everywhere.
         words = document.split()
+        assert words[-1] in words[:-1]
         if len(words) == len(story := stories[words[0]]):
             n_compared += 1
             names = {*zip(story, words, strict=True)}
@@ -259,7 +269,7 @@ def test_stories_are_trained_on_whole_and_with_other_names(babi, tmp_path):
             assert {x for pair in changed for x in pair} <= {*PLACES}
             n_renamed += bool(changed)
     # Of three places in any order a third stay.
-    assert n_compared > len(rest) // 2
+    assert n_compared == 15 * n_stories
     assert n_compared // 2 < n_renamed < n_compared
 
 

@@ -24,20 +24,25 @@ from transformer_xl.tasks.task import (
 
 _ANSWER_LEN = 8
 """Words of an answer at most; the longest has three with two commas."""
-_VERSIONS = 8
+_VERSIONS = 16
 """How many times each story is written to train on."""
-_KEPT = 0.8
-"""Share of the questions that are asked in all versions but the first."""
+_SINGLE = 0.5
+"""Share of the stories of which one question is asked, as when the model is measured."""
+_SHORT = 14
+"""Words of a story and its question, at most, with which the training begins."""
 _NAMES = (
-    "mary sandra julie",
-    "john daniel bill fred jeff",
-    "gertrude winona jessica emily",
-    "lily bernhard brian greg julius",
+    "mary sandra julie gertrude winona jessica emily",
+    "john daniel bill fred jeff lily bernhard brian greg julius",
     "kitchen bathroom bedroom garden hallway office school park cinema",
     "apple milk football",
     "green white gray yellow",
+    "journeyed moved travelled",
+    "got grabbed took",
+    "discarded dropped left",
 )
 """Words that may take each other's place in a story."""
+_PRONOUNS = ("qa11", "qa13")
+"""Tasks in which women and men do not take each other's place."""
 _NOT_RENAMED = ("qa17", "qa18", "qa20")
 """Tasks in which the answer depends on what the words mean."""
 PASSED = 0.95
@@ -50,12 +55,16 @@ class BabiAnswers(Task):
     name = "babi"
     title = "bAbI, all 20 tasks by one model"
     metric = "mean accuracy over tasks, %"
-    models = {"txl": ("babi",), "lstm": ("babi-lstm",)}  # noqa: RUF012
+    models = {  # noqa: RUF012
+        "txl": ("babi-short", "babi"),
+        "lstm": ("babi-lstm-short", "babi-lstm"),
+    }
 
     def prepare(self, source: Path, folder: Path) -> None:
         """Write the examples of all tasks; ``source`` is a folder of bAbI, such as ``en``.
 
-        A document to train on is a whole story, with several of its questions where they are asked.
+        A document to train on is a story with some of its questions where they are asked. The first
+        training reads the shortest stories only (``short.txt``).
         """
         tasks = [task for task in BABI_TASKS if [*source.glob(f"{task}_*")]]
         if not tasks:
@@ -63,13 +72,14 @@ class BabiAnswers(Task):
         for split in SPLITS:
             stories = {task: babi_stories(source, task, split) for task in tasks}
             examples = [
-                Example(_text(*x.facts, x.question), _answer(x), group=task)
+                Example(_prompt(x), _answer(x), group=task)
                 for task, some in stories.items()
                 for x in chain.from_iterable(some)
             ]
             write_examples(folder, split, examples, SEPARATOR)
             if split == "train":
-                write_documents(folder, split, [*_training_documents(stories)], SEPARATOR)
+                write_documents(folder, "short", [*_documents(_short(stories))], SEPARATOR)
+                write_documents(folder, split, [*_documents(stories)], SEPARATOR)
 
     def measure(self, trained: Trained, folder: Path, split: str) -> Measured:
         """Write the answer to each question and compare it."""
@@ -95,11 +105,13 @@ class BabiAnswers(Task):
         yield "most frequent answer", _measured(examples, answers)
 
 
-def _training_documents(stories: dict[str, list[list[Question]]]) -> Iterator[list[str]]:
-    """Yield stories several times over: as they are, then with questions left out, and renamed.
+def _documents(stories: dict[str, list[list[Question]]]) -> Iterator[list[str]]:
+    """Yield the stories several times over, with other questions and, but the first time, renamed.
 
-    Where a question before is left out, its answer is no help, as when the model is measured. Other
-    names for the same persons, rooms or objects leave the answer as it is, up to the name.
+    A model that has always read the answers to the questions before relies on them, and they are
+    not there when it is measured; with one question to a document it would read each story as often
+    as it has questions. Other names for the same persons, rooms or objects leave the answer as it
+    is, up to the name.
     """
     draw = np.random.default_rng(0)
     # Tasks are mixed, so that every batch has all of them.
@@ -109,12 +121,23 @@ def _training_documents(stories: dict[str, list[list[Question]]]) -> Iterator[li
         for place in draw.permutation(len(order)):
             task, n = order[place]
             story = stories[task][n]
-            asked = [x for x in story if version == 0 or draw.random() < _KEPT]
-            parts = _parts(asked or story[-1:])
+            asked = [story[draw.integers(len(story))]]
+            if draw.random() >= _SINGLE:
+                share = draw.random()
+                asked = [x for x in story if draw.random() < share] or asked
+            parts = _parts(asked)
             if version and task not in _NOT_RENAMED:
-                names = _new_names(words[task], draw)
+                names = _new_names(words[task], draw, may_mix=task not in _PRONOUNS)
                 parts = [" ".join(names.get(x, x) for x in part.split()) for part in parts]
             yield parts
+
+
+def _short(stories: dict[str, list[list[Question]]]) -> dict[str, list[list[Question]]]:
+    """Return the questions with few words before them, each as a story."""
+    return {
+        task: [[x] for x in chain.from_iterable(some) if len(_prompt(x).split()) <= _SHORT]
+        for task, some in stories.items()
+    }
 
 
 def _parts(questions: list[Question]) -> list[str]:
@@ -126,10 +149,11 @@ def _parts(questions: list[Question]) -> list[str]:
     return parts
 
 
-def _new_names(words: set[str], draw: np.random.Generator) -> dict[str, str]:
+def _new_names(words: set[str], draw: np.random.Generator, *, may_mix: bool) -> dict[str, str]:
     """Return other names for those that occur in a task, the same ones in another order."""
+    women, men, *others = _NAMES
     names: dict[str, str] = {}
-    for kind in _NAMES:
+    for kind in [f"{women} {men}", *others] if may_mix else _NAMES:
         own = [x for x in kind.split() if x in words]
         names |= zip(own, draw.permutation(own).tolist(), strict=True)
     return names
@@ -143,6 +167,10 @@ def _text(*sentences: str) -> str:
     """Return the words between blanks without those that say nothing: articles, and full stops."""
     words = " ".join(sentences).replace(".", " ").replace("?", " ?").lower().split()
     return " ".join(x for x in words if x not in ("a", "an", "the"))
+
+
+def _prompt(question: Question) -> str:
+    return _text(*question.facts, question.question)
 
 
 def _answer(question: Question) -> str:
