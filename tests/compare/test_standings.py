@@ -71,7 +71,39 @@ def test_a_model_that_is_slow_only_is_as_good_at_equal_tokens(run, power_law):
     by_name = {row["model"]: row for row in result["models"]}
     assert by_name["slow"]["mean"] > by_name["gpt"]["mean"]
     assert by_name["gpt"]["at_tokens"] == pytest.approx(by_name["slow"]["at_tokens"])
-    assert "slow: less than half of the best share" in markdown(result)
+
+
+def test_a_contestant_that_uses_the_machine_badly_is_compared_at_its_tokens_and_flops(run):
+    trained = {"gpt": 4000.0, "lstm": 9000.0, "fair": 2100.0, "slow": 1900.0}
+    runs = [run(name, 1.0, phase="pace") for name in trained]
+    for pace in runs:
+        pace.found = {"seconds": [0.5], "ceiling_gflops": 1.0}
+    for name, n in trained.items():
+        runs += [run(name, 10.0 * n**-0.2, tokens=n)]
+        runs += [run(name, 10.0 * (n / 4) ** -0.2, phase="search", tokens=n / 4)]
+    result = standings(runs, reference="gpt")
+    # The bar is half of what the GPT uses, although the LSTM uses more.
+    (slow,) = result["slow"]
+    assert (slow["model"], slow["than"]) == ("slow", "gpt")
+    expected = {row["model"]: row for row in standings(runs, reference="slow")["models"]}
+    for row in slow["models"]:
+        for what in ("at_tokens", "at_flops"):
+            assert row[what] == expected[row["model"]][what]
+    # The LSTM was never trained for so little.
+    assert [row["model"] for row in slow["models"] if row["at_tokens"] is None] == ["lstm"]
+    table = markdown(result)
+    assert "less than half of the 0.13 of gpt, so the time measures the implementation" in table
+    assert "| bits per byte at the tokens of slow | at its FLOPs |" in table
+
+
+def test_without_a_gpt_the_bar_is_half_of_the_best_share(run):
+    trained = {"txl": 2000.0, "lstm": 9000.0}
+    runs = [run(name, 1.0, phase="pace") for name in trained]
+    for pace in runs:
+        pace.found = {"seconds": [0.5], "ceiling_gflops": 1.0}
+    runs += [run(name, 2.0, tokens=n) for name, n in trained.items()]
+    (slow,) = standings(runs)["slow"]
+    assert (slow["model"], slow["than"]) == ("txl", "lstm")
 
 
 def test_a_search_counts_with_the_chosen_learning_rate_only(run, power_law):

@@ -49,18 +49,21 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
     Returns:
         ``unit``, and ``models``: for each contestant, best first, its losses at equal time, mean
         and standard deviation over the seeds; the loss at the tokens, and at the FLOPs, of the
-        reference (:func:`loss_at`); what it cost; and the ``failed`` runs.
+        reference (:func:`loss_at`); what it cost; ``slow``: of each contestant that uses less than
+        half as much of the machine as ``than``, the losses of all at its tokens and its FLOPs; and
+        the ``failed`` runs.
     """
     failed = [run for run in runs if "failed" in run.found]
     done = [run for run in runs if "failed" not in run.found and run.phase != "pace"]
     final = [run for run in done if run.phase == "run"]
     found: list[dict[str, Any]] = []
     unit = unit_of(final) if final else "bits per token"
-    names = list(dict.fromkeys(run.model for run in final))
-    at = [run for run in final if run.model == (reference or next(iter(names), None))]
-    for name in names:
-        own = [run for run in final if run.model == name]
-        curve = [*_chosen_search(done, own), *own]
+    by_name: dict[str, list[Run]] = {}
+    for run in final:
+        by_name.setdefault(run.model, []).append(run)
+    curves = {name: [*_chosen_search(done, own), *own] for name, own in by_name.items()}
+    reference = reference or next(iter(by_name), None)
+    for name, own in by_name.items():
         losses = [bits(run, unit) for run in own]
         first = own[0].found
         row = {
@@ -81,19 +84,41 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
             "share_of_ceiling": _share(runs, own),
             "writing": first.get("writing"),
         }
-        for what, cost in (("at_tokens", tokens), ("at_flops", flops)):
-            there = statistics.fmean(map(cost, at))
-            row[what] = loss_at(there, curve, cost, unit)
         found.append(row)
+    at_reference = _at_costs(by_name[reference], curves, unit) if reference else {}
+    for row in found:
+        row |= at_reference[row["model"]]
     found.sort(key=lambda row: row["mean"])
     lost = [{"model": run.model, "seed": run.seed, "why": run.found["failed"]} for run in failed]
     return {
         "unit": unit,
-        "reference": at[0].model if at else None,
+        "reference": reference,
         "models": found,
+        "slow": [
+            {"model": name, "than": than, "models": _best_first(by_name[name], curves, unit)}
+            for name, than in _slow(found)
+        ],
         "failed": lost,
         "machine": final[0].found["machine"] if final else None,
     }
+
+
+def _at_costs(
+    own: Runs, curves: Mapping[str, Runs], unit: str
+) -> dict[str, dict[str, float | None]]:
+    """Return the losses of all contestants at the tokens, and at the FLOPs, of one of them."""
+    costs = {"at_tokens": tokens, "at_flops": flops}
+    means = {what: statistics.fmean(map(cost, own)) for what, cost in costs.items()}
+    return {
+        name: {what: loss_at(means[what], curve, cost, unit) for what, cost in costs.items()}
+        for name, curve in curves.items()
+    }
+
+
+def _best_first(own: Runs, curves: Mapping[str, Runs], unit: str) -> list[dict[str, Any]]:
+    """Return rows of :func:`_at_costs` by the loss at equal tokens, or else at equal FLOPs."""
+    rows = [{"model": name, **losses} for name, losses in _at_costs(own, curves, unit).items()]
+    return sorted(rows, key=lambda row: [row[x] or math.inf for x in ("at_tokens", "at_flops")])
 
 
 def _share(runs: Runs, own: Runs) -> float | None:
@@ -187,12 +212,19 @@ def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()
             cells = [row["model"], *times, *sizes, row["writing"][0]["stepper"]]
             table.append(f"| {' | '.join(cells)} |")
         parts.append("\n".join(table))
-    slow = _slow(result["models"])
-    if slow:
+    shares = {row["model"]: row["share_of_ceiling"] for row in result["models"]}
+    for slow in result["slow"]:
+        name, than = slow["model"], slow["than"]
         parts.append(
-            f"{', '.join(slow)}: less than half of the best share of the machine's ceiling, so the "
-            "time measures the implementation; tokens and FLOPs decide."
+            f"{name} uses {shares[name]:.2f} of the machine's ceiling, less than half of the "
+            f"{shares[than]:.2f} of {than}, so the time measures the implementation; tokens and "
+            "FLOPs decide:"
         )
+        table = [f"| model | {unit} at the tokens of {name} | at its FLOPs |", "|---|--:|--:|"]
+        for row in slow["models"]:
+            cells = [row["model"], *(_number(row[x], ".4f") for x in ("at_tokens", "at_flops"))]
+            table.append(f"| {' | '.join(cells)} |")
+        parts.append("\n".join(table))
     if any(row["at_edge"] for row in result["models"]):
         parts.append(
             "(edge): the lowest or highest learning rate of the search was the best one; a rate "
@@ -203,12 +235,15 @@ def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()
     return "\n\n".join(parts) + "\n"
 
 
-def _slow(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Name the contestants that use the machine half as well as the GPT, or the best, at most."""
-    shares = {row["model"]: row["share_of_ceiling"] for row in rows}
-    by_name = {name: share for name, share in shares.items() if share is not None}
-    bar = by_name.get("gpt", max(by_name.values(), default=0.0)) / 2
-    return [name for name, share in by_name.items() if share < bar]
+def _slow(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Name the contestants that use the machine less than half as well as the GPT, and it.
+
+    Without a contestant ``gpt``, that is the one which uses the machine best.
+    """
+    known = {row["model"]: row["share_of_ceiling"] for row in rows}
+    shares = {name: share for name, share in known.items() if share is not None}
+    than = "gpt" if "gpt" in shares else max(shares, key=shares.__getitem__, default="")
+    return [(name, than) for name, share in shares.items() if share < shares[than] / 2]
 
 
 def _number(value: float | None, form: str) -> str:
