@@ -50,7 +50,10 @@ def test_a_contestant_is_trained_and_measured(tmp_path, models, kind):
     # An LSTM remembers one state, the others fill their memory.
     sizes = [row["state_bytes"] for row in found["writing"]]
     assert (sizes[0] == sizes[1]) == (kind == "lstm" or (mem_len is not None and mem_len <= 10))
-    assert all(row["ms_per_token"] > 0 for row in found["writing"])
+    for row in found["writing"]:
+        own, called = row["ms_per_token"], row["ms_called"]
+        assert min(own, called) > 0
+        assert (own == called) == (row["stepper"] == "CallingStepper")
 
 
 def test_losses_alone_are_quicker(tmp_path, models):

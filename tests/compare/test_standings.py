@@ -143,6 +143,36 @@ def test_floors_stand_below_with_what_they_were_given(run):
     assert len({line.count("|") for line in lines[:5]}) == 1
 
 
+def test_counts_of_tokens_that_a_run_lacks_are_left_open(run):
+    before = {"tokens": 1000, "ms_per_token": 0.5, "state_bytes": 2048, "stepper": "NativeStepper"}
+    now = [before | {"ms_called": 1.5}, before | {"tokens": 1_000_000, "ms_called": 2.5}]
+    runs = [run("old", 2.0, writing=[before]), run("new", 1.0, writing=now), run("none", 3.0)]
+    table = markdown(standings(runs))
+    called = "ms with the model called for each token (CallingStepper) after 1,000 tokens"
+    assert called in table
+    assert "| new | NativeStepper | 0.50 | 0.50 | 1.50 | 2.50 |" in table
+    assert "| old | NativeStepper | 0.50 | - | - | - |" in table
+    assert "| new | 2.0 | 2.0 |" in table
+    assert "| old | 2.0 | - |" in table
+    assert table.count("| none |") == 1
+
+
+def test_seeds_and_the_rate_of_training_are_columns(run):
+    runs = [
+        run("a", 2.0, tokens=6e4),
+        run("a", 2.2, seed=2, tokens=6e4, seconds=9e9),
+        run("b", 3.0),
+    ]
+    (a, b) = standings(runs)["models"]
+    # By the nominal time, whatever the machine had to do besides.
+    assert (a["tokens_per_second"], b["tokens_per_second"]) == (1000, pytest.approx(1000 / 60))
+    header, _, first, second = markdown(standings(runs)).splitlines()[:4]
+    column = [x.strip() for x in header.split("|")].index("seeds")
+    assert [line.split("|")[column].strip() for line in (first, second)] == ["2", "1"]
+    assert "| tokens per second of training |" in header
+    assert "| 1,000 |" in first
+
+
 def test_a_picture_is_drawn_of_whatever_was_measured(run, power_law, tmp_path):
     pytest.importorskip("matplotlib")
     detailed = {

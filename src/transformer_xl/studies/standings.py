@@ -79,6 +79,8 @@ def standings(runs: Runs, reference: str | None = None) -> dict[str, Any]:
             **{x: first["training"][x] for x in ("parameters", "inside", "mflop_per_token")},
             "dtype": first["training"]["dtype"],
             "tokens": statistics.fmean(map(tokens, own)),
+            # Not by the seconds that it took: the machine may have been busy.
+            "tokens_per_second": statistics.fmean(tokens(run) / (60 * run.minutes) for run in own),
             "seconds": statistics.fmean(run.found["training"]["seconds"] for run in own),
             "peak_mb": statistics.fmean(run.found["training"]["peak_mb"] for run in own),
             "share_of_ceiling": _share(runs, own),
@@ -175,19 +177,22 @@ def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()
     """
     unit, reference = result["unit"], result["reference"] or "the first"
     lines = [
-        f"| model | {unit} at equal time | at the tokens of {reference} | at its FLOPs | rates x "
-        "| weights inside | tokens | MFLOP per token | share of the ceiling | peak memory |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|",
+        f"| model | {unit} at equal time | seeds | at the tokens of {reference} | at its FLOPs "
+        "| rates x | weights inside | tokens | tokens per second of training | MFLOP per token "
+        "| share of the ceiling | peak memory |",
+        "|---|" + "--:|" * 11,
     ]
     for row in result["models"]:
         spread = "" if row["std"] is None else f" ± {row['std']:.4f}"
         cells = [
             row["model"],
             f"{row['mean']:.4f}{spread}",
+            f"{len(row['seeds'])}",
             *(_number(row[x], ".4f") for x in ("at_tokens", "at_flops")),
             f"{row['factor']:g}" + " (edge)" * row["at_edge"],
             f"{row['inside'] / 1e6:.2f} M",
             f"{row['tokens'] / 1e6:.2f} M",
+            f"{row['tokens_per_second']:,.0f}",
             f"{row['mflop_per_token']:.1f}",
             _number(row["share_of_ceiling"], ".2f"),
             f"{row['peak_mb']:.0f} MB",
@@ -195,23 +200,10 @@ def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()
         lines.append(f"| {' | '.join(cells)} |")
     for row in sorted(floors, key=lambda row: row["bits"]):
         trained = ", given the training text" * row["trained"]
-        lines.append(f"| {row['name']}{trained} | {row['bits']:.4f} |" + " |" * 8)
+        lines.append(f"| {row['name']}{trained} | {row['bits']:.4f} |" + " |" * 10)
     parts = ["\n".join(lines)]
-    written = [row for row in result["models"] if row["writing"]]
-    if written:
-        counts = [x["tokens"] for x in written[0]["writing"]]
-        heads = [f"{n:,} tokens" for n in counts]
-        table = [
-            "| model | time of a token after " + " | ".join(heads) + " | state after "
-            + " | ".join(heads) + " | step |",
-            "|---|" + "--:|" * (2 * len(counts)) + "---|",
-        ]  # fmt: skip
-        for row in written:
-            times = [f"{x['ms_per_token']:.2f} ms" for x in row["writing"]]
-            sizes = [f"{x['state_bytes'] / 1e6:.2f} MB" for x in row["writing"]]
-            cells = [row["model"], *times, *sizes, row["writing"][0]["stepper"]]
-            table.append(f"| {' | '.join(cells)} |")
-        parts.append("\n".join(table))
+    if any(row["writing"] for row in result["models"]):
+        parts += _writing(result["models"])
     shares = {row["model"]: row["share_of_ceiling"] for row in result["models"]}
     for slow in result["slow"]:
         name, than = slow["model"], slow["than"]
@@ -233,6 +225,32 @@ def markdown(result: Mapping[str, Any], floors: Sequence[Mapping[str, Any]] = ()
     for row in result["failed"]:
         parts.append(f"{row['model']}, seed {row['seed']}, failed: {row['why']}")
     return "\n\n".join(parts) + "\n"
+
+
+def _writing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Format the time of a token, and the size of the state, after ever more tokens."""
+    by_name = {row["model"]: {x["tokens"]: x for x in row["writing"] or ()} for row in rows}
+    counts = sorted({n for found in by_name.values() for n in found})
+    heads = " | ".join(f"after {n:,} tokens" for n in counts)
+    times = [
+        f"| model | step | ms of a token with this step {heads} "
+        f"| ms with the model called for each token (CallingStepper) {heads} |",
+        "|---|---|" + "--:|" * (2 * len(counts)),
+    ]
+    sizes = [f"| model | kB of state {heads} |", "|---|" + "--:|" * len(counts)]
+    for name, found in by_name.items():
+        if not found:
+            continue
+        # Runs of an earlier revision have fewer counts.
+        each = [found.get(n, {}) for n in counts]
+        own, called = (
+            [_number(x.get(what), ".2f") for x in each] for what in ("ms_per_token", "ms_called")
+        )
+        state = [_number(x["state_bytes"] / 1e3 if x else None, ".1f") for x in each]
+        stepper = next(iter(found.values()))["stepper"]
+        times.append(f"| {' | '.join([name, stepper, *own, *called])} |")
+        sizes.append(f"| {' | '.join([name, *state])} |")
+    return ["\n".join(times), "\n".join(sizes)]
 
 
 def _slow(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
