@@ -166,6 +166,40 @@ def test_a_contestant_that_comes_later_is_measured_in_turns_with_the_others(
     assert {(task.model, task.config.train.steps) for task in made[n:]} == {("gpt", 960)}
 
 
+def test_a_copy_of_a_recipe_is_a_contestant_of_its_own(tmp_path, models, made):
+    two = {"txl": models["txl"]}
+    Comparison(plan(two, factors=(1.0,)), tmp_path).go()
+    two["gpt"] = models["txl"]
+    comparison = Comparison(plan(two, factors=(1.0,)), tmp_path)
+    comparison.go()
+    assert [task.model for task in made] == ["txl", "gpt"]
+    assert made[0].digest == made[1].digest
+    assert made[0].folder != made[1].folder
+    runs = [run for run in comparison.planned() if run.phase == "run"]
+    assert [run.model for run in runs] == ["txl", "gpt"]
+
+
+def test_runs_with_other_threads_are_named_before_they_are_made_anew(
+    tmp_path, models, made, monkeypatch
+):
+    said = []
+    models = {"txl": models["txl"]}
+    # What is measured has one thread.
+    monkeypatch.setattr(compare, "threads_of", lambda jobs: 1)
+    Comparison(plan(models), tmp_path, said.append).go()
+    Comparison(plan(models), tmp_path, said.append).go()
+    assert not [text for text in said if "threads" in text]
+    n = len(made)
+    monkeypatch.setattr(compare, "threads_of", lambda jobs: 2)
+    said.clear()
+    Comparison(plan(models), tmp_path, said.append).go()
+    assert len(made) == 2 * n
+    named = [text for text in said if "was made with threads=1" in text]
+    # Before anything else.
+    assert [text.split(":")[0] for text in named] == ["txl, run", "txl, search"]
+    assert said.index(named[1]) < said.index("measuring the pace of each contestant, in turns")
+
+
 def test_a_damaged_file_of_runs_is_named_and_left_as_it_is(tmp_path, models):
     (tmp_path / compare.RUNS_FILE).write_text("[{]")
     with pytest.raises(ValueError, match=r"runs\.json is damaged, or no file of runs"):

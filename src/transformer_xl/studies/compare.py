@@ -244,8 +244,9 @@ class Comparison:
 
     def done(self, task: Task) -> Run | None:
         """Return what was measured of a run, if it has ended."""
-        digest = task.digest
-        return next((run for run in self.runs if run.digest == digest), None)
+        # A copy of a recipe has the same digest, and is a contestant of its own.
+        key = (task.model, task.digest)
+        return next((run for run in self.runs if (run.model, run.digest) == key), None)
 
     def planned(self) -> list[Run]:
         """Return the runs of the plan that have ended, in its order."""
@@ -254,14 +255,15 @@ class Comparison:
 
     def add(self, runs: Iterable[Run]) -> None:
         """Add runs that are known from elsewhere, and write them."""
-        known = {run.digest for run in self.runs}
-        self.runs += [run for run in runs if run.digest not in known]
+        known = {(run.model, run.digest) for run in self.runs}
+        self.runs += [run for run in runs if (run.model, run.digest) not in known]
         self.folder.mkdir(parents=True, exist_ok=True)
         text = msgspec.json.format(msgspec.json.encode(self.runs), indent=1)
         replace_file(self.folder / RUNS_FILE, text + b"\n")
 
     def go(self) -> None:
         """Search the learning rates and train, seed by seed."""
+        self._say_other_threads()
         self._measure_paces()
         self._make(self.search())
         self._make([*self.final()])
@@ -269,6 +271,23 @@ class Comparison:
     def pace(self, model: str) -> Run | None:
         """Return the measured pace of a contestant."""
         return self.done(self._pace_task(model))
+
+    def _say_other_threads(self) -> None:
+        """Say which runs there are with another number of threads only, and are made anew."""
+        threads = threads_of(self.plan.jobs)
+        phases = {"run"} | {task.phase for task in self.search()}
+        made = {
+            (run.model, run.phase, run.found["machine"]["threads"])
+            for run in self.runs
+            if run.model in self.plan.models and run.phase in phases and "machine" in run.found
+        }
+        for model, phase, other in sorted(made):
+            if other != threads and (model, phase, threads) not in made:
+                self._say(
+                    f"{model}, {phase}: was made with threads={other} for each run, and is made "
+                    f"anew with threads={threads}, which is OMP_NUM_THREADS / jobs="
+                    f"{self.plan.jobs}; to use what is there, change one of the two"
+                )
 
     def _measure_paces(self) -> None:
         """Measure the seconds of a step of contestants whose pace is not known.
