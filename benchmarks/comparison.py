@@ -2,10 +2,14 @@
 
     python benchmarks/comparison.py python-stdlib --jobs 2
     python benchmarks/comparison.py ptb-char --path ../shared/data/ptb --jobs 2
+    python benchmarks/comparison.py python-stdlib --jobs 2 --measure
     python benchmarks/comparison.py --docs
 
 Every run that has ended is in benchmarks/results/comparison_NAME.json at once, and is not made
-again: the runs take hours, and may be made on several days. With --docs, the tables of
+again: the runs take hours, and may be made on several days. The number of threads of each run,
+which is OMP_NUM_THREADS / jobs, belongs to its settings. With --measure, nothing is trained: the
+time of a token and the size of the state are measured anew for the runs of the first seed whose
+models are still in their folders, and so is what else they lack. With --docs, the tables of
 docs/which-model.md are written anew, between its two comments. With --larger, the networks have
 about ten times as many weights, for a GPU.
 """
@@ -31,6 +35,7 @@ from transformer_xl.studies.compare import (
     Plan,
     Run,
     load_contestants,
+    threads_of,
 )
 from transformer_xl.studies.standings import draw, markdown, standings
 
@@ -45,6 +50,7 @@ CORPORA = {
 }
 """By name: a recipe with the text and its vocabulary, and a title."""
 DEFAULTS = {field.name: field.default for field in fields(ModelConfig)}
+MINUTES = 20.0
 MODELS = ("modern-xl", "txl", "txl-paper", "gpt", "gpt-cache", "lstm", "mamba2")
 
 
@@ -77,6 +83,29 @@ def rounded(x: Any) -> Any:
     return {name: rounded(each) for name, each in x.items()} if isinstance(x, dict) else x
 
 
+def planned_of_others(path: Path, plan: Plan) -> list[str]:
+    """Return the digests that were planned of the contestants that a plan does not name.
+
+    Raises:
+        ValueError: Their runs had another time, or other threads, and stand in the same tables.
+    """
+    known = recorded(path)
+    runs = [x for x in known["runs"] if x["model"] not in plan.models]
+    runs = [x for x in runs if x["digest"] in known["planned"]]
+    cost = plan.minutes, threads_of(plan.jobs)
+    for run in runs:
+        if run["phase"] != "run" or "machine" not in run["found"]:
+            continue
+        other = run["minutes"], run["found"]["machine"]["threads"]
+        if other != cost:
+            raise ValueError(
+                f"{run['model']} in {path} was trained for {other[0]:g} minutes with {other[1]} "
+                f"threads, and cannot stand beside runs of {cost[0]:g} minutes with {cost[1]}: set "
+                "--minutes, --jobs or OMP_NUM_THREADS, or give --json another file"
+            )
+    return [x["digest"] for x in runs]
+
+
 def compare(name: str, arguments: argparse.Namespace) -> None:
     """Make the runs of a corpus that are missing."""
     data: DataConfig = load_recipe(CORPORA[name][0]).data
@@ -98,6 +127,7 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
     folder = arguments.out or ROOT / "runs" / "comparison" / (name + size)
     known = recorded(path)
     about = {**circumstances(), "revision": commit()}
+    others = planned_of_others(path, plan)
     known["circumstances"] = [x for x in known["circumstances"] if x != about] + [about]
     comparison: Comparison | None = None
 
@@ -105,7 +135,8 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
         print(text, flush=True)
         if comparison is None:
             return
-        known["planned"] = [run.digest for run in comparison.planned()]
+        if not arguments.measure:
+            known["planned"] = others + [run.digest for run in comparison.planned()]
         known["runs"] = rounded(msgspec.to_builtins(comparison.runs))
         # A line for each run.
         lines = ",\n".join(json.dumps(run) for run in known["runs"])
@@ -114,10 +145,13 @@ def compare(name: str, arguments: argparse.Namespace) -> None:
 
     comparison = Comparison(plan, folder, record)
     comparison.add(msgspec.convert(known["runs"], list[Run]))
-    if not known["floors"] and arguments.floors:
-        rows = floors(comparison.corpus)
-        known["floors"] = rounded([asdict(row) for row in rows])
-    comparison.go()
+    if arguments.measure:
+        comparison.measure()
+    else:
+        if not known["floors"] and arguments.floors:
+            rows = floors(comparison.corpus)
+            known["floors"] = rounded([asdict(row) for row in rows])
+        comparison.go()
     record("done")
 
 
@@ -152,13 +186,20 @@ def section(name: str) -> str:
         f"{'s' * (where['threads'] != 1)}, {where['processor']}, torch {where['torch']}, revision "
         f"{revisions}; "
         + (f"learning rates searched with runs of {searched:g} minutes. " if searched else "")
-        + "Command: "
-        f"`python benchmarks/comparison.py {name}`; runs: "
+        + f"Command: `{_command(name, minutes, where['threads'], known)}`; runs: "
         f"[comparison_{name}.json](../benchmarks/results/comparison_{name}.json).",
     ]
     if missing:
         parts.append(f"Not run: {', '.join(missing)}.")
     return "\n\n".join(parts)
+
+
+def _command(name: str, minutes: float, threads: int, known: dict[str, Any]) -> str:
+    """Return the command that finds the recorded runs, with as many threads for each."""
+    in_all = max([threads, *(x["threads"] for x in known["circumstances"])])
+    longer = f" --minutes {minutes:g}" * (minutes != MINUTES)
+    words = f"{name}{longer} --jobs {in_all // threads}"
+    return f"OMP_NUM_THREADS={in_all} python benchmarks/comparison.py {words}"
 
 
 def write_page() -> None:
@@ -177,12 +218,15 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("corpus", nargs="?", choices=CORPORA)
     parser.add_argument("--path", help="a local copy of the text")
     parser.add_argument("--models", nargs="+", default=MODELS)
-    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one thread each")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
     parser.add_argument("--rates", type=float, nargs="+", default=FACTORS, help="factors to search")
     parser.add_argument("--larger", action="store_true", help="ten times as many weights")
     parser.add_argument("--no-floors", dest="floors", action="store_false")
+    parser.add_argument(
+        "--measure", action="store_true", help="measure writing anew, train nothing"
+    )
     parser.add_argument("--json", type=Path, help="default benchmarks/results/comparison_NAME.json")
     parser.add_argument("--out", type=Path, help="run folders; default runs/comparison/NAME")
     parser.add_argument("--docs", action="store_true", help="write docs/which-model.md and end")

@@ -19,7 +19,7 @@ def found(nll, *, tokens=1000.0, mflop=2.0, seconds=60.0, **more):
     training = {"steps": 5, "tokens": tokens, "seconds": seconds, "parameters": 9000}
     training |= {"inside": 8000, "dtype": "float32", "mflop_per_token": mflop}
     training |= {"peak_mb": 50.0}
-    machine = {"processor": "a processor", "threads": 1}
+    machine = {"processor": "a processor", "threads": 1, "torch": "2.0"}
     split = {"split": "test"}
     return {
         "training": training,

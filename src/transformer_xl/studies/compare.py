@@ -30,7 +30,7 @@ from transformer_xl.config.device import pick_device, pick_precision
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import load_recipe, recipe_names
 from transformer_xl.data import prepare
-from transformer_xl.studies.contestant import measured
+from transformer_xl.studies.contestant import measured, measured_anew
 from transformer_xl.studies.pace import paces, steps_in
 from transformer_xl.train.step import Diverged
 
@@ -268,6 +268,31 @@ class Comparison:
         self._make(self.search())
         self._make([*self.final()])
 
+    def measure(self) -> None:
+        """Measure writing anew, and what else is missing, of the runs that are measured in detail.
+
+        Nothing is trained. Each is measured alone, in a process with as many threads as it was
+        trained with; a run without a model in its folder is named and stays as it is.
+        """
+        detailed = [task for task in self.final() if task.is_detailed]
+        ended = [(task, run) for task in detailed if (run := self.done(task))]
+        if not ended:
+            self._say(
+                "nothing to measure: no detailed run of this plan has ended; its settings include "
+                f"the threads of a run, here {threads_of(self.plan.jobs)}"
+            )
+        for task, run in ended:
+            name = task.folder.relative_to(self.folder)
+            if "failed" in run.found:
+                continue
+            if not (task.folder / "model" / "best").is_dir():
+                self._say(f"{name}: not measured, as {self.folder} does not have its model")
+                continue
+            with _workers(1, task.threads) as workers:
+                run.found = workers.submit(_measure, task, run.found).result()
+            self.add([])
+            self._say(f"{name}: measured")
+
     def pace(self, model: str) -> Run | None:
         """Return the measured pace of a contestant."""
         return self.done(self._pace_task(model))
@@ -418,6 +443,12 @@ def _carry_out(task: Task) -> dict[str, Any]:
         )
     except Diverged as error:
         return {"failed": str(error), "diverged": True}
+
+
+def _measure(task: Task, found: dict[str, Any]) -> dict[str, Any]:
+    """Measure a run that has been trained, in a process of its own."""
+    torch.set_num_threads(task.threads)
+    return measured_anew(task.config, task.folder, found)
 
 
 def _workers(jobs: int, threads: int) -> ProcessPoolExecutor:

@@ -1,7 +1,7 @@
 """One contestant of a comparison: trained, then measured in every way that it is compared."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -102,19 +102,45 @@ def measured(
         found["valid"] = _figures(losses("valid", best))
         split = held_out(corpus)
         found["test"] = _figures(losses(split, best)) | {"split": split}
-        lengths = Lengths.of(model.config, **settings.lengths_after(config.train.segment_len))
-        if best is not None:
-            lengths = lengths._replace(mem_len=best)
-        if is_detailed:
-            found |= _detailed(model, corpus.split(split), lengths)
     if is_detailed:
-        # In the precision of the weights, as `txl generate` does.
-        written = _written(model, corpus, lengths, config.train.segment_len)
-        found["writing"] = [*written]
+        found |= _details(config, model, corpus, found)
     machine = describe_machine()
     found["machine"] = {name: machine[name] for name in ("processor", "gpu", "threads")}
     found["machine"] |= {"torch": str(torch.__version__)}
     return found
+
+
+def measured_anew(config: Config, folder: Path, found: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure a trained contestant again where that has changed: nothing is trained.
+
+    Args:
+        config: Its recipe.
+        folder: Its run folder, which has its model.
+        found: What :func:`measured` returned.
+
+    Returns:
+        ``found`` with ``writing``, measured anew, and with ``by_mem_len`` and ``from_start``,
+        measured only if they are missing.
+    """
+    model = load_model(folder / "model" / "best").to(pick_device())
+    corpus = prepare(config.data, lambda _: None)
+    return {**found, **_details(config, model, corpus, found)}
+
+
+def _details(
+    config: Config, model: LanguageModel, corpus: Corpus, found: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Measure the losses by context if they are missing, and writing."""
+    test, trained = found["test"], config.train.segment_len
+    lengths = Lengths.of(model.config, **config.eval.lengths_after(trained))
+    if model.remembers_positions and config.model.mem_len:
+        lengths = lengths._replace(mem_len=test["mem_len"])
+    more = {}
+    if not {"by_mem_len", "from_start"} <= found.keys():
+        with autocast(config.train.precision, model.device):
+            more = _detailed(model, corpus.split(test["split"]), lengths)
+    # In the precision of the weights, as `txl generate` does.
+    return {**more, "writing": [*_written(model, corpus, lengths, trained)]}
 
 
 def _trained(config: Config, model: LanguageModel, folder: Path) -> dict[str, Any]:

@@ -1,0 +1,116 @@
+"""The program of the comparison: what its file of runs and its page keep of earlier calls."""
+
+import json
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from transformer_xl.studies import compare
+
+PROGRAMS = Path(__file__).parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: Any, made: Any) -> ModuleType:
+    """The program, with a corpus ``toy``, toy contestants, and files of its own."""
+    monkeypatch.syspath_prepend(str(PROGRAMS))
+    program = import_module("comparison")
+    (tmp_path / "docs" / "images").mkdir(parents=True)
+    page = tmp_path / "docs" / "page.md"
+    page.write_text(f"above\n\n{program.BEGIN}\nold\n{program.END}\n\nbelow\n")
+    monkeypatch.setattr(program, "PAGE", page)
+    monkeypatch.setattr(program, "RESULTS", tmp_path)
+    monkeypatch.setattr(program, "MODELS", tuple(models))
+    monkeypatch.setattr(program, "CORPORA", {"toy": ("toy", "A text of toys")})
+    monkeypatch.setattr(program, "load_recipe", lambda _: models["txl"])
+    monkeypatch.setattr(program, "load_contestants", lambda names: {x: models[x] for x in names})
+    # What is measured has one thread.
+    monkeypatch.setattr(compare, "threads_of", lambda jobs: 1)
+    monkeypatch.setattr(program, "threads_of", lambda jobs: 1)
+    return program
+
+
+def call(program: ModuleType, tmp_path: Path, *words: str) -> dict[str, Any]:
+    """Make a call; return what the file of the runs has then."""
+    words = ("toy", "--out", str(tmp_path / "runs"), "--no-floors", "--seeds", "1", *words)
+    program.main([*words])
+    return json.loads((tmp_path / "comparison_toy.json").read_text())
+
+
+def test_a_call_with_fewer_contestants_keeps_the_others(program, tmp_path, made):
+    pytest.importorskip("matplotlib")
+    first = call(program, tmp_path, "--models", "txl", "gpt")
+    n = len(made)
+    last = call(program, tmp_path, "--models", "lstm")
+    assert {task.model for task in made[n:]} == {"lstm"}
+    assert [*first["planned"]] == last["planned"][: len(first["planned"])]
+    assert len(last["planned"]) == 3 * (1 + len(compare.FACTORS) + 1)
+    program.main(["--docs"])
+    text = program.PAGE.read_text()
+    assert text.startswith("above\n")
+    assert text.endswith("below\n")
+    for name in ("txl", "gpt", "lstm"):
+        assert f"\n| {name} |" in text
+    assert "Not run" not in text
+
+
+def test_the_plan_of_a_contestant_is_that_of_the_last_call_that_names_it(program, tmp_path):
+    first = call(program, tmp_path, "--models", "txl", "gpt")
+    last = call(program, tmp_path, "--models", "gpt", "--rates", "1")
+    of = {run["digest"]: (run["model"], run["phase"]) for run in last["runs"]}
+    assert [x for x in first["planned"] if of[x][0] == "txl"] == last["planned"][:6]
+    assert [of[x] for x in last["planned"][6:]] == [("gpt", "pace"), ("gpt", "run")]
+    # The others are in the file, and would not be made again.
+    assert len(last["runs"]) == len(first["runs"]) + 1
+
+
+def test_runs_of_another_time_do_not_stand_in_the_same_tables(program, tmp_path, made):
+    first = call(program, tmp_path, "--models", "txl", "gpt")
+    n = len(made)
+    with pytest.raises(ValueError, match=r"txl in .* was trained for 20 minutes with 1 threads"):
+        call(program, tmp_path, "--models", "gpt", "--minutes", "5")
+    assert len(made) == n
+    both = call(program, tmp_path, "--models", "txl", "gpt", "--minutes", "5")
+    assert not {run["digest"] for run in first["runs"] if run["phase"] == "run"} & {
+        *both["planned"]
+    }
+
+
+def test_the_page_has_the_command_with_its_threads(program, tmp_path):
+    pytest.importorskip("matplotlib")
+    known = call(program, tmp_path, "--models", "txl", "--minutes", "5")
+    known["circumstances"][0]["threads"] = 3
+    (tmp_path / "comparison_toy.json").write_text(json.dumps(known))
+    command = "OMP_NUM_THREADS=3 python benchmarks/comparison.py toy --minutes 5 --jobs 3"
+    assert f"Command: `{command}`; runs:" in program.section("toy")
+    assert "Not run: gpt, lstm." in program.section("toy")
+
+
+def test_measuring_anew_trains_nothing_and_keeps_the_rest(
+    program, tmp_path, made, monkeypatch, capsys
+):
+    before = call(program, tmp_path, "--models", "txl", "gpt")
+    n = len(made)
+    (best,) = (x.folder for x in made if (x.model, x.phase) == ("txl", "run"))
+    (best / "model" / "best").mkdir(parents=True)
+    measured = {"writing": [{"tokens": 10, "ms_per_token": 1.0}]}
+    monkeypatch.setattr(compare, "_measure", lambda task, found: {**found, **measured})
+    after = call(program, tmp_path, "--models", "txl", "gpt", "--measure")
+    said = capsys.readouterr().out
+    assert len(made) == n
+    assert after["planned"] == before["planned"]
+    changed = [x for x, y in zip(after["runs"], before["runs"], strict=True) if x != y]
+    assert [(x["model"], x["phase"]) for x in changed] == [("txl", "run")]
+    assert changed[0]["found"]["writing"] == measured["writing"]
+    assert "txl/seed_1" in said
+    assert "not measured, as" in said
+
+
+def test_nothing_to_measure_is_said(program, tmp_path, capsys):
+    before = call(program, tmp_path, "--models", "txl")
+    after = call(program, tmp_path, "--models", "txl", "--minutes", "5", "--measure")
+    assert "nothing to measure: no detailed run of this plan has ended" in capsys.readouterr().out
+    assert (after["planned"], after["runs"]) == (before["planned"], before["runs"])
