@@ -22,13 +22,32 @@ def _quick(monkeypatch):
     monkeypatch.setattr(contestant, "_STEPS", 2)
 
 
+@pytest.fixture
+def contestants(models):
+    """The toy models, and one of each other kind: what is read again, borrowed, recurrent."""
+    window = replace(models["gpt"].model, mem_len=0)
+    # Eight tokens are read again for every eight that are predicted.
+    read_again = replace(models["gpt"].eval, segment_len=8, ext_len=8)
+    modern = {"embedding_residual": True, "input_recurrence": True, "norm_first": True}
+    borrowed = {"kind": "mamba2", "mem_len": 0, "dropout": 0.0, "n_layer": 1, "n_head": 2}
+    borrowed |= {"d_model": 64, "state_size": 8}
+    return {
+        **models,
+        "window": replace(models["gpt"], model=window, eval=read_again),
+        "modern-xl": replace(models["txl"], model=replace(models["txl"].model, **modern)),
+        "mamba2": replace(models["lstm"], model=ModelConfig(**borrowed)),
+    }
+
+
 def short(recipe, data):
     return recipe_of(recipe, data, steps=6, factor=1.0, seed=1)
 
 
-@pytest.mark.parametrize("kind", ["txl", "gpt", "lstm"])
-def test_a_contestant_is_trained_and_measured(tmp_path, models, kind):
-    config = short(models[kind], models["txl"].data)
+@pytest.mark.parametrize("kind", ["txl", "gpt", "lstm", "window", "modern-xl", "mamba2"])
+def test_a_contestant_is_trained_and_measured(tmp_path, contestants, kind):
+    if kind == "mamba2":
+        pytest.importorskip("transformers")
+    config = short(contestants[kind], contestants["txl"].data)
     found = contestant.measured(config, tmp_path / "run")
     corpus = contestant.prepare(config.data, lambda _: None)
     model = load_model(tmp_path / "run" / "model" / "best")
@@ -43,17 +62,39 @@ def test_a_contestant_is_trained_and_measured(tmp_path, models, kind):
         batch_size=config.eval.batch_size,
         segment_len=config.eval.segment_len or config.train.segment_len,
         mem_len=mem_len,
+        ext_len=config.eval.ext_len,
     )
     assert test["nll"] == pytest.approx(expected.nll)
-    assert [row["context"] for row in found["by_mem_len"]] == ([] if kind == "lstm" else [0, 8, 32])
+    assert (test["mem_len"], test["ext_len"]) == (mem_len or 0, config.eval.ext_len or 0)
+    has_state = kind in ("lstm", "mamba2")
+    assert [row["context"] for row in found["by_mem_len"]] == ([] if has_state else [0, 8, 32])
     assert found["from_start"][0]["first"] == 1
-    # An LSTM remembers one state, the others fill their memory.
+    # A state has one size; the others fill their memory, or a context of the length of training.
     sizes = [row["state_bytes"] for row in found["writing"]]
-    assert (sizes[0] == sizes[1]) == (kind == "lstm" or (mem_len is not None and mem_len <= 10))
+    assert (sizes[0] == sizes[1]) == (has_state or (mem_len or config.train.segment_len) <= 10)
     for row in found["writing"]:
         own, called = row["ms_per_token"], row["ms_called"]
         assert min(own, called) > 0
         assert (own == called) == (row["stepper"] == "CallingStepper")
+
+
+def test_measuring_anew_trains_nothing_and_finds_what_was_found(tmp_path, contestants, monkeypatch):
+    config = short(contestants["txl"], contestants["txl"].data)
+    found = contestant.measured(config, tmp_path)
+    monkeypatch.setattr(contestant, "train", None)
+    # Counts that an earlier revision did not have.
+    monkeypatch.setattr(contestant, "WRITTEN", (10, 50, 100))
+    again = contestant.measured_anew(config, tmp_path, found)
+    assert [row["tokens"] for row in again["writing"]] == [10, 50, 100]
+    for before, now in zip(found["writing"], again["writing"], strict=False):
+        assert before["state_bytes"] == now["state_bytes"]
+    assert {**again, "writing": found["writing"]} == found
+    # What is missing is measured, with the memory length that was chosen.
+    missing = {name: x for name, x in found.items() if name not in ("by_mem_len", "from_start")}
+    whole = contestant.measured_anew(config, tmp_path, missing)
+    for name in ("by_mem_len", "from_start"):
+        for before, now in zip(found[name], whole[name], strict=True):
+            assert now == pytest.approx(before)
 
 
 def test_losses_alone_are_quicker(tmp_path, models):
