@@ -5,6 +5,8 @@ from functools import partial
 
 import pytest
 
+from transformer_xl.inference.evaluate.streams import spans
+from transformer_xl.studies import standings as module
 from transformer_xl.studies.compare import Run
 from transformer_xl.studies.standings import draw, flops, loss_at, markdown, standings, tokens
 
@@ -176,9 +178,35 @@ def test_seeds_and_the_rate_of_training_are_columns(run):
 def test_a_picture_is_drawn_of_whatever_was_measured(run, power_law, tmp_path):
     pytest.importorskip("matplotlib")
     detailed = {
-        "from_start": [{"first": 1, "last": 1, "nll": 3.0}, {"first": 2, "last": 8, "nll": 2.0}],
+        "from_start": spans([3.0] * 10 + [2.0] * 54),
         "by_mem_len": [{"context": 0, "nll": 2.5}, {"context": 128, "nll": 2.0}],
     }
     runs = [*power_law("a", 10.0), run("b", 2.0, **detailed)]
     draw(tmp_path / "found.svg", runs)
     assert (tmp_path / "found.svg").read_text().startswith("<?xml")
+
+
+def test_a_curve_ends_with_its_last_whole_span(run, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    figures = []
+    monkeypatch.setattr(module, "save_figure", lambda figure, path: figures.append(figure))
+    # The last of 64 positions is a span of its own, the last of 63 is not.
+    for length in (64, 63):
+        losses = [2.0] * (length - 1) + [9.0]
+        draw(tmp_path / "found.svg", [run("a", 2.0, from_start=spans(losses), by_mem_len=[])])
+    (cut,), (whole,) = (figure.axes[2].lines for figure in figures)
+    assert [*cut.get_ydata()] == pytest.approx([2 / math.log(2)] * len(cut.get_ydata()))
+    assert len(cut.get_ydata()) == len(whole.get_ydata()) == len(spans([2.0] * 63))
+    assert whole.get_ydata()[-1] > 2 / math.log(2)
+
+
+def test_runs_of_the_search_are_hollow(power_law, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    figures = []
+    monkeypatch.setattr(module, "save_figure", lambda figure, path: figures.append(figure))
+    draw(tmp_path / "found.svg", power_law("a", 10.0))
+    for axes in figures[0].axes[:2]:
+        search, final, _ = axes.lines
+        assert search.get_markerfacecolor() == "none"
+        assert final.get_markerfacecolor() == search.get_color()
+        assert min(final.get_xdata()) > max(search.get_xdata())

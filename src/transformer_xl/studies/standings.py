@@ -268,6 +268,15 @@ def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
+def _whole_spans(spans: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Leave out the last span if it is shorter than the one before, cut off where pieces end.
+
+    It may be a single position, whose loss is the mean over a few tokens.
+    """
+    widths = [x["last"] - x["first"] for x in spans[-2:]]
+    return spans[:-1] if widths != sorted(widths) else spans
+
+
 def draw(path: Path, runs: Runs) -> None:
     """Plot a comparison, .png or .svg: loss by tokens and FLOPs, by context, and by memory length.
 
@@ -277,6 +286,7 @@ def draw(path: Path, runs: Runs) -> None:
     """
     # Without pyplot, which has global state and may need a display.
     from matplotlib.figure import Figure
+    from matplotlib.ticker import LogFormatterSciNotation, LogLocator, NullFormatter
 
     done = [run for run in runs if "failed" not in run.found and run.phase != "pace"]
     final = [run for run in done if run.phase == "run"]
@@ -287,19 +297,18 @@ def draw(path: Path, runs: Runs) -> None:
         own = [run for run in final if run.model == name]
         color = f"C{n}"
         for axes, cost in ((by_tokens, tokens), (by_flops, flops)):
-            points = [*_chosen_search(done, own), *own]
-            axes.plot([*map(cost, points)], [bits(x, unit) for x in points], ".", color=color)
-            ends = [
-                (statistics.fmean(map(cost, some)), statistics.fmean(bits(x, unit) for x in some))
-                for some in (_chosen_search(done, own), own)
-                if some
-            ]
+            ends = []
+            for some, fill in ((_chosen_search(done, own), "none"), (own, color)):
+                costs, losses = [*map(cost, some)], [bits(run, unit) for run in some]
+                axes.plot(costs, losses, "o", color=color, markersize=4, markerfacecolor=fill)
+                if some:
+                    ends.append((statistics.fmean(costs), statistics.fmean(losses)))
             axes.plot(*zip(*ends, strict=True), color=color, label=name)
         detailed = next((run.found for run in own if "from_start" in run.found), None)
         if detailed is None:
             continue
         # Of spans and lengths, losses are known in nats per token.
-        start = detailed["from_start"]
+        start = _whole_spans(detailed["from_start"])
         middle = [math.sqrt(x["first"] * x["last"]) for x in start]
         from_start.plot(middle, [x["nll"] / math.log(2) for x in start], color=color, label=name)
         lengths = detailed["by_mem_len"]
@@ -312,17 +321,22 @@ def draw(path: Path, runs: Runs) -> None:
                 label=name,
             )
     labels = {
-        by_tokens: ("tokens of training", unit),
-        by_flops: ("FLOPs of training", unit),
+        by_tokens: ("tokens of training (hollow: runs of the search)", unit),
+        by_flops: ("FLOPs of training (hollow: runs of the search)", unit),
         from_start: ("tokens since an empty memory", "bits per token"),
         by_memory: ("memory length, or context, at evaluation (0 at the left)", "bits per token"),
     }
     for axes, (x, y) in labels.items():
         axes.set_xscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel(x)
         axes.set_ylabel(y)
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.3)
+    for axes in (by_tokens, by_flops):
+        # About a decade, in which labels of all minor ticks overlap, and that of 1 is not enough.
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter(LogFormatterSciNotation(minor_thresholds=(9, 9)))
     # Without a memory, or far beyond it, some losses are many times the others.
     for axes in (from_start, by_memory):
         values = [y for line in axes.lines for y in np.asarray(line.get_ydata())]
