@@ -10,12 +10,13 @@ again: the runs take hours, and may be made on several days. The number of threa
 which is OMP_NUM_THREADS / jobs, belongs to its settings. With --measure, nothing is trained: the
 time of a token and the size of the state are measured anew for the runs of the first seed whose
 models are still in their folders, and so is what else they lack. With --docs, the tables of
-docs/which-model.md are written anew, between its two comments. With --larger, the networks have
+docs/which-model.md, and of its translation, are written anew, between two comments. With --larger, the networks have
 about ten times as many weights, for a GPU.
 """
 
 import argparse
 import json
+import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -41,6 +42,9 @@ from transformer_xl.studies.standings import draw, markdown, standings
 
 RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "which-model.md"
+TRANSLATED = ROOT / "docs" / "zh" / PAGE.name
+PHRASES = Path(__file__).with_name("comparison_zh.toml")
+"""What stands in the tables, in English and Chinese."""
 BEGIN, END = "<!-- benchmarks/comparison.py -->", "<!-- end -->"
 CORPORA = {
     "python-stdlib": ("compare-txl", "Source code of the Python standard library, by bytes"),
@@ -203,11 +207,18 @@ def _command(name: str, minutes: float, threads: int, known: dict[str, Any]) -> 
 
 
 def write_page() -> None:
-    """Write the tables into the page."""
-    text = PAGE.read_text(encoding="utf-8")
-    head, tail = text[: text.index(BEGIN)], text[text.index(END) :]
+    """Write the tables into the page and its translation."""
     sections = [section(name) for name in CORPORA if recorded(results_file(name))["runs"]]
-    replace_file(PAGE, "\n\n".join([head + BEGIN, *sections, tail]).encode())
+    english = "\n\n".join([BEGIN, *sections, ""])
+    phrases = tomllib.loads(PHRASES.read_text(encoding="utf-8"))
+    chinese = english
+    # Longer ones first: some are parts of others.
+    for phrase in sorted(phrases, key=len, reverse=True):
+        chinese = chinese.replace(phrase, phrases[phrase])
+    for page, tables in ((PAGE, english), (TRANSLATED, chinese)):
+        text = page.read_text(encoding="utf-8")
+        head, tail = text[: text.index(BEGIN)], text[text.index(END) :]
+        replace_file(page, f"{head}{tables}{tail}".encode())
 
 
 def main(words: Sequence[str] | None = None) -> None:
