@@ -83,8 +83,7 @@ def measured(run: Run, arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 run.vocab,
                 samples,
                 batch_size=arguments.batch_size,
-                segment_len=run.segment_len,
-                mem_len=arguments.mem_len,
+                **run.lengths,
             )
             found = asdict(answered)
             # A few, to see what it writes.
@@ -147,7 +146,7 @@ def main(words: list[str] | None = None) -> None:
             return
         models = []
         for folder in arguments.runs:
-            run = load_run(folder, arguments.segment_len)
+            run = load_run(folder, segment_len=arguments.segment_len, mem_len=arguments.mem_len)
             models.append(run.about | {"results": measured(run, arguments)})
     except (OSError, ValueError) as error:
         sys.exit(f"{error}")

@@ -46,8 +46,7 @@ def measured(run: Run, arguments: argparse.Namespace, config: EpisodeConfig) -> 
         n_episodes=arguments.episodes,
         config=config,
         seed=arguments.seed,
-        segment_len=run.segment_len,
-        mem_len=arguments.mem_len,
+        **run.lengths,
     )
 
 
@@ -115,7 +114,7 @@ def main(words: list[str] | None = None) -> None:
         models = []
         for folder in arguments.runs:
             say(f"measuring {folder}")
-            run = load_run(folder, arguments.segment_len)
+            run = load_run(folder, segment_len=arguments.segment_len, mem_len=arguments.mem_len)
             results = [asdict(x) for x in measured(run, arguments, config)]
             models.append(run.about | {"results": results})
     except (OSError, ValueError) as error:
