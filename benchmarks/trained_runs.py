@@ -3,7 +3,7 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from transformer_xl.data import Vocab, load_vocab
 from transformer_xl.model import LanguageModel, load_model
 from transformer_xl.model.lengths import SEGMENT_LEN, Lengths
 from transformer_xl.model.pretrained import find_model_folder
+from transformer_xl.studies.compare import RUNS_FILE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +49,11 @@ class Run:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add what these programs have in common."""
-    parser.add_argument("runs", nargs="+", help="run folders, model folders or names of models")
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        help="run folders, model folders, names of models,\nor folders of `txl compare --out`",
+    )
     parser.add_argument("--segment_len", type=int, help="default: that of the training")
     parser.add_argument(
         "--mem_len",
@@ -60,7 +65,42 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--markdown", type=Path, help="also write the table to this file")
 
 
-def load_run(folder: str, *, segment_len: int | None, mem_len: int | None) -> Run:
+def load_runs(arguments: argparse.Namespace) -> Iterator[Run]:
+    """Load the models that were named, one after the other.
+
+    Raises:
+        ValueError: There is no such model, it is damaged, or its context is not known.
+    """
+    for folder in arguments.runs:
+        for name, one in named(folder):
+            say(f"measuring {name}")
+            lengths = {"segment_len": arguments.segment_len, "mem_len": arguments.mem_len}
+            yield load_run(one, name, **lengths)
+
+
+def named(folder: str) -> list[tuple[str, str]]:
+    """Return run folders with their names; of a comparison, those of all contestants.
+
+    Raises:
+        ValueError: No training of the comparison has ended.
+    """
+    where = Path(folder)
+    if not (where / RUNS_FILE).is_file():
+        return [(where.resolve().name, folder)]
+    # The model is written when the training has ended.
+    ended = sorted(path.parents[1] for path in where.glob("*/seed_*/model/best"))
+    if not ended:
+        raise ValueError(
+            f"{folder} has no contestant whose training has ended: see its {RUNS_FILE}"
+        )
+    contestants = [path.parent.name for path in ended]
+    return [
+        (name if contestants.count(name) == 1 else f"{name}/{path.name}", str(path))
+        for name, path in zip(contestants, ended, strict=True)
+    ]
+
+
+def load_run(folder: str, name: str, *, segment_len: int | None, mem_len: int | None) -> Run:
     """Load a run folder, model folder or shipped model, with the lengths at which it is read.
 
     So that one call measures models of all kinds, ``mem_len`` holds for those that remember
@@ -83,7 +123,7 @@ def load_run(folder: str, *, segment_len: int | None, mem_len: int | None) -> Ru
             )
         mem_len, attn_len = trained - 1, trained if model.config.has_attention else None
     return Run(
-        name=Path(folder).resolve().name,
+        name=name,
         model=model,
         vocab=load_vocab(find_model_folder(folder)),
         lengths={

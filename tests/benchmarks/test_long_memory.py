@@ -12,6 +12,7 @@ import pytest
 from transformer_xl.config import DataConfig
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import dump_recipe
+from transformer_xl.studies.compare import RUNS_FILE
 from transformer_xl.train import train
 
 pytestmark = pytest.mark.slow
@@ -93,20 +94,35 @@ def test_one_call_measures_all_kinds_each_with_its_own_lengths(
         (recall, data, ["--distances", "10", "40", "--episodes", "2", "--tasks", "recall"]),
         (babilong, asked, [*where, "--lengths", "0", "150", "--samples", "2"]),
     ):
+        # Laid out as by txl compare, whose contestants are measured by their names.
         folder = tmp_path / program.__name__
-        runs = [
-            trained(toy_recipe, corpus, folder / name, **model)
-            for name, model in CONTESTANTS.items()
-        ]
+        for name, model in CONTESTANTS.items():
+            (folder / name).mkdir(parents=True)
+            trained(toy_recipe, corpus, folder / name / "seed_1-0", **model)
+        (folder / RUNS_FILE).write_text("[]")
         for given, of_gpt, of_others in (([], (7, 8), 8), (["--mem_len", "16"], (16, None), 16)):
-            found = measured(program, runs, [*words, *given], result)
-            assert [*found] == [*CONTESTANTS]
+            found = measured(program, [str(folder)], [*words, *given], result)
+            assert [*found] == sorted(CONTESTANTS)
             assert all(len(model["results"]) == 2 for model in found.values())
             lengths = {name: (x["mem_len"], x["attn_len"]) for name, x in found.items()}
             # Without a memory, every token sees the context of the training: itself and 7.
             expected = dict.fromkeys(CONTESTANTS, (of_others, None)) | {"gpt": of_gpt}
             expected |= {name: (None, None) for name in ("lstm", "mamba2") if name in CONTESTANTS}
             assert lengths == expected
+
+
+def test_runs_of_a_comparison_that_have_ended_are_measured_each_under_its_own_name(
+    tmp_path,
+) -> None:
+    named = import_module("trained_runs").named
+    (tmp_path / RUNS_FILE).write_text("[]")
+    (tmp_path / "txl" / "seed_1-a" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(ValueError, match="no contestant whose training has ended"):
+        named(str(tmp_path))
+    for run in ("txl/seed_1-a", "gpt/seed_1-b", "gpt/seed_2-c", "gpt/search_2-d"):
+        (tmp_path / run / "model" / "best").mkdir(parents=True)
+    assert [name for name, _ in named(str(tmp_path))] == ["gpt/seed_1-b", "gpt/seed_2-c", "txl"]
+    assert named(str(tmp_path / "txl" / "seed_1-a"))[0][0] == "seed_1-a"
 
 
 def test_the_context_of_a_model_folder_without_memory_is_not_guessed(
@@ -118,8 +134,8 @@ def test_the_context_of_a_model_folder_without_memory_is_not_guessed(
     trained(toy_recipe, data, tmp_path / "run", **CONTESTANTS["gpt"])
     alone = (tmp_path / "run" / "model" / "best").rename(tmp_path / "alone")
     with pytest.raises(ValueError, match=r"mem_len=0 and no recipe.*give --mem_len"):
-        runs.load_run(str(alone), segment_len=None, mem_len=None)
-    assert runs.load_run(str(alone), segment_len=None, mem_len=5).lengths["mem_len"] == 5
+        runs.load_run(str(alone), "alone", segment_len=None, mem_len=None)
+    assert runs.load_run(str(alone), "alone", segment_len=None, mem_len=5).lengths["mem_len"] == 5
 
 
 def test_questions_in_books_are_asked_at_each_length(
