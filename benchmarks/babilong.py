@@ -14,6 +14,11 @@ with, in babi.toml,
     vocab = "bytes"
     reset_at = "\n"
 
+or with all contestants of a comparison on that text, in one table:
+
+    txl compare train.txt --data.valid_path valid.txt --data.vocab bytes --data.reset_at $'\n' \
+        --models txl gpt gpt-cache lstm mamba2 --out runs/babi
+
 Samples and score are those of BABILong (`transformer_xl.data.babi`, `studies.babilong`), with
 lengths in tokens of each model's vocabulary. The text is of other stories and other books than the
 test. The folder of bAbI has files such as qa1_single-supporting-fact_train.txt, compressed or not;
@@ -31,7 +36,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import trained_runs
-from trained_runs import Run, load_run, say, table
+from trained_runs import Run, load_runs, say, table
 
 from transformer_xl.data import load_vocab
 from transformer_xl.data.babi import (
@@ -83,8 +88,7 @@ def measured(run: Run, arguments: argparse.Namespace) -> list[dict[str, Any]]:
                 run.vocab,
                 samples,
                 batch_size=arguments.batch_size,
-                segment_len=run.segment_len,
-                mem_len=arguments.mem_len,
+                **run.lengths,
             )
             found = asdict(answered)
             # A few, to see what it writes.
@@ -146,8 +150,7 @@ def main(words: list[str] | None = None) -> None:
             write_text(arguments)
             return
         models = []
-        for folder in arguments.runs:
-            run = load_run(folder, arguments.segment_len)
+        for run in load_runs(arguments):
             models.append(run.about | {"results": measured(run, arguments)})
     except (OSError, ValueError) as error:
         sys.exit(f"{error}")

@@ -4,6 +4,10 @@
     txl train benchmarks/recall.toml --data.path recall.txt --out runs/recall
     python benchmarks/recall.py measure runs/recall --distances 10 100 1000 --json recall.json
 
+Or all contestants of a comparison on that text, in one table:
+
+    txl compare benchmarks/recall.toml --models txl gpt gpt-cache lstm mamba2 --out runs/recall
+
 The first command says which settings of the data belong to the text; another recipe needs these.
 
 Copy, recall and induction at exact distances (`transformer_xl.data.episodes`). The text has
@@ -20,7 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import trained_runs
-from trained_runs import Run, load_run, say, table
+from trained_runs import Run, load_runs, say, table
 
 from transformer_xl.data.episodes import TASKS, EpisodeConfig, write_episodes
 from transformer_xl.studies.recall import DISTANCES, Recalled, accuracy_by_distance
@@ -46,8 +50,7 @@ def measured(run: Run, arguments: argparse.Namespace, config: EpisodeConfig) -> 
         n_episodes=arguments.episodes,
         config=config,
         seed=arguments.seed,
-        segment_len=run.segment_len,
-        mem_len=arguments.mem_len,
+        **run.lengths,
     )
 
 
@@ -113,9 +116,7 @@ def main(words: list[str] | None = None) -> None:
             )
             return
         models = []
-        for folder in arguments.runs:
-            say(f"measuring {folder}")
-            run = load_run(folder, arguments.segment_len)
+        for run in load_runs(arguments):
             results = [asdict(x) for x in measured(run, arguments, config)]
             models.append(run.about | {"results": results})
     except (OSError, ValueError) as error:

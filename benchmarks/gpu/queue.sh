@@ -107,7 +107,7 @@ wikitext-2) train wikitext-2 .data/wikitext-2 ;;
 python-code | english) ship "$1" ;;
 comparison)
     # Each learning rate as in the recipe; what it takes to search them is left to a longer run.
-    set -- --larger --minutes 1.3 --models txl txl-paper gpt gpt-cache lstm
+    set -- --larger --minutes 1 --models modern-xl txl txl-paper gpt gpt-cache lstm
     [ "$TRY" ] && set -- --minutes 0.05 --models lstm
     run 560 "$python" benchmarks/comparison.py python-stdlib --rates 1 --seeds 1 --no-floors \
         --out /tmp/txl_runs/comparison --json "$OUT/comparison.json" "$@"

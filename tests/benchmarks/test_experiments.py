@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 
@@ -61,6 +62,36 @@ def test_every_experiment_file_makes_recipes(experiments, path):
     for variant in others:
         found = experiments.recipe_of(experiment, variant, {}, path.name)
         assert differences(base, found), f"{variant['name']} is {first['name']} once more"
+
+
+def test_all_modern_changes_together_are_each_of_them_and_each_is_left_out_once(experiments):
+    path = PROGRAMS / "experiments" / "modern.toml"
+    experiment = experiments.read_experiment(path)
+    models = {
+        variant["name"]: experiments.recipe_of(experiment, variant, {}, path.name).model
+        for variant in experiment["variant"]
+    }
+    without = {name for name in models if name.startswith("without-")}
+    singles = models.keys() - without - {"recipe", "all", "modern-xl"}
+    alone = {name: _changed(models["recipe"], models[name]) for name in singles}
+    # The recipe has QK-norm, so that alone it is left out.
+    off = alone.pop("no-qk-norm")
+    assert _changed(models["recipe"], models["all"]) == {k: x for each in alone.values()
+                                                        for k, x in each.items()}  # fmt: skip
+    left_out = {f"without-{name}": each.keys() for name, each in alone.items()}
+    assert without == left_out.keys() | {"without-qk-norm"}
+    for name, names in left_out.items():
+        assert _changed(models["all"], models[name]).keys() == names
+    assert _changed(models["all"], models["without-qk-norm"]) == off == {"qk_norm": False}
+    assert models["modern-xl"] == load_recipe("modern-xl").model
+
+
+def _changed(one, other):
+    return {
+        field.name: getattr(other, field.name)
+        for field in fields(one)
+        if getattr(one, field.name) != getattr(other, field.name)
+    }
 
 
 def test_settings_of_a_variant_go_over_those_of_all_and_the_command_line_over_both(experiments):

@@ -1,7 +1,9 @@
 """The programs that write texts with known answers, and measure models trained on them."""
 
 import json
+from dataclasses import replace
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from transformer_xl.config import DataConfig
 from transformer_xl.config.files import replace_file
 from transformer_xl.config.recipes import dump_recipe
+from transformer_xl.studies.compare import RUNS_FILE
 from transformer_xl.train import train
 
 pytestmark = pytest.mark.slow
@@ -20,19 +23,38 @@ def _modules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
 
 
-def trained(recipe: Any, data: dict[str, Any], folder: Path) -> str:
+# Where the memory of the toy recipe, 8, and its segments, 8, matter.
+CONTESTANTS: dict[str, dict[str, Any]] = {
+    "txl": {},
+    "gpt": {"kind": "gpt", "mem_len": 0},
+    "gpt-cache": {"kind": "gpt"},
+    "lstm": {"kind": "lstm", "n_head": 8, "d_inner": 2048, "attn_dropout": 0.0},
+    "mamba2": {
+        "kind": "mamba2",
+        "n_head": 4,
+        "state_size": 8,
+        "d_inner": 2048,
+        "attn_dropout": 0.0,
+        "dropout": 0.0,
+    },
+}
+if not find_spec("transformers"):
+    del CONTESTANTS["mamba2"]
+
+
+def trained(recipe: Any, data: dict[str, Any], folder: Path, **model: Any) -> str:
     """Train two steps; return the run folder."""
     config = recipe(train={"steps": 2}, generate={"prompt": "1"})
-    config = type(config)(
-        model=config.model,
-        data=DataConfig(**data),
-        train=config.train,
-        eval=config.eval,
-        generate=config.generate,
-    )
+    config = replace(config, data=DataConfig(**data), model=replace(config.model, **model))
     replace_file(folder.with_suffix(".toml"), dump_recipe(config).encode())
     train(config, folder, quiet=True)
     return str(folder)
+
+
+def measured(program: Any, runs: list[str], words: list[str], result: Path) -> dict[str, Any]:
+    """Measure several runs by one call; return what is known of each by its name."""
+    program.main(["measure", *runs, *words, "--json", str(result)])
+    return {model["name"]: model for model in json.loads(result.read_text())["models"]}
 
 
 def test_recall_is_measured_at_each_distance(toy_recipe, one_thread, tmp_path, capsys) -> None:
@@ -56,6 +78,64 @@ def test_recall_is_measured_at_each_distance(toy_recipe, one_thread, tmp_path, c
     assert "trained from scratch" in table
     with pytest.raises(SystemExit, match="vocabulary of 41 integers, and these episodes the inte"):
         recall.main(["measure", run, "--n_symbols", "20"])
+
+
+def test_one_call_measures_all_kinds_each_with_its_own_lengths(
+    toy_recipe, babi_folder, book_folder, one_thread, tmp_path
+) -> None:
+    recall, babilong = import_module("recall"), import_module("babilong")
+    text, result = tmp_path / "recall.txt", tmp_path / "result.json"
+    recall.main(["text", str(text), "--tokens", "3000", "--distances", "10", "20"])
+    data = {"path": str(text), "vocab": "integers", "vocab_size": 41, "reset_at": "<eos>"}
+    where = ["--babi", str(babi_folder), "--books", str(book_folder), "--tasks", "qa1"]
+    babilong.main(["text", str(tmp_path / "babi.txt"), *where, "--tokens", "5000"])
+    asked = {"path": str(tmp_path / "babi.txt"), "vocab": "bytes", "reset_at": "\n"}
+    for program, corpus, words in (
+        (recall, data, ["--distances", "10", "40", "--episodes", "2", "--tasks", "recall"]),
+        (babilong, asked, [*where, "--lengths", "0", "150", "--samples", "2"]),
+    ):
+        # Laid out as by txl compare, whose contestants are measured by their names.
+        folder = tmp_path / program.__name__
+        for name, model in CONTESTANTS.items():
+            (folder / name).mkdir(parents=True)
+            trained(toy_recipe, corpus, folder / name / "seed_1-0", **model)
+        (folder / RUNS_FILE).write_text("[]")
+        for given, of_gpt, of_others in (([], (7, 8), 8), (["--mem_len", "16"], (16, None), 16)):
+            found = measured(program, [str(folder)], [*words, *given], result)
+            assert [*found] == sorted(CONTESTANTS)
+            assert all(len(model["results"]) == 2 for model in found.values())
+            lengths = {name: (x["mem_len"], x["attn_len"]) for name, x in found.items()}
+            # Without a memory, every token sees the context of the training: itself and 7.
+            expected = dict.fromkeys(CONTESTANTS, (of_others, None)) | {"gpt": of_gpt}
+            expected |= {name: (None, None) for name in ("lstm", "mamba2") if name in CONTESTANTS}
+            assert lengths == expected
+
+
+def test_runs_of_a_comparison_that_have_ended_are_measured_each_under_its_own_name(
+    tmp_path,
+) -> None:
+    named = import_module("trained_runs").named
+    (tmp_path / RUNS_FILE).write_text("[]")
+    (tmp_path / "txl" / "seed_1-a" / "checkpoints").mkdir(parents=True)
+    with pytest.raises(ValueError, match="no contestant whose training has ended"):
+        named(str(tmp_path))
+    for run in ("txl/seed_1-a", "gpt/seed_1-b", "gpt/seed_2-c", "gpt/search_2-d"):
+        (tmp_path / run / "model" / "best").mkdir(parents=True)
+    assert [name for name, _ in named(str(tmp_path))] == ["gpt/seed_1-b", "gpt/seed_2-c", "txl"]
+    assert named(str(tmp_path / "txl" / "seed_1-a"))[0][0] == "seed_1-a"
+
+
+def test_the_context_of_a_model_folder_without_memory_is_not_guessed(
+    toy_recipe, one_thread, tmp_path
+) -> None:
+    runs = import_module("trained_runs")
+    data = {"path": str(tmp_path / "text.txt"), "vocab": "bytes"}
+    (tmp_path / "text.txt").write_text("a word. " * 500)
+    trained(toy_recipe, data, tmp_path / "run", **CONTESTANTS["gpt"])
+    alone = (tmp_path / "run" / "model" / "best").rename(tmp_path / "alone")
+    with pytest.raises(ValueError, match=r"mem_len=0 and no recipe.*give --mem_len"):
+        runs.load_run(str(alone), "alone", segment_len=None, mem_len=None)
+    assert runs.load_run(str(alone), "alone", segment_len=None, mem_len=5).lengths["mem_len"] == 5
 
 
 def test_questions_in_books_are_asked_at_each_length(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from transformer_xl.config.recipes import recipe_text
+from transformer_xl.config.recipes import differences, recipe_text
 from transformer_xl.model.limits import least_weights, table_numbers
 from transformer_xl.studies import compare
 from transformer_xl.studies.compare import Comparison, Plan, load_contestants
@@ -229,6 +229,20 @@ def test_every_contestant_has_a_recipe_with_as_many_weights():
     for name, config in models.items():
         inside = least_weights(config.model) - table_numbers(config.model)
         assert 1.4e6 < inside < 1.9e6, name
+
+
+def test_the_two_lstms_are_the_same_network_with_and_without_regularization():
+    plain, awd = load_contestants(["lstm", "lstm-awd"]).values()
+    assert {x.split(":")[0] for x in differences(plain, awd)} == {
+        "model.dropout",
+        "model.weight_dropout",
+        "model.variational_dropout",
+        "train.random_segment_len",
+        "train.weight_decay",
+        "train.cooldown_fraction",
+        "train.average",
+        "train.average_start",
+    }
 
 
 def test_contestants_are_found_by_their_names_or_files(tmp_path):

@@ -114,6 +114,7 @@ def test_every_command_in_the_documents_parses(
     for recipe in arguments:
         # The reader has copied it by then.
         if recipe.endswith(".toml") and "--copy" not in arguments:
+            Path(recipe).parent.mkdir(parents=True, exist_ok=True)
             Path(recipe).write_text(recipe_text("demo"), encoding="utf-8")
     if arguments[0] == "train" and "/" in arguments[1] and not Path(arguments[1]).exists():
         # And has trained or converted this one.

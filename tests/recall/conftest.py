@@ -1,13 +1,14 @@
-"""Models that predict by a rule from the tokens they remember."""
+"""Models that predict by a rule from the tokens they remember, and small ones of each kind."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch.nn.functional import one_hot
 
 from transformer_xl.config import ModelConfig
-from transformer_xl.model import Memory, TransformerXL
+from transformer_xl.model import LanguageModel, Memory, TransformerXL, build_model
 
 Rule = Callable[[list[int]], int]
 
@@ -35,6 +36,16 @@ class Ruled(TransformerXL):
 
     def keep(self, memory: Memory) -> Memory:
         return memory
+
+
+@pytest.fixture(params=["transformer_xl", "gpt", "lstm", "mamba2"])
+def small(request: pytest.FixtureRequest, of_kind: Any) -> Callable[[ModelConfig], LanguageModel]:
+    """Builds a model of one kind with the sizes of given settings: `small(config)`."""
+    kind = request.param
+    if kind == "mamba2":
+        pytest.importorskip("transformers", reason="transformers is not installed")
+    own = {"mamba2": {"n_head": 4, "state_size": 8, "d_inner": 2048}}.get(kind, {})
+    return lambda config: build_model(of_kind(config, kind, **own)).double().train()
 
 
 @pytest.fixture

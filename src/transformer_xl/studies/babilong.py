@@ -58,6 +58,7 @@ def answer_samples(
     batch_size: int = 10,
     segment_len: int = SEGMENT_LEN,
     mem_len: int | None = None,
+    attn_len: int | None = None,
     answer_len: int = ANSWER_LEN,
 ) -> Answered:
     """Read each sample with the memory carried, write up to the end of a sentence, and score it.
@@ -68,7 +69,9 @@ def answer_samples(
         samples: The samples.
         batch_size: Samples that are read and answered as a batch, those of similar length together.
         segment_len: Segment length.
-        mem_len: Memory length. None: as configured.
+        mem_len: Memory length. None: as configured, like ``attn_len``.
+        attn_len: Keys a query sees in the samples, counting its own; in the answers it sees
+            ``mem_len`` and its own.
         answer_len: Tokens of an answer at most.
 
     Raises:
@@ -84,7 +87,9 @@ def answer_samples(
     if not samples:
         raise ValueError("no samples: give at least one")
     require_mem_len(model, mem_len)
-    lengths = Lengths.of(model.config, segment_len=segment_len, mem_len=mem_len, ext_len=0)
+    lengths = Lengths.of(
+        model.config, segment_len=segment_len, mem_len=mem_len, attn_len=attn_len, ext_len=0
+    )
     texts = [vocab.encode(sample.prompt) for sample in samples]
     outputs = continuations(
         model, vocab, texts, lengths, length=answer_len, stop=".", batch_size=batch_size
