@@ -10,8 +10,8 @@ again: the runs take hours, and may be made on several days. The number of threa
 which is OMP_NUM_THREADS / jobs, belongs to its settings. With --measure, nothing is trained: the
 time of a token and the size of the state are measured anew for the runs of the first seed whose
 models are still in their folders, and so is what else they lack. With --docs, the tables of
-docs/which-model.md, and of its translation, are written anew, between two comments. With --larger, the networks have
-about ten times as many weights, for a GPU.
+docs/which-model.md and of its translation are written anew, between two comments. With --larger,
+the networks have about ten times as many weights, for a GPU.
 """
 
 import argparse

@@ -22,6 +22,9 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models: Any, made: 
     page = tmp_path / "docs" / "page.md"
     page.write_text(f"above\n\n{program.BEGIN}\nold\n{program.END}\n\nbelow\n")
     monkeypatch.setattr(program, "PAGE", page)
+    translated = tmp_path / "docs" / "translated.md"
+    translated.write_text(page.read_text())
+    monkeypatch.setattr(program, "TRANSLATED", translated)
     monkeypatch.setattr(program, "RESULTS", tmp_path)
     monkeypatch.setattr(program, "MODELS", tuple(models))
     monkeypatch.setattr(program, "CORPORA", {"toy": ("toy", "A text of toys")})
@@ -54,6 +57,8 @@ def test_a_call_with_fewer_contestants_keeps_the_others(program, tmp_path, made)
     assert text.endswith("below\n")
     for name in ("txl", "gpt", "lstm"):
         assert f"\n| {name} |" in text
+        assert f"\n| {name} |" in program.TRANSLATED.read_text()
+    assert "| 模型 |" in program.TRANSLATED.read_text()
     assert "Not run" not in text
 
 
