@@ -365,3 +365,17 @@ def test_no_options_are_those_of_a_program_that_has_none(tmp_path, capsys):
         file.unlink()
     for wrong in (["demo", "--from_authors="], ["--program", "nvidia"]):
         assert cli.main(["recipes", *wrong]) == 2
+
+
+def test_the_options_of_a_launcher_are_not_those_of_the_program(capsys):
+    launcher = "python -m torch.distributed.launch --nproc_per_node=8"
+    for program in ("nvidia", "authors"):
+        shown = []
+        for before in ("", f"{launcher} train.py ", f"{launcher} pytorch/train.py wt103 "):
+            words = ["recipes", "--from_authors", f"{before}--cuda --n_layer 3"]
+            assert cli.main([*words, "--program", program]) == 0
+            # The second line is the command itself.
+            shown.append(capsys.readouterr().out.splitlines()[2:])
+        assert shown[0] == shown[1] == shown[2]
+    assert cli.main(["recipes", "--from_authors", f"{launcher} --cuda"]) == 2
+    assert "has no option -m" in capsys.readouterr().err

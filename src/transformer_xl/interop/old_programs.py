@@ -187,8 +187,10 @@ def _parsed(text: str, program: Program) -> dict[str, Any]:
         if about["type"] == "bool":
             parser.add_argument(f"--no{name}", action="store_false", dest=_dest(name))
     words = shlex.split(text.replace("\\\n", " "))
-    first = next((n for n, word in enumerate(words) if word.startswith("-")), len(words))
-    found, unknown = parser.parse_known_args(words[first:])
+    # A launcher, such as python -m torch.distributed.launch, has options of its own.
+    start = max((n for n, word in enumerate(words, 1) if word.endswith(".py")), default=0)
+    dashed = (n for n in range(start, len(words)) if words[n].startswith("-"))
+    found, unknown = parser.parse_known_args(words[next(dashed, len(words)) :])
     if unknown:
         nearest = near(unknown[0].split("=")[0].lstrip("-"), options(program))
         hint = f"; did you mean --{nearest}?" if nearest else ""
