@@ -9,6 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +40,10 @@ class Logs(Task):
     metric = "ROC AUC"
     models = {"txl": ("logs",), "lstm": ("logs-lstm",)}  # noqa: RUF012
     makes_data = True
+
+    def identity(self, source: Path | None) -> dict[str, Any]:
+        """Return seeds, lines and shares of anomalies."""
+        return {"logs": LOGS}
 
     def prepare(self, source: Path, folder: Path) -> None:
         """Write the logs, and beside them the anomaly of each line."""

@@ -1,10 +1,12 @@
 """Running a task: the texts, the trainings, the measurements, a table."""
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from shutil import rmtree
+from tarfile import TarError
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,9 @@ RESULTS_FILE = "results.json"
 TABLE_FILE = "results.md"
 _ABOUT_FILE = "about.json"
 """In the folder of the texts: of which task, from which data."""
+_PREPARED, _INCOMPLETE = "data", "data.incomplete"
+_UNREADABLE = (KeyError, TypeError, IndexError, AttributeError, EOFError, TarError, UnicodeError)
+"""Errors of programs that read other data than they expect."""
 _RESAMPLES = 9_999
 
 
@@ -39,7 +44,8 @@ def run_task(
     """Prepare the data of a task, train models on them, and measure them beside the baselines.
 
     What an earlier call in the same folder has made is not made again; a training that was stopped
-    goes on.
+    goes on. ``results.json`` holds what one call has measured, so that models, seeds and splits of
+    an earlier call must be named, too.
 
     Args:
         task: The task.
@@ -55,14 +61,20 @@ def run_task(
 
     Raises:
         OSError: A file is missing or cannot be written.
-        ValueError: The data are not those of the task, are missing or not needed, or there is no
-            such model.
+        ValueError: The data are not those of the task, have changed, are missing or not needed;
+            there is no such model; two trainings would share a run folder; results would be lost;
+            or a figure is not finite.
     """
     if (source is None) != task.makes_data:
         has = "makes its data: leave them out" if task.makes_data else "needs its data"
         raise ValueError(f"task {task.name} {has}: txl task {task.name}{_usage(task)}")
     stages = {name: _recipes(task, name) for name in models}
     splits = task.splits if splits is None else splits
+    _require_distinct([Path(name).stem for name in models], "models", "a file name")
+    _require_distinct(seeds, "seeds", "a seed")
+    if models and not seeds:
+        raise ValueError("there is no seed: give at least one, or no models")
+    _require_all_named(out, models, seeds, splits)
     folder = prepared(task, source, out, say)
     found: dict[str, dict[str, list[Measured]]] = {}
     for split in splits:
@@ -73,6 +85,7 @@ def run_task(
         for name, measured in by_part.items():
             found.setdefault(name, {})[split] = [joined(measured)]
             say(_line(name, split, found[name][split][0]))
+            _require_finite(name, split, found[name][split][0])
     names = [*found]
     for name, recipes in stages.items():
         for seed in seeds:
@@ -88,15 +101,70 @@ def run_task(
             for split, measured in by_split.items():
                 found.setdefault(name, {}).setdefault(split, []).append(joined(measured))
                 say(_line(f"{name}, seed {seed}", split, found[name][split][-1]))
+                _require_finite(f"{name}, seed {seed}", split, found[name][split][-1])
     results = {
         "task": task.name,
         "seeds": [*seeds],
         "baselines": {name: _rows(found, name) for name in names},
         "models": {name: _rows(found, name) for name in stages},
     }
-    replace_file(out / RESULTS_FILE, (json.dumps(results, indent=1) + "\n").encode())
+    replace_file(out / RESULTS_FILE, _json(results, indent=1))
     replace_file(out / TABLE_FILE, table(task, results).encode())
     return results
+
+
+def _json(content: Any, indent: int | None = None) -> bytes:
+    return (json.dumps(content, indent=indent, allow_nan=False) + "\n").encode()
+
+
+def _require_finite(name: str, split: str, measured: Measured) -> None:
+    for metric, value in measured.metrics.items():
+        if not math.isfinite(value):
+            raise ValueError(
+                f"{name}, {split}: {metric} is {value}, no figure: the training has diverged, or "
+                "there is nothing to measure; leave it out, or change its recipe or the data"
+            )
+
+
+def _require_distinct(values: Sequence[Any], what: str, key: str) -> None:
+    """Require that no two trainings have the same run folder."""
+    twice = [x for n, x in enumerate(values) if x in values[:n]]
+    if twice:
+        raise ValueError(
+            f"{what}: {twice[0]} is there twice, and {key} names a run folder: give each once, or "
+            "under another name"
+        )
+
+
+def _require_all_named(
+    out: Path, models: Sequence[str], seeds: Sequence[int], splits: Sequence[str]
+) -> None:
+    """Require that the results of an earlier call are measured again, not lost."""
+    path = out / RESULTS_FILE
+    if not path.is_file():
+        return
+    try:
+        known = json.loads(path.read_bytes())
+        earlier = {
+            "models": {Path(name).stem: name for name in known["models"]},
+            "seeds": {x: x for x in known["seeds"]} if known["models"] else {},
+            "splits": {x: x for rows in known["models"].values() for x in rows},
+        }
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not of txl task: give another --out") from error
+    given: dict[str, Any] = {
+        "models": {Path(name).stem for name in models},
+        "seeds": seeds,
+        "splits": splits,
+    }
+    for what, own in earlier.items():
+        lost = [str(name) for key, name in own.items() if key not in given[what]]
+        if lost:
+            raise ValueError(
+                f"{path} has what an earlier call measured with the {what} {', '.join(lost)}, "
+                "which would be lost: name them, too (what is trained is not trained again), or "
+                "give another --out"
+            )
 
 
 def _usage(task: Task) -> str:
@@ -104,25 +172,76 @@ def _usage(task: Task) -> str:
 
 
 def prepared(task: Task, source: Path | None, out: Path, say: Callable[[str], None]) -> Path:
-    """Return the folder with the texts of a task, written if it is not there."""
-    folder, writing = out / "data", out / "data.incomplete"
-    about = {"task": task.name, "source": None if source is None else str(source.absolute())}
-    if folder.is_dir():
-        known = json.loads((folder / _ABOUT_FILE).read_bytes())
-        if known != about:
-            raise ValueError(
-                f"{folder} holds the texts of task {known['task']} from {known['source']}, not of "
-                f"{task.name} from {about['source']}: give another --out"
-            )
+    """Return the folder with the texts of a task, written if it is not there.
+
+    If the data have changed since, it is written anew, unless there are runs that have read it.
+
+    Raises:
+        OSError: A file is missing or cannot be written.
+        ValueError: The data are not those of the task, or the folder has other texts.
+    """
+    folder, writing = out / _PREPARED, out / _INCOMPLETE
+    source = None if source is None else source.resolve()
+    about = {
+        "task": task.name,
+        "source": None if source is None else str(source),
+        "data": task.identity(source),
+    }
+    if folder.is_dir() and _is_prepared(folder, json.loads(_json(about))):
+        return folder
+    if writing.exists():
+        rmtree(writing)
+    writing.mkdir(parents=True)
+    say(f"preparing the data of {task.name}")
+    if source is None:
+        task.prepare(writing, writing)
     else:
-        if writing.exists():
-            rmtree(writing)
-        writing.mkdir(parents=True)
-        say(f"preparing the data of {task.name}")
-        task.prepare(source or writing, writing)
-        replace_file(writing / _ABOUT_FILE, (json.dumps(about) + "\n").encode())
-        writing.rename(folder)
+        _prepare_from(task, source, writing)
+    replace_file(writing / _ABOUT_FILE, _json(about))
+    if folder.exists():
+        rmtree(folder)
+    writing.rename(folder)
     return folder
+
+
+def _is_prepared(folder: Path, about: dict[str, Any]) -> bool:
+    """Return whether a folder holds the texts of these data; False: they may be written anew."""
+    try:
+        known = json.loads((folder / _ABOUT_FILE).read_bytes())
+        task, source = known["task"], known["source"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder} is not of txl task: give another --out") from error
+    is_same = source == about["source"]
+    if source is not None and not is_same:
+        # Earlier versions did not follow links.
+        is_same = str(Path(source).resolve()) == about["source"]
+    if task != about["task"] or not is_same:
+        raise ValueError(
+            f"{folder} holds the texts of task {task} from {source}, not of {about['task']} from "
+            f"{about['source']}: give another --out"
+        )
+    # Earlier versions did not write what the data were.
+    if "data" not in known or known["data"] == about["data"]:
+        return True
+    inside = (x for x in folder.parent.iterdir() if x.is_dir())
+    if runs := [x for x in inside if x.name not in (_PREPARED, _INCOMPLETE)]:
+        before, now = known["data"], about["data"]
+        changed = [x for x in {**before, **now} if before.get(x) != now.get(x)]
+        raise ValueError(
+            f"{folder} was prepared from other data ({', '.join(changed)} of {source or task} "
+            f"changed since), which {min(runs)} may have read: give another --out"
+        )
+    return False
+
+
+def _prepare_from(task: Task, source: Path, folder: Path) -> None:
+    try:
+        task.prepare(source, folder)
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"{source} is not what task {task.name} reads ({', '.join(task.reads)}; "
+            f"docs/tasks): {type(error).__name__}: {error}"
+        ) from error
 
 
 def _recipes(task: Task, name: str) -> list[Config]:
@@ -146,9 +265,10 @@ def _trained(
 ) -> Trained:
     """Train by one recipe after the other; return the last model.
 
-    The first ``n_shared`` read the texts of ``folder``, the others those of a part in it.
+    The first ``n_shared`` read the texts of ``folder``, the others, of which the last is always
+    one, those of a part in it.
     """
-    run = None
+    run, n_shared = None, min(n_shared, len(recipes) - 1)
     for n, recipe in enumerate(recipes):
         own = "" if n < n_shared else part
         config = _fitted(recipe, folder / own, run, seed)

@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import Float
 
 from transformer_xl.config import Config
-from transformer_xl.config.files import replace_file
+from transformer_xl.config.files import checksum, replace_file
+from transformer_xl.data.unpacking import opened
 from transformer_xl.model import LanguageModel
 from transformer_xl.model.lengths import Lengths
 
@@ -61,9 +62,31 @@ class Task(ABC):
     """Subfolders of the data that are trained on and measured apart, such as the folds of a
     cross-validation. Metrics are their means, and scores are joined."""
     n_shared: ClassVar[int] = 0
-    """How many of the first recipes are trained once for all parts, on the folder they are in."""
+    """How many of the first recipes are trained once for all parts, on the folder they are in. The
+    last recipe of a model is always trained on each part."""
     makes_data: ClassVar[bool] = False
     """Whether a program of the task makes its data, so that there is no source."""
+    reads: ClassVar[Sequence[str]] = ("*",)
+    """Patterns of the files that it reads in the folder of its data."""
+
+    def identity(self, source: Path | None) -> dict[str, Any]:
+        """Return what tells its data from others, as can be written in JSON.
+
+        Of published data, the checksums of the files that match :attr:`reads`. A task that makes
+        its data gives the settings of the program that makes them.
+
+        Args:
+            source: The folder or file with the data; None: the task makes them.
+
+        Raises:
+            OSError: A file cannot be read.
+        """
+        if source is None:
+            return {}
+        if source.is_file():
+            return {source.name: checksum(source)}
+        files = {x for pattern in self.reads for x in source.glob(pattern) if x.is_file()}
+        return {x.relative_to(source).as_posix(): checksum(x) for x in sorted(files)}
 
     @abstractmethod
     def prepare(self, source: Path, folder: Path) -> None:
@@ -75,7 +98,8 @@ class Task(ABC):
 
         Raises:
             OSError: A file is missing.
-            ValueError: A file is not what the task reads.
+            ValueError: A file is not what the task reads. Of data from files, other errors that
+                unexpected contents cause, such as a KeyError, are turned into this one.
         """
 
     @abstractmethod
@@ -134,6 +158,27 @@ def write_documents(
             raise ValueError(f"{text[:60]!r} has a line end or {separator!r} in it")
     text = "".join(f"{separator.join(parts)}\n" for parts in documents)
     replace_file(folder / f"{split}.txt", text.encode())
+
+
+def read_utf8(path: Path) -> str:
+    """Return the text of a file of UTF-8, decompressed as the end of its name says.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is damaged, not UTF-8, or there is nothing but blanks in it.
+    """
+    with opened(path) as file:
+        content = file.read()
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"{path} is not UTF-8 text: byte {error.start:,} is 0x{content[error.start]:02x}. "
+            "Convert the file to UTF-8"
+        ) from None
+    if not text.strip():
+        raise ValueError(f"{path} has no text in it")
+    return text
 
 
 def read_examples(folder: Path, split: str) -> list[Example]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float
@@ -12,6 +13,7 @@ from transformer_xl.inference.forecast import forecast
 from transformer_xl.tasks.series import (
     DAY,
     HORIZON,
+    LENGTH,
     WEEK,
     BoostedLags,
     crps,
@@ -45,6 +47,10 @@ class TimeSeries(Task):
     metric = "MASE (smaller is better)"
     models = {"txl": ("series",)}  # noqa: RUF012
     makes_data = True
+
+    def identity(self, source: Path | None) -> dict[str, Any]:
+        """Return seeds, numbers and hours of the series."""
+        return {"seeds": SEEDS, "series": N_SERIES, "hours": LENGTH}
 
     def prepare(self, source: Path, folder: Path) -> None:
         """Make the series and write what models read."""
