@@ -1,6 +1,7 @@
 """Tasks on recordings: speech and time series."""
 
 import io
+import json
 import tarfile
 import wave
 from pathlib import Path
@@ -51,6 +52,25 @@ def test_a_wav_file_is_read_and_another_kind_is_named():
         read_wav(wav(tone(440), rate=16_000))
     with pytest.raises(ValueError, match="no WAV file"):
         read_wav(b"RIFF nothing")
+    with pytest.raises(ValueError, match="without samples"):
+        read_wav(wav(tone(440)[:0]))
+
+
+@pytest.mark.parametrize(
+    ("known", "metrics"),
+    [
+        ("ab", {"training speakers"}),
+        ("ac", {"training speakers", "other speakers"}),
+        ("cd", {"other speakers"}),
+    ],
+)
+def test_only_speakers_that_are_there_are_measured(tmp_path, known, metrics):
+    for split, speakers in (("train", known), ("test", "ab")):
+        names = [f"{digit}_{speaker}_0" for speaker in speakers for digit in range(2)]
+        (tmp_path / f"{split}.json").write_text(json.dumps({"names": names}))
+    found = spoken_digits._measured(tmp_path, "test", np.array([0, 1, 0, 0])).metrics
+    assert {*found} == metrics | {"accuracy"}
+    assert all(np.isfinite(x) for x in found.values())
 
 
 def test_a_tone_is_in_the_band_of_its_frequency():

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from transformer_xl.config.recipes import load_recipe
 from transformer_xl.tasks import load_task
 from transformer_xl.tasks.run import run_task
 from transformer_xl.tasks.sentiment import words
@@ -68,10 +69,40 @@ def test_words_are_lowercase_with_marks_that_say_something():
     assert words("It's GOOD!<br /><br />Isn't it? (No.)") == "it's good ! isn't it ? no"
 
 
-def test_the_files_are_reviews(source, tmp_path):
-    write(source / "valid.jsonl.gz", [{"label": 2, "text": "good"}])
-    with pytest.raises(ValueError, match="no review with a text and a label, 0 or 1"):
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"label": 2, "text": "good"}',
+        '{"label": -1, "text": "good"}',
+        '{"label": true, "text": "good"}',
+        '{"label": 1.0, "text": "good"}',
+        '{"label": 1, "text": null}',
+        '{"label": 1}',
+        "7",
+    ],
+)
+def test_a_line_that_is_no_review_is_named(source, tmp_path, line):
+    path = source / "valid.jsonl.gz"
+    path.write_bytes(gzip.compress(f'{{"label": 1, "text": "good"}}\n\n{line}\n'.encode()))
+    with pytest.raises(
+        ValueError, match="line 3 is no review with a text and a label, 0 or 1"
+    ) as e:
         load_task("sentiment").prepare(source, tmp_path)
+    assert str(path) in str(e.value)
+
+
+@pytest.mark.parametrize("fold", [{}, {"fold": 11}, {"fold": 0}, {"fold": "1"}])
+def test_a_review_without_a_fold_is_named(source, tmp_path, fold):
+    write(source / "polarity" / "reviews.jsonl.gz", [{"label": 1, "text": "good"} | fold])
+    with pytest.raises(ValueError, match=r"line 1 is no review with .*, and a fold, 1 to 10"):
+        load_task("polarity").prepare(source, tmp_path)
+
+
+def test_each_fold_has_reviews(source, tmp_path):
+    rows = [{"label": 1, "text": "good", "fold": n} for n in range(1, 10)]
+    write(source / "polarity" / "reviews.jsonl.gz", rows)
+    with pytest.raises(ValueError, match="has no review of fold 10"):
+        load_task("polarity").prepare(source, tmp_path)
 
 
 def test_simple_methods_find_the_word_that_decides(source, tmp_path):
@@ -114,3 +145,19 @@ def test_folds_begin_with_one_training_and_are_measured_together(source, tmp_pat
     assert 0 <= row["accuracy"] <= 100
     assert "valid" not in found["models"]["txl"]
     assert found["models"]["txl"]["test"]["above"].keys() == found["baselines"].keys()
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_single_recipe_is_trained_on_each_fold(source, tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    (tmp_path / "mine.toml").write_text(RECIPE)
+    task = load_task("polarity")
+    monkeypatch.setattr(type(task), "parts", task.parts[:2])
+    out = tmp_path / "out"
+    run_task(task, source, out, models=[str(tmp_path / "mine.toml")])
+    runs = sorted(out.rglob("recipe.toml"))
+    names = [str(x.parent.relative_to(out)) for x in runs]
+    assert names == ["mine-1/fold_1/stage_1", "mine-1/fold_2/stage_1"]
+    assert [load_recipe(x).data.path for x in runs] == [
+        str(out / "data" / part / "train.txt") for part in ("fold_1", "fold_2")
+    ]

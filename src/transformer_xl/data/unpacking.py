@@ -97,7 +97,7 @@ def first_bytes(path: Path, n: int) -> bytes:
 
 def parts_within(path: Path) -> tuple[str, ...]:
     """Return which held-out parts a JSON file of integers brings along."""
-    content = _read_json(path)
+    content = read_json(path)
     parts = ("valid", "test") if isinstance(content, dict) else ()
     return tuple(part for part in parts if content.get(part))
 
@@ -169,7 +169,13 @@ def texts_of(rows: Iterable[Any], field: str, where: str) -> Iterator[str]:
         yield _as_lines(text)
 
 
-def _read_json(path: Path) -> Any:
+def read_json(path: Path) -> Any:
+    """Return what a JSON file holds, decompressing it as the end of its name says.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is no JSON.
+    """
     try:
         with opened(path) as file:
             return json.load(file)
@@ -178,7 +184,7 @@ def _read_json(path: Path) -> Any:
 
 
 def _json_integers(path: Path, part: str) -> Iterator[str]:
-    content = _read_json(path)
+    content = read_json(path)
     if isinstance(content, dict):
         content = content.get(part, [])
     if not isinstance(content, list):

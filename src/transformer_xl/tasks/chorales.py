@@ -10,14 +10,16 @@ predicted from the model's own guesses of the notes before it instead of those t
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from transformer_xl.apps.music import text_of
-from transformer_xl.config.music import MARKS
+from transformer_xl.config.music import HIGHEST, MARKS, REST
 from transformer_xl.data import train_vocab
 from transformer_xl.data.transposing import rounds_of
+from transformer_xl.data.unpacking import read_json
 from transformer_xl.inference.answers import losses
 from transformer_xl.inference.floors.kneser_ney import KneserNey
 from transformer_xl.inference.floors.measuring_floors import unigram_nll
@@ -43,12 +45,13 @@ class Music(Task):
     title = "Bach's chorales, four voices in sixteenth notes"
     metric = "nats per note, whole pieces"
     models = {"txl": ("music",), "lstm": ("music-lstm",)}  # noqa: RUF012
+    reads = (_SOURCE,)
 
     def prepare(self, source: Path, folder: Path) -> None:
         """Write the pieces, those of the training text in other keys; ``source`` has the file."""
         path = source / _SOURCE if source.is_dir() else source
-        content = json.loads(path.read_bytes())
-        pieces = {split: [[*map(tuple, piece)] for piece in content[split]] for split in SPLITS}
+        content = read_json(path)
+        pieces = {split: _published(path, content, split) for split in SPLITS}
         pieces["train"] = rounds_of(pieces["train"], ROUNDS, seed=1)
         texts = {
             split: [[*map(int, text_of(piece, marked=True).split())] for piece in some]
@@ -84,6 +87,38 @@ class Music(Task):
         grams = KneserNey(ids["train"], len(vocab), order=_ORDER)
         best = grams.best_order(ids["valid"])
         yield "n-gram, Kneser-Ney", cut(grams.nll(ids[split], order=best))
+
+
+def _published(path: Path, content: Any, split: str) -> list[list[tuple[int, ...]]]:
+    """Return the pieces of a split, each a list of frames.
+
+    Raises:
+        ValueError: There is none, or something else in its place.
+    """
+    pieces = content.get(split) if isinstance(content, dict) else None
+    if not isinstance(pieces, list) or not pieces:
+        raise ValueError(
+            f"{path} has no pieces for the split {split}: an object with lists of pieces under "
+            f"{', '.join(SPLITS)} is needed"
+        )
+    for n, piece in enumerate(pieces, 1):
+        frames = piece if isinstance(piece, list) else []
+        is_music = [
+            isinstance(frame, list) and len(frame) == VOICES and all(map(_is_pitch, frame))
+            for frame in frames
+        ]
+        if not is_music or not all(is_music):
+            wrong = frames[is_music.index(False)] if is_music else piece
+            raise ValueError(
+                f"{path}, {split}: piece {n} has {json.dumps(wrong)[:60]}; a piece is a list of "
+                f"frames, and a frame has {VOICES} pitches from 0 to {HIGHEST}, or {REST} for a "
+                "rest"
+            )
+    return [[*map(tuple, piece)] for piece in pieces]
+
+
+def _is_pitch(value: Any) -> bool:
+    return type(value) is int and (value == REST or 0 <= value <= HIGHEST)
 
 
 def _pieces(folder: Path, split: str) -> list[list[int]]:

@@ -17,7 +17,7 @@ from transformer_xl.data import Vocab, load_vocab, train_vocab
 from transformer_xl.inference.evaluate import score
 from transformer_xl.inference.floors.kneser_ney import KneserNey
 from transformer_xl.inference.floors.measuring_floors import unigram_nll
-from transformer_xl.tasks.task import SPLITS, Measured, Task, Trained
+from transformer_xl.tasks.task import SPLITS, Measured, Task, Trained, read_utf8
 
 ORDER = 5
 HAN = 0x9FFF - 0x4E00 + 1
@@ -32,12 +32,17 @@ class Poems(Task):
     title = "Poems of the Tang, by characters"
     metric = "bits per character"
     models = {"txl": ("poems",)}  # noqa: RUF012
+    reads = tuple(f"{split}.txt" for split in SPLITS)
 
     def prepare(self, source: Path, folder: Path) -> None:
         """Copy the texts, and learn the vocabulary, most frequent characters first."""
         text = {}
         for split in SPLITS:
-            copyfile(source / f"{split}.txt", folder / f"{split}.txt")
+            path = source / f"{split}.txt"
+            # One character has none before it from which it could be predicted.
+            if len(read_utf8(path)) < 2:
+                raise ValueError(f"{path} has one character: give poems")
+            copyfile(path, folder / f"{split}.txt")
             text[split] = (folder / f"{split}.txt").read_text("utf-8")
         (folder / _VOCAB).mkdir()
         held_out = [text["valid"], text["test"]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from transformer_xl.data.unpacking import opened, optional_package
+from transformer_xl.data.unpacking import optional_package
 from transformer_xl.inference.answers import next_log_probs
 from transformer_xl.tasks.task import (
     SEPARATOR,
@@ -19,6 +19,7 @@ from transformer_xl.tasks.task import (
     Trained,
     encoded_prompts,
     read_examples,
+    read_utf8,
     write_examples,
 )
 
@@ -39,6 +40,7 @@ class Sentiment(Task):
         "txl": ("sentiment",),
         "txl-pretrained": ("sentiment-language", "sentiment-tuned"),
     }
+    reads = tuple(f"{split}.jsonl.gz" for split in SPLITS)
 
     def prepare(self, source: Path, folder: Path) -> None:
         """Write the reviews; ``source`` has train.jsonl.gz, valid.jsonl.gz and test.jsonl.gz."""
@@ -68,6 +70,7 @@ class Polarity(Sentiment):
     name = "polarity"
     title = "polarity v2.0, ten folds"
     models = {"txl": ("sentiment", "polarity")}  # noqa: RUF012
+    reads = (*Sentiment.reads, "polarity/reviews.jsonl.gz")
     n_shared = 1
     splits = ("test",)
     parts = tuple(f"fold_{n}" for n in range(1, _N_FOLDS + 1))
@@ -79,7 +82,14 @@ class Polarity(Sentiment):
         """
         super().prepare(source, folder)
         valid = read_examples(folder, "valid")[:_N_VALID]
-        reviews = _reviews(source / "polarity" / "reviews.jsonl.gz")
+        path = source / "polarity" / "reviews.jsonl.gz"
+        reviews = _reviews(path, has_folds=True)
+        missing = {str(n) for n in range(1, _N_FOLDS + 1)} - {x.group for x in reviews}
+        if missing:
+            raise ValueError(
+                f"{path} has no review of fold {min(missing, key=int)}: folds 1 to {_N_FOLDS} are "
+                "needed"
+            )
         for n, part in enumerate(self.parts, 1):
             (folder / part).mkdir()
             test = [x for x in reviews if x.group == str(n)]
@@ -93,17 +103,36 @@ def words(text: str) -> str:
     return " ".join(_WORD.findall(text.lower().replace("<br />", " ")))
 
 
-def _reviews(path: Path) -> list[Example]:
-    with opened(path) as file:
-        rows = [json.loads(line) for line in file.read().splitlines()]
-    try:
-        found = [
-            Example(words(x["text"]), LABELS[x["label"]], str(x.get("fold", ""))) for x in rows
-        ]
-    except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"{path}: a line is no review with a text and a label, 0 or 1") from error
+def _reviews(path: Path, *, has_folds: bool = False) -> list[Example]:
+    """Return the reviews of a file of JSON lines; the group of one is its fold."""
+    needs = "a text and a label, 0 or 1"
+    if has_folds:
+        needs += f", and a fold, 1 to {_N_FOLDS}"
+    found = []
+    for number, line in enumerate(read_utf8(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: line {number:,} is no JSON: {error}") from None
+        if not _is_review(row, has_folds=has_folds):
+            raise ValueError(f"{path}: line {number:,} is no review with {needs}: {line[:60]}")
+        group = str(row["fold"]) if has_folds else ""
+        found.append(Example(words(row["text"]), LABELS[row["label"]], group))
     # Files may be sorted by label, and batches need both.
     return [found[row] for row in np.random.default_rng(0).permutation(len(found))]
+
+
+def _is_review(row: Any, *, has_folds: bool) -> bool:
+    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+        return False
+
+    def is_number(name: str, lowest: int, highest: int) -> bool:
+        # By type, as True and 1.0 equal 1.
+        return type(row.get(name)) is int and lowest <= row[name] <= highest
+
+    return is_number("label", 0, 1) and (not has_folds or is_number("fold", 1, _N_FOLDS))
 
 
 def _methods() -> Iterator[tuple[str, Any]]:

@@ -3,9 +3,12 @@
 import io
 import wave
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int64
+
+from transformer_xl.data.unpacking import opened
 
 RATE = 8_000
 """Samples a second."""
@@ -23,7 +26,7 @@ def read_wav(content: bytes) -> Float[np.ndarray, " samples"]:
     """Return the samples of a mono 16-bit WAV file at 8 kHz, between -1 and 1.
 
     Raises:
-        ValueError: It is another kind of file.
+        ValueError: It is another kind of file, or has no samples.
     """
     try:
         with wave.open(io.BytesIO(content)) as file:
@@ -36,6 +39,8 @@ def read_wav(content: bytes) -> Float[np.ndarray, " samples"]:
             f"a WAV file of {about[0]} channels, {about[1]} bytes a sample and {about[2]} Hz: mono "
             f"files of 2 bytes and {RATE} Hz are read"
         )
+    if len(data) < 2:
+        raise ValueError("a WAV file without samples")
     return np.frombuffer(data, "<i2").astype(np.float64) / 2**15
 
 
@@ -196,16 +201,30 @@ def masked(
     return frames
 
 
-def recordings_in(archive: bytes) -> Iterator[tuple[str, Float[np.ndarray, " samples"]]]:
+def recordings_in(path: Path) -> Iterator[tuple[str, Float[np.ndarray, " samples"]]]:
     """Yield names and samples of the WAV files of a gzip-compressed tar archive, sorted by name.
 
     Nothing is unpacked to the disk.
+
+    Raises:
+        OSError: The archive cannot be read.
+        ValueError: It is none, or a file in it is of another kind.
     """
     import tarfile
 
-    with tarfile.open(fileobj=io.BytesIO(archive), mode="r:gz") as files:
-        members = [x for x in files.getmembers() if x.isfile() and x.name.endswith(".wav")]
-        for member in sorted(members, key=lambda x: x.name):
-            content = files.extractfile(member)
-            assert content is not None
-            yield member.name.rsplit("/", 1)[-1].removesuffix(".wav"), read_wav(content.read())
+    with opened(path) as stream:
+        # In memory, as members are not read in the order of the archive.
+        content = io.BytesIO(stream.read())
+    try:
+        with tarfile.open(fileobj=content, mode="r:") as files:
+            members = [x for x in files.getmembers() if x.isfile() and x.name.endswith(".wav")]
+            for member in sorted(members, key=lambda x: x.name):
+                file = files.extractfile(member)
+                assert file is not None
+                try:
+                    samples = read_wav(file.read())
+                except ValueError as error:
+                    raise ValueError(f"{path}, {member.name}: {error}") from error
+                yield member.name.rsplit("/", 1)[-1].removesuffix(".wav"), samples
+    except tarfile.TarError as error:
+        raise ValueError(f"{path} is no tar archive: {error}") from error

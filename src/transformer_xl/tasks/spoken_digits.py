@@ -1,6 +1,7 @@
 """Spoken digits: the class of a recording, from log-mel frames (Free Spoken Digit Dataset)."""
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from transformer_xl.model.reading import read
 from transformer_xl.model.wrapping import evaluating
 from transformer_xl.tasks.speech import (
     MU,
+    RATE,
+    WINDOW,
     augmented,
     log_mel,
     masked,
@@ -32,6 +35,9 @@ Named = tuple[str, Float[np.ndarray, " _"]]
 """Name of a recording, such as ``7_theo_3``, and its samples."""
 _HELD_OUT = range(20, 25)
 """Recordings of the training archive that are the validation split, by their index."""
+_NAME = re.compile(r"[0-9]_[^_]+_[0-9]+")
+_SHORTEST = 2 * WINDOW
+"""Samples (50 ms) of a recording at least: also the fastest copy of it has an input."""
 
 
 class SpokenDigits(Task):
@@ -45,6 +51,7 @@ class SpokenDigits(Task):
     title = "Spoken digits, log-mel frames"
     metric = "accuracy, %"
     models = {"txl": ("digits",)}  # noqa: RUF012
+    reads = ("train.tar.gz", "test.tar.gz")
     copies = 25
     """Augmented copies of each training recording."""
 
@@ -144,7 +151,8 @@ def recordings_of(source: Path) -> dict[str, list[Named]]:
 
     Raises:
         FileNotFoundError: An archive is missing.
-        ValueError: A recording is of another kind.
+        ValueError: A recording is of another kind, has another name or is too short, or a split has
+            none.
     """
     archives = {}
     for part in ("train", "test"):
@@ -154,13 +162,30 @@ def recordings_of(source: Path) -> dict[str, list[Named]]:
                 f"{path} is missing: recordings named DIGIT_SPEAKER_INDEX.wav in train.tar.gz and "
                 "test.tar.gz are read"
             )
-        archives[part] = [*recordings_in(path.read_bytes())]
+        archives[part] = [*recordings_in(path)]
+        for name, samples in archives[part]:
+            if not _NAME.fullmatch(name):
+                raise ValueError(
+                    f"{path}: {name}.wav is not named DIGIT_SPEAKER_INDEX.wav, such as 7_theo_3.wav"
+                )
+            if len(samples) < _SHORTEST:
+                raise ValueError(
+                    f"{path}: {name}.wav has {len(samples)} samples: {_SHORTEST} "
+                    f"({1000 * _SHORTEST // RATE} ms) are needed"
+                )
     is_held_out = [int(name.split("_")[2]) in _HELD_OUT for name, _ in archives["train"]]
     by_split = {
         "train": [x for x, out in zip(archives["train"], is_held_out, strict=True) if not out],
         "valid": [x for x, out in zip(archives["train"], is_held_out, strict=True) if out],
         "test": archives["test"],
     }
+    for split, some in by_split.items():
+        if not some:
+            raise ValueError(
+                f"{source}: there is no recording for the split {split}: test.tar.gz is the test, "
+                f"and of train.tar.gz the indices {_HELD_OUT[0]} to {_HELD_OUT[-1]} are for "
+                "validation, the others to train on"
+            )
     return {split: by_split[split] for split in SPLITS}
 
 
@@ -207,7 +232,8 @@ def _measured(folder: Path, split: str, found: Int64[np.ndarray, " n"]) -> Measu
     known = {_speaker(x) for x in json.loads((folder / "train.json").read_bytes())["names"]}
     right = np.array([int(x[0]) == y for x, y in zip(names, found, strict=True)], float)
     is_known = np.array([_speaker(name) in known for name in names])
-    metrics = {"accuracy": 100 * right.mean(), "training speakers": 100 * right[is_known].mean()}
-    if not is_known.all():
-        metrics["other speakers"] = 100 * right[~is_known].mean()
+    metrics = {"accuracy": 100 * right.mean()}
+    for who, some in (("training speakers", is_known), ("other speakers", ~is_known)):
+        if some.any():
+            metrics[who] = 100 * right[some].mean()
     return Measured({name: float(x) for name, x in metrics.items()}, right)

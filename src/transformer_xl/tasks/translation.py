@@ -5,7 +5,6 @@ The source is the prompt and the translation its completion, searched with beams
 BLEU (Post, A Call for Clarity in Reporting BLEU Scores, 2018: cased, tokenization 13a).
 """
 
-import gzip
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +21,7 @@ from transformer_xl.tasks.task import (
     Trained,
     encoded_prompts,
     read_examples,
+    read_utf8,
     write_examples,
 )
 
@@ -33,6 +33,7 @@ class Translation(Task):
     """Translation between two languages of Multi30k."""
 
     metric = "BLEU (sacrebleu, nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp)"
+    reads = tuple(f"{part}.*.gz" for part in _PARTS.values())
     source: ClassVar[str]
     target: ClassVar[str]
 
@@ -89,8 +90,8 @@ class EnglishFrench(Translation):
 
 def _sentences(path: Path) -> list[str]:
     """Return the sentences of a file, a line each, with single blanks between words."""
-    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
-        return [" ".join(line.split()) for line in file]
+    text = read_utf8(path)
+    return [" ".join(line.split()) for line in text.removesuffix("\n").split("\n")]
 
 
 def _measured(examples: Sequence[Example], found: Sequence[str]) -> Measured:
